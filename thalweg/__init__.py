@@ -1,0 +1,48 @@
+"""thalweg: an engine that serves language models on any accelerator.
+
+Names are loaded on first use, so `import thalweg` costs milliseconds and no tensor framework.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LLM": "thalweg.llm",
+    "AsyncLLM": "thalweg.async_llm",
+    "EngineArgs": "thalweg.config",
+    "SamplingParams": "thalweg.params",
+    "RequestOutputKind": "thalweg.params",
+    "RequestOutput": "thalweg.outputs",
+    "CompletionOutput": "thalweg.outputs",
+    "Logprob": "thalweg.outputs",
+}
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EngineArgs",
+    "Logprob",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "__version__",
+]
+
+if TYPE_CHECKING:
+    from thalweg.async_llm import AsyncLLM
+    from thalweg.config import EngineArgs
+    from thalweg.llm import LLM
+    from thalweg.outputs import CompletionOutput, Logprob, RequestOutput
+    from thalweg.params import RequestOutputKind, SamplingParams
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'thalweg' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

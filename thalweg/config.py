@@ -1,0 +1,120 @@
+"""One configuration: what the user said (`EngineArgs`), and what the engine runs with (`EngineConfig`).
+
+Merged once, in `engine.worker.resolve`, as user > platform > global default; frozen; shipped to every process.
+`None` in EngineArgs means "not said". Knows no device and no tensor framework.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from thalweg.hal.kv import KVSpec
+
+BUNDLED = "bundled"
+"""Model name of the checkpoint inside the package: the default, so that nothing needs a download."""
+
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+POLICIES = ("fcfs", "priority")
+DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+
+
+class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
+    """Engine settings under their public names (flags with `-` for `_`). Only what this version honours is here."""
+
+    model: str = BUNDLED
+    tokenizer: str | None = None
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    download_dir: str | None = None
+    hf_token: str | bool | None = None
+    skip_tokenizer_init: bool = False
+    trust_remote_code: bool = False
+    """Accepted only as False: code from model repositories is never run."""
+    served_model_name: list[str] | None = None
+    hf_overrides: dict[str, Any] | None = None
+    generation_config: str = "auto"
+    """auto: generation_config.json of the model; thalweg (or vllm): none; else a directory."""
+    override_generation_config: dict[str, Any] | None = None
+
+    device: str = "auto"
+    dtype: str = "auto"
+    seed: int = 0
+    max_model_len: int | None = None
+    load_format: str = "auto"
+    use_tqdm_on_load: bool = True
+    strict_kernels: bool = False
+    threads: int | None = None
+    """CPU threads of the engine process; None = the platform's choice."""
+
+    block_size: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    gpu_memory_utilization: float = 0.92
+    enable_prefix_caching: bool = True
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    enable_chunked_prefill: bool = True
+    max_num_partial_prefills: int = 1
+    max_long_partial_prefills: int = 1
+    long_prefill_token_threshold: int = 0
+    scheduling_policy: str = "fcfs"
+    async_scheduling: bool | None = None
+    """False: read every step before the next is scheduled. None: the platform's pipeline depth."""
+
+    logprobs_mode: str = "raw_logprobs"
+    max_logprobs: int = 20
+    disable_log_stats: bool = False
+
+
+class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
+    path: str
+    architecture: str
+    dtype: str
+    max_len: int
+    vocab: int
+    seed: int
+    load_format: str
+    logprobs_mode: str
+    max_logprobs: int
+    hf_overrides: dict[str, Any] = {}
+
+
+class DeviceConfig(msgspec.Struct, kw_only=True, frozen=True):
+    platform: str
+    name: str = ""
+    strict_kernels: bool = False
+    threads: int | None = None
+
+
+class CacheConfig(msgspec.Struct, kw_only=True, frozen=True):
+    block_tokens: int
+    groups: tuple[KVSpec, ...]
+    blocks: tuple[int, ...]
+    """Per group, scratch included; the engine may hand out blocks 1..n-1."""
+    prefix_caching: bool = True
+
+
+class SchedulerConfig(msgspec.Struct, kw_only=True, frozen=True):
+    max_seqs: int
+    max_tokens: int
+    """Per step."""
+    policy: str = "fcfs"
+    chunked_prefill: bool = True
+    max_partial_prefills: int = 1
+    max_long_partial_prefills: int = 1
+    long_prefill_threshold: int = 0
+    """Prompts longer than this count as long; 0 = none do."""
+    pipeline_depth: int = 1
+
+
+class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
+    """Everything the engine decided. `seed` is that of requests without one."""
+
+    model: ModelConfig
+    device: DeviceConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig

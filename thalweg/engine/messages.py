@@ -1,0 +1,181 @@
+"""What crosses between the client (who owns a request's truth) and the engine core. One file, both directions.
+
+Plain msgspec structs with numpy arrays: the same objects in process and, through `engine.ipc`, over a unix socket.
+Requests are known here by an integer handle the client chooses; text never crosses.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+# ---------------------------------------------------------------- client -> core
+
+
+class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """SamplingParams with every text, default and name resolved to token ids: all the engine needs."""
+
+    max_tokens: int
+    """Output tokens, counted from EngineRequest.prompt_len."""
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    """Always concrete: the client draws one where the caller gave none, so that a replay draws the same tokens."""
+    eos_ids: tuple[int, ...] = ()
+    """End-of-sequence ids that stop the request (empty with ignore_eos). Reported with stop_reason None."""
+    stop_ids: tuple[int, ...] = ()
+    """The caller's stop_token_ids. Reported with their id as stop_reason."""
+    logprobs: int = -1
+    """-1 none; k: the sampled token's and the k best."""
+    prompt_logprobs: int = -1
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_ids: tuple[int, ...] = ()
+    """Empty: every token."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences whose last token may not follow the others."""
+
+    @property
+    def lookback(self) -> bool:
+        """Does sampling read the history?"""
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+            or any(len(w) > 1 for w in self.bad_words)
+        )
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to generate (a request with n choices is n of these). `tokens` holds the prompt and, when a request
+    is resubmitted after a crash, what was already emitted; output counts and noise go by position, so it just continues."""
+
+    handle: int
+    tokens: np.ndarray  # i32; at least one
+    prompt_len: int
+    sampling: TokenSampling
+    priority: int = 0
+    """Lower runs first under the priority policy."""
+    cache_salt: str = ""
+    """Sequences share cached prefixes only with the same salt (tenant)."""
+    read_prefix_cache: bool = True
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    handles: list[int]
+
+
+class Add(msgspec.Struct, frozen=True, tag=True):
+    requests: list[EngineRequest]
+
+
+class Control(msgspec.Struct, frozen=True, tag=True):
+    """An operation on the engine itself; answered by a Reply with the same id."""
+
+    id: int
+    op: str
+    """reset_prefix_cache | stats | shutdown"""
+
+
+ToCore = Add | Abort | Control
+
+# ---------------------------------------------------------------- core -> client
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """The sequence ended with this step's token (if it has one in the same frame). The core has freed it."""
+
+    handle: int
+    reason: str
+    """stop | length | abort | error"""
+    stop_id: int = -1
+    """The stop token id; -1 for end-of-sequence and everything else."""
+    error: str = ""
+
+
+class Started(msgspec.Struct, frozen=True):
+    """First scheduled. Times are monotonic seconds of the host's clock, shared by all its processes."""
+
+    handle: int
+    cached_tokens: int
+    queued_ts: float
+    scheduled_ts: float
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """hal.step.Logprobs for the rows of Outputs.handles that asked: row i belongs to Outputs.handles[rows[i]].
+    Columns beyond what a row asked for are cut by the client, who knows what it asked."""
+
+    rows: np.ndarray  # i32[M]
+    tokens: np.ndarray  # i32[M, 1 + k]
+    values: np.ndarray  # f32[M, 1 + k]
+    ranks: np.ndarray  # i32[M]
+
+
+class PromptScores(msgspec.Struct, frozen=True):
+    """Logprobs of prompt tokens [start, start + len(ranks)) of one sequence; the first prompt token has none."""
+
+    handle: int
+    start: int
+    tokens: np.ndarray  # i32[P, 1 + k]
+    values: np.ndarray  # f32[P, 1 + k]
+    ranks: np.ndarray  # i32[P]
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """A snapshot; counters run from the core's start."""
+
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_total: int
+    prefix_queries: int
+    prefix_hits: int
+    """In tokens, as prefix_queries."""
+    preemptions: int
+    steps: int
+    prompt_tokens: int
+    generated_tokens: int
+
+
+class Outputs(msgspec.Struct, tag=True):
+    """One step's news, as arrays: token i belongs to the sequence handles[i] (a handle may repeat when speculating)."""
+
+    handles: np.ndarray  # i64[N]
+    tokens: np.ndarray  # i32[N]
+    time: float
+    """Monotonic seconds when the result was read."""
+    finished: list[Finished] = []
+    started: list[Started] = []
+    logprobs: TokenLogprobs | None = None
+    prompt_scores: list[PromptScores] = []
+    stats: Stats | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The engine can serve. `config` is the resolved EngineConfig; `plan` the kernel plan, a line each."""
+
+    config: bytes
+    plan: list[str]
+    load_seconds: float
+
+
+class Reply(msgspec.Struct, frozen=True, tag=True):
+    id: int
+    ok: bool
+    value: bytes = b""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The engine could not start, or died: its last words. `kind` is the error class's name."""
+
+    kind: str
+    message: str
+
+
+FromCore = Outputs | Ready | Reply | Failed

@@ -1,0 +1,39 @@
+"""Errors a user may see. Each message names the field or file, what is wrong with it, and what to do."""
+
+from __future__ import annotations
+
+
+class ThalwegError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class ConfigError(ThalwegError, ValueError):
+    """A flag, argument or configuration file is wrong. `problems` lists every objection at once."""
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        super().__init__("\n".join(problems))
+
+
+class CheckpointError(ThalwegError, ValueError):
+    """A model file is missing, corrupt, truncated or does not fit the model. Names the file and the reason."""
+
+
+class UnsupportedModelError(ThalwegError, ValueError):
+    """The architecture is not one this version has."""
+
+
+class DeviceError(ThalwegError, RuntimeError):
+    """A platform is unknown or cannot run here."""
+
+
+class RequestError(ThalwegError, ValueError):
+    """A request is wrong. `param` names the field, as the client wrote it."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        self.param = param
+        super().__init__(message)
+
+
+class EngineDeadError(ThalwegError, RuntimeError):
+    """The engine process ended; the message holds its last words."""

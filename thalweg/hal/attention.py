@@ -1,0 +1,72 @@
+"""Attention backends: how keys and values are laid out, written and attended to. Chosen per layer kind, at build."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg.hal.kv import KVKind, KVLayout
+from thalweg.hal.step import Array, StepBatch, StepShape
+
+
+@dataclass(frozen=True, slots=True)
+class AttnSpec:
+    """Everything static about one attention layer, on one rank."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    dtype: str
+    kind: KVKind = "full"
+    window: int = 0
+    """kind "window": a token sees itself and the window - 1 tokens before it."""
+    softcap: float = 0.0
+    """0 = off; else scores become softcap * tanh(scores / softcap)."""
+    kv_dtype: str = ""
+    """"" = the same as dtype."""
+
+
+class AttentionBackend(ABC):
+    """Stateless. One instance serves every layer whose spec it supports."""
+
+    name: str
+    batch_invariant: bool = False
+
+    @abstractmethod
+    def supports(self, spec: AttnSpec) -> str | None:
+        """None, or why not."""
+
+    @abstractmethod
+    def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
+        """How one block of one layer lies in memory."""
+
+    def plan(self, batch: StepBatch, group: int, shape: StepShape | None) -> Mapping[str, Any]:
+        """Host work for one KV group, done before launch, outside the captured step: index arrays derived from the
+        (host) batch. What it returns reaches `attend` as `batch.plans[group]`, as device arrays. Default: nothing."""
+        return {}
+
+    @abstractmethod
+    def attend(
+        self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec
+    ) -> tuple[Array, Array]:
+        """In the step: store k and v of the batch's tokens, then attend.
+
+        q [T, heads, head_dim], k and v [T, kv_heads, head_dim], kv = what alloc_kv made for this layer;
+        batch holds device arrays; group = which of its block_tables and plans is this layer's.
+        Returns (out [T, heads, head_dim], kv): the caller uses the returned kv, which may be the same memory."""
+
+
+def choose_attention(
+    backends: Sequence[AttentionBackend], spec: AttnSpec
+) -> tuple[AttentionBackend, tuple[tuple[str, str], ...]]:
+    """The first backend that supports the spec, and why the ones before it do not. ValueError if none does."""
+    refused: list[tuple[str, str]] = []
+    for b in backends:
+        why = b.supports(spec)
+        if why is None:
+            return b, tuple(refused)
+        refused.append((b.name, why))
+    raise ValueError(f"no attention backend of this device supports {spec}: " + "; ".join(f"{n}: {w}" for n, w in refused))

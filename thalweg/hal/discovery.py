@@ -1,0 +1,54 @@
+"""Finding platforms: entry points of the group `thalweg.platforms`. Listing them imports no framework and no driver."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+from thalweg.errors import DeviceError
+from thalweg.hal import HAL_API
+from thalweg.hal.platform import Platform, Probe
+
+GROUP = "thalweg.platforms"
+
+
+def names() -> list[str]:
+    """Names of every installed platform, in or out of tree."""
+    return sorted(e.name for e in entry_points(group=GROUP))
+
+
+def load(name: str) -> Platform:
+    """The platform called `name`. DeviceError names what is installed, or which contract version does not fit."""
+    found: dict[str, EntryPoint] = {e.name: e for e in entry_points(group=GROUP)}
+    if name not in found:
+        raise DeviceError(f"device: unknown platform {name!r}; installed: {', '.join(sorted(found)) or 'none'}")
+    platform: Platform = found[name].load()()
+    if platform.api != HAL_API:
+        raise DeviceError(f"device: platform {name!r} is built for contract version {platform.api}, this engine has {HAL_API}")
+    return platform
+
+
+def probe_all() -> dict[str, Probe]:
+    """Each platform's own answer to "can this machine run you?"; one that fails to load answers no, with the error."""
+    out: dict[str, Probe] = {}
+    for name in names():
+        try:
+            out[name] = load(name).probe()
+        except Exception as e:  # an out-of-tree platform must not break the listing
+            out[name] = Probe(0, f"does not load: {type(e).__name__}: {e}")
+    return out
+
+
+def choose(name: str) -> Platform:
+    """`auto` = the highest probe score above 0; any other name = that platform, if its probe says yes."""
+    if name != "auto":
+        platform = load(name)
+        probe = platform.probe()
+        if probe.score <= 0:
+            raise DeviceError(f"device: {name!r} cannot run on this machine: {probe.reason}")
+        return platform
+    probes = probe_all()
+    best = max(probes, key=lambda n: probes[n].score, default=None)
+    if best is None or probes[best].score <= 0:
+        reasons = "; ".join(f"{n}: {p.reason}" for n, p in probes.items()) or "no platform is installed"
+        raise DeviceError(f"device: no platform can run on this machine ({reasons})")
+    return load(best)

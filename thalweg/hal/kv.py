@@ -1,0 +1,60 @@
+"""What the engine and a backend agree on about the KV cache: blocks of tokens, in groups of layers.
+
+The engine knows `KVSpec` (how many bytes a block costs and which blocks a sequence may drop); an attention backend
+chooses `KVLayout` (how a block lies in memory). Neither knows the other's half.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+KVKind = Literal["full", "window", "latent", "state", "cross", "encoder"]
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """One KV group: layers that share block tables because they keep the same tokens."""
+
+    kind: KVKind
+    block_tokens: int
+    bytes_per_block: int
+    """Of all layers of the group together."""
+    layers: tuple[int, ...]
+    window: int = 0
+    """kind "window": a token attends to itself and the window - 1 before it; older blocks may be freed. 0 otherwise."""
+
+    def __post_init__(self) -> None:
+        if self.block_tokens < 1 or self.bytes_per_block < 0:
+            raise ValueError(
+                f"KVSpec: block_tokens {self.block_tokens} and bytes_per_block {self.bytes_per_block} must be positive"
+            )
+        if (self.kind == "window") != (self.window > 0):
+            raise ValueError(f"KVSpec: window {self.window} does not fit kind {self.kind!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """How one layer's cache lies in memory: `shape` is that of one block; the device puts the block index first."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    signature: str
+    """Equal signatures may exchange raw blocks (between processes, or with a store)."""
+
+    @property
+    def bytes_per_block(self) -> int:
+        size = {
+            "float32": 4,
+            "bfloat16": 2,
+            "float16": 2,
+            "int8": 1,
+            "uint8": 1,
+            "float8_e4m3fn": 1,
+            "float8_e5m2": 1,
+            "int64": 8,
+        }
+        n = size[self.dtype]
+        for d in self.shape:
+            n *= d
+        return n

@@ -1,0 +1,165 @@
+"""Ops, kernels, and the binder that joins them once, when a layer is built.
+
+An op is defined by its reference body (in `hal.ops`): that body is the meaning. A kernel is a faster way to the same
+result on one device. `Binder.bind` asks each kernel of the device, in order, whether it supports the use; records every
+refusal with its reason; and hands back a plain callable. Nothing is looked up again while serving.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from thalweg.hal.weights import QTensor
+
+
+class StrictKernelError(RuntimeError):
+    """--strict-kernels is on and an op would have run its reference body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One generated case for tests and benchmarks: `make(rng) -> args` (numpy arrays) and the static arguments."""
+
+    name: str
+    make: Callable[[Any], Sequence[Any]]
+    static: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A named operation. Positional arguments of `reference` are arrays; keyword-only ones are static, fixed at bind."""
+
+    name: str
+    reference: Callable[..., Any]
+    samples: tuple[Sample, ...] = ()
+    tolerances: Mapping[str, float] = field(default_factory=dict)
+    """Largest difference from the reference body per dtype name, relative to the largest magnitude; absent = exact."""
+
+    @property
+    def static(self) -> tuple[str, ...]:
+        """Names of the static arguments."""
+        kinds = inspect.signature(self.reference).parameters.values()
+        return tuple(p.name for p in kinds if p.kind is inspect.Parameter.KEYWORD_ONLY)
+
+    def __call__(self, *args: Any, **static: Any) -> Any:
+        return self.reference(*args, **static)
+
+
+def op(*, samples: Iterable[Sample] = (), tolerances: Mapping[str, float] | None = None) -> Callable[[Callable[..., Any]], Op]:
+    """Decorator: the function becomes the reference body of an op of the same name."""
+
+    def wrap(f: Callable[..., Any]) -> Op:
+        made = Op(f.__name__, f, tuple(samples), dict(tolerances or {}))
+        return made
+
+    return wrap
+
+
+def _yes(spec: Mapping[str, Any]) -> str | None:
+    return None
+
+
+def _plain(w: QTensor) -> Any:
+    if w.format.kind != "dense":
+        raise ValueError(f"a kernel without its own pack runs dense weights, not {w.format}")
+    return w.data["weight"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One way to run one op on one device.
+
+    run: called as the reference body is: arrays by position, static arguments by name (fixed at bind).
+    supports: given the bind-time facts, None or the reason it cannot.
+    pack: a weight in canonical form to what `run` takes in its place; called once, at load.
+    batch_invariant: a row's result is the same bits whatever else is in the batch.
+    """
+
+    op: str
+    name: str
+    run: Callable[..., Any]
+    supports: Callable[[Mapping[str, Any]], str | None] = _yes
+    pack: Callable[[QTensor], Any] = _plain
+    batch_invariant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One line of the kernel plan."""
+
+    op: str
+    facts: Mapping[str, Any]
+    kernel: str
+    batch_invariant: bool
+    refused: tuple[tuple[str, str], ...]
+    """(kernel, why not), in order of preference."""
+
+    def __str__(self) -> str:
+        facts = " ".join(f"{k}={v}" for k, v in sorted(self.facts.items()))
+        why = "".join(f"; not {k}: {r}" for k, r in self.refused)
+        return f"{self.op}({facts}) -> {self.kernel}{' [batch-invariant]' if self.batch_invariant else ''}{why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A bound op: call it. `pack` prepares this kernel's weight, for ops that take one."""
+
+    call: Callable[..., Any]
+    pack: Callable[[QTensor], Any]
+    choice: Choice
+
+    def __call__(self, *args: Any) -> Any:
+        return self.call(*args)
+
+
+class Binder:
+    """Chooses kernels for one device and remembers every choice: `plan` is the kernel plan, one entry per distinct use."""
+
+    def __init__(self, kernels: Sequence[Kernel], strict: bool = False) -> None:
+        self._kernels: dict[str, list[Kernel]] = {}
+        for k in kernels:
+            self._kernels.setdefault(k.op, []).append(k)
+        self._strict = strict
+        self._plan: dict[tuple[Any, ...], Choice] = {}
+
+    @property
+    def plan(self) -> list[Choice]:
+        return list(self._plan.values())
+
+    def record(self, choice: Choice) -> None:
+        """Add a choice made elsewhere (an attention backend) to the plan."""
+        self._plan.setdefault((choice.op, repr(sorted(choice.facts.items()))), choice)
+
+    def bind(self, op: Op, **spec: Any) -> Bound:
+        """The callable for this use. `spec` holds the op's static arguments and any facts kernels decide by
+        (dtype, sizes, weight format). Raises StrictKernelError when strict and only the reference body is left,
+        unless the device offers no kernel for the op at all on purpose (an empty kernel list: the reference backend)."""
+        static = {k: spec[k] for k in op.static if k in spec}
+        missing = [
+            p.name
+            for p in inspect.signature(op.reference).parameters.values()
+            if p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in spec
+        ]
+        if missing:
+            raise TypeError(f"bind({op.name}): static arguments {missing} not given")
+        refused: list[tuple[str, str]] = []
+        for k in self._kernels.get(op.name, ()):
+            why = k.supports(spec)
+            if why is None:
+                return self._bound(op, spec, k, static, refused)
+            refused.append((k.name, why))
+        if self._strict and self._kernels:
+            reasons = "; ".join(f"{k}: {r}" for k, r in refused) or "the device has no kernel for it"
+            raise StrictKernelError(f"{op.name} would fall back to its reference body ({reasons})")
+        return self._bound(op, spec, Kernel(op.name, "reference", op.reference, batch_invariant=False), static, refused)
+
+    def _bound(
+        self, op: Op, spec: Mapping[str, Any], k: Kernel, static: Mapping[str, Any], refused: list[tuple[str, str]]
+    ) -> Bound:
+        choice = Choice(op.name, dict(spec), k.name, k.batch_invariant, tuple(refused))
+        self.record(choice)
+        return Bound(functools.partial(k.run, **static) if static else k.run, k.pack, choice)

@@ -1,0 +1,221 @@
+"""What a backend is: a `Platform` (stateless facts and rules) and the `Device` it opens (memory, kernels, executables).
+
+A first backend implements Platform.probe, defaults, open and Device.info, memory, put, alloc_kv, compile; everything
+else has a default here. It never supplies a worker, runner, sampler, scheduler or model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from thalweg.hal import HAL_API
+from thalweg.hal.attention import AttentionBackend
+from thalweg.hal.comm import Communicator, Solo
+from thalweg.hal.kv import KVLayout
+from thalweg.hal.op import Kernel
+from thalweg.hal.step import Array, Features, Params, StateBox, Step, StepBatch, StepResult, StepShape
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Can this machine run the platform? score 0 = no; `--device auto` takes the highest. reason: one sentence, either way."""
+
+    score: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a platform may know of a model when it chooses defaults."""
+
+    architecture: str
+    dtype: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    max_len: int
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """Facts of the opened device, for defaults, logs and `collect-env`."""
+
+    name: str
+    kind: str
+    """The platform's name."""
+    memory_bytes: int
+    cores: int
+    dtypes: tuple[str, ...]
+    """Compute types it runs well, best first."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes, as the device sees them now."""
+
+    total: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the platform would choose where the user said nothing. None = the global default."""
+
+    dtype: str | None = None
+    block_tokens: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_bytes: int | None = None
+    """Fixed cache size; None = the rest of the memory fraction after weights and workspace."""
+    pipeline_depth: int | None = None
+    """Steps launched before the oldest is read. 1 where compile() runs eagerly on the calling thread."""
+    buckets: tuple[StepShape, ...] = ()
+    """Shapes to compile; empty = executables take any shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One objection to a configuration, in words: which field, what is wrong, what to do."""
+
+    field: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """How many ranks the user wants, by kind."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+
+    @property
+    def world(self) -> int:
+        return self.tensor * self.pipeline * self.data
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one worker process sits: its rank, how many devices it drives, and the environment it needs."""
+
+    rank: int = 0
+    world: int = 1
+    devices: tuple[int, ...] = (0,)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Processes to start: 8 x 1 device on one kind of machine, 1 x 8 on another."""
+
+    places: tuple[Place, ...]
+
+
+class Pending(Protocol):
+    """A launched step. Results of one device become ready in launch order."""
+
+    def ready(self) -> bool: ...
+
+    def result(self) -> StepResult:
+        """Wait for and return the (host) result. May be called once. Raises what the step raised."""
+        ...
+
+
+class Executable(Protocol):
+    """A compiled, captured or eager step. Launches and returns; calls take effect in order."""
+
+    def __call__(self, batch: StepBatch) -> Pending: ...
+
+
+class Device(ABC):
+    """What a worker holds. Not thread-safe: one thread drives it."""
+
+    info: DeviceInfo
+    comm: Communicator = Solo()
+    kernels: Sequence[Kernel] = ()
+    """In order of preference. Ops without one run their reference body, and the kernel plan says so."""
+    attention: Sequence[AttentionBackend] = ()
+    """In order of preference."""
+
+    @abstractmethod
+    def memory(self) -> Memory: ...
+
+    @abstractmethod
+    def put(self, t: Array) -> Array:
+        """A host array (numpy, or the framework's host tensor) on the device. May share memory with a read-only source."""
+
+    @abstractmethod
+    def alloc_kv(self, layout: KVLayout, blocks: int) -> Array:
+        """A zeroed cache of one layer: `blocks` blocks of `layout`, block 0 being scratch."""
+
+    @abstractmethod
+    def alloc(self, shape: tuple[int, ...], dtype: str) -> Array:
+        """A zeroed array that lives in the state (the token history)."""
+
+    @abstractmethod
+    def compile(
+        self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None
+    ) -> Executable:
+        """An executable of the step, for batches padded to `shape` whose features `features` covers. None = any:
+        what a platform whose Defaults.buckets is empty is asked for."""
+
+    def measure(self, step: Step, params: Params, state: StateBox, batch: StepBatch) -> int:
+        """Peak workspace bytes of this batch. Default: 0 (the platform reserves by its own memory rule)."""
+        return 0
+
+    def copy_blocks(self, kv: Array, source: np.ndarray, target: np.ndarray) -> Array:
+        raise NotImplementedError(f"{self.info.kind}: copy_blocks")
+
+    def read_blocks(self, kv: Array, blocks: np.ndarray) -> bytes:
+        raise NotImplementedError(f"{self.info.kind}: read_blocks")
+
+    def write_blocks(self, kv: Array, blocks: np.ndarray, data: bytes) -> Array:
+        raise NotImplementedError(f"{self.info.kind}: write_blocks")
+
+    def synchronize(self) -> None:
+        """Wait for everything launched. Default: nothing outlives a call."""
+        return
+
+    def close(self) -> None:
+        """Give everything back. The device is not used again."""
+        return
+
+
+class Platform(ABC):
+    """One hardware family. Stateless; constructing it touches no driver and imports no framework."""
+
+    name: str
+    api: int = HAL_API
+    options: type | None = None
+    """A frozen dataclass of the platform's own knobs, or None."""
+    runs_models: bool = True
+    """False: compile() ignores step and params, so the worker builds no model and loads no tensor framework (null)."""
+
+    @abstractmethod
+    def probe(self) -> Probe:
+        """No driver initialisation, no framework import."""
+
+    def topology(self, want: Parallel) -> Topology:
+        """Default: one process per device."""
+        return Topology(tuple(Place(rank=r, world=want.world, devices=(r,)) for r in range(want.world)))
+
+    @abstractmethod
+    def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults: ...
+
+    def validate(self, config: Any) -> list[Problem]:
+        """Every objection to a resolved configuration, all at once. Default: none."""
+        return []
+
+    @abstractmethod
+    def open(self, place: Place, options: Any = None) -> Device:
+        """Initialise the device. Raises thalweg.errors.DeviceError with the remedy."""

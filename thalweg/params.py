@@ -1,0 +1,151 @@
+"""SamplingParams: what a caller may ask of one generation. Names, defaults and ranges are the field's.
+
+No tensor framework, no tokenizer: text-valued fields (stop, bad_words) are resolved by `engine.client.inputs`.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from thalweg.errors import RequestError
+
+MAX_N = 16384
+"""Upper bound of `n`: a request is charged for every choice before any is allocated."""
+MAX_STOP = 64
+MAX_LIST = 100_000
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy; between it and MIN_TEMPERATURE they are raised, to keep logits finite."""
+MIN_TEMPERATURE = 1e-2
+
+
+class RequestOutputKind(Enum):
+    """CUMULATIVE: each output holds everything so far. DELTA: only what is new. FINAL_ONLY: one output, at the end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """See docs/sampling.md for the order in which these apply. Checked when made: RequestError names the field."""
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: list[str] | str | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    skip_reading_prefix_cache: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+        if self.seed == -1:
+            self.seed = None
+        self._check_numbers()
+        self._check_lists()
+        if self.temperature < GREEDY_BELOW:
+            self.temperature, self.top_p, self.top_k, self.min_p = 0.0, 1.0, 0, 0.0
+        elif self.temperature < MIN_TEMPERATURE:
+            self.temperature = MIN_TEMPERATURE
+        if self.top_k == -1:
+            self.top_k = 0
+        if self.logit_bias:
+            self.logit_bias = {int(k): max(-100.0, min(100.0, v)) for k, v in self.logit_bias.items()}
+
+    def _check_numbers(self) -> None:
+        _int("n", self.n, 1, MAX_N)
+        _float("presence_penalty", self.presence_penalty, -2, 2)
+        _float("frequency_penalty", self.frequency_penalty, -2, 2)
+        _float("repetition_penalty", self.repetition_penalty, 0, 1e6, open_low=True)
+        _float("temperature", self.temperature, 0, 1e6)
+        _float("top_p", self.top_p, 0, 1, open_low=True)
+        _int("top_k", self.top_k, -1, 2**31 - 1)
+        _float("min_p", self.min_p, 0, 1)
+        if self.seed is not None:
+            _int("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.max_tokens is not None:
+            _int("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _int("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", "min_tokens")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _int(name, value, -1, 2**31 - 1)
+
+    def _check_lists(self) -> None:
+        assert isinstance(self.stop, list)
+        _strings("stop", self.stop, MAX_STOP)
+        _strings("bad_words", self.bad_words or [], MAX_LIST)
+        if self.stop and not self.detokenize:
+            raise RequestError("stop strings need detokenize=True; use stop_token_ids instead", "stop")
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            ids = getattr(self, name)
+            if ids is None:
+                continue
+            if not isinstance(ids, list) or len(ids) > MAX_LIST:
+                raise RequestError(f"{name} must be a list of at most {MAX_LIST} token ids", name)
+            for i in ids:
+                _int(name, i, 0, 2**31 - 1)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError("allowed_token_ids must not be empty; leave it out to allow every token", "allowed_token_ids")
+        if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, dict) or len(self.logit_bias) > MAX_LIST:
+                raise RequestError(f"logit_bias must map at most {MAX_LIST} token ids to numbers", "logit_bias")
+            for k, v in self.logit_bias.items():
+                if not str(k).isdecimal():
+                    raise RequestError(f"logit_bias: key {k!r} is not a token id", "logit_bias")
+                if isinstance(v, bool) or not isinstance(v, int | float) or math.isnan(v):
+                    raise RequestError(f"logit_bias: the value of token {k} must be a number, not {v!r}", "logit_bias")
+
+    def clone(self) -> SamplingParams:
+        return msgspec.structs.replace(self)
+
+    @staticmethod
+    def from_optional(**fields: Any) -> SamplingParams:
+        """From fields of which any may be None, meaning "the default"."""
+        return SamplingParams(**{k: v for k, v in fields.items() if v is not None})
+
+
+def _int(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{name} must be an integer, not {value!r}", name)
+    if not low <= value <= high:
+        raise RequestError(f"{name} must be between {low} and {high}, not {value}", name)
+
+
+def _float(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RequestError(f"{name} must be a number, not {value!r}", name)
+    if not (low < value if open_low else low <= value) or not value <= high:
+        raise RequestError(f"{name} must be in {'(' if open_low else '['}{low:g}, {high:g}], not {value}", name)
+
+
+def _strings(name: str, values: Any, most: int) -> None:
+    if not isinstance(values, list) or len(values) > most:
+        raise RequestError(f"{name} must be a string or a list of at most {most} strings", name)
+    for v in values:
+        if not isinstance(v, str) or not v:
+            raise RequestError(f"{name} must hold non-empty strings, not {v!r}", name)
