@@ -9,6 +9,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from thalweg.config import EngineArgs, EngineConfig
+
 # ---------------------------------------------------------------- client -> core
 
 
@@ -66,7 +68,15 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     read_prefix_cache: bool = True
 
 
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """The first message: what the user asked for. `args.model` is a local directory by now. Answered by Ready or Failed."""
+
+    args: EngineArgs
+
+
 class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Forget these; nothing more is said of them. Unknown handles are fine: they have just finished."""
+
     handles: list[int]
 
 
@@ -79,10 +89,10 @@ class Control(msgspec.Struct, frozen=True, tag=True):
 
     id: int
     op: str
-    """reset_prefix_cache | stats | shutdown"""
+    """reset_prefix_cache | shutdown"""
 
 
-ToCore = Add | Abort | Control
+ToCore = Start | Add | Abort | Control
 
 # ---------------------------------------------------------------- core -> client
 
@@ -158,9 +168,9 @@ class Outputs(msgspec.Struct, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The engine can serve. `config` is the resolved EngineConfig; `plan` the kernel plan, a line each."""
+    """The engine can serve. `plan` is the kernel plan, a line each."""
 
-    config: bytes
+    config: EngineConfig
     plan: list[str]
     load_seconds: float
 
@@ -168,7 +178,6 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 class Reply(msgspec.Struct, frozen=True, tag=True):
     id: int
     ok: bool
-    value: bytes = b""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
