@@ -18,7 +18,7 @@ from typing import Any
 from thalweg.engine.ipc.codec import HEADER, Codec, FrameError, body_length
 
 
-class Closed(ConnectionError):
+class ChannelClosedError(ConnectionError):
     """The other side is gone."""
 
 
@@ -60,14 +60,14 @@ class Channel:
         self._codec = codec
 
     def send(self, message: Any) -> None:
-        """Closed if the other side is gone."""
+        """ChannelClosedError if the other side is gone."""
         try:
             self._sock.sendall(self._codec.encode(message))
         except OSError as e:
-            raise Closed(str(e)) from None
+            raise ChannelClosedError(str(e)) from None
 
     def receive(self) -> Any:
-        """The next message. Closed at end of stream, FrameError if it is not one."""
+        """The next message. ChannelClosedError at end of stream, FrameError if it is not one."""
         return self._codec.decode(self._exactly(body_length(self._exactly(HEADER.size))))
 
     def _exactly(self, n: int) -> bytes:
@@ -77,9 +77,9 @@ class Channel:
             try:
                 k = self._sock.recv_into(view[got:])
             except OSError as e:
-                raise Closed(str(e)) from None
+                raise ChannelClosedError(str(e)) from None
             if k == 0:
-                raise Closed("end of stream")
+                raise ChannelClosedError("end of stream")
             got += k
         return bytes(parts)
 
@@ -99,18 +99,18 @@ class AsyncChannel:
         return AsyncChannel(reader, writer, codec)
 
     def post(self, message: Any) -> None:
-        """Queue a message without waiting. Closed if the other side is gone."""
+        """Queue a message without waiting. ChannelClosedError if the other side is gone."""
         if self._writer.is_closing():
-            raise Closed("the engine's connection is closed")
+            raise ChannelClosedError("the engine's connection is closed")
         self._writer.write(self._codec.encode(message))
 
     async def receive(self) -> Any:
-        """The next message. Closed at end of stream, FrameError if it is not one."""
+        """The next message. ChannelClosedError at end of stream, FrameError if it is not one."""
         try:
             head = await self._reader.readexactly(HEADER.size)
             return self._codec.decode(await self._reader.readexactly(body_length(head)))
         except (asyncio.IncompleteReadError, OSError) as e:
-            raise Closed(str(e)) from None
+            raise ChannelClosedError(str(e)) from None
 
     async def close(self) -> None:
         self._writer.close()
@@ -120,4 +120,4 @@ class AsyncChannel:
             return
 
 
-__all__ = ["AsyncChannel", "Channel", "Closed", "FrameError", "Listener"]
+__all__ = ["AsyncChannel", "Channel", "ChannelClosedError", "FrameError", "Listener"]

@@ -1,0 +1,97 @@
+"""What every client of the engine needs before the engine is up: the model's directory, tokenizer, template, defaults."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from thalweg.checkpoint import config as hf
+from thalweg.checkpoint import hub
+from thalweg.config import EngineArgs
+from thalweg.errors import CheckpointError, ConfigError, RequestError
+from thalweg.params import SamplingParams
+from thalweg.text.template import ChatTemplate
+from thalweg.text.tokenizer import Tokenizer, check_vocab, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class Frontend:
+    """args: the user's, with `model` made a local directory."""
+
+    args: EngineArgs
+    path: Path
+    tokenizer: Tokenizer | None
+    template: ChatTemplate | None
+    eos_ids: tuple[int, ...]
+    default_sampling: dict[str, Any]
+    """SamplingParams fields a request starts from."""
+    names: list[str]
+    """What clients may call the model; the first is shown."""
+
+    def sampling(self, **fields: Any) -> SamplingParams:
+        """Parameters from the fields a caller gave (None = not given) over the model's defaults."""
+        given = {k: v for k, v in fields.items() if v is not None}
+        return SamplingParams(**{**self.default_sampling, **given})
+
+
+def load_frontend(args: EngineArgs) -> Frontend:
+    """CheckpointError or ConfigError, naming file or field, before any process is started."""
+    path = hub.resolve_model(args.model, revision=args.revision, download_dir=args.download_dir, token=args.hf_token)
+    config = hf.read_config(path, args.hf_overrides)
+    facts = hf.facts(config, path)
+    tokenizer = None
+    if not args.skip_tokenizer_init:
+        where = path
+        if args.tokenizer:
+            where = hub.resolve_model(
+                args.tokenizer,
+                revision=args.tokenizer_revision,
+                download_dir=args.download_dir,
+                token=args.hf_token,
+                what="tokenizer",
+            )
+        tokenizer = load_tokenizer(where)
+        check_vocab(tokenizer, facts.vocab)
+    template = ChatTemplate(tokenizer.chat_template) if tokenizer and tokenizer.chat_template else None
+    eos = hf.eos_ids(path, config) or (tokenizer.eos_ids if tokenizer else ())
+    return Frontend(
+        args=msgspec.structs.replace(args, model=str(path)),
+        path=path,
+        tokenizer=tokenizer,
+        template=template,
+        eos_ids=tuple(eos),
+        default_sampling=_default_sampling(args, path),
+        names=list(args.served_model_name or [args.model]),
+    )
+
+
+def _default_sampling(args: EngineArgs, path: Path) -> dict[str, Any]:
+    """--override-generation-config over generation_config.json over nothing."""
+    found: dict[str, Any] = {}
+    if args.generation_config not in ("thalweg", "vllm"):
+        where = path if args.generation_config == "auto" else Path(args.generation_config)
+        if not where.is_dir():
+            raise ConfigError(f"generation_config: {args.generation_config!r} is neither auto, thalweg nor a directory")
+        found = hf.generation_defaults(where)
+    found = {**found, **(args.override_generation_config or {})}
+    fields = {k: found[k] for k in _SAMPLING_DEFAULTS if found.get(k) is not None}
+    if found.get("do_sample") is False and "temperature" not in (args.override_generation_config or {}):
+        fields["temperature"] = 0.0
+    if found.get("max_new_tokens") is not None:
+        fields["max_tokens"] = found["max_new_tokens"]
+    try:
+        SamplingParams(**fields)
+    except RequestError as e:
+        raise CheckpointError(f"generation config of {path.name}: {e}") from None
+    if fields:
+        logger.info("sampling defaults of the model: %s", json.dumps(fields))
+    return fields

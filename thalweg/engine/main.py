@@ -1,0 +1,141 @@
+"""The engine process: one worker, one core, one channel to the client that started it. Crash-only: it owns no truth."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from thalweg.engine import messages as m
+from thalweg.engine.control.core import EngineCore
+from thalweg.engine.ipc.codec import Codec, FrameError
+from thalweg.engine.ipc.socket import Channel, ChannelClosedError
+from thalweg.engine.worker.build import build
+from thalweg.errors import ThalwegError
+
+STATS_SECONDS = 0.25
+"""How often a busy core's outputs carry a snapshot."""
+
+
+def main(path: str) -> int:
+    """Serve the client listening at `path` until it closes the channel or asks to stop. The exit status."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle; it then closes the channel
+    channel = Channel(path, Codec[Any](m.ToCore))
+    try:
+        start = channel.receive()
+        if not isinstance(start, m.Start):
+            raise FrameError(f"the first message must be Start, not {type(start).__name__}")
+        worker = build(start.args)
+    except ChannelClosedError:
+        return 0
+    except Exception as e:
+        _report(channel, e)
+        return 1
+    core = EngineCore(worker.config, worker.launch)
+    channel.send(m.Ready(worker.config, worker.plan, worker.load_seconds))
+    # Weights and code live as long as the process: keep the collector from walking them in the middle of a step.
+    gc.collect()
+    gc.freeze()
+    try:
+        _Loop(core, channel).run()
+    except ChannelClosedError:
+        return 0
+    except Exception as e:
+        _report(channel, e)
+        return 1
+    finally:
+        worker.close()
+    return 0
+
+
+class _Loop:
+    """Messages in, steps, outputs out. A reader thread fills the inbox, so a step never waits for the socket."""
+
+    def __init__(self, core: EngineCore, channel: Channel) -> None:
+        self._core, self._channel = core, channel
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._stats_due = 0.0
+        self._stopping = False
+
+    def run(self) -> None:
+        threading.Thread(target=self._read, name="inbox", daemon=True).start()
+        while not self._stopping:
+            self._take(wait=not self._core.has_work)
+            if self._stopping or not self._core.has_work:
+                continue
+            outputs = self._core.step()
+            if outputs is not None:
+                now = time.monotonic()
+                if now >= self._stats_due or not self._core.has_work:
+                    outputs.stats, self._stats_due = self._core.stats(), now + STATS_SECONDS
+                self._channel.send(outputs)
+
+    def _take(self, wait: bool) -> None:
+        """Apply everything in the inbox; wait for the first if there is nothing else to do."""
+        for message in _drain(self._inbox, wait):
+            if isinstance(message, BaseException):
+                raise message
+            if isinstance(message, m.Add):
+                self._core.add(message.requests)
+            elif isinstance(message, m.Abort):
+                self._core.abort(message.handles)
+            elif isinstance(message, m.Control):
+                self._control(message)
+            else:
+                raise FrameError(f"{type(message).__name__} is only for the start")
+
+    def _control(self, message: m.Control) -> None:
+        if message.op == "reset_prefix_cache":
+            self._channel.send(m.Reply(message.id, self._core.reset_prefix_cache()))
+        elif message.op == "shutdown":
+            self._stopping = True
+        else:
+            raise FrameError(f"unknown control operation {message.op!r}")
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._inbox.put(self._channel.receive())
+        except (ChannelClosedError, FrameError) as e:
+            self._inbox.put(e)
+
+
+def _drain(inbox: queue.SimpleQueue[Any], wait: bool) -> Iterable[Any]:
+    try:
+        yield inbox.get(block=wait)
+        while True:
+            yield inbox.get(block=False)
+    except queue.Empty:
+        return
+
+
+def _report(channel: Channel, e: Exception) -> None:
+    """The last words. Errors raised on purpose carry their own; others are named, and the traceback goes to stderr."""
+    if isinstance(e, ThalwegError):
+        kind, words = type(e).__name__, str(e)
+    else:
+        import traceback
+
+        traceback.print_exc()
+        kind, words = "EngineDeadError", f"{type(e).__name__}: {e}"
+    try:
+        channel.send(m.Failed(kind, words))
+    except ChannelClosedError:
+        return
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel for SIGKILL when the parent dies (Linux); elsewhere the closed channel ends the process."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

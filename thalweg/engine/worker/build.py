@@ -1,0 +1,163 @@
+"""From what the user asked to a running device: open it, build the model on it, load, size the cache, compile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thalweg.checkpoint.config import facts as read_facts
+from thalweg.checkpoint.config import read_config
+from thalweg.config import CacheConfig, DeviceConfig, EngineArgs, EngineConfig, ModelConfig
+from thalweg.engine.worker import resolve
+from thalweg.engine.worker.runner import Runner
+from thalweg.errors import ConfigError
+from thalweg.hal import discovery
+from thalweg.hal.kv import KVSpec
+from thalweg.hal.op import Binder
+from thalweg.hal.platform import Defaults, Device, ModelFacts, Pending, Place, Platform
+from thalweg.hal.step import StateBox, StepBatch
+from thalweg.models import registry
+
+
+@dataclass(slots=True)
+class Worker:
+    """A device with a model on it, ready to run steps."""
+
+    config: EngineConfig
+    launch: Callable[[StepBatch], Pending]
+    plan: list[str]
+    """The kernel plan, a line per choice."""
+    device: Device
+    load_seconds: float
+
+    def close(self) -> None:
+        self.device.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What every stage of a build reads."""
+
+    args: EngineArgs
+    path: Path
+    hf: dict[str, Any]
+    facts: ModelFacts
+    platform: Platform
+    device: Device
+    defaults: Defaults
+
+
+def build(args: EngineArgs) -> Worker:
+    """`args.model` is a local directory. Raises ConfigError, CheckpointError, UnsupportedModelError or DeviceError, in
+    that order of cheapness: whatever can be refused without loading weights is refused before."""
+    start = time.monotonic()
+    resolve.check_args(args)
+    path = Path(args.model)
+    hf = read_config(path, args.hf_overrides)
+    facts = read_facts(hf, path)
+    registry.lookup(hf)  # refuse an unknown architecture before a framework is imported
+    platform = discovery.choose(args.device)
+    device = platform.open(Place(), _options(platform, args))
+    job = _Job(args, path, hf, facts, platform, device, platform.defaults(facts, device.info))
+    try:
+        worker = _build_model(job) if platform.runs_models else _build_without_model(job)
+        problems = platform.validate(worker.config)
+        if problems:
+            raise ConfigError(*(f"{p.field}: {p.message}" for p in problems))
+    except BaseException:
+        device.close()
+        raise
+    worker.load_seconds = time.monotonic() - start
+    return worker
+
+
+def _options(platform: Platform, args: EngineArgs) -> Any:
+    """The platform's own knobs that have a common name; refused in words where the platform has no such knob."""
+    said = {"threads": args.threads} if args.threads is not None else {}
+    known = getattr(platform.options, "__dataclass_fields__", {})
+    for name in said:
+        if name not in known:
+            raise ConfigError(f"{name}: platform {platform.name!r} has no such setting; leave it out")
+    return platform.options(**said) if platform.options else None
+
+
+def _build_model(job: _Job) -> Worker:
+    from thalweg.models.build import build as build_model
+    from thalweg.models.load import load_params
+    from thalweg.models.step import make_state, make_step
+
+    args, device = job.args, job.device
+    dtype = resolve.dtype(args, job.facts, device.info, job.defaults)
+    length = resolve.max_len(args, job.facts)
+    schedule = resolve.scheduler(args, job.defaults, length)
+    binder = Binder(device.kernels, strict=args.strict_kernels)
+    model = build_model(
+        job.hf, binder=binder, attention=device.attention, comm=device.comm, dtype=dtype, max_len=length,
+        block_tokens=args.block_size or job.defaults.block_tokens or resolve.BLOCK_TOKENS,
+    )  # fmt: skip
+    # Everything a user can have got wrong about sizes is refused before a weight is read.
+    size = resolve.cache_size(args, model.groups, _cache_bytes(job), length, schedule.max_seqs)
+    step = make_step(model, binder, logprobs_mode=args.logprobs_mode)
+    params = load_params(model, job.path, device, load_format=args.load_format, seed=args.seed, progress=args.use_tqdm_on_load)
+    slots = schedule.max_seqs + 1
+    state = StateBox(make_state(model, device, blocks=size.blocks, slots=slots, max_len=size.max_len))
+    runner = Runner(
+        lambda shape, features: device.compile(step, params, state, shape, features), model.attention, job.defaults.buckets
+    )
+    config = _config(job, dtype, size, model.groups, schedule, model.vocab)
+    return Worker(config, runner.launch, [str(c) for c in binder.plan], device, 0.0)
+
+
+def _build_without_model(job: _Job) -> Worker:
+    """A platform that runs no model still gets a cache of the model's shape, so that the control plane is the real one."""
+    f, args = job.facts, job.args
+    length = resolve.max_len(args, f)
+    schedule = resolve.scheduler(args, job.defaults, length)
+    bt = args.block_size or job.defaults.block_tokens or resolve.BLOCK_TOKENS
+    group = KVSpec("full", bt, 2 * f.layers * bt * f.kv_heads * f.head_dim * 2, tuple(range(f.layers)))
+    size = resolve.cache_size(args, (group,), _cache_bytes(job), length, schedule.max_seqs)
+    config = _config(job, "none", size, (group,), schedule, f.vocab)
+    from thalweg.hal.kv import KVLayout
+
+    box = StateBox(
+        {
+            "kv": [job.device.alloc_kv(KVLayout((bt,), "int64", "rolling-hash"), size.blocks[0])],
+            "history": job.device.alloc((schedule.max_seqs + 1, size.max_len + 1), "int32"),
+            "vocab": f.vocab,
+        }
+    )
+    runner = Runner(lambda shape, features: job.device.compile(_no_step, {}, box, shape, features), (), ())
+    return Worker(config, runner.launch, ["no model: this platform computes none"], job.device, 0.0)
+
+
+def _no_step(params: Any, state: Any, batch: StepBatch) -> Any:
+    raise RuntimeError("a platform with runs_models = False was asked to run a model's step")
+
+
+def _cache_bytes(job: _Job) -> int:
+    """User > platform > what the memory fraction leaves after the weights."""
+    if job.args.kv_cache_memory_bytes:
+        return job.args.kv_cache_memory_bytes
+    if job.defaults.kv_cache_bytes is not None:
+        return job.defaults.kv_cache_bytes
+    memory = job.device.memory()
+    return int(memory.total * job.args.gpu_memory_utilization) - (memory.total - memory.free) - job.facts.weight_bytes
+
+
+def _config(
+    job: _Job, dtype: str, size: resolve.CacheSize, groups: tuple[KVSpec, ...], schedule: Any, vocab: int
+) -> EngineConfig:
+    args, f = job.args, job.facts
+    return EngineConfig(
+        model=ModelConfig(
+            path=str(job.path), architecture=f.architecture, dtype=dtype, max_len=size.max_len, vocab=vocab, seed=args.seed,
+            load_format=args.load_format, logprobs_mode=args.logprobs_mode, max_logprobs=args.max_logprobs,
+            hf_overrides=args.hf_overrides or {},
+        ),
+        device=DeviceConfig(platform=job.platform.name, name=job.device.info.name, strict_kernels=args.strict_kernels, threads=args.threads),
+        cache=CacheConfig(block_tokens=groups[0].block_tokens, groups=groups, blocks=size.blocks, prefix_caching=args.enable_prefix_caching),
+        scheduler=schedule,
+    )  # fmt: skip

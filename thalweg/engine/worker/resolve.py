@@ -1,0 +1,132 @@
+"""Merging configuration: user > platform > global default, once. Every objection is collected and told together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thalweg.config import DTYPES, LOAD_FORMATS, LOGPROBS_MODES, POLICIES, EngineArgs, SchedulerConfig
+from thalweg.errors import ConfigError
+from thalweg.hal.kv import KVSpec
+from thalweg.hal.platform import Defaults, DeviceInfo, ModelFacts
+
+BLOCK_TOKENS = 16
+MAX_SEQS = 128
+MAX_BATCHED_TOKENS = 2048
+"""Global defaults, where neither user nor platform says otherwise."""
+
+_ALIASES = {"half": "float16", "float": "float32"}
+_POSITIVE = ("max_model_len", "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override", "max_num_seqs",
+             "max_num_batched_tokens", "threads", "max_num_partial_prefills", "max_long_partial_prefills")  # fmt: skip
+
+
+def check_args(args: EngineArgs) -> None:
+    """Everything that can be wrong without knowing model or device. ConfigError lists it all."""
+    problems = []
+    for name in _POSITIVE:
+        value = getattr(args, name)
+        if value is not None and value < 1 and not (name == "max_model_len" and value == -1):
+            problems.append(f"{name} must be at least 1, not {value}")
+    for name, choices in (
+        ("dtype", DTYPES),
+        ("load_format", LOAD_FORMATS),
+        ("logprobs_mode", LOGPROBS_MODES),
+        ("scheduling_policy", POLICIES),
+    ):
+        if getattr(args, name) not in choices:
+            problems.append(f"{name} must be one of {', '.join(choices)}, not {getattr(args, name)!r}")
+    if not 0 < args.gpu_memory_utilization <= 1:
+        problems.append(f"gpu_memory_utilization must be in (0, 1], not {args.gpu_memory_utilization}")
+    if args.max_logprobs < -1:
+        problems.append(f"max_logprobs must be -1 (no limit) or at least 0, not {args.max_logprobs}")
+    if args.long_prefill_token_threshold < 0:
+        problems.append(f"long_prefill_token_threshold must be at least 0, not {args.long_prefill_token_threshold}")
+    if args.max_long_partial_prefills > args.max_num_partial_prefills:
+        problems.append("max_long_partial_prefills must not exceed max_num_partial_prefills")
+    if args.trust_remote_code:
+        problems.append("trust_remote_code: code from model repositories is never run; leave it out")
+    if problems:
+        raise ConfigError(*problems)
+
+
+def dtype(args: EngineArgs, facts: ModelFacts, device: DeviceInfo, defaults: Defaults) -> str:
+    """auto = the checkpoint's own type if the device runs it well, else the platform's choice."""
+    if args.dtype != "auto":
+        wanted = _ALIASES.get(args.dtype, args.dtype)
+        if wanted not in device.dtypes:
+            raise ConfigError(f"dtype {wanted} is not one {device.kind} computes in; choose one of {', '.join(device.dtypes)}")
+        return wanted
+    if facts.dtype in device.dtypes:
+        return facts.dtype
+    return defaults.dtype or device.dtypes[0]
+
+
+def max_len(args: EngineArgs, facts: ModelFacts) -> int:
+    """The context length asked for; never beyond what the model was made for."""
+    if args.max_model_len in (None, -1):
+        return facts.max_len
+    if args.max_model_len > facts.max_len:
+        raise ConfigError(f"max_model_len {args.max_model_len} exceeds the model's own {facts.max_len} positions; lower it")
+    return args.max_model_len
+
+
+def scheduler(args: EngineArgs, defaults: Defaults, length: int) -> SchedulerConfig:
+    """max_num_seqs never exceeds what one step may hold; without chunked prefill a step holds the longest prompt."""
+    seqs = args.max_num_seqs or defaults.max_num_seqs or MAX_SEQS
+    tokens = args.max_num_batched_tokens or defaults.max_num_batched_tokens or MAX_BATCHED_TOKENS
+    if not args.enable_chunked_prefill and tokens < length:
+        if args.max_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_batched_tokens {tokens} is below max_model_len {length}: without chunked prefill a prompt must fit one step; "
+                "raise it, lower max_model_len, or leave chunked prefill on"
+            )
+        tokens = length
+    if seqs > tokens:
+        if args.max_num_seqs and args.max_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_batched_tokens {tokens} is below max_num_seqs {seqs}: every running sequence needs a token per step"
+            )
+        seqs, tokens = (seqs, seqs) if args.max_num_seqs else (tokens, tokens)
+    depth = 1 if args.async_scheduling is False else defaults.pipeline_depth or (2 if args.async_scheduling else 1)
+    return SchedulerConfig(
+        max_seqs=seqs,
+        max_tokens=tokens,
+        policy=args.scheduling_policy,
+        chunked_prefill=args.enable_chunked_prefill,
+        max_partial_prefills=args.max_num_partial_prefills,
+        max_long_partial_prefills=args.max_long_partial_prefills,
+        long_prefill_threshold=args.long_prefill_token_threshold,
+        pipeline_depth=depth,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    blocks: tuple[int, ...]
+    """Per group, scratch included."""
+    max_len: int
+    """Lowered from what the model allows if the cache cannot hold one such sequence and the user did not insist."""
+
+
+def cache_size(args: EngineArgs, groups: tuple[KVSpec, ...], memory_bytes: int, length: int, seqs: int) -> CacheSize:
+    """How many blocks each group gets from `memory_bytes`. Groups get the same number: a block id costs the sum of
+    their bytes. Never more than every sequence at full length could use. ConfigError names the flag to change."""
+    bt = groups[0].block_tokens
+    per_block = sum(g.bytes_per_block for g in groups)
+    useful = seqs * -(-length // bt) + 1
+    if args.num_gpu_blocks_override:
+        n = args.num_gpu_blocks_override + 1
+    else:
+        n = min(useful, memory_bytes // max(per_block, 1))
+    room = (n - 1) * bt
+    if room < min(length, bt + 1):
+        raise ConfigError(
+            f"kv_cache_memory_bytes: {memory_bytes:,} bytes hold {max(room, 0)} tokens ({per_block:,} bytes per {bt} tokens); raise it to at least {3 * per_block:,}"
+        )
+    if room < length:
+        if args.max_model_len not in (None, -1):
+            raise ConfigError(
+                f"max_model_len {length} needs {-(-length // bt) * per_block:,} bytes of KV cache and there are {memory_bytes:,}; "
+                f"lower max_model_len to {room}, or raise kv_cache_memory_bytes"
+            )
+        length = room
+    return CacheSize((n,) * len(groups), length)
