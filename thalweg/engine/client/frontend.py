@@ -84,8 +84,6 @@ def _default_sampling(args: EngineArgs, path: Path) -> dict[str, Any]:
         found = hf.generation_defaults(where)
     found = {**found, **(args.override_generation_config or {})}
     fields = {k: found[k] for k in _SAMPLING_DEFAULTS if found.get(k) is not None}
-    if found.get("do_sample") is False and "temperature" not in (args.override_generation_config or {}):
-        fields["temperature"] = 0.0
     if found.get("max_new_tokens") is not None:
         fields["max_tokens"] = found["max_new_tokens"]
     try:

@@ -111,7 +111,7 @@ async def _end(process: asyncio.subprocess.Process, patience: float = 1.0) -> No
     """Wait for it to exit; kill it when patience runs out."""
     try:
         await asyncio.wait_for(process.wait(), patience)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()

@@ -10,12 +10,12 @@ from typing import Any
 
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.config import read_config
-from thalweg.config import CacheConfig, DeviceConfig, EngineArgs, EngineConfig, ModelConfig
+from thalweg.config import CacheConfig, DeviceConfig, EngineArgs, EngineConfig, ModelConfig, SchedulerConfig
 from thalweg.engine.worker import resolve
 from thalweg.engine.worker.runner import Runner
 from thalweg.errors import ConfigError
 from thalweg.hal import discovery
-from thalweg.hal.kv import KVSpec
+from thalweg.hal.kv import KVLayout, KVSpec
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Defaults, Device, ModelFacts, Pending, Place, Platform
 from thalweg.hal.step import StateBox, StepBatch
@@ -120,8 +120,6 @@ def _build_without_model(job: _Job) -> Worker:
     group = KVSpec("full", bt, 2 * f.layers * bt * f.kv_heads * f.head_dim * 2, tuple(range(f.layers)))
     size = resolve.cache_size(args, (group,), _cache_bytes(job), length, schedule.max_seqs)
     config = _config(job, "none", size, (group,), schedule, f.vocab)
-    from thalweg.hal.kv import KVLayout
-
     box = StateBox(
         {
             "kv": [job.device.alloc_kv(KVLayout((bt,), "int64", "rolling-hash"), size.blocks[0])],
@@ -153,11 +151,28 @@ def _config(
     args, f = job.args, job.facts
     return EngineConfig(
         model=ModelConfig(
-            path=str(job.path), architecture=f.architecture, dtype=dtype, max_len=size.max_len, vocab=vocab, seed=args.seed,
-            load_format=args.load_format, logprobs_mode=args.logprobs_mode, max_logprobs=args.max_logprobs,
+            path=str(job.path),
+            architecture=f.architecture,
+            dtype=dtype,
+            max_len=size.max_len,
+            vocab=vocab,
+            seed=args.seed,
+            load_format=args.load_format,
+            logprobs_mode=args.logprobs_mode,
+            max_logprobs=args.max_logprobs,
             hf_overrides=args.hf_overrides or {},
         ),
-        device=DeviceConfig(platform=job.platform.name, name=job.device.info.name, strict_kernels=args.strict_kernels, threads=args.threads),
-        cache=CacheConfig(block_tokens=groups[0].block_tokens, groups=groups, blocks=size.blocks, prefix_caching=args.enable_prefix_caching),
+        device=DeviceConfig(
+            platform=job.platform.name,
+            name=job.device.info.name,
+            strict_kernels=args.strict_kernels,
+            threads=args.threads,
+        ),
+        cache=CacheConfig(
+            block_tokens=groups[0].block_tokens,
+            groups=groups,
+            blocks=size.blocks,
+            prefix_caching=args.enable_prefix_caching,
+        ),
         scheduler=schedule,
-    )  # fmt: skip
+    )

@@ -76,8 +76,8 @@ def scheduler(args: EngineArgs, defaults: Defaults, length: int) -> SchedulerCon
     if not args.enable_chunked_prefill and tokens < length:
         if args.max_num_batched_tokens:
             raise ConfigError(
-                f"max_num_batched_tokens {tokens} is below max_model_len {length}: without chunked prefill a prompt must fit one step; "
-                "raise it, lower max_model_len, or leave chunked prefill on"
+                f"max_num_batched_tokens {tokens} is below max_model_len {length}: without chunked prefill a prompt must fit "
+                "one step; raise it, lower max_model_len, or leave chunked prefill on"
             )
         tokens = length
     if seqs > tokens:
@@ -120,13 +120,14 @@ def cache_size(args: EngineArgs, groups: tuple[KVSpec, ...], memory_bytes: int, 
     room = (n - 1) * bt
     if room < min(length, bt + 1):
         raise ConfigError(
-            f"kv_cache_memory_bytes: {memory_bytes:,} bytes hold {max(room, 0)} tokens ({per_block:,} bytes per {bt} tokens); raise it to at least {3 * per_block:,}"
+            f"kv_cache_memory_bytes: {memory_bytes:,} bytes hold {max(room, 0)} tokens ({per_block:,} bytes per {bt} tokens); "
+            f"raise it to at least {3 * per_block:,}"
         )
     if room < length:
         if args.max_model_len not in (None, -1):
             raise ConfigError(
-                f"max_model_len {length} needs {-(-length // bt) * per_block:,} bytes of KV cache and there are {memory_bytes:,}; "
-                f"lower max_model_len to {room}, or raise kv_cache_memory_bytes"
+                f"max_model_len {length} needs {-(-length // bt) * per_block:,} bytes of KV cache and there are "
+                f"{memory_bytes:,}; lower max_model_len to {room}, or raise kv_cache_memory_bytes"
             )
         length = room
     return CacheSize((n,) * len(groups), length)

@@ -1,0 +1,234 @@
+"""LLM: the engine offline, in this process. The control loop is the server's; only the channel is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tqdm import tqdm
+
+from thalweg.config import BUNDLED, EngineArgs, EngineConfig
+from thalweg.engine.client.frontend import load_frontend
+from thalweg.engine.client.inputs import InputProcessor
+from thalweg.engine.client.outputs import OutputProcessor
+from thalweg.engine.control.core import EngineCore
+from thalweg.engine.worker.build import build
+from thalweg.engine.worker.resolve import check_args
+from thalweg.errors import ConfigError, RequestError
+from thalweg.outputs import RequestOutput
+from thalweg.params import RequestOutputKind, SamplingParams
+from thalweg.text.template import ChatTemplate
+from thalweg.text.tokenizer import Tokenizer
+
+Prompt = str | Mapping[str, Any] | list[int]
+"""Text; {"prompt": text}; {"prompt_token_ids": ids}; or ids. Mappings may add "cache_salt"."""
+
+
+class LLM:
+    """Loads a model and generates from it, batch by batch, in the calling thread.
+
+    Keyword arguments are the fields of `EngineArgs`. Raises ConfigError, CheckpointError, UnsupportedModelError or
+    DeviceError, each naming the field or file. Not thread-safe: share one through AsyncLLM instead.
+    """
+
+    def __init__(self, model: str = BUNDLED, **engine_args: Any) -> None:
+        self._open(_engine_args(model, engine_args))
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        made = cls.__new__(cls)
+        made._open(engine_args)
+        return made
+
+    def _open(self, args: EngineArgs) -> None:
+        check_args(args)
+        self._frontend = load_frontend(args)
+        self._worker = build(self._frontend.args)
+        self._core = EngineCore(self._worker.config, self._worker.launch)
+        self._inputs = InputProcessor(
+            self._worker.config, self._frontend.tokenizer, eos_ids=self._frontend.eos_ids, seed_source=random.Random(args.seed)
+        )
+        self._outputs = OutputProcessor(self._frontend.tokenizer)
+        self._handles = itertools.count(1)
+        self._ids = itertools.count()
+        self._waiting: list[str] = []
+
+    @property
+    def config(self) -> EngineConfig:
+        """What the engine decided."""
+        return self._worker.config
+
+    @property
+    def kernel_plan(self) -> list[str]:
+        """Which kernel serves each op, and why not the others; a line each."""
+        return self._worker.plan
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self._frontend.template
+
+    def get_tokenizer(self) -> Tokenizer:
+        """ConfigError if the tokenizer was skipped."""
+        if self._frontend.tokenizer is None:
+            raise ConfigError("skip_tokenizer_init: there is no tokenizer")
+        return self._frontend.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The model's own defaults (generation config) over the general ones."""
+        return self._frontend.sampling()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; results in prompt order. RequestError, naming the field, before anything runs."""
+        self.enqueue(prompts, sampling_params, priority=priority)
+        return self.wait_for_completion(use_tqdm=use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (a list of messages) or several (a list of those) through the chat template."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        template = ChatTemplate(_source(chat_template)) if chat_template else self._frontend.template
+        if template is None:
+            raise RequestError("chat_template: the model has none; pass chat_template=, or use generate()", "chat_template")
+        tokenizer = self.get_tokenizer()
+        prompts = []
+        for conversation in conversations:
+            text = template.render(
+                conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(chat_template_kwargs or {}),
+            )
+            # The template writes the special tokens itself.
+            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[str]:
+        """Add requests without running them; their ids. All are checked before any is added."""
+        items = _as_list(prompts)
+        params = _per_prompt("sampling_params", sampling_params, len(items), self.get_default_sampling_params)
+        ranks = _per_prompt("priority", priority, len(items), int)
+        submissions = [
+            self._inputs.process(str(next(self._ids)), p, _final_only(s), priority=r, handles=self._handles)
+            for p, s, r in zip(items, params, ranks, strict=True)
+        ]
+        now = time.monotonic()
+        for s in submissions:
+            self._outputs.add(s, now)
+            self._core.add(s.requests)
+        ids = [s.request_id for s in submissions]
+        self._waiting += ids
+        return ids
+
+    def wait_for_completion(self, *, use_tqdm: bool | Callable[..., Any] = True) -> list[RequestOutput]:
+        """Run until everything enqueued is finished; results in the order enqueued. Interrupted (Ctrl-C), the engine
+        drops what is left and stays usable."""
+        done: dict[str, RequestOutput] = {}
+        order, self._waiting = self._waiting, []
+        bar = (use_tqdm if callable(use_tqdm) else tqdm)(total=len(order), disable=not use_tqdm, desc="requests", unit="req")
+        made, start = 0, time.monotonic()
+        try:
+            with contextlib.closing(bar):
+                while len(done) < len(order):
+                    for out in self._step():
+                        done[out.request_id] = out
+                        made += sum(len(c.token_ids) for c in out.outputs)
+                        bar.set_postfix_str(f"{made / (time.monotonic() - start):.1f} tok/s", refresh=False)
+                        bar.update()
+        finally:
+            for request_id in order:
+                if request_id not in done:
+                    handles, _ = self._outputs.abort(request_id)
+                    self._core.abort(handles)
+        return [done[i] for i in order]
+
+    def _step(self) -> Iterable[RequestOutput]:
+        news = self._core.step()
+        if news is None:
+            return []
+        processed = self._outputs.process(news)
+        if processed.abort:
+            self._core.abort(processed.abort)
+        return [o for o in processed.outputs if o.finished]
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; False while requests run."""
+        return self._core.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """Give the device back; the object is not used again."""
+        self._worker.close()
+
+
+def _engine_args(model: str, fields: dict[str, Any]) -> EngineArgs:
+    unknown = sorted(set(fields) - set(EngineArgs.__struct_fields__))
+    if unknown:
+        raise ConfigError(*(f"{name}: not an engine argument this version honours; see docs/status.md" for name in unknown))
+    name = fields.get("served_model_name")
+    if isinstance(name, str):
+        fields = {**fields, "served_model_name": [name]}
+    if isinstance(model, Path):
+        model = str(model)
+    try:
+        return msgspec.convert({"model": model, **fields}, EngineArgs)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"engine argument: {e}") from None
+
+
+def _as_list(prompts: Any) -> list[Any]:
+    """One prompt or many; a list of ints is one prompt."""
+    if isinstance(prompts, str | Mapping) or (isinstance(prompts, list) and prompts and isinstance(prompts[0], int)):
+        return [prompts]
+    return list(prompts)
+
+
+def _per_prompt(name: str, given: Any, n: int, default: Callable[[], Any]) -> list[Any]:
+    if given is None:
+        return [default() for _ in range(n)]
+    if not isinstance(given, Sequence):
+        return [given] * n
+    if len(given) != n:
+        raise RequestError(f"{name}: {len(given)} given for {n} prompts", name)
+    return list(given)
+
+
+def _final_only(params: SamplingParams) -> SamplingParams:
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"sampling_params must be SamplingParams, not {type(params).__name__}", "sampling_params")
+    return msgspec.structs.replace(params, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+def _source(template: str) -> str:
+    """A template given as text or as a file."""
+    if "{" not in template and Path(template).is_file():
+        return Path(template).read_text(encoding="utf-8")
+    return template
