@@ -19,7 +19,6 @@ from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.worker.build import build
-from thalweg.engine.worker.resolve import check_args
 from thalweg.errors import ConfigError, RequestError
 from thalweg.outputs import RequestOutput
 from thalweg.params import RequestOutputKind, SamplingParams
@@ -47,7 +46,6 @@ class LLM:
         return made
 
     def _open(self, args: EngineArgs) -> None:
-        check_args(args)
         self._frontend = load_frontend(args)
         self._worker = build(self._frontend.args)
         self._core = EngineCore(self._worker.config, self._worker.launch)

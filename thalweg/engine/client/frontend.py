@@ -12,7 +12,7 @@ import msgspec
 
 from thalweg.checkpoint import config as hf
 from thalweg.checkpoint import hub
-from thalweg.config import EngineArgs
+from thalweg.config import EngineArgs, check_args
 from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.params import SamplingParams
 from thalweg.text.template import ChatTemplate
@@ -45,6 +45,7 @@ class Frontend:
 
 def load_frontend(args: EngineArgs) -> Frontend:
     """CheckpointError or ConfigError, naming file or field, before any process is started."""
+    check_args(args)
     path = hub.resolve_model(args.model, revision=args.revision, download_dir=args.download_dir, token=args.hf_token)
     config = hf.read_config(path, args.hf_overrides)
     facts = hf.facts(config, path)

@@ -10,7 +10,7 @@ from typing import Any
 
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.config import read_config
-from thalweg.config import CacheConfig, DeviceConfig, EngineArgs, EngineConfig, ModelConfig, SchedulerConfig
+from thalweg.config import CacheConfig, DeviceConfig, EngineArgs, EngineConfig, ModelConfig, SchedulerConfig, check_args
 from thalweg.engine.worker import resolve
 from thalweg.engine.worker.runner import Runner
 from thalweg.errors import ConfigError
@@ -54,7 +54,7 @@ def build(args: EngineArgs) -> Worker:
     """`args.model` is a local directory. Raises ConfigError, CheckpointError, UnsupportedModelError or DeviceError, in
     that order of cheapness: whatever can be refused without loading weights is refused before."""
     start = time.monotonic()
-    resolve.check_args(args)
+    check_args(args)
     path = Path(args.model)
     hf = read_config(path, args.hf_overrides)
     facts = read_facts(hf, path)
@@ -146,7 +146,7 @@ def _cache_bytes(job: _Job) -> int:
 
 
 def _config(
-    job: _Job, dtype: str, size: resolve.CacheSize, groups: tuple[KVSpec, ...], schedule: Any, vocab: int
+    job: _Job, dtype: str, size: resolve.CacheSize, groups: tuple[KVSpec, ...], schedule: SchedulerConfig, vocab: int
 ) -> EngineConfig:
     args, f = job.args, job.facts
     return EngineConfig(

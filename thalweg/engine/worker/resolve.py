@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thalweg.config import DTYPES, LOAD_FORMATS, LOGPROBS_MODES, POLICIES, EngineArgs, SchedulerConfig
+from thalweg.config import EngineArgs, SchedulerConfig
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVSpec
 from thalweg.hal.platform import Defaults, DeviceInfo, ModelFacts
@@ -15,37 +15,6 @@ MAX_BATCHED_TOKENS = 2048
 """Global defaults, where neither user nor platform says otherwise."""
 
 _ALIASES = {"half": "float16", "float": "float32"}
-_POSITIVE = ("max_model_len", "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override", "max_num_seqs",
-             "max_num_batched_tokens", "threads", "max_num_partial_prefills", "max_long_partial_prefills")  # fmt: skip
-
-
-def check_args(args: EngineArgs) -> None:
-    """Everything that can be wrong without knowing model or device. ConfigError lists it all."""
-    problems = []
-    for name in _POSITIVE:
-        value = getattr(args, name)
-        if value is not None and value < 1 and not (name == "max_model_len" and value == -1):
-            problems.append(f"{name} must be at least 1, not {value}")
-    for name, choices in (
-        ("dtype", DTYPES),
-        ("load_format", LOAD_FORMATS),
-        ("logprobs_mode", LOGPROBS_MODES),
-        ("scheduling_policy", POLICIES),
-    ):
-        if getattr(args, name) not in choices:
-            problems.append(f"{name} must be one of {', '.join(choices)}, not {getattr(args, name)!r}")
-    if not 0 < args.gpu_memory_utilization <= 1:
-        problems.append(f"gpu_memory_utilization must be in (0, 1], not {args.gpu_memory_utilization}")
-    if args.max_logprobs < -1:
-        problems.append(f"max_logprobs must be -1 (no limit) or at least 0, not {args.max_logprobs}")
-    if args.long_prefill_token_threshold < 0:
-        problems.append(f"long_prefill_token_threshold must be at least 0, not {args.long_prefill_token_threshold}")
-    if args.max_long_partial_prefills > args.max_num_partial_prefills:
-        problems.append("max_long_partial_prefills must not exceed max_num_partial_prefills")
-    if args.trust_remote_code:
-        problems.append("trust_remote_code: code from model repositories is never run; leave it out")
-    if problems:
-        raise ConfigError(*problems)
 
 
 def dtype(args: EngineArgs, facts: ModelFacts, device: DeviceInfo, defaults: Defaults) -> str:
