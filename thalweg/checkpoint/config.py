@@ -1,0 +1,252 @@
+"""config.json and generation_config.json: read, checked, and turned into facts. Which numbers make sense is decided here;
+what an architecture does with them is decided in `models/`. No tensor framework.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from thalweg.checkpoint.safetensors import open_checkpoint, strict_json
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.hal.platform import ModelFacts
+
+MAX_JSON = 16_000_000
+"""Bytes a configuration file may have."""
+
+DTYPES = {
+    "float32": "float32",
+    "float": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "half": "float16",
+}
+
+Config = Mapping[str, Any]
+
+
+def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """config.json of a model directory, with top-level keys replaced by `overrides`. CheckpointError names file and key
+    for bad JSON, wrong types, and numbers out of range; quantised checkpoints are refused in words."""
+    file = Path(path) / "config.json"
+    config = _read_object(file)
+    for key, value in (overrides or {}).items():
+        _finite(value, f"hf_overrides: {key}")
+        config[key] = value
+    _finite(config, str(file))
+    if config.get("quantization_config") is not None:
+        method = config["quantization_config"].get("quant_method") if isinstance(config["quantization_config"], dict) else "?"
+        raise UnsupportedModelError(
+            f"{file}: quantization_config: quantised checkpoints ({method}) are not supported by this version; "
+            "use the model's bfloat16 or float16 checkpoint"
+        )
+    architecture(config, file)
+    return config
+
+
+def architecture(config: Config, where: str | Path = "config.json") -> str:
+    """The first entry of `architectures`."""
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) and n for n in names):
+        raise CheckpointError(f"{where}: architectures: must be a list with the model's class name, not {names!r:.80}")
+    return str(names[0])
+
+
+def facts(config: Config, path: str | Path) -> ModelFacts:
+    """What platforms may know when they choose defaults. Reads the headers of the weights if there are any."""
+    hidden, heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
+    kv_heads = integer(config, "num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"config.json: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})"
+        )
+    stored, size = _weights(Path(path))
+    return ModelFacts(
+        architecture=architecture(config),
+        dtype=_dtype(config) or stored or "float32",
+        layers=integer(config, "num_hidden_layers", high=10_000),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=integer(config, "head_dim", high=65_536, default=max(1, hidden // heads)),
+        vocab=integer(config, "vocab_size"),
+        max_len=max_len(config),
+        weight_bytes=size,
+    )
+
+
+def max_len(config: Config) -> int:
+    """Tokens a sequence may have, prompt and output: the positions the model is made for.
+
+    Scaled by the factor where a scaling keeps the unscaled number in the configuration: linear (times factor), and yarn
+    (its original length times factor, if that is more). "dynamic" is not: its frequencies depend on the longest sequence
+    served (see models/layers/rotary.py), so by default it is served as trained."""
+    key = "max_position_embeddings" if "max_position_embeddings" in config else "max_sequence_length"
+    if key not in config:
+        raise CheckpointError("config.json: max_position_embeddings: missing")
+    length = integer(config, key)
+    rope = rope_parameters(config)
+    if rope["rope_type"] == "linear":
+        length = int(length * real(rope, "factor", 1, 1e6, where="rope_parameters"))
+    elif rope["rope_type"] == "yarn" and rope.get("factor") is not None:
+        original = integer(rope, "original_max_position_embeddings", where="rope_parameters", default=length)
+        length = max(length, int(original * real(rope, "factor", 1, 1e6, where="rope_parameters")))
+    return min(length, 1 << 30)
+
+
+def rope_parameters(config: Config) -> dict[str, Any]:
+    """Rotary settings in one spelling, whichever the file uses: `rope_parameters`, or the older `rope_scaling` with
+    `rope_theta` beside it and `type` for `rope_type`. Always has rope_type and rope_theta."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise CheckpointError(f"config.json: rope_parameters: must be an object, not {rope!r:.80}")
+    if any(isinstance(v, dict) for v in rope.values()):
+        raise UnsupportedModelError("config.json: rope_parameters: settings per layer type are not supported by this version")
+    out = dict(rope)
+    kind = out.pop("type", None)
+    out.setdefault("rope_type", kind or "default")
+    if not isinstance(out["rope_type"], str):
+        raise CheckpointError(f"config.json: rope_type: must be text, not {out['rope_type']!r:.80}")
+    if out.get("rope_theta") is None:
+        out["rope_theta"] = real(config, "rope_theta", 1e-3, 1e15, default=10_000.0)
+    real(out, "rope_theta", 1e-3, 1e15, where="rope_parameters")
+    if out["rope_type"] in ("llama3", "yarn", "longrope"):
+        known = config.get("original_max_position_embeddings")
+        out["original_max_position_embeddings"] = (
+            known or out.get("original_max_position_embeddings") or config.get("max_position_embeddings")
+        )
+    partial = out.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial is not None and partial != 1:
+        raise UnsupportedModelError(f"config.json: partial_rotary_factor {partial!r}: not supported by this version")
+    return out
+
+
+def generation_defaults(path: str | Path) -> dict[str, Any]:
+    """generation_config.json of the directory (or the file itself); {} if there is none."""
+    file = Path(path)
+    file = file / "generation_config.json" if file.is_dir() else file
+    if not file.exists():
+        return {}
+    content = _read_object(file)
+    _finite(content, str(file))
+    return content
+
+
+def eos_ids(path: str | Path, config: Config) -> tuple[int, ...]:
+    """Token ids that end a sequence: those of generation_config.json, then those of config.json, each once."""
+    out: dict[int, None] = {}
+    for where, source in (("generation_config.json", generation_defaults(path)), ("config.json", config)):
+        value = source.get("eos_token_id")
+        for i in [] if value is None else value if isinstance(value, list) else [value]:
+            if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < 2**31:
+                raise CheckpointError(f"{where}: eos_token_id: {i!r:.80} is not a token id")
+            out[i] = None
+    return tuple(out)
+
+
+# ------------------------------------------------------------------ checked values
+
+
+def integer(
+    config: Config, key: str, low: int = 1, high: int = 2**31 - 1, *, default: int | None = None, where: str = "config.json"
+) -> int:
+    """config[key] as an integer in [low, high]; `default` where it is absent or null. CheckpointError names the key."""
+    value = config.get(key)
+    if value is None:
+        if default is None:
+            raise CheckpointError(f"{where}: {key}: missing")
+        return default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise CheckpointError(f"{where}: {key}: must be an integer, not {value!r:.80}")
+    if not low <= value <= high:
+        raise CheckpointError(f"{where}: {key}: must be between {low} and {high}, not {value if abs(value) < 1e30 else 'that'}")
+    return value
+
+
+def real(
+    config: Config, key: str, low: float, high: float, *, default: float | None = None, where: str = "config.json"
+) -> float:
+    """config[key] as a finite number in [low, high]; `default` where it is absent or null."""
+    value = config.get(key)
+    if value is None:
+        if default is None:
+            raise CheckpointError(f"{where}: {key}: missing")
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise CheckpointError(f"{where}: {key}: must be a number, not {value!r:.80}")
+    if not low <= value <= high:
+        raise CheckpointError(f"{where}: {key}: must be between {low:g} and {high:g}, not {value!r:.40}")
+    return float(value)
+
+
+def flag(config: Config, key: str, default: bool) -> bool:
+    """config[key] as true or false; `default` where it is absent or null."""
+    value = config.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise CheckpointError(f"config.json: {key}: must be true or false, not {value!r:.80}")
+    return value
+
+
+def text(config: Config, key: str, default: str) -> str:
+    """config[key] as text; `default` where it is absent or null."""
+    value = config.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, str):
+        raise CheckpointError(f"config.json: {key}: must be text, not {value!r:.80}")
+    return value
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        if file.stat().st_size > MAX_JSON:
+            raise CheckpointError(f"{file}: larger than {MAX_JSON} bytes; not a configuration file")
+        content = strict_json(file, file.read_bytes())
+    except FileNotFoundError as e:
+        raise CheckpointError(f"{file}: does not exist") from e
+    except OSError as e:
+        raise CheckpointError(f"{file}: cannot be read: {e.strerror or e}") from e
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file}: must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+def _finite(value: Any, where: str) -> None:
+    """Refuse NaN and infinities: 1e999 is infinite without being spelled so."""
+    stack = [("", value)]
+    while stack:
+        name, v = stack.pop()
+        if isinstance(v, float) and not math.isfinite(v):
+            raise CheckpointError(f"{where}: {name.lstrip('.') or 'value'}: {v} is not a finite number")
+        if isinstance(v, dict):
+            stack += [(f"{name}.{k}", x) for k, x in v.items()]
+        elif isinstance(v, list):
+            stack += [(f"{name}[{i}]", x) for i, x in enumerate(v)]
+
+
+def _dtype(config: Config) -> str | None:
+    """`dtype`, or `torch_dtype` in older files, as a name used here."""
+    value = config.get("dtype") or config.get("torch_dtype")
+    if value is None or value == "auto":
+        return None
+    name = value.removeprefix("torch.") if isinstance(value, str) else value
+    if not isinstance(name, str) or name not in DTYPES:
+        raise CheckpointError(f"config.json: dtype: {value!r:.80} is none of {', '.join(sorted(set(DTYPES.values())))}")
+    return DTYPES[name]
+
+
+def _weights(path: Path) -> tuple[str | None, int]:
+    """(dtype of most of the weights, their bytes); (None, 0) where there are no safetensors to look at."""
+    if not any(path.glob("*.safetensors")):
+        return None, 0
+    checkpoint = open_checkpoint(path)
+    count: dict[str, int] = {}
+    for shard in checkpoint.shards:
+        for e in shard.entries.values():
+            count[e.dtype] = count.get(e.dtype, 0) + e.end - e.begin
+    known = {d: n for d, n in count.items() if d in DTYPES}
+    return max(known, key=lambda d: known[d], default=None), checkpoint.bytes

@@ -1,0 +1,284 @@
+"""A bounds-checked reader of safetensors files: every byte of a checkpoint is accounted for before one is used.
+
+Format: https://github.com/huggingface/safetensors ("Format"): u64 little-endian header length, a JSON header of
+`name -> {dtype, shape, data_offsets}`, then the tensors' bytes. Stricter than the format asks: duplicate names, holes,
+overlaps, bytes left over and numbers that are not plain integers are refused. Nothing is allocated by what a header
+claims, and pickled files are never opened. Knows no tensor framework: a tensor is a numpy view of its bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from thalweg.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+MAX_HEADER = 100_000_000
+"""Bytes; the limit of the format's own library."""
+MAX_INDEX = 100_000_000
+MAX_DIM = 1 << 40
+MAX_RANK = 16
+
+STORED = {
+    "F64": ("float64", np.float64),
+    "F32": ("float32", np.float32),
+    "F16": ("float16", np.float16),
+    "BF16": ("bfloat16", np.uint16),
+    "F8_E4M3": ("float8_e4m3fn", np.uint8),
+    "F8_E5M2": ("float8_e5m2", np.uint8),
+    "F8_E8M0": ("float8_e8m0fnu", np.uint8),
+    "I64": ("int64", np.int64),
+    "I32": ("int32", np.int32),
+    "I16": ("int16", np.int16),
+    "I8": ("int8", np.int8),
+    "U64": ("uint64", np.uint64),
+    "U32": ("uint32", np.uint32),
+    "U16": ("uint16", np.uint16),
+    "U8": ("uint8", np.uint8),
+    "BOOL": ("bool", np.bool_),
+}
+"""Format name -> (dtype name used here, numpy type of the bytes; an unsigned integer of the same width where numpy has none)."""
+
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_MAGIC = (
+    (b"PK\x03\x04", "a zip archive (a pickled PyTorch file?)"),
+    (b"GGUF", "a GGUF file"),
+    (b"\x80\x02", "a pickle"),
+    (b"\x80\x04", "a pickle"),
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself (run `git lfs pull`)"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a file: dtype name (numpy's, or bfloat16, float8_...), shape, and its bytes [begin, end) in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    stored: Any
+    """numpy type of the bytes."""
+
+
+class Shard:
+    """One open file. Its header has been checked against its size; `data` maps it read-only."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as f:
+                size = path.stat().st_size
+                self.entries = _parse(path, f, size)
+                self.data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as e:
+            raise CheckpointError(f"{path}: cannot be read: {e.strerror or e}") from e
+
+    def read(self, name: str) -> np.ndarray:
+        e = self.entries[name]
+        count = math.prod(e.shape)
+        return np.frombuffer(self.data, e.stored, count, e.begin).reshape(e.shape)
+
+
+class Checkpoint:
+    """Every tensor of a model directory, found by name."""
+
+    def __init__(self, path: Path, shards: list[Shard]) -> None:
+        self.path = path
+        self.shards = shards
+        self._home = {name: s for s in shards for name in s.entries}
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._home)
+
+    @property
+    def bytes(self) -> int:
+        """Of all tensors."""
+        return sum(e.end - e.begin for s in self.shards for e in s.entries.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._home
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def file(self, name: str) -> Path:
+        """The file that holds the tensor, for messages."""
+        return self._home[name].path
+
+    def entry(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """(dtype name, shape). CheckpointError if there is no such tensor."""
+        if name not in self._home:
+            raise CheckpointError(f"{self.path}: has no tensor {name!r}")
+        e = self._home[name].entries[name]
+        return e.dtype, e.shape
+
+    def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> np.ndarray:
+        """A read-only view of the tensor, or of some rows (first dimension) and columns (second) of it: only the bytes of
+        the view are read from disk, when they are used. dtypes numpy lacks come as unsigned integers of the same width."""
+        dtype, shape = self.entry(name)
+        view = self._home[name].read(name)
+        if rows is not None:
+            view = view[rows]
+        if cols is not None:
+            if len(shape) < 2:
+                raise ValueError(f"{name}: columns asked of a tensor of shape {shape}")
+            view = view[:, cols]
+        return view
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """The safetensors of a model directory, one file or several with an index. CheckpointError names file and reason."""
+    path = Path(path)
+    index = path / INDEX
+    if index.is_file():
+        return _open_sharded(path, index)
+    if (path / SINGLE).is_file():
+        return Checkpoint(path, [Shard(path / SINGLE)])
+    found = sorted(p for p in path.glob("*.safetensors") if p.is_file())
+    if len(found) == 1:
+        return Checkpoint(path, [Shard(found[0])])
+    if found:
+        raise CheckpointError(
+            f"{path}: {len(found)} safetensors files but no {INDEX} that says what belongs together; add the index"
+        )
+    pickled = sorted(p.name for p in path.glob("*") if p.suffix in PICKLED)
+    if pickled:
+        raise CheckpointError(
+            f"{path}: holds only pickled weights ({', '.join(pickled[:3])}), which can run code when read and are refused; "
+            "convert them to safetensors"
+        )
+    raise CheckpointError(f"{path}: no weights: neither {SINGLE} nor {INDEX} is there")
+
+
+def _open_sharded(path: Path, index: Path) -> Checkpoint:
+    if index.stat().st_size > MAX_INDEX:
+        raise CheckpointError(f"{index}: larger than {MAX_INDEX} bytes; not an index")
+    content = strict_json(index, index.read_bytes())
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: weight_map: must map tensor names to file names")
+    wanted: dict[str, set[str]] = {}
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not file.endswith(".safetensors") or any(c in file for c in "/\\\0:"):
+            raise CheckpointError(
+                f"{index}: weight_map[{name!r}]: {file!r} is not the name of a safetensors file beside the index"
+            )
+        wanted.setdefault(file, set()).add(name)
+    shards = []
+    for file, names in sorted(wanted.items()):
+        if not (path / file).is_file():
+            raise CheckpointError(f"{path / file}: listed in {INDEX} but missing; download the model again")
+        shard = Shard(path / file)
+        here = set(shard.entries)
+        if names - here:
+            raise CheckpointError(f"{path / file}: lacks {_some(names - here)}, which {INDEX} says it holds")
+        if here - names:
+            raise CheckpointError(f"{path / file}: holds {_some(here - names)}, which {INDEX} does not list there")
+        shards.append(shard)
+    return Checkpoint(path, shards)
+
+
+def strict_json(path: Path, text: bytes) -> Any:
+    """JSON with duplicate keys, NaN and infinities refused. CheckpointError names the file."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        out = dict(pairs)
+        if len(out) != len(pairs):
+            seen: set[str] = set()
+            twice = next(k for k, _ in pairs if k in seen or seen.add(k))
+            raise CheckpointError(f"{path}: the key {twice!r} appears twice")
+        return out
+
+    def constant(name: str) -> Any:
+        raise CheckpointError(f"{path}: {name} is not a number JSON allows")
+
+    try:
+        return json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_constant=constant)
+    except CheckpointError:
+        raise
+    except UnicodeDecodeError as e:
+        raise CheckpointError(f"{path}: not UTF-8 text (byte {e.start})") from e
+    except RecursionError as e:
+        raise CheckpointError(f"{path}: nested too deeply to be what it should be") from e
+    except ValueError as e:
+        raise CheckpointError(f"{path}: not valid JSON: {e}") from e
+
+
+def _parse(path: Path, f: Any, size: int) -> dict[str, Entry]:
+    head = f.read(24)
+    for magic, what in _MAGIC:
+        if head.startswith(magic):
+            raise CheckpointError(f"{path}: is {what}, not safetensors; it is not read")
+    if len(head) < 8:
+        raise CheckpointError(f"{path}: truncated: {size} bytes, too short for a header; download it again")
+    (length,) = struct.unpack("<Q", head[:8])
+    if length > MAX_HEADER:
+        raise CheckpointError(
+            f"{path}: claims a header of {length} bytes, the limit is {MAX_HEADER}; corrupt or not safetensors"
+        )
+    if 8 + length > size:
+        raise CheckpointError(f"{path}: truncated: its header needs {8 + length} bytes, the file has {size}; download it again")
+    f.seek(8)
+    header = strict_json(path, f.read(length))
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path}: the header is not a JSON object")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise CheckpointError(f"{path}: __metadata__: must map names to text")
+    entries = {name: _entry(path, name, value, 8 + length) for name, value in header.items()}
+    _account(path, entries, 8 + length, size)
+    return entries
+
+
+def _entry(path: Path, name: str, value: Any, start: int) -> Entry:
+    where = f"{path}: tensor {name[:200]!r}"
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+        raise CheckpointError(f"{where}: must have exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in STORED:
+        raise CheckpointError(f"{where}: unknown dtype {dtype!r}")
+    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(_natural(n) for n in shape):
+        raise CheckpointError(f"{where}: shape {str(shape)[:100]} is not a list of sizes")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(_natural(n) for n in offsets):
+        raise CheckpointError(f"{where}: data_offsets {str(offsets)[:100]} are not two byte positions")
+    names, stored = STORED[dtype]
+    begin, end = offsets
+    need = math.prod(shape) * np.dtype(stored).itemsize
+    if end - begin != need:
+        raise CheckpointError(f"{where}: {dtype} {shape} takes {need} bytes, its data_offsets span {end - begin}")
+    return Entry(names, tuple(shape), start + begin, start + end, stored)
+
+
+def _account(path: Path, entries: dict[str, Entry], start: int, size: int) -> None:
+    """The tensors cover the bytes after the header exactly once."""
+    at = start
+    for name, e in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if e.begin != at:
+            what = "overlaps the tensor before it" if e.begin < at else f"leaves {e.begin - at} bytes before it unused"
+            raise CheckpointError(f"{path}: tensor {name[:200]!r} {what}; the file is corrupt")
+        at = e.end
+    if at > size:
+        raise CheckpointError(f"{path}: truncated: its tensors end at byte {at}, the file has {size}; download it again")
+    if at < size:
+        raise CheckpointError(f"{path}: {size - at} bytes after the last tensor belong to none; the file is corrupt")
+
+
+def _natural(n: Any) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= MAX_DIM
+
+
+def _some(names: set[str], most: int = 3) -> str:
+    listed = ", ".join(sorted(names)[:most])
+    return listed + (f" and {len(names) - most} more" if len(names) > most else "")
