@@ -52,13 +52,11 @@ def load_frontend(args: EngineArgs) -> Frontend:
     tokenizer = None
     if not args.skip_tokenizer_init:
         where = path
-        if args.tokenizer:
+        if args.tokenizer and Path(args.tokenizer).is_dir():  # may hold a tokenizer and nothing else
+            where = Path(args.tokenizer)
+        elif args.tokenizer:
             where = hub.resolve_model(
-                args.tokenizer,
-                revision=args.tokenizer_revision,
-                download_dir=args.download_dir,
-                token=args.hf_token,
-                what="tokenizer",
+                args.tokenizer, revision=args.tokenizer_revision, download_dir=args.download_dir, token=args.hf_token
             )
         tokenizer = load_tokenizer(where)
         check_vocab(tokenizer, facts.vocab)
