@@ -1,0 +1,30 @@
+"""The ops: torch bodies that define them, each with samples for tests and benchmarks and the tolerance kernels must keep.
+
+Bodies are traceable: no data-dependent shape or branch, no host synchronisation, no write through a view.
+In a sample, a float16 array stands for the model's dtype, whichever is being tested; float32 stays what it is.
+"""
+
+from __future__ import annotations
+
+from thalweg.hal.op import Op
+from thalweg.hal.ops.activation import act_and_mul
+from thalweg.hal.ops.history import history_write, resolve_tokens
+from thalweg.hal.ops.logits import bad_words, logit_bias, penalties, token_mask
+from thalweg.hal.ops.matmul import embed, linear
+from thalweg.hal.ops.norm import add_rms_norm, rms_norm
+from thalweg.hal.ops.rope import rope
+from thalweg.hal.ops.sampling import logprobs, sample, truncate
+
+__all__ = [
+    "act_and_mul", "add_rms_norm", "all_ops", "bad_words", "embed", "history_write", "linear", "logit_bias", "logprobs",
+    "penalties", "resolve_tokens", "rms_norm", "rope", "sample", "token_mask", "truncate",
+]  # fmt: skip
+
+
+def all_ops() -> dict[str, Op]:
+    """Every op by name."""
+    found = (
+        embed, linear, rms_norm, add_rms_norm, rope, act_and_mul, resolve_tokens, history_write, penalties, bad_words,
+        logit_bias, token_mask, truncate, sample, logprobs,
+    )  # fmt: skip
+    return {o.name: o for o in found}

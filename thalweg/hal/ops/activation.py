@@ -1,0 +1,31 @@
+"""Gated activations of feed-forward layers (Shazeer 2020)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from thalweg.hal.op import Sample, op
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+
+
+def activate(x: Tensor, act: str) -> Tensor:
+    """x through the named activation, rounded to x.dtype. ValueError for an unknown name."""
+    if act == "silu":
+        return F.silu(x)
+    if act in ("gelu", "gelu_tanh"):
+        return F.gelu(x, approximate="tanh" if act == "gelu_tanh" else "none")
+    raise ValueError(f"act_and_mul: unknown activation {act!r}; known: {', '.join(ACTIVATIONS)}")
+
+
+def _gated_sample(act: str) -> Sample:
+    return Sample(act, lambda rng: (rng.normal(size=(5, 96)).astype(np.float16),), {"act": act})
+
+
+@op(samples=[_gated_sample(a) for a in ACTIVATIONS], tolerances={"float32": 1e-6, "bfloat16": 1e-2})
+def act_and_mul(x: Tensor, *, act: str = "silu") -> Tensor:
+    """act(first half) * second half: x [..., 2F] -> [..., F]. act: silu, gelu or gelu_tanh."""
+    gate, up = x.chunk(2, -1)
+    return activate(gate, act) * up

@@ -1,0 +1,35 @@
+"""Root-mean-square norms (Zhang & Sennrich 2019), rounded where the published checkpoints' own code rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.hal.op import Sample, op
+
+TOLERANCES = {"float32": 2e-6, "bfloat16": 1e-2}
+
+
+def _norm_sample(*shape: int, residual: bool = False) -> Sample:
+    def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        arrays = [rng.normal(size=shape).astype(np.float16) for _ in range(1 + residual)]
+        return (*arrays, (1 + 0.1 * rng.normal(size=shape[-1])).astype(np.float16))
+
+    return Sample("x".join(map(str, shape)), make, {"eps": 1e-6})
+
+
+@op(samples=[_norm_sample(1, 64), _norm_sample(7, 128), _norm_sample(5, 4, 32)], tolerances=TOLERANCES)
+def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) over the last dimension in float32, cast to x.dtype, then times weight: x [..., H],
+    weight [H] -> [..., H]. The rounding order is that of Llama's published implementation."""
+    wide = x.to(torch.float32)
+    scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
+    return weight * (wide * scale).to(x.dtype)
+
+
+@op(samples=[_norm_sample(1, 64, residual=True), _norm_sample(7, 128, residual=True)], tolerances=TOLERANCES)
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum x + residual, in their dtype, and its rms_norm: x, residual [..., H] -> (normed, sum)."""
+    total = x + residual
+    return rms_norm.reference(total, weight, eps=eps), total
