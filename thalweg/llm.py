@@ -18,6 +18,7 @@ from thalweg.engine.client.frontend import load_frontend
 from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor
 from thalweg.engine.control.core import EngineCore
+from thalweg.engine.messages import Stats
 from thalweg.engine.worker.build import build
 from thalweg.errors import ConfigError, RequestError
 from thalweg.outputs import RequestOutput
@@ -177,6 +178,10 @@ class LLM:
         if processed.abort:
             self._core.abort(processed.abort)
         return [o for o in processed.outputs if o.finished]
+
+    def stats(self) -> Stats:
+        """What the engine holds and has done so far."""
+        return self._core.stats()
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; False while requests run."""

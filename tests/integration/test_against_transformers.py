@@ -1,0 +1,84 @@
+"""The whole engine against an independent implementation: same weights, same greedy tokens, close log-probabilities,
+while prefill is chunked, prefixes hit and sequences are preempted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from zoo import CONFIGS, load_reference, make_checkpoint
+
+from thalweg import LLM, SamplingParams
+
+NEW = 12
+
+
+def prompts(vocab: int) -> list[list[int]]:
+    """Some share 16 tokens, one repeats another, lengths from 1 to 40."""
+    rng = np.random.default_rng(5)
+    shared = rng.integers(3, vocab, 16).tolist()
+    fresh = [rng.integers(3, vocab, n).tolist() for n in (1, 7, 23, 40, 12)]
+    return [*fresh, shared + fresh[0], shared + fresh[1], shared + fresh[2], list(fresh[3])]
+
+
+@torch.inference_mode()
+def expected(model: torch.nn.Module, prompt: list[int]) -> tuple[list[int], list[float]]:
+    """Greedy tokens and their log-probabilities, one full forward per token: no cache to share a bug with."""
+    ids, logprobs = list(prompt), []
+    for _ in range(NEW):
+        row = model(torch.tensor([ids])).logits[0, -1].float().log_softmax(-1)
+        ids.append(int(row.argmax()))
+        logprobs.append(float(row.max()))
+    return ids[len(prompt) :], logprobs
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_greedy_tokens_and_logprobs_equal_transformers_under_pressure(name, device, tmp_path):
+    path = make_checkpoint(name, tmp_path)
+    reference = load_reference(path, torch.float32)
+    llm = LLM(
+        str(path), device=device, dtype="float32", skip_tokenizer_init=True, block_size=4, max_model_len=64,
+        max_num_seqs=6, max_num_batched_tokens=16, num_gpu_blocks_override=26, use_tqdm_on_load=False,
+    )  # fmt: skip
+    work = prompts(llm.config.model.vocab)
+    params = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, logprobs=0, detokenize=False)
+    # Twice: the second round finds prefixes of the first.
+    for _ in range(2):
+        for prompt, out in zip(
+            work, llm.generate([{"prompt_token_ids": p} for p in work], params, use_tqdm=False), strict=True
+        ):
+            tokens, logprobs = expected(reference, prompt)
+            got = out.outputs[0]
+            assert list(got.token_ids) == tokens
+            mine = [step[t].logprob for step, t in zip(got.logprobs, got.token_ids, strict=True)]
+            np.testing.assert_allclose(mine, logprobs, atol=1e-4)
+    stats = llm.stats()
+    assert stats.preemptions > 0, "the pressure this test is about did not happen"
+    assert stats.prefix_hits > 0
+    assert stats.blocks_used == 0
+    assert max(len(p) for p in work) > llm.config.scheduler.max_tokens, "no prompt needed more than one chunk"
+    llm.shutdown()
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_prompt_logprobs_equal_transformers(name, tmp_path):
+    path = make_checkpoint(name, tmp_path)
+    reference = load_reference(path, torch.float32)
+    llm = LLM(str(path), device="cpu", dtype="float32", skip_tokenizer_init=True, block_size=4, max_model_len=64,
+              max_num_batched_tokens=16, max_num_seqs=4, use_tqdm_on_load=False)  # fmt: skip
+    prompt = prompts(llm.config.model.vocab)[3]
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=3, detokenize=False)
+    for _ in range(2):  # the second time the prefix is cached, and must not be read
+        (out,) = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
+        with torch.inference_mode():
+            rows = reference(torch.tensor([prompt])).logits[0].float().log_softmax(-1)
+        assert out.prompt_logprobs[0] is None
+        assert len(out.prompt_logprobs) == len(prompt)
+        for i in range(1, len(prompt)):
+            got, row = out.prompt_logprobs[i], rows[i - 1]
+            assert next(iter(got)) == prompt[i]
+            assert got[prompt[i]].logprob == pytest.approx(float(row[prompt[i]]), abs=1e-4)
+            assert got[prompt[i]].rank == int((row > row[prompt[i]]).sum()) + 1
+            assert {t for t in got if got[t].rank <= 3} == set(row.topk(3).indices.tolist())
+    llm.shutdown()
