@@ -1,0 +1,118 @@
+"""Incremental detokenisation: new text for new tokens, never half a character, and together equal to the full decode.
+
+`Detokenizer` streams bytes through an incremental UTF-8 decoder where the tokenizer's tokens are bytes (byte-level BPE,
+sentencepiece): constant work per token. Other decoders (WordPiece and the like) are decoded in a small moving window.
+Knows no stop strings.
+
+Exactness: the concatenation of `push` and `finish` is decode(prompt + output) without decode(prompt). One documented
+difference: where a model emits byte tokens (<0xNN>) that are not UTF-8, valid characters in that run are kept here,
+whereas a full decode turns the whole run into U+FFFD.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from thalweg.text.tokenizer import Tokenizer
+
+_CONTEXT = 6
+"""Prompt tokens that give the window decoder its left context."""
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """The text of one output, token by token. Feed with `push`; `finish` gives what was held back, once."""
+
+    __slots__ = ("_decoder", "_skip", "_started", "_tokenizer", "_window")
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> None:
+        """spaces_between_special_tokens=False: adjacent added tokens are joined as they are written; it matters only to
+        decoders that put spaces between tokens."""
+        self._tokenizer = tokenizer
+        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._window: _Window | None = None
+        self._decoder = _UTF8("replace")
+        self._started = False
+        if tokenizer.pieces is None:
+            self._window = _Window(tokenizer, prompt_ids, skip_special_tokens, spaces_between_special_tokens)
+        else:
+            self._read_prompt(prompt_ids)
+
+    def _read_prompt(self, prompt_ids: Sequence[int]) -> None:
+        """The output may continue a character the prompt began: leave the decoder where the prompt's last bytes put it."""
+        tail: list[bytes] = []
+        for id in reversed(prompt_ids):
+            if id not in self._skip:
+                tail.append(self._tokenizer.bytes_of(id))
+                if sum(map(len, tail)) >= 4:  # no character is longer
+                    break
+        self._started = bool(tail)
+        self._decoder.decode(b"".join(reversed(tail)))
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Text these tokens complete; what is half a character stays inside."""
+        if self._window is not None:
+            return "".join(map(self._window.push, ids))
+        return "".join(map(self.push_one, ids))
+
+    def push_one(self, id: int) -> str:
+        """`push` of one token: the hot path."""
+        if self._window is not None:
+            return self._window.push(id)
+        if id in self._skip:
+            return ""
+        piece = self._tokenizer.bytes_of(id)
+        if not self._started and piece:
+            assert self._tokenizer.pieces is not None
+            self._started = True
+            piece = self._tokenizer.pieces.first(self._tokenizer.token_of(id))
+        return self._decoder.decode(piece)
+
+    def finish(self) -> str:
+        """What is left; bytes that never became a character are U+FFFD now."""
+        return self._window.finish() if self._window is not None else self._decoder.decode(b"", final=True)
+
+
+class _Window:
+    """Decodes from `start` with and without the new tokens: the difference is new text, once it ends in a whole character."""
+
+    __slots__ = ("_ids", "_join_special", "_last_added", "_read", "_skip", "_start", "_tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip: bool, spaces: bool) -> None:
+        self._tokenizer, self._skip, self._join_special = tokenizer, skip, not spaces and not skip
+        context = [i for i in prompt_ids[-4 * _CONTEXT :] if not skip or i not in tokenizer.special_ids]
+        self._ids = context[-_CONTEXT:]
+        self._start, self._read = 0, len(self._ids)
+        self._last_added = False
+
+    def push(self, id: int) -> str:
+        added = self._join_special and id in self._tokenizer.added
+        self._ids.append(id)
+        if added and self._last_added:
+            self._read = self._start = len(self._ids)
+            return self._tokenizer.added[id]
+        self._last_added = added
+        text = self._new_text()
+        if text.endswith("\ufffd") or not text:
+            return ""
+        if self._read > 4 * _CONTEXT:  # forget what no window will read again
+            del self._ids[: self._read]
+            self._read = 0
+        self._start, self._read = self._read, len(self._ids)
+        return text
+
+    def _new_text(self) -> str:
+        before = self._tokenizer.decode(self._ids[self._start : self._read], self._skip)
+        return self._tokenizer.decode(self._ids[self._start :], self._skip)[len(before) :]
+
+    def finish(self) -> str:
+        text = self._new_text()
+        self._start = self._read = len(self._ids)
+        return text

@@ -1,0 +1,238 @@
+"""The tokenizer, straight from tokenizer.json: text to ids and back, and the facts serving needs of a vocabulary.
+
+Starts in milliseconds because it uses the `tokenizers` library alone; transformers is asked only where a model has no
+tokenizer.json. Knows nothing of models, requests or devices.
+
+Special tokens written out in a plain prompt become those tokens, as everywhere in this field. In chat content the same
+holds today: whoever renders a template and encodes the result lets a user's "<|im_end|>" act as one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from thalweg.errors import CheckpointError
+from thalweg.text.pieces import make_pieces
+
+NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
+
+
+class Tokenizer:
+    """One vocabulary. Thread-safe for reading; never changed after loading."""
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None, templates: Mapping[str, str] | None = None
+    ) -> None:
+        """config: what tokenizer_config.json holds; templates: name -> source. The backend's truncation and padding are
+        switched off: serving refuses what does not fit."""
+        config = config or {}
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        _add_missing_tokens(backend, config)
+        self.special_tokens = {n: t for n in NAMED_SPECIALS if (t := _content(config.get(n))) is not None}
+        """bos_token, eos_token ... as text: what chat templates may name."""
+        _post_process(backend, config, self.special_tokens)
+        self.chat_templates = dict(templates or {})
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, t in added.items() if t.special)
+        self.added = {i: t.content for i, t in added.items()}
+        """Every added token, special or not."""
+        self.vocab_size = 1 + max([*backend.get_vocab(with_added_tokens=True).values(), -1])
+        """Largest id + 1, added tokens included."""
+        self.bos_id = self.id_of(self.special_tokens.get("bos_token"))
+        eos = self.id_of(self.special_tokens.get("eos_token"))
+        self.eos_ids: tuple[int, ...] = () if eos is None else (eos,)
+        """From tokenizer_config.json alone; generation_config.json may name more."""
+        self.max_length = _int_or_none(config.get("model_max_length"))
+        self.pieces = make_pieces(json.loads(backend.to_str()).get("decoder"))
+        self._bytes: dict[int, bytes] = {}
+        self._names: dict[int, str] = {}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """ValueError when the text is not valid Unicode (a lone surrogate)."""
+        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """As encode, several at once (in parallel, unless TOKENIZERS_PARALLELISM says otherwise)."""
+        return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of these ids; ids outside the vocabulary add nothing, bytes that are not UTF-8 become U+FFFD."""
+        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def token_of(self, id: int) -> str:
+        """The token as the vocabulary spells it ("Ġthe", "▁the", "<0x0A>"); "" outside the vocabulary."""
+        return self.backend.id_to_token(id) or ""
+
+    def id_of(self, token: str | None) -> int | None:
+        return None if token is None else self.backend.token_to_id(token)
+
+    def bytes_of(self, id: int) -> bytes:
+        """What this token adds to running text, exactly: half a character for half-character tokens, " the" for "▁the"."""
+        piece = self._bytes.get(id)
+        if piece is None:
+            piece = self._bytes[id] = self.pieces.of(self.token_of(id)) if self.pieces else self.decode([id], False).encode()
+        return piece
+
+    def name_of(self, id: int) -> str:
+        """`bytes_of` as text for people and logprobs: bytes that are no character on their own show as U+FFFD."""
+        name = self._names.get(id)
+        if name is None:
+            name = self._names[id] = self.bytes_of(id).decode(errors="replace")
+        return name
+
+    def chat_template(self, tools: bool = False) -> str | None:
+        """The source of the chat template: "tool_use" when tools are given and the model has one, else "default"."""
+        if tools and TOOL_TEMPLATE in self.chat_templates:
+            return self.chat_templates[TOOL_TEMPLATE]
+        return self.chat_templates.get(DEFAULT_TEMPLATE)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a model directory. CheckpointError names the file, what is wrong with it and the remedy.
+
+    No code of the model repository is ever run."""
+    path = Path(path)
+    if not path.is_dir():
+        raise CheckpointError(f"tokenizer: {path} is not a directory; give the directory that holds tokenizer.json")
+    config = {**_json(path / "special_tokens_map.json"), **_json(path / "tokenizer_config.json")}
+    templates = _templates(path, config)
+    if not (path / "tokenizer.json").exists():
+        return Tokenizer(_from_transformers(path), config, templates)
+    return Tokenizer(_backend(path / "tokenizer.json"), config, templates)
+
+
+def check_vocab(tokenizer: Tokenizer, model_vocab: int) -> None:
+    """CheckpointError if some token of the tokenizer has no row in the model's embedding. (Fewer tokens than rows are fine.)"""
+    if tokenizer.vocab_size > model_vocab:
+        last = tokenizer.token_of(tokenizer.vocab_size - 1)
+        raise CheckpointError(
+            f"tokenizer.json: token id {tokenizer.vocab_size - 1} ({last!r}) does not exist in the model, whose vocab_size is "
+            f"{model_vocab}; use the tokenizer that belongs to this model (--tokenizer)"
+        )
+
+
+def _backend(file: Path) -> tokenizers.Tokenizer:
+    data = _json(file)
+    if not isinstance(data.get("model"), dict) or not data["model"].get("vocab"):
+        raise CheckpointError(f"{file}: no model.vocab in it; download the file again or export it with save_pretrained()")
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as e:  # the library raises plain Exception for every fault
+        raise CheckpointError(f"{file}: not a usable tokenizer: {e}; download the file again") from e
+
+
+def _from_transformers(path: Path) -> tokenizers.Tokenizer:
+    missing = f"{path / 'tokenizer.json'}: missing"
+    if find_spec("transformers") is None:
+        raise CheckpointError(f"{missing}; add the file, or install transformers (thalweg[hf]) so that it can be converted")
+    from transformers import AutoTokenizer  # heavy, and only here: converts older vocabulary files
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
+    except Exception as e:
+        raise CheckpointError(f"{missing}, and transformers finds no tokenizer there either: {e}; add tokenizer.json") from e
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise CheckpointError(f"{missing}, and {type(loaded).__name__} cannot be converted to it; add tokenizer.json")
+    return backend
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} if the file does not exist."""
+    if not file.exists():
+        return {}
+    try:
+        data = json.loads(file.read_bytes())
+    except (ValueError, OSError, RecursionError) as e:
+        raise CheckpointError(f"{file}: cannot be read as JSON: {e}; download the file again") from e
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{file}: must hold a JSON object, not {type(data).__name__}")
+    return data
+
+
+def _templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Newest place first: chat_template.jinja (+ additional_chat_templates/), chat_template.json, tokenizer_config.json."""
+    found = _template_entry(path / "tokenizer_config.json", config.get("chat_template"))
+    old = path / "chat_template.json"
+    found |= _template_entry(old, _json(old).get("chat_template"))
+    files = {DEFAULT_TEMPLATE: path / "chat_template.jinja"}
+    files |= {f.stem: f for f in sorted((path / "additional_chat_templates").glob("*.jinja"))}
+    for name, file in files.items():
+        if file.exists():
+            try:
+                found[name] = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as e:
+                raise CheckpointError(f"{file}: cannot be read as UTF-8 text: {e}") from e
+    return found
+
+
+def _template_entry(file: Path, entry: Any) -> dict[str, str]:
+    if entry is None:
+        return {}
+    if isinstance(entry, str):
+        return {DEFAULT_TEMPLATE: entry}
+    items = entry if isinstance(entry, list) else [{"name": k, "template": v} for k, v in dict(entry).items()]
+    try:
+        named = {item["name"]: item["template"] for item in items}
+    except (KeyError, TypeError):
+        named = {"": None}
+    if not all(isinstance(k, str) and isinstance(v, str) for k, v in named.items()):
+        raise CheckpointError(f"{file}: chat_template must be text, or a list of objects with a name and a template")
+    return named
+
+
+def _content(token: Any) -> str | None:
+    """A special token is written as text or as an object with its content."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) and token else None
+
+
+def _int_or_none(value: Any) -> int | None:
+    """model_max_length; files say 1e30 for "none"."""
+    return int(value) if isinstance(value, int | float) and 0 < value < 2**31 else None
+
+
+def _add_missing_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
+    """Tokens that tokenizer_config.json lists and tokenizer.json lacks; they must land on the ids it gives them."""
+    listed = config.get("added_tokens_decoder")
+    if not isinstance(listed, Mapping):
+        return
+    present = backend.get_added_tokens_decoder()
+    for key in sorted((k for k in listed if str(k).isdecimal()), key=int):
+        entry, id = listed[key], int(key)
+        if id in present or not isinstance(entry, Mapping) or _content(entry) is None:
+            continue
+        flags = {f: bool(entry.get(f, False)) for f in ("single_word", "lstrip", "rstrip", "special")}
+        token = tokenizers.AddedToken(_content(entry), normalized=bool(entry.get("normalized", not flags["special"])), **flags)
+        backend.add_special_tokens([token]) if flags["special"] else backend.add_tokens([token])
+        if backend.token_to_id(token.content) != id:
+            raise CheckpointError(
+                f"tokenizer_config.json: added_tokens_decoder gives {token.content!r} the id {id}, but tokenizer.json "
+                f"puts it at {backend.token_to_id(token.content)}; the two files do not belong together"
+            )
+
+
+def _post_process(backend: tokenizers.Tokenizer, config: Mapping[str, Any], specials: Mapping[str, str]) -> None:
+    """add_bos_token and add_eos_token, where tokenizer_config.json says them, override the file's post-processor."""
+    if config.get("add_bos_token") is None and config.get("add_eos_token") is None:
+        return
+    parts, used = [], []
+    for flag, name, before in (("add_bos_token", "bos_token", True), ("add_eos_token", "eos_token", False)):
+        token = specials.get(name)
+        id = backend.token_to_id(token) if token else None
+        if config.get(flag) and token is not None and id is not None:
+            parts.append((before, token))
+            used.append((token, id))
+    body = [*(t for before, t in parts if before), "$A", *(t for before, t in parts if not before)]
+    backend.post_processor = TemplateProcessing(single=body, pair=[*body, "$B:1"], special_tokens=used)
