@@ -1,0 +1,137 @@
+"""AsyncLLM over a real engine process: streams, aborts, errors in words, and what is left when a side dies."""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import json
+import os
+import signal
+import tempfile
+
+import pytest
+
+from thalweg import AsyncLLM, EngineArgs, SamplingParams
+from thalweg.errors import CheckpointError, ConfigError, EngineDeadError, RequestError, UnsupportedModelError
+from thalweg.params import RequestOutputKind
+
+ARGS = EngineArgs(device="cpu", max_model_len=256, max_num_seqs=16, threads=1, use_tqdm_on_load=False)
+
+
+@pytest.fixture
+async def engine():
+    made = await AsyncLLM.start(ARGS)
+    yield made
+    await made.shutdown()
+
+
+def params(**fields):
+    return SamplingParams(**{"temperature": 0, "max_tokens": 8, "ignore_eos": True, **fields})
+
+
+async def last(stream):
+    out = None
+    async for out in stream:
+        pass
+    return out
+
+
+async def test_deltas_add_up_to_the_whole(engine):
+    whole = await last(engine.generate("The river", params(output_kind=RequestOutputKind.FINAL_ONLY), "whole"))
+    text, ids = "", []
+    async for out in engine.generate("The river", params(output_kind=RequestOutputKind.DELTA), "parts"):
+        text += out.outputs[0].text
+        ids += out.outputs[0].token_ids
+    assert text == whole.outputs[0].text
+    assert ids == list(whole.outputs[0].token_ids)
+    assert len(ids) == 8
+    assert whole.outputs[0].finish_reason == "length"
+
+
+async def test_many_at_once_equal_one_by_one(engine):
+    prompts = [f"Stone number {i} lies" for i in range(24)]
+    together = await asyncio.gather(*(last(engine.generate(p, params(), f"t{i}")) for i, p in enumerate(prompts)))
+    for i, p in enumerate(prompts):
+        alone = await last(engine.generate(p, params(), f"a{i}"))
+        assert list(together[i].outputs[0].token_ids) == list(alone.outputs[0].token_ids)
+
+
+async def until_idle(engine):
+    for _ in range(200):
+        stats = engine.stats()
+        if stats is not None and stats.running == stats.waiting == stats.blocks_used == 0:
+            return
+        # Snapshots ride on outputs: give the engine something to say.
+        await last(engine.generate("x", params(max_tokens=1), f"poke{_}"))
+    raise AssertionError(f"never idle: {engine.stats()}")
+
+
+async def test_a_reader_that_goes_away_frees_its_blocks(engine):
+    stream = engine.generate("The river", params(max_tokens=200), "gone")
+    await anext(stream)
+    await stream.aclose()
+    await until_idle(engine)
+
+
+async def test_abort_ends_the_stream_with_a_last_word(engine):
+    stream = engine.generate("The river", params(max_tokens=200), "stopped")
+    await anext(stream)
+    await engine.abort("stopped")
+    out = await last(stream)
+    assert out.finished
+    assert out.outputs[0].finish_reason == "abort"
+    await until_idle(engine)
+
+
+async def test_a_wrong_request_is_told_and_harms_nobody(engine):
+    good = asyncio.create_task(last(engine.generate("The river", params(), "good")))
+    with pytest.raises(RequestError, match="prompt"):
+        await last(engine.generate({"prompt_token_ids": [10**9]}, params(), "bad"))
+    with pytest.raises(RequestError, match="context"):
+        await last(engine.generate({"prompt_token_ids": [5] * 300}, params(), "long"))
+    assert (await good).outputs[0].finish_reason == "length"
+
+
+async def test_a_killed_engine_is_told_to_every_stream():
+    engine = await AsyncLLM.start(ARGS)
+    stream = engine.generate("The river", params(max_tokens=200), "cut")
+    await anext(stream)
+    os.kill(engine._engine.pid, signal.SIGKILL)
+    with pytest.raises(EngineDeadError):
+        await last(stream)
+    with pytest.raises(EngineDeadError):
+        await engine.check_health()
+    with pytest.raises(EngineDeadError):
+        await last(engine.generate("again", params(), "late"))
+    await engine.shutdown()
+
+
+async def test_nothing_is_left_of_the_socket():
+    before = set(glob.glob(os.path.join(tempfile.gettempdir(), "thalweg-*")))
+    engine = await AsyncLLM.start(ARGS)
+    assert set(glob.glob(os.path.join(tempfile.gettempdir(), "thalweg-*"))) <= before
+    await engine.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "words"),
+    [
+        (EngineArgs(model="/nowhere/at/all"), CheckpointError, "does not exist"),
+        (EngineArgs(device="abacus"), Exception, "abacus"),
+        (EngineArgs(dtype="int3"), ConfigError, "dtype"),
+        (EngineArgs(max_model_len=10**6), ConfigError, "max_model_len"),
+        (EngineArgs(kv_cache_memory_bytes=10), ConfigError, "kv_cache_memory_bytes"),
+    ],
+)
+async def test_what_cannot_start_says_why(args, error, words):
+    with pytest.raises(error, match=words):
+        await AsyncLLM.start(args)
+
+
+async def test_an_unknown_architecture_is_refused_with_those_there_are(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["AbacusForCausalLM"], "model_type": "abacus", "hidden_size": 8, "num_hidden_layers": 1,
+                    "num_attention_heads": 1, "vocab_size": 16, "max_position_embeddings": 16, "intermediate_size": 8})
+    )  # fmt: skip
+    with pytest.raises(UnsupportedModelError, match=r"AbacusForCausalLM.*LlamaForCausalLM"):
+        await AsyncLLM.start(EngineArgs(model=str(tmp_path), skip_tokenizer_init=True))
