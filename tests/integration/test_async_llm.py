@@ -30,10 +30,8 @@ def params(**fields):
 
 
 async def last(stream):
-    out = None
-    async for out in stream:
-        pass
-    return out
+    outputs = [out async for out in stream]
+    return outputs[-1]
 
 
 async def test_deltas_add_up_to_the_whole(engine):
