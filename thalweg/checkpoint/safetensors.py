@@ -47,7 +47,7 @@ STORED = {
     "U8": ("uint8", np.uint8),
     "BOOL": ("bool", np.bool_),
 }
-"""Format name -> (dtype name used here, numpy type of the bytes; an unsigned integer of the same width where numpy has none)."""
+"""Format name -> (dtype name used here, numpy type of the bytes: an unsigned integer of that width where numpy has none)."""
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAGIC = (
@@ -127,7 +127,7 @@ class Checkpoint:
     def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> np.ndarray:
         """A read-only view of the tensor, or of some rows (first dimension) and columns (second) of it: only the bytes of
         the view are read from disk, when they are used. dtypes numpy lacks come as unsigned integers of the same width."""
-        dtype, shape = self.entry(name)
+        shape = self.entry(name)[1]
         view = self._home[name].read(name)
         if rows is not None:
             view = view[rows]
@@ -196,9 +196,9 @@ def strict_json(path: Path, text: bytes) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         out = dict(pairs)
         if len(out) != len(pairs):
-            seen: set[str] = set()
-            twice = next(k for k, _ in pairs if k in seen or seen.add(k))
-            raise CheckpointError(f"{path}: the key {twice!r} appears twice")
+            names = [k for k, _ in pairs]
+            twice = next(k for i, k in enumerate(names) if k in names[:i])
+            raise CheckpointError(f"{path}: the key {twice[:200]!r} appears twice")
         return out
 
     def constant(name: str) -> Any:

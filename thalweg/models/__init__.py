@@ -1,0 +1,1 @@
+"""Models as functions: layers written once on bound ops, parameters passed in, one step around them. Knows no device."""

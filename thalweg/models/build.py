@@ -1,0 +1,38 @@
+"""From a checked configuration to a model: which family, which kernels, which attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from thalweg.errors import ConfigError
+from thalweg.hal.attention import AttentionBackend
+from thalweg.hal.comm import Communicator
+from thalweg.hal.op import Binder
+from thalweg.models.context import Context
+from thalweg.models.decoder import Decoder
+from thalweg.models.registry import family
+
+Model = Decoder
+"""What a worker holds. Its public parts: groups, layouts, layer_group, vocab, hidden, specs, rename, forward, logits."""
+
+
+def build(
+    config: Mapping[str, Any],
+    *,
+    binder: Binder,
+    attention: Sequence[AttentionBackend],
+    comm: Communicator,
+    dtype: str,
+    max_len: int,
+    block_tokens: int,
+) -> Model:
+    """The model of a config.json, every op bound to the device's kernels (the choices are in `binder.plan`).
+
+    max_len: longest sequence served. Raises UnsupportedModelError, CheckpointError (the configuration), ConfigError (it does
+    not divide among the ranks), DeviceError (no attention backend fits)."""
+    for name, value in (("max_len", max_len), ("block_tokens", block_tokens)):
+        if value < 1:
+            raise ConfigError(f"{name}: must be at least 1, not {value}")
+    ctx = Context(binder, attention, comm, dtype, max_len, block_tokens)
+    return Decoder(ctx, family(config)(config))

@@ -1,0 +1,34 @@
+"""What layers are built with: the device's kernels and attention, the ranks they are divided among, and the sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg.errors import ConfigError
+from thalweg.hal.attention import AttentionBackend
+from thalweg.hal.comm import Communicator
+from thalweg.hal.op import Binder, Bound, Op
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Layers read it while they are built and keep only what they bound."""
+
+    binder: Binder
+    attention: Sequence[AttentionBackend]
+    comm: Communicator
+    dtype: str
+    max_len: int
+    """Longest sequence served, in tokens."""
+    block_tokens: int
+
+    def bind(self, op: Op, **facts: Any) -> Bound:
+        return self.binder.bind(op, dtype=self.dtype, **facts)
+
+    def share(self, n: int, what: str) -> int:
+        """One rank's part of n. ConfigError if the model does not divide so."""
+        if n % self.comm.size:
+            raise ConfigError(f"tensor_parallel_size: {self.comm.size} does not divide the model's {n} {what}")
+        return n // self.comm.size

@@ -1,0 +1,40 @@
+"""Token ids to vectors, and vectors to logits. With tied weights both declare the same checkpoint tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from thalweg.hal import ops
+from thalweg.hal.step import Array
+from thalweg.hal.weights import DENSE
+from thalweg.models.context import Context
+from thalweg.models.spec import ParamSpec, Source
+
+
+class Embedding:
+    """tokens i32[T] -> [T, hidden]. Divided by hidden size, not by vocabulary: a rank needs not know which it is."""
+
+    def __init__(self, ctx: Context, name: str, vocab: int, hidden: int) -> None:
+        self._comm = ctx.comm
+        here = ctx.share(hidden, "hidden units")
+        self._op = ctx.bind(ops.embed, vocab=vocab, size=here)
+        self.specs = {"weight": ParamSpec((Source(f"{name}.weight", (vocab, hidden)),), ctx.dtype, 1, self._op.pack)}
+
+    def __call__(self, p: Mapping[str, Any], tokens: Array) -> Array:
+        return self._comm.all_gather(self._op(tokens, p["weight"]), -1)
+
+
+class LMHead:
+    """x [N, hidden] -> logits f32[N, vocab], whole on every rank. tied: `name` is the embedding's."""
+
+    def __init__(self, ctx: Context, name: str, vocab: int, hidden: int) -> None:
+        self._comm = ctx.comm
+        here = ctx.share(vocab, "tokens of the vocabulary")
+        self._op = ctx.bind(ops.linear, in_features=hidden, out_features=here, weight=DENSE)
+        self.specs = {"weight": ParamSpec((Source(f"{name}.weight", (vocab, hidden)),), ctx.dtype, 0, self._op.pack)}
+
+    def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
+        return self._comm.all_gather(self._op(x, p["weight"], None), -1).to(torch.float32)

@@ -1,0 +1,33 @@
+"""The gated MLP: down(act(gate(x)) * up(x)) (Shazeer 2020, https://arxiv.org/abs/2002.05202)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from thalweg.hal import ops
+from thalweg.hal.step import Array
+from thalweg.models.context import Context
+from thalweg.models.layers.linear import Linear, RowLinear
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+"""`hidden_act` of a configuration -> `act` of the op act_and_mul."""
+
+
+class GatedMLP:
+    """x [T, hidden] -> [T, hidden]. gate and up are one product."""
+
+    def __init__(self, ctx: Context, name: str, hidden: int, inner: int, act: str, bias: bool) -> None:
+        self._in = Linear(ctx, {f"{name}.gate_proj": inner, f"{name}.up_proj": inner}, hidden, bias)
+        self._act = ctx.bind(ops.act_and_mul, act=act, size=self._in.outputs[0])
+        self._out = RowLinear(ctx, f"{name}.down_proj", inner, hidden, bias)
+        self.specs = {"gate_up": self._in.specs, "down": self._out.specs}
+
+    def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
+        return self._out(p["down"], self._act(self._in(p["gate_up"], x)))

@@ -1,0 +1,137 @@
+"""From checkpoint files to the parameters a model declares: names and shapes checked first, then only the needed bytes read.
+
+Values pass through anonymous host memory one parameter at a time: read, converted, handed to the device, packed.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from thalweg.checkpoint.safetensors import Checkpoint, open_checkpoint
+from thalweg.errors import CheckpointError, ConfigError
+from thalweg.hal.platform import Device
+from thalweg.hal.step import Params
+from thalweg.hal.weights import DENSE, QTensor
+from thalweg.models.build import Model
+from thalweg.models.spec import ParamSpec, Source, divided, walk
+
+FLOATS = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DUMMY_STD = 0.02
+
+
+def load_params(
+    model: Model,
+    path: str | Path,
+    device: Device,
+    *,
+    load_format: str = "auto",
+    seed: int = 0,
+    progress: bool = True,
+    rank: int = 0,
+) -> Params:
+    """Nested dicts with the keys of `model.specs`, on the device and packed for its kernels.
+
+    load_format: "auto" and "safetensors" read the files of `path`; "dummy" draws reproducible random values (normal, std
+    0.02; norms are one) and reads none. rank: which share of divided parameters, of model.comm.size.
+    CheckpointError, before any weight is read, names missing and unexpected tensors and those of the wrong shape or dtype."""
+    if load_format == "dummy":
+        read = _dummy_reader(model, seed)
+    elif load_format in ("auto", "safetensors"):
+        read = _file_reader(model, open_checkpoint(path), rank)
+    else:
+        raise ConfigError(f"load_format: {load_format!r} is none of auto, safetensors, dummy")
+    specs = list(walk(model.specs))
+    shared = _shared([s for _, s in specs], model.comm.size)
+    placed: dict[Any, Any] = {}
+    params: dict[Any, Any] = {}
+    for keys, spec in tqdm(specs, desc="Loading weights", disable=None if progress else True, leave=False):
+        key = _key(spec, model.comm.size)
+        array = placed.get(key)
+        if array is None:
+            array = device.put(spec.make() if spec.make else read(spec))
+            if key in shared:
+                placed[key] = array
+        node = params
+        for k in keys[:-1]:
+            node = node.setdefault(k, {})
+        node[keys[-1]] = array if spec.pack is None else spec.pack(QTensor(DENSE, tuple(array.shape), {"weight": array}))
+    return params
+
+
+def _key(spec: ParamSpec, size: int) -> tuple[Any, ...]:
+    """Parameters with equal keys hold equal values: a tied embedding is read and placed once."""
+    return (spec.sources, spec.dtype, None if size == 1 else spec.shard)
+
+
+def _shared(specs: list[ParamSpec], size: int) -> set[tuple[Any, ...]]:
+    keys = [_key(s, size) for s in specs if s.sources]
+    return {k for k in keys if keys.count(k) > 1}
+
+
+def _file_reader(model: Model, checkpoint: Checkpoint, rank: int) -> Callable[[ParamSpec], torch.Tensor]:
+    stored = {known: name for name in checkpoint.names if (known := model.rename(name)) is not None}
+    _check(model, checkpoint, stored)
+    size = model.comm.size
+
+    def read(spec: ParamSpec) -> torch.Tensor:
+        out = torch.empty(spec.shape(size), dtype=FLOATS[spec.dtype])
+        at = 0
+        for source in spec.sources:
+            part = _part(checkpoint, stored[source.name], source, spec.shard, rank, size)
+            out[at : at + part.shape[0]] = part  # converts the dtype
+            at += part.shape[0]
+        return out
+
+    return read
+
+
+def _part(checkpoint: Checkpoint, name: str, source: Source, shard: int | None, rank: int, size: int) -> torch.Tensor:
+    """One rank's share of one stored tensor, in anonymous memory and its stored dtype."""
+    mine = [slice(None), slice(None)]
+    if shard is not None and size > 1:
+        n = divided(source.shape, shard, size)[shard]
+        mine[shard] = slice(rank * n, (rank + 1) * n)
+    view = checkpoint.read(name, mine[0], mine[1] if len(source.shape) > 1 else None)
+    return torch.from_numpy(view.copy()).view(FLOATS[checkpoint.entry(name)[0]])
+
+
+def _check(model: Model, checkpoint: Checkpoint, stored: Mapping[str, str]) -> None:
+    """Every declared tensor is there, in shape and kind, and nothing else is."""
+    wanted = {s.name: s for _, spec in walk(model.specs) for s in spec.sources}
+    problems = []
+    if missing := sorted(wanted.keys() - stored.keys()):
+        problems.append(f"lacks {_some(missing)}")
+        if missing == ["lm_head.weight"]:
+            problems[-1] += ' (if its embedding is the output matrix, config.json must say "tie_word_embeddings": true)'
+    if extra := sorted(stored[n] for n in stored.keys() - wanted.keys()):
+        problems.append(f"has {_some(extra)}, which the architecture of config.json does not")
+    for name in sorted(wanted.keys() & stored.keys()):
+        dtype, shape = checkpoint.entry(stored[name])
+        if shape != wanted[name].shape:
+            problems.append(f"{stored[name]} has shape {list(shape)}, config.json makes it {list(wanted[name].shape)}")
+        elif dtype not in FLOATS:
+            problems.append(f"{stored[name]} has dtype {dtype}; this version reads {', '.join(FLOATS)}")
+    if problems:
+        more = f"; and {len(problems) - 5} more problems" if len(problems) > 5 else ""
+        raise CheckpointError(f"{checkpoint.path}: the weights do not fit: " + "; ".join(problems[:5]) + more)
+
+
+def _dummy_reader(model: Model, seed: int) -> Callable[[ParamSpec], torch.Tensor]:
+    def read(spec: ParamSpec) -> torch.Tensor:
+        out = torch.empty(spec.shape(model.comm.size), dtype=FLOATS[spec.dtype])
+        if spec.dummy != "normal":
+            return out.fill_(1.0 if spec.dummy == "ones" else 0.0)
+        own = zlib.crc32(spec.sources[0].name.encode())  # so a parameter's values do not depend on the order of loading
+        return out.normal_(0, DUMMY_STD, generator=torch.Generator().manual_seed(((seed & 0xFFFFFFFF) << 31) ^ own))
+
+    return read
+
+
+def _some(names: list[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

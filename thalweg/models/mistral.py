@@ -1,0 +1,13 @@
+"""Mistral 7B and its kin: Llama with a sliding window on every layer (null = none; absent = 4096, the family's default)."""
+
+from __future__ import annotations
+
+from thalweg.checkpoint.config import Config, integer
+from thalweg.models.decoder import Settings, settings
+
+
+def mistral(config: Config) -> Settings:
+    layers = integer(config, "num_hidden_layers", high=10_000)
+    none = "sliding_window" in config and config["sliding_window"] is None
+    window = 0 if none else integer(config, "sliding_window", default=4096)
+    return settings(config, windows=(window,) * layers)

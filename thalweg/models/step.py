@@ -1,0 +1,63 @@
+"""The step: tokens in, sampled tokens out, state threaded through. A pure function of arrays, the same on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from thalweg.hal import ops
+from thalweg.hal.op import Binder
+from thalweg.hal.platform import Device
+from thalweg.hal.step import Array, Logprobs, Params, State, Step, StepBatch, StepResult
+from thalweg.models.build import Model
+from thalweg.models.sampler import Sampler
+
+SCORE_ROWS = 256
+"""Rows of prompt logprobs computed at once: bounds the [rows, vocab] logits, whatever the prompt's length."""
+
+
+def make_state(model: Model, device: Device, *, blocks: Sequence[int], slots: int, max_len: int) -> dict[str, Any]:
+    """{"kv": one cache per layer, "history": i32[slots, max_len + 1]}: token ids by slot and position; one more than a
+    sequence may have, because a step also writes the token it samples.
+
+    blocks: per KV group. Both counts include scratch (block 0, slot 0)."""
+    if len(blocks) != len(model.groups):
+        raise ValueError(f"make_state: {len(blocks)} block counts for {len(model.groups)} KV groups")
+    kv = [device.alloc_kv(layout, blocks[g]) for layout, g in zip(model.layouts, model.layer_group, strict=True)]
+    return {"kv": kv, "history": device.alloc((slots, max_len + 1), "int32")}
+
+
+def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
+    """The step function of a model: resolves and records token ids, runs the model, samples, scores prompt tokens."""
+    resolve = binder.bind(ops.resolve_tokens)
+    write = binder.bind(ops.history_write)
+    sampler = Sampler(binder, vocab=model.vocab, logprobs_mode=logprobs_mode)
+
+    def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
+        history = state["history"]
+        if batch.history_slot.shape[0]:
+            history = write(history, batch.history_slot, batch.history_pos, batch.history_token)
+        slots = batch.slots.index_select(0, batch.token_seq)
+        batch = replace(batch, tokens=resolve(batch.tokens, history, slots, batch.positions))
+        history = write(history, slots, batch.positions, batch.tokens)
+        x, kv = model.forward(params, batch, state["kv"])
+        logits = model.logits(params, x.index_select(0, batch.last_row))
+        result, history = sampler(logits, history, batch)
+        if batch.features.score >= 0 and batch.score_rows.shape[0]:
+            result = replace(result, score=_score(model, sampler, params, x, batch))
+        return {"kv": kv, "history": history}, result
+
+    return step
+
+
+def _score(model: Model, sampler: Sampler, params: Params, x: Array, batch: StepBatch) -> Logprobs:
+    """Logprobs of tokens that are already known, in chunks of SCORE_ROWS rows."""
+    parts = []
+    for at in range(0, batch.score_rows.shape[0], SCORE_ROWS):
+        rows, targets = (a[at : at + SCORE_ROWS] for a in (batch.score_rows, batch.score_targets))
+        logits = model.logits(params, x.index_select(0, rows))
+        parts.append(sampler.score(logits, targets, batch.features.score))
+    return Logprobs(*(torch.cat([getattr(p, f) for p in parts]) for f in ("tokens", "values", "ranks")))
