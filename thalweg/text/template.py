@@ -21,7 +21,7 @@ from thalweg.errors import CheckpointError, RequestError
 
 ContentFormat = Literal["string", "openai"]
 """How a template reads message content: one string, or a list of typed parts."""
-RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "content_format"})
 """Names that template keyword arguments may not replace."""
 _END_MARK = "\ue0f1end-of-final-message\ue0f1 "
 """Appended to the message to continue, to find where it ends in the rendered text. Ends in a space so that a template
@@ -46,13 +46,16 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Any,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        *,
+        content_format: ContentFormat | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt text. messages as `normalise` returns them. RequestError (param "messages") with the template's own
+        """The prompt text of these messages, checked and brought into `content_format` (None = what this template reads).
+        tools: JSON schemas. kwargs: more variables for the template. RequestError (param "messages") with the template's own
         words if it refuses them; param "chat_template_kwargs" if kwargs would replace one of RESERVED."""
         clash = sorted(RESERVED & kwargs.keys())
         if clash:
@@ -62,7 +65,7 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt exclude each other; set add_generation_prompt to false",
                 "continue_final_message",
             )
-        chat = [dict(m) for m in messages]
+        chat = normalise(messages, content_format or self.content_format)
         if continue_final_message:
             chat = _mark_final(chat)
         scope = {**self.variables, **kwargs}
@@ -86,7 +89,7 @@ def normalise(messages: Any, content_format: ContentFormat = "string") -> list[d
 
     Text parts become one string, joined by newlines ("string"), or strings become one text part ("openai"). Arguments of
     tool calls are parsed from JSON. RequestError names the message and field; other fields pass through unchanged."""
-    if not isinstance(messages, list) or not messages:
+    if not isinstance(messages, list | tuple) or not messages:
         raise RequestError("messages must be a list of at least one message", "messages")
     return [_message(f"messages[{i}]", m, content_format) for i, m in enumerate(messages)]
 

@@ -10,6 +10,7 @@ holds today: whoever renders a template and encodes the result lets a user's "<|
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,7 +47,8 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, t in added.items() if t.special)
         self.added = {i: t.content for i, t in added.items()}
         """Every added token, special or not."""
-        self.vocab_size = 1 + max([*backend.get_vocab(with_added_tokens=True).values(), -1])
+        vocab = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(vocab.values(), default=-1)
         """Largest id + 1, added tokens included."""
         self.bos_id = self.id_of(self.special_tokens.get("bos_token"))
         eos = self.id_of(self.special_tokens.get("eos_token"))
@@ -54,8 +56,18 @@ class Tokenizer:
         """From tokenizer_config.json alone; generation_config.json may name more."""
         self.max_length = _int_or_none(config.get("model_max_length"))
         self.pieces = make_pieces(json.loads(backend.to_str()).get("decoder"))
+        self.max_token_chars: float = self._most_chars(vocab)
+        """No token stands for more characters of text than this; inf where that cannot be known."""
         self._bytes: dict[int, bytes] = {}
         self._names: dict[int, str] = {}
+
+    def _most_chars(self, vocab: Mapping[str, int]) -> float:
+        spaces = any(t.lstrip or t.rstrip for t in self.backend.get_added_tokens_decoder().values())
+        if self.pieces is None or not self.pieces.bounded or spaces:
+            return math.inf
+        normalizer = json.loads(self.backend.to_str()).get("normalizer") or {"type": ""}
+        shrink = {"": 1, "NFC": 4}.get(normalizer["type"], math.inf)  # no character composes more than four
+        return shrink * max(map(len, vocab), default=0)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """ValueError when the text is not valid Unicode (a lone surrogate)."""
@@ -90,11 +102,15 @@ class Tokenizer:
             name = self._names[id] = self.bytes_of(id).decode(errors="replace")
         return name
 
-    def chat_template(self, tools: bool = False) -> str | None:
-        """The source of the chat template: "tool_use" when tools are given and the model has one, else "default"."""
-        if tools and TOOL_TEMPLATE in self.chat_templates:
-            return self.chat_templates[TOOL_TEMPLATE]
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the model's chat template, or None. Give `special_tokens` to what renders it."""
         return self.chat_templates.get(DEFAULT_TEMPLATE)
+
+    @property
+    def tool_template(self) -> str | None:
+        """The template for conversations with tools, where the model has a separate one, else `chat_template`."""
+        return self.chat_templates.get(TOOL_TEMPLATE, self.chat_template)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

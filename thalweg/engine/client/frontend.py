@@ -60,7 +60,9 @@ def load_frontend(args: EngineArgs) -> Frontend:
             )
         tokenizer = load_tokenizer(where)
         check_vocab(tokenizer, facts.vocab)
-    template = ChatTemplate(tokenizer.chat_template) if tokenizer and tokenizer.chat_template else None
+    template = (
+        ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens) if tokenizer and tokenizer.chat_template else None
+    )
     eos = hf.eos_ids(path, config) or (tokenizer.eos_ids if tokenizer else ())
     return Frontend(
         args=msgspec.structs.replace(args, model=str(path)),

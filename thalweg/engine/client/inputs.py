@@ -1,0 +1,245 @@
+"""From what a caller wrote to what the engine runs: every text, default and name becomes token ids and plain numbers.
+
+Everything wrong with a request is found here, before the engine hears of it, and named by field. Knows no transport and
+no scheduling.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from thalweg.config import EngineConfig
+from thalweg.engine.messages import EngineRequest, TokenSampling
+from thalweg.errors import RequestError
+from thalweg.params import SamplingParams
+from thalweg.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, {"prompt": text}, or {"prompt_token_ids": ids} with "prompt" and "cache_salt" beside them if wanted."""
+
+MAX_SALT = 1024
+_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
+_WORD = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A checked request: what the caller sees of it, and one EngineRequest per choice, in order of index."""
+
+    request_id: str
+    prompt: str | None
+    prompt_ids: list[int]
+    params: SamplingParams
+    requests: list[EngineRequest] = field(repr=False)
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of choice `index`: the request's own for 0, else SplitMix64 (Steele, Lea and Flood, 2014) of it.
+
+    A signed 64-bit number, as SamplingParams.seed is."""
+    if index == 0:
+        return seed
+    z = (seed + index * 0x9E3779B97F4A7C15) & _WORD
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _WORD
+    z ^= z >> 31
+    return z - (1 << 64) if z >> 63 else z
+
+
+class InputProcessor:
+    """Turns prompts into submissions. Cheap but for tokenising; thread-safe but for the order seeds are drawn in."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None,
+        *,
+        eos_ids: tuple[int, ...] = (),
+        seed_source: random.Random | None = None,
+    ) -> None:
+        """tokenizer None: prompts must be token ids, and nothing text-valued may be asked (skip_tokenizer_init).
+        eos_ids: the model's end-of-sequence ids. seed_source: where seeds of requests without one come from."""
+        self._tokenizer = tokenizer
+        self._eos_ids = eos_ids
+        self._seeds = seed_source or random.Random(config.model.seed)
+        self._max_len = config.model.max_len
+        self._vocab = config.model.vocab
+        self._max_logprobs = config.model.vocab if config.model.max_logprobs == -1 else config.model.max_logprobs
+
+    def process(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0, handles: Iterator[int]
+    ) -> Submission:
+        """One checked submission. RequestError names the field (`param`) and the remedy.
+
+        A prompt that leaves no room for one token is refused. max_tokens beyond the context is not: the request ends
+        with finish_reason "length" when the context is full. (An HTTP layer that must refuse it compares
+        `len(prompt_ids) + max_tokens` with the context itself.)"""
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"sampling_params must be a SamplingParams, not {type(params).__name__}", "sampling_params")
+        if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+            raise RequestError(f"priority must be a 32-bit integer, not {priority!r}", "priority")
+        text, ids, salt = self._prompt(prompt)
+        tokens = np.array(ids, np.int32)
+        shared = self._sampling(params, len(ids))
+        seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
+        scores = -1 if params.prompt_logprobs is None else self._logprobs("prompt_logprobs", params.prompt_logprobs)
+        requests = []
+        for i in range(params.n):
+            mine = scores if i == 0 else -1  # the prompt is the same for every choice: score it once
+            skip = mine >= 0 if params.skip_reading_prefix_cache is None else params.skip_reading_prefix_cache or mine >= 0
+            requests.append(
+                EngineRequest(
+                    handle=next(handles),
+                    tokens=tokens,
+                    prompt_len=len(ids),
+                    sampling=TokenSampling(**shared, seed=choice_seed(seed, i), prompt_logprobs=mine),
+                    priority=priority,
+                    cache_salt=salt,
+                    read_prefix_cache=not skip,
+                )
+            )
+        return Submission(request_id, text, ids, params, requests)
+
+    # ------------------------------------------------------------ prompts
+
+    def _prompt(self, prompt: Prompt) -> tuple[str | None, list[int], str]:
+        """(text if known, ids, cache salt)."""
+        fields: Mapping[str, Any]
+        if isinstance(prompt, str):
+            fields = {"prompt": prompt}
+        elif isinstance(prompt, Mapping):
+            fields = prompt
+        elif isinstance(prompt, Sequence | np.ndarray) and not isinstance(prompt, bytes):
+            fields = {"prompt_token_ids": list(prompt)}
+        else:
+            raise RequestError(f"prompt must be text or token ids, not {type(prompt).__name__}", "prompt")
+        unknown = sorted(str(k) for k in fields.keys() - _KEYS)
+        if unknown:
+            raise RequestError(f"prompt: {', '.join(unknown)} is not supported; known are {', '.join(sorted(_KEYS))}", "prompt")
+        text, ids = fields.get("prompt"), fields.get("prompt_token_ids")
+        if text is not None and not isinstance(text, str):
+            raise RequestError(f"prompt must be text, not {type(text).__name__}", "prompt")
+        if ids is not None:
+            param, ids = "prompt_token_ids", self._checked_ids("prompt_token_ids", ids)
+        elif text is not None:
+            param, ids = "prompt", self._tokenise(text)
+        else:
+            raise RequestError("prompt: give prompt (text) or prompt_token_ids", "prompt")
+        self._check_length(param, len(ids))
+        return text, ids, _salt(fields.get("cache_salt"))
+
+    def _tokenise(self, text: str) -> list[int]:
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            raise RequestError("prompt: this engine runs without a tokenizer; send prompt_token_ids", "prompt")
+        if len(text) > self._max_len * tokenizer.max_token_chars:  # no need to tokenise it to know
+            raise RequestError(
+                f"prompt: {len(text)} characters cannot fit the context of {self._max_len} tokens; shorten the prompt", "prompt"
+            )
+        try:
+            ids = tokenizer.encode(text)
+        except UnicodeError as e:
+            raise RequestError(f"prompt is not valid Unicode text: {e}", "prompt") from e
+        return self._checked_ids("prompt", ids)
+
+    def _checked_ids(self, param: str, ids: Any) -> list[int]:
+        if isinstance(ids, np.ndarray):
+            ids = ids.tolist()
+        if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
+            raise RequestError(f"{param} must be a list of token ids, not {type(ids).__name__}", param)
+        out = [i.item() if isinstance(i, np.integer) else i for i in ids]
+        if not all(type(i) is int for i in out):
+            bad = next(i for i in out if type(i) is not int)
+            raise RequestError(f"{param} must hold integers, not {bad!r}", param)
+        self._check_ids(param, out)
+        return out
+
+    def _check_ids(self, param: str, ids: Sequence[int]) -> None:
+        if ids and not (min(ids) >= 0 and max(ids) < self._vocab):
+            bad = next(i for i in ids if not 0 <= i < self._vocab)
+            raise RequestError(f"{param}: token id {bad} is not in the vocabulary (0 to {self._vocab - 1})", param)
+
+    def _check_length(self, param: str, length: int) -> None:
+        if length == 0:
+            raise RequestError(f"{param} is empty; send at least one token", param)
+        if length >= self._max_len:
+            raise RequestError(
+                f"{param}: {length} tokens leave no room to answer in a context of {self._max_len} tokens; shorten the prompt"
+                " or start the engine with a larger --max-model-len",
+                param,
+            )
+
+    # ------------------------------------------------------------ parameters
+
+    def _sampling(self, p: SamplingParams, prompt_len: int) -> dict[str, Any]:
+        """The fields of TokenSampling that every choice shares."""
+        if p.stop and self._tokenizer is None:
+            raise RequestError("stop: this engine runs without a tokenizer; use stop_token_ids", "stop")
+        for name, ids in (
+            ("stop_token_ids", p.stop_token_ids),
+            ("allowed_token_ids", p.allowed_token_ids),
+            ("logit_bias", list(p.logit_bias or ())),
+        ):
+            self._check_ids(name, ids or [])
+        room = self._max_len - prompt_len
+        max_tokens = room if p.max_tokens is None else min(p.max_tokens, room)
+        return {
+            "max_tokens": max_tokens,
+            "min_tokens": min(p.min_tokens, max_tokens),
+            "temperature": p.temperature,
+            "top_k": 0 if p.top_k >= self._vocab else p.top_k,
+            "top_p": p.top_p,
+            "min_p": p.min_p,
+            "repetition_penalty": p.repetition_penalty,
+            "presence_penalty": p.presence_penalty,
+            "frequency_penalty": p.frequency_penalty,
+            "eos_ids": () if p.ignore_eos else self._eos_ids,
+            "stop_ids": tuple(p.stop_token_ids or ()),
+            "logprobs": -1 if p.logprobs is None else self._logprobs("logprobs", p.logprobs),
+            "logit_bias": tuple(sorted((p.logit_bias or {}).items())),
+            "allowed_ids": tuple(sorted(set(p.allowed_token_ids or ()))),
+            "bad_words": self._bad_words(p.bad_words or []),
+        }
+
+    def _logprobs(self, param: str, asked: int) -> int:
+        """How many of the most likely tokens; -1 asks for the whole vocabulary."""
+        count = self._vocab if asked == -1 else asked
+        if count > self._max_logprobs:
+            raise RequestError(
+                f"{param}: {asked if asked >= 0 else 'the whole vocabulary'} is more than this engine's limit of "
+                f"{self._max_logprobs}; ask for fewer or start it with a larger --max-logprobs",
+                param,
+            )
+        return min(count, self._vocab)
+
+    def _bad_words(self, words: list[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it begins a text and as it follows a space. The second form is kept only where it differs by its
+        first token alone: a longer one would begin with a bare space, and ban the word's tail after any space."""
+        if words and self._tokenizer is None:
+            raise RequestError("bad_words: this engine runs without a tokenizer; use logit_bias", "bad_words")
+        out: dict[tuple[int, ...], None] = {}
+        for word in words:
+            assert self._tokenizer is not None
+            bare = tuple(self._tokenizer.encode(word.lstrip(), add_special_tokens=False))
+            spaced = tuple(self._tokenizer.encode(" " + word.lstrip(), add_special_tokens=False))
+            if not bare:
+                raise RequestError(f"bad_words: {word!r} is no token at all", "bad_words")
+            self._check_ids("bad_words", bare)
+            out[bare] = None
+            if len(spaced) == len(bare) and spaced[0] != bare[0]:
+                self._check_ids("bad_words", spaced)
+                out[spaced] = None
+        return tuple(out)
+
+
+def _salt(salt: Any) -> str:
+    if salt is None:
+        return ""
+    if not isinstance(salt, str) or not salt or len(salt) > MAX_SALT:
+        raise RequestError(f"cache_salt must be a non-empty string of at most {MAX_SALT} characters", "cache_salt")
+    return salt

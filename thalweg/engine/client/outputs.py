@@ -1,0 +1,296 @@
+"""From tokens to what callers read: text, stop strings, logprobs, finish reasons. Owns the truth of every open request.
+
+One `process` call per frame of the engine; the common case is one token for each of hundreds of sequences, so the work
+per token is a few dictionary look-ups. Knows no transport, no scheduling, no device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from thalweg.engine.client.inputs import Submission
+from thalweg.engine.messages import EngineRequest, Finished, Outputs, PromptScores, Started, TokenLogprobs
+from thalweg.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
+from thalweg.params import RequestOutputKind
+from thalweg.text.detokenizer import Detokenizer
+from thalweg.text.stops import StopStream, StopStrings
+from thalweg.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """What one frame came to: one output per request with news, and handles the engine must
+    stop because a stop string matched."""
+
+    outputs: list[RequestOutput]
+    abort: list[int]
+
+
+class OutputProcessor:
+    """All open requests of one engine. Not thread-safe: whoever reads frames drives it."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        """tokenizer None: texts stay empty."""
+        self._tokenizer = tokenizer
+        self._requests: dict[str, _Request] = {}
+        self._choices: dict[int, _Choice] = {}
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._requests)
+
+    def add(self, submission: Submission, now: float) -> None:
+        """Before its EngineRequests reach the engine. now: monotonic seconds. ValueError if the id is open already."""
+        if submission.request_id in self._requests:
+            raise ValueError(f"request {submission.request_id!r} is already open")
+        request = _Request(submission, self._tokenizer, now)
+        self._requests[submission.request_id] = request
+        for choice in request.choices:
+            self._choices[choice.handle] = choice
+
+    def process(self, frame: Outputs) -> Processed:
+        """Take one frame. Tokens and news of handles that are closed here already (stopped, aborted) are dropped."""
+        choices = self._choices
+        for started in frame.started:
+            if started.handle in choices:
+                choices[started.handle].request.start(choices[started.handle], started)
+        for scores in frame.prompt_scores:
+            if scores.handle in choices:
+                choices[scores.handle].request.score(scores, self._tokenizer)
+        finished = {f.handle: f for f in frame.finished}
+        logprobs = _rows(frame.logprobs)
+        abort: list[int] = []
+        touched: dict[str, _Request] = {}
+        for i, (handle, token) in enumerate(zip(frame.handles.tolist(), frame.tokens.tolist(), strict=True)):
+            choice = choices.get(handle)
+            if choice is None:
+                continue
+            if choice.wants_logprobs and frame.logprobs is not None:
+                choice.log(frame.logprobs, logprobs[i], self._tokenizer)
+            end = finished.get(handle)
+            choice.push(token, end is not None and end.reason == "stop")
+            touched[choice.request.id] = choice.request
+            if choice.finish_reason is not None:  # a stop string
+                del choices[handle]
+                if end is None:
+                    abort.append(handle)
+        for end in frame.finished:
+            choice = choices.pop(end.handle, None)
+            if choice is not None:
+                choice.finish(end)
+                touched[choice.request.id] = choice.request
+        outputs = []
+        for request in touched.values():
+            output = request.output(frame.time)
+            if request.finished:
+                del self._requests[request.id]
+            if output is not None:
+                outputs.append(output)
+        return Processed(outputs, abort)
+
+    def abort(self, request_id: str) -> tuple[list[int], RequestOutput | None]:
+        """Close a request: handles the engine must stop, and its last output, with finish_reason "abort". ([], None) if
+        it is not open."""
+        return self._close(request_id, "abort", "")
+
+    def fail_all(self, message: str) -> list[RequestOutput]:
+        """Close every request with finish_reason "error": the engine is gone. message: words a client may see."""
+        closed = [self._close(i, "error", message)[1] for i in list(self._requests)]
+        return [o for o in closed if o is not None]
+
+    def resubmit(self) -> list[EngineRequest]:
+        """What a fresh engine needs to continue every open choice: prompt + emitted tokens, same seed, same handle."""
+        return [c.resubmit() for c in self._choices.values()]
+
+    def _close(self, request_id: str, reason: str, error: str) -> tuple[list[int], RequestOutput | None]:
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return [], None
+        handles = []
+        for choice in request.choices:
+            if self._choices.pop(choice.handle, None) is not None:
+                handles.append(choice.handle)
+                choice.finish(Finished(choice.handle, reason, error=error))
+        return handles, request.output(request.metrics.last_token_ts)
+
+
+class _Choice:
+    """One sequence: everything emitted so far, and how far its caller has been told."""
+
+    __slots__ = (
+        "_after_min", "_detokenizer", "_include", "_new_text", "_sent_tokens", "_stop_ids", "_stops", "_text", "_told_end",
+        "cumulative_logprob", "engine_request", "finish_reason", "handle", "index", "logprobs", "request", "stop_reason",
+        "tokens", "wants_logprobs",
+    )  # fmt: skip
+
+    def __init__(
+        self, request: _Request, engine_request: EngineRequest, index: int, stops: StopStrings | None, tok: Tokenizer | None
+    ) -> None:
+        p, sampling = request.params, engine_request.sampling
+        self.request, self.engine_request, self.index, self.handle = request, engine_request, index, engine_request.handle
+        self._detokenizer: Detokenizer | None = None
+        if tok is not None and p.detokenize:
+            self._detokenizer = Detokenizer(
+                tok, request.submission.prompt_ids, p.skip_special_tokens, p.spaces_between_special_tokens
+            )
+        self._stops = StopStream(stops, p.include_stop_str_in_output) if stops is not None else None
+        self._include, self._after_min = p.include_stop_str_in_output, p.min_tokens
+        self._stop_ids = frozenset(sampling.eos_ids) | frozenset(sampling.stop_ids)
+        self.tokens: list[int] = []
+        self._text, self._new_text = "", list[str]()
+        self.wants_logprobs = sampling.logprobs >= 0
+        self.logprobs: list[PositionLogprobs] = []
+        self.cumulative_logprob = 0.0
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self._sent_tokens = 0
+        self._told_end = False
+
+    def log(self, arrays: TokenLogprobs, row: int, tokenizer: Tokenizer | None) -> None:
+        keep = 1 + self.engine_request.sampling.logprobs
+        tok = tokenizer if self.request.params.detokenize else None
+        entry = _position(arrays.tokens[row, :keep], arrays.values[row, :keep], int(arrays.ranks[row]), tok)
+        self.cumulative_logprob += next(iter(entry.values())).logprob
+        self.logprobs.append(entry)
+
+    def push(self, token: int, stopping: bool) -> None:
+        """One new token. stopping: the engine ended the sequence by a stop token in this frame."""
+        self.tokens.append(token)
+        if self._detokenizer is None or (stopping and not self._include and token in self._stop_ids):
+            return
+        text = self._detokenizer.push_one(token)
+        if self._stops is not None and text:
+            text = self._stops.push(text, len(self.tokens) > self._after_min)
+            if self._stops.matched is not None:
+                self.finish_reason, self.stop_reason = "stop", self._stops.matched
+        if text:
+            self._new_text.append(text)
+
+    def finish(self, end: Finished) -> None:
+        """The engine ended it, or never will: let go of text that was held back."""
+        self.finish_reason = end.reason
+        self.stop_reason = end.stop_id if end.reason == "stop" and end.stop_id >= 0 else None
+        if end.error:
+            self.request.error = end.error
+        rest = self._detokenizer.finish() if self._detokenizer is not None else ""
+        if self._stops is not None:
+            rest = self._stops.push(rest, False) + self._stops.finish()
+        self._new_text.append(rest)
+
+    def resubmit(self) -> EngineRequest:
+        first = self.engine_request
+        sampling = first.sampling
+        if sampling.prompt_logprobs >= 0 and self.request.scored:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=-1)
+        tokens = np.concatenate([first.tokens[: first.prompt_len], np.array(self.tokens, np.int32)])
+        return msgspec.structs.replace(first, tokens=tokens, sampling=sampling)
+
+    def has_news(self) -> bool:
+        return self._sent_tokens < len(self.tokens) or (self.finish_reason is not None and not self._told_end)
+
+    def output(self, delta: bool) -> CompletionOutput:
+        """Everything so far, or what was not told yet."""
+        sent, text = self._sent_tokens, "".join(self._new_text)
+        self._new_text.clear()
+        logprobs: list[PositionLogprobs] | None = None
+        if self.wants_logprobs:
+            logprobs = self.logprobs[sent:] if delta else self.logprobs.copy()
+        if not delta:
+            text = self._text = self._text + text
+        self._sent_tokens = len(self.tokens)
+        self._told_end = self.finish_reason is not None
+        return CompletionOutput(
+            self.index,
+            text,
+            self.tokens[sent:] if delta else self.tokens.copy(),
+            self.cumulative_logprob if self.wants_logprobs else None,
+            logprobs,
+            self.finish_reason,
+            self.stop_reason,
+        )
+
+
+class _Request:
+    """One submission and its choices."""
+
+    __slots__ = ("_kind", "cached_tokens", "choices", "error", "id", "metrics", "params", "prompt_logprobs", "submission")
+
+    def __init__(self, submission: Submission, tokenizer: Tokenizer | None, now: float) -> None:
+        self.submission, self.id, self.params = submission, submission.request_id, submission.params
+        self._kind = self.params.output_kind
+        stops = StopStrings(self.params.stop) if self.params.stop and tokenizer is not None else None
+        self.choices = [_Choice(self, r, i, stops, tokenizer) for i, r in enumerate(submission.requests)]
+        self.metrics = RequestMetrics(arrival_time=now)
+        self.cached_tokens: int | None = None
+        self.error: str | None = None
+        self.prompt_logprobs: list[PositionLogprobs | None] | None = None
+        if self.params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * len(submission.prompt_ids)
+
+    @property
+    def finished(self) -> bool:
+        return all(c.finish_reason is not None for c in self.choices)
+
+    @property
+    def scored(self) -> bool:
+        """Is every prompt token but the first scored?"""
+        return self.prompt_logprobs is None or None not in self.prompt_logprobs[1:]
+
+    def start(self, choice: _Choice, started: Started) -> None:
+        """Times and cache hits are those of the choice that ran first."""
+        if self.cached_tokens is None:
+            self.cached_tokens = started.cached_tokens
+            self.metrics.queued_ts, self.metrics.scheduled_ts = started.queued_ts, started.scheduled_ts
+
+    def score(self, scores: PromptScores, tokenizer: Tokenizer | None) -> None:
+        """By position, so that scores told twice (after a preemption) do no harm."""
+        if self.prompt_logprobs is None:
+            return
+        keep = 1 + self.submission.requests[0].sampling.prompt_logprobs
+        tok = tokenizer if self.params.detokenize else None
+        for i, rank in enumerate(scores.ranks.tolist()):
+            entry = _position(scores.tokens[i, :keep], scores.values[i, :keep], rank, tok)
+            self.prompt_logprobs[scores.start + i] = entry
+
+    def output(self, time: float) -> RequestOutput | None:
+        """What to tell the caller now; None if its output_kind says to wait."""
+        choices, done = self.choices, self.finished
+        made = sum(len(c.tokens) for c in choices)
+        metrics = self.metrics
+        if made > metrics.num_generation_tokens:
+            metrics.first_token_ts = metrics.first_token_ts or time
+            metrics.last_token_ts, metrics.num_generation_tokens = time, made
+        if self._kind is RequestOutputKind.FINAL_ONLY and not done:
+            return None
+        delta = self._kind is RequestOutputKind.DELTA
+        first = not any(c._sent_tokens for c in choices)
+        return RequestOutput(
+            self.id,
+            self.submission.prompt,
+            self.submission.prompt_ids,
+            self.prompt_logprobs if first or not delta else None,
+            [c.output(delta) for c in choices if not delta or c.has_news()],
+            done,
+            metrics,
+            self.cached_tokens,
+            self.error,
+        )
+
+
+def _rows(logprobs: TokenLogprobs | None) -> dict[int, int]:
+    """Index in the frame -> row of its logprobs."""
+    return {} if logprobs is None else {r: i for i, r in enumerate(logprobs.rows.tolist())}
+
+
+def _position(tokens: np.ndarray, values: np.ndarray, rank: int, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    """The chosen token first, then the most likely in order."""
+    ids, numbers = tokens.tolist(), values.tolist()
+    names = map(tokenizer.name_of, ids) if tokenizer is not None else [None] * len(ids)
+    out: dict[int, Logprob] = {}
+    for r, (id, value, name) in enumerate(zip(ids, numbers, names, strict=True)):
+        if id not in out:
+            out[id] = Logprob(value, r or rank, name)
+    return out
