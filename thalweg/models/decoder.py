@@ -140,6 +140,8 @@ class Decoder:
         """Per layer: its index in `groups`."""
         self.groups = tuple(_group(self, ctx, g, w) for g, w in enumerate(kinds))
         """Layers that keep the same tokens share a group."""
+        self.attention = tuple(self._blocks[g.layers[0]].attention.backend for g in self.groups)
+        """Per group: the backend whose `plan` fills StepBatch.plans. One per group, as its layers' specs are equal."""
 
     def rename(self, name: str) -> str | None:
         """A checkpoint's tensor name as the layers know it; None for tensors that hold nothing of their own: rotary

@@ -48,11 +48,11 @@ class Attention:
             kind="window" if window else "full",
             window=window,
         )
-        self._backend = _choose(ctx, self.spec)
+        self.backend = _choose(ctx, self.spec)
         self._rope = ctx.bind(
             ops.rope, rotary_dim=d, interleaved=False, heads=self.spec.heads, kv_heads=self.spec.kv_heads, head_dim=d
         )
-        self.layout = self._backend.layout(self.spec, ctx.block_tokens)
+        self.layout = self.backend.layout(self.spec, ctx.block_tokens)
         self.specs: dict[str, Any] = {"qkv": self._qkv.specs, "out": self._out.specs}
         self._q_norm = self._k_norm = None
         if shape.norm_eps is not None:
@@ -67,7 +67,7 @@ class Attention:
         if self._q_norm is not None and self._k_norm is not None:
             q, k = self._q_norm(p["q_norm"], q), self._k_norm(p["k_norm"], k)
         q, k = self._rope(q, k, batch.positions, cos_sin)
-        out, kv = self._backend.attend(q, k, v, kv, batch, group, self.spec)
+        out, kv = self.backend.attend(q, k, v, kv, batch, group, self.spec)
         return self._out(p["out"], out.flatten(-2)), kv
 
 

@@ -1,0 +1,119 @@
+"""A model driven by hand: sequences, chunks and steps chosen by the test, without an engine. For tests of models/."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from thalweg.checkpoint.config import read_config
+from thalweg.hal.discovery import load
+from thalweg.hal.op import Binder
+from thalweg.hal.platform import Place
+from thalweg.hal.step import ON_DEVICE, SamplingArrays, StateBox, StepBatch, StepResult
+from thalweg.models.build import build
+from thalweg.models.load import load_params
+from thalweg.models.step import make_state, make_step
+
+
+@dataclass
+class Seq:
+    """One sequence: its prompt, what was generated, and how much of both is in the cache."""
+
+    slot: int
+    tokens: list[int]
+    prompt: int
+    done: int = 0
+    scores: list[float] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+class Rig:
+    """One model on one device, every sequence with its own shuffled blocks."""
+
+    def __init__(
+        self, path: Path, *, dtype: str = "float32", platform: str = "reference", max_len: int = 64, block: int = 4,
+        slots: int = 9,
+    ) -> None:  # fmt: skip
+        self.device = load(platform).open(Place())
+        binder = Binder(self.device.kernels)
+        self.model = build(
+            read_config(path), binder=binder, attention=self.device.attention, comm=self.device.comm, dtype=dtype,
+            max_len=max_len, block_tokens=block,
+        )  # fmt: skip
+        self.params = load_params(self.model, path, self.device, progress=False)
+        width = -(-max_len // block)
+        blocks = (slots - 1) * width + 1
+        state = make_state(self.model, self.device, blocks=[blocks] * len(self.model.groups), slots=slots, max_len=max_len)
+        self.box = StateBox(state)
+        rng = np.random.default_rng(7)
+        self.tables = [1 + rng.permutation(blocks - 1).astype(np.int32).reshape(-1, width) for _ in self.model.groups]
+        self.run = self.device.compile(
+            make_step(self.model, binder, logprobs_mode="raw_logprobs"), self.params, self.box, None, None
+        )
+
+    def batch(self, work: Sequence[tuple[Seq, int]], score: bool = False) -> StepBatch:
+        """A mixed batch: each sequence with how many of its next tokens to compute."""
+        query = np.array([n for _, n in work], np.int32)
+        context = np.array([s.done for s, _ in work], np.int32)
+        start = np.cumsum(query) - query
+        positions = np.arange(query.sum()) - np.repeat(start - context, query)
+        known = [s.tokens[s.done : s.done + n] for s, n in work]
+        rows, targets = [], []
+        for (s, n), first in zip(work, start, strict=True) if score else ():
+            for i in range(n):
+                if s.done + i + 1 < s.prompt:
+                    rows.append(first + i)
+                    targets.append(s.tokens[s.done + i + 1])
+        slots = np.array([s.slot for s, _ in work], np.int32)
+        out = StepBatch(
+            tokens=np.array([t for k in known for t in k], np.int32),
+            token_seq=np.repeat(np.arange(len(work)), query).astype(np.int32),
+            positions=positions.astype(np.int32),
+            slots=slots,
+            context=context,
+            query=query,
+            last_row=(np.cumsum(query) - 1).astype(np.int32),
+            emit=np.array([s.done + n == len(s.tokens) for s, n in work]),
+            block_tables=tuple(t[slots - 1] for t in self.tables),
+            sampling=SamplingArrays.greedy(len(work)),
+            score_rows=np.array(rows, np.int32),
+            score_targets=np.array(targets, np.int32),
+        )
+        out.check()
+        out.features = out.infer_features(logprobs=0, score=0)
+        out.plans = tuple(backend.plan(out, g, None) for g, backend in enumerate(self.model.attention))
+        return out
+
+    def step(self, work: Sequence[tuple[Seq, int]], score: bool = False) -> StepResult:
+        batch = self.batch(work, score)
+        result = self.run(batch).result()
+        for row, target_row in enumerate(batch.score_rows):
+            work[int(batch.token_seq[target_row])][0].scores.append(float(result.score.values[row, 0]))
+        for i, (s, n) in enumerate(work):
+            s.done += n
+            if batch.emit[i]:
+                assert result.counts[i] == 1
+                s.tokens.append(int(result.tokens[i, 0]))
+                s.logprobs.append(float(result.logprobs.values[i, 0]))
+        return result
+
+    def generate(self, prompts: Sequence[Sequence[int]], new: int, chunk: int, budget: int) -> list[Seq]:
+        """Greedy, with prefill in chunks mixed with other sequences' decodes: sequences start one step after another."""
+        seqs = [Seq(i + 1, list(p), len(p)) for i, p in enumerate(prompts)]
+        started = 1
+        while any(len(s.tokens) < s.prompt + new for s in seqs):
+            work, left = [], budget
+            for s in seqs[:started]:
+                n = min(chunk, left, len(s.tokens) - s.done)
+                if len(s.tokens) < s.prompt + new and n:
+                    work.append((s, n))
+                    left -= n
+            self.step(work, score=True)
+            started = min(started + 1, len(seqs))
+        return seqs
+
+
+__all__ = ["ON_DEVICE", "Rig", "Seq"]

@@ -1,0 +1,100 @@
+"""Every family against transformers, same weights: greedy tokens, logprobs of generated and of prompt tokens, over mixed
+batches of prefill chunks and decodes, with the hand-made batches of rig.py (no engine in between)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from rig import ON_DEVICE, Rig, Seq
+from zoo import CONFIGS, VOCAB, edit_config, load_reference, make_checkpoint
+
+NEW = 10
+
+
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(3)
+    return [rng.integers(0, VOCAB, n).tolist() for n in (31, 1, 18, 7, 40)]
+
+
+@torch.inference_mode()
+def greedy(model: torch.nn.Module, prompt: list[int], new: int) -> tuple[list[int], torch.Tensor]:
+    """(tokens with prompt, log-probabilities [len, vocab] at every position), a full forward per token."""
+    ids = list(prompt)
+    for _ in range(new):
+        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids, model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+
+
+@pytest.mark.parametrize("platform", ["reference", "cpu"])
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_greedy_tokens_and_logprobs_are_those_of_transformers(name, platform, tmp_path):
+    path = make_checkpoint(name, tmp_path, tokenizer=False)
+    oracle = load_reference(path, torch.float32)
+    for s in Rig(path, platform=platform).generate(prompts(), NEW, chunk=6, budget=17):
+        ids, logp = greedy(oracle, s.tokens[: s.prompt], NEW)
+        assert s.tokens == ids
+        chosen = logp[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].numpy()
+        np.testing.assert_allclose(s.scores, chosen[: s.prompt - 1], atol=1e-4)
+        np.testing.assert_allclose(s.logprobs, chosen[s.prompt - 1 :], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama-biased", "llama-3.1", "mistral", "qwen2", "qwen3"])
+def test_bfloat16_differs_from_transformers_no_more_than_rounding(name, tmp_path):
+    """Both round to bfloat16 at other places: each is as far from the float32 model as the other."""
+    path = make_checkpoint(name, tmp_path, dtype=torch.bfloat16, tokenizer=False)
+    rig = Rig(path, dtype="bfloat16")
+    exact, rounded = load_reference(path, torch.float32), load_reference(path, torch.bfloat16)
+    for slot, prompt in enumerate(prompts(), 1):
+        s = Seq(slot, list(prompt), len(prompt))
+        rig.step([(s, len(prompt))], score=True)
+        with torch.inference_mode():
+            at = torch.arange(len(prompt) - 1), torch.tensor(prompt[1:])
+            want, other = (m(torch.tensor([prompt])).logits[0].float().log_softmax(-1)[at].numpy() for m in (exact, rounded))
+        if len(prompt) > 1:
+            noise = np.abs(other - want).mean() + 2**-8
+            assert np.abs(np.array(s.scores) - want).mean() < 2 * noise
+
+
+def test_old_config_spelling_means_the_same(tmp_path):
+    """rope_theta, rope_scaling with `type`, torch_dtype, no layer_types: files written before transformers 5."""
+    path = make_checkpoint("llama-linear", tmp_path, tokenizer=False)
+    oracle = load_reference(path, torch.float32)
+    edit_config(
+        path, rope_parameters=None, dtype=None, head_dim=None, rope_theta=10000.0, torch_dtype="float32",
+        rope_scaling={"type": "linear", "factor": 4.0},
+    )  # fmt: skip
+    (s,) = Rig(path).generate(prompts()[:1], NEW, chunk=99, budget=99)
+    assert s.tokens == greedy(oracle, prompts()[0], NEW)[0]
+
+
+def test_a_sharded_checkpoint_loads_the_same_weights(tmp_path):
+    whole = make_checkpoint("qwen3", tmp_path / "a", tokenizer=False)
+    split = make_checkpoint("qwen3", tmp_path / "b", max_shard_size="60KB", tokenizer=False)
+    assert len(list(split.glob("*.safetensors"))) > 2
+    a, b = (Rig(p).generate(prompts(), 4, 8, 16) for p in (whole, split))
+    assert [s.logprobs for s in a] == [s.logprobs for s in b]
+
+
+def test_a_token_sampled_on_the_device_can_be_named_by_its_position(tmp_path):
+    """ON_DEVICE reads the history: a step launched before the last one was read gives the same tokens."""
+    path = make_checkpoint("llama", tmp_path, tokenizer=False)
+    (want,) = Rig(path).generate(prompts()[:1], 5, chunk=99, budget=99)
+    rig = Rig(path)
+    s = Seq(1, list(prompts()[0]), len(prompts()[0]))
+    got = [int(rig.step([(s, s.prompt)]).tokens[0, 0])]
+    while len(got) < 5:
+        s.tokens[-1] = ON_DEVICE
+        got.append(int(rig.step([(s, 1)]).tokens[0, 0]))
+    assert got == want.tokens[want.prompt :]
+
+
+def test_prompt_logprobs_are_the_same_in_chunks(tmp_path, monkeypatch):
+    """The score rows are computed some at a time: the boundaries must not show."""
+    path = make_checkpoint("qwen2", tmp_path, tokenizer=False)
+    whole = Rig(path).generate(prompts(), 1, 99, 999)
+    monkeypatch.setattr("thalweg.models.step.SCORE_ROWS", 5)
+    parts = Rig(path).generate(prompts(), 1, 99, 999)
+    assert [len(s.scores) for s in parts] == [s.prompt - 1 for s in parts]
+    for a, b in zip(whole, parts, strict=True):
+        np.testing.assert_allclose(a.scores, b.scores, atol=1e-5)

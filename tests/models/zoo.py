@@ -1,0 +1,145 @@
+"""Tiny random models of every family, made by transformers: the one table of configurations every model test walks.
+
+Weights are drawn wider than transformers would, so that logits are spread and a wrong one changes the next token.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+VOCAB = 288
+SPECIAL = {"<|endoftext|>": 256, "<|im_start|>": 257, "<|im_end|>": 258}
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 256,
+    "bos_token_id": 256,
+}
+
+
+def _rope(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **more}}
+
+
+_FACTORS = [1.0 + 0.25 * i for i in range(6)]
+CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
+    "llama": (transformers.LlamaConfig, {"num_key_value_heads": 4}),
+    "llama-biased": (transformers.LlamaConfig, {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
+    "llama-tied": (transformers.LlamaConfig, {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "llama-gelu": (transformers.LlamaConfig, {"hidden_act": "gelu_pytorch_tanh"}),
+    "llama-linear": (transformers.LlamaConfig, _rope("linear", factor=4.0)),
+    "llama-dynamic": (transformers.LlamaConfig, _rope("dynamic", factor=2.0)),
+    "llama-yarn": (
+        transformers.LlamaConfig,
+        _rope("yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=4.0, beta_slow=0.5),
+    ),
+    "llama-3.1": (
+        transformers.LlamaConfig,
+        _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32),
+    ),
+    "llama-longrope": (
+        transformers.LlamaConfig,
+        _rope("longrope", short_factor=_FACTORS, long_factor=[2 * f for f in _FACTORS], original_max_position_embeddings=128),
+    ),
+    "mistral": (transformers.MistralConfig, {"sliding_window": 12, "head_dim": 8}),
+    "mistral-full": (transformers.MistralConfig, {"sliding_window": None}),
+    "qwen2": (transformers.Qwen2Config, {"tie_word_embeddings": True}),
+    "qwen2-windowed": (
+        transformers.Qwen2Config,
+        {"use_sliding_window": True, "sliding_window": 10, "max_window_layers": 1, "num_hidden_layers": 3},
+    ),
+    "qwen3": (transformers.Qwen3Config, {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3-windowed": (
+        transformers.Qwen3Config,
+        {
+            "head_dim": 12,
+            "num_hidden_layers": 3,
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+}
+"""Name -> (configuration class, what differs from SMALL)."""
+
+
+def make_checkpoint(
+    name: str, directory: Path, *, dtype: torch.dtype = torch.float32, max_shard_size: str = "1GB", tokenizer: bool = True
+) -> Path:
+    """Save the model of this name, with a byte-level tokenizer, into directory/name."""
+    kind, different = CONFIGS[name]
+    config = kind(**{**SMALL, **different})
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    spread(model, zlib.crc32(name.encode()))
+    path = directory / name
+    model.to(dtype).save_pretrained(path, max_shard_size=max_shard_size)
+    if tokenizer:
+        make_tokenizer(path)
+    return path
+
+
+@torch.no_grad()
+def spread(model: torch.nn.Module, seed: int) -> None:
+    """Random weights whose logits differ by a few units; biases and norm weights that matter."""
+    g = torch.Generator().manual_seed(seed)
+    for name, p in model.named_parameters():
+        if "norm" in name:
+            p.normal_(1, 0.2, generator=g)
+        elif name.endswith("bias"):
+            p.normal_(0, 0.3, generator=g)
+        elif "embed" in name or "lm_head" in name:
+            p.normal_(0, 0.4, generator=g)
+        else:
+            p.normal_(0, 1.2 / p.shape[1] ** 0.5, generator=g)
+
+
+def make_tokenizer(path: Path) -> None:
+    """tokenizer.json of bytes and three special tokens, and a ChatML template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tok = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tok.decoder = decoders.ByteLevel()
+    tok.add_special_tokens(list(SPECIAL))
+    tok.save(str(path / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|endoftext|>",
+        "bos_token": None,
+        "chat_template": TEMPLATE,
+        "model_max_length": SMALL["max_position_embeddings"],
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def load_reference(path: Path, dtype: torch.dtype) -> torch.nn.Module:
+    """The same checkpoint in transformers, in plain eager attention."""
+    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager").eval()
+
+
+def edit_config(path: Path, **changes: Any) -> None:
+    """Change keys of a saved config.json; None removes one."""
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    for key, value in changes.items():
+        if value is None:
+            config.pop(key, None)
+        else:
+            config[key] = value
+    file.write_text(json.dumps(config))
