@@ -46,14 +46,15 @@ def test_bfloat16_differs_from_transformers_no_more_than_rounding(name, tmp_path
     rig = Rig(path, dtype="bfloat16")
     exact, rounded = load_reference(path, torch.float32), load_reference(path, torch.bfloat16)
     for slot, prompt in enumerate(prompts(), 1):
+        if len(prompt) == 1:
+            continue  # no prompt token to score
         s = Seq(slot, list(prompt), len(prompt))
         rig.step([(s, len(prompt))], score=True)
+        at = torch.arange(len(prompt) - 1), torch.tensor(prompt[1:])
         with torch.inference_mode():
-            at = torch.arange(len(prompt) - 1), torch.tensor(prompt[1:])
             want, other = (m(torch.tensor([prompt])).logits[0].float().log_softmax(-1)[at].numpy() for m in (exact, rounded))
-        if len(prompt) > 1:
-            noise = np.abs(other - want).mean() + 2**-8
-            assert np.abs(np.array(s.scores) - want).mean() < 2 * noise
+        noise = np.abs(other - want).mean() + 2**-8
+        assert np.abs(np.array(s.scores) - want).mean() < 2 * noise
 
 
 def test_old_config_spelling_means_the_same(tmp_path):
