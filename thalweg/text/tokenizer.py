@@ -1,7 +1,8 @@
 """The tokenizer, straight from tokenizer.json: text to ids and back, and the facts serving needs of a vocabulary.
 
-Starts in milliseconds because it uses the `tokenizers` library alone; transformers is asked only where a model has no
-tokenizer.json. Knows nothing of models, requests or devices.
+What tokenizer.json says stands: which special tokens `encode` adds is its post-processor's word, and add_bos_token in
+tokenizer_config.json is not read (as in transformers 5). Starts in milliseconds because it uses the `tokenizers` library
+alone; transformers is asked only where a model has no tokenizer.json. Knows nothing of models, requests or devices.
 
 Special tokens written out in a plain prompt become those tokens, as everywhere in this field. In chat content the same
 holds today: whoever renders a template and encodes the result lets a user's "<|im_end|>" act as one.
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from thalweg.errors import CheckpointError
 from thalweg.text.pieces import make_pieces
@@ -41,7 +41,6 @@ class Tokenizer:
         _add_missing_tokens(backend, config)
         self.special_tokens = {n: t for n in NAMED_SPECIALS if (t := _content(config.get(n))) is not None}
         """bos_token, eos_token ... as text: what chat templates may name."""
-        _post_process(backend, config, self.special_tokens)
         self.chat_templates = dict(templates or {})
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, t in added.items() if t.special)
@@ -197,11 +196,9 @@ def _template_entry(file: Path, entry: Any) -> dict[str, str]:
         return {}
     if isinstance(entry, str):
         return {DEFAULT_TEMPLATE: entry}
-    items = entry if isinstance(entry, list) else [{"name": k, "template": v} for k, v in dict(entry).items()]
-    try:
-        named = {item["name"]: item["template"] for item in items}
-    except (KeyError, TypeError):
-        named = {"": None}
+    named: dict[Any, Any] = {"": None}
+    if isinstance(entry, list) and all(isinstance(item, Mapping) for item in entry):
+        named = {item.get("name"): item.get("template") for item in entry}
     if not all(isinstance(k, str) and isinstance(v, str) for k, v in named.items()):
         raise CheckpointError(f"{file}: chat_template must be text, or a list of objects with a name and a template")
     return named
@@ -237,18 +234,3 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any]
                 f"tokenizer_config.json: added_tokens_decoder gives {token.content!r} the id {id}, but tokenizer.json "
                 f"puts it at {backend.token_to_id(token.content)}; the two files do not belong together"
             )
-
-
-def _post_process(backend: tokenizers.Tokenizer, config: Mapping[str, Any], specials: Mapping[str, str]) -> None:
-    """add_bos_token and add_eos_token, where tokenizer_config.json says them, override the file's post-processor."""
-    if config.get("add_bos_token") is None and config.get("add_eos_token") is None:
-        return
-    parts, used = [], []
-    for flag, name, before in (("add_bos_token", "bos_token", True), ("add_eos_token", "eos_token", False)):
-        token = specials.get(name)
-        id = backend.token_to_id(token) if token else None
-        if config.get(flag) and token is not None and id is not None:
-            parts.append((before, token))
-            used.append((token, id))
-    body = [*(t for before, t in parts if before), "$A", *(t for before, t in parts if not before)]
-    backend.post_processor = TemplateProcessing(single=body, pair=[*body, "$B:1"], special_tokens=used)
