@@ -1,0 +1,148 @@
+"""The hash model: arithmetic that needs the whole history, kept in the paged cache as a real model keeps keys and values.
+
+With v(p) = mix(token * A + p * B + salt) for the token at position p, all in 64-bit wrap-around arithmetic:
+
+    h(p) = h(p - 1) + v(p)             stored at position p's place in the cache; h(p - 1) is read from there
+    s(g) = sum of h(j) over the positions j that the token at p attends to in KV group g, all read from the cache
+    next token = (mix(s(0) * C**1 + s(1) * C**2 + ...) >> 1) mod vocabulary, then the next one up that is allowed
+
+h(p) depends on every token before p, so no two histories share it; the sum reads every block of the table. `mix` is
+the finaliser of SplitMix64 (Steele, Lea, Flood 2014). Biases of -inf, masks and multi-token bad words are honoured (by
+taking the next allowed token up), so that their bookkeeping can be checked too; other sampling parameters are not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thalweg.hal.step import Logprobs, StateBox, StepBatch, StepResult
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    I64 = NDArray[np.int64]
+
+A = np.int64(0x1E3779B97F4A7C15)
+B = np.int64(0x42B2AE3D27D4EB4F)
+C = np.int64(0x165667B19E3779F9)
+_M1 = np.int64(np.uint64(0xBF58476D1CE4E5B9).astype(np.int64))
+_M2 = np.int64(np.uint64(0x94D049BB133111EB).astype(np.int64))
+
+
+def mix(x: I64) -> I64:
+    """SplitMix64's finaliser on int64 bit patterns."""
+    u = x.view(np.uint64)
+    y = (u ^ (u >> np.uint64(30))).view(np.int64) * _M1
+    u = y.view(np.uint64)
+    y = (u ^ (u >> np.uint64(27))).view(np.int64) * _M2
+    u = y.view(np.uint64)
+    return (u ^ (u >> np.uint64(31))).view(np.int64)
+
+
+class HashModel:
+    """An executable: runs a step at once on the arrays of the state."""
+
+    def __init__(self, state: StateBox, vocab: int, salt: int, windows: tuple[int, ...]) -> None:
+        self._state = state
+        self._vocab = vocab
+        self._salt = np.int64(salt)
+        self._windows = windows
+
+    def __call__(self, batch: StepBatch) -> StepResult:
+        caches: list[I64] = self._state.value["kv"]
+        history: NDArray[np.int32] = self._state.value["history"]
+        if len(caches) != len(batch.block_tables) or len(caches) != len(self._windows):
+            counts = f"{len(self._windows)} windows, {len(caches)} caches and {len(batch.block_tables)} block tables"
+            raise ValueError(f"null: {counts} do not match; one of each per KV group is needed")
+        history[batch.history_slot, batch.history_pos] = batch.history_token
+        owner = batch.slots[batch.token_seq]
+        tokens = np.where(batch.tokens < 0, history[owner, batch.positions], batch.tokens)
+        history[owner, batch.positions] = tokens
+        rows = np.nonzero(batch.emit)[0]
+        seen = np.zeros(rows.size, np.int64)
+        hashes = np.zeros(tokens.size, np.int64)
+        factor = C
+        for cache, table, window in zip(caches, batch.block_tables, self._windows, strict=True):
+            hashes = self._write(batch, cache, table, tokens)
+            seen += factor * self._attend(batch, cache, table, window, rows)
+            with np.errstate(over="ignore"):
+                factor = factor * C
+        out = np.zeros(batch.slots.shape[0], np.int64)
+        out[rows] = (mix(seen).view(np.uint64) >> np.uint64(1)).astype(np.int64) % self._vocab
+        if batch.bias_row.size or batch.bad_row.size or batch.mask is not None:
+            self._allowed(batch, history, out, rows)
+        reached = batch.context + batch.query
+        history[batch.slots[rows], reached[rows]] = out[rows]
+        result = StepResult(out.astype(np.int32)[:, None], batch.emit.astype(np.int32))
+        if batch.features.logprobs >= 0:
+            result.logprobs = ranked(out, hashes[batch.last_row], batch.features.logprobs, self._vocab)
+        if batch.features.score >= 0:
+            at = hashes[batch.score_rows]
+            result.score = ranked(batch.score_targets.astype(np.int64), at, batch.features.score, self._vocab)
+        return result
+
+    def _write(self, batch: StepBatch, cache: I64, table: NDArray[np.int32], tokens: Any) -> I64:
+        """h of every token of the batch, stored at its place."""
+        bt = cache.shape[1]
+        with np.errstate(over="ignore"):
+            v = mix(tokens.astype(np.int64) * A + batch.positions.astype(np.int64) * B + self._salt)
+            total = np.cumsum(v)
+            first = batch.last_row - batch.query + 1
+            has = batch.query > 0
+            before = np.zeros(batch.slots.shape[0], np.int64)
+            at = np.maximum(batch.context - 1, 0)
+            stored = cache[table[np.arange(at.size), at // bt], at % bt]
+            before[has] = np.where(batch.context > 0, stored, 0)[has] - (total[first[has]] - v[first[has]])
+            h: I64 = total + before[batch.token_seq]
+        cache[table[batch.token_seq, batch.positions // bt], batch.positions % bt] = h
+        return h
+
+    def _attend(self, batch: StepBatch, cache: I64, table: NDArray[np.int32], window: int, rows: Any) -> I64:
+        """Sum of the stored h over what each row's last token attends to."""
+        if not rows.size:
+            return np.zeros(0, np.int64)
+        bt = cache.shape[1]
+        reached = (batch.context + batch.query)[rows]
+        begin = np.maximum(reached - window, 0) if window else np.zeros_like(reached)
+        first = begin // bt
+        width = int((-(-reached // bt) - first).max())
+        columns = np.minimum(first[:, None] + np.arange(width), table.shape[1] - 1)
+        values = cache[np.take_along_axis(table[rows], columns, axis=1)].reshape(rows.size, width * bt)
+        positions = (first * bt)[:, None] + np.arange(width * bt)
+        inside = (positions >= begin[:, None]) & (positions < reached[:, None])
+        total: I64 = np.where(inside, values, 0).sum(axis=1)
+        return total
+
+    def _allowed(self, batch: StepBatch, history: NDArray[np.int32], out: I64, rows: Any) -> None:
+        """Move each row's token up to the next one that nothing bans."""
+        banned: dict[int, set[int]] = {}
+        for row, token, value in zip(
+            batch.bias_row.tolist(), batch.bias_token.tolist(), batch.bias_value.tolist(), strict=True
+        ):
+            if value == float("-inf"):
+                banned.setdefault(row, set()).add(token)
+        for row, words in zip(batch.bad_row.tolist(), batch.bad_words.tolist(), strict=True):
+            word = [w for w in words if w >= 0]
+            slot, end = int(batch.slots[row]), int(batch.context[row] + batch.query[row])
+            if end >= len(word) - 1 and history[slot, end - len(word) + 1 : end].tolist() == word[:-1]:
+                banned.setdefault(row, set()).add(word[-1])
+        for row in rows.tolist():
+            mask = None if batch.mask is None else batch.mask[row]
+            if row not in banned and (mask is None or bool((mask == 0xFFFFFFFF).all())):
+                continue
+            for up in range(self._vocab):
+                token = (int(out[row]) + up) % self._vocab
+                if token not in banned.get(row, ()) and (mask is None or int(mask[token // 32]) >> (token % 32) & 1):
+                    out[row] = token
+                    break
+
+
+def ranked(tokens: Any, seen: I64, k: int, vocab: int) -> Logprobs:
+    """Values that name what they were computed from: of a token after hash `seen`, -((mix(seen + token) mod 2^20) / 2^20);
+    the k others are the tokens after it."""
+    ids = (tokens.astype(np.int64)[:, None] + np.arange(1 + k)) % vocab
+    with np.errstate(over="ignore"):
+        values = -((mix(seen[:, None] + ids) & np.int64(0xFFFFF)).astype(np.float32) / np.float32(1 << 20))
+    return Logprobs(ids.astype(np.int32), values, np.ones(tokens.shape[0], np.int32))

@@ -1,0 +1,56 @@
+"""What the null platform says of itself: it runs everywhere, is never chosen unless asked for, and runs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from thalweg.backends.null.device import NullDevice
+from thalweg.errors import DeviceError
+from thalweg.hal.platform import Defaults, DeviceInfo, ModelFacts, Place, Platform, Probe
+
+
+@dataclass(frozen=True, slots=True)
+class NullOptions:
+    """Times are seconds. A step takes base + per_token * T + per_seq * S, one step after another."""
+
+    tokens: Literal["fixed", "hash"] = "hash"
+    vocab: int = 256
+    """Tokens are below this, unless the parameters given to compile() are {"vocab": V}."""
+    windows: tuple[int, ...] = (0,)
+    """hash: per KV group, the window its layers attend to; 0 = everything."""
+    salt: int = 0
+    """hash: two salts are two different models."""
+    fixed: int = 0
+    """fixed: the token."""
+    base: float = 0.0
+    per_token: float = 0.0
+    per_seq: float = 0.0
+    clock: Callable[[], float] | None = None
+    """Steps take their time on this clock: a SimClock is moved on, any other is slept on. None: they take no time."""
+
+
+class NullPlatform(Platform):
+    name = "null"
+    options = NullOptions
+    runs_models = False
+
+    def probe(self) -> Probe:
+        return Probe(1, "computes nothing, on any machine; for measuring the host and for tests")
+
+    def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
+        return Defaults(
+            dtype="float32", block_tokens=16, max_num_seqs=256, max_num_batched_tokens=8192, kv_cache_bytes=1 << 28,
+            pipeline_depth=2,
+        )  # fmt: skip
+
+    def open(self, place: Place, options: Any = None) -> NullDevice:
+        options = NullOptions() if options is None else options
+        if not isinstance(options, NullOptions):
+            raise DeviceError(f"null: options must be NullOptions, not {type(options).__name__}")
+        if options.tokens not in ("fixed", "hash"):
+            raise DeviceError(f"null: tokens must be 'fixed' or 'hash', not {options.tokens!r}")
+        if any(w < 0 or w == 1 for w in options.windows):
+            raise DeviceError("null: a window must be 0 (everything) or at least 2, as a token's hash needs the one before")
+        return NullDevice(options)

@@ -1,0 +1,104 @@
+"""The blocks of one KV group: which are free, which are held and by how many, which are kept because they may be used again.
+
+Every block but the scratch block 0 is in exactly one of three states:
+
+    free    nobody holds it and nothing findable is in it
+    cached  nobody holds it, but a prefix may still be found in it; the least recently released is given out first
+    held    by `references` sequences; its contents may be findable too
+
+so free + cached + held = total - 1, always. There is no evictor: a cached block is forgotten when it is handed out again.
+All operations are O(1). What a block holds is not known here: `tag` is the prefix cache's business.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from thalweg.engine.control.invariant import ensure
+from thalweg.hal.step import SCRATCH
+
+
+class BlockPool:
+    def __init__(self, total: int, forget: Callable[[int], None] | None = None) -> None:
+        """`total` counts the scratch block. `forget(block)` is called when a cached block is about to be handed out."""
+        if total < 2:
+            raise ValueError(f"a KV group needs at least 2 blocks (one is scratch), not {total}")
+        self.total = total
+        self.references = [0] * total
+        self.withheld = 0
+        """Blocks not given out for now: memory pressure, as a test may want it."""
+        self._forget = forget
+        self._free = list(range(total - 1, SCRATCH, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._findable = bytearray(total)
+
+    @property
+    def available(self) -> int:
+        """Blocks `take` can give now: the free and the cached."""
+        return max(0, len(self._free) + len(self._cached) - self.withheld)
+
+    @property
+    def held(self) -> int:
+        return self.total - 1 - len(self._free) - len(self._cached)
+
+    def take(self) -> int:
+        """A block for one holder, overwriting the oldest cached one if none is free. Ask `available` first."""
+        if self._free:
+            block = self._free.pop()
+        else:
+            ensure(self._cached, "take: no block is available; the caller did not ask")
+            block, _ = self._cached.popitem(last=False)
+            self._findable[block] = False
+            if self._forget is not None:
+                self._forget(block)
+        self.references[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """One more holder of a findable block, held or cached."""
+        if not self.references[block]:
+            ensure(block in self._cached, f"share: block {block} is free, so nothing is in it")
+            del self._cached[block]
+        self.references[block] += 1
+
+    def release(self, block: int) -> None:
+        """One holder less. A block released later is kept longer."""
+        left = self.references[block] - 1
+        ensure(left >= 0 and block != SCRATCH, f"release: block {block} is not held")
+        self.references[block] = left
+        if not left:
+            if self._findable[block]:
+                self._cached[block] = None
+            else:
+                self._free.append(block)
+
+    def is_idle(self, block: int) -> bool:
+        """Cached: sharing it makes one block fewer available."""
+        return not self.references[block]
+
+    def tag(self, block: int) -> None:
+        """What this held block holds can be found from now on."""
+        ensure(self.references[block] > 0, f"tag: block {block} is not held")
+        self._findable[block] = True
+
+    def untag_all(self) -> None:
+        """Nothing can be found any more: cached blocks become free."""
+        self._findable = bytearray(self.total)
+        self._free.extend(self._cached)
+        self._cached.clear()
+
+    def check(self, holders: dict[int, int]) -> None:
+        """`holders`: block -> number of sequences that hold it, counted by the caller from its own books."""
+        free, cached = set(self._free), set(self._cached)
+        ensure(len(free) == len(self._free), "a block is in the free list twice")
+        ensure(not free & cached, f"blocks both free and cached: {sorted(free & cached)[:5]}")
+        ensure(SCRATCH not in free | cached, "the scratch block was given back")
+        held = {b for b, n in enumerate(self.references) if n}
+        ensure(not held & (free | cached), f"blocks held and not held: {sorted(held & (free | cached))[:5]}")
+        count = len(free) + len(cached) + len(held)
+        ensure(count == self.total - 1, f"{len(free)} free + {len(cached)} cached + {len(held)} held != {self.total - 1}")
+        wrong = {b for b in held | holders.keys() if self.references[b] != holders.get(b, 0)}
+        ensure(not wrong, f"blocks whose reference count is not their number of holders: {sorted(wrong)[:5]}")
+        ensure(all(self._findable[b] for b in cached), "a cached block cannot be found")
+        ensure(not any(self._findable[b] for b in free), "a free block can be found")

@@ -1,0 +1,181 @@
+"""The engine's loop: requests in, steps launched, results read, news out. One thread drives it; it never waits on a clock.
+
+It launches up to `pipeline_depth` steps before it reads the oldest, so the device does not idle while the host thinks.
+What makes that safe is said where it matters: `slots` (scheduled and returned progress), `kv` (blocks), `output`
+(discarded rows). It knows no device and no model: `launch` is all it has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from thalweg.config import EngineConfig
+from thalweg.engine.control.batch import BatchBuilder, Launched
+from thalweg.engine.control.invariant import InvariantError, ensure
+from thalweg.engine.control.kv import KVCache
+from thalweg.engine.control.output import News, ResultReader
+from thalweg.engine.control.prefix import HashFn
+from thalweg.engine.control.request import Request, limit_of, refuse
+from thalweg.engine.control.scheduler import SHARE_FROM, Plan, Scheduler
+from thalweg.engine.control.slots import Slots
+from thalweg.engine.messages import EngineRequest, Finished, Outputs, Started, Stats
+from thalweg.hal.platform import Pending
+from thalweg.hal.step import StepBatch
+
+STATS_EVERY = 32
+"""Steps between snapshots in Outputs, besides those in which a sequence starts or ends."""
+
+
+class EngineCore:
+    def __init__(
+        self,
+        config: EngineConfig,
+        launch: Callable[[StepBatch], Pending],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        hash_fn: HashFn | None = None,
+        share_from: int = SHARE_FROM,
+    ) -> None:
+        """`launch` starts a step and returns at once; calls take effect in order. `hash_fn` and `share_from` are for tests.
+        Raises ConfigError if the cache has groups this version cannot keep."""
+        scheduler, cache = config.scheduler, config.cache
+        self.config = config
+        self.slots = Slots(scheduler.max_seqs, config.model.max_len)
+        self.kv = KVCache(
+            cache.groups, cache.blocks, self.slots, cache.block_tokens, config.model.max_len, cache.prefix_caching, hash_fn
+        )
+        self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from)
+        self._builder = BatchBuilder(self.slots, self.kv, config.model.vocab)
+        self._reader = ResultReader(self.slots, self.kv, self.scheduler)
+        self._launch = launch
+        self._clock = clock
+        self._requests: dict[int, Request] = {}
+        self._in_flight: deque[Launched] = deque()
+        self._started: list[Started] = []
+        self._finished: list[Finished] = []
+        self._arrivals = itertools.count()
+        self._steps = 0
+        self._generated = 0
+
+    # ------------------------------------------------------------------ requests
+
+    def add(self, requests: Sequence[EngineRequest]) -> None:
+        """Queue requests. One that can never run is refused in the next Outputs; this never raises for a bad request."""
+        now = self._clock()
+        for r in requests:
+            why = refuse(r, self.config, self.kv.full_sizes)
+            if r.handle in self._requests:
+                why = f"handle: {r.handle} is in use"
+            if why is not None:
+                self._finished.append(Finished(r.handle, "error", error=why))
+                continue
+            limit = limit_of(r, self.config.model.max_len)
+            if r.tokens.size >= limit:  # resubmitted with everything already out
+                self._finished.append(Finished(r.handle, "length"))
+                continue
+            priority = r.priority if self.config.scheduler.policy == "priority" else 0
+            request = Request(
+                r.handle, r.sampling, r.prompt_len, (priority, next(self._arrivals)), r.cache_salt.encode(),
+                r.read_prefix_cache and r.sampling.prompt_logprobs < 0, limit, now, np.array(r.tokens, np.int32),
+            )  # fmt: skip
+            self._requests[r.handle] = request
+            self.scheduler.add(request)
+
+    def abort(self, handles: Sequence[int]) -> None:
+        """End these sequences now. Unknown handles have already ended, and are ignored."""
+        for handle in handles:
+            request = self._requests.get(handle)
+            if request is not None:
+                self._end(request, Finished(handle, "abort"))
+
+    def _end(self, request: Request, how: Finished) -> None:
+        self.scheduler.remove(request)
+        del self._requests[request.handle]
+        self._finished.append(how)
+
+    # ------------------------------------------------------------------ the loop
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests or self._in_flight or self._finished)
+
+    def step(self) -> Outputs | None:
+        """Launch until the pipeline is full or nothing can be scheduled, then read the oldest step. None: nothing to say."""
+        depth = self.config.scheduler.pipeline_depth
+        while len(self._in_flight) < depth:
+            plan = self.scheduler.plan(len(self._in_flight))
+            if self.scheduler.impossible:
+                for request, why in self.scheduler.impossible:
+                    self._end(request, Finished(request.handle, "error", error=why))
+                self.scheduler.impossible.clear()
+                if plan is None:
+                    continue
+            if plan is None:
+                break
+            self._start(plan)
+        if not self._in_flight:
+            withheld = any(g.pool.withheld for g in self.kv.groups)
+            if self._requests and not withheld and not self._finished:
+                raise InvariantError(f"nothing can be scheduled, but {len(self._requests)} requests wait")
+            return self._outputs(None) if self._finished else None
+        oldest = self._in_flight.popleft()
+        news = self._reader.read(oldest, oldest.pending.result())
+        for request, how in news.ended:
+            self._end(request, how)
+        self._steps += 1
+        self._generated += news.tokens.size
+        return self._outputs(news)
+
+    def _start(self, plan: Plan) -> None:
+        batch, record = self._builder.build(plan)
+        record.pending = self._launch(batch)
+        self._in_flight.append(record)
+        if plan.entered:
+            now = self._clock()
+            cached = {c.slot: c.cached for c in plan.chunks}
+            for request in plan.entered:
+                if not request.started:
+                    request.started = True
+                    self._started.append(Started(request.handle, cached[request.slot], request.queued, now))
+
+    def _outputs(self, news: News | None) -> Outputs:
+        if news is None:
+            out = Outputs(np.empty(0, np.int64), np.empty(0, np.int32), self._clock())
+        else:
+            out = Outputs(news.handles, news.tokens, self._clock(), logprobs=news.logprobs, prompt_scores=news.prompt_scores)
+        if self._finished or self._started or self._steps % STATS_EVERY == 0:
+            out.finished, out.started, out.stats = self._finished, self._started, self.stats()
+            self._finished, self._started = [], []
+        return out
+
+    # ------------------------------------------------------------------ everything else
+
+    def stats(self) -> Stats:
+        """A snapshot; block counts are those of the group that is fullest."""
+        counters = self.scheduler.counters
+        fullest = max((g.pool for g in self.kv.groups), key=lambda p: p.held / p.total)
+        return Stats(
+            running=len(self.scheduler.running), waiting=len(self.scheduler.waiting),
+            blocks_used=fullest.held, blocks_total=fullest.total - 1,
+            prefix_queries=counters.prefix_queries, prefix_hits=counters.prefix_hits, preemptions=counters.preemptions,
+            steps=self._steps, prompt_tokens=counters.prompt_tokens, generated_tokens=self._generated,
+        )  # fmt: skip
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix. Running sequences go on; what they have computed is not found by others."""
+        self.scheduler.reset_prefix_cache()
+        return True
+
+    def check(self) -> None:
+        """Every invariant of the control plane; InvariantError says which one does not hold."""
+        self.slots.check()
+        self.scheduler.check()
+        self.kv.check()
+        owned = [*self.scheduler.running, *self.scheduler.waiting]
+        ensure(len(owned) == len(self._requests), "requests known != running + waiting")
+        ensure(all(self._requests.get(r.handle) is r for r in owned), "a request is queued under another's handle")

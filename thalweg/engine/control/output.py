@@ -1,0 +1,130 @@
+"""Reading a step's result: new tokens into the slots, stop checks, full blocks to the prefix cache, news for the client.
+
+Rows whose sequence has left its slot since the launch (stopped, aborted, preempted) are discarded here; see `kv` for why
+nothing else has to be undone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thalweg.engine.control.batch import Launched
+from thalweg.engine.control.invariant import ensure
+from thalweg.engine.control.kv import KVCache
+from thalweg.engine.control.request import Request
+from thalweg.engine.control.scheduler import Scheduler
+from thalweg.engine.control.slots import MANY_STOPS, Slots
+from thalweg.engine.messages import Finished, PromptScores, TokenLogprobs
+from thalweg.hal.step import StepResult
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    I32 = NDArray[np.int32]
+    I64 = NDArray[np.int64]
+
+NOT_A_NUMBER = "the model's output for this sequence was not a number; nothing of it was kept"
+
+
+@dataclass(slots=True)
+class News:
+    """What one result says, as Outputs will carry it."""
+
+    handles: I64
+    tokens: I32
+    ended: list[tuple[Request, Finished]] = field(default_factory=list)
+    """The caller takes these out of the scheduler."""
+    logprobs: TokenLogprobs | None = None
+    prompt_scores: list[PromptScores] = field(default_factory=list)
+
+
+class ResultReader:
+    def __init__(self, slots: Slots, kv: KVCache, scheduler: Scheduler) -> None:
+        self._slots = slots
+        self._kv = kv
+        self._scheduler = scheduler
+
+    def read(self, step: Launched, result: StepResult) -> News:
+        s, n = self._slots, step.slots.size
+        ensure(result.tokens.shape[1] == 1, "a step returned several tokens a sequence, and nobody asked it to speculate")
+        live = s.serial[step.slots] == step.serials
+        invalid = None if result.invalid is None else np.asarray(result.invalid)[:n] & live
+        ended: list[tuple[Request, Finished]] = []
+        if invalid is not None and invalid.any():
+            for slot in step.slots[invalid].tolist():
+                request = self._request(slot)
+                ended.append((request, Finished(request.handle, "error", error=NOT_A_NUMBER)))
+            live &= ~invalid
+        self._advance(step, live)
+        good = live if step.all_emit else live & step.emit
+        rows = None if good.all() else np.nonzero(good)[0]  # None: every row
+        slots = step.slots if rows is None else step.slots[rows]
+        tokens = np.asarray(result.tokens)[:n, 0] if rows is None else np.asarray(result.tokens)[rows, 0]
+        known = s.known[slots]
+        s.tokens[slots, np.minimum(known, s.tokens.shape[1] - 1)] = tokens
+        known = known + np.int32(1)
+        s.known[slots] = known
+        self._stops(slots, tokens, known, ended)
+        news = News(step.handles if rows is None else step.handles[rows], tokens.astype(np.int32), ended)
+        if step.wants_logprobs and result.logprobs is not None:
+            news.logprobs = self._logprobs(result, slots, np.arange(n) if rows is None else rows)
+        if step.scored:
+            self._scores(step, result, news)
+        return news
+
+    def _request(self, slot: int) -> Request:
+        request = self._slots.requests[slot]
+        assert request is not None
+        return request
+
+    def _advance(self, step: Launched, live: NDArray[np.bool_]) -> None:
+        """Returned progress, and the blocks that are complete by it."""
+        s = self._slots
+        slots, reached = (step.slots, step.reached) if live.all() else (step.slots[live], step.reached[live])
+        s.returned[slots] = reached
+        for slot in slots[reached >= s.publish_at[slots]].tolist():
+            request = self._request(slot)
+            self._scheduler.published(request, self._kv.advance(slot, request))
+
+    def _stops(self, slots: I32, tokens: I32, known: I32, ended: list[tuple[Request, Finished]]) -> None:
+        s = self._slots
+        stop = (s.stops[slots] == tokens[:, None]).any(axis=1)
+        many = np.nonzero(s.flags[slots] & MANY_STOPS)[0]
+        for row in many.tolist():
+            p = self._request(int(slots[row])).sampling
+            stop[row] = int(tokens[row]) in p.eos_ids or int(tokens[row]) in p.stop_ids
+        stop &= known >= s.stop_from[slots]
+        for row in np.nonzero(stop | (known >= s.limit[slots]))[0].tolist():
+            request = self._request(int(slots[row]))
+            if not stop[row]:
+                ended.append((request, Finished(request.handle, "length")))
+                continue
+            token = int(tokens[row])
+            eos = token in request.sampling.eos_ids
+            ended.append((request, Finished(request.handle, "stop", stop_id=-1 if eos else token)))
+
+    def _logprobs(self, result: StepResult, slots: I32, rows: NDArray[np.int64]) -> TokenLogprobs | None:
+        asked = np.nonzero(self._slots.logprobs[slots] >= 0)[0]
+        if not asked.size or result.logprobs is None:
+            return None
+        at, found = rows[asked], result.logprobs
+        return TokenLogprobs(
+            asked.astype(np.int32), np.asarray(found.tokens)[at], np.asarray(found.values)[at], np.asarray(found.ranks)[at]
+        )
+
+    def _scores(self, step: Launched, result: StepResult, news: News) -> None:
+        found = result.score
+        ensure(found is not None, "a step was asked for prompt logprobs and returned none")
+        assert found is not None
+        failed = {request.handle for request, end in news.ended if end.reason == "error"}
+        for part in step.scored:
+            request = part.request
+            if not request.slot or self._slots.serial[request.slot] != part.serial or request.handle in failed:
+                continue
+            k, span = 1 + request.sampling.prompt_logprobs, slice(part.begin, part.end)
+            tokens, values = np.asarray(found.tokens)[span, :k], np.asarray(found.values)[span, :k]
+            news.prompt_scores.append(PromptScores(request.handle, part.start, tokens, values, np.asarray(found.ranks)[span]))
+            request.scored = part.start + part.end - part.begin

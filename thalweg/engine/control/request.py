@@ -1,0 +1,82 @@
+"""One sequence as the control plane knows it: what was asked, and what is known of it while it waits.
+
+While a sequence runs, its progress lives in `slots` (arrays), not here; a preempted one takes its tokens back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from thalweg.config import EngineConfig
+from thalweg.engine.control.prefix import Node
+from thalweg.engine.messages import EngineRequest, TokenSampling
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    handle: int
+    sampling: TokenSampling
+    prompt_len: int
+    rank: tuple[int, int]
+    """(priority, arrival): the smaller runs first and is preempted last."""
+    salt: bytes
+    read_cache: bool
+    limit: int
+    """Length at which it ends: prompt and output, bounded by the model's context."""
+    queued: float
+    tokens: np.ndarray
+    """i32; every token known when it entered the waiting queue."""
+    slot: int = 0
+    """0 while waiting."""
+    started: bool = False
+    scored: int = 1
+    """Prompt tokens below this have had their logprobs sent (the first has none)."""
+    scored_scheduled: int = 1
+    """The same, counting launched steps."""
+    keys: list[bytes] = field(default_factory=list)
+    """Keys of its full blocks, from the first; kept over preemption."""
+    nodes: list[Node] = field(default_factory=list)
+    """Its published blocks, from the first; only while running."""
+    publishing: bool = True
+    """False once a block could not be published: those after it would have no parent."""
+    claims: set[bytes] = field(default_factory=set)
+    """Keys of blocks it is computing now, for others to wait for."""
+
+
+def limit_of(request: EngineRequest, max_len: int) -> int:
+    return min(request.prompt_len + request.sampling.max_tokens, max_len)
+
+
+def refuse(request: EngineRequest, config: EngineConfig, blocks: list[int]) -> str | None:
+    """Why this request can never run, or None. `blocks`: what each KV group that keeps every token can hold at most."""
+    tokens, sampling, model = request.tokens, request.sampling, config.model
+    if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not tokens.size:
+        return "tokens: must be a one-dimensional array of at least one token id"
+    if not 1 <= request.prompt_len <= tokens.size:
+        return f"prompt_len: {request.prompt_len} is not between 1 and the number of tokens, {tokens.size}"
+    if int(tokens.min()) < 0 or int(tokens.max()) >= model.vocab:
+        return f"tokens: ids must be between 0 and {model.vocab - 1}, the model's vocabulary"
+    if sampling.max_tokens < 1:
+        return f"max_tokens: must be at least 1, not {sampling.max_tokens}"
+    if request.prompt_len >= model.max_len or tokens.size > model.max_len:
+        return (
+            f"the prompt has {request.prompt_len} tokens, but the context holds {model.max_len}, prompt and output together: "
+            "shorten the prompt or raise --max-model-len"
+        )
+    named = (*sampling.allowed_ids, *(i for i, _ in sampling.logit_bias), *(i for w in sampling.bad_words for i in w))
+    if any(not 0 <= i < model.vocab for i in named) or any(not w for w in sampling.bad_words):
+        return f"allowed_ids, logit_bias, bad_words: ids must be between 0 and {model.vocab - 1}, and no bad word empty"
+    if not config.scheduler.chunked_prefill and tokens.size > config.scheduler.max_tokens:
+        return (
+            f"the prompt has {tokens.size} tokens, but with chunked prefill off a step takes {config.scheduler.max_tokens}: "
+            "raise --max-num-batched-tokens or enable chunked prefill"
+        )
+    need = -(-tokens.size // config.cache.block_tokens)
+    if blocks and need > min(blocks):
+        return (
+            f"the prompt needs {need} KV cache blocks, but there are only {min(blocks)} "
+            f"({min(blocks) * config.cache.block_tokens} tokens): shorten it or give the cache more memory"
+        )
+    return None

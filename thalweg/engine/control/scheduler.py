@@ -1,0 +1,320 @@
+"""Who runs in the next step: a pure function of what was asked and what has returned, never of time or set order.
+
+A step takes at most `max_tokens` tokens. First every running sequence that is ready to decode takes one, in rank order
+(priority, then arrival); then sequences in the middle of their prompt take a chunk each; then waiting ones enter.
+When a sequence needs a cache block and none is left, the sequence that ranks last gives everything up and waits again at
+the place its arrival gives it (preemption by recomputation: it is prefilled again with all it knows by then).
+
+This module decides on token counts and slots. It fills no array of a step (`batch`) and reads no result (`output`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thalweg.config import SchedulerConfig
+from thalweg.engine.control.invariant import ensure
+from thalweg.engine.control.kv import KVCache
+from thalweg.engine.control.prefix import Node
+from thalweg.engine.control.request import Request
+from thalweg.engine.control.slots import Slots
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SHARE_FROM = 64
+"""A request waits for a prefix that a running one is computing now if that saves at least this many tokens."""
+
+PASS_AT_MOST = 64
+"""Waiting requests that others may overtake in one step: bounds the search."""
+
+_rank = attrgetter("rank")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next `take` tokens of a sequence that has more than one to compute."""
+
+    slot: int
+    take: int
+    cached: int = -1
+    """For a sequence that enters with this step: how many of its tokens came from the prefix cache."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step's work, in slots: those that decode one token, then chunks."""
+
+    decode: NDArray[np.int32]
+    chunks: list[Chunk]
+    entered: list[Request]
+
+
+@dataclass(slots=True)
+class Counters:
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prompt_tokens: int = 0
+
+
+class Scheduler:
+    def __init__(self, config: SchedulerConfig, slots: Slots, kv: KVCache, share_from: int = SHARE_FROM) -> None:
+        self.waiting: list[Request] = []
+        """In rank order."""
+        self.running: list[Request] = []
+        """In rank order."""
+        self.impossible: list[tuple[Request, str]] = []
+        """Requests that turned out to fit in no cache of this size, and why. The caller ends them."""
+        self.counters = Counters()
+        self._config = config
+        self._slots = slots
+        self._kv = kv
+        self._share_from = share_from
+        self._computing: dict[bytes, Request] = {}
+        self._order: NDArray[np.int32] | None = None
+        self._prefilling = 0  # an upper bound on running sequences with more than one token to compute
+
+    # ------------------------------------------------------------------ comings and goings
+
+    def add(self, request: Request) -> None:
+        insort(self.waiting, request, key=_rank)
+
+    def remove(self, request: Request) -> None:
+        """The request has ended, or is to end: it gives up its slot and blocks, or its place in the queue."""
+        if request.slot:
+            self._stop(request)
+        else:
+            del self.waiting[bisect_left(self.waiting, request.rank, key=_rank)]
+
+    def _stop(self, request: Request) -> None:
+        del self.running[bisect_left(self.running, request.rank, key=_rank)]
+        self._order = None
+        self._kv.release(request.slot, request)
+        self._slots.leave(request)
+        self._disclaim(request)
+
+    def _disclaim(self, request: Request) -> None:
+        for key in request.claims:
+            del self._computing[key]
+        request.claims.clear()
+
+    def _preempt(self, request: Request) -> None:
+        self._stop(request)
+        request.scored_scheduled = request.scored
+        self.add(request)
+        self.counters.preemptions += 1
+
+    def published(self, request: Request, keys: list[bytes]) -> None:
+        """These blocks can be found now; who waited for them need not any more."""
+        for key in keys:
+            if key in request.claims:
+                request.claims.discard(key)
+                del self._computing[key]
+        if not request.publishing:
+            self._disclaim(request)
+
+    def reset_prefix_cache(self) -> None:
+        self._kv.reset()
+        for request in self.running:
+            self._disclaim(request)
+
+    # ------------------------------------------------------------------ a step
+
+    def plan(self, in_flight: int) -> Plan | None:
+        """The next step, or None if nothing can be scheduled before a step in flight (of `in_flight`) returns."""
+        preempted = self.counters.preemptions
+        budget = self._config.max_tokens
+        decode = self._decodes(budget, in_flight)
+        budget -= decode.size
+        chunks: list[Chunk] = []
+        if self._prefilling and budget:
+            budget -= self._chunks(chunks, budget, in_flight)
+        if self.counters.preemptions != preempted:
+            serial = self._slots.serial
+            decode = decode[serial[decode] != 0]
+            chunks = [c for c in chunks if serial[c.slot]]
+        entered: list[Request] = []
+        if self.waiting and budget and self.counters.preemptions == preempted:
+            self._enter(chunks, entered, budget, in_flight)
+        if not decode.size and not chunks:
+            return None
+        return Plan(decode, chunks, entered)
+
+    def order(self) -> NDArray[np.int32]:
+        """Slots of the running sequences, in rank order."""
+        if self._order is None:
+            self._order = np.fromiter((r.slot for r in self.running), np.int32, len(self.running))
+        return self._order
+
+    def _decodes(self, budget: int, in_flight: int) -> NDArray[np.int32]:
+        """Slots with exactly one token to compute, each with room for it in the cache."""
+        s, order = self._slots, self.order()
+        scheduled, length = s.scheduled[order], s.length[order]
+        ready = (length - scheduled == 1) & (length < s.limit[order])
+        decode = order if ready.all() else order[ready]
+        if decode.size > budget:
+            decode = decode[:budget]
+        tight = decode[s.scheduled[decode] >= s.capacity[decode]]
+        if not tight.size:
+            return decode
+        stuck = [slot for slot in tight.tolist() if s.serial[slot] and not self._make_room(slot, 1, in_flight)]
+        return decode[~np.isin(decode, stuck)] if stuck else decode
+
+    def _make_room(self, slot: int, tokens: int, in_flight: int) -> bool:
+        """Room in the cache for `tokens` more, by preempting whoever ranks last. False if the sequence itself had to give
+        way, or must wait for steps in flight."""
+        request = self._slots.requests[slot]
+        assert request is not None
+        upto = int(self._slots.scheduled[slot]) + tokens
+        while not self._kv.grow(slot, upto):
+            last = self.running[-1]
+            if last is not request:
+                self._preempt(last)
+            elif len(self.running) > 1:
+                self._preempt(request)
+                return False
+            else:
+                if not in_flight and not any(g.pool.withheld for g in self._kv.groups):
+                    self.impossible.append((request, self._too_big(upto)))
+                return False
+        return True
+
+    def _too_big(self, tokens: int) -> str:
+        sizes = ", ".join(str((g.pool.total - 1) * self._kv.block_tokens) for g in self._kv.groups)
+        return (
+            f"the sequence has reached {tokens} tokens and alone fills the KV cache (room for {sizes} tokens): "
+            "give the cache more memory or ask for fewer tokens"
+        )
+
+    def _chunks(self, chunks: list[Chunk], budget: int, in_flight: int) -> int:
+        """Chunks of sequences in the middle of their prompt. Returns the tokens taken."""
+        s, order, taken = self._slots, self.order(), 0
+        slots = order[s.length[order] - s.scheduled[order] > 1].tolist()
+        self._prefilling = len(slots)
+        for slot in slots:
+            rest = int(s.length[slot] - s.scheduled[slot])
+            take = self._chunk_size(rest, budget - taken) if s.serial[slot] else 0
+            if self._config.chunked_prefill:
+                take = min(take, max(1, self._kv.room(slot) - int(s.scheduled[slot])))
+            if take > 0 and self._make_room(slot, take, in_flight):
+                chunks.append(Chunk(slot, take))
+                taken += take
+        return taken
+
+    def _chunk_size(self, rest: int, budget: int) -> int:
+        """Tokens of the prompt that fit this step; 0 if chunks are off and the whole does not. A long prompt leaves room
+        for others: its chunks are no larger than the threshold that makes it long."""
+        if not self._config.chunked_prefill:
+            return rest if rest <= budget else 0
+        threshold = self._config.long_prefill_threshold
+        return min(rest, budget, threshold) if threshold else min(rest, budget)
+
+    # ------------------------------------------------------------------ entering
+
+    def _enter(self, chunks: list[Chunk], entered: list[Request], budget: int, in_flight: int) -> None:
+        """Admit waiting requests in rank order. The first that finds no room ends the round; only one that waits for a
+        prefix, or a long prompt while enough long ones are in progress, lets others pass."""
+        s, config = self._slots, self._config
+        threshold = config.long_prefill_threshold
+        partial, long_partial = self._in_progress(chunks)
+        for request in self.waiting[: s.available + PASS_AT_MOST]:
+            headroom = len(self.running)  # a block each, or those running would be preempted at once
+            if not budget or not s.available or any(g.pool.available <= headroom for g in self._kv.groups):
+                return
+            nodes = self._kv.find(request)
+            if self._worth_waiting(request, len(nodes)):
+                continue
+            cached = len(nodes) * self._kv.block_tokens
+            rest = request.tokens.size - cached
+            take = self._chunk_size(rest, budget)
+            if config.chunked_prefill and not self.running:
+                take = min(take, self._first_chunk(nodes, take))
+            if not take or not self._kv.fits(nodes, request.tokens.size, take, headroom):
+                if not self.running and not in_flight and not any(g.pool.withheld for g in self._kv.groups):
+                    self.impossible.append((request, self._too_big(request.tokens.size)))
+                return
+            long = 0 < threshold < request.tokens.size
+            if take < rest:
+                if long and long_partial >= config.max_long_partial_prefills:
+                    continue
+                if partial >= config.max_partial_prefills:
+                    return
+            if take < rest:
+                partial, long_partial = partial + 1, long_partial + long
+            self._admit(request, nodes, take)
+            chunks.append(Chunk(request.slot, take, cached))
+            entered.append(request)
+            budget -= take
+
+    def _in_progress(self, chunks: list[Chunk]) -> tuple[int, int]:
+        """How many running prompts this step leaves unfinished, and how many of those are long."""
+        if not self._prefilling:
+            return 0, 0
+        s, threshold = self._slots, self._config.long_prefill_threshold
+        takes = {c.slot: c.take for c in chunks}
+        partial = long_partial = 0
+        for slot in self.order().tolist():
+            rest = int(s.length[slot] - s.scheduled[slot])
+            if rest > 1 and takes.get(slot, 0) < rest:
+                partial += 1
+                long_partial += 0 < threshold < int(s.length[slot])
+        return partial, long_partial
+
+    def _first_chunk(self, nodes: list[Node], take: int) -> int:
+        """With the cache to itself, a sequence takes the chunk its window groups have room for."""
+        bt = self._kv.block_tokens
+        for i, g in enumerate(self._kv.groups):
+            if g.spec.window:
+                kept = nodes[g.first_needed(len(nodes) * bt) :]
+                idle = sum(g.pool.is_idle(n.blocks[i]) for n in kept)
+                take = min(take, (g.pool.available - idle) * bt)
+        return take
+
+    def _worth_waiting(self, request: Request, found: int) -> bool:
+        """Are the next blocks of this prompt being computed right now? Then it enters later, and finds them.
+
+        The wait ends: it is for a running sequence, which either publishes these blocks or, when it stops for whatever
+        reason, takes its claims back; and a waiting request holds nothing that a running one could need."""
+        if not self._computing or not self._kv.caching or not request.read_cache:
+            return False
+        most = (request.tokens.size - 1) // self._kv.block_tokens
+        keys, end = self._kv.keys(request), found
+        while end < most and keys[end] in self._computing:
+            end += 1
+        return end > found and (end - found) * self._kv.block_tokens >= self._share_from
+
+    def _admit(self, request: Request, nodes: list[Node], take: int) -> None:
+        kv = self._kv
+        cached = len(nodes) * kv.block_tokens
+        self.waiting.remove(request)
+        insort(self.running, request, key=_rank)
+        self._order = None
+        slot = self._slots.enter(request, cached)
+        kv.attach(slot, request, nodes)
+        ensure(kv.grow(slot, cached + take), "a request was admitted without room for its first chunk")
+        if kv.caching:
+            for key in kv.keys(request)[len(nodes) :]:
+                if self._computing.setdefault(key, request) is request:
+                    request.claims.add(key)
+            if request.read_cache:
+                self.counters.prefix_queries += request.tokens.size
+                self.counters.prefix_hits += cached
+        if not request.started:
+            self.counters.prompt_tokens += request.prompt_len
+        self._prefilling += 1
+
+    def check(self) -> None:
+        for name, queue in (("waiting", self.waiting), ("running", self.running)):
+            ranks = [r.rank for r in queue]
+            ensure(all(a < b for a, b in pairwise(ranks)), f"{name}: not in rank order")
+        ensure(all(r.slot and self._slots.requests[r.slot] is r for r in self.running), "running: a request without its slot")
+        ensure(not any(r.slot for r in self.waiting), "waiting: a request with a slot")
+        claims = {k: r for r in self.running for k in r.claims}
+        ensure(claims == self._computing, "claims on blocks being computed do not match the running requests")

@@ -1,0 +1,136 @@
+"""The state of running sequences, one array element per slot, so that a step over hundreds of them is a few array operations.
+
+A sequence has two notions of progress. *Scheduled* counts launched steps: `scheduled` tokens will be in the cache and
+`length` tokens will exist when everything launched has run. *Returned* counts steps read back: `returned` tokens are in
+the cache and `known` token ids are in `tokens`. Always returned <= scheduled <= length and known <= length <= limit.
+
+A sequence that is ready to decode has exactly one token to compute: length - scheduled == 1. One that is being
+prefilled has more. One with scheduled == length has nothing left to schedule: it is at its limit, and its last
+tokens are in flight.
+
+`serial` names one stay of one sequence in a slot: the results of a step belong to whoever was in the slot when it was
+launched, and to nobody if the serial has changed since.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thalweg.engine.control.invariant import ensure
+from thalweg.engine.control.request import Request
+from thalweg.engine.messages import TokenSampling
+from thalweg.hal.step import SamplingArrays
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    I32 = NDArray[np.int32]
+    I64 = NDArray[np.int64]
+
+STOP_WIDTH = 8
+"""Stop ids compared as an array; a sequence with more is looked up in a set."""
+
+RANDOM, TRUNCATE, LOOKBACK, BIAS, MASK, BAD_WORDS, BANS, MANY_STOPS = (1 << i for i in range(8))
+"""Bits of `Slots.flags`: what a sequence asks for beyond greedy tokens. BANS: stop ids are banned up to min_tokens."""
+
+
+class Slots:
+    def __init__(self, max_seqs: int, max_len: int) -> None:
+        n = max_seqs + 1  # slot 0 is scratch
+        self.count = max_seqs
+        self.serial: I64 = np.zeros(n, np.int64)
+        self.handle: I64 = np.zeros(n, np.int64)
+        self.tokens: I32 = np.zeros((n, max_len), np.int32)
+        self.known: I32 = np.zeros(n, np.int32)
+        self.returned: I32 = np.zeros(n, np.int32)
+        self.scheduled: I32 = np.zeros(n, np.int32)
+        self.length: I32 = np.zeros(n, np.int32)
+        self.limit: I32 = np.zeros(n, np.int32)
+        self.stop_from: I32 = np.zeros(n, np.int32)
+        """Stop ids count once `known` is at least this: the prompt and min_tokens."""
+        self.capacity: I32 = np.zeros(n, np.int32)
+        """Tokens its blocks have room for."""
+        self.publish_at: I32 = np.zeros(n, np.int32)
+        """When `returned` reaches this, the KV cache has something to do: a block to publish or to drop."""
+        self.stops: I32 = np.full((n, STOP_WIDTH), -1, np.int32)
+        self.flags: NDArray[np.uint16] = np.zeros(n, np.uint16)
+        self.logprobs: I32 = np.full(n, -1, np.int32)
+        self.sampling = SamplingArrays.greedy(n)
+        self.requests: list[Request | None] = [None] * n
+        self._free = list(range(max_seqs, 0, -1))
+        self._serials = 0
+
+    @property
+    def available(self) -> int:
+        return len(self._free)
+
+    def enter(self, request: Request, cached: int) -> int:
+        """Give the request a slot; `cached` of its tokens are in the cache already."""
+        slot = self._free.pop()
+        size = request.tokens.size
+        self._serials += 1
+        self.serial[slot] = self._serials
+        self.handle[slot] = request.handle
+        self.tokens[slot, :size] = request.tokens
+        self.known[slot] = self.length[slot] = size
+        self.returned[slot] = self.scheduled[slot] = cached
+        self.limit[slot] = request.limit
+        sampling = request.sampling
+        self.stop_from[slot] = request.prompt_len + sampling.min_tokens
+        self.logprobs[slot] = sampling.logprobs
+        self.flags[slot] = flags_of(sampling)
+        self.stops[slot] = -1
+        stops = (*sampling.eos_ids, *sampling.stop_ids)
+        if len(stops) <= STOP_WIDTH:
+            self.stops[slot, : len(stops)] = stops
+        self._fill_sampling(slot, request)
+        self.requests[slot] = request
+        request.slot = slot
+        return slot
+
+    def _fill_sampling(self, slot: int, request: Request) -> None:
+        to, p = self.sampling, request.sampling
+        to.temperature[slot], to.top_k[slot], to.top_p[slot], to.min_p[slot] = p.temperature, p.top_k, p.top_p, p.min_p
+        to.repetition[slot] = p.repetition_penalty
+        to.presence[slot], to.frequency[slot] = p.presence_penalty, p.frequency_penalty
+        to.prompt_len[slot] = request.prompt_len
+        to.seed[slot] = np.array([p.seed & (2**64 - 1)], np.uint64).view(np.int32)  # low word, high word
+
+    def leave(self, request: Request) -> None:
+        """Take the request out, with the tokens known by now. What is in flight for it will find another serial."""
+        slot = request.slot
+        request.tokens = self.tokens[slot, : self.known[slot]].copy()
+        request.slot = 0
+        self.serial[slot] = 0
+        self.requests[slot] = None
+        self._free.append(slot)
+
+    def gather(self, slots: I32) -> SamplingArrays:
+        """The sampling parameters of these slots, in this order."""
+        return SamplingArrays(**{f.name: getattr(self.sampling, f.name)[slots] for f in fields(SamplingArrays)})
+
+    def check(self) -> None:
+        used = [s for s in range(1, self.count + 1) if self.requests[s] is not None]
+        ensure(len(set(self._free)) == len(self._free), "a slot is free twice")
+        ensure(sorted([*used, *self._free]) == list(range(1, self.count + 1)), "slots used + free != all")
+        for s in used:
+            ensure(self.requests[s].slot == s and self.serial[s] > 0, f"slot {s}: its request is elsewhere")  # type: ignore[union-attr]
+            r, c, n, k, m = (int(a[s]) for a in (self.returned, self.scheduled, self.length, self.known, self.limit))
+            ensure(r <= c <= n <= m and k <= n and c <= self.capacity[s], f"slot {s}: {r=} {c=} {n=} {k=} {m=}")
+
+
+def flags_of(p: TokenSampling) -> int:
+    stops = len(p.eos_ids) + len(p.stop_ids)
+    return (
+        RANDOM * (p.temperature > 0)
+        | TRUNCATE * (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
+        | LOOKBACK * p.lookback
+        | BIAS * (bool(p.logit_bias) or any(len(w) == 1 for w in p.bad_words))
+        | MASK * bool(p.allowed_ids)
+        | BAD_WORDS * any(len(w) > 1 for w in p.bad_words)
+        | BANS * (p.min_tokens > 0 and stops > 0)
+        | MANY_STOPS * (stops > STOP_WIDTH)
+    )
