@@ -1,0 +1,1 @@
+"""The command line and the OpenAI-compatible HTTP server. Imports no tensor framework."""

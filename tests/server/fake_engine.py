@@ -1,0 +1,188 @@
+"""A stand-in for AsyncLLM with arithmetic anyone can do by hand: token k of an answer follows from the prompt and k alone.
+
+The vocabulary is the 256 bytes plus an end token, so text and tokens correspond one to one. Follows the interface of
+thalweg.async_llm.AsyncLLM; tests that hold here should hold with the real one where they do not name tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any
+
+from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from thalweg.engine.messages import Stats
+from thalweg.errors import EngineDeadError, RequestError
+from thalweg.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from thalweg.params import RequestOutputKind, SamplingParams
+from thalweg.text.template import ChatTemplate
+
+EOS = 256
+LETTERS = b"abcdefghijklmnopqrstuvwxyz "
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+
+
+class ByteTokenizer:
+    vocab_size = 257
+    eos_ids = (EOS,)
+    bos_id = None
+    special_ids = frozenset((EOS,))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        return bytes(i for i in ids if i < 256).decode(errors="replace") + ("" if skip_special_tokens else "<eos>" * (EOS in ids))
+
+    def bytes_of(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b"<eos>"
+
+    def name_of(self, token: int) -> str:
+        return self.bytes_of(token).decode(errors="replace")
+
+    token_of = name_of
+
+
+def config(policy: str = "fcfs", max_len: int = 256) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(
+            path="fake", architecture="Fake", dtype="float32", max_len=max_len, vocab=257, seed=0, load_format="auto",
+            logprobs_mode="raw_logprobs", max_logprobs=20,
+        ),
+        device=DeviceConfig(platform="fake"),
+        cache=CacheConfig(block_tokens=16, groups=(), blocks=(64,)),
+        scheduler=SchedulerConfig(max_seqs=8, max_tokens=64, policy=policy),
+    )  # fmt: skip
+
+
+def token_at(prompt: list[int], index: int, k: int, seed: int | None) -> int:
+    """The k-th token of choice `index`: a letter that depends on the prompt's sum, the choice and the seed."""
+    return LETTERS[(sum(prompt) + 7 * index + 3 * k + (seed or 0)) % len(LETTERS)]
+
+
+class FakeEngine:
+    """delay: seconds per token. Prompts that contain "!fail" end in an error after two tokens; "!dead" kills the engine."""
+
+    def __init__(self, *, delay: float = 0.0, policy: str = "fcfs", names: tuple[str, ...] = ("fake", "alias"), template: str | None = TEMPLATE) -> None:
+        self.config = config(policy)
+        self.tokenizer: ByteTokenizer | None = ByteTokenizer()
+        self.chat_template = ChatTemplate(template) if template else None
+        self.default_sampling: dict[str, Any] = {}
+        self.model_names = list(names)
+        self.delay = delay
+        self.loggers: tuple[Any, ...] = ()
+        self.dead = False
+        self.running: dict[str, SamplingParams] = {}
+        self.aborted: list[str] = []
+        self.prompts: list[Any] = []
+        self.made = 0
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
+    ) -> AsyncGenerator[RequestOutput, None]:
+        ids = list(prompt["prompt_token_ids"])
+        if self.dead:
+            raise EngineDeadError("dead /secret/path")
+        if not ids:
+            raise RequestError("prompt must not be empty", "prompt")
+        if len(ids) >= self.config.model.max_len:
+            raise RequestError(f"prompt has {len(ids)} tokens; the context is {self.config.model.max_len}", "prompt")
+        if sampling_params.logprobs is not None and sampling_params.logprobs > 20:
+            raise RequestError("logprobs: at most 20", "logprobs")
+        if any(i > EOS for i in ids):
+            raise RequestError("prompt: token id out of range", "prompt")
+        assert request_id not in self.running, "ids must be unique"
+        self.running[request_id] = sampling_params
+        self.prompts.append(prompt)
+        done = False
+        try:
+            async for output in self._tokens(ids, sampling_params, request_id):
+                done = output.finished
+                yield output
+        finally:
+            del self.running[request_id]
+            if not done:
+                self.aborted.append(request_id)
+
+    async def _tokens(self, ids: list[int], p: SamplingParams, request_id: str) -> AsyncGenerator[RequestOutput, None]:
+        limit = min(p.max_tokens or 10**9, self.config.model.max_len - len(ids))
+        kept: list[list[int]] = [[] for _ in range(p.n)]
+        texts = [""] * p.n
+        ended: list[tuple[str, int | str | None] | None] = [None] * p.n
+        text = self.tokenizer.decode(ids) if self.tokenizer else ""
+        for k in range(limit):
+            await asyncio.sleep(self.delay)
+            if "!dead" in text and k == 2:
+                self.dead = True
+                raise EngineDeadError("dead at /secret/path")
+            failed = "!fail" in text and k == 2
+            news = []
+            for i in range(p.n):
+                if ended[i]:
+                    continue
+                token = token_at(ids, i, k, p.seed)
+                kept[i].append(token)
+                before = len(texts[i])
+                texts[i] += chr(token)
+                ended[i] = ("error", None) if failed else self._end(p, kept[i], texts[i], limit)
+                if ended[i] and isinstance(ended[i][1], str) and not p.include_stop_str_in_output:
+                    texts[i] = texts[i][: texts[i].index(ended[i][1])]
+                news.append(self._output(i, p, kept[i], texts[i], before, ended[i]))
+            self.made += len(news)
+            finished = all(ended)
+            if p.output_kind is RequestOutputKind.DELTA or finished:
+                if p.output_kind is not RequestOutputKind.DELTA:
+                    news = [self._output(i, p, kept[i], texts[i], 0, ended[i], True) for i in range(p.n)]
+                yield self._request(request_id, ids, p, news, finished, failed, sum(map(len, kept)))
+            if finished:
+                return
+
+    def _end(self, p: SamplingParams, tokens: list[int], text: str, limit: int) -> tuple[str, int | str | None] | None:
+        if tokens[-1] in (p.stop_token_ids or ()) and len(tokens) >= p.min_tokens:
+            return "stop", tokens[-1]
+        for stop in p.stop:
+            if stop in text:
+                return "stop", stop
+        return ("length", None) if len(tokens) >= limit else None
+
+    def _output(self, i: int, p: SamplingParams, tokens: list[int], text: str, before: int, end: Any, whole: bool = False) -> CompletionOutput:
+        new = tokens if whole else tokens[-1:]
+        return CompletionOutput(
+            index=i,
+            text=text[before:],
+            token_ids=list(new),
+            logprobs=None if p.logprobs is None else [logprobs(t, p.logprobs) for t in new],
+            finish_reason=end[0] if end else None,
+            stop_reason=end[1] if end else None,
+        )
+
+    def _request(self, request_id: str, ids: list[int], p: SamplingParams, news: list[CompletionOutput], finished: bool, failed: bool, total: int) -> RequestOutput:
+        scores = None if p.prompt_logprobs is None else [None, *(logprobs(t, p.prompt_logprobs) for t in ids[1:])]
+        output = RequestOutput(
+            request_id, None, ids, scores, news, finished,
+            metrics=RequestMetrics(1.0, 1.0, 1.5, 2.0, 3.0, total), num_cached_tokens=3, error="it broke" if failed else None,
+        )  # fmt: skip
+        if finished:
+            for logger in self.loggers:
+                logger.finished(output, p)
+        return output
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        raise NotImplementedError
+
+    async def check_health(self) -> None:
+        if self.dead:
+            raise EngineDeadError("dead")
+
+    def stats(self) -> Stats | None:
+        return Stats(len(self.running), 0, 0, 64, 0, 0, 0, 0, 0, self.made)
+
+    async def shutdown(self) -> None:
+        self.dead = True
+
+
+def logprobs(token: int, k: int) -> dict[int, Logprob]:
+    """The chosen token first, with rank 2; then the k best, of which it is one when k > 1. The first byte is not UTF-8."""
+    best = [0xC3, token, *(t for t in range(65, 90) if t != token)][:k]
+    values = {t: Logprob(-0.5 - r, r + 1, ByteTokenizer().name_of(t)) for r, t in enumerate(best)}
+    return {token: Logprob(-1.5, 2, ByteTokenizer().name_of(token)), **values}

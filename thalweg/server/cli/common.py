@@ -1,0 +1,66 @@
+"""What commands that start an engine share: their parser, their help, the word about the bundled model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from thalweg.config import BUNDLED, EngineArgs
+from thalweg.errors import ConfigError
+from thalweg.hal import discovery
+from thalweg.server.cli import flags
+
+BUNDLED_WORDS = (
+    "using the bundled tiny model: random weights, made for trying things out; pass {how} for a real one"
+)
+
+
+def parse(
+    command: str,
+    words: list[str],
+    own: Callable[[argparse.ArgumentParser], None],
+    *,
+    about: str,
+    server: bool = False,
+    skip: frozenset[str] = frozenset(),
+) -> argparse.Namespace:
+    """The command's own arguments (added by `own`) and the flags of the table, all checked. --help ends the program."""
+    parser = flags.Parser(prog=f"thalweg {command}", add_help=False, allow_abbrev=False, description=about)
+    own(parser)
+    _maybe_help(parser, words, server)
+    flags.add_flags(parser, server=server, skip=skip)
+    namespace = parser.parse_args(flags.normalise(words, parser))
+    flags.check_given(namespace)
+    return namespace
+
+
+def _maybe_help(parser: argparse.ArgumentParser, words: list[str], server: bool) -> None:
+    for word in words:
+        if word == "--":
+            return
+        if word in ("-h", "--help") or word.startswith("--help="):
+            topic = word.partition("=")[2] or None
+            usage = parser.format_usage().removeprefix("usage: ").strip() + " [flags]"
+            own = parser.format_help().split("\n\n", 1)[-1]
+            print(flags.show_help(parser.prog, usage, own, topic, server=server), end="")
+            raise SystemExit(0)
+
+
+def engine_args(namespace: argparse.Namespace, positional: str | None = None) -> EngineArgs:
+    """EngineArgs of the flags, with the positional model over --model; the device is known to exist."""
+    args = flags.engine_args(namespace)
+    if positional is not None:
+        args = msgspec.structs.replace(args, model=positional)
+    if not args.model:
+        raise ConfigError("--model: must not be empty")
+    if args.device != "auto" and args.device not in discovery.names():
+        raise ConfigError(f"--device: unknown platform {args.device!r}; there are auto, {', '.join(discovery.names())}")
+    return args
+
+
+def say_bundled(args: EngineArgs, how: str = "MODEL") -> None:
+    if args.model == BUNDLED:
+        print(BUNDLED_WORDS.format(how=how), file=sys.stderr, flush=True)

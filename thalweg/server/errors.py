@@ -1,0 +1,98 @@
+"""Errors as clients see them: the OpenAI error object, with the field in `param`, and never a traceback or a path.
+
+Turns the engine's, pydantic's and the framework's exceptions into `ApiError`. Knows no endpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+
+from thalweg.errors import EngineDeadError, RequestError
+
+log = logging.getLogger(__name__)
+
+TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    413: "RequestTooLargeError",
+    415: "UnsupportedMediaTypeError",
+    500: "InternalServerError",
+    501: "NotImplementedError",
+    503: "ServiceUnavailableError",
+}
+
+
+class ApiError(Exception):
+    """An answer of `status` with the OpenAI error object."""
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
+        self.message, self.param, self.status = message, param, status
+        super().__init__(message)
+
+    def body(self) -> dict[str, Any]:
+        kind = TYPES.get(self.status) or HTTPStatus(self.status).phrase
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.status}}
+
+    def bytes(self) -> bytes:
+        return orjson.dumps(self.body())
+
+
+def translate(error: BaseException) -> ApiError:
+    """Any exception as ApiError; what nobody expected is logged in full here and told to the client without detail."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestError):
+        return ApiError(str(error), error.param)
+    if isinstance(error, ValidationError):
+        return from_validation(error)
+    if isinstance(error, EngineDeadError):
+        log.error("the engine is gone: %s", error)
+        return ApiError("the engine has stopped; the server's log says why", status=500)
+    log.error("request failed", exc_info=error)
+    return ApiError("internal error; the server's log says more", status=500)
+
+
+FORMS = {
+    "prompt": "a string, a list of strings, a list of token ids or a list of lists of token ids (0 or more each)",
+    "stop": "a string or a list of strings",
+    "content": "a string or a list of text parts",
+}
+"""What a field with several forms may be."""
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """The most telling objection (the deepest), in words, naming the field as the client wrote it (messages[0].content)."""
+    first = max(error.errors(include_url=False, include_input=False), key=lambda e: len(_names(e["loc"])))
+    names, kind = _names(first["loc"]), first["type"]
+    param = _path(names)
+    words = [n for n in names if isinstance(n, str)]
+    if kind == "extra_forbidden":
+        message = f"{param}: unknown field; this server refuses what it does not know rather than ignore it"
+    elif kind == "missing":
+        message = f"{param}: required field is missing"
+    elif len(names) < len(first["loc"]) and words[-1] in FORMS:
+        param = _path(names[: names.index(words[-1]) + 1])
+        message = f"{param}: must be {FORMS[words[-1]]}"
+    else:
+        text = first["msg"].removeprefix("Value error, ")
+        message = f"{param}: {text[:1].lower()}{text[1:]}" if param else text
+    return ApiError(message, param or None)
+
+
+def _names(location: tuple[int | str, ...]) -> list[int | str]:
+    """A pydantic location without the names of union branches ("list[constrained-int]", "str")."""
+    return [p for p in location if not (isinstance(p, str) and (p in ("str", "int", "float", "bool") or "[" in p or "-" in p))]
+
+
+def _path(names: list[int | str]) -> str:
+    out = ""
+    for part in names:
+        out += f"[{part}]" if isinstance(part, int) else f".{part}" if out else part
+    return out

@@ -1,0 +1,110 @@
+"""HTTP pieces every endpoint shares: reading a JSON body within bounds, answering, streaming events, noticing disconnects.
+
+Knows nothing of models or prompts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable
+from typing import Any, TypeVar
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from thalweg.server.errors import ApiError, translate
+
+T = TypeVar("T")
+DONE = b"data: [DONE]\n\n"
+
+
+def respond(body: Any, status: int = 200) -> Response:
+    """`body` as JSON."""
+    return Response(orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS), status, media_type="application/json")
+
+
+def failure(error: BaseException) -> Response:
+    e = translate(error)
+    headers = {"WWW-Authenticate": "Bearer"} if e.status == 401 else None
+    return Response(e.bytes(), e.status, headers, media_type="application/json")
+
+
+async def read_json(request: Request, limit: int) -> dict[str, Any]:
+    """The body as a JSON object. ApiError: not JSON (400, 415), more than `limit` bytes (413)."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise ApiError(f"Content-Type must be application/json, not {kind or 'absent'!r}", status=415)
+    length = request.headers.get("content-length", "0")
+    size, pieces = 0, []
+    if length.isdecimal() and int(length) > limit:
+        raise ApiError(f"the body has {length} bytes; the limit is {limit}", status=413)
+    async for piece in request.stream():
+        size += len(piece)
+        if size > limit:
+            raise ApiError(f"the body has more than {limit} bytes, which is the limit", status=413)
+        pieces.append(piece)
+    try:
+        body = orjson.loads(b"".join(pieces))
+    except orjson.JSONDecodeError as e:
+        raise ApiError(f"the body is not valid JSON: {e}") from None
+    if not isinstance(body, dict):
+        raise ApiError(f"the body must be a JSON object, not {type(body).__name__}")
+    return body
+
+
+async def _gone(receive: Receive) -> None:
+    """Returns when the client has disconnected. Call once the body is read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def or_disconnect(receive: Receive, work: Awaitable[T]) -> T | None:
+    """The result of `work`; None, with `work` cancelled, if the client disconnects first."""
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        return None
+    finally:
+        for t in (task, watcher):
+            t.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task
+
+
+class EventStream(Response):
+    """Server-sent events from a generator of ready-made frames. The status is decided by the first frame: an error before
+    it is an ordinary error answer, an error after it an error event. A disconnect closes the generator."""
+
+    def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._frames = frames
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(OSError):  # the client is gone
+            await or_disconnect(receive, self._run(scope, receive, send))
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+        try:
+            async for frame in self._frames:
+                if not started:
+                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    started = True
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+        except (asyncio.CancelledError, OSError):
+            raise
+        except Exception as e:
+            if not started:
+                await failure(e)(scope, receive, send)
+                return
+            await send({"type": "http.response.body", "body": b"data: " + translate(e).bytes() + b"\n\n" + DONE, "more_body": True})
+        finally:
+            await self._frames.aclose()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

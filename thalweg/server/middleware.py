@@ -1,0 +1,87 @@
+"""What surrounds every route, as plain ASGI (so that streams and disconnects pass through untouched): keys, ids, counts."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from thalweg.server.errors import ApiError
+from thalweg.server.http import failure
+from thalweg.server.metrics import HttpMetrics
+
+OPEN_PATHS = frozenset(("/health", "/ping"))
+"""The only paths that never need a key: what load balancers ask."""
+
+
+class KeyGuard:
+    """Refuses requests without one of the keys. Default deny: a new route is guarded without anyone thinking of it."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], root_path: str = "") -> None:
+        self.app, self.root_path = app, root_path
+        self._digests = [hashlib.sha256(k.encode()).digest() for k in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return  # no websockets here
+        if scope["path"].removeprefix(self.root_path) in OPEN_PATHS or self._allowed(scope):
+            await self.app(scope, receive, send)
+            return
+        error = ApiError("missing or wrong API key; send the header Authorization: Bearer <key>", status=401)
+        await failure(error)(scope, receive, send)
+
+    def _allowed(self, scope: Scope) -> bool:
+        sent = [v for k, v in scope["headers"] if k == b"authorization"]
+        if len(sent) != 1 or sent[0][:7].lower() != b"bearer ":
+            return False
+        digest = hashlib.sha256(sent[0][7:].strip()).digest()
+        # Every key is compared, so the time taken does not tell which one was close.
+        return sum(hmac.compare_digest(digest, d) for d in self._digests) > 0
+
+
+class RequestIds:
+    """Echoes X-Request-Id on answers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = next((v for k, v in scope.get("headers", ()) if k == b"x-request-id" and len(v) <= 256), None)
+
+        async def tagged(message: Message) -> None:
+            if message["type"] == "http.response.start" and given is not None:
+                message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", given)]}
+            await send(message)
+
+        await self.app(scope, receive, tagged)
+
+
+class Counted:
+    """Counts requests and their durations, and how many are in flight."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, status = time.perf_counter(), 500
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        path, method = scope["path"], scope["method"]
+        with self.metrics.in_flight(path):
+            try:
+                await self.app(scope, receive, watched)
+            finally:
+                self.metrics.done(path, method, status, time.perf_counter() - start)

@@ -1,0 +1,138 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.errors import RequestError
+from thalweg.outputs import CompletionOutput
+from thalweg.server.errors import ApiError
+from thalweg.server.http import DONE, EventStream, or_disconnect, read_json, respond
+from thalweg.server.openai import logprobs
+from thalweg.server.openai.chunks import ChunkWriter, Counter
+from thalweg.server.openai.conversation import Conversation
+from thalweg.server.openai.protocol import ChatRequest, parse
+from thalweg.server.openai.sampling import chat_name, chat_params
+from thalweg.server.openai.serving import Job, Serving, finish
+
+
+async def chat_completions(serving: Serving, conversation: Conversation, http: Request) -> Response:
+    request = parse(ChatRequest, await read_json(http, serving.settings.max_body))
+    serving.model_name(request.model)
+    params = chat_params(request, serving.engine.default_sampling)
+    job = serving.job("chatcmpl", http, request, [await conversation.prompt(request)], params)
+    endpoint = Chat(serving, request, job)
+    if request.stream:
+        return EventStream(endpoint.stream())
+    body = await or_disconnect(http.receive, endpoint.whole())
+    return Response(status_code=499) if body is None else respond(body)
+
+
+class Chat:
+    """One request: its outputs as one body or as a stream."""
+
+    def __init__(self, serving: Serving, request: ChatRequest, job: Job) -> None:
+        self.serving, self.request, self.job = serving, request, job
+        self.as_ids = serving.as_ids(request)
+        last = request.messages[-1]
+        continued = request.continue_final_message and last.role == serving.settings.response_role
+        self.role = last.role if request.continue_final_message else serving.settings.response_role
+        self.echo = last.content if request.echo and continued and isinstance(last.content, str) else ""
+
+    def _rename(self, error: RequestError) -> ApiError:
+        return ApiError(str(error), chat_name(error.param, self.request))
+
+    async def whole(self) -> dict[str, Any]:
+        try:
+            outputs = await self.serving.run(self.job)
+        except RequestError as e:
+            raise self._rename(e) from None
+        (output,) = outputs
+        body = {
+            "id": self.job.id,
+            "object": "chat.completion",
+            "created": self.job.created,
+            "model": self.job.model,
+            "choices": [self._choice(c) for c in sorted(output.outputs, key=lambda c: c.index)],
+            "usage": self.serving.total_usage(self.job, outputs),
+        }
+        if self.serving.fingerprint is not None:
+            body["system_fingerprint"] = self.serving.fingerprint
+        if self.request.prompt_logprobs is not None:
+            body["prompt_logprobs"] = logprobs.prompt(output.prompt_logprobs)
+        if self.request.return_token_ids:
+            body["prompt_token_ids"] = self.job.prompts[0]["prompt_token_ids"]
+        return body
+
+    def _choice(self, choice: CompletionOutput) -> dict[str, Any]:
+        out = {
+            "index": choice.index,
+            "message": {"role": self.role, "content": self.echo + choice.text, "refusal": None},
+            "logprobs": self._logprobs(choice),
+            **finish(choice),
+        }
+        if self.request.return_token_ids:
+            out["token_ids"] = list(choice.token_ids)
+        return out
+
+    def _logprobs(self, choice: CompletionOutput) -> dict[str, Any] | None:
+        if not self.request.logprobs:
+            return None
+        names = self.serving.engine.tokenizer
+        return logprobs.chat(choice.logprobs or (), self.request.top_logprobs or 0, self.as_ids, names.bytes_of if names else None)
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        options = self.request.stream_options
+        usage = self.serving.settings.enable_force_include_usage or bool(options and options.include_usage)
+        every = bool(usage and options and options.continuous_usage_stats)
+        writer = ChunkWriter(self.job, self.serving, "chat.completion.chunk", usage)
+        counter = Counter(self.job, self.serving)
+        plain = not self.request.logprobs and not self.request.return_token_ids and not every
+        started: set[int] = set()
+        outputs = self.serving.stream(self.job)
+        try:
+            async for _, output in outputs:
+                counter.cached(0, output.num_cached_tokens)
+                for choice in output.outputs:
+                    if choice.index not in started:
+                        started.add(choice.index)
+                        yield writer.choice(self._opening(choice.index), counter.usage() if every else None)
+                    counter.made += len(choice.token_ids)
+                    if plain and choice.finish_reason is None:
+                        if choice.text:
+                            yield writer.text(choice.index, choice.text)
+                        continue
+                    body = self._delta(choice)
+                    if body is not None:
+                        yield writer.choice(body, counter.usage() if every else None)
+        except RequestError as e:
+            raise self._rename(e) from None
+        finally:
+            await outputs.aclose()
+        if usage:
+            yield writer.usage(counter.usage())
+        yield DONE
+
+    def _opening(self, index: int) -> dict[str, Any]:
+        """The first chunk of a choice: who speaks."""
+        delta = {"role": self.role, "content": self.echo}
+        out: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        if self.request.return_token_ids:
+            out["prompt_token_ids"] = self.job.prompts[0]["prompt_token_ids"]
+        return out
+
+    def _delta(self, choice: CompletionOutput) -> dict[str, Any] | None:
+        details = self._logprobs(choice)
+        if not choice.text and choice.finish_reason is None and not choice.token_ids:
+            return None
+        delta = {"content": choice.text} if choice.text or choice.finish_reason is None else {}
+        out: dict[str, Any] = {"index": choice.index, "delta": delta, "logprobs": details, "finish_reason": None}
+        if choice.finish_reason is not None:
+            out.update(finish(choice))
+        if self.request.return_token_ids:
+            out["token_ids"] = list(choice.token_ids)
+        return out

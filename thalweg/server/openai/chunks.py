@@ -1,0 +1,55 @@
+"""Writing stream events. What is the same in every chunk of a stream is encoded once, so a chunk costs one small dump."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from thalweg.server.openai.serving import Job, Serving
+
+_BARE = b',"logprobs":null,"finish_reason":null}'
+
+
+class ChunkWriter:
+    """The events of one stream. object: "chat.completion.chunk" or "text_completion"."""
+
+    def __init__(self, job: Job, serving: Serving, kind: str, include_usage: bool) -> None:
+        head = {"id": job.id, "object": kind, "created": job.created, "model": job.model}
+        if serving.fingerprint is not None:
+            head["system_fingerprint"] = serving.fingerprint
+        self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._content = b'"delta":{"content":' if kind == "chat.completion.chunk" else b'"text":'
+        self._content_end = b"}" if kind == "chat.completion.chunk" else b""
+
+    def text(self, index: int, text: str) -> bytes:
+        """A chunk with text and nothing else: the common case."""
+        return b"".join(
+            (self._head, b'{"index":%d,' % index, self._content, orjson.dumps(text), self._content_end, _BARE, self._tail)
+        )
+
+    def choice(self, choice: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
+        return self._head + orjson.dumps(choice) + self._end(usage)
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """The last chunk of include_usage: no choices."""
+        return self._head + self._end(usage)
+
+    def _end(self, usage: dict[str, Any] | None) -> bytes:
+        return self._tail if usage is None else b'],"usage":' + orjson.dumps(usage) + b"}\n\n"
+
+
+class Counter:
+    """Tokens of a stream so far, for usage."""
+
+    def __init__(self, job: Job, serving: Serving) -> None:
+        self._job, self._serving = job, serving
+        self.made = 0
+        self._cached: dict[int, int] = {}
+
+    def cached(self, i: int, tokens: int | None) -> None:
+        self._cached[i] = tokens or 0
+
+    def usage(self) -> dict[str, Any]:
+        return self._serving.usage(self._job.prompt_tokens, self.made, sum(self._cached.values()))

@@ -1,0 +1,157 @@
+"""/v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.outputs import CompletionOutput, RequestOutput
+from thalweg.server.errors import ApiError
+from thalweg.server.http import DONE, EventStream, or_disconnect, read_json, respond
+from thalweg.server.openai import logprobs
+from thalweg.server.openai.chunks import ChunkWriter, Counter
+from thalweg.server.openai.protocol import CompletionRequest, parse
+from thalweg.server.openai.sampling import completion_params
+from thalweg.server.openai.serving import Job, Serving, finish
+
+
+async def completions(serving: Serving, http: Request) -> Response:
+    request = parse(CompletionRequest, await read_json(http, serving.settings.max_body))
+    serving.model_name(request.model)
+    params = completion_params(request, serving.engine.default_sampling, serving.engine.tokenizer is not None)
+    job = serving.job("cmpl", http, request, await _prompts(serving, request), params)
+    endpoint = Completions(serving, request, job)
+    if request.stream:
+        return EventStream(endpoint.stream())
+    body = await or_disconnect(http.receive, endpoint.whole())
+    return Response(status_code=499) if body is None else respond(body)
+
+
+async def _prompts(serving: Serving, request: CompletionRequest) -> list[dict[str, Any]]:
+    """The prompts, each with its token ids. Text of prompts given as ids is filled in only where echo needs it."""
+    given: list[Any] = [request.prompt]
+    if isinstance(request.prompt, list) and request.prompt and not isinstance(request.prompt[0], int):
+        given = request.prompt
+    if request.prompt in ("", []):
+        raise ApiError("prompt must not be empty", "prompt")
+    out = []
+    for item in given:
+        if isinstance(item, str):
+            out.append({"prompt": item, "prompt_token_ids": await serving.encode(item, request.add_special_tokens)})
+        else:
+            prompt = {"prompt_token_ids": item}
+            if request.echo:
+                prompt["prompt"] = serving.tokenizer("echo").decode(item, request.skip_special_tokens)
+            out.append(prompt)
+    return out
+
+
+class Completions:
+    """One request: its outputs as one body or as a stream."""
+
+    def __init__(self, serving: Serving, request: CompletionRequest, job: Job) -> None:
+        self.serving, self.request, self.job = serving, request, job
+        self.as_ids = serving.as_ids(request)
+        self.prompt_only = request.max_tokens == 0
+
+    async def whole(self) -> dict[str, Any]:
+        outputs = await self.serving.run(self.job)
+        choices = [self._choice(i, o, c) for i, o in enumerate(outputs) for c in sorted(o.outputs, key=lambda c: c.index)]
+        body = {
+            "id": self.job.id,
+            "object": "text_completion",
+            "created": self.job.created,
+            "model": self.job.model,
+            "choices": choices,
+            "usage": self.serving.total_usage(self.job, outputs, self.prompt_only),
+        }
+        if self.serving.fingerprint is not None:
+            body["system_fingerprint"] = self.serving.fingerprint
+        return body
+
+    def _choice(self, i: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
+        prompt = self._echo(i)
+        out: dict[str, Any] = {
+            "index": i * self.job.params.n + choice.index,
+            "text": prompt if self.prompt_only else prompt + choice.text,
+            "logprobs": None,
+            **finish(choice),
+        }
+        if self.prompt_only:
+            out["finish_reason"] = "length"
+            out["stop_reason"] = None
+        if self.request.logprobs is not None:
+            positions: list[Any] = list(output.prompt_logprobs or ()) if self.request.echo else []
+            positions += () if self.prompt_only else choice.logprobs or ()
+            out["logprobs"] = logprobs.completion(positions, self._first(i), 0, self.as_ids)
+        if self.request.prompt_logprobs is not None:
+            out["prompt_logprobs"] = logprobs.prompt(output.prompt_logprobs)
+        if self.request.return_token_ids:
+            out["token_ids"] = [] if self.prompt_only else list(choice.token_ids)
+            out["prompt_token_ids"] = self.job.prompts[i]["prompt_token_ids"]
+        return out
+
+    def _echo(self, i: int) -> str:
+        return (self.job.prompts[i].get("prompt") or "") if self.request.echo else ""
+
+    def _first(self, i: int) -> str:
+        """The text of the first prompt token, the one no logprob is known of."""
+        token, tokenizer = self.job.prompts[i]["prompt_token_ids"][0], self.serving.engine.tokenizer
+        return f"token_id:{token}" if self.as_ids else tokenizer.name_of(token) if tokenizer else ""
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        options = self.request.stream_options
+        usage = self.serving.settings.enable_force_include_usage or bool(options and options.include_usage)
+        every = bool(usage and options and options.continuous_usage_stats)
+        writer = ChunkWriter(self.job, self.serving, "text_completion", usage)
+        counter = Counter(self.job, self.serving)
+        seen: dict[int, int] = {}
+        """Characters sent, by choice; a choice not in it has sent nothing."""
+        plain = self.request.logprobs is None and not self.request.return_token_ids and not every
+        outputs = self.serving.stream(self.job)
+        try:
+            async for i, output in outputs:
+                counter.cached(i, output.num_cached_tokens)
+                for choice in output.outputs:
+                    index = i * self.job.params.n + choice.index
+                    counter.made += 0 if self.prompt_only else len(choice.token_ids)
+                    if plain and index in seen and choice.finish_reason is None:
+                        if choice.text:
+                            yield writer.text(index, choice.text)
+                        continue
+                    body = self._delta(i, output, choice, index, seen)
+                    if body is not None:
+                        yield writer.choice(body, counter.usage() if every else None)
+        finally:
+            await outputs.aclose()
+        if usage:
+            yield writer.usage(counter.usage())
+        yield DONE
+
+    def _delta(
+        self, i: int, output: RequestOutput, choice: CompletionOutput, index: int, seen: dict[int, int]
+    ) -> dict[str, Any] | None:
+        first = index not in seen
+        text = (self._echo(i) if first else "") + ("" if self.prompt_only else choice.text)
+        out: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+        offset = seen.setdefault(index, 0)
+        if self.request.logprobs is not None:
+            positions: list[Any] = list(output.prompt_logprobs or ()) if first and self.request.echo else []
+            positions += () if self.prompt_only else choice.logprobs or ()
+            out["logprobs"] = logprobs.completion(positions, self._first(i), offset, self.as_ids)
+        seen[index] += len(text)
+        if choice.finish_reason is not None:
+            out.update(finish(choice))
+            if self.prompt_only:
+                out.update(finish_reason="length", stop_reason=None)
+        if self.request.return_token_ids:
+            out["token_ids"] = [] if self.prompt_only else list(choice.token_ids)
+            if first:
+                out["prompt_token_ids"] = self.job.prompts[i]["prompt_token_ids"]
+        empty = not text and choice.finish_reason is None
+        if empty and not choice.logprobs and not self.request.return_token_ids:
+            return None
+        return out

@@ -1,0 +1,270 @@
+"""Requests as clients may send them: every field typed strictly, every list bounded, nothing unknown accepted.
+
+Numeric ranges of sampling are SamplingParams' business; here are types, shapes and the fields this version refuses in words.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from thalweg.server.errors import ApiError
+
+MAX_PROMPTS = 4096
+MAX_TOKENS = 2_000_000
+MAX_MESSAGES = 20_000
+MAX_PARTS = 1024
+
+Text = Annotated[str, Field(max_length=32 * 2**20)]
+Label = Annotated[str, Field(max_length=1024)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Strings = Annotated[list[Annotated[str, Field(max_length=65536)]], Field(max_length=100_000)]
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class StreamOptions(Model):
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class Request(Model):
+    """What completions and chat share."""
+
+    model: Label | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+
+    n: Annotated[int, Field(ge=1, le=16384)] | None = 1
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: int | None = None
+    min_p: Number | None = None
+    frequency_penalty: Number | None = 0.0
+    presence_penalty: Number | None = 0.0
+    repetition_penalty: Number | None = None
+    seed: int | None = None
+    logit_bias: Annotated[dict[Annotated[str, Field(max_length=12)], Number], Field(max_length=100_000)] | None = None
+
+    stop: Annotated[str, Field(max_length=65536)] | Strings | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    bad_words: Strings | None = None
+    allowed_token_ids: TokenIds | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+
+    echo: bool | None = False
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    request_id: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+
+    # Labels of the copied API that ask for nothing.
+    user: Label | None = None
+    metadata: Annotated[dict[Label, Any], Field(max_length=64)] | None = None
+    store: bool | None = None
+    service_tier: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
+
+    @model_validator(mode="after")
+    def _rules(self) -> Request:
+        if self.stream_options is not None and not self.stream:
+            raise ApiError("stream_options is only for stream=true", "stream_options")
+        if self.prompt_logprobs is not None:
+            if self.stream:
+                raise ApiError("prompt_logprobs cannot be streamed; leave out stream", "prompt_logprobs")
+            if self.prompt_logprobs < -1:
+                raise ApiError("prompt_logprobs must be -1 (the whole vocabulary) or more", "prompt_logprobs")
+        return self
+
+
+class CompletionRequest(Request):
+    prompt: Text | TokenIds | Annotated[list[Text], Field(max_length=MAX_PROMPTS)] | Annotated[
+        list[TokenIds], Field(max_length=MAX_PROMPTS)
+    ]
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = 16
+    logprobs: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    best_of: int | None = None
+    add_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _completion_rules(self) -> CompletionRequest:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise ApiError("best_of other than n is not supported; ask for n choices and pick", "best_of")
+        if self.max_tokens == 0 and not self.echo:
+            raise ApiError("max_tokens must be at least 1 (0 only with echo, to score a prompt)", "max_tokens")
+        return self
+
+
+class TextPart(Model):
+    type: Literal["text", "input_text", "output_text"]
+    text: Text
+
+
+class FunctionCall(Model):
+    name: Label
+    arguments: Text
+
+
+class ToolCall(Model):
+    id: Label | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Model):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[TextPart], Field(max_length=MAX_PARTS)] | None = None
+    name: Label | None = None
+    tool_call_id: Label | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_PARTS)] | None = None
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None
+    # What replies carry, so that a reply can be sent back as history; they must be empty.
+    refusal: Text | None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+
+    @model_validator(mode="after")
+    def _rules(self) -> Message:
+        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal)):
+            raise ValueError(f"a message of role {self.role} needs content")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls belong to messages of role assistant")
+        return self
+
+
+class FunctionDefinition(Model):
+    name: Label
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Model):
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+
+
+class ChatFields(Model):
+    """What chat and tokenising a chat share."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=1024)] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template: Annotated[str, Field(max_length=2**20)] | None = None
+    chat_template_kwargs: Annotated[dict[Label, Any], Field(max_length=256)] | None = None
+
+    @model_validator(mode="after")
+    def _chat_rules(self) -> ChatFields:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ApiError("continue_final_message needs add_generation_prompt=false", "continue_final_message")
+        return self
+
+
+class ChatRequest(Request, ChatFields):
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    logprobs: bool | None = False
+    top_logprobs: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    tool_choice: Literal["none"] | None = None
+    parallel_tool_calls: bool | None = True
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+
+    @model_validator(mode="after")
+    def _logprob_rules(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError("top_logprobs needs logprobs=true", "top_logprobs")
+        return self
+
+
+class TokenizeText(Model):
+    model: Label | None = None
+    prompt: Text
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = False
+
+
+class TokenizeChat(ChatFields):
+    model: Label | None = None
+    return_token_strs: bool | None = False
+
+
+class DetokenizeRequest(Model):
+    model: Label | None = None
+    tokens: TokenIds
+
+
+# Fields the field's clients may send for features that are not here yet, each with the values that ask for nothing.
+NOT_YET: dict[str, tuple[Any, ...]] = {
+    "suffix": ("",),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "logits_processors": ([],),
+    "prompt_embeds": (),
+    "kv_transfer_params": (),
+    "vllm_xargs": ({},),
+    "repetition_detection": (),
+    "thinking_token_budget": (),
+    "include_reasoning": (True,),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "functions": (),
+    "function_call": ("none",),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "return_prompt_text": (False,),
+    "documents": ([],),
+}
+R = TypeVar("R", bound=Model)
+
+
+def parse(kind: type[R], body: dict[str, Any]) -> R:
+    """`body` checked as `kind`. ApiError for a feature that is not here yet; pydantic's ValidationError for the rest."""
+    for name in NOT_YET.keys() & body.keys():
+        value = body.pop(name)
+        if value is not None and not any(value == v and type(value) is type(v) for v in NOT_YET[name]):
+            raise ApiError(f"{name} is not supported by this version; leave it out", name)
+    if kind is ChatRequest:
+        _no_tools_yet(body)
+    return kind.model_validate(body)
+
+
+def _no_tools_yet(body: dict[str, Any]) -> None:
+    choice = body.get("tool_choice")
+    if choice not in (None, "none") or (body.get("tools") and choice is None):
+        raise ApiError("calling tools is not supported by this version; send tool_choice='none' or leave out tools", "tool_choice")
+    for i, message in enumerate(body.get("messages") or () if isinstance(body.get("messages"), list) else ()):
+        content = message.get("content") if isinstance(message, dict) else None
+        for j, part in enumerate(content if isinstance(content, list) else ()):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind not in ("text", "input_text", "output_text"):
+                where = f"messages[{i}].content[{j}]"
+                raise ApiError(f"{where}: parts of type {kind!r} are not supported by this version; only text is", where)

@@ -1,0 +1,40 @@
+"""/tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.server.errors import ApiError
+from thalweg.server.http import read_json, respond
+from thalweg.server.openai.conversation import Conversation
+from thalweg.server.openai.protocol import DetokenizeRequest, TokenizeChat, TokenizeText, parse
+from thalweg.server.openai.serving import Serving
+
+
+async def tokenize(serving: Serving, conversation: Conversation, http: Request) -> Response:
+    body = await read_json(http, serving.settings.max_body)
+    request: TokenizeChat | TokenizeText
+    if "messages" in body:
+        request = parse(TokenizeChat, body)
+        serving.model_name(request.model)
+        ids = (await conversation.prompt(request))["prompt_token_ids"]
+    else:
+        request = parse(TokenizeText, body)
+        serving.model_name(request.model)
+        ids = await serving.encode(request.prompt, request.add_special_tokens)
+    out = {"count": len(ids), "max_model_len": serving.engine.config.model.max_len, "tokens": ids}
+    if request.return_token_strs:
+        out["token_strs"] = [serving.tokenizer("return_token_strs").token_of(i) for i in ids]
+    return respond(out)
+
+
+async def detokenize(serving: Serving, http: Request) -> Response:
+    request = parse(DetokenizeRequest, await read_json(http, serving.settings.max_body))
+    serving.model_name(request.model)
+    tokenizer = serving.tokenizer("tokens")
+    vocab = max(serving.engine.config.model.vocab, tokenizer.vocab_size)
+    for i, token in enumerate(request.tokens):
+        if token >= vocab:
+            raise ApiError(f"tokens[{i}]: {token} is outside the vocabulary of {vocab}", f"tokens[{i}]")
+    return respond({"prompt": tokenizer.decode(request.tokens, False)})

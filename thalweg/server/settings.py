@@ -1,0 +1,97 @@
+"""What the HTTP server itself was told, checked once. Field names are the flags' names with `_` for `-`.
+
+Only what this version honours is here: a flag that is in neither this class nor EngineArgs is refused by the command line.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from thalweg.errors import ConfigError
+
+MAX_BODY = 64 * 2**20
+"""Bytes of one request body; more is refused before it is read."""
+
+
+class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
+    """See `thalweg serve --help=Frontend` for the meaning of each field."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    root_path: str = ""
+    api_key: list[str] = []
+
+    allowed_origins: list[str] = msgspec.field(default_factory=lambda: ["*"])
+    allowed_methods: list[str] = msgspec.field(default_factory=lambda: ["*"])
+    allowed_headers: list[str] = msgspec.field(default_factory=lambda: ["*"])
+    allow_credentials: bool = False
+
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_ca_certs: str | None = None
+    ssl_cert_reqs: int = 0
+    ssl_ciphers: str | None = None
+
+    uvicorn_log_level: str = "info"
+    disable_uvicorn_access_log: bool = False
+    disable_access_log_for_endpoints: str | None = None
+    disable_fastapi_docs: bool = False
+    enable_log_requests: bool = False
+    max_log_len: int | None = None
+    shutdown_timeout: int = 0
+    max_body: int = MAX_BODY
+
+    chat_template: str | None = None
+    """The template itself: `serve` has read the file, if a file was named."""
+    chat_template_content_format: str = "auto"
+    default_chat_template_kwargs: dict[str, Any] | None = None
+    trust_request_chat_template: bool = False
+    response_role: str = "assistant"
+    exclude_tools_when_tool_choice_none: bool = False
+
+    enable_request_id_headers: bool = False
+    enable_prompt_tokens_details: bool = False
+    enable_force_include_usage: bool = False
+    enable_server_load_tracking: bool = False
+    return_tokens_as_token_ids: bool = False
+    fingerprint_mode: str = "full"
+    fingerprint_value: str | None = None
+
+    def __post_init__(self) -> None:
+        problems = list(self._problems())
+        if problems:
+            raise ConfigError(*problems)
+
+    def _problems(self):
+        if not 0 <= self.port <= 65535:
+            yield f"--port: {self.port} is not between 0 and 65535 (0 takes a free one)"
+        if self.shutdown_timeout < 0:
+            yield f"--shutdown-timeout: {self.shutdown_timeout} must not be negative"
+        if self.max_log_len is not None and self.max_log_len < 0:
+            yield f"--max-log-len: {self.max_log_len} must not be negative"
+        if any(not k or k != k.strip() for k in self.api_key):
+            yield "--api-key: a key must not be empty or begin or end with a space"
+        if self.root_path and not self.root_path.startswith("/"):
+            yield f"--root-path: {self.root_path!r} must begin with a slash"
+        if not self.response_role:
+            yield "--response-role: must not be empty"
+        if (self.fingerprint_mode == "custom") != (self.fingerprint_value is not None):
+            yield "--fingerprint-value is needed with --fingerprint-mode custom, and only there"
+        yield from self._tls_problems()
+
+    def _tls_problems(self):
+        for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
+            value = getattr(self, name)
+            if value is not None and not Path(value).is_file():
+                yield f"--{name.replace('_', '-')}: no file {value!r}"
+        if self.ssl_keyfile and not self.ssl_certfile:
+            yield "--ssl-keyfile: needs --ssl-certfile too"
+        if self.ssl_cert_reqs not in tuple(ssl.VerifyMode):
+            yield f"--ssl-cert-reqs: {self.ssl_cert_reqs} is not one of 0 (none), 1 (optional), 2 (required)"
+        if self.ssl_cert_reqs and not self.ssl_ca_certs:
+            yield "--ssl-cert-reqs: asking clients for certificates needs --ssl-ca-certs"
