@@ -38,7 +38,8 @@ def mix(x: np.ndarray) -> np.ndarray:
     x = x * np.uint32(MULTIPLY[0])
     x = x ^ (x >> np.uint32(15))
     x = x * np.uint32(MULTIPLY[1])
-    return x ^ (x >> np.uint32(16))
+    mixed: np.ndarray = x ^ (x >> np.uint32(16))
+    return mixed
 
 
 def hashes(seed: np.ndarray, position: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -55,4 +56,5 @@ def noise(seed: np.ndarray, position: np.ndarray, tokens: np.ndarray) -> np.ndar
     """Gumbel noise: seed i32[S, 2], position i32[S], token ids i32[N] -> f32[S, N]."""
     h = hashes(seed, position, tokens)
     v = np.minimum((h.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32), np.float32(1 - 2.0**-24))
-    return -np.log(-np.log1p(-v))
+    gumbel: np.ndarray = -np.log(-np.log1p(-v))
+    return gumbel

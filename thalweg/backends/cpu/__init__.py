@@ -1,0 +1,53 @@
+"""The CPU platform: facts, defaults and rules. Importing it imports no tensor framework; opening the device does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg.backends.host import cores, cpu_flags, cpu_name, has_torch, host_memory
+from thalweg.errors import DeviceError
+from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe
+
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""Any of these: matrix products in bfloat16 are native (x86's names, then Arm's)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuOptions:
+    """Knobs of the CPU platform."""
+
+    threads: int = 0
+    """0 = one per physical core this process may use."""
+
+
+class CpuPlatform(Platform):
+    name = "cpu"
+    options = CpuOptions
+
+    def probe(self) -> Probe:
+        if not has_torch():
+            return Probe(0, "torch is not installed; pip install 'thalweg[cpu]'")
+        native = " with native bfloat16" if cpu_flags() & BF16_FLAGS else ""
+        return Probe(10, f"{cpu_name()}, {cores()} cores{native}")
+
+    def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
+        """dtype: what the processor multiplies fastest. The cache takes a quarter of what is free, at most 4 GiB."""
+        return Defaults(
+            dtype=device.dtypes[0],
+            block_tokens=16,
+            max_num_seqs=128,
+            max_num_batched_tokens=2048,
+            kv_cache_bytes=min(4 << 30, host_memory()[1] // 4),
+            pipeline_depth=1,
+        )
+
+    def open(self, place: Place, options: Any = None) -> Device:
+        from thalweg.backends.cpu.device import open_device
+
+        if options is not None and not isinstance(options, CpuOptions):
+            raise DeviceError(f"device: cpu takes CpuOptions, not {type(options).__name__}")
+        threads = options.threads if options else 0
+        if threads < 0:
+            raise DeviceError(f"threads: {threads} is not a number of threads; leave it out for one per core")
+        return open_device(threads or cores())

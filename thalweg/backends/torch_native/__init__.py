@@ -1,0 +1,20 @@
+"""Kernels and attention in torch's own host operations, for platforms whose arrays are torch tensors in host memory.
+
+They run eagerly, so they may write in place and look at values; what they compute is what `hal.ops` defines.
+`KERNELS` and `ATTENTION` are in order of preference.
+"""
+
+from __future__ import annotations
+
+from thalweg.backends.torch_native.attention import PagedAttention
+from thalweg.backends.torch_native.elementwise import ELEMENTWISE
+from thalweg.backends.torch_native.linear import LINEAR
+from thalweg.backends.torch_native.logits import LOGITS
+from thalweg.backends.torch_native.sampling import SAMPLING
+from thalweg.hal.attention import AttentionBackend
+from thalweg.hal.op import Kernel
+
+KERNELS: tuple[Kernel, ...] = (*LINEAR, *ELEMENTWISE, *LOGITS, *SAMPLING)
+ATTENTION: tuple[AttentionBackend, ...] = (PagedAttention(),)
+
+__all__ = ["ATTENTION", "KERNELS"]

@@ -1,0 +1,25 @@
+"""The CPU device: threads, kernels in order of preference, attention in order of preference."""
+
+from __future__ import annotations
+
+import torch
+
+from thalweg.backends.cpu import BF16_FLAGS
+from thalweg.backends.eager import EagerDevice
+from thalweg.backends.host import cpu_flags, cpu_name, host_memory
+from thalweg.backends.torch_native import ATTENTION, KERNELS
+from thalweg.hal.attention import AttentionBackend
+from thalweg.hal.op import Kernel
+from thalweg.hal.platform import DeviceInfo
+
+NATIVE: tuple[Kernel, ...] = ()
+"""Compiled kernels of this platform, preferred to torch's where they support the use."""
+NATIVE_ATTENTION: tuple[AttentionBackend, ...] = ()
+
+
+def open_device(threads: int) -> EagerDevice:
+    torch.set_num_threads(threads)
+    dtypes = ("bfloat16", "float32") if cpu_flags() & BF16_FLAGS else ("float32", "bfloat16")
+    notes = {"torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability()}
+    info = DeviceInfo(cpu_name(), "cpu", host_memory()[0], threads, dtypes, notes)
+    return EagerDevice(info, (*NATIVE, *KERNELS), (*NATIVE_ATTENTION, *ATTENTION))

@@ -1,0 +1,120 @@
+"""What platforms that run torch eagerly on the host share: arrays in and out, and the executable.
+
+The step runs on the calling thread before the call returns, so a `Pending` is always ready and calls take effect in
+order by construction. Knows no kernel and no attention layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.backends.host import host_memory
+from thalweg.hal.attention import AttentionBackend
+from thalweg.hal.kv import KVLayout
+from thalweg.hal.op import Kernel
+from thalweg.hal.platform import Device, DeviceInfo, Memory
+from thalweg.hal.step import Features, Params, StateBox, Step, StepBatch, StepResult, StepShape
+
+
+def to_torch(a: Any) -> Tensor:
+    """A host array as a tensor over the same memory where it is writable and contiguous, else a copy. u32 words become i32."""
+    if isinstance(a, Tensor):
+        return a
+    if not (a.flags.writeable and a.flags.c_contiguous):
+        a = np.array(a)
+    return torch.from_numpy(a.view(np.int32) if a.dtype == np.uint32 else a)
+
+
+def to_numpy(x: Any) -> Any:
+    """A step's result with every tensor as a numpy array, in whatever dataclass or mapping it lies."""
+    if isinstance(x, Tensor):
+        return x.numpy()
+    if is_dataclass(x) and not isinstance(x, type):
+        return replace(x, **{f.name: to_numpy(getattr(x, f.name)) for f in fields(x)})
+    if isinstance(x, dict):
+        return {k: to_numpy(v) for k, v in x.items()}
+    return x
+
+
+@dataclass(slots=True)
+class Done:
+    """A Pending whose step has already run."""
+
+    _result: StepResult | None
+    _error: BaseException | None = None
+
+    def ready(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        if self._error is not None:
+            raise self._error
+        if self._result is None:
+            raise RuntimeError("Pending.result() was called twice")
+        result, self._result = self._result, None
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class EagerExecutable:
+    """Runs the step as it is written. A step that raises leaves the state as it was before, unless it wrote in place."""
+
+    step: Step
+    params: Params
+    state: StateBox
+
+    def __call__(self, batch: StepBatch) -> Done:
+        with torch.inference_mode():
+            try:
+                state, result = self.step(self.params, self.state.value, batch.map(to_torch))
+                host = to_numpy(result)
+            except Exception as e:
+                return Done(None, e)
+        self.state.value = state
+        return Done(host)
+
+
+class EagerDevice(Device):
+    """Host memory, torch CPU operations, one thread that calls."""
+
+    def __init__(self, info: DeviceInfo, kernels: Sequence[Kernel], attention: Sequence[AttentionBackend]) -> None:
+        self.info, self.kernels, self.attention = info, tuple(kernels), tuple(attention)
+
+    def memory(self) -> Memory:
+        return Memory(*host_memory())
+
+    def put(self, t: Any) -> Tensor:
+        """Shares memory with t where it can: the caller does not write to it afterwards."""
+        return to_torch(t).contiguous()
+
+    def alloc_kv(self, layout: KVLayout, blocks: int) -> Tensor:
+        return self.alloc((blocks, *layout.shape), layout.dtype)
+
+    def alloc(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        return torch.zeros(shape, dtype=getattr(torch, dtype))
+
+    def compile(
+        self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None
+    ) -> EagerExecutable:
+        return EagerExecutable(step, params, state)
+
+    def copy_blocks(self, kv: Tensor, source: np.ndarray, target: np.ndarray) -> Tensor:
+        with torch.inference_mode():
+            kv[to_torch(target).long()] = kv[to_torch(source).long()]
+        return kv
+
+    def read_blocks(self, kv: Tensor, blocks: np.ndarray) -> bytes:
+        with torch.inference_mode():
+            return kv[to_torch(blocks).long()].view(torch.uint8).numpy().tobytes()
+
+    def write_blocks(self, kv: Tensor, blocks: np.ndarray, data: bytes) -> Tensor:
+        with torch.inference_mode():
+            got = torch.frombuffer(bytearray(data), dtype=kv.dtype).reshape(len(blocks), *kv.shape[1:])
+            kv[to_torch(blocks).long()] = got
+        return kv

@@ -1,0 +1,155 @@
+"""Paged attention with torch's fused attention: gather blocks, attend, for many sequences at once where they decode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from thalweg.hal.attention import AttentionBackend, AttnSpec
+from thalweg.hal.kv import KVLayout
+from thalweg.hal.step import SCRATCH, StepBatch
+
+QUERIES = 256
+"""Query tokens of one sequence attended at once: later ones need not be held against earlier ones' future."""
+MIN_ROWS = 4
+"""Rows (query tokens x query heads per KV head) below which the matrix products underneath sum in another order."""
+BLOCK_ALIGN = 4
+"""Decoding sequences whose block counts round up to the same multiple of this are attended together."""
+SPAN = 512
+"""float32: keys are padded to a multiple of this, the stretch the fused attention sums at once, so that the order of a
+sum does not depend on how many keys there are. bfloat16 products do not need it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Sequences attended in one call: n of them with m query tokens each, L keys each."""
+
+    rows: Tensor  # i64[n * m]; rows of the batch
+    count: int  # n
+    blocks: Tensor  # i64[n * L / block_tokens]
+    hidden: Tensor  # [n, 1, m * heads per KV head, L]; 0 or -inf
+    stale: Tensor  # i64[...]; of the n * L gathered tokens, those that are not the sequence's own
+
+
+class PagedAttention(AttentionBackend):
+    """Work lists depend on the layer's spec, so the first layer that needs one makes it, and keeps it in the step's plan,
+    which lives exactly as long as the step.
+
+    Gathered keys and values that are not the sequence's own (the tail of its last block, padding) are zeroed, not only
+    masked: whatever an earlier owner left there, NaN included, cannot reach the result."""
+
+    name = "torch-paged"
+    batch_invariant = True
+
+    def supports(self, spec: AttnSpec) -> str | None:
+        if spec.kind not in ("full", "window"):
+            return f"runs kinds full and window, not {spec.kind}"
+        if spec.dtype not in ("float32", "bfloat16"):
+            return f"runs float32 and bfloat16, not {spec.dtype}"
+        if spec.kv_dtype not in ("", spec.dtype):
+            return f"the cache holds {spec.dtype}, not {spec.kv_dtype}"
+        if spec.heads % spec.kv_heads:
+            return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
+        if spec.softcap:
+            return "the fused attention underneath has no softcap"
+        return None
+
+    def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
+        shape = (2, block_tokens, spec.kv_heads, spec.head_dim)
+        return KVLayout(shape, spec.dtype, f"kv-token-head/{spec.dtype}/{'x'.join(map(str, shape))}")
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec
+    ) -> tuple[Tensor, Tensor]:
+        plan = cast(dict[str, Any], batch.plans[group]) if batch.plans else {}
+        size = kv.shape[2]
+        if "write" not in plan:
+            plan["write"] = _write_rows(batch, group, size)
+        flat = kv.view(-1, kv.shape[-2], kv.shape[-1])
+        flat.index_copy_(0, plan["write"], k)
+        flat.index_copy_(0, plan["write"] + size, v)
+        key = f"work/{spec.window}/{spec.heads // spec.kv_heads}/{spec.dtype}"
+        if key not in plan:
+            plan[key] = _work_list(batch, group, size, spec)
+        out = torch.zeros_like(q)
+        for work in plan[key]:
+            out[work.rows] = _attend(q, kv, work, spec)
+        return out, kv
+
+
+def _attend(q: Tensor, kv: Tensor, work: _Work, spec: AttnSpec) -> Tensor:
+    n, per = work.count, spec.heads // spec.kv_heads
+    blocks = kv.view(kv.shape[0] * 2, -1)
+    held = []
+    for index in (work.blocks * 2, work.blocks * 2 + 1):
+        tokens = blocks.index_select(0, index).view(-1, spec.kv_heads, spec.head_dim)
+        if work.stale.shape[0]:
+            tokens.index_fill_(0, work.stale, 0)
+        held.append(tokens.view(n, -1, spec.kv_heads, spec.head_dim).transpose(1, 2))
+    # The query heads of one KV head become rows beside the query tokens: one product per KV head, and rows enough.
+    rows = q[work.rows].view(n, -1, spec.kv_heads, per, spec.head_dim)
+    m = rows.shape[1]
+    rows = rows.permute(0, 2, 1, 3, 4).reshape(n, spec.kv_heads, m * per, spec.head_dim)
+    rows = F.pad(rows, (0, 0, 0, work.hidden.shape[2] - m * per))
+    out = F.scaled_dot_product_attention(rows, held[0], held[1], attn_mask=work.hidden, scale=spec.scale)
+    out = out[:, :, : m * per].view(n, spec.kv_heads, m, per, spec.head_dim).permute(0, 2, 1, 3, 4)
+    return out.reshape(n * m, spec.heads, spec.head_dim)
+
+
+def _write_rows(batch: StepBatch, group: int, size: int) -> Tensor:
+    """i64[T]: where each token's key goes, in the cache seen as [blocks * 2 * size] rows; its value goes `size` further."""
+    table, seq = batch.block_tables[group], batch.token_seq
+    column = (batch.positions // size).clamp(max=table.shape[1] - 1)
+    block = torch.where(batch.slots[seq] == SCRATCH, SCRATCH, table[seq, column])
+    return block.long() * (2 * size) + batch.positions % size
+
+
+def _work_list(batch: StepBatch, group: int, size: int, spec: AttnSpec) -> list[_Work]:
+    """Decoding sequences together by size; the others one by one, QUERIES tokens at a time. Scratch rows are left out."""
+    query, context, last = batch.query.tolist(), batch.context.tolist(), batch.last_row.tolist()
+    together: dict[int, list[tuple[int, int, int]]] = {}
+    works = []
+    for s, slot in enumerate(batch.slots.tolist()):
+        if slot == SCRATCH or query[s] == 0:
+            continue
+        if query[s] == 1:
+            low = _low(context[s], size, spec)
+            width = -(-(context[s] // size + 1 - low) // BLOCK_ALIGN)
+            together.setdefault(width, []).append((s, last[s], context[s]))
+            continue
+        for at in range(0, query[s], QUERIES):
+            m = min(QUERIES, query[s] - at)
+            works.append(_work(batch, group, size, spec, [(s, last[s] + 1 - query[s] + at, context[s] + at)], m))
+    return works + [_work(batch, group, size, spec, members, 1) for members in together.values()]
+
+
+def _low(start: int, size: int, spec: AttnSpec) -> int:
+    """The first block a token at position `start` attends to."""
+    return max(0, start - spec.window + 1) // size if spec.window else 0
+
+
+def _work(batch: StepBatch, group: int, size: int, spec: AttnSpec, members: Sequence[tuple[int, int, int]], m: int) -> _Work:
+    """members: (sequence, first row, its position) of runs of m query tokens."""
+    seqs, first, start = (torch.tensor(x) for x in zip(*members, strict=True))
+    low = torch.tensor([_low(at, size, spec) for _, _, at in members])
+    width = int(((start + m - 1) // size + 1 - low).max())
+    align = SPAN // size if spec.dtype == "float32" and SPAN % size == 0 else BLOCK_ALIGN
+    width = -(-width // align) * align
+    table = batch.block_tables[group][seqs]
+    column = low[:, None] + torch.arange(width)
+    blocks = table.gather(1, column.clamp(max=table.shape[1] - 1)).long()
+    position = (low[:, None] * size + torch.arange(width * size))[:, None, :]  # [n, 1, L]
+    behind = (start[:, None] + torch.arange(m))[:, :, None] - position  # [n, m, L]
+    seen = (behind >= 0) & (behind < spec.window) if spec.window else behind >= 0
+    own = seen.any(1)
+    per = spec.heads // spec.kv_heads
+    dtype = torch.bfloat16 if spec.dtype == "bfloat16" else torch.float32
+    hidden = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf")).repeat_interleave(per, 1)
+    hidden = F.pad(hidden, (0, 0, 0, max(0, MIN_ROWS - m * per)))
+    rows = (first[:, None] + torch.arange(m)).flatten()
+    return _Work(rows, len(members), blocks.flatten(), hidden[:, None], (~own).flatten().nonzero()[:, 0])

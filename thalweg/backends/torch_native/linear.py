@@ -1,0 +1,52 @@
+"""Linear layers: oneDNN with the weight reordered once, at load, into the blocks its product reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.hal import ops
+from thalweg.hal.op import Kernel
+from thalweg.hal.weights import QTensor
+
+
+def _supports(spec: Mapping[str, Any]) -> str | None:
+    if spec["weight"].kind != "dense":
+        return f"runs dense weights, not {spec['weight']}"
+    if not torch.backends.mkldnn.is_available():
+        return "this torch is built without oneDNN"
+    if spec["dtype"] == "bfloat16":
+        return None if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "oneDNN has no bfloat16 on this processor"
+    return None if spec["dtype"] == "float32" else f"runs bfloat16 and float32, not {spec['dtype']}"
+
+
+def _pack(w: QTensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(w.data["weight"].detach().contiguous())
+    return packed
+
+
+def _run(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A lone row is doubled: oneDNN gives a row the same bits whatever rows come with it, except that one row on its own
+    may be summed in another order (seen for inputs of 2,048 and more). Decoding is bound by reading the weight, so the
+    second row is free."""
+    rows = x.reshape(-1, x.shape[-1])
+    n = rows.shape[0]
+    if n == 0:
+        return x.new_empty(*x.shape[:-1], weight.shape[0])
+    if n == 1:
+        rows = rows.expand(2, -1)
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(rows.contiguous(), weight, bias, "none", [], "")
+    return out[:n].view(*x.shape[:-1], out.shape[-1])
+
+
+def _dense(spec: Mapping[str, Any]) -> str | None:
+    return None if spec["weight"].kind == "dense" else f"runs dense weights, not {spec['weight']}"
+
+
+LINEAR = (
+    Kernel("linear", "onednn", _run, supports=_supports, pack=_pack, batch_invariant=True),
+    Kernel("linear", "torch", ops.linear.reference, supports=_dense, batch_invariant=True),
+)

@@ -1,0 +1,85 @@
+"""The tail of every step: from logits to tokens, the same for every model and device.
+
+Order: penalties, bad words, biases, mask, temperature, truncation, draw. What is left out is decided by
+`StepBatch.features`, which are static. All arithmetic is bound ops; knows no model and no request.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.config import LOGPROBS_MODES
+from thalweg.hal import ops
+from thalweg.hal.op import Binder, Bound
+from thalweg.hal.step import SCRATCH, Features, Logprobs, StepBatch, StepResult
+
+
+class Sampler:
+    """Binds its ops once; calls are pure."""
+
+    def __init__(self, binder: Binder, *, vocab: int, logprobs_mode: str) -> None:
+        if logprobs_mode not in LOGPROBS_MODES:
+            raise ValueError(f"logprobs_mode: {logprobs_mode!r} is not one of {', '.join(LOGPROBS_MODES)}")
+        self._processed = logprobs_mode.startswith("processed")
+        self._normalise = logprobs_mode.endswith("logprobs")
+        self._binder, self._facts = binder, {"vocab": vocab, "dtype": "float32"}
+        self._penalties = self._bind(ops.penalties)
+        self._bad_words = self._bind(ops.bad_words)
+        self._logit_bias = self._bind(ops.logit_bias)
+        self._token_mask = self._bind(ops.token_mask)
+        self._truncate = self._bind(ops.truncate)
+        self._sample = {random: self._bind(ops.sample, random=random) for random in (False, True)}
+        self._logprobs: dict[int, Bound] = {}
+        self._write = binder.bind(ops.history_write)
+
+    def _bind(self, op: Any, **static: Any) -> Bound:
+        return self._binder.bind(op, **self._facts, **static)
+
+    def __call__(self, logits: Tensor, history: Tensor, batch: StepBatch) -> tuple[StepResult, Tensor]:
+        """Sample one token per row: logits f32[S, V] of each sequence's last row; history i32[slots, L], which must
+        already hold this step's tokens. Returns the result (tokens [S, 1]) and the history with the sampled tokens of
+        the rows that emit. The noise of a row is that of the position its token will take."""
+        want, s = batch.features, batch.sampling
+        position = batch.context + batch.query
+        invalid = ~(logits.amax(-1) < float("inf"))  # true for NaN, which a maximum passes on, and for +inf
+        processed = self._scale(self._shape(logits, history, position, batch), s.temperature, want)
+        if want.truncate:
+            processed = self._truncate(processed, s.top_k, s.top_p, s.min_p)
+        tokens = self._sample[want.random](processed, s.temperature, s.seed, position)
+        chosen = None
+        if want.logprobs >= 0:
+            chosen = self._best(processed if self._processed else logits, tokens, want.logprobs)
+        history = self._write(history, torch.where(batch.emit, batch.slots, SCRATCH), position, tokens)
+        counts = batch.emit.to(torch.int32)
+        return StepResult(tokens[:, None], counts, logprobs=chosen, invalid=invalid), history
+
+    def score(self, logits: Tensor, targets: Tensor, k: int) -> Logprobs:
+        """Logprobs of known next tokens (of a prompt): logits f32[P, V] as the model gave them, targets i32[P]."""
+        return self._best(logits, targets, k)
+
+    def _shape(self, logits: Tensor, history: Tensor, lengths: Tensor, batch: StepBatch) -> Tensor:
+        """What does not depend on temperature: penalties, bans, biases, the mask."""
+        want, s = batch.features, batch.sampling
+        if want.lookback:
+            logits = self._penalties(logits, history, batch.slots, lengths, s.prompt_len, s.repetition, s.presence, s.frequency)
+            if batch.bad_row.shape[0]:
+                logits = self._bad_words(logits, history, batch.slots, lengths, batch.bad_row, batch.bad_words)
+        if want.bias and batch.bias_row.shape[0]:
+            logits = self._logit_bias(logits, batch.bias_row, batch.bias_token, batch.bias_value)
+        if want.mask and batch.mask is not None:
+            logits = self._token_mask(logits, batch.mask)
+        return logits
+
+    @staticmethod
+    def _scale(logits: Tensor, temperature: Tensor, want: Features) -> Tensor:
+        return logits / torch.where(temperature > 0, temperature, 1.0)[:, None] if want.random else logits
+
+    def _best(self, logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
+        bound = self._logprobs.get(k)
+        if bound is None:
+            bound = self._logprobs[k] = self._bind(ops.logprobs, k=k, normalise=self._normalise)
+        ids, values, ranks = bound(logits, tokens)
+        return Logprobs(ids, values, ranks)
