@@ -33,7 +33,7 @@ CONFIG: dict[str, Any] = {
     "rope_theta": 10000.0,
     "attention_bias": False,
     "mlp_bias": False,
-    "tie_word_embeddings": True,
+    "tie_word_embeddings": False,
     "bos_token_id": None,
     "eos_token_id": 2,
     "pad_token_id": 0,

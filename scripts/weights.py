@@ -48,7 +48,7 @@ def shapes(config: Mapping[str, Any], qk_norm: bool = False) -> dict[str, tuple[
 
 
 def write(path: Path, config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]], seed: int) -> None:
-    """A safetensors file: norms are one, embeddings normal(0, 1 / sqrt(hidden)) * 4, matrices normal(0, 1 / sqrt(inputs))."""
+    """A safetensors file: norms are one, matrices normal with deviation 1 / sqrt(inputs), embedding and output 3 times that."""
     stored, width = STORED[config["dtype"]]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
@@ -70,7 +70,7 @@ def _values(name: str, shape: tuple[int, ...], seed: int) -> Iterator[np.ndarray
     if "norm" in name:
         yield np.ones(count, np.float32)
         return
-    scale = (4 if "embed" in name or "lm_head" in name else 1) / shape[-1] ** 0.5
+    scale = (3 if "embed" in name or "lm_head" in name else 1) / shape[-1] ** 0.5
     rng = np.random.Generator(np.random.PCG64([seed, zlib.crc32(name.encode())]))
     for start in range(0, count, CHUNK):
         yield rng.standard_normal(min(CHUNK, count - start), np.float32) * np.float32(scale)
