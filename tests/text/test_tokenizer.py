@@ -90,6 +90,12 @@ def test_bad_files_are_refused_by_name(tmp_path: Path, name: str, content: str |
     assert name in str(e.value)
 
 
+def test_text_that_is_no_unicode_is_a_unicode_error() -> None:
+    for encode in (v.byte_level().encode, lambda t: v.byte_level().encode_batch(["a", t])):
+        with pytest.raises(UnicodeEncodeError):
+            encode("a\ud800")
+
+
 def test_missing_directory_and_missing_file_say_so(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a directory"):
         load_tokenizer(tmp_path / "nowhere")

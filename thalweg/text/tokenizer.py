@@ -69,12 +69,20 @@ class Tokenizer:
         return shrink * max(map(len, vocab), default=0)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """ValueError when the text is not valid Unicode (a lone surrogate)."""
-        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        """UnicodeEncodeError when the text is not valid Unicode (a lone surrogate)."""
+        try:
+            return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        except TypeError:
+            text.encode()  # says where, if that is it
+            raise
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """As encode, several at once (in parallel, unless TOKENIZERS_PARALLELISM says otherwise)."""
-        return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
+        try:
+            return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
+        except TypeError:
+            "".join(texts).encode()
+            raise
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of these ids; ids outside the vocabulary add nothing, bytes that are not UTF-8 become U+FFFD."""

@@ -141,11 +141,16 @@ class InputProcessor:
             raise RequestError(
                 f"prompt: {len(text)} characters cannot fit the context of {self._max_len} tokens; shorten the prompt", "prompt"
             )
+        ids = self._encode("prompt", text, True)
+        self._check_ids("prompt", ids)
+        return ids
+
+    def _encode(self, param: str, text: str, add_special_tokens: bool) -> list[int]:
+        assert self._tokenizer is not None
         try:
-            ids = tokenizer.encode(text)
+            return self._tokenizer.encode(text, add_special_tokens)
         except UnicodeError as e:
-            raise RequestError(f"prompt is not valid Unicode text: {e}", "prompt") from e
-        return self._checked_ids("prompt", ids)
+            raise RequestError(f"{param}: not valid Unicode text: {e}", param) from e
 
     def _checked_ids(self, param: str, ids: Any) -> list[int]:
         if isinstance(ids, np.ndarray):
@@ -224,9 +229,8 @@ class InputProcessor:
             raise RequestError("bad_words: this engine runs without a tokenizer; use logit_bias", "bad_words")
         out: dict[tuple[int, ...], None] = {}
         for word in words:
-            assert self._tokenizer is not None
-            bare = tuple(self._tokenizer.encode(word.lstrip(), add_special_tokens=False))
-            spaced = tuple(self._tokenizer.encode(" " + word.lstrip(), add_special_tokens=False))
+            bare = tuple(self._encode("bad_words", word.lstrip(), False))
+            spaced = tuple(self._encode("bad_words", " " + word.lstrip(), False))
             if not bare:
                 raise RequestError(f"bad_words: {word!r} is no token at all", "bad_words")
             self._check_ids("bad_words", bare)
