@@ -19,7 +19,9 @@ from thalweg.text.template import ChatTemplate
 
 EOS = 256
 LETTERS = b"abcdefghijklmnopqrstuvwxyz "
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 class ByteTokenizer:
@@ -32,7 +34,9 @@ class ByteTokenizer:
         return list(text.encode())
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        return bytes(i for i in ids if i < 256).decode(errors="replace") + ("" if skip_special_tokens else "<eos>" * (EOS in ids))
+        return bytes(i for i in ids if i < 256).decode(errors="replace") + (
+            "" if skip_special_tokens else "<eos>" * (EOS in ids)
+        )
 
     def bytes_of(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b"<eos>"
@@ -63,7 +67,14 @@ def token_at(prompt: list[int], index: int, k: int, seed: int | None) -> int:
 class FakeEngine:
     """delay: seconds per token. Prompts that contain "!fail" end in an error after two tokens; "!dead" kills the engine."""
 
-    def __init__(self, *, delay: float = 0.0, policy: str = "fcfs", names: tuple[str, ...] = ("fake", "alias"), template: str | None = TEMPLATE) -> None:
+    def __init__(
+        self,
+        *,
+        delay: float = 0.0,
+        policy: str = "fcfs",
+        names: tuple[str, ...] = ("fake", "alias"),
+        template: str | None = TEMPLATE,
+    ) -> None:
         self.config = config(policy)
         self.tokenizer: ByteTokenizer | None = ByteTokenizer()
         self.chat_template = ChatTemplate(template) if template else None
@@ -145,7 +156,9 @@ class FakeEngine:
                 return "stop", stop
         return ("length", None) if len(tokens) >= limit else None
 
-    def _output(self, i: int, p: SamplingParams, tokens: list[int], text: str, before: int, end: Any, whole: bool = False) -> CompletionOutput:
+    def _output(
+        self, i: int, p: SamplingParams, tokens: list[int], text: str, before: int, end: Any, whole: bool = False
+    ) -> CompletionOutput:
         new = tokens if whole else tokens[-1:]
         return CompletionOutput(
             index=i,
@@ -156,7 +169,16 @@ class FakeEngine:
             stop_reason=end[1] if end else None,
         )
 
-    def _request(self, request_id: str, ids: list[int], p: SamplingParams, news: list[CompletionOutput], finished: bool, failed: bool, total: int) -> RequestOutput:
+    def _request(
+        self,
+        request_id: str,
+        ids: list[int],
+        p: SamplingParams,
+        news: list[CompletionOutput],
+        finished: bool,
+        failed: bool,
+        total: int,
+    ) -> RequestOutput:
         scores = None if p.prompt_logprobs is None else [None, *(logprobs(t, p.prompt_logprobs) for t in ids[1:])]
         output = RequestOutput(
             request_id, None, ids, scores, news, finished,

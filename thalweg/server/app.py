@@ -15,7 +15,7 @@ from thalweg.errors import EngineDeadError
 from thalweg.server.errors import ApiError
 from thalweg.server.http import failure, respond
 from thalweg.server.metrics import EngineMetrics, HttpMetrics, exposition
-from thalweg.server.middleware import Counted, KeyGuard, RequestIds
+from thalweg.server.middleware import Counted, KeyGuard, RequestIds, RootPath
 from thalweg.server.openai.chat import chat_completions
 from thalweg.server.openai.completions import completions
 from thalweg.server.openai.conversation import Conversation
@@ -35,7 +35,6 @@ def make_app(engine: AsyncLLM, settings: ServerSettings, metrics: EngineMetrics 
     app = FastAPI(
         title="thalweg",
         version=thalweg.__version__,
-        root_path=settings.root_path,
         openapi_url="/openapi.json" if docs else None,
         docs_url="/docs" if docs else None,
         redoc_url="/redoc" if docs else None,
@@ -58,7 +57,7 @@ def make_app(engine: AsyncLLM, settings: ServerSettings, metrics: EngineMetrics 
 def _surround(app: FastAPI, settings: ServerSettings, http: HttpMetrics) -> None:
     """Middleware, innermost first."""
     if settings.api_key:
-        app.add_middleware(KeyGuard, keys=settings.api_key, root_path=settings.root_path)
+        app.add_middleware(KeyGuard, keys=settings.api_key, root_path=settings.root_path.rstrip("/"))
     # Outside the guard: a browser's preflight carries no key.
     app.add_middleware(
         CORSMiddleware,
@@ -67,6 +66,8 @@ def _surround(app: FastAPI, settings: ServerSettings, http: HttpMetrics) -> None
         allow_headers=settings.allowed_headers,
         allow_credentials=settings.allow_credentials,
     )
+    if settings.root_path:
+        app.add_middleware(RootPath, root_path=settings.root_path.rstrip("/"))
     if settings.enable_request_id_headers:
         app.add_middleware(RequestIds)
     app.add_middleware(Counted, metrics=http)
@@ -148,7 +149,7 @@ def _ops_routes(app: FastAPI, serving: Serving, metrics: EngineMetrics, http: Ht
         return Response()
 
     app.add_api_route("/health", health, methods=["GET"])
-    app.add_api_route("/ping", health, methods=["GET", "POST"])
+    app.add_api_route("/ping", health, methods=["GET", "POST"], include_in_schema=False)
 
     @app.get("/version")
     async def _version() -> Response:

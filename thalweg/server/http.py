@@ -104,7 +104,9 @@ class EventStream(Response):
             if not started:
                 await failure(e)(scope, receive, send)
                 return
-            await send({"type": "http.response.body", "body": b"data: " + translate(e).bytes() + b"\n\n" + DONE, "more_body": True})
+            await send(
+                {"type": "http.response.body", "body": b"data: " + translate(e).bytes() + b"\n\n" + DONE, "more_body": True}
+            )
         finally:
             await self._frames.aclose()
         await send({"type": "http.response.body", "body": b"", "more_body": False})

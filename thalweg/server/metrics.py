@@ -83,7 +83,9 @@ class EngineMetrics(Collector):
         lengths = steps_125(config.model.max_len)
         self._per_step = self._histogram("iteration_tokens_total", "Tokens per step", STEP_TOKENS)
         self._first = self._histogram("time_to_first_token_seconds", "Arrival to first token", FIRST_TOKEN)
-        self._mean_gap = self._histogram("request_time_per_output_token_seconds", "Mean gap between tokens, per request", PER_TOKEN)
+        self._mean_gap = self._histogram(
+            "request_time_per_output_token_seconds", "Mean gap between tokens, per request", PER_TOKEN
+        )
         self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to finish", REQUEST)
         self._queue = self._histogram("request_queue_time_seconds", "Time waiting to be scheduled", REQUEST)
         self._running = self._histogram("request_inference_time_seconds", "Time running", REQUEST)

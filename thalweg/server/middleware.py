@@ -44,6 +44,16 @@ class KeyGuard:
         return sum(hmac.compare_digest(digest, d) for d in self._digests) > 0
 
 
+class RootPath:
+    """Tells routes which prefix the reverse proxy serves them under, whether or not it strips it."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self.app, self.root_path = app, root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app({**scope, "root_path": self.root_path}, receive, send)
+
+
 class RequestIds:
     """Echoes X-Request-Id on answers."""
 

@@ -62,7 +62,9 @@ def _listen(settings: ServerSettings) -> Iterator[socket.socket]:
 
 def _tcp(host: str, port: int) -> socket.socket:
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
     except (socket.gaierror, UnicodeError) as e:
         raise ConfigError(f"--host: {host!r} is not an address of this machine: {e}") from None
     sock = socket.socket(family, kind, proto)

@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"thalweg: error: {name}: {why}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:
-        logging.basicConfig(level=envs.log_level(), format="%(levelname)s %(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+        logging.basicConfig(
+            level=envs.log_level(), format="%(levelname)s %(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
+        )
         command = import_module(f"thalweg.server.cli.{name.replace('-', '_')}")
         return int(command.run(words[1:]) or 0)
     except ThalwegError as e:

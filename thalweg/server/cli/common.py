@@ -13,9 +13,7 @@ from thalweg.errors import ConfigError
 from thalweg.hal import discovery
 from thalweg.server.cli import flags
 
-BUNDLED_WORDS = (
-    "using the bundled tiny model: random weights, made for trying things out; pass {how} for a real one"
-)
+BUNDLED_WORDS = "using the bundled tiny model: random weights, made for trying things out; pass {how} for a real one"
 
 
 def parse(

@@ -19,7 +19,9 @@ def human_int(text: str) -> int:
         raise ValueError(f"{text!r} is not a whole number such as 4096, 25k or 32K")
     number, suffix = Decimal(match[1]), match[2]
     if suffix.isupper() and "." in match[1]:
-        raise ValueError(f"{text!r}: {suffix} counts in powers of 1024 and takes whole numbers; use {suffix.lower()} for decimals")
+        raise ValueError(
+            f"{text!r}: {suffix} counts in powers of 1024 and takes whole numbers; use {suffix.lower()} for decimals"
+        )
     power = _POWER.get(suffix.lower(), 0)
     value = number * (1024**power if suffix.isupper() else 1000**power)
     if value != int(value):

@@ -14,9 +14,7 @@ from thalweg.server.settings import ServerSettings
 
 
 def run(words: list[str]) -> int:
-    namespace = common.parse(
-        "serve", words, _arguments, about="Serve a model over HTTP, OpenAI-compatible.", server=True
-    )
+    namespace = common.parse("serve", words, _arguments, about="Serve a model over HTTP, OpenAI-compatible.", server=True)
     if namespace.model_tag is not None and "--model" in words:
         raise ConfigError("--model: the model is already given as the first argument; give it once")
     args = common.engine_args(namespace, namespace.model_tag)

@@ -83,7 +83,9 @@ class Chat:
         if not self.request.logprobs:
             return None
         names = self.serving.engine.tokenizer
-        return logprobs.chat(choice.logprobs or (), self.request.top_logprobs or 0, self.as_ids, names.bytes_of if names else None)
+        return logprobs.chat(
+            choice.logprobs or (), self.request.top_logprobs or 0, self.as_ids, names.bytes_of if names else None
+        )
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         options = self.request.stream_options

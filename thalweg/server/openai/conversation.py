@@ -8,7 +8,7 @@ from typing import Any
 from thalweg.server.errors import ApiError
 from thalweg.server.openai.protocol import ChatFields, ChatRequest, Message
 from thalweg.server.openai.serving import INLINE_CHARS, Serving
-from thalweg.text.template import ChatTemplate, normalise
+from thalweg.text.template import RESERVED, ChatTemplate, normalise
 
 
 class Conversation:
@@ -54,13 +54,18 @@ class Conversation:
         return self.template
 
     def _variables(self, request: ChatFields) -> dict[str, Any]:
-        out = {**(self.serving.settings.default_chat_template_kwargs or {}), **(request.chat_template_kwargs or {})}
+        given = request.chat_template_kwargs or {}
+        for name in sorted(RESERVED & given.keys()):
+            raise ApiError(f"chat_template_kwargs: {name} is a field of its own", "chat_template_kwargs")
+        out = {**(self.serving.settings.default_chat_template_kwargs or {}), **given}
         if isinstance(request, ChatRequest) and request.reasoning_effort is not None:
             out["reasoning_effort"] = request.reasoning_effort
         return out
 
     def _tools(self, request: ChatFields) -> list[dict[str, Any]] | None:
-        if not request.tools or (isinstance(request, ChatRequest) and self.serving.settings.exclude_tools_when_tool_choice_none):
+        if not request.tools or (
+            isinstance(request, ChatRequest) and self.serving.settings.exclude_tools_when_tool_choice_none
+        ):
             return None
         return [t.model_dump(exclude_none=True) for t in request.tools]
 

@@ -92,9 +92,12 @@ class Request(Model):
 
 
 class CompletionRequest(Request):
-    prompt: Text | TokenIds | Annotated[list[Text], Field(max_length=MAX_PROMPTS)] | Annotated[
-        list[TokenIds], Field(max_length=MAX_PROMPTS)
-    ]
+    prompt: (
+        Text
+        | TokenIds
+        | Annotated[list[Text], Field(max_length=MAX_PROMPTS)]
+        | Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS)]
+    )
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = 16
     logprobs: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     best_of: int | None = None
@@ -260,7 +263,9 @@ def parse(kind: type[R], body: dict[str, Any]) -> R:
 def _no_tools_yet(body: dict[str, Any]) -> None:
     choice = body.get("tool_choice")
     if choice not in (None, "none") or (body.get("tools") and choice is None):
-        raise ApiError("calling tools is not supported by this version; send tool_choice='none' or leave out tools", "tool_choice")
+        raise ApiError(
+            "calling tools is not supported by this version; send tool_choice='none' or leave out tools", "tool_choice"
+        )
     for i, message in enumerate(body.get("messages") or () if isinstance(body.get("messages"), list) else ()):
         content = message.get("content") if isinstance(message, dict) else None
         for j, part in enumerate(content if isinstance(content, list) else ()):

@@ -110,7 +110,9 @@ class Serving:
         if keep > limit:
             raise ApiError(f"truncate_prompt_tokens ({keep}) exceeds the context of {limit} tokens", "truncate_prompt_tokens")
         if keep == 0:
-            raise ApiError("truncate_prompt_tokens must be at least 1, or -1 for what the context leaves", "truncate_prompt_tokens")
+            raise ApiError(
+                "truncate_prompt_tokens must be at least 1, or -1 for what the context leaves", "truncate_prompt_tokens"
+            )
         if keep < 0:
             keep = max(1, limit - (params.max_tokens or 1))
         ids = prompt["prompt_token_ids"]
@@ -122,7 +124,14 @@ class Serving:
     def _log(self, job: Job) -> None:
         for prompt in job.prompts:
             ids, most = prompt["prompt_token_ids"], self.settings.max_log_len
-            log.info("request %s: %d tokens %s, prompt %r, %r", job.id, len(ids), ids[:most], (prompt.get("prompt") or "")[:most], job.params)
+            log.info(
+                "request %s: %d tokens %s, prompt %r, %r",
+                job.id,
+                len(ids),
+                ids[:most],
+                (prompt.get("prompt") or "")[:most],
+                job.params,
+            )
 
     def _generate(self, job: Job, i: int) -> AsyncGenerator[RequestOutput, None]:
         # Clients choose ids freely, and two may choose the same; the engine's are made unique.

@@ -1,0 +1,92 @@
+"""A real uvicorn on loopback around a fake engine, on a thread of its own; it ends with the test."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from fake_engine import FakeEngine
+
+from thalweg.server.app import make_app
+from thalweg.server.metrics import EngineMetrics
+from thalweg.server.settings import ServerSettings
+
+
+class Running:
+    """One server. `engine` is the fake behind it; `client()` an official OpenAI client."""
+
+    def __init__(self, engine: FakeEngine, settings: ServerSettings) -> None:
+        self.engine, self.settings = engine, settings
+        self.sock = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.sock.getsockname()[1]}"
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=self._main, daemon=True)
+        self._thread.start()
+        assert self._up.wait(10), "the server did not start"
+
+    def _main(self) -> None:
+        metrics = EngineMetrics()
+        self.engine.loggers = (metrics,)
+        app = make_app(self.engine, self.settings, metrics)  # type: ignore[arg-type]
+        config = uvicorn.Config(app, http="httptools", ws="none", log_level="warning", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
+
+        async def main() -> None:
+            task = asyncio.create_task(self._server.serve(sockets=[self.sock]))
+            while not self._server.started and not task.done():
+                await asyncio.sleep(0.005)
+            self._up.set()
+            await task
+
+        asyncio.run(main())
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(10)
+        self.sock.close()
+        assert not self._thread.is_alive(), "the server did not stop"
+
+    def client(self, key: str = "none") -> openai.OpenAI:
+        return openai.OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=10)
+
+    def aclient(self, key: str = "none") -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=10)
+
+    def post(self, path: str, body: object = None, **kwargs: object) -> httpx.Response:
+        return (
+            httpx.post(self.url + path, json=body, timeout=10, **kwargs)
+            if body is not None
+            else httpx.post(self.url + path, timeout=10, **kwargs)
+        )  # type: ignore[arg-type]
+
+    def get(self, path: str, **kwargs: object) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=10, **kwargs)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Running]]:
+    """start(engine=..., **settings) -> Running; all are stopped after the test."""
+    made: list[Running] = []
+
+    def make(engine: FakeEngine | None = None, **settings: object) -> Running:
+        made.append(Running(engine or FakeEngine(), ServerSettings(**settings)))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for running in made:
+        running.stop()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    """One server with default settings for a module's tests."""
+    running = Running(FakeEngine(), ServerSettings())
+    yield running
+    running.stop()

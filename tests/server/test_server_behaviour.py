@@ -1,0 +1,200 @@
+"""Keys, disconnects, ids, metrics and the options of the server."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import httpx
+import openai
+import pytest
+from fake_engine import FakeEngine
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+def until(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "did not happen in time"
+        time.sleep(0.01)
+
+
+ROUTES = ["/v1/models", "/version", "/metrics", "/load", "/openapi.json", "/docs", "/nowhere"]
+
+
+def test_every_route_but_health_needs_the_key(start):
+    running = start(api_key=["k1", "k2"])
+    for path in ROUTES:
+        r = running.get(path)
+        assert r.status_code == 401, path
+        assert r.json()["error"]["type"] == "AuthenticationError"
+        assert r.headers["www-authenticate"] == "Bearer"
+    for path in (TEXT, CHAT, "/tokenize", "/detokenize"):
+        assert running.post(path, {"prompt": "a"}).status_code == 401
+    for path in ("/health", "/ping"):
+        assert running.get(path).status_code == 200
+    for bad in ("Bearer k3", "Bearer k", "Bearer", "k1", "Basic k1", "Bearer k1 k2"):
+        assert running.get("/version", headers={"authorization": bad}).status_code == 401, bad
+    for key in ("k1", "k2"):
+        assert running.client(key).models.list().data[0].id == "fake"
+    with pytest.raises(openai.AuthenticationError):
+        running.client("wrong").models.list()
+
+
+def test_a_path_cannot_dress_up_as_an_open_one(start):
+    running = start(api_key=["k"])
+    for path in ("/health/", "/health/../v1/models", "//health", "/health%2f..%2fv1/models", "/v1/models?x=/health"):
+        r = httpx.get(running.url + path, follow_redirects=False)
+        assert r.status_code == 401, path
+
+
+def test_preflight_needs_no_key(start):
+    running = start(api_key=["k"], allowed_origins=["http://a.example"])
+    headers = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
+    r = httpx.options(running.url + CHAT, headers=headers)
+    assert r.status_code == 200
+    assert r.headers["access-control-allow-origin"] == "http://a.example"
+    assert httpx.options(running.url + CHAT, headers={**headers, "Origin": "http://b.example"}).status_code == 400
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+def test_a_client_that_leaves_aborts_its_request(start, stream, path):
+    running = start(FakeEngine(delay=0.05))
+    body = {"prompt": ["abc", "d"]} if path == TEXT else {"messages": MESSAGES}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            running.url + path, json={**body, "max_tokens": 200, "stream": stream}, timeout=0.2
+        ) if not stream else _leave(running, path, {**body, "max_tokens": 200, "stream": True})
+    until(lambda: not running.engine.running)
+    assert len(running.engine.aborted) == (2 if path == TEXT else 1)
+    made = running.engine.made
+    time.sleep(0.2)
+    assert running.engine.made == made
+    assert running.post(TEXT, {"prompt": "a", "max_tokens": 1}).status_code == 200
+
+
+def _leave(running, path, body):
+    with httpx.stream("POST", running.url + path, json=body, timeout=5) as r:
+        next(r.iter_lines())
+    raise httpx.ReadTimeout("left on purpose")
+
+
+def test_stream_frames_on_the_wire(server):
+    r = server.post(TEXT, {"prompt": "a", "max_tokens": 3, "stream": True})
+    assert r.headers["content-type"].startswith("text/event-stream")
+    events = r.text.split("\n\n")
+    assert events[-1] == ""
+    assert events[-2] == "data: [DONE]"
+    assert all(e.startswith("data: ") for e in events[:-1])
+    bodies = [json.loads(e[6:]) for e in events[:-2]]
+    assert {b["object"] for b in bodies} == {"text_completion"}
+    assert all("usage" not in b for b in bodies)
+
+
+def test_same_request_id_twice_at_once_is_no_conflict(start):
+    running = start(FakeEngine(delay=0.02), enable_request_id_headers=True)
+    with httpx.Client(base_url=running.url, timeout=10) as client:
+        with client.stream("POST", TEXT, json={"prompt": "a", "max_tokens": 20, "stream": True, "request_id": "same"}) as one:
+            r = client.post(TEXT, json={"prompt": "a", "max_tokens": 2}, headers={"X-Request-Id": "same"})
+            one.read()
+        assert one.status_code == r.status_code == 200
+    assert r.json()["id"] == "cmpl-same"
+    assert r.headers["x-request-id"] == "same"
+
+
+def test_request_id_is_not_echoed_unless_asked(server):
+    r = server.post(TEXT, {"prompt": "a"}, headers={"X-Request-Id": "me"})
+    assert "x-request-id" not in r.headers
+    assert server.post(TEXT, {"prompt": "a"}, headers={"X-Request-Id": "x" * 300}).status_code == 400
+
+
+def test_usage_options(start):
+    running = start(enable_prompt_tokens_details=True, enable_force_include_usage=True)
+    r = running.post(TEXT, {"prompt": "abc", "max_tokens": 2}).json()
+    assert r["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    chunks = list(running.client().completions.create(model="fake", prompt="abc", max_tokens=2, stream=True))
+    assert chunks[-1].usage.completion_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "check"),
+    [
+        ({"fingerprint_mode": "none"}, lambda f: f is None),
+        ({"fingerprint_mode": "custom", "fingerprint_value": "v1"}, lambda f: f == "v1"),
+        ({"fingerprint_mode": "hash"}, lambda f: len(f) == 8),
+    ],
+)
+def test_fingerprint_modes(start, settings, check):
+    assert check(start(**settings).post(TEXT, {"prompt": "a"}).json().get("system_fingerprint"))
+
+
+def test_template_options(start):
+    running = start(
+        chat_template="{% for m in messages %}{{ m.content }}{% endfor %}{{ tone }}{{ tools | length if tools else 0 }}",
+        default_chat_template_kwargs={"tone": "calm"},
+        trust_request_chat_template=True,
+        response_role="bot",
+    )
+    ask = lambda **more: running.post("/tokenize", {"messages": MESSAGES, **more}).json()["tokens"]  # noqa: E731
+    assert bytes(ask()) == b"hicalm0"
+    assert bytes(ask(chat_template_kwargs={"tone": "loud"})) == b"hiloud0"
+    assert bytes(ask(chat_template="T{{ messages[0].content }}")) == b"Thi"
+    assert bytes(ask(tools=[{"type": "function", "function": {"name": "f"}}])) == b"hicalm1"
+    r = running.post(CHAT, {"messages": MESSAGES, "max_tokens": 1}).json()
+    assert r["choices"][0]["message"]["role"] == "bot"
+
+
+def test_priority_needs_the_policy(start):
+    running = start(FakeEngine(policy="priority"))
+    assert running.post(TEXT, {"prompt": "a", "priority": -3}).status_code == 200
+
+
+def test_version_and_docs(start):
+    import thalweg
+
+    running = start()
+    assert running.get("/version").json() == {"version": thalweg.__version__}
+    paths = running.get("/openapi.json").json()["paths"]
+    assert {TEXT, CHAT, "/tokenize", "/v1/models"} <= set(paths)
+    hidden = start(disable_fastapi_docs=True)
+    assert [hidden.get(p).status_code for p in ("/docs", "/redoc", "/openapi.json")] == [404] * 3
+
+
+def test_root_path(start):
+    running = start(root_path="/llm", api_key=["k"])
+    assert running.get("/llm/health").status_code == 200
+    assert running.get("/llm/version").status_code == 401
+    assert running.get("/llm/version", headers={"authorization": "Bearer k"}).status_code == 200
+
+
+def test_load_counts_requests_in_flight(start):
+    running = start(FakeEngine(delay=0.05), enable_server_load_tracking=True)
+    assert running.get("/load").json() == {"server_load": 0}
+    with httpx.stream("POST", running.url + TEXT, json={"prompt": "a", "max_tokens": 100, "stream": True}) as r:
+        lines = r.iter_lines()
+        next(lines)
+        assert running.get("/load").json() == {"server_load": 1}
+    until(lambda: running.get("/load").json() == {"server_load": 0})
+
+
+def test_metrics_count_requests(start):
+    running = start()
+    running.post(TEXT, {"prompt": "abc", "max_tokens": 5})
+    running.post(TEXT, {"prompt": "abc", "max_tokens": 5, "n": 0})
+    running.get("/a/strange/path")
+    text = running.get("/metrics").text
+    for line in (
+        'thalweg:request_success_total{engine="0",finished_reason="length",model_name="fake"} 1.0',
+        'thalweg:request_prompt_tokens_sum{engine="0",model_name="fake"} 3.0',
+        'thalweg:request_generation_tokens_sum{engine="0",model_name="fake"} 5.0',
+        'thalweg:time_to_first_token_seconds_sum{engine="0",model_name="fake"} 1.0',
+        'thalweg:request_queue_time_seconds_sum{engine="0",model_name="fake"} 0.5',
+        'http_requests_total{handler="/v1/completions",method="POST",status="200"} 1.0',
+        'http_requests_total{handler="/v1/completions",method="POST",status="400"} 1.0',
+        'http_requests_total{handler="other",method="GET",status="404"} 1.0',
+    ):
+        assert line in text
+    assert "strange" not in text
