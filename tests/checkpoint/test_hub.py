@@ -1,0 +1,93 @@
+"""What a user calls a model: which names are directories, which are hub ids, and what is said when neither works."""
+
+from __future__ import annotations
+
+import os
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from thalweg.checkpoint.hub import PATTERNS, resolve_model
+from thalweg.errors import CheckpointError
+
+
+def test_a_directory_and_the_bundled_model_are_found(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve_model(str(tmp_path)) == tmp_path
+    assert resolve_model(tmp_path) == tmp_path
+    assert (resolve_model("bundled") / "tokenizer.json").is_file()
+
+
+def test_home_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    assert resolve_model("~/m") == tmp_path / "m"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", " ", "/no/such/place", "./missing", "../up/and/away", "a/b/c", "org/..", "org/na me", "x\0y", "single", "-rf",
+     "a" * 300, "org/" + "n" * 200, "x" * 5000, "http://host/model"],
+)  # fmt: skip
+def test_a_name_that_is_neither_is_refused_without_asking_the_hub(name, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
+    with pytest.raises(CheckpointError, match=r"^model: "):
+        resolve_model(name)
+
+
+def test_a_file_and_a_directory_without_a_model_are_refused(tmp_path):
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match="is a file, not a model directory; GGUF files are not supported yet"):
+        resolve_model(str(file))
+    with pytest.raises(CheckpointError, match=r"it has no config\.json"):
+        resolve_model(str(tmp_path))
+
+
+def test_offline_the_message_names_the_way_out(monkeypatch, tmp_path):
+    """The real library with its network switched off and an empty cache."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match=r"org/name .*cannot be reached.*local directory, or use the bundled model"):
+        resolve_model("org/name", download_dir=str(tmp_path))
+
+
+def test_a_cached_model_is_found_offline(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    commit = "a" * 40
+    repo = tmp_path / "models--org--name"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(commit)
+    (repo / "snapshots" / commit).mkdir(parents=True)
+    (repo / "snapshots" / commit / "config.json").write_text("{}")
+    assert resolve_model("org/name", download_dir=str(tmp_path)) == repo / "snapshots" / commit
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("RepositoryNotFoundError", "the hub has no repository org/name, or it is private"),
+        ("GatedRepoError", "is gated: accept its terms"),
+        ("RevisionNotFoundError", "revision: org/name has no revision 'v9'"),
+        ("LocalEntryNotFoundError", "cannot be reached"),
+    ],
+)
+def test_what_the_hub_answers_is_said_in_words(error, words, monkeypatch):
+    def answer(*args, **kwargs):
+        kind = getattr(errors, error)
+        raise kind.__new__(kind)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", answer)
+    with pytest.raises(CheckpointError, match=words):
+        resolve_model("org/name", revision="v9")
+
+
+def test_neither_code_nor_pickles_are_downloaded(monkeypatch, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    asked = {}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **k: asked.update(k, repo=repo) or str(tmp_path))
+    assert resolve_model("org/name", revision="v1", token="t") == tmp_path
+    assert (asked["repo"], asked["revision"], asked["token"]) == ("org/name", "v1", "t")
+    assert not {".py", ".bin", ".pt", ".pkl"} & {os.path.splitext(p)[1] for p in PATTERNS}
+    assert asked["allow_patterns"] == list(PATTERNS)

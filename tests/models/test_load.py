@@ -1,0 +1,190 @@
+"""Loading: what does not fit is refused by name before any weight is read; what fits is divided among ranks correctly."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rig import Rig, Seq
+from safetensors.torch import load_file, save_file
+from zoo import edit_config, make_checkpoint
+
+from thalweg.checkpoint.config import read_config
+from thalweg.checkpoint.safetensors import Checkpoint
+from thalweg.errors import CheckpointError, ConfigError
+from thalweg.hal.comm import Communicator, Solo
+from thalweg.hal.discovery import load
+from thalweg.hal.op import Binder, Kernel
+from thalweg.hal.platform import Place
+from thalweg.models.build import build
+from thalweg.models.load import load_params
+from thalweg.models.spec import walk
+
+DEVICE = load("reference").open(Place())
+
+
+def model(path: Path, comm: Communicator | None = None, dtype: str = "float32", kernels: tuple = ()):
+    return build(
+        read_config(path), binder=Binder(kernels), attention=DEVICE.attention, comm=comm or Solo(), dtype=dtype, max_len=64,
+        block_tokens=4,
+    )  # fmt: skip
+
+
+def edit_weights(path: Path, edit) -> None:
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    edit(tensors)
+    save_file({k: v.contiguous() for k, v in tensors.items()}, file, metadata={"format": "pt"})
+
+
+NAME = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda t: t.pop(NAME), f"lacks {NAME}"),
+        (lambda t: t.pop("lm_head.weight"), r'lacks lm_head\.weight .*"tie_word_embeddings": true'),
+        (lambda t: t.update({"model.extra.weight": torch.ones(1)}), r"has model\.extra\.weight, which the architecture"),
+        (lambda t: t.update({NAME: t[NAME][:-1]}), rf"{NAME} has shape \[79, 48\], config\.json makes it \[80, 48\]"),
+        (lambda t: t.update({NAME: t[NAME].to(torch.int8)}), f"{NAME} has dtype int8; this version reads"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_before_any_is_read(edit, words, tmp_path, monkeypatch):
+    path = make_checkpoint("llama", tmp_path, tokenizer=False)
+    edit_weights(path, edit)
+    monkeypatch.setattr(Checkpoint, "read", lambda *a: pytest.fail("read a weight"))
+    with pytest.raises(CheckpointError, match=words):
+        load_params(model(path), path, DEVICE, progress=False)
+
+
+def test_many_problems_are_counted_not_listed(tmp_path):
+    path = make_checkpoint("llama", tmp_path, tokenizer=False)
+    edit_config(path, intermediate_size=40, hidden_size=24)
+    with pytest.raises(CheckpointError, match=r"and \d+ more problems"):
+        load_params(model(path), path, DEVICE, progress=False)
+
+
+def test_leftovers_of_old_exports_and_bare_decoders_load(tmp_path):
+    """Stored rotary tables, a stored copy of a tied output matrix, names without the `model.` prefix."""
+    path = make_checkpoint("llama-tied", tmp_path, tokenizer=False)
+    (want,) = Rig(path).generate([[5, 6, 7]], 5, 9, 9)
+
+    def edit(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("model.")] = tensors.pop(name)
+        tensors["lm_head.weight"] = tensors["embed_tokens.weight"].clone()
+        tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(6)
+
+    edit_weights(path, edit)
+    assert Rig(path).generate([[5, 6, 7]], 5, 9, 9)[0].tokens == want.tokens
+
+
+def test_stored_dtypes_are_converted(tmp_path):
+    path = make_checkpoint("qwen2", tmp_path, dtype=torch.float16, tokenizer=False)
+    params = load_params(model(path, dtype="bfloat16"), path, DEVICE, progress=False)
+    stored = load_file(path / "model.safetensors")
+    assert torch.equal(params["embed"]["weight"], stored["model.embed_tokens.weight"].to(torch.bfloat16))
+    parts = [stored[f"model.layers.1.self_attn.{x}_proj.bias"] for x in "qkv"]
+    assert torch.equal(params["layers"][1]["attention"]["qkv"]["bias"], torch.cat(parts).to(torch.bfloat16))
+
+
+def test_a_tied_embedding_is_placed_once(tmp_path):
+    path = make_checkpoint("llama-tied", tmp_path, tokenizer=False)
+    params = load_params(model(path), path, DEVICE, progress=False)
+    assert params["embed"]["weight"].data_ptr() == params["head"]["weight"].data_ptr()
+
+
+def test_every_matrix_passes_through_its_kernels_pack_once(tmp_path):
+    path = make_checkpoint("llama-biased", tmp_path, tokenizer=False)
+    packed = []
+
+    def pack(w):
+        packed.append(w.shape)
+        return w.data["weight"]
+
+    spy = Kernel("linear", "spy", run=torch.nn.functional.linear, pack=pack)
+    load_params(model(path, kernels=(spy,)), path, DEVICE, progress=False)
+    assert len(packed) == 2 * 4 + 1  # qkv, out, gate-up, down per layer; output matrix
+    assert (64 + 2 * 32, 48) in packed  # q, k and v side by side
+
+
+def test_dummy_weights_are_reproducible_and_need_no_files(tmp_path):
+    path = make_checkpoint("qwen3", tmp_path, tokenizer=False)
+    (path / "model.safetensors").unlink()
+    a, b, c = (load_params(model(path), path, DEVICE, load_format="dummy", seed=s, progress=False) for s in (1, 1, 2))
+    for keys, spec in walk(model(path).specs):
+        x, y, z = (_at(p, keys) for p in (a, b, c))
+        assert x.shape == y.shape
+        assert torch.equal(x, y)
+        if spec.sources and spec.dummy == "normal":
+            assert not torch.equal(x, z)
+            assert x.std() < 0.03
+    with pytest.raises(ConfigError, match="load_format: 'pt' is none of"):
+        load_params(model(path), path, DEVICE, load_format="pt")
+
+
+def _at(params, keys):
+    for k in keys:
+        params = params[k]
+    return params
+
+
+class Ring(Communicator):
+    """Ranks as threads of this process: everyone puts its part in, everyone takes the same result."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self._barrier, self._parts = size, threading.Barrier(size, timeout=30), {}
+
+    def _meet(self, x: torch.Tensor) -> list[torch.Tensor]:
+        rank = int(threading.current_thread().name)
+        self._parts[rank] = x
+        self._barrier.wait()
+        parts = [self._parts[r] for r in range(self.size)]
+        self._barrier.wait()
+        return parts
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self._meet(x)).sum(0)
+
+    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        return torch.cat(self._meet(x), dim)
+
+
+@pytest.mark.parametrize("name", ["llama-biased", "qwen2", "qwen3", "mistral"])
+def test_ranks_that_share_a_model_compute_what_one_computes(name, tmp_path):
+    """Tensor parallel over two threads: divided parameters, an all-reduce after every row-parallel product."""
+    path = make_checkpoint(name, tmp_path, tokenizer=False)
+    rig = Rig(path)
+    tokens = np.random.default_rng(0).integers(0, 288, 21).tolist()
+    batch = rig.batch([(Seq(1, tokens, len(tokens)), len(tokens))]).map(torch.from_numpy)
+    whole, _ = rig.model.forward(rig.params, batch, rig.box.value["kv"])
+    whole = rig.model.logits(rig.params, whole)
+    comm, got = Ring(2), {}
+
+    def rank(r: int) -> None:
+        part = model(path, comm)
+        params = load_params(part, path, DEVICE, progress=False, rank=r)
+        for keys, spec in walk(part.specs):
+            if spec.sources:
+                assert _at(params, keys).shape == spec.shape(2)
+        kv = [DEVICE.alloc_kv(layout, 200) for layout in part.layouts]
+        x, _ = part.forward(params, batch, kv)
+        got[r] = part.logits(params, x)
+
+    threads = [threading.Thread(target=rank, args=(r,), name=str(r)) for r in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for r in range(2):
+        torch.testing.assert_close(got[r], whole, atol=1e-4, rtol=1e-4)
+
+
+def test_a_model_that_does_not_divide_is_refused(tmp_path):
+    path = make_checkpoint("llama-tied", tmp_path, tokenizer=False)  # one key-value head
+    with pytest.raises(ConfigError, match="tensor_parallel_size: 2 does not divide the model's 1 key-value heads"):
+        model(path, Ring(2))
