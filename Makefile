@@ -1,0 +1,30 @@
+# Every target sets up what it needs first (ci/env): the active virtual environment, or .venv.
+#   make serve MODEL=path ARGS="--port 8080"     make test ARGS="-k scheduler"
+
+MODEL ?=
+ARGS ?=
+
+.PHONY: help setup serve test check bench
+
+help:
+	@echo "make serve   serve the bundled model (MODEL=... for another) with an OpenAI-compatible API"
+	@echo "make test    every test"
+	@echo "make check   format, lint, types, import rules, device words, unit tests"
+	@echo "make bench   host cost, latency and throughput on this machine, as JSON under build/bench"
+	@echo "make setup   only the environment"
+
+setup:
+	@ci/env true
+
+serve:
+	@ci/env thalweg serve $(MODEL) $(ARGS)
+
+test:
+	@ci/env python -m pytest $(ARGS)
+
+check:
+	@ci/env ci/check $(ARGS)
+
+bench:
+	@mkdir -p build/bench
+	@ci/env ci/bench build/bench $(ARGS)

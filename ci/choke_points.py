@@ -1,0 +1,119 @@
+"""Things that happen in one place only, so that one place can be reviewed: templates, sockets, processes, environment;
+things that happen nowhere: pickle, eval; and how long a file or function may be.
+
+Run: python ci/choke_points.py [REPOSITORY]
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from source import Finding, Source, dotted, imports, main
+
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 600, 80
+
+
+@dataclass(frozen=True, slots=True)
+class Choke:
+    """names: modules imported or dotted names used. homes: files or folders (ending in /) that may; () = nobody."""
+
+    names: tuple[str, ...]
+    homes: tuple[str, ...]
+    why: str
+
+
+CHOKES = (
+    Choke(("jinja2",), ("thalweg/text/template.py",), "templates run in one sandbox"),
+    Choke(
+        ("socket", "socketserver", "asyncio.start_server", "asyncio.start_unix_server", "asyncio.open_connection"),
+        ("thalweg/engine/ipc/", "thalweg/server/serve.py"),
+        "one place opens sockets",
+    ),
+    Choke(
+        (
+            "subprocess",
+            "multiprocessing",
+            "asyncio.create_subprocess_exec",
+            "asyncio.create_subprocess_shell",
+            "os.system",
+            "os.popen",
+            "os.fork",
+            "os.forkpty",
+            "os.execv",
+            "os.execve",
+            "os.execvp",
+            "os.posix_spawn",
+            "os.spawnv",
+        ),
+        ("thalweg/engine/client/process.py", "thalweg/hal/testing/"),
+        "one place starts processes",
+    ),
+    Choke(
+        ("os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv"),
+        ("thalweg/envs.py",),
+        "one file reads the environment",
+    ),
+    Choke(
+        ("pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "torch.load", "numpy.load", "np.load"),
+        (),
+        "files and peers never choose what code runs",
+    ),
+    Choke(("eval", "exec", "__import__", "builtins.eval", "builtins.exec"), (), "no code is made from data"),
+    Choke(
+        ("importlib.import_module",),
+        ("thalweg/__init__.py", "thalweg/models/registry.py", "thalweg/server/cli/__init__.py"),
+        "imports are written out, so that import rules see them; these three load names of a table when first used",
+    ),
+)
+
+
+def check(source: Source) -> Iterator[Finding]:
+    yield from _sizes(source)
+    if source.path.startswith("thalweg/"):
+        yield from _chokes(source)
+
+
+def _chokes(source: Source) -> Iterator[Finding]:
+    used = [(statement.lineno, name) for statement, name in imports(source.tree)]
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute):
+            used.append((node.lineno, dotted(node)))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            used.append((node.lineno, node.func.id))
+        elif isinstance(node, ast.keyword) and node.arg in ("trust_remote_code", "allow_pickle", "shell") and _true(node.value):
+            yield Finding(source.path, node.value.lineno, f"{node.arg}=True: code from files or text is never run")
+    seen: set[tuple[int, str]] = set()
+    for line, name in used:
+        for choke in CHOKES:
+            hit = next((n for n in choke.names if name == n or name.startswith(n + ".")), None)
+            if hit and (line, hit) not in seen and not _at_home(source.path, choke.homes):
+                seen.add((line, hit))
+                where = " and ".join(choke.homes) or "nowhere"
+                yield Finding(source.path, line, f"{hit} belongs {'in ' if choke.homes else ''}{where}: {choke.why}")
+
+
+def _true(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+def _at_home(path: str, homes: tuple[str, ...]) -> bool:
+    return any(path == h or (h.endswith("/") and path.startswith(h)) for h in homes)
+
+
+def _sizes(source: Source) -> Iterator[Finding]:
+    lines = source.text.count("\n")
+    if lines > MAX_FILE_LINES:
+        yield Finding(source.path, 1, f"{lines} lines; a file has at most {MAX_FILE_LINES}: it is asking to be two")
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > MAX_FUNCTION_LINES:
+                message = f"{node.name} has {length} lines; a function has at most {MAX_FUNCTION_LINES}"
+                yield Finding(source.path, node.lineno, message)
+
+
+if __name__ == "__main__":
+    sys.exit(main(check, "thalweg", "ci"))
