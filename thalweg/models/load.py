@@ -1,6 +1,6 @@
 """From checkpoint files to the parameters a model declares: names and shapes checked first, then only the needed bytes read.
 
-Values pass through anonymous host memory one parameter at a time: read, converted, handed to the device, packed.
+Values reach anonymous host memory one parameter at a time: read, converted, handed to the device, packed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -23,6 +24,8 @@ from thalweg.models.spec import ParamSpec, Source, divided, walk
 
 FLOATS = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DUMMY_STD = 0.02
+CHUNK = 1 << 22
+"""Values converted at once."""
 
 
 def load_params(
@@ -83,22 +86,33 @@ def _file_reader(model: Model, checkpoint: Checkpoint, rank: int) -> Callable[[P
         out = torch.empty(spec.shape(size), dtype=FLOATS[spec.dtype])
         at = 0
         for source in spec.sources:
-            part = _part(checkpoint, stored[source.name], source, spec.shard, rank, size)
-            out[at : at + part.shape[0]] = part  # converts the dtype
+            name = stored[source.name]
+            part = checkpoint.read(name, *_share(source, spec.shard, rank, size))
+            _copy(out[at : at + part.shape[0]], part, FLOATS[checkpoint.entry(name)[0]])
             at += part.shape[0]
         return out
 
     return read
 
 
-def _part(checkpoint: Checkpoint, name: str, source: Source, shard: int | None, rank: int, size: int) -> torch.Tensor:
-    """One rank's share of one stored tensor, in anonymous memory and its stored dtype."""
-    mine = [slice(None), slice(None)]
+def _share(source: Source, shard: int | None, rank: int, size: int) -> tuple[slice | None, slice | None]:
+    """Rows and columns of one rank's share of a tensor."""
+    mine: list[slice | None] = [None, None]
     if shard is not None and size > 1:
         n = divided(source.shape, shard, size)[shard]
         mine[shard] = slice(rank * n, (rank + 1) * n)
-    view = checkpoint.read(name, mine[0], mine[1] if len(source.shape) > 1 else None)
-    return torch.from_numpy(view.copy()).view(FLOATS[checkpoint.entry(name)[0]])
+    return mine[0], mine[1]
+
+
+def _copy(out: torch.Tensor, part: np.ndarray, dtype: torch.dtype) -> None:
+    """Stored values into their place, converted if need be. Conversion goes some rows at a time: fresh memory is dear."""
+    if dtype == out.dtype:
+        raw = torch.uint16 if dtype == torch.bfloat16 else dtype  # numpy has no bfloat16
+        out.view(raw).numpy()[...] = part
+        return
+    rows = max(1, CHUNK * part.shape[0] // max(1, part.size))
+    for i in range(0, part.shape[0], rows):
+        out[i : i + rows] = torch.from_numpy(part[i : i + rows].copy()).view(dtype)
 
 
 def _check(model: Model, checkpoint: Checkpoint, stored: Mapping[str, str]) -> None:
