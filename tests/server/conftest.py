@@ -11,7 +11,6 @@ import httpx
 import openai
 import pytest
 import uvicorn
-
 from fake_engine import FakeEngine
 
 from thalweg.server.app import make_app

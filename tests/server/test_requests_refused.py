@@ -211,8 +211,7 @@ def test_an_error_in_a_stream_is_an_error_event(server):
     stream = server.client().completions.create(model="fake", prompt="!fail", max_tokens=5, stream=True)
     pieces = []
     with pytest.raises(openai.APIError, match="it broke"):
-        for chunk in stream:
-            pieces.append(chunk.choices[0].text)
+        pieces.extend(chunk.choices[0].text for chunk in stream)
     assert len(pieces) == 2
 
 

@@ -209,6 +209,11 @@ def _changes_nothing(flag: Flag, value: Any) -> bool:
     return str(value) in {str(s) for s in SAME_AS_NOW.get(flag.dest, ())}
 
 
+def given_names(namespace: argparse.Namespace) -> list[str]:
+    """The engine flags that were given, as written on the command line."""
+    return [f"--{n.replace('_', '-')}" for n in sorted(_given(namespace, ENGINE))]
+
+
 def engine_args(namespace: argparse.Namespace) -> EngineArgs:
     """The engine's share of the flags, checked."""
     fields = _given(namespace, ENGINE)
