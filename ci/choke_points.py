@@ -1,5 +1,5 @@
 """Things that happen in one place only, so that one place can be reviewed: templates, sockets, processes, environment;
-things that happen nowhere: pickle, eval; and how long a file or function may be.
+things that happen nowhere: pickle, eval; which packages each room may use; how long a file or function may be.
 
 Run: python ci/choke_points.py [REPOSITORY]
 """
@@ -64,16 +64,31 @@ CHOKES = (
     Choke(("eval", "exec", "__import__", "builtins.eval", "builtins.exec"), (), "no code is made from data"),
     Choke(
         ("importlib.import_module",),
-        ("thalweg/__init__.py", "thalweg/models/registry.py", "thalweg/server/cli/__init__.py"),
-        "imports are written out, so that import rules see them; these three load names of a table when first used",
+        ("thalweg/__init__.py", "thalweg/models/registry.py", "thalweg/server/cli/"),
+        "imports are written out, so that import rules see them; these load names of a table when first used",
     ),
 )
+
+PACKAGES = {
+    "thalweg/hal/ops/": {"numpy", "torch"},
+    "thalweg/hal/testing/": {"numpy", "torch", "pytest"},
+    "thalweg/hal/": {"numpy"},
+    "thalweg/backends/null/": {"numpy"},
+    "thalweg/engine/worker/": {"numpy", "torch", "msgspec"},
+    "thalweg/engine/": {"numpy", "msgspec"},
+    "thalweg/text/": {"tokenizers", "jinja2", "transformers"},
+    "thalweg/checkpoint/": {"numpy", "huggingface_hub"},
+    "thalweg/models/": {"numpy", "torch", "tqdm"},
+    "thalweg/quantization/": {"numpy", "torch"},
+}
+"""Third-party packages a room may import; the first prefix that fits counts. Rooms not listed may use any dependency."""
 
 
 def check(source: Source) -> Iterator[Finding]:
     yield from _sizes(source)
     if source.path.startswith("thalweg/"):
         yield from _chokes(source)
+        yield from _packages(source)
 
 
 def _chokes(source: Source) -> Iterator[Finding]:
@@ -93,6 +108,18 @@ def _chokes(source: Source) -> Iterator[Finding]:
                 seen.add((line, hit))
                 where = " and ".join(choke.homes) or "nowhere"
                 yield Finding(source.path, line, f"{hit} belongs {'in ' if choke.homes else ''}{where}: {choke.why}")
+
+
+def _packages(source: Source) -> Iterator[Finding]:
+    room = next((prefix for prefix in PACKAGES if source.path.startswith(prefix)), None)
+    if room is None:
+        return
+    known = PACKAGES[room] | sys.stdlib_module_names | {"thalweg"}
+    for statement, name in imports(source.tree):
+        if isinstance(statement, ast.Import) or name == getattr(statement, "module", None):
+            package = name.split(".")[0]
+            if package not in known:
+                yield Finding(source.path, statement.lineno, f"{room} may not use {package}; it has {sorted(PACKAGES[room])}")
 
 
 def _true(node: ast.expr) -> bool:

@@ -1,0 +1,92 @@
+"""What this machine's accelerator can do: the conformance kit, the platform's own tests, benchmarks. JSON under $OUT.
+
+Runs on the best platform this machine has, or the one named. Where the machine has an accelerator whose platform is not
+written yet, or none at all, it runs on the CPU and says so in summary.json, so that a green run never claims a device it
+did not use. Exit status: 0 if every part passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from thalweg.hal import discovery
+
+ROOT = Path(__file__).parents[2]
+NOT_DEVICES = ("cpu", "reference", "null")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--platform", help="platform to run on (default: the best this machine has)")
+    parser.add_argument("--quick", action="store_true", help="conformance only, no benchmarks")
+    args = parser.parse_args()
+    out = Path(os.environ.get("OUT") or ROOT / "build" / "device")
+    out.mkdir(parents=True, exist_ok=True)
+
+    probes = discovery.probe_all()
+    platform, note = choose(args.platform, {name: p.score for name, p in probes.items()})
+    print(f"platform: {platform}. {note}", flush=True)
+    summary: dict[str, Any] = {
+        "platform": platform,
+        "accelerated": platform not in NOT_DEVICES,
+        "note": note,
+        "probes": {name: {"score": p.score, "reason": p.reason} for name, p in probes.items()},
+        "parts": {},
+    }
+    for name, command in parts(platform, out, args.quick).items():
+        summary["parts"][name] = execute(name, command, out)
+        (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    failed = [name for name, part in summary["parts"].items() if part["exit"] != 0]
+    print(f"{platform}: {'all parts passed' if not failed else 'FAILED: ' + ', '.join(failed)}; see {out / 'summary.json'}")
+    return 1 if failed else 0
+
+
+def choose(asked: str | None, scores: dict[str, int]) -> tuple[str, str]:
+    """(platform, why). A named platform that cannot run here is an error: asking for it is a claim about the machine."""
+    if asked is not None:
+        if scores.get(asked, 0) <= 0:
+            sys.exit(f"platform {asked!r} cannot run here; `thalweg backends` says why")
+        return asked, "as asked"
+    devices = [name for name, score in scores.items() if score > 0 and name not in NOT_DEVICES]
+    if devices:
+        return max(devices, key=lambda name: scores[name]), "the best accelerator here"
+    return "cpu", "no platform drives an accelerator of this machine: these figures are the CPU's"
+
+
+def parts(platform: str, out: Path, quick: bool) -> dict[str, list[str]]:
+    """Name -> command. Each runs in its own process, so that one crash does not hide the others."""
+    kit = [sys.executable, "-m", "pytest", "--pyargs", "thalweg.hal.testing", f"--platform={platform}"]
+    todo = {"conformance": [*kit, f"--junitxml={out / 'conformance.xml'}"]}
+    own = ROOT / "tests" / "backends" / platform
+    if own.is_dir():
+        todo["tests"] = [sys.executable, "-m", "pytest", str(own), f"--junitxml={out / 'tests.xml'}"]
+    if not quick:
+        todo["kernels"] = [*kit, "--mode=perf"]
+        todo["support"] = [*kit, "--mode=support"]
+        thalweg = str(Path(sys.executable).parent / "thalweg")
+        todo["bench host"] = [thalweg, "bench", "host"]
+        for kind in ("latency", "throughput"):
+            todo[f"bench {kind}"] = [thalweg, "bench", kind, "--device", platform, "--output-json", str(out / f"{kind}.json")]
+    return todo
+
+
+def execute(name: str, command: list[str], out: Path) -> dict[str, Any]:
+    """Run one part; its whole output goes to a log of its name."""
+    log = out / f"{name.replace(' ', '-')}.log"
+    print(f"== {name}: {' '.join(command)}", flush=True)
+    start = time.monotonic()
+    with log.open("w") as f:
+        code = subprocess.run(command, cwd=ROOT, stdout=f, stderr=subprocess.STDOUT, check=False).returncode
+    print(f"   exit {code}, {time.monotonic() - start:.0f} s", flush=True)
+    return {"command": command, "exit": code, "seconds": round(time.monotonic() - start, 1), "log": log.name}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
