@@ -39,7 +39,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers_under_pressure(name, devi
     reference = load_reference(path, torch.float32)
     llm = LLM(
         str(path), device=device, dtype="float32", skip_tokenizer_init=True, block_size=4, max_model_len=64,
-        max_num_seqs=6, max_num_batched_tokens=16, num_gpu_blocks_override=26, use_tqdm_on_load=False,
+        max_num_seqs=9, max_num_batched_tokens=16, num_gpu_blocks_override=17, use_tqdm_on_load=False,
     )  # fmt: skip
     work = prompts(llm.config.model.vocab)
     params = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, logprobs=0, detokenize=False)

@@ -58,7 +58,7 @@ def build(args: EngineArgs) -> Worker:
     path = Path(args.model)
     hf = read_config(path, args.hf_overrides)
     facts = read_facts(hf, path)
-    registry.lookup(hf)  # refuse an unknown architecture before a framework is imported
+    registry.supported(hf)  # refuse an unknown architecture before a framework is imported
     platform = discovery.choose(args.device)
     device = platform.open(Place(), _options(platform, args))
     job = _Job(args, path, hf, facts, platform, device, platform.defaults(facts, device.info))
@@ -124,10 +124,9 @@ def _build_without_model(job: _Job) -> Worker:
         {
             "kv": [job.device.alloc_kv(KVLayout((bt,), "int64", "rolling-hash"), size.blocks[0])],
             "history": job.device.alloc((schedule.max_seqs + 1, size.max_len + 1), "int32"),
-            "vocab": f.vocab,
         }
     )
-    runner = Runner(lambda shape, features: job.device.compile(_no_step, {}, box, shape, features), (), ())
+    runner = Runner(lambda shape, features: job.device.compile(_no_step, {"vocab": f.vocab}, box, shape, features), (), ())
     return Worker(config, runner.launch, ["no model: this platform computes none"], job.device, 0.0)
 
 
