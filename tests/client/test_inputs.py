@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "text"))
 import vocabularies as v
 
 from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import vocabularies as v
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "text"))
-import vocabularies as v
 from test_inputs import config
 
 from thalweg.engine.client.inputs import InputProcessor

@@ -1,0 +1,208 @@
+"""Breaking a rule of the house fails the check that guards it, and the check names the rule."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import choke_points
+import device_words
+import pytest
+from source import Rule, sources
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+MAY_USE_FRAMEWORK = {
+    "thalweg.backends", "thalweg.bench", "thalweg.engine.main", "thalweg.engine.worker", "thalweg.hal.ops",
+    "thalweg.hal.testing", "thalweg.llm", "thalweg.models", "thalweg.quantization",
+}  # fmt: skip
+CONTRACTS = configparser.ConfigParser()
+CONTRACTS.read(ROOT / ".importlinter")
+
+# ---------------------------------------------------------------- who may import whom
+
+BREAKS = [
+    ("no-framework", "engine/control/scheduler.py", "import torch", "torch"),
+    ("no-framework", "engine/ipc/codec.py", "from torch.nn import functional", "torch"),
+    ("no-framework", "engine/client/outputs.py", "import thalweg.models.step", "thalweg.models.step"),
+    ("no-framework", "server/app.py", "def later():\n    import thalweg.llm", "thalweg.llm"),
+    ("no-framework", "text/stops.py", "from thalweg.hal import ops", "thalweg.hal.ops"),
+    ("no-framework", "hal/comm.py", "import triton", "triton"),
+    ("hal", "hal/kv.py", "import thalweg.config", "thalweg.config"),
+    ("backends", "backends/cpu/device.py", "from thalweg.models import load", "thalweg.models.load"),
+    ("backends", "backends/torch_native/linear.py", "import thalweg.engine.messages", "thalweg.engine.messages"),
+    ("backends-apart", "backends/null/device.py", "import thalweg.backends.cpu.device", "thalweg.backends.cpu.device"),
+    ("nobody-names-a-backend", "engine/worker/runner.py", "from thalweg.backends.cpu import X", "thalweg.backends.cpu"),
+    ("nobody-names-a-backend", "server/serve.py", "import thalweg.backends.tpu", "thalweg.backends.tpu"),
+    ("models", "models/step.py", "import thalweg.engine.ipc", "thalweg.engine.ipc"),
+    ("files", "checkpoint/hub.py", "import thalweg.engine.messages", "thalweg.engine.messages"),
+    ("control", "engine/control/blocks.py", "import thalweg.text.stops", "thalweg.text.stops"),
+    ("worker", "engine/worker/build.py", "import thalweg.engine.control", "thalweg.engine.control"),
+    ("client", "async_llm.py", "import thalweg.engine.main", "thalweg.engine.main"),
+    ("transformers", "engine/worker/resolve.py", "import transformers", "transformers"),
+]
+
+
+def import_rules(tree: Path) -> tuple[int, str]:
+    done = subprocess.run(
+        [BIN / "lint-imports", "--no-logo", "--no-cache"], cwd=tree, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Every rule broken at once in a copy of the tree: contract -> what the check says of it."""
+    tree = tmp_path_factory.mktemp("tree")
+    shutil.copytree(ROOT / "thalweg", tree / "thalweg", ignore=shutil.ignore_patterns("__pycache__", "assets"))
+    shutil.copy(ROOT / ".importlinter", tree)
+    for _, file, line, _ in BREAKS:
+        with (tree / "thalweg" / file).open("a") as f:
+            f.write(f"\n{line}\n")
+    code, output = import_rules(tree)
+    assert code == 1
+    details = output.partition("Broken contracts")[2]
+    names = {contract: CONTRACTS[f"importlinter:contract:{contract}"]["name"] for contract, *_ in BREAKS}
+    begins = {contract: details.index(name[:70]) for contract, name in names.items() if name[:70] in details}
+    ends = sorted([*begins.values(), len(details)])
+    return {c: details[at : ends[ends.index(at) + 1]] for c, at in begins.items()}
+
+
+@pytest.mark.parametrize(("contract", "file", "line", "target"), BREAKS)
+def test_a_broken_import_rule_fails_by_name(broken: dict[str, str], contract: str, file: str, line: str, target: str) -> None:
+    importer = "thalweg." + file.removesuffix(".py").replace("/", ".")
+    assert contract in broken, f"{contract} was kept in spite of {line!r} in {file}"
+    assert f"{importer} -> {target} " in broken[contract]
+
+
+def test_every_room_is_under_the_framework_rule_or_named_as_free() -> None:
+    """A new module cannot slip past the rules by not being listed."""
+    listed = set(CONTRACTS["importlinter:contract:no-framework"]["source_modules"].split())
+    split = {"thalweg.engine", "thalweg.hal"}  # rooms whose parts are listed one by one
+    rooms = set()
+    for package in ("thalweg", *sorted(split)):
+        for child in (ROOT / package.replace(".", "/")).iterdir():
+            if child.suffix == ".py" or (child / "__init__.py").exists():
+                rooms.add(f"{package}.{child.stem}")
+    rooms -= {*split, "thalweg.__init__", "thalweg.engine.__init__", "thalweg.hal.__init__"}
+    assert rooms - listed - MAY_USE_FRAMEWORK == set()
+    assert (listed | MAY_USE_FRAMEWORK) - rooms == {"thalweg.backends.null"}
+
+
+# ---------------------------------------------------------------- device words, choke points
+
+
+def findings(rule: Rule, tmp_path: Path, file: str, code: str) -> str:
+    """What a rule says of one file with this code."""
+    path = tmp_path / "thalweg" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(f'"""A module."""\n{code}\n')
+    (source,) = sources(tmp_path, "thalweg")
+    return "\n".join(map(str, rule(source)))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("def f(t): return t.cuda()", "device word 'cuda' in the name 'cuda'"),
+        ("import torch.cuda", "imports torch.cuda"),
+        ("from torch import accelerator", "imports torch.accelerator"),
+        ("import torch; n = torch.accelerator.device_count()", "uses torch.accelerator"),
+        ("def is_rocm(): return False", "device word 'rocm' in the name 'is_rocm'"),
+        ("def f(device): return device.kind == 'tpu'", "device word 'tpu' in the string 'tpu'"),
+        ("def f(kind): return f'{kind} on NVIDIA hardware'", "device word 'nvidia' in the string"),
+        ("class XpuRunner: pass", "device word 'xpu' in the name 'XpuRunner'"),
+        ("def f(use_hip=False): return use_hip", "device word 'hip' in the name 'use_hip'"),
+        ("f(kind='thalweg.backends.null')", "names the backend 'thalweg.backends.null'"),
+    ],
+)
+def test_a_device_word_outside_the_backends_is_found(tmp_path: Path, line: str, words: str) -> None:
+    found = findings(device_words.check, tmp_path, "engine/worker/runner.py", line)
+    assert found.startswith("thalweg/engine/worker/runner.py:2: ")
+    assert words in found
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("engine/worker/runner.py", "# cuda is fine in a comment"),
+        ("engine/worker/runner.py", '"""So is CUDA in a docstring."""'),
+        ("engine/worker/runner.py", "relationship, chipset = 'a ship', 'tipu'"),
+        ("backends/cuda/__init__.py", "import torch; torch.cuda.init(); kind = 'cuda'"),
+    ],
+)
+def test_prose_look_alikes_and_backends_are_fine(tmp_path: Path, file: str, line: str) -> None:
+    assert findings(device_words.check, tmp_path, file, line) == ""
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "words"),
+    [
+        ("server/app.py", "import jinja2", "jinja2 belongs in thalweg/text/template.py"),
+        ("engine/control/scheduler.py", "import socket", "socket belongs in thalweg/engine/ipc/"),
+        (
+            "engine/main.py",
+            "from multiprocessing import Process",
+            "multiprocessing belongs in thalweg/engine/client/process.py",
+        ),
+        ("server/app.py", "import os; os.fork()", "os.fork belongs in"),
+        ("engine/worker/build.py", "import os; home = os.environ['HOME']", "os.environ belongs in thalweg/envs.py"),
+        ("backends/cpu/__init__.py", "from os import getenv", "os.getenv belongs in thalweg/envs.py"),
+        ("engine/ipc/codec.py", "import pickle", "pickle belongs nowhere"),
+        ("models/load.py", "weights = torch.load('x.bin')", "torch.load belongs nowhere"),
+        ("text/template.py", "eval('1')", "eval belongs nowhere"),
+        ("engine/worker/build.py", "import importlib; importlib.import_module('x')", "importlib.import_module belongs in"),
+        ("text/tokenizer.py", "AutoTokenizer.from_pretrained('x', trust_remote_code=True)", "trust_remote_code=True"),
+        ("hal/step.py", "import msgspec", "thalweg/hal/ may not use msgspec"),
+        ("engine/control/scheduler.py", "from pydantic import BaseModel", "thalweg/engine/ may not use pydantic"),
+        ("config.py", "x = 1\n" * 700, "702 lines; a file has at most 600"),
+        ("config.py", "def long():\n" + "    x = 1\n" * 90, "long has 91 lines; a function has at most 80"),
+    ],
+)
+def test_a_thing_done_in_the_wrong_place_is_found(tmp_path: Path, file: str, line: str, words: str) -> None:
+    assert words in findings(choke_points.check, tmp_path, file, line)
+
+
+def test_the_home_of_a_thing_may_do_it(tmp_path: Path) -> None:
+    assert findings(choke_points.check, tmp_path, "envs.py", "import os; home = os.environ['HOME']") == ""
+
+
+def test_allowed_files_exist() -> None:
+    homes = {h for choke in choke_points.CHOKES for h in choke.homes} | set(device_words.ALLOWED)
+    assert [h for h in homes if not (ROOT / h).exists()] == []
+
+
+# ---------------------------------------------------------------- the tree itself
+
+
+def test_the_tree_keeps_every_rule() -> None:
+    code, output = import_rules(ROOT)
+    assert code == 0, output
+    for name in ("device_words.py", "choke_points.py"):
+        done = subprocess.run([sys.executable, ROOT / "ci" / name], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_finding_fails_the_command(tmp_path: Path) -> None:
+    (tmp_path / "thalweg").mkdir()
+    (tmp_path / "thalweg" / "x.py").write_text("import pickle\nkind = 'cuda'\n")
+    for name in ("device_words.py", "choke_points.py"):
+        done = subprocess.run([sys.executable, ROOT / "ci" / name, tmp_path], capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert "thalweg/x.py:" in done.stderr
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    undocumented = [s.path for s in sources(ROOT, "thalweg", "ci") if s.text.strip() and not ast.get_docstring(s.tree)]
+    assert undocumented == []
+
+
+@pytest.mark.slow
+def test_the_tree_is_formatted_linted_and_typed() -> None:
+    for command in (["ruff", "format", "--check", "."], ["ruff", "check", "."], ["mypy"]):
+        done = subprocess.run([BIN / command[0], *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
