@@ -85,6 +85,7 @@ class FakeEngine:
         self.dead = False
         self.running: dict[str, SamplingParams] = {}
         self.aborted: list[str] = []
+        self.told_to_end: set[str] = set()
         self.prompts: list[Any] = []
         self.made = 0
 
@@ -136,6 +137,8 @@ class FakeEngine:
                 before = len(texts[i])
                 texts[i] += chr(token)
                 ended[i] = ("error", None) if failed else self._end(p, kept[i], texts[i], limit)
+                if request_id in self.told_to_end:
+                    ended[i] = ("abort", None)
                 if ended[i] and isinstance(ended[i][1], str) and not p.include_stop_str_in_output:
                     texts[i] = texts[i][: texts[i].index(ended[i][1])]
                 news.append(self._output(i, p, kept[i], texts[i], before, ended[i]))
@@ -190,7 +193,7 @@ class FakeEngine:
         return output
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        raise NotImplementedError
+        self.told_to_end.update([request_id] if isinstance(request_id, str) else request_id)
 
     async def check_health(self) -> None:
         if self.dead:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def make_app(engine: AsyncLLM, settings: ServerSettings, metrics: EngineMetrics | None = None) -> FastAPI:
-    """The application over a started engine, which it does not own. metrics: the StatLogger the engine was started
+    """The application over a started engine, which it does not own; its `state.serving` can end requests. metrics: the StatLogger the engine was started
     with; None leaves the engine's series out of /metrics (--disable-log-stats)."""
     docs = not settings.disable_fastapi_docs
     app = FastAPI(
@@ -39,7 +39,7 @@ def make_app(engine: AsyncLLM, settings: ServerSettings, metrics: EngineMetrics 
         docs_url="/docs" if docs else None,
         redoc_url="/redoc" if docs else None,
     )
-    serving = Serving(engine, settings)
+    serving = app.state.serving = Serving(engine, settings)
     registry_owner = metrics or EngineMetrics()
     if metrics is not None:
         metrics.bind(engine.model_names[0], engine.config)

@@ -25,6 +25,8 @@ from thalweg.server.stats_line import StatsLine
 from thalweg.text.template import ChatTemplate
 
 log = logging.getLogger(__name__)
+FAREWELL = 3
+"""Seconds for the last answers to reach their clients, once every request has ended."""
 HEALTH_EVERY = 1.0
 """Seconds between looks at whether the engine still lives."""
 
@@ -150,17 +152,19 @@ async def _serve(app: Any, settings: ServerSettings, sock: socket.socket, engine
     stopped = asyncio.create_task(stop.wait())
     died = asyncio.create_task(_until_dead(engine))
     await asyncio.wait({running, stopped, died}, return_when=asyncio.FIRST_COMPLETED)
-    dead = died.done()
-    if dead:
-        log.error("the engine has died (%s); the server ends", died.result())
-        await asyncio.sleep(0.2)  # open requests have their error; let it go out
     server.should_exit = True
-    if stop.is_set():
+    if stopped.done():
         stop.clear()
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        server.force_exit = True  # told twice, or done
+        again = asyncio.create_task(stop.wait())
+        # Open requests may go on for a while, unless told to stop a second time.
+        await asyncio.wait({running, again}, timeout=settings.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED)
+        again.cancel()
+        if not died.done():
+            await app.state.serving.abort_all()
+    elif died.done():
+        log.error("the engine has died (%s); the server ends", died.result())
     await running
+    dead = died.done()
     for task in (stopped, died):
         task.cancel()
     return 1 if dead else 0
@@ -184,7 +188,7 @@ def _config(app: Any, s: ServerSettings) -> uvicorn.Config:
         log_level=s.uvicorn_log_level,
         access_log=not s.disable_uvicorn_access_log,
         timeout_keep_alive=envs.keep_alive_seconds(),
-        timeout_graceful_shutdown=s.shutdown_timeout,
+        timeout_graceful_shutdown=s.shutdown_timeout + FAREWELL,
         http="httptools",
         ws="none",
         server_header=False,

@@ -52,6 +52,8 @@ class Serving:
         self.engine, self.settings = engine, settings
         self.created = int(time.time())
         self.fingerprint = _fingerprint(engine, settings)
+        self.running: set[str] = set()
+        """The engine's ids of what is under way."""
         self._count = itertools.count()
 
     def model_name(self, asked: str | None) -> str:
@@ -133,9 +135,21 @@ class Serving:
                 job.params,
             )
 
-    def _generate(self, job: Job, i: int) -> AsyncGenerator[RequestOutput, None]:
+    async def _generate(self, job: Job, i: int) -> AsyncGenerator[RequestOutput, None]:
         # Clients choose ids freely, and two may choose the same; the engine's are made unique.
-        return self.engine.generate(job.prompts[i], job.params, f"{job.id}-{next(self._count)}", priority=job.priority)
+        request_id = f"{job.id}-{next(self._count)}"
+        stream = self.engine.generate(job.prompts[i], job.params, request_id, priority=job.priority)
+        self.running.add(request_id)
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            self.running.discard(request_id)
+            await stream.aclose()
+
+    async def abort_all(self) -> None:
+        """End what is under way; the clients get what there is, with finish_reason "abort"."""
+        await self.engine.abort(list(self.running))
 
     async def run(self, job: Job) -> list[RequestOutput]:
         """Every prompt's final output, in order. The first failure cancels the rest."""

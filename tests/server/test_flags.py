@@ -1,0 +1,325 @@
+"""Every flag of the field is honoured or refused in words; values are read by the documented grammar."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from thalweg.config import EngineArgs
+from thalweg.errors import ConfigError
+from thalweg.server.cli import common, flags, main
+from thalweg.server.cli import serve as serve_command
+from thalweg.server.cli.grammar import dotted, human_int, merge
+from thalweg.server.settings import ServerSettings
+
+
+def parse(*words: str):
+    return common.parse("serve", list(words), serve_command._arguments, about="", server=True)
+
+
+def engine(*words: str) -> EngineArgs:
+    namespace = parse(*words)
+    return common.engine_args(namespace, namespace.model_tag)
+
+
+def server(*words: str) -> ServerSettings:
+    return serve_command.settings(flags.server_settings(parse(*words)))
+
+
+def complaint(capsys, *words: str) -> str:
+    with pytest.raises(SystemExit) as e:
+        parse(*words)
+    assert e.value.code == 2
+    return capsys.readouterr().err
+
+
+def value_for(flag: flags.Flag) -> list[str]:
+    """Some value of the right type that is not the default."""
+    return {
+        "bool": [],
+        "int": ["3"],
+        "float": ["0.5"],
+        "human-int": ["2k"],
+        "json": ['{"a": 1}'],
+        "list": ["x"],
+        "str": ["x"],
+        "choice": [next((c for c in flag.choices or ("x",) if c != flag.default), "x")],
+    }[flag.type]
+
+
+@pytest.mark.parametrize("flag", [f for f in flags.table().values() if not flags._honoured(f)], ids=lambda f: f.name)
+def test_a_flag_that_is_not_honoured_is_refused_by_name(flag):
+    same = flags.SAME_AS_NOW.get(flag.dest, ())
+    value = [v for v in value_for(flag)] if not same or flag.type != "choice" else ["something-else"]
+    with pytest.raises(ConfigError, match=f"--{flag.name}"):
+        parse(f"--{flag.name}", *value)
+
+
+@pytest.mark.parametrize("flag", [f for f in flags.table().values() if flags._honoured(f)], ids=lambda f: f.name)
+def test_an_honoured_flag_arrives(flag):
+    if flag.dest in ("trust_remote_code", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "fingerprint_mode"):
+        pytest.skip("refuses this value or needs a companion; tested by name")
+    choices = flags.CHOICES.get(flag.dest, flag.choices if flag.type == "choice" else None)
+    target, kind = (EngineArgs, engine) if flag.dest in flags.ENGINE else (ServerSettings, server)
+    default = getattr(target(), flag.dest)
+    words = {
+        "bool": [f"--{'no-' if default is True else ''}{flag.name}"],
+        "json": [f"--{flag.name}", '["x"]' if flag.name.startswith("allowed") else '{"a": 1}'],
+        "int": [f"--{flag.name}", "1" if "partial" in flag.name else "3"],
+        "float": [f"--{flag.name}", "0.5"],
+        "human-int": [f"--{flag.name}", "2k"],
+        "list": [f"--{flag.name}", "x", "y"],
+        "choice": [f"--{flag.name}", next((c for c in choices or () if c != default), "x")],
+        "str": [f"--{flag.name}", {"device": "cpu", "root-path": "/x", "chat-template": "{{ a }}"}.get(flag.name, "x")],
+    }[flag.type]
+    if flag.name == "fingerprint-value":
+        words += ["--fingerprint-mode", "custom"]
+    got = getattr(kind(*words), flag.dest)
+    assert got == {
+        "bool": default is not True, "json": ["x"] if "allowed" in flag.name else {"a": 1}, "int": int(words[1]) if len(words) > 1 and words[1].isdecimal() else None,
+        "float": 0.5, "human-int": 2000, "list": ["x", "y"],
+    }.get(flag.type, words[1] if len(words) > 1 else None)  # fmt: skip
+
+
+def test_every_engine_argument_and_server_setting_has_a_flag():
+    names = {f.dest for f in flags.table().values()}
+    assert flags.ENGINE | flags.SERVER <= names
+
+
+def test_a_flag_that_asks_for_nothing_is_accepted():
+    parse("--no-enable-lora", "--no-enforce-eager", "--tensor-parallel-size", "1", "--runner", "generate", "-pp", "1")
+    for words in (["-tp"], ["--tensor-parallel-size", "2"], ["--enforce-eager"], ["--no-scheduler-reserve-full-isl"]):
+        with pytest.raises(ConfigError):
+            parse(*words)
+
+
+def test_removed_flags_say_so():
+    with pytest.raises(ConfigError, match="--swap-space was removed"):
+        parse("--swap-space", "4")
+
+
+def test_all_refusals_at_once():
+    with pytest.raises(ConfigError) as e:
+        parse("--enable-lora", "--quantization", "awq", "--speculative-config.method", "ngram")
+    assert len(e.value.problems) == 3
+
+
+def test_underscores_and_equals_signs():
+    args = engine("org/model", "--max_model_len=4k", "--no_enable_prefix_caching", "--scheduling-policy=priority")
+    assert (args.model, args.max_model_len, args.enable_prefix_caching, args.scheduling_policy) == (
+        "org/model",
+        4000,
+        False,
+        "priority",
+    )
+
+
+def test_context_length_auto_and_minus_one():
+    assert engine("--max-model-len", "auto").max_model_len == -1
+    assert engine("--max-model-len", "-1").max_model_len == -1
+
+
+def test_dotted_json():
+    args = engine("--hf-overrides.a.b", "2k", "--hf-overrides.c=x", "--hf_overrides.l+", "1,2", "--hf-overrides.l+=3")
+    assert args.hf_overrides == {"a": {"b": 2000}, "c": "x", "l": [1, 2, 3]}
+
+
+def test_the_last_of_two_wins_with_a_warning(capsys):
+    assert server("--port", "1", "--port", "2").port == 2
+    assert "--port is given more than once" in capsys.readouterr().err
+
+
+def test_hf_token_alone_means_the_stored_one():
+    assert engine("--hf-token").hf_token is True
+    assert engine("--hf-token", "abc").hf_token == "abc"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--prot", "1"], "did you mean --port?"),
+        (["--max-model-length", "1"], "--max-model-len"),
+        (["--qqqqq"], "unknown flag --qqqqq"),
+        (["--port", "abc"], "--port: 'abc' is not a whole number"),
+        (["--port"], "--port"),
+        (["--dtype", "int4"], "--dtype: 'int4' is not one of auto"),
+        (["--gpu-memory-utilization", "nan"], "not a finite number"),
+        (["--max-model-len", "1.5K"], "powers of 1024"),
+        (["--hf-overrides", "{"], "not valid JSON"),
+        (["a", "b"], "b"),
+    ],
+)
+def test_wrong_usage_is_told_in_words(capsys, words, said):
+    assert said in complaint(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--port", "70000"], "--port"),
+        (["--ssl-certfile", "/no/file"], "--ssl-certfile"),
+        (["--ssl-cert-reqs", "7"], "--ssl-cert-reqs"),
+        (["--fingerprint-mode", "custom"], "--fingerprint-value"),
+        (["--root-path", "x"], "--root-path"),
+        (["--chat-template", "/no/such/file"], "--chat-template"),
+        (["--allowed-origins", '{"a": 1}'], "--allowed-origins"),
+        (["--default-chat-template-kwargs", "[1]"], "--default-chat-template-kwargs"),
+        (["--api-key", ""], "--api-key"),
+        (["--shutdown-timeout", "-1"], "--shutdown-timeout"),
+    ],
+)
+def test_wrong_server_settings(words, said):
+    with pytest.raises(ConfigError, match=said):
+        server(*words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--gpu-memory-utilization", "2"],
+        ["--block-size", "0"],
+        ["--max-logprobs", "-2"],
+        ["--trust-remote-code"],
+        ["--model", ""],
+    ],
+)
+def test_wrong_engine_arguments(words):
+    with pytest.raises(ConfigError, match=words[0][2:].replace("-", "[-_]")):
+        engine(*words)
+
+
+def test_unknown_device_names_the_known():
+    with pytest.raises(ConfigError, match="reference"):
+        engine("--device", "abacus")
+
+
+def test_the_key_may_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("THALWEG_API_KEY", "secret")
+    assert server().api_key == ["secret"]
+    assert server("--api-key", "a", "b").api_key == ["a", "b"]
+
+
+def test_a_template_file_is_read(tmp_path):
+    (tmp_path / "t.jinja").write_text("{{ messages }}")
+    assert server("--chat-template", str(tmp_path / "t.jinja")).chat_template == "{{ messages }}"
+
+
+def test_human_numbers():
+    assert [human_int(t) for t in ("7", "2k", "1.5k", "2K", "1m", "1M", "-1")] == [7, 2000, 1500, 2048, 10**6, 2**20, -1]
+    for bad in ("", "k", "1.5", "1.2345k", "1.5K", "1e3", "0x10", "1 k"):
+        with pytest.raises(ValueError, match="whole number"):
+            human_int(bad)
+
+
+def test_dotted_and_merge():
+    assert merge(dotted("a.b", "1"), dotted("a.c", "[2]")) == {"a": {"b": 1, "c": [2]}}
+
+
+def test_help_topics(capsys):
+    shown = {}
+    for topic in ("--help", "--help=all", "--help=Frontend", "--help=lora"):
+        with pytest.raises(SystemExit) as e:
+            parse(topic)
+        assert e.value.code == 0
+        shown[topic] = capsys.readouterr().out
+    assert "--port" in shown["--help"]
+    assert "SchedulerConfig" in shown["--help"]
+    assert "--enable-lora" not in shown["--help"]
+    assert all(
+        f"-{f.name}" in shown["--help=all"] or f"]{f.name}" in shown["--help=all"]
+        for f in flags.table().values()
+        if f.group != "Removed"
+    )
+    assert "--dtype" not in shown["--help=Frontend"]
+    assert "[no-]enable-lora" in shown["--help=lora"]
+    assert "not supported yet" in shown["--help=lora"]
+
+
+def test_help_is_quick_and_loads_no_framework():
+    for words in (["--help"], ["serve", "--help"], ["bench", "latency", "--help"]):
+        code = (
+            "import sys; from thalweg.server.cli import main\n"
+            f"try: main({words!r})\nexcept SystemExit: pass\n"
+            "print(sorted({'torch', 'fastapi', 'transformers', 'uvicorn'} & set(sys.modules)))"
+        )
+        start = time.perf_counter()
+        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+        assert out.splitlines()[-1] == "[]", f"{words} took {time.perf_counter() - start:.2f} s"
+
+
+def test_the_whole_server_loads_no_tensor_framework():
+    code = "import sys, thalweg.server.serve; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert out.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nonsense"], "no such command"),
+        (["complete"], "not in this version"),
+        (["run-batch"], "not in this version"),
+        (["bench", "serve"], "not in this version"),
+        (["bench", "nonsense"], "no such benchmark"),
+        (["serve", "--config", "x.yaml"], "--config"),
+        (["serve", "x", "--model", "y"], "--model"),
+        (["serve", "/no/such/directory", "--port", "0"], "/no/such/directory"),
+        (["serve", "--port", "-5"], "--port"),
+        (["generate", ""], "PROMPT"),
+        (["generate", "x", "--temperature", "-1"], "--temperature"),
+        (["generate", "x", "--stop", ""], "--stop"),
+        (["generate", "x", "--skip-tokenizer-init"], "--skip-tokenizer-init"),
+        (["generate", "x", "--port", "1"], "--port"),
+        (["chat", "--api-key", "x"], "--api-key"),
+        (["chat", "model", "--url", "http://localhost:1/v1"], "MODEL"),
+        (["chat", "--url", "http://localhost:1/v1", "--dtype", "float32"], "--dtype"),
+        (["chat", "--url", "localhost"], "--url"),
+        (["chat", "--url", "http://127.0.0.1:1/v1", "-q", "hi"], "cannot reach"),
+        (["bench", "latency", "--use-beam-search"], "--use-beam-search"),
+        (["bench", "latency", "--batch-size", "0"], "--batch-size"),
+        (["bench", "latency", "--output-json", "/no/such/dir/x"], "--output-json"),
+        (["bench", "throughput", "--dataset-name", "sonnet"], "--dataset-name"),
+        (["bench", "throughput", "--random-range-ratio", "2"], "--random-range-ratio"),
+        (["bench", "throughput", "--lora-path", "x"], "--lora-path"),
+    ],
+)
+def test_commands_refuse_in_words(capsys, words, said):
+    try:
+        code = main(words)
+    except SystemExit as e:
+        code = e.code
+    err = capsys.readouterr().err
+    assert code in (1, 2), err
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_version_and_usage(capsys):
+    import thalweg
+
+    assert main(["--version"]) == 0
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert thalweg.__version__ in out
+    assert "collect-env" in out
+
+
+def test_backends_and_collect_env(capsys):
+    import json
+
+    assert main(["backends", "--json"]) == 0
+    rows = {r["platform"]: r for r in json.loads(capsys.readouterr().out)}
+    assert rows["cpu"]["available"]
+    assert all(r["reason"] for r in rows.values())
+    assert sum(r["auto"] for r in rows.values()) == 1
+    assert main(["backends"]) == 0
+    assert "reference" in capsys.readouterr().out
+    assert main(["collect-env", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["libraries"]["fastapi"][0].isdigit()
+    assert {r["platform"] for r in report["platforms"]} == set(rows)
+    assert main(["collect-env"]) == 0
+    assert "memory:" in capsys.readouterr().out

@@ -1,0 +1,258 @@
+"""`thalweg serve` as users start it: a process, the bundled model, the real engine behind the official client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+class Process:
+    """A server started from the command line; `log` collects what it prints."""
+
+    def __init__(self, *words: str) -> None:
+        command = [sys.executable, "-m", "thalweg", "serve", *words]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)
+        self.log: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.log.extend(iter(self.process.stdout.readline, ""))
+
+    def wait_for(self, pattern: str, seconds: float = 90) -> re.Match[str]:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self.process.poll() is None:
+            if found := re.search(pattern, "".join(self.log)):
+                return found
+            time.sleep(0.02)
+        raise AssertionError(f"no {pattern!r} in:\n{''.join(self.log)}")
+
+    def url(self) -> str:
+        url = self.wait_for(r"serving .* on (http://\S+)")[1]
+        self.wait_for("startup complete")
+        return url
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        try:
+            return self.process.wait(30)
+        finally:
+            self.process.kill()
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Iterator[Process]:
+    process = Process("--port", "0", "--enable-prompt-tokens-details", "--scheduling-policy", "priority", "--threads", "1")
+    try:
+        process.url()
+        yield process
+    finally:
+        process.process.kill()
+
+
+@pytest.fixture(scope="module")
+def client(bundled: Process) -> openai.OpenAI:
+    return openai.OpenAI(base_url=bundled.url() + "/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def test_says_that_the_model_is_the_bundled_one(bundled):
+    assert "bundled tiny model: random weights" in "".join(bundled.log)
+
+
+def test_same_seed_same_text_streamed_or_not_alone_or_in_company(client):
+    body = {"model": "bundled", "prompt": "Once", "max_tokens": 12, "seed": 7}
+    whole = client.completions.create(**body).choices[0].text
+    streamed = "".join(c.choices[0].text for c in client.completions.create(**body, stream=True) if c.choices)
+    several = client.completions.create(**{**body, "prompt": ["Twice", "Once", "Thrice"]}).choices[1].text
+    other = client.completions.create(**{**body, "seed": 8}).choices[0].text
+    assert whole == streamed == several
+    assert whole != other
+
+
+def test_chat_n_logprobs_and_usage(client):
+    r = client.chat.completions.create(
+        model="bundled",
+        messages=MESSAGES,
+        n=3,
+        max_tokens=5,
+        seed=1,
+        logprobs=True,
+        top_logprobs=4,
+        extra_body={"ignore_eos": True},
+    )
+    assert [c.index for c in r.choices] == [0, 1, 2]
+    assert len({c.message.content for c in r.choices}) == 3
+    for c in r.choices:
+        assert c.finish_reason == "length"
+        assert len(c.logprobs.content) == 5
+        for e in c.logprobs.content:
+            values = [t.logprob for t in e.top_logprobs]
+            assert len(values) == 4
+            assert values == sorted(values, reverse=True)
+            assert e.logprob <= values[0] <= 0
+        assert b"".join(bytes(e.bytes) for e in c.logprobs.content).decode(errors="replace") == c.message.content
+    assert r.usage.completion_tokens == 15
+
+
+def test_greedy_text_scores_the_same_when_echoed(client):
+    made = client.completions.create(
+        model="bundled", prompt="Once", max_tokens=6, temperature=0, logprobs=1, extra_body={"ignore_eos": True}
+    )
+    ids = httpx.post(str(client.base_url).removesuffix("v1/") + "tokenize", json={"prompt": "Once"}).json()["tokens"]
+    again = client.completions.create(
+        model="bundled", prompt="Once", max_tokens=6, temperature=0, logprobs=1, echo=True, extra_body={"ignore_eos": True}
+    ).choices[0]
+    assert again.text == "Once" + made.choices[0].text
+    assert again.logprobs.token_logprobs[0] is None
+    assert again.logprobs.token_logprobs[len(ids) :] == pytest.approx(made.choices[0].logprobs.token_logprobs, abs=0.05)
+
+
+def test_stop_string(client):
+    text = (
+        client.completions.create(model="bundled", prompt="Once", max_tokens=30, temperature=0, extra_body={"ignore_eos": True})
+        .choices[0]
+        .text
+    )
+    stop = text[5:8]
+    r = client.completions.create(
+        model="bundled", prompt="Once", max_tokens=30, temperature=0, stop=stop, extra_body={"ignore_eos": True}
+    )
+    assert r.choices[0].text == text[: text.index(stop)]
+    assert (r.choices[0].finish_reason, r.choices[0].stop_reason) == ("stop", stop)
+
+
+def test_a_shared_prefix_is_found_in_the_cache(client):
+    prompt = "the same long beginning of every prompt " * 10
+    client.completions.create(model="bundled", prompt=prompt, max_tokens=1)
+    r = client.completions.create(model="bundled", prompt=prompt, max_tokens=1)
+    assert r.usage.prompt_tokens_details.cached_tokens > 0
+    salted = client.completions.create(model="bundled", prompt=prompt, max_tokens=1, extra_body={"cache_salt": "other tenant"})
+    assert salted.usage.prompt_tokens_details.cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"prompt": "x " * 5000}, "prompt"),
+        ({"prompt": [10**8]}, "prompt"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logit_bias": {"99999999": 1}}, "logit_bias"),
+        ({"allowed_token_ids": [10**8]}, "allowed_token_ids"),
+        ({"stop_token_ids": [10**8]}, "stop_token_ids"),
+        ({"min_tokens": 50}, "min_tokens"),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_engine_refuses_by_field(bundled, change, param, stream):
+    r = httpx.post(bundled.url() + "/v1/completions", json={"prompt": "a", "stream": stream, **change}, timeout=30)
+    assert r.status_code == 400, r.text
+    assert r.json()["error"]["param"].startswith(param)
+
+
+async def test_many_at_once_with_some_leaving(bundled):
+    url = bundled.url()
+    async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=120) as client:
+
+        async def one(i: int) -> str:
+            stream = await client.completions.create(
+                model="bundled", prompt=f"number {i}", max_tokens=10, seed=i, stream=True, extra_body={"ignore_eos": True}
+            )
+            text = ""
+            async for chunk in stream:
+                text += chunk.choices[0].text
+                if i % 3 == 0:
+                    await stream.close()
+                    return "left"
+            return text
+
+        texts = await asyncio.gather(*(one(i) for i in range(12)))
+        alone = await one(1)
+    assert texts[1] == alone
+    end = time.monotonic() + 20
+    while 'num_requests_running{engine="0",model_name="bundled"} 0.0' not in (metrics := httpx.get(url + "/metrics").text):
+        assert time.monotonic() < end, metrics
+        await asyncio.sleep(0.1)
+        httpx.post(url + "/v1/completions", json={"prompt": "a", "max_tokens": 1})
+    assert 'kv_cache_usage_perc{engine="0",model_name="bundled"}' in metrics
+
+
+def test_the_port_is_taken(bundled):
+    port = bundled.url().rsplit(":", 1)[1]
+    start = time.monotonic()
+    second = subprocess.run(
+        [sys.executable, "-m", "thalweg", "serve", "--port", port], capture_output=True, text=True, timeout=60, env=ENVIRONMENT
+    )
+    assert second.returncode == 2
+    assert "in use" in second.stderr
+    assert "another with --port" in second.stderr
+    assert time.monotonic() - start < 20
+
+
+def test_chat_command_against_the_server(bundled, client):
+    words = ["chat", "--url", bundled.url() + "/v1", "--quick", "hello", "--max-tokens", "6", "--sampling-seed", "3"]
+    said = subprocess.run(
+        [sys.executable, "-m", "thalweg", *words], capture_output=True, text=True, timeout=60, env=ENVIRONMENT
+    )
+    expected = (
+        client.chat.completions.create(model="bundled", messages=MESSAGES, max_tokens=6, seed=3).choices[0].message.content
+    )
+    assert said.stdout.removesuffix("\n") == expected
+
+
+def test_told_to_stop_it_ends_open_requests_and_itself(bundled):
+    with httpx.stream(
+        "POST",
+        bundled.url() + "/v1/completions",
+        json={"prompt": "a", "max_tokens": 2000, "ignore_eos": True, "stream": True},
+        timeout=60,
+    ) as r:
+        lines = r.iter_lines()
+        assert next(lines).startswith("data: {")
+        bundled.process.send_signal(signal.SIGTERM)
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert events[-1]["choices"][0]["finish_reason"] == "abort"
+    assert bundled.process.wait(30) == 0
+    assert "Traceback" not in "".join(bundled.log)
+
+
+def test_a_dead_engine_ends_the_server_with_a_failure():
+    process = Process("--port", "0", "--device", "null")
+    url = process.url()
+    children = subprocess.run(["pgrep", "-P", str(process.process.pid)], capture_output=True, text=True).stdout.split()
+    engines = [c for c in children if "resource_tracker" not in open(f"/proc/{c}/cmdline").read()]  # noqa: SIM115
+    assert engines
+    for child in engines:
+        os.kill(int(child), signal.SIGKILL)
+    assert process.process.wait(30) == 1
+    assert "the engine has died" in "".join(process.log)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url + "/health")
+
+
+def test_unix_socket_is_made_and_removed(tmp_path):
+    path = tmp_path / "s.sock"
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(path))
+    dead.close()  # left behind: nobody listens
+    process = Process("--uds", str(path), "--device", "null")
+    process.wait_for("startup complete")
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+        assert client.get("http://server/health").status_code == 200
+    assert process.end(signal.SIGINT) == 0
+    assert not path.exists()
