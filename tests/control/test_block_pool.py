@@ -1,0 +1,113 @@
+"""The block pool against a model of plain dictionaries: who holds what, and which cached block goes first."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from thalweg.engine.control.blocks import BlockPool
+from thalweg.engine.control.invariant import InvariantError
+
+TOTAL = 7
+
+
+class PoolMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.forgotten: list[int] = []
+        self.pool = BlockPool(TOTAL, self.forgotten.append)
+        self.holders: dict[int, int] = {}
+        self.findable: set[int] = set()
+        self.cached: list[int] = []  # oldest release first
+
+    def free(self) -> set[int]:
+        return set(range(1, TOTAL)) - self.holders.keys() - set(self.cached)
+
+    @precondition(lambda self: len(self.holders) < TOTAL - 1)
+    @rule()
+    def take(self) -> None:
+        free, before = self.free(), len(self.forgotten)
+        block = self.pool.take()
+        if free:
+            assert block in free
+            assert len(self.forgotten) == before
+        else:
+            assert block == self.cached.pop(0), "not the least recently released block"
+            assert self.forgotten[before:] == [block]
+            self.findable.discard(block)
+        self.holders[block] = 1
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def release(self, data) -> None:
+        block = data.draw(st.sampled_from(sorted(self.holders)))
+        self.pool.release(block)
+        self.holders[block] -= 1
+        if not self.holders[block]:
+            del self.holders[block]
+            if block in self.findable:
+                self.cached.append(block)
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def tag(self, data) -> None:
+        block = data.draw(st.sampled_from(sorted(self.holders)))
+        self.pool.tag(block)
+        self.findable.add(block)
+
+    @precondition(lambda self: self.findable)
+    @rule(data=st.data())
+    def share(self, data) -> None:
+        block = data.draw(st.sampled_from(sorted(self.findable)))
+        self.pool.share(block)
+        if block in self.cached:
+            self.cached.remove(block)
+        self.holders[block] = self.holders.get(block, 0) + 1
+
+    @rule()
+    def untag_all(self) -> None:
+        self.pool.untag_all()
+        self.findable.clear()
+        self.cached.clear()
+
+    @rule(data=st.data())
+    def misuse_is_refused(self, data) -> None:
+        block = data.draw(st.integers(0, TOTAL - 1))
+        if block not in self.holders:
+            with pytest.raises(InvariantError):
+                self.pool.release(block)
+            with pytest.raises(InvariantError):
+                self.pool.tag(block)
+            if block not in self.cached:
+                with pytest.raises(InvariantError):
+                    self.pool.share(block)
+
+    @invariant()
+    def books_balance(self) -> None:
+        self.pool.check(self.holders)
+        assert self.pool.available == TOTAL - 1 - len(self.holders)
+        assert self.pool.held == len(self.holders)
+
+
+TestPoolMachine = PoolMachine.TestCase
+TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_check_names_a_lost_block():
+    pool = BlockPool(4)
+    pool.take()
+    with pytest.raises(InvariantError, match="reference count"):
+        pool.check({})
+
+
+def test_withheld_blocks_are_not_available():
+    pool = BlockPool(5)
+    pool.withheld = 3
+    assert pool.available == 1
+    pool.withheld = 9
+    assert pool.available == 0
+
+
+def test_a_pool_without_a_usable_block_is_refused():
+    with pytest.raises(ValueError, match="at least 2"):
+        BlockPool(1)

@@ -1,0 +1,317 @@
+"""A control plane on the hash model, with every token, finish and prompt score compared with the oracle as it comes out.
+
+`launch` is either eager (a step runs when launched) or deferred (it runs when its result, or that of a later step, is
+read, as on a device that is behind the host: then every array must have stayed as it was launched).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from oracle import Oracle
+
+from thalweg.backends.null import NullOptions, NullPlatform
+from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from thalweg.engine.control import EngineCore
+from thalweg.engine.messages import EngineRequest, Outputs, TokenSampling
+from thalweg.hal.kv import KVSpec
+from thalweg.hal.platform import Place
+from thalweg.hal.step import StateBox, StepBatch, StepResult
+
+
+def make_config(
+    *, vocab=64, max_len=64, block_tokens=4, blocks=40, windows=(0,), max_seqs=8, max_tokens=32, depth=2, caching=True, **scheduler
+) -> EngineConfig:  # fmt: skip
+    groups = tuple(
+        KVSpec("window" if w else "full", block_tokens, 8 * block_tokens, (g,), window=w) for g, w in enumerate(windows)
+    )
+    counts = (blocks,) * len(groups) if isinstance(blocks, int) else tuple(blocks)
+    return EngineConfig(
+        model=ModelConfig(
+            path="", architecture="null", dtype="float32", max_len=max_len, vocab=vocab, seed=0, load_format="dummy",
+            logprobs_mode="raw_logprobs", max_logprobs=20,
+        ),
+        device=DeviceConfig(platform="null"),
+        cache=CacheConfig(block_tokens=block_tokens, groups=groups, blocks=counts, prefix_caching=caching),
+        scheduler=SchedulerConfig(max_seqs=max_seqs, max_tokens=max_tokens, pipeline_depth=depth, **scheduler),
+    )  # fmt: skip
+
+
+@dataclass
+class Later:
+    """A step that runs when its turn comes in the queue."""
+
+    queue: deque
+    value: StepResult | None = None
+
+    def ready(self) -> bool:
+        return self.value is not None
+
+    def result(self) -> StepResult:
+        while self.value is None:
+            self.queue.popleft()()
+        return self.value
+
+
+@dataclass
+class Tracked:
+    request: EngineRequest
+    tokens: list[int]
+    """What must come out, from prompt_len on."""
+    reason: str
+    stop_id: int
+    hashes: list[int]
+    got: int = 0
+    scored: int = 1
+    finished: str | None = None
+    may_fail: bool = False
+    log: list[int] = field(default_factory=list)
+
+
+class World:
+    def __init__(
+        self, config: EngineConfig, *, salt=0, deferred=False, poison=False, check=True, share_from=1, hash_fn=None, clock=None
+    ) -> None:
+        self.config, self.check = config, check
+        self.windows = tuple(g.window for g in config.cache.groups)
+        self.oracle = Oracle(salt, config.model.vocab, self.windows)
+        self.options = NullOptions(vocab=config.model.vocab, windows=self.windows, salt=salt)
+        self.deferred, self.poison = deferred, poison
+        self.kwargs = {"share_from": share_from, "hash_fn": hash_fn} | ({"clock": clock} if clock else {})
+        self.tracked: dict[int, Tracked] = {}
+        self.batches = 0
+        self.sick: dict[int, int] = {}
+        """Handle -> how many rows of its own to return as not a number."""
+        self.batch_log: list[StepBatch] | None = None
+        self.boot()
+
+    def boot(self) -> None:
+        """A new core and a new device, as after a crash."""
+        config = self.config
+        self.device = NullPlatform().open(Place(), self.options)
+        state = {
+            "kv": [np.zeros((n, config.cache.block_tokens), np.int64) for n in config.cache.blocks],
+            "history": np.zeros((config.scheduler.max_seqs + 1, config.model.max_len + 1), np.int32),
+        }
+        self.kv = state["kv"]
+        self.run = self.device.compile(None, None, StateBox(state), None, None)
+        self.queue: deque = deque()
+        self.core = EngineCore(config, self.launch, **self.kwargs)
+        if self.poison:
+            for g, group in enumerate(self.core.kv.groups):
+                self._poison_on_release(group.pool, self.kv[g])
+
+    def _poison_on_release(self, pool, kv) -> None:
+        release, take = pool.release, pool.take
+
+        def spoil(block: int) -> None:
+            action = lambda: self.device.poison(kv, block)  # noqa: E731
+            self.queue.append(action) if self.deferred else action()
+
+        def released(block: int) -> None:
+            release(block)
+            if not pool.references[block] and not pool._findable[block]:
+                spoil(block)
+
+        def taken() -> int:
+            block = take()
+            spoil(block)
+            return block
+
+        pool.release, pool.take = released, taken
+
+    def launch(self, batch: StepBatch) -> Later:
+        self.batches += 1
+        if self.check:
+            self.check_batch(batch)
+        if self.batch_log is not None:
+            self.batch_log.append(batch)
+        later = Later(self.queue)
+        handles = [self.core.slots.handle[s] for s in batch.slots]
+
+        def execute() -> None:
+            result = self.run(batch).result()
+            sick = [row for row, h in enumerate(handles) if self.sick.get(int(h), 0) > 0]
+            if sick:
+                result.invalid = np.zeros(batch.slots.size, bool)
+                for row in sick:
+                    self.sick[int(handles[row])] -= 1
+                    result.invalid[row] = True
+                    result.tokens[row] = 0
+            later.value = result
+
+        self.queue.append(execute)
+        if not self.deferred:
+            later.result()
+        return later
+
+    def check_batch(self, batch: StepBatch) -> None:
+        batch.check()
+        s, config = self.core.slots, self.config
+        assert batch.tokens.size <= config.scheduler.max_tokens
+        assert batch.slots.size <= config.scheduler.max_seqs and (batch.slots > 0).all()
+        logprobs = max(int(s.logprobs[slot]) for slot in batch.slots)
+        inferred = batch.infer_features(logprobs, batch.features.score)
+        assert batch.features == inferred, (batch.features, inferred)
+        assert batch.uniform in (0, 1) and (not batch.uniform or (batch.query == 1).all())
+        for table, g in zip(batch.block_tables, self.core.kv.groups, strict=True):
+            bt, window = config.cache.block_tokens, g.spec.window
+            for row in range(batch.slots.size):
+                c, q = int(batch.context[row]), int(batch.query[row])
+                first = max(0, c - window + 1) // bt if window else 0
+                assert table[row, first : -(-(c + q) // bt)].all(), "a block the step needs is scratch"
+
+    # ------------------------------------------------------------------ driving
+
+    def submit(self, request: EngineRequest) -> None:
+        tokens, reason, stop_id = self.oracle.generate(request, self.config.model.max_len)
+        prompt = request.tokens[: request.prompt_len].tolist()
+        hashes = self.oracle.hashes(prompt + tokens)
+        done = request.tokens.size - request.prompt_len
+        self.tracked[request.handle] = Tracked(request, tokens, reason, stop_id, hashes, got=done)
+        self.core.add([request])
+
+    def abort(self, handle: int) -> None:
+        self.core.abort([handle])
+
+    def step(self) -> Outputs | None:
+        out = self.core.step()
+        if self.check:
+            self.core.check()
+        if out is not None:
+            self.verify(out)
+        return out
+
+    def drain(self, most: int = 100_000) -> None:
+        for _ in range(most):
+            if not self.core.has_work:
+                break
+            self.step()
+        assert not self.core.has_work, "not finished"
+        unfinished = [h for h, t in self.tracked.items() if t.finished is None]
+        assert not unfinished, f"requests never finished: {unfinished[:5]}"
+        self.idle()
+
+    def idle(self) -> None:
+        """No block, slot or claim is left behind."""
+        self.core.check()
+        assert all(g.pool.held == 0 for g in self.core.kv.groups), "blocks leaked"
+        assert self.core.slots.available == self.config.scheduler.max_seqs, "slots leaked"
+        assert not self.core.scheduler._computing, "claims leaked"
+
+    # ------------------------------------------------------------------ comparing
+
+    def verify(self, out: Outputs) -> None:
+        for i, (handle, token) in enumerate(zip(out.handles.tolist(), out.tokens.tolist(), strict=True)):
+            t = self.tracked[handle]
+            assert t.finished is None, f"{handle}: a token after the end"
+            assert t.got < len(t.tokens), f"{handle}: a token too many"
+            assert token == t.tokens[t.got], f"{handle}: token {t.got} is {token}, expected {t.tokens[t.got]}"
+            t.got += 1
+            t.log.append(i)
+        self.verify_logprobs(out)
+        for scores in out.prompt_scores:
+            self.verify_scores(scores)
+        for f in out.finished:
+            t = self.tracked[f.handle]
+            assert t.finished is None, f"{f.handle}: finished twice"
+            t.finished = f.reason
+            if f.reason in ("stop", "length"):
+                assert (t.got, f.reason, f.stop_id) == (len(t.tokens), t.reason, t.stop_id), f"{f.handle}: ended wrongly"
+                if t.request.sampling.prompt_logprobs >= 0:
+                    assert t.scored == t.request.prompt_len, f"{f.handle}: {t.scored} of {t.request.prompt_len} scored"
+            elif f.reason == "error":
+                assert t.may_fail, f"{f.handle}: {f.error}"
+                assert f.error
+            else:
+                assert f.reason == "abort"
+
+    def verify_logprobs(self, out: Outputs) -> None:
+        wanted = [i for i, h in enumerate(out.handles.tolist()) if self.tracked[h].request.sampling.logprobs >= 0]
+        assert wanted == ([] if out.logprobs is None else out.logprobs.rows.tolist())
+        seen: dict[int, int] = {}
+        for m, i in enumerate(wanted):
+            handle = int(out.handles[i])
+            t = self.tracked[handle]
+            seen[handle] = seen.get(handle, 0) + 1
+            at = t.request.prompt_len + t.got - 1  # position of the token; one token per frame without speculation
+            assert out.logprobs.tokens[m, 0] == out.tokens[i]
+            assert out.logprobs.tokens.shape[1] >= 1 + t.request.sampling.logprobs
+            assert abs(out.logprobs.values[m, 0] - self.oracle.value(t.hashes[at - 1], int(out.tokens[i]))) < 1e-6
+
+    def verify_scores(self, scores) -> None:
+        t = self.tracked[scores.handle]
+        assert scores.start == t.scored, f"{scores.handle}: scores from {scores.start}, expected from {t.scored}"
+        assert scores.tokens.shape[1] == 1 + t.request.sampling.prompt_logprobs
+        for i in range(len(scores.ranks)):
+            p = scores.start + i
+            assert scores.tokens[i, 0] == t.request.tokens[p]
+            assert abs(scores.values[i, 0] - self.oracle.value(t.hashes[p - 1], int(t.request.tokens[p]))) < 1e-6
+        t.scored += len(scores.ranks)
+
+
+# ---------------------------------------------------------------- random worlds
+
+
+def random_config(rng: random.Random) -> EngineConfig:
+    bt = rng.choice([1, 2, 3, 4, 8])
+    max_len = rng.randrange(12, 72)
+    windows = rng.choice([(0,), (0,), (0,), (0, rng.randrange(2, 20)), (rng.randrange(2, 20),), (0, 0), (5, 0, 11)])
+    full = -(-max_len // bt)
+    max_tokens = rng.choice([3, 8, 16, 33, 64])
+    chunked = rng.random() < 0.8
+    if not chunked:
+        max_tokens = max(max_tokens, max_len)
+    blocks = tuple(full + 1 + rng.choice([0, 0, 1, 3, full]) for _ in windows)
+    return make_config(
+        vocab=rng.choice([3, 17, 40, 101]), max_len=max_len, block_tokens=bt, blocks=blocks, windows=windows,
+        max_seqs=rng.choice([1, 3, 6, 10]), max_tokens=max_tokens, depth=rng.randrange(1, 4), caching=rng.random() < 0.85,
+        policy=rng.choice(["fcfs", "priority"]), chunked_prefill=chunked, max_partial_prefills=rng.randrange(1, 4),
+        max_long_partial_prefills=rng.randrange(1, 3), long_prefill_threshold=rng.choice([0, 0, 2, 7]),
+    )  # fmt: skip
+
+
+def random_sampling(rng: random.Random, vocab: int, max_len: int) -> TokenSampling:
+    ids = lambda most: tuple(rng.randrange(vocab) for _ in range(rng.randrange(most)))  # noqa: E731
+    max_tokens = rng.choice([1, 2, rng.randrange(1, 12), rng.randrange(1, max_len + 1)])
+    p: dict = {"max_tokens": max_tokens}
+    if rng.random() < 0.4:
+        p |= {"eos_ids": ids(3), "stop_ids": ids(3), "min_tokens": rng.randrange(0, max_tokens + 1) if vocab > 20 and rng.random() < 0.5 else 0}
+        if vocab > 20 and rng.random() < 0.2:
+            p |= {"stop_ids": tuple(rng.sample(range(vocab), 10))}
+    if vocab > 20 and rng.random() < 0.3:
+        p["logit_bias"] = tuple((t, rng.choice([float("-inf"), 1.5])) for t in ids(3))
+    if vocab > 20 and rng.random() < 0.2:
+        p["bad_words"] = tuple(w for w in (ids(4) for _ in range(5)) if w)
+    if vocab > 20 and rng.random() < 0.2:
+        p["allowed_ids"] = tuple(sorted(set(rng.sample(range(vocab), vocab - 4))))
+    if rng.random() < 0.3:
+        p |= {"temperature": 0.5, "top_k": rng.choice([0, 3]), "repetition_penalty": rng.choice([1.0, 1.2])}
+    if rng.random() < 0.3:
+        p["logprobs"] = rng.randrange(0, 3)
+    if rng.random() < 0.2:
+        p["prompt_logprobs"] = rng.randrange(0, 3)
+    return TokenSampling(**p)
+
+
+def random_request(rng: random.Random, handle: int, config: EngineConfig, stems: list[list[int]]) -> EngineRequest:
+    """Prompts begin with a few shared stems, or with their own beginnings, so prefixes are found at every length."""
+    vocab, max_len = config.model.vocab, config.model.max_len
+    tokens = list(rng.choice(stems)) if stems and rng.random() < 0.7 else []
+    tokens = tokens[: rng.randrange(len(tokens) + 1)] if rng.random() < 0.5 else tokens
+    tokens += [rng.randrange(vocab) for _ in range(rng.choice([0, 1, 2, rng.randrange(max_len)]))]
+    tokens = tokens[: max_len - 1] or [rng.randrange(vocab)]
+    sampling = random_sampling(rng, vocab, max_len)
+    if config.scheduler.max_seqs == 10 and rng.random() < 0.8:  # many short prompts that grow long: preemption
+        tokens, sampling = tokens[:4], msgspec.structs.replace(sampling, max_tokens=max_len)
+    if rng.random() < 0.1 and len(stems) < 8:
+        stems.append(tokens)
+    return EngineRequest(
+        handle=handle, tokens=np.array(tokens, np.int32), prompt_len=len(tokens),
+        sampling=sampling, priority=rng.randrange(3), cache_salt=rng.choice(["", "", "a", "b"]),
+        read_prefix_cache=rng.random() < 0.9,
+    )  # fmt: skip
