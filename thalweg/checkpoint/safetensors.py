@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -78,8 +79,7 @@ class Shard:
         self.path = path
         try:
             with path.open("rb") as f:
-                size = path.stat().st_size
-                self.entries = _parse(path, f, size)
+                self.entries = _parse(path, f, os.fstat(f.fileno()).st_size)
                 self.data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as e:
             raise CheckpointError(f"{path}: cannot be read: {e.strerror or e}") from e

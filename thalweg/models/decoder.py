@@ -73,12 +73,17 @@ def settings(config: Config, *, windows: tuple[int, ...] | None = None, mlp_bias
     )
 
 
+def sliding_window(config: Config) -> int:
+    """`sliding_window` in tokens: null = 0, none; absent = 4096, what the families that have the key assume."""
+    return 0 if config.get("sliding_window", 4096) is None else integer(config, "sliding_window", default=4096)
+
+
 def layer_windows(config: Config) -> tuple[int, ...]:
     """Windows of the families that choose per layer: `layer_types`, or where that is absent every layer from
     `max_window_layers` on; all of it only if `use_sliding_window` says so."""
     layers = integer(config, "num_hidden_layers", high=10_000)
     used = flag(config, "use_sliding_window", False)
-    window = integer(config, "sliding_window", default=4096) if used and config.get("sliding_window", 1) is not None else 0
+    window = sliding_window(config) if used else 0
     types = config.get("layer_types")
     if types is None:
         first = integer(config, "max_window_layers", low=0, default=28)

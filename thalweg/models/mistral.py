@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, integer
-from thalweg.models.decoder import Settings, settings
+from thalweg.models.decoder import Settings, settings, sliding_window
 
 
 def mistral(config: Config) -> Settings:
     layers = integer(config, "num_hidden_layers", high=10_000)
-    none = "sliding_window" in config and config["sliding_window"] is None
-    window = 0 if none else integer(config, "sliding_window", default=4096)
-    return settings(config, windows=(window,) * layers)
+    return settings(config, windows=(sliding_window(config),) * layers)
