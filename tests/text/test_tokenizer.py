@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from thalweg.errors import CheckpointError
+from thalweg.errors import CheckpointError, RequestError
 from thalweg.text.tokenizer import Tokenizer, check_vocab, load_tokenizer
 
 
@@ -90,9 +90,9 @@ def test_bad_files_are_refused_by_name(tmp_path: Path, name: str, content: str |
     assert name in str(e.value)
 
 
-def test_text_that_is_no_unicode_is_a_unicode_error() -> None:
+def test_text_that_is_no_unicode_is_a_request_error() -> None:
     for encode in (v.byte_level().encode, lambda t: v.byte_level().encode_batch(["a", t])):
-        with pytest.raises(UnicodeEncodeError):
+        with pytest.raises(RequestError, match="not valid Unicode"):
             encode("a\ud800")
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import tokenizers
 
-from thalweg.errors import CheckpointError
+from thalweg.errors import CheckpointError, RequestError
 from thalweg.text.pieces import make_pieces
 
 NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -69,11 +69,11 @@ class Tokenizer:
         return shrink * max(map(len, vocab), default=0)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """UnicodeEncodeError when the text is not valid Unicode (a lone surrogate)."""
+        """RequestError when the text is not valid Unicode (a lone surrogate)."""
         try:
             return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
         except TypeError:
-            text.encode()  # says where, if that is it
+            _check_unicode(text)
             raise
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
@@ -81,7 +81,8 @@ class Tokenizer:
         try:
             return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
         except TypeError:
-            "".join(texts).encode()
+            for text in texts:
+                _check_unicode(text)
             raise
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -210,6 +211,13 @@ def _template_entry(file: Path, entry: Any) -> dict[str, str]:
     if not all(isinstance(k, str) and isinstance(v, str) for k, v in named.items()):
         raise CheckpointError(f"{file}: chat_template must be text, or a list of objects with a name and a template")
     return named
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise RequestError(f"not valid Unicode text: {e}; remove the lone surrogate") from e
 
 
 def _content(token: Any) -> str | None:

@@ -149,8 +149,8 @@ class InputProcessor:
         assert self._tokenizer is not None
         try:
             return self._tokenizer.encode(text, add_special_tokens)
-        except UnicodeError as e:
-            raise RequestError(f"{param}: not valid Unicode text: {e}", param) from e
+        except RequestError as e:
+            raise RequestError(f"{param}: {e}", param) from e
 
     def _checked_ids(self, param: str, ids: Any) -> list[int]:
         if isinstance(ids, np.ndarray):

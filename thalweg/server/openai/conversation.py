@@ -33,6 +33,7 @@ class Conversation:
                 tools=self._tools(request),
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
+                content_format=form,
                 **self._variables(request),
             )
             if not text:
