@@ -18,7 +18,7 @@ class CpuOptions:
     """Knobs of the CPU platform."""
 
     threads: int = 0
-    """0 = one per physical core this process may use."""
+    """0 = one per physical core this process may use, or fewer where OMP_NUM_THREADS says so."""
 
 
 class CpuPlatform(Platform):
@@ -50,4 +50,4 @@ class CpuPlatform(Platform):
         threads = options.threads if options else 0
         if threads < 0:
             raise DeviceError(f"threads: {threads} is not a number of threads; leave it out for one per core")
-        return open_device(threads or cores())
+        return open_device(threads)

@@ -6,7 +6,7 @@ import torch
 
 from thalweg.backends.cpu import BF16_FLAGS
 from thalweg.backends.eager import EagerDevice
-from thalweg.backends.host import cpu_flags, cpu_name, host_memory
+from thalweg.backends.host import cores, cpu_flags, cpu_name, host_memory
 from thalweg.backends.torch_native import ATTENTION, KERNELS
 from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.op import Kernel
@@ -18,6 +18,8 @@ NATIVE_ATTENTION: tuple[AttentionBackend, ...] = ()
 
 
 def open_device(threads: int) -> EagerDevice:
+    """threads: 0 = as many as there are cores for this process, unless torch was told fewer before."""
+    threads = threads or min(cores(), torch.get_num_threads())
     torch.set_num_threads(threads)
     dtypes = ("bfloat16", "float32") if cpu_flags() & BF16_FLAGS else ("float32", "bfloat16")
     notes = {"torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability()}

@@ -16,13 +16,15 @@ from thalweg.hal.step import SCRATCH, StepBatch
 
 QUERIES = 256
 """Query tokens of one sequence attended at once: later ones need not be held against earlier ones' future."""
-MIN_ROWS = 4
-"""Rows (query tokens x query heads per KV head) below which the matrix products underneath sum in another order."""
-BLOCK_ALIGN = 4
-"""Decoding sequences whose block counts round up to the same multiple of this are attended together."""
-SPAN = 512
-"""float32: keys are padded to a multiple of this, the stretch the fused attention sums at once, so that the order of a
-sum does not depend on how many keys there are. bfloat16 products do not need it."""
+ALIGN = 64
+"""Decoding sequences whose key counts round up to the same multiple of this are attended together."""
+ROWS = 4
+"""Rows (query tokens x query heads per KV head) are padded to a multiple of this: the matrix products underneath sum one
+to three odd rows in another order."""
+SPAN, SHORT, LONG = 512, 192, 384
+"""The fused attention takes keys in spans of 512, and its products split a span's sum in two unless it is short; up to
+192 keys in one piece, from 384 on after 384, in between half way. So a last span between the two is padded with masked
+keys to 384, and windows begin at a span: then a token's sums are the same however many keys are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +120,8 @@ def _work_list(batch: StepBatch, group: int, size: int, spec: AttnSpec) -> list[
         if slot == SCRATCH or query[s] == 0:
             continue
         if query[s] == 1:
-            low = _low(context[s], size, spec)
-            width = -(-(context[s] // size + 1 - low) // BLOCK_ALIGN)
-            together.setdefault(width, []).append((s, last[s], context[s]))
+            keys = context[s] + 1 - _low(context[s], size, spec) * size
+            together.setdefault(-(-keys // ALIGN), []).append((s, last[s], context[s]))
             continue
         for at in range(0, query[s], QUERIES):
             m = min(QUERIES, query[s] - at)
@@ -129,17 +130,25 @@ def _work_list(batch: StepBatch, group: int, size: int, spec: AttnSpec) -> list[
 
 
 def _low(start: int, size: int, spec: AttnSpec) -> int:
-    """The first block a token at position `start` attends to."""
-    return max(0, start - spec.window + 1) // size if spec.window else 0
+    """The first block gathered for a token at position `start`: of the span where its window begins."""
+    if not spec.window or SPAN % size:
+        return 0
+    return max(0, start - spec.window + 1) // SPAN * SPAN // size
+
+
+def _width(keys: int, size: int) -> int:
+    """Blocks gathered for this many keys."""
+    width = -(-keys // size)
+    while SHORT < width * size % SPAN < LONG:
+        width += 1
+    return width
 
 
 def _work(batch: StepBatch, group: int, size: int, spec: AttnSpec, members: Sequence[tuple[int, int, int]], m: int) -> _Work:
     """members: (sequence, first row, its position) of runs of m query tokens."""
     seqs, first, start = (torch.tensor(x) for x in zip(*members, strict=True))
     low = torch.tensor([_low(at, size, spec) for _, _, at in members])
-    width = int(((start + m - 1) // size + 1 - low).max())
-    align = SPAN // size if spec.dtype == "float32" and SPAN % size == 0 else BLOCK_ALIGN
-    width = -(-width // align) * align
+    width = _width(int((start + m - low * size).max()), size)
     table = batch.block_tables[group][seqs]
     column = low[:, None] + torch.arange(width)
     blocks = table.gather(1, column.clamp(max=table.shape[1] - 1)).long()
@@ -150,6 +159,6 @@ def _work(batch: StepBatch, group: int, size: int, spec: AttnSpec, members: Sequ
     per = spec.heads // spec.kv_heads
     dtype = torch.bfloat16 if spec.dtype == "bfloat16" else torch.float32
     hidden = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf")).repeat_interleave(per, 1)
-    hidden = F.pad(hidden, (0, 0, 0, max(0, MIN_ROWS - m * per)))
+    hidden = F.pad(hidden, (0, 0, 0, -m * per % ROWS))
     rows = (first[:, None] + torch.arange(m)).flatten()
     return _Work(rows, len(members), blocks.flatten(), hidden[:, None], (~own).flatten().nonzero()[:, 0])

@@ -1,0 +1,129 @@
+"""Running one op on a device through the contract alone, and comparing what it gives."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from thalweg.hal import ops
+from thalweg.hal.op import Binder, Bound, Kernel, Op, Sample
+from thalweg.hal.platform import Device
+from thalweg.hal.step import SamplingArrays, StateBox, StepBatch, StepResult
+from thalweg.hal.weights import DENSE, QTensor
+
+ROWS: Mapping[str, tuple[int, ...]] = {
+    "embed": (0,), "linear": (0,), "rms_norm": (0,), "add_rms_norm": (0, 1), "rope": (0, 1, 2), "act_and_mul": (0,),
+    "penalties": (0, 2, 3, 4, 5, 6, 7), "token_mask": (0, 1), "truncate": (0, 1, 2, 3), "sample": (0, 1, 2, 3),
+    "logprobs": (0, 1), "resolve_tokens": (0, 2, 3),
+}  # fmt: skip
+"""Which arguments have one row per token or sequence, for ops whose result does too."""
+
+
+def rng(*name: object) -> np.random.Generator:
+    """A generator that depends on the case's name alone."""
+    return np.random.default_rng(zlib.crc32(repr(name).encode()))
+
+
+def dtypes_of(op: Op) -> tuple[str, ...]:
+    """The dtypes an op is tested in: those with a tolerance; exact ops hold integers or float32."""
+    return tuple(op.tolerances) or ("float32",)
+
+
+def host_arguments(op: Op, sample: Sample, dtype: str) -> list[torch.Tensor]:
+    """The sample's arrays as host tensors, float16 standing for `dtype`."""
+    kind = getattr(torch, dtype)
+    arrays = sample.make(rng(op.name, sample.name))
+    return [torch.from_numpy(np.array(a)).to(kind) if a.dtype == np.float16 else torch.from_numpy(np.array(a)) for a in arrays]
+
+
+def facts(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str) -> dict[str, Any]:
+    """What a layer would say when it binds this op."""
+    out: dict[str, Any] = {"dtype": dtype, **sample.static}
+    if op.name == "linear":
+        out |= {"in_features": args[1].shape[1], "out_features": args[1].shape[0], "weight": DENSE}
+    if args[0].dtype == torch.float32 and op.name in ROWS and dtype == "float32":
+        out |= {"vocab": args[0].shape[-1]}
+    return out
+
+
+def bind(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str, kernel: Kernel | None) -> Bound:
+    """The op bound to this one kernel (None: the reference body). `choice.kernel` says whether it took the case."""
+    return Binder([kernel] if kernel else []).bind(op, **facts(op, sample, args, dtype))
+
+
+def put(device: Device, op: Op, bound: Bound, args: Sequence[torch.Tensor]) -> list[Any]:
+    """Arguments on the device, the weight packed as this kernel wants it."""
+    placed = [device.put(a.clone()) for a in args]
+    if op.name == "linear":
+        placed[1] = bound.pack(QTensor(DENSE, (args[1].shape[0], args[1].shape[1]), {"weight": placed[1]}))
+    return placed
+
+
+def run(device: Device, call: Callable[..., Any], args: Sequence[Any]) -> list[np.ndarray]:
+    """call(*args) as a compiled step; its results on the host, floating ones as float32."""
+
+    def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
+        out = call(*params)
+        out = out if isinstance(out, tuple) else (out,)
+        wide = {str(i): x.to(torch.float32) if x.is_floating_point() else x for i, x in enumerate(out)}
+        return state, StepResult(batch.slots[:, None], batch.query, extras=wide)
+
+    result = device.compile(step, list(args), StateBox({}), None, None)(empty_batch()).result()
+    return [np.asarray(result.extras[str(i)]) for i in range(len(result.extras))]
+
+
+def empty_batch() -> StepBatch:
+    """A batch of one scratch token, for steps that do not look at it."""
+    one = np.zeros(1, np.int32)
+    return StepBatch(
+        tokens=one, token_seq=one.copy(), positions=one.copy(), slots=one.copy(), context=one.copy(),
+        query=np.ones(1, np.int32), last_row=one.copy(), emit=np.zeros(1, bool), block_tables=(np.zeros((1, 1), np.int32),),
+        sampling=SamplingArrays.greedy(1),
+    )  # fmt: skip
+
+
+def reference(op: Op, sample: Sample, args: Sequence[torch.Tensor]) -> list[np.ndarray]:
+    """What the op's body gives, on the host."""
+    out = op.reference(*(a.clone() for a in args), **sample.static)
+    out = out if isinstance(out, tuple) else (out,)
+    return [(x.to(torch.float32) if x.is_floating_point() else x).numpy() for x in out]
+
+
+def difference(got: np.ndarray, want: np.ndarray) -> float:
+    """Largest difference relative to the largest magnitude; inf if shapes, infinities or integers differ."""
+    if got.shape != want.shape:
+        return float("inf")
+    if not np.issubdtype(want.dtype, np.floating):
+        return 0.0 if np.array_equal(got, want) else float("inf")
+    finite = np.isfinite(want)
+    if not np.array_equal(got[~finite], want[~finite]) or not np.isfinite(got[finite]).all():
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    return float(np.abs(got[finite] - want[finite]).max() / max(float(np.abs(want[finite]).max()), 1e-30))
+
+
+def kernels_of(device: Device, op: Op) -> list[Kernel | None]:
+    """The device's kernels for an op, in order; [None] = it runs the reference body."""
+    found: list[Kernel | None] = [k for k in device.kernels if k.op == op.name]
+    return found or [None]
+
+
+def every_case(device: Device) -> list[tuple[Op, Sample, str, Kernel | None]]:
+    """Every op x sample x dtype x kernel."""
+    return [
+        (op, s, d, k)
+        for op in ops.all_ops().values()
+        for s in op.samples
+        for d in dtypes_of(op)
+        for k in kernels_of(device, op)
+    ]
+
+
+def case_id(case: tuple[Op, Sample, str, Kernel | None]) -> str:
+    op, sample, dtype, kernel = case
+    return f"{op.name}-{sample.name}-{dtype}-{kernel.name if kernel else 'reference'}"

@@ -1,0 +1,85 @@
+"""Fixtures of the conformance kit: the platform under test, its device, and the cases it must pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from thalweg.errors import DeviceError
+from thalweg.hal import discovery
+from thalweg.hal.platform import Device, Place, Platform
+from thalweg.hal.testing.options import MODES
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for mode in MODES:
+        config.addinivalue_line("markers", f"{mode}_mode: runs with --mode {mode}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Items without a mode marker run in mode test."""
+    want = config.getoption("--mode", "test")
+    keep: list[pytest.Item] = []
+    drop: list[pytest.Item] = []
+    for item in items:
+        mode = next((m for m in MODES if item.get_closest_marker(f"{m}_mode")), "test")
+        (keep if mode == want else drop).append(item)
+    config.hook.pytest_deselected(items=drop)
+    items[:] = keep
+
+
+def _open(config: pytest.Config) -> tuple[Platform, Device | None, str]:
+    """(platform, device or None, why not), once per run."""
+    made = config.stash.get(_KEY, None)
+    if made is None:
+        platform = discovery.load(config.getoption("--platform", "reference"))
+        try:
+            options = _options(platform)
+            made = (platform, platform.open(Place(), options), "")
+        except DeviceError as e:
+            made = (platform, None, str(e))
+        config.stash[_KEY] = made
+    return made
+
+
+def _options(platform: Platform) -> Any:
+    return platform.options() if dataclasses.is_dataclass(platform.options) else None
+
+
+_KEY: pytest.StashKey[tuple[Platform, Device | None, str]] = pytest.StashKey()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`case`: every op x sample x dtype x kernel of the device; `attention`: every attention backend."""
+    if not {"case", "attention"} & set(metafunc.fixturenames):
+        return
+    platform, device, why = _open(metafunc.config)
+    if device is None or not platform.runs_models:
+        reason = why or f"platform {platform.name} runs no models: it has no ops to test"
+        for name in {"case", "attention"} & set(metafunc.fixturenames):
+            metafunc.parametrize(name, [pytest.param(None, marks=pytest.mark.skip(reason=reason))], ids=[platform.name])
+        return
+    from thalweg.hal.testing.cases import case_id, every_case
+
+    if "case" in metafunc.fixturenames:
+        cases = every_case(device)
+        metafunc.parametrize("case", cases, ids=[case_id(c) for c in cases])
+    if "attention" in metafunc.fixturenames:
+        metafunc.parametrize("attention", device.attention, ids=[a.name for a in device.attention])
+
+
+@pytest.fixture(scope="session")
+def platform(request: pytest.FixtureRequest) -> Platform:
+    return _open(request.config)[0]
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    _, device, why = _open(request.config)
+    if device is None:
+        pytest.skip(why)
+    yield device
+    device.synchronize()

@@ -1,0 +1,14 @@
+"""The command line of the conformance kit. A plugin of its own, so that pytest knows the options before it has found
+the kit; it defines nothing else, and nothing at all for anybody else's tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MODES = ("test", "perf", "support")
+
+
+def pytest_addoption(parser: Any) -> None:
+    group = parser.getgroup("thalweg")
+    group.addoption("--platform", default="reference", help="platform the conformance kit tests (default: reference)")
+    group.addoption("--mode", default="test", choices=MODES, help="test, perf (JSON lines) or support (a Markdown matrix)")

@@ -1,0 +1,124 @@
+"""Random mixed batches over a paged cache, and what attention must give for them: a dense computation in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from thalweg.hal.attention import AttentionBackend, AttnSpec
+from thalweg.hal.platform import Device
+from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """One sequence: what its tokens' q [n, heads, D], k and v [n, kv_heads, D] are (float32), and its new tokens."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    query: int
+
+    @property
+    def length(self) -> int:
+        return int(self.q.shape[0])
+
+
+def story(rng: np.random.Generator, spec: AttnSpec, length: int, query: int) -> Story:
+    q, k, v = (
+        rng.normal(size=(length, h, spec.head_dim)).astype(np.float32) for h in (spec.heads, spec.kv_heads, spec.kv_heads)
+    )
+    return Story(q, k, v, query)
+
+
+def dense(s: Story, spec: AttnSpec, dtype: torch.dtype) -> np.ndarray:
+    """softmax(q k^T * scale) v of the last `query` tokens, in float64 from inputs rounded to dtype -> [query, heads, D]."""
+    q, k, v = (torch.from_numpy(a).to(dtype).double().numpy() for a in (s.q, s.k, s.v))
+    share = spec.heads // spec.kv_heads
+    out = np.empty((s.query, spec.heads, spec.head_dim))
+    for i in range(s.query):
+        p = s.length - s.query + i
+        low = max(0, p - spec.window + 1) if spec.window else 0
+        for h in range(spec.heads):
+            scores = k[low : p + 1, h // share] @ q[p, h] * spec.scale
+            if spec.softcap:
+                scores = spec.softcap * np.tanh(scores / spec.softcap)
+            w = np.exp(scores - scores.max())
+            out[i, h] = (w / w.sum()) @ v[low : p + 1, h // share]
+    return out
+
+
+def tables(rng: np.random.Generator, stories: Sequence[Story], size: int, spare: int = 3) -> tuple[np.ndarray, int]:
+    """Shuffled block tables i32[S, B], and how many blocks the cache has (scratch and a few unused ones included)."""
+    need = [-(-s.length // size) for s in stories]
+    blocks = sum(need) + spare + 1
+    free = iter(rng.permutation(np.arange(1, blocks)).astype(np.int32))
+    table = np.zeros((len(stories), max(need)), np.int32)
+    for s, n in enumerate(need):
+        table[s, :n] = [next(free) for _ in range(n)]
+    return table, blocks
+
+
+def batch_of(table: np.ndarray, start: Sequence[int], query: Sequence[int]) -> StepBatch:
+    """The batch that computes tokens start..start + query - 1 of each sequence. Slots are 1, 2, ..."""
+    context, new = np.array(start, np.int32), np.array(query, np.int32)
+    n, i32 = len(new), np.int32
+    last = (np.cumsum(new) - 1).astype(i32)
+    positions = np.concatenate([np.arange(c, c + q, dtype=i32) for c, q in zip(context, new, strict=True)])
+    return StepBatch(
+        tokens=np.zeros(len(positions), i32), token_seq=np.repeat(np.arange(n, dtype=i32), new), positions=positions,
+        slots=np.arange(1, n + 1, dtype=i32), context=context, query=new, last_row=last, emit=np.ones(n, bool),
+        block_tables=(table,), sampling=SamplingArrays.greedy(n),
+    )  # fmt: skip
+
+
+class Cache:
+    """One layer's cache on a device, driven step by step through compiled executables."""
+
+    def __init__(self, device: Device, backend: AttentionBackend, spec: AttnSpec, size: int, blocks: int) -> None:
+        self._device, self._backend, self._spec = device, backend, spec
+        self.box = StateBox(device.alloc_kv(backend.layout(spec, size), blocks))
+
+    def attend(
+        self, batch: StepBatch, q: np.ndarray, k: np.ndarray, v: np.ndarray, shape: StepShape | None = None
+    ) -> np.ndarray:
+        """q, k, v of the batch's tokens (float32) -> [T, heads, D]. With a shape the batch is padded, and the padding
+        tokens' q, k and v are NaN."""
+        spec, backend, tokens = self._spec, self._backend, batch.tokens.shape[0]
+        if shape is not None:
+            batch = batch.pad(shape)
+        more = batch.tokens.shape[0] - tokens
+        dtype = getattr(torch, spec.dtype)
+        args = [torch.from_numpy(np.pad(a, ((0, more), (0, 0), (0, 0)), constant_values=np.nan)).to(dtype) for a in (q, k, v)]
+        batch = replace(batch, plans=(backend.plan(batch, 0, shape),), features=Features())
+
+        def step(params: Any, kv: Any, b: StepBatch) -> tuple[Any, StepResult]:
+            q, k, v = params
+            out, kv = backend.attend(q, k, v, kv, b, 0, spec)
+            return kv, StepResult(b.slots[:, None], b.query, extras={"out": out.to(torch.float32)})
+
+        params = [self._device.put(a) for a in args]
+        result = self._device.compile(step, params, self.box, shape, None)(batch).result()
+        return np.asarray(result.extras["out"])[:tokens]
+
+
+def rows(stories: Sequence[Story], start: Sequence[int], query: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """q, k, v of the tokens start..start + query - 1 of each story, as a batch wants them."""
+    cut = [slice(c, c + n) for c, n in zip(start, query, strict=True)]
+    return (
+        np.concatenate([s.q[c] for s, c in zip(stories, cut, strict=True)]),
+        np.concatenate([s.k[c] for s, c in zip(stories, cut, strict=True)]),
+        np.concatenate([s.v[c] for s, c in zip(stories, cut, strict=True)]),
+    )
+
+
+def poison(cache: Cache, blocks: int, size: int, spec: AttnSpec) -> None:
+    """Fill every block but scratch with NaN, as an earlier owner whose numbers went wrong would have left them."""
+    table = np.arange(1, blocks, dtype=np.int32)[None]
+    n = (blocks - 1) * size
+    q, k = (np.full((n, h, spec.head_dim), np.nan, np.float32) for h in (spec.heads, spec.kv_heads))
+    cache.attend(batch_of(table, [0], [n]), q, k, k)

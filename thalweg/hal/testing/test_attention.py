@@ -1,0 +1,112 @@
+"""Attention over a paged cache against a dense computation, for batches that mix everything a scheduler mixes."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from thalweg.hal.attention import AttentionBackend, AttnSpec
+from thalweg.hal.platform import Device
+from thalweg.hal.step import StepShape
+from thalweg.hal.testing import sequences as seq
+from thalweg.hal.testing.cases import rng
+
+SPECS = {
+    "mha": AttnSpec(4, 4, 32, 32**-0.5, "float32"),
+    "gqa": AttnSpec(8, 2, 64, 64**-0.5, "float32"),
+    "mqa": AttnSpec(4, 1, 64, 0.3, "float32"),
+    "window": AttnSpec(4, 2, 32, 32**-0.5, "float32", "window", 20),
+    "softcap": AttnSpec(4, 2, 32, 32**-0.5, "float32", softcap=5.0),
+}
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 4e-3}
+MIX = [(1, 1), (37, 1), (300, 1), (45, 20), (64, 64), (130, 2), (16, 16), (700, 1), (560, 30)]
+"""(length, new tokens): decodes of many lengths, a whole prefill, chunks that continue, a block exactly full."""
+
+
+@pytest.fixture(params=SPECS)
+def spec(request: pytest.FixtureRequest) -> AttnSpec:
+    return SPECS[request.param]
+
+
+def _ready(attention: AttentionBackend, spec: AttnSpec, dtype: str) -> AttnSpec:
+    spec = replace(spec, dtype=dtype)
+    why = attention.supports(spec)
+    if why is not None:
+        pytest.skip(f"{attention.name} refuses: {why}")
+    return spec
+
+
+def _filled(device: Device, attention: Any, spec: AttnSpec, mix: list[tuple[int, int]], size: int, seed: int) -> Any:
+    """Stories, their cache with everything but the new tokens already computed, its tables and its start positions."""
+    made = rng("attention", seed)
+    stories = [seq.story(made, spec, length, new) for length, new in mix]
+    table, blocks = seq.tables(made, stories, size)
+    cache = seq.Cache(device, attention, spec, size, blocks)
+    seq.poison(cache, blocks, size, spec)
+    start = [s.length - s.query for s in stories]
+    old = [i for i, n in enumerate(start) if n]
+    if old:
+        done = [stories[i] for i in old]
+        batch = seq.batch_of(table[old], [0] * len(old), [start[i] for i in old])
+        cache.attend(batch, *seq.rows(done, [0] * len(old), [start[i] for i in old]))
+    return stories, cache, table, start
+
+
+@pytest.mark.parametrize("size", [8, 16, 32])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_mixed_batch_equals_dense_attention_whatever_the_blocks_held_before(
+    device: Device, attention: Any, spec: AttnSpec, dtype: str, size: int
+) -> None:
+    spec = _ready(attention, spec, dtype)
+    stories, cache, table, start = _filled(device, attention, spec, MIX, size, size)
+    query = [s.query for s in stories]
+    got = cache.attend(seq.batch_of(table, start, query), *seq.rows(stories, start, query))
+    want = np.concatenate([seq.dense(s, spec, getattr(torch, dtype)) for s in stories])
+    assert np.isfinite(got).all()
+    assert np.abs(got - want).max() <= TOLERANCE[dtype] * np.abs(want).max()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_padding_changes_no_row(device: Device, attention: Any, spec: AttnSpec, dtype: str) -> None:
+    spec = _ready(attention, spec, dtype)
+    size = 16
+    outs = []
+    for shape in (None, StepShape(tokens=160, seqs=11, blocks=50)):
+        stories, cache, table, start = _filled(device, attention, spec, MIX, size, 1)
+        query = [s.query for s in stories]
+        outs.append(cache.attend(seq.batch_of(table, start, query), *seq.rows(stories, start, query), shape=shape))
+    if attention.batch_invariant:
+        np.testing.assert_array_equal(outs[0], outs[1])
+    else:
+        assert np.abs(outs[0] - outs[1]).max() <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_token_is_the_same_bits_alone_in_a_crowd_and_in_any_chunking(
+    device: Device, attention: Any, spec: AttnSpec, dtype: str
+) -> None:
+    if not attention.batch_invariant:
+        pytest.skip(f"{attention.name} does not claim it")
+    spec = _ready(attention, spec, dtype)
+    made, size, length = rng("chunks", dtype), 16, 620
+    mine, others = seq.story(made, spec, length, length), [seq.story(made, spec, n, n) for n in (1, 90, 290, 610)]
+    stories = [mine, *others]
+    table, blocks = seq.tables(made, stories, size)
+    alone = seq.Cache(device, attention, spec, size, blocks)
+    whole = alone.attend(seq.batch_of(table[:1], [0], [length]), *seq.rows([mine], [0], [length]))
+    for chunks in ([64], [255], [1, 1, 3, 17, 1, 40]):
+        cache, got, at = seq.Cache(device, attention, spec, size, blocks), [], 0
+        for chunk in itertools.cycle(chunks):
+            now = [i for i, s in enumerate(stories) if at < s.length]
+            if 0 not in now:
+                break
+            start, query = [at] * len(now), [min(chunk, stories[i].length - at) for i in now]
+            out = cache.attend(seq.batch_of(table[now], start, query), *seq.rows([stories[i] for i in now], start, query))
+            got.append(out[: query[0]])
+            at += chunk
+        np.testing.assert_array_equal(np.concatenate(got), whole, err_msg=f"in chunks of {chunks}")

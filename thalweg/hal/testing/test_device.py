@@ -1,0 +1,110 @@
+"""What a platform and its device promise beside arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from thalweg.hal.kv import KVLayout
+from thalweg.hal.platform import Device, ModelFacts, Parallel, Platform
+from thalweg.hal.step import StateBox, StepBatch, StepResult
+from thalweg.hal.testing.cases import empty_batch, run
+
+FACTS = ModelFacts("LlamaForCausalLM", "bfloat16", 2, 64, 4, 2, 16, 1000, 512, 1 << 20)
+
+
+@pytest.fixture(autouse=True)
+def _needs_steps(request: pytest.FixtureRequest, platform: Platform) -> None:
+    if "executes" in request.node.name and not platform.runs_models:
+        pytest.skip(f"platform {platform.name} runs no models: it executes no step")
+
+
+def test_probing_imports_no_framework(platform: Platform) -> None:
+    code = (
+        "import sys; from thalweg.hal import discovery; p = discovery.load(sys.argv[1]).probe();"
+        "assert p.reason and isinstance(p.score, int); print(sorted({'torch', 'jax'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, platform.name], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_defaults_are_complete_enough_to_serve(platform: Platform, device: Device) -> None:
+    d = platform.defaults(FACTS, device.info)
+    for name in ("block_tokens", "max_num_seqs", "max_num_batched_tokens", "pipeline_depth"):
+        value = getattr(d, name)
+        assert value is None or value >= 1, name
+    assert d.dtype is None or d.dtype in device.info.dtypes
+
+
+def test_topology_covers_every_rank_once(platform: Platform) -> None:
+    places = platform.topology(Parallel(tensor=2)).places
+    assert sum(len(p.devices) for p in places) == 2
+
+
+def test_options_are_a_frozen_dataclass(platform: Platform) -> None:
+    if platform.options is not None:
+        assert dataclasses.is_dataclass(platform.options)
+        assert platform.options.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+def test_memory_is_within_its_total(device: Device) -> None:
+    memory = device.memory()
+    assert 0 < memory.free <= memory.total
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_put_executes_to_the_same_values(device: Device, dtype: str) -> None:
+    array = torch.arange(-12, 12).reshape(4, 6).to(getattr(torch, dtype))
+    got = run(device, lambda x: x, [device.put(array)])[0]
+    np.testing.assert_array_equal(got, array.to(torch.float32).numpy())
+
+
+def test_a_new_cache_executes_as_zeros(device: Device) -> None:
+    kv = device.alloc_kv(KVLayout((2, 4, 2, 8), "float32", "test"), 5)
+    got = run(device, lambda x: x, [kv])[0]
+    assert got.shape == (5, 2, 4, 2, 8)
+    assert not got.any()
+
+
+def _count(device: Device, box: StateBox) -> Any:
+    def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
+        return state + params, StepResult(state.reshape(1, 1), batch.query)
+
+    return device.compile(step, device.put(torch.ones(1, dtype=torch.int32)), box, None, None)
+
+
+def test_calls_executes_in_order_whichever_executable_is_called(device: Device) -> None:
+    box = StateBox(device.alloc((1,), "int32"))
+    one, other = _count(device, box), _count(device, box)
+    launched = [exe(empty_batch()) for exe in (one, other, other, one)]
+    assert [int(p.result().tokens[0, 0]) for p in launched] == [0, 1, 2, 3]
+
+
+def test_a_step_that_executes_with_an_error_raises_it_and_the_next_one_runs(device: Device) -> None:
+    box = StateBox(device.alloc((1,), "int32"))
+
+    def broken(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
+        raise ArithmeticError("on purpose")
+
+    with pytest.raises(ArithmeticError, match="on purpose"):
+        device.compile(broken, None, box, None, None)(empty_batch()).result()
+    assert int(_count(device, box)(empty_batch()).result().tokens[0, 0]) == 0
+
+
+def test_blocks_executes_out_and_in_again(device: Device) -> None:
+    kv = device.alloc_kv(KVLayout((2, 4), "float32", "test"), 6)
+    data = np.arange(16, dtype=np.float32).tobytes()
+    try:
+        kv = device.write_blocks(kv, np.array([4, 2], np.int32), data)
+    except NotImplementedError as e:
+        pytest.skip(str(e))
+    assert device.read_blocks(kv, np.array([4, 2], np.int32)) == data
+    kv = device.copy_blocks(kv, np.array([2], np.int32), np.array([5], np.int32))
+    assert device.read_blocks(kv, np.array([5], np.int32)) == data[32:]
+    assert not np.frombuffer(device.read_blocks(kv, np.array([0, 1, 3], np.int32)), np.float32).any()
