@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import openai
@@ -25,6 +26,7 @@ class Running:
         self.engine, self.settings = engine, settings
         self.sock = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.sock.getsockname()[1]}"
+        self.http = httpx.Client(base_url=self.url, timeout=10)
         self._up = threading.Event()
         self._thread = threading.Thread(target=self._main, daemon=True)
         self._thread.start()
@@ -47,6 +49,7 @@ class Running:
         asyncio.run(main())
 
     def stop(self) -> None:
+        self.http.close()
         self._server.should_exit = True
         self._thread.join(10)
         self.sock.close()
@@ -58,15 +61,11 @@ class Running:
     def aclient(self, key: str = "none") -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=10)
 
-    def post(self, path: str, body: object = None, **kwargs: object) -> httpx.Response:
-        return (
-            httpx.post(self.url + path, json=body, timeout=10, **kwargs)
-            if body is not None
-            else httpx.post(self.url + path, timeout=10, **kwargs)
-        )  # type: ignore[arg-type]
+    def post(self, path: str, body: object = None, **kwargs: Any) -> httpx.Response:
+        return self.http.post(path, **({} if body is None else {"json": body}), **kwargs)
 
-    def get(self, path: str, **kwargs: object) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=10, **kwargs)  # type: ignore[arg-type]
+    def get(self, path: str, **kwargs: Any) -> httpx.Response:
+        return self.http.get(path, **kwargs)
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def value_for(flag: flags.Flag) -> list[str]:
 @pytest.mark.parametrize("flag", [f for f in flags.table().values() if not flags._honoured(f)], ids=lambda f: f.name)
 def test_a_flag_that_is_not_honoured_is_refused_by_name(flag):
     same = flags.SAME_AS_NOW.get(flag.dest, ())
-    value = [v for v in value_for(flag)] if not same or flag.type != "choice" else ["something-else"]
+    value = value_for(flag) if not same or flag.type != "choice" else ["something-else"]
     with pytest.raises(ConfigError, match=f"--{flag.name}"):
         parse(f"--{flag.name}", *value)
 
@@ -77,16 +77,20 @@ def test_an_honoured_flag_arrives(flag):
     }[flag.type]
     if flag.name == "fingerprint-value":
         words += ["--fingerprint-mode", "custom"]
-    got = getattr(kind(*words), flag.dest)
-    assert got == {
-        "bool": default is not True, "json": ["x"] if "allowed" in flag.name else {"a": 1}, "int": int(words[1]) if len(words) > 1 and words[1].isdecimal() else None,
-        "float": 0.5, "human-int": 2000, "list": ["x", "y"],
-    }.get(flag.type, words[1] if len(words) > 1 else None)  # fmt: skip
+    expected = {
+        "bool": default is not True,
+        "json": ["x"] if "allowed" in flag.name else {"a": 1},
+        "int": int(words[-1]) if flag.type == "int" else None,
+        "float": 0.5,
+        "human-int": 2000,
+        "list": ["x", "y"],
+    }
+    assert getattr(kind(*words), flag.dest) == expected.get(flag.type, words[1] if len(words) > 1 else None)
 
 
 def test_every_engine_argument_and_server_setting_has_a_flag():
     names = {f.dest for f in flags.table().values()}
-    assert flags.ENGINE | flags.SERVER <= names
+    assert names >= flags.ENGINE | flags.SERVER
 
 
 def test_a_flag_that_asks_for_nothing_is_accepted():

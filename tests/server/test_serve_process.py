@@ -64,6 +64,7 @@ def bundled() -> Iterator[Process]:
         yield process
     finally:
         process.process.kill()
+        print("".join(process.log))  # shown when a test fails
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 
 
 def make_app(engine: AsyncLLM, settings: ServerSettings, metrics: EngineMetrics | None = None) -> FastAPI:
-    """The application over a started engine, which it does not own; its `state.serving` can end requests. metrics: the StatLogger the engine was started
-    with; None leaves the engine's series out of /metrics (--disable-log-stats)."""
+    """The application over a started engine, which it does not own; its `state.serving` can end requests.
+
+    metrics: the StatLogger the engine was started with; None leaves the engine's series out of /metrics
+    (--disable-log-stats)."""
     docs = not settings.disable_fastapi_docs
     app = FastAPI(
         title="thalweg",
@@ -132,7 +135,7 @@ def _card(serving: Serving, name: str) -> dict[str, Any]:
     }
 
 
-async def _safely(work: Any) -> Response:
+async def _safely(work: Awaitable[Response]) -> Response:
     """Errors become answers here, so that the framework never prints one."""
     try:
         return await work

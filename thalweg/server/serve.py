@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 
 from thalweg import envs
-from thalweg.async_llm import AsyncLLM
+from thalweg.async_llm import AsyncLLM, StatLogger
 from thalweg.config import EngineArgs
 from thalweg.errors import ConfigError, EngineDeadError
 from thalweg.server.app import make_app
@@ -110,7 +110,7 @@ async def _main(args: EngineArgs, settings: ServerSettings, sock: socket.socket)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     metrics = None if args.disable_log_stats else EngineMetrics()
-    loggers = [] if metrics is None else [metrics, StatsLine(envs.log_stats_seconds())]
+    loggers: list[StatLogger] = [] if metrics is None else [metrics, StatsLine(envs.log_stats_seconds())]
     engine = await _unless_stopped(AsyncLLM.start(args, loggers=loggers), stop)
     if engine is None:
         return 0
@@ -182,7 +182,7 @@ async def _until_dead(engine: AsyncLLM) -> str:
 def _config(app: Any, s: ServerSettings) -> uvicorn.Config:
     quiet = {p.strip() for p in (s.disable_access_log_for_endpoints or "").split(",") if p.strip()}
     if quiet:
-        logging.getLogger("uvicorn.access").addFilter(lambda r: not (len(r.args) > 2 and str(r.args[2]).split("?")[0] in quiet))
+        logging.getLogger("uvicorn.access").addFilter(lambda record: not _is_of(record, quiet))
     return uvicorn.Config(
         app,
         log_level=s.uvicorn_log_level,
@@ -198,6 +198,12 @@ def _config(app: Any, s: ServerSettings) -> uvicorn.Config:
         ssl_cert_reqs=s.ssl_cert_reqs,
         ssl_ciphers=s.ssl_ciphers or "TLSv1",
     )
+
+
+def _is_of(record: logging.LogRecord, paths: set[str]) -> bool:
+    """Is this access log line (client, method, path, ...) about one of `paths`?"""
+    args = record.args
+    return isinstance(args, tuple) and len(args) > 2 and str(args[2]).split("?")[0] in paths
 
 
 def _url(settings: ServerSettings, sock: socket.socket) -> str:

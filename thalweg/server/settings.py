@@ -6,6 +6,7 @@ Only what this version honours is here: a flag that is in neither this class nor
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
         if problems:
             raise ConfigError(*problems)
 
-    def _problems(self):
+    def _problems(self) -> Iterator[str]:
         if not 0 <= self.port <= 65535:
             yield f"--port: {self.port} is not between 0 and 65535 (0 takes a free one)"
         if self.shutdown_timeout < 0:
@@ -84,7 +85,7 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
             yield "--fingerprint-value is needed with --fingerprint-mode custom, and only there"
         yield from self._tls_problems()
 
-    def _tls_problems(self):
+    def _tls_problems(self) -> Iterator[str]:
         for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
             value = getattr(self, name)
             if value is not None and not Path(value).is_file():

@@ -68,6 +68,10 @@ def _partner(namespace: argparse.Namespace) -> AbstractContextManager[Partner]:
 class _Here(Local):
     """A model started for this conversation."""
 
+    def __enter__(self) -> _Here:
+        super().__enter__()
+        return self
+
     def __init__(self, args: Any, namespace: argparse.Namespace) -> None:
         super().__init__(args)
         self._namespace = namespace

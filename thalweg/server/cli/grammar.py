@@ -66,9 +66,10 @@ def dotted(path: str, text: str) -> dict[str, Any]:
     """{"a": {"b": value}} of the key a.b; the value is JSON, else a human integer, else text. A key that ends in + makes a
     list, of the comma-separated values."""
     value: Any = [_loose(v) for v in text.split(",")] if path.endswith("+") else _loose(text)
-    for key in reversed(path.removesuffix("+").split(".")):
+    first, *deeper = path.removesuffix("+").split(".")
+    for key in reversed(deeper):
         value = {key: value}
-    return value
+    return {first: value}
 
 
 def _loose(text: str) -> Any:
