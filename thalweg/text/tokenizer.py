@@ -54,7 +54,7 @@ class Tokenizer:
         self.eos_ids: tuple[int, ...] = () if eos is None else (eos,)
         """From tokenizer_config.json alone; generation_config.json may name more."""
         self.max_length = _int_or_none(config.get("model_max_length"))
-        self.pieces = make_pieces(json.loads(backend.to_str()).get("decoder"))
+        self.pieces = make_pieces(_part(backend.decoder))
         self.max_token_chars: float = self._most_chars(vocab)
         """No token stands for more characters of text than this; inf where that cannot be known."""
         self._bytes: dict[int, bytes] = {}
@@ -64,8 +64,8 @@ class Tokenizer:
         spaces = any(t.lstrip or t.rstrip for t in self.backend.get_added_tokens_decoder().values())
         if self.pieces is None or not self.pieces.bounded or spaces:
             return math.inf
-        normalizer = json.loads(self.backend.to_str()).get("normalizer") or {"type": ""}
-        shrink = {"": 1, "NFC": 4}.get(normalizer["type"], math.inf)  # no character composes more than four
+        normalizer = (_part(self.backend.normalizer) or {"type": ""})["type"]
+        shrink = {"": 1, "NFC": 4}.get(normalizer, math.inf)  # no character composes more than four
         return shrink * max(map(len, vocab), default=0)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -146,13 +146,17 @@ def check_vocab(tokenizer: Tokenizer, model_vocab: int) -> None:
 
 
 def _backend(file: Path) -> tokenizers.Tokenizer:
-    data = _json(file)
+    fault = None
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+        if backend.get_vocab_size(with_added_tokens=False):
+            return backend
+    except Exception as e:  # the library raises plain Exception for every fault
+        fault = e
+    data = _json(file)  # large, so only read to say what is wrong
     if not isinstance(data.get("model"), dict) or not data["model"].get("vocab"):
         raise CheckpointError(f"{file}: no model.vocab in it; download the file again or export it with save_pretrained()")
-    try:
-        return tokenizers.Tokenizer.from_file(str(file))
-    except Exception as e:  # the library raises plain Exception for every fault
-        raise CheckpointError(f"{file}: not a usable tokenizer: {e}; download the file again") from e
+    raise CheckpointError(f"{file}: not a usable tokenizer: {fault}; download the file again") from fault
 
 
 def _from_transformers(path: Path) -> tokenizers.Tokenizer:
@@ -211,6 +215,12 @@ def _template_entry(file: Path, entry: Any) -> dict[str, str]:
     if not all(isinstance(k, str) and isinstance(v, str) for k, v in named.items()):
         raise CheckpointError(f"{file}: chat_template must be text, or a list of objects with a name and a template")
     return named
+
+
+def _part(part: Any) -> dict[str, Any] | None:
+    """A decoder or normalizer as tokenizer.json writes it."""
+    state: dict[str, Any] | None = None if part is None else json.loads(part.__getstate__())
+    return state
 
 
 def _check_unicode(text: str) -> None:
