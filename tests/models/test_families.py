@@ -9,6 +9,8 @@ import torch
 from rig import ON_DEVICE, Rig, Seq
 from zoo import CONFIGS, VOCAB, edit_config, load_reference, make_checkpoint
 
+from thalweg.hal.step import StepShape
+
 NEW = 10
 
 
@@ -99,3 +101,20 @@ def test_prompt_logprobs_are_the_same_in_chunks(tmp_path, monkeypatch):
     assert [len(s.scores) for s in parts] == [s.prompt - 1 for s in parts]
     for a, b in zip(whole, parts, strict=True):
         np.testing.assert_allclose(a.scores, b.scores, atol=1e-5)
+
+
+@pytest.mark.parametrize("platform", ["reference", "cpu"])
+def test_a_bucket_wider_than_the_longest_sequence_changes_nothing(platform, tmp_path):
+    """Padding tokens count their positions on and on: past the rotary table, past the history."""
+    path = make_checkpoint("qwen3-windowed", tmp_path, tokenizer=False)
+    results = []
+    for shape in (None, StepShape(200, 9, 16)):
+        rig = Rig(path, platform=platform)
+        batch = rig.batch([(Seq(i + 1, list(p), len(p)), len(p)) for i, p in enumerate(prompts())], score=True)
+        if shape:
+            batch = batch.pad(shape)
+            batch.plans = tuple(b.plan(batch, g, shape) for g, b in enumerate(rig.model.attention))
+        results.append(rig.run(batch).result())
+    plain, padded = results
+    assert padded.tokens[: len(prompts())].tolist() == plain.tokens.tolist()
+    np.testing.assert_allclose(padded.score.values, plain.score.values, atol=1e-5)

@@ -14,7 +14,7 @@ from thalweg.models.decoder import Decoder
 from thalweg.models.registry import family
 
 Model = Decoder
-"""What a worker holds. Public: groups, layouts, layer_group, attention, vocab, hidden, specs, rename, forward, logits."""
+"""Public parts: groups, layouts, layer_group, attention, vocab, hidden, max_len, specs, rename, forward, logits."""
 
 
 def build(

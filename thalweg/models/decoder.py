@@ -125,6 +125,7 @@ class Decoder:
 
     def __init__(self, ctx: Context, s: Settings) -> None:
         self.vocab, self.hidden, self.comm, self.tied = s.vocab, s.hidden, ctx.comm, s.tied
+        self.max_len = ctx.max_len
         windows = [w if w < ctx.max_len else 0 for w in s.windows]  # a window no sequence outgrows hides nothing
         self._embed = Embedding(ctx, "model.embed_tokens", s.vocab, s.hidden)
         self._blocks = [Block(ctx, f"model.layers.{i}", s, w) for i, w in enumerate(windows)]

@@ -41,7 +41,8 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
         if batch.history_slot.shape[0]:
             history = write(history, batch.history_slot, batch.history_pos, batch.history_token)
         slots = batch.slots.index_select(0, batch.token_seq)
-        batch = replace(batch, tokens=resolve(batch.tokens, history, slots, batch.positions))
+        positions = batch.positions.clamp(max=model.max_len - 1)  # padding may count on past the longest sequence
+        batch = replace(batch, positions=positions, tokens=resolve(batch.tokens, history, slots, positions))
         history = write(history, slots, batch.positions, batch.tokens)
         x, kv = model.forward(params, batch, state["kv"])
         logits = model.logits(params, x.index_select(0, batch.last_row))
