@@ -159,6 +159,16 @@ def test_logprobs_name_the_chosen_token_first_and_only_as_many_as_asked() -> Non
     assert outs[1].outputs[0].cumulative_logprob == -2.0
 
 
+@pytest.mark.parametrize("columns", [4, 65, 400])
+def test_rows_of_any_width_are_cut_to_what_was_asked(columns: int) -> None:
+    rig = Rig()
+    (h,) = rig.add(logprobs=3)
+    tokens, values = np.arange(columns)[None] + 5, -np.arange(columns, dtype=np.float32)[None]
+    out = rig.frame((h, 5), logprobs=TokenLogprobs(np.array([0]), tokens, values, np.array([1]))).outputs[0].outputs[0]
+    assert out.logprobs is not None
+    assert [(t, lp.logprob, lp.rank) for t, lp in out.logprobs[0].items()] == [(5 + r, -r, max(r, 1)) for r in range(4)]
+
+
 def test_prompt_logprobs_are_filled_by_position_and_told_once_in_deltas() -> None:
     rig = Rig()
     (h,) = rig.add(prompt=[3, 4, 5, 6], prompt_logprobs=1, output_kind=DELTA)

@@ -7,6 +7,7 @@ per token is a few dictionary look-ups. Knows no transport, no scheduling, no de
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -61,15 +62,15 @@ class OutputProcessor:
             if scores.handle in choices:
                 choices[scores.handle].request.score(scores, self._tokenizer)
         finished = {f.handle: f for f in frame.finished}
-        logprobs = _rows(frame.logprobs)
+        logprobs = _Rows(frame.logprobs) if frame.logprobs is not None else None
         abort: list[int] = []
         touched: dict[str, _Request] = {}
         for i, (handle, token) in enumerate(zip(frame.handles.tolist(), frame.tokens.tolist(), strict=True)):
             choice = choices.get(handle)
             if choice is None:
                 continue
-            if choice.wants_logprobs and frame.logprobs is not None:
-                choice.log(frame.logprobs, logprobs[i], self._tokenizer)
+            if choice.wants_logprobs and logprobs is not None:
+                choice.log(*logprobs.of(i, 1 + choice.engine_request.sampling.logprobs), self._tokenizer)
             end = finished.get(handle)
             choice.push(token, end is not None and end.reason == "stop")
             touched[choice.request.id] = choice.request
@@ -149,16 +150,15 @@ class _Choice:
         self._sent_tokens = 0
         self._told_end = False
 
-    def log(self, arrays: TokenLogprobs, row: int, tokenizer: Tokenizer | None) -> None:
-        keep = 1 + self.engine_request.sampling.logprobs
-        tok = tokenizer if self.request.params.detokenize else None
-        entry = _position(arrays.tokens[row, :keep], arrays.values[row, :keep], int(arrays.ranks[row]), tok)
+    def log(self, ids: list[int], values: list[float], rank: int, tokenizer: Tokenizer | None) -> None:
+        entry = _position(ids, values, rank, tokenizer if self.request.params.detokenize else None)
         self.cumulative_logprob += next(iter(entry.values())).logprob
         self.logprobs.append(entry)
 
     def push(self, token: int, stopping: bool) -> None:
         """One new token. stopping: the engine ended the sequence by a stop token in this frame."""
         self.tokens.append(token)
+        self.request.made += 1
         if self._detokenizer is None or (stopping and not self._include and token in self._stop_ids):
             return
         text = self._detokenizer.push_one(token)
@@ -166,12 +166,14 @@ class _Choice:
             text = self._stops.push(text, len(self.tokens) > self._after_min)
             if self._stops.matched is not None:
                 self.finish_reason, self.stop_reason = "stop", self._stops.matched
+                self.request.running -= 1
         if text:
             self._new_text.append(text)
 
     def finish(self, end: Finished) -> None:
         """The engine ended it, or never will: let go of text that was held back."""
         self.finish_reason = end.reason
+        self.request.running -= 1
         self.stop_reason = end.stop_id if end.reason == "stop" and end.stop_id >= 0 else None
         if end.error:
             self.request.error = end.error
@@ -216,13 +218,19 @@ class _Choice:
 class _Request:
     """One submission and its choices."""
 
-    __slots__ = ("_kind", "cached_tokens", "choices", "error", "id", "metrics", "params", "prompt_logprobs", "submission")
+    __slots__ = (
+        "_kind", "_told", "cached_tokens", "choices", "error", "id", "made", "metrics", "params", "prompt_logprobs", "running",
+        "submission",
+    )  # fmt: skip
 
     def __init__(self, submission: Submission, tokenizer: Tokenizer | None, now: float) -> None:
         self.submission, self.id, self.params = submission, submission.request_id, submission.params
         self._kind = self.params.output_kind
         stops = StopStrings(self.params.stop) if self.params.stop and tokenizer is not None else None
         self.choices = [_Choice(self, r, i, stops, tokenizer) for i, r in enumerate(submission.requests)]
+        self.running, self.made = len(self.choices), 0
+        """Choices not finished; tokens of all choices."""
+        self._told = False
         self.metrics = RequestMetrics(arrival_time=now)
         self.cached_tokens: int | None = None
         self.error: str | None = None
@@ -232,7 +240,7 @@ class _Request:
 
     @property
     def finished(self) -> bool:
-        return all(c.finish_reason is not None for c in self.choices)
+        return self.running == 0
 
     @property
     def scored(self) -> bool:
@@ -252,27 +260,25 @@ class _Request:
         keep = 1 + self.submission.requests[0].sampling.prompt_logprobs
         tok = tokenizer if self.params.detokenize else None
         for i, rank in enumerate(scores.ranks.tolist()):
-            entry = _position(scores.tokens[i, :keep], scores.values[i, :keep], rank, tok)
+            entry = _position(scores.tokens[i, :keep].tolist(), scores.values[i, :keep].tolist(), rank, tok)
             self.prompt_logprobs[scores.start + i] = entry
 
     def output(self, time: float) -> RequestOutput | None:
         """What to tell the caller now; None if its output_kind says to wait."""
-        choices, done = self.choices, self.finished
-        made = sum(len(c.tokens) for c in choices)
-        metrics = self.metrics
-        if made > metrics.num_generation_tokens:
+        done, metrics = self.running == 0, self.metrics
+        if self.made > metrics.num_generation_tokens:
             metrics.first_token_ts = metrics.first_token_ts or time
-            metrics.last_token_ts, metrics.num_generation_tokens = time, made
+            metrics.last_token_ts, metrics.num_generation_tokens = time, self.made
         if self._kind is RequestOutputKind.FINAL_ONLY and not done:
             return None
         delta = self._kind is RequestOutputKind.DELTA
-        first = not any(c._sent_tokens for c in choices)
+        told, self._told = self._told, True
         return RequestOutput(
             self.id,
             self.submission.prompt,
             self.submission.prompt_ids,
-            self.prompt_logprobs if first or not delta else None,
-            [c.output(delta) for c in choices if not delta or c.has_news()],
+            None if delta and told else self.prompt_logprobs,
+            [c.output(delta) for c in self.choices if not delta or c.has_news()],
             done,
             metrics,
             self.cached_tokens,
@@ -280,17 +286,29 @@ class _Request:
         )
 
 
-def _rows(logprobs: TokenLogprobs | None) -> dict[int, int]:
-    """Index in the frame -> row of its logprobs."""
-    return {} if logprobs is None else {r: i for i, r in enumerate(logprobs.rows.tolist())}
+class _Rows:
+    """The logprobs of a frame as Python lists: all at once while rows are short, else only what is asked for."""
+
+    __slots__ = ("_ranks", "_row", "_tokens", "_values")
+
+    def __init__(self, arrays: TokenLogprobs) -> None:
+        self._row = {at: i for i, at in enumerate(arrays.rows.tolist())}
+        self._ranks = arrays.ranks.tolist()
+        short = arrays.tokens.shape[1] <= 64
+        self._tokens: Any = arrays.tokens.tolist() if short else arrays.tokens
+        self._values: Any = arrays.values.tolist() if short else arrays.values
+
+    def of(self, at: int, keep: int) -> tuple[list[int], list[float], int]:
+        """(ids, values, rank of the first) of token `at` of the frame."""
+        row = self._row[at]
+        ids, values = self._tokens[row][:keep], self._values[row][:keep]
+        return (*((ids, values) if isinstance(ids, list) else (ids.tolist(), values.tolist())), self._ranks[row])
 
 
-def _position(tokens: np.ndarray, values: np.ndarray, rank: int, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+def _position(ids: list[int], values: list[float], rank: int, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
     """The chosen token first, then the most likely in order."""
-    ids, numbers = tokens.tolist(), values.tolist()
-    names = map(tokenizer.name_of, ids) if tokenizer is not None else [None] * len(ids)
     out: dict[int, Logprob] = {}
-    for r, (id, value, name) in enumerate(zip(ids, numbers, names, strict=True)):
+    for r, id in enumerate(ids):
         if id not in out:
-            out[id] = Logprob(value, r or rank, name)
+            out[id] = Logprob(values[r], r or rank, None if tokenizer is None else tokenizer.name_of(id))
     return out
