@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from world import World, random_config, random_request
 
 from thalweg.backends.null import SimClock
-from thalweg.engine.messages import EngineRequest, Outputs
+from thalweg.engine.messages import Outputs
 
 
 @dataclass
@@ -54,7 +54,9 @@ class Run:
             share_from=rng.choice([1, 1, 12, 1000]), clock=self.clock,
         )  # fmt: skip
         self.total = rng.randrange(1, 25)
-        self.faults = {name: rng.choice([0, 0, rng.random() * 0.08]) for name in ("abort", "withhold", "sick", "crash", "reset")}
+        self.faults = {
+            name: rng.choice([0, 0, rng.random() * 0.08]) for name in ("abort", "withhold", "sick", "crash", "reset")
+        }
         self.stems = [[rng.randrange(self.config.model.vocab) for _ in range(self.config.model.max_len)]]
         self.sent = 0
         self.summary = Summary(seeds=1)
@@ -79,7 +81,7 @@ class Run:
 
     def arrive(self) -> None:
         while self.sent < self.total and self.rng.random() < 0.35:
-            self.world.submit(random_request(self.rng, self.sent, self.config, self.stems))
+            self.world.submit(random_request(self.rng, self.sent, self.config, self.stems, self.world.oracle))
             self.sent += 1
             self.summary.requests += 1
 
@@ -111,13 +113,12 @@ class Run:
         self.collect()
         world.boot()
         self.summary.crashes += 1
-        for handle, t in world.tracked.items():
+        for t in world.tracked.values():
             if t.finished is None:
                 prompt = t.request.tokens[: t.request.prompt_len]
                 tokens = np.concatenate([prompt, np.array(t.tokens[: t.got], np.int32)])
                 world.core.add([msgspec.structs.replace(t.request, tokens=tokens)])
                 t.scored = 1
-                world.tracked[handle] = t
 
     def collect(self) -> None:
         stats = self.world.core.stats()

@@ -24,7 +24,8 @@ from thalweg.hal.step import StateBox, StepBatch, StepResult
 
 
 def make_config(
-    *, vocab=64, max_len=64, block_tokens=4, blocks=40, windows=(0,), max_seqs=8, max_tokens=32, depth=2, caching=True, **scheduler
+    *, vocab=64, max_len=64, block_tokens=4, blocks=40, windows=(0,), max_seqs=8, max_tokens=32, depth=2, caching=True,
+    **scheduler,
 ) -> EngineConfig:  # fmt: skip
     groups = tuple(
         KVSpec("window" if w else "full", block_tokens, 8 * block_tokens, (g,), window=w) for g, w in enumerate(windows)
@@ -153,11 +154,12 @@ class World:
         batch.check()
         s, config = self.core.slots, self.config
         assert batch.tokens.size <= config.scheduler.max_tokens
-        assert batch.slots.size <= config.scheduler.max_seqs and (batch.slots > 0).all()
+        assert batch.slots.size <= config.scheduler.max_seqs
+        assert (batch.slots > 0).all()
         logprobs = max(int(s.logprobs[slot]) for slot in batch.slots)
         inferred = batch.infer_features(logprobs, batch.features.score)
         assert batch.features == inferred, (batch.features, inferred)
-        assert batch.uniform in (0, 1) and (not batch.uniform or (batch.query == 1).all())
+        assert batch.uniform == 0 or (batch.uniform == 1 and (batch.query == 1).all())
         for table, g in zip(batch.block_tables, self.core.kv.groups, strict=True):
             bt, window = config.cache.block_tokens, g.spec.window
             for row in range(batch.slots.size):
@@ -280,7 +282,11 @@ def random_sampling(rng: random.Random, vocab: int, max_len: int) -> TokenSampli
     max_tokens = rng.choice([1, 2, rng.randrange(1, 12), rng.randrange(1, max_len + 1)])
     p: dict = {"max_tokens": max_tokens}
     if rng.random() < 0.4:
-        p |= {"eos_ids": ids(3), "stop_ids": ids(3), "min_tokens": rng.randrange(0, max_tokens + 1) if vocab > 20 and rng.random() < 0.5 else 0}
+        p |= {
+            "eos_ids": ids(3),
+            "stop_ids": ids(3),
+            "min_tokens": rng.randrange(0, max_tokens + 1) if vocab > 20 and rng.random() < 0.5 else 0,
+        }
         if vocab > 20 and rng.random() < 0.2:
             p |= {"stop_ids": tuple(rng.sample(range(vocab), 10))}
     if vocab > 20 and rng.random() < 0.3:
@@ -298,7 +304,25 @@ def random_sampling(rng: random.Random, vocab: int, max_len: int) -> TokenSampli
     return TokenSampling(**p)
 
 
-def random_request(rng: random.Random, handle: int, config: EngineConfig, stems: list[list[int]]) -> EngineRequest:
+def biting(rng: random.Random, p: TokenSampling, tokens: list[int], oracle: Oracle) -> TokenSampling:
+    """Stop ids, minimum lengths and bad words that concern what the model is about to say."""
+    h, seq = oracle.hashes(tokens), list(tokens)
+    for _ in range(min(4, p.max_tokens)):
+        seq.append(oracle.pick(h, sum(h)))
+        h = oracle.hashes(seq)
+    said = seq[len(tokens) :]
+    if rng.random() < 0.5:
+        stops = tuple(rng.sample(said, rng.randrange(1, len(said) + 1)))
+        return msgspec.structs.replace(
+            p, eos_ids=stops[:1], stop_ids=stops[1:], min_tokens=rng.randrange(p.max_tokens + 1), allowed_ids=()
+        )
+    tail = rng.randrange(1, 5)
+    return msgspec.structs.replace(p, bad_words=((*tokens[-tail:], said[0]), (said[0],))[: rng.randrange(1, 3)])
+
+
+def random_request(
+    rng: random.Random, handle: int, config: EngineConfig, stems: list[list[int]], oracle: Oracle
+) -> EngineRequest:
     """Prompts begin with a few shared stems, or with their own beginnings, so prefixes are found at every length."""
     vocab, max_len = config.model.vocab, config.model.max_len
     tokens = list(rng.choice(stems)) if stems and rng.random() < 0.7 else []
@@ -308,6 +332,8 @@ def random_request(rng: random.Random, handle: int, config: EngineConfig, stems:
     sampling = random_sampling(rng, vocab, max_len)
     if config.scheduler.max_seqs == 10 and rng.random() < 0.8:  # many short prompts that grow long: preemption
         tokens, sampling = tokens[:4], msgspec.structs.replace(sampling, max_tokens=max_len)
+    if vocab > 20 and rng.random() < 0.4:
+        sampling = biting(rng, sampling, tokens, oracle)
     if rng.random() < 0.1 and len(stems) < 8:
         stems.append(tokens)
     return EngineRequest(

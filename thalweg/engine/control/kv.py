@@ -259,4 +259,14 @@ class KVCache:
                     if block:
                         holders[block] = holders.get(block, 0) + 1
             g.pool.check(holders)
+        for request in self._slots.requests:
+            if request is not None:
+                self._check_published(request)
         self.prefix.check()
+
+    def _check_published(self, request: Request) -> None:
+        s, slot, bt = self._slots, request.slot, self.block_tokens
+        end = len(request.nodes) * bt
+        ensure(end <= s.returned[slot], f"slot {slot}: a block is findable before its step has returned")
+        tokens = b"".join(n.tokens for n in request.nodes)
+        ensure(tokens == s.tokens[slot, :end].tobytes(), f"slot {slot}: a block is filed under other tokens than it holds")

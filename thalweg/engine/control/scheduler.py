@@ -137,9 +137,8 @@ class Scheduler:
         if self._prefilling and budget:
             budget -= self._chunks(chunks, budget, in_flight)
         if self.counters.preemptions != preempted:
-            serial = self._slots.serial
-            decode = decode[serial[decode] != 0]
-            chunks = [c for c in chunks if serial[c.slot]]
+            # A victim must not be in the step: its blocks have new owners. (A chunk has none: only those after it can be.)
+            decode = decode[self._slots.serial[decode] != 0]
         entered: list[Request] = []
         if self.waiting and budget and self.counters.preemptions == preempted:
             self._enter(chunks, entered, budget, in_flight)

@@ -1,0 +1,386 @@
+"""What the control plane promises about order, room and prefixes. Tokens are compared with the oracle throughout."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from world import World, make_config
+
+from thalweg.engine.control.core import EngineCore
+from thalweg.engine.messages import EngineRequest, TokenSampling
+from thalweg.errors import ConfigError
+from thalweg.hal.kv import KVSpec
+
+
+def request(handle: int, prompt, max_tokens: int = 4, **fields) -> EngineRequest:
+    names = {"priority", "cache_salt", "read_prefix_cache"} & fields.keys()
+    own = {n: fields.pop(n) for n in names}
+    tokens = np.array(prompt, np.int32)
+    sampling = TokenSampling(max_tokens=max_tokens, **fields)
+    return EngineRequest(handle=handle, tokens=tokens, prompt_len=tokens.size, sampling=sampling, **own)
+
+
+def world(**config) -> World:
+    w = World(make_config(**config))
+    w.batch_log = []
+    return w
+
+
+def started(w: World) -> list[int]:
+    """Handles in the order in which they first ran."""
+    out: list[int] = []
+    while w.core.has_work:
+        frame = w.step()
+        out += [s.handle for s in frame.started] if frame else []
+    w.idle()
+    return out
+
+
+def test_first_come_first_served_ignores_priority():
+    w = world(max_seqs=1)
+    for h in range(4):
+        w.submit(request(h, [h, 1], priority=4 - h))
+    assert started(w) == [0, 1, 2, 3]
+
+
+def test_priority_runs_lower_values_first_and_ties_by_arrival():
+    w = world(max_seqs=1, policy="priority")
+    for h, priority in enumerate([2, 1, 2, 0, 1]):
+        w.submit(request(h, [h, 1], priority=priority))
+    assert started(w) == [3, 1, 4, 0, 2]
+
+
+def test_a_step_mixes_decodes_and_a_chunk_within_its_budget():
+    w = world(max_tokens=8, depth=1, max_len=64)
+    w.submit(request(0, [1, 2], 20))
+    w.step()
+    w.submit(request(1, list(range(20)), 2))
+    w.drain()
+    assert [b.query.tolist() for b in w.batch_log[1:4]] == [[1, 7], [1, 7], [1, 6]]
+    assert [b.emit.tolist() for b in w.batch_log[1:4]] == [[True, False], [True, False], [True, True]]
+
+
+def test_without_chunked_prefill_a_prompt_runs_whole_or_waits():
+    w = world(max_tokens=16, depth=1, chunked_prefill=False, max_len=16)
+    w.submit(request(0, list(range(10)), 3))
+    w.submit(request(1, list(range(20, 30)), 3))
+    w.drain()
+    assert [b.query.tolist() for b in w.batch_log[:2]] == [[10], [1, 10]]
+
+
+def test_a_prompt_larger_than_a_step_is_refused_without_chunked_prefill():
+    w = world(max_tokens=8, chunked_prefill=False)
+    w.submit(request(0, list(range(10))))
+    w.tracked[0].may_fail = True
+    frame = w.step()
+    assert frame.finished[0].reason == "error"
+    assert "chunked prefill" in frame.finished[0].error
+
+
+def test_at_most_max_partial_prefills_prompts_are_unfinished():
+    for most in (1, 2):
+        w = world(max_tokens=12, long_prefill_threshold=5, max_partial_prefills=most, max_long_partial_prefills=9, depth=1)
+        for h in range(3):
+            w.submit(request(h, [h] * 16, 1))
+        w.drain()
+        assert max(int((~b.emit).sum()) for b in w.batch_log) == most
+
+
+def test_short_prompts_pass_long_ones_while_enough_long_ones_are_in_progress():
+    w = world(max_tokens=8, long_prefill_threshold=4, max_partial_prefills=4, max_long_partial_prefills=1, depth=1)
+    w.submit(request(0, [9] * 20, 1))
+    w.submit(request(1, [8] * 20, 1))
+    w.submit(request(2, [7] * 3, 1))
+    assert started(w) == [0, 2, 1]
+
+
+def test_the_latest_arrival_gives_way_when_blocks_run_out():
+    w = world(blocks=13, block_tokens=2, max_len=24, max_seqs=3, depth=2)
+    for h in range(3):
+        w.submit(request(h, [h + 1] * 2, 18))
+    order = []
+    while w.core.has_work:
+        order += [f.handle for f in w.step().finished]
+    assert order == [0, 1, 2]
+    assert w.core.stats().preemptions >= 1
+    w.idle()
+
+
+def test_the_lowest_priority_gives_way_when_blocks_run_out():
+    w = world(blocks=13, block_tokens=2, max_len=24, max_seqs=2, policy="priority")
+    w.submit(request(0, [1, 1], 20, priority=5))
+    w.submit(request(1, [2, 2], 20, priority=0))
+    order = []
+    while w.core.has_work:
+        order += [f.handle for f in w.step().finished]
+    assert order == [1, 0]
+
+
+def test_what_can_never_fit_ends_with_an_error_in_words_and_harms_nobody():
+    w = world(blocks=5, block_tokens=4, max_len=64)
+    w.submit(request(0, list(range(17))))  # needs 5 blocks, there are 4
+    w.submit(request(1, list(range(10)), 40))  # fits at first, then grows past the cache
+    w.submit(request(2, [5, 6, 7], 4))
+    w.tracked[0].may_fail = w.tracked[1].may_fail = True
+    w.drain()
+    assert [w.tracked[h].finished for h in range(3)] == ["error", "error", "length"]
+    assert w.tracked[1].got == 16 - 10 + 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "word"),
+    [
+        ({"tokens": np.array([], np.int32)}, "tokens"),
+        ({"tokens": np.array([64], np.int32)}, "vocabulary"),
+        ({"tokens": np.array([-1], np.int32)}, "vocabulary"),
+        ({"tokens": np.zeros(64, np.int32), "prompt_len": 64}, "context holds 64"),
+        ({"prompt_len": 0}, "prompt_len"),
+        ({"sampling": TokenSampling(max_tokens=0)}, "max_tokens"),
+        ({"sampling": TokenSampling(max_tokens=1, allowed_ids=(64,))}, "allowed_ids"),
+    ],
+)
+def test_a_bad_request_is_news_not_an_exception(bad, word):
+    w = world()
+    good = {"handle": 7, "tokens": np.array([1], np.int32), "prompt_len": 1, "sampling": TokenSampling(max_tokens=1)}
+    w.core.add([EngineRequest(**(good | bad))])
+    frame = w.core.step()
+    assert [(f.handle, f.reason) for f in frame.finished] == [(7, "error")]
+    assert word in frame.finished[0].error
+    assert not w.core.has_work
+
+
+def test_a_handle_in_use_is_refused_and_its_owner_goes_on():
+    w = world()
+    w.submit(request(1, [1, 2]))
+    w.core.add([request(1, [3, 4])])
+    frames = [w.core.step() for _ in range(8)]
+    ends = [f for frame in frames if frame for f in frame.finished]
+    assert [f.reason for f in ends] == ["error", "length"]
+
+
+def test_aborting_twice_or_unknown_handles_is_harmless_and_frees_everything():
+    w = world(depth=3)
+    for h in range(4):
+        w.submit(request(h, [1, 2, 3, h], 30))
+    w.step()
+    w.core.abort([0, 0, 99, 3])
+    w.drain()
+    assert [w.tracked[h].finished for h in range(4)] == ["abort", "length", "length", "abort"]
+
+
+def test_unsupported_kv_groups_are_refused_in_words():
+    config = make_config()
+    group = KVSpec("latent", 4, 32, (0,))
+    import msgspec
+
+    bad = msgspec.structs.replace(config, cache=msgspec.structs.replace(config.cache, groups=(group,)))
+    with pytest.raises(ConfigError, match="latent"):
+        EngineCore(bad, lambda batch: None)
+
+
+# ---------------------------------------------------------------- prefixes
+
+
+def test_a_known_prompt_computes_only_its_last_token():
+    w = world(block_tokens=4)
+    w.submit(request(0, list(range(9)), 1))
+    w.drain()
+    w.submit(request(1, list(range(9)), 1))
+    w.submit(request(2, list(range(8)), 1))  # ends on a block boundary: its last block is computed again
+    w.batch_log.clear()
+    w.drain()
+    assert w.batch_log[0].context.tolist() == [8, 4]
+    assert w.batch_log[0].query.tolist() == [1, 4]
+    assert w.core.stats().prefix_hits == 12
+
+
+def test_requests_that_arrive_together_compute_a_shared_prefix_once():
+    w = world(max_tokens=16, max_len=64, max_seqs=8)
+    prefix = list(range(40))
+    for h in range(6):
+        w.submit(request(h, [*prefix, h], 2))
+    w.drain()
+    computed = sum(int(b.query.sum()) for b in w.batch_log)
+    assert computed <= 40 + 6 * (1 + 2)
+
+
+def test_waiting_for_a_prefix_ends_when_its_owner_is_aborted():
+    w = world(max_tokens=4, max_len=64, max_seqs=8, depth=1)
+    for h in range(3):
+        w.submit(request(h, [*range(40), h], 2))
+    w.step()
+    assert len(w.core.scheduler.running) == 1
+    w.abort(0)
+    w.drain()
+    assert [w.tracked[h].finished for h in range(3)] == ["abort", "length", "length"]
+
+
+def test_salts_do_not_share():
+    w = world()
+    for h, salt in enumerate(["", "a", "b", "a"]):
+        w.submit(request(h, list(range(16)), 1, cache_salt=salt))
+        w.drain()
+    assert w.core.stats().prefix_hits == 12  # only the second "a" finds anything
+
+
+def test_colliding_keys_never_give_a_wrong_hit():
+    def weak(parent: bytes, salt: bytes, tokens: bytes) -> bytes:
+        return hashlib.sha256(tokens).digest()[:1].translate(bytes(i % 3 for i in range(256)))
+
+    w = World(make_config(vocab=40), hash_fn=weak)
+    rng = np.random.default_rng(1)
+    for h in range(60):
+        salt = "ab"[h % 2]
+        w.submit(request(h, rng.integers(0, 2, int(rng.integers(5, 40))), 6, cache_salt=salt))
+        if h % 5 == 4:
+            w.drain()
+    assert w.core.stats().prefix_hits > 0
+
+
+def test_not_reading_the_cache_still_fills_it():
+    w = world()
+    w.submit(request(0, list(range(16)), 1, read_prefix_cache=False))
+    w.drain()
+    w.submit(request(1, list(range(16)), 1, prompt_logprobs=0))
+    w.drain()
+    assert w.core.stats().prefix_hits == 0
+    w.submit(request(2, list(range(16)), 1))
+    w.drain()
+    assert w.core.stats().prefix_hits == 12
+
+
+def test_reset_forgets_every_prefix_also_while_sequences_run():
+    w = world(max_tokens=8)
+    w.submit(request(0, list(range(30)), 4))
+    w.step()
+    assert w.core.reset_prefix_cache()
+    w.submit(request(1, list(range(30)), 4))
+    w.drain()
+    w.core.reset_prefix_cache()
+    w.submit(request(2, list(range(30)), 4))
+    w.drain()
+    assert w.core.stats().prefix_hits == 0
+
+
+def test_a_window_group_drops_what_it_has_passed_and_a_hit_needs_only_the_window():
+    w = world(block_tokens=2, windows=(0, 6), blocks=(40, 6), max_len=60)
+    w.submit(request(0, list(range(20)), 20))
+    held = []
+    while w.core.has_work:
+        w.step()
+        held.append(w.core.kv.groups[1].pool.held)
+    assert max(held) <= 5  # of the 20 blocks the sequence spans
+    w.idle()
+
+
+def test_poisoned_output_ends_only_its_request_and_is_not_cached():
+    w = world(max_tokens=64)
+    w.submit(request(0, list(range(20)), 4))
+    w.submit(request(1, list(range(30, 50)), 4))
+    w.sick[0] = 1
+    w.tracked[0].may_fail = True
+    w.drain()
+    assert [w.tracked[h].finished for h in (0, 1)] == ["error", "length"]
+    w.submit(request(2, list(range(20)), 4))
+    w.drain()
+    assert w.core.stats().prefix_hits == 0
+
+
+# ---------------------------------------------------------------- ends and what sampling is told
+
+
+def test_stop_ids_do_not_count_before_min_tokens_even_if_the_device_ignores_the_ban():
+    from thalweg.bench.host import null_config, null_launch
+
+    for min_tokens, stops, stop_id in ((0, {"eos_ids": (7,)}, -1), (3, {"stop_ids": (7,)}, 7), (3, {"eos_ids": (7,)}, -1)):
+        config = null_config(seqs=2, max_len=32, depth=2)
+        core = EngineCore(config, null_launch(config, tokens="fixed", fixed=7))
+        core.add([request(0, [1, 2], 9, min_tokens=min_tokens, **stops)])
+        tokens, ends = [], []
+        while core.has_work:
+            frame = core.step()
+            tokens += frame.tokens.tolist()
+            ends += frame.finished
+        assert len(tokens) == max(1, min_tokens)
+        assert (ends[0].reason, ends[0].stop_id) == ("stop", stop_id)
+
+
+def test_the_context_ends_a_request_and_nothing_is_scheduled_beyond_a_limit():
+    w = world(max_len=16, depth=3)
+    w.submit(request(0, list(range(10)), 100))
+    w.submit(request(1, list(range(20, 24)), 3))
+    w.drain()
+    assert [w.tracked[h].got for h in (0, 1)] == [6, 3]
+    assert w.tracked[0].finished == w.tracked[1].finished == "length"
+    assert sum(int(b.emit.sum()) for b in w.batch_log) == 9
+
+
+def test_tokens_in_flight_are_named_on_device():
+    w = world(depth=2)
+    w.submit(request(0, [1, 2, 3], 5))
+    w.drain()
+    assert [b.tokens.tolist() for b in w.batch_log] == [[1, 2, 3], [-1], [-1], [-1], [-1]]
+
+
+def test_sampling_parameters_reach_their_row():
+    w = world(max_seqs=4, depth=1)
+    w.submit(request(0, [1], 6))
+    w.submit(request(1, [2], 6, temperature=0.5, top_k=7, top_p=0.9, min_p=0.1, seed=(3 << 32) | 5, presence_penalty=1.5))
+    w.step()
+    b = w.batch_log[0]
+    s = b.sampling
+    assert s.temperature.tolist() == [0, 0.5]
+    assert s.top_k.tolist() == [0, 7]
+    assert s.seed.tolist() == [[0, 0], [5, 3]]
+    assert s.presence.tolist() == [0, 1.5]
+    assert s.prompt_len.tolist() == [1, 1]
+    assert (b.features.random, b.features.truncate, b.features.lookback) == (True, True, True)
+    w.drain()
+
+
+def test_history_of_cached_tokens_is_sent_once_to_sequences_that_look_back():
+    w = world(block_tokens=4, depth=1, max_tokens=8)
+    w.submit(request(0, list(range(12)), 1))
+    w.drain()
+    w.batch_log.clear()
+    w.submit(request(1, list(range(10)), 3, repetition_penalty=1.3))
+    w.submit(request(2, list(range(10)), 3))
+    w.drain()
+    first = w.batch_log[0]
+    slot = int(first.slots[0])
+    assert first.history_slot.tolist() == [slot] * 8
+    assert first.history_pos.tolist() == list(range(8))
+    assert first.history_token.tolist() == list(range(8))
+    assert all(b.history_slot.size == 0 for b in w.batch_log[1:])
+
+
+def test_allowed_ids_are_packed_by_token():
+    w = world(vocab=70, depth=1)
+    w.submit(request(0, [1], 1, allowed_ids=(0, 33, 69)))
+    w.submit(request(1, [2], 1))
+    w.drain()
+    assert w.batch_log[0].mask.tolist() == [[1, 2, 32], [0xFFFFFFFF] * 3]
+
+
+def test_a_resubmitted_request_continues_where_it_was():
+    w = world()
+    w.submit(request(0, [1, 2, 3, 4, 5], 9))
+    whole = w.tracked[0].tokens
+    w.drain()
+    again = request(1, [1, 2, 3, 4, 5, *whole[:4]], 9)
+    again = EngineRequest(handle=1, tokens=again.tokens, prompt_len=5, sampling=again.sampling)
+    w.submit(again)
+    w.drain()
+    assert w.tracked[1].tokens == whole
+    assert w.tracked[1].finished == "length"
+
+
+def test_the_same_requests_give_the_same_schedule():
+    def log():
+        w = world(blocks=20, block_tokens=2, max_len=32, max_seqs=5, max_tokens=9)
+        for h in range(9):
+            w.submit(request(h, [h % 3] * (h + 2), 12))
+        w.drain()
+        return [(b.slots.tolist(), b.tokens.tolist(), b.context.tolist(), b.block_tables[0].tolist()) for b in w.batch_log]
+
+    assert log() == log()
