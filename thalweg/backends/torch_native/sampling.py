@@ -47,12 +47,14 @@ def _prefix(best: Tensor, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: T
     kept = torch.where(inside, best, float("-inf"))
     cut_short = ~inside[:, -1]  # the survivors of min_p and top_k all lie in `best`
     weight = torch.exp(kept - best[:, :1])
-    everything = torch.exp(logits - best[:, :1]).sum(-1, keepdim=True)
+    everything = torch.exp(logits - best[:, :1])
+    everything = torch.where(everything >= min_p[:, None], everything, 0.0).sum(-1, keepdim=True)
     total = torch.where(cut_short[:, None], weight.sum(-1, keepdim=True), everything)
+    known = cut_short | (k == vocab)  # else top_k cuts beyond `best`, so what top_p is a share of is not known
     p = weight / total
     nucleus = (torch.cumsum(p, -1) - p < top_p[:, None]) | (top_p >= 1)[:, None]
     stays = inside & (nucleus | (at == 0))
-    return stays.sum(-1), ~stays[:, -1] | (look == vocab)
+    return stays.sum(-1), (known & ~stays[:, -1]) | (look == vocab)
 
 
 def _cut(logits: Tensor, best: Tensor, keep: Tensor) -> Tensor:

@@ -1,0 +1,69 @@
+"""The conformance kit: it passes on the platforms of this package, and it fails where a backend is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from thalweg.backends.eager import EagerDevice
+from thalweg.backends.torch_native import ATTENTION, KERNELS
+from thalweg.backends.torch_native.attention import PagedAttention
+from thalweg.hal import ops
+from thalweg.hal.op import Kernel
+from thalweg.hal.platform import DeviceInfo
+from thalweg.hal.testing import test_attention as attention_kit
+from thalweg.hal.testing import test_ops as ops_kit
+
+INFO = DeviceInfo("test", "test", 1 << 30, 1, ("float32",))
+
+
+def _kit(*args: str) -> str:
+    command = [sys.executable, "-m", "pytest", "-p", "thalweg.hal.testing.options", "--pyargs", "thalweg.hal.testing", *args]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", ["reference", "cpu", "null"])
+def test_every_platform_of_this_package_passes(platform: str) -> None:
+    _kit(f"--platform={platform}", "-q")
+
+
+def test_the_command_line_selects_platform_and_cases() -> None:
+    assert "passed" in _kit("--platform=cpu", "-k", "rms_norm or memory", "-p", "no:cacheprovider", "-v")
+
+
+def _case(run: Callable[..., Any], name: str, **claims: bool) -> tuple[EagerDevice, Any]:
+    op = ops.all_ops()[name]
+    kernel = Kernel(name, "suspect", run, **claims)
+    return EagerDevice(INFO, [kernel], ATTENTION), (op, op.samples[1], "float32", kernel)
+
+
+def test_a_kernel_with_a_wrong_result_is_found() -> None:
+    device, case = _case(lambda x, weight, *, eps: ops.rms_norm(x, weight, eps=eps) * 1.0001, "rms_norm")
+    with pytest.raises(AssertionError, match=r"rms_norm.*suspect"):
+        ops_kit.test_kernel_gives_what_the_reference_body_gives(device, case)
+
+
+def test_a_false_claim_of_batch_invariance_is_found() -> None:
+    def depends(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
+        return ops.rms_norm(x, weight, eps=eps) + 1e-6 * x.shape[0]
+
+    device, case = _case(depends, "rms_norm", batch_invariant=True)
+    with pytest.raises(AssertionError, match="rows"):
+        ops_kit.test_a_row_is_the_same_bits_in_any_batch(device, case)
+
+
+def test_attention_that_reads_what_an_earlier_owner_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "index_fill_", lambda self, *args: self)
+    device = EagerDevice(INFO, KERNELS, ATTENTION)
+    with pytest.raises(AssertionError):
+        attention_kit.test_mixed_batch_equals_dense_attention_whatever_the_blocks_held_before(
+            device, PagedAttention(), attention_kit.SPECS["gqa"], "float32", 16
+        )
