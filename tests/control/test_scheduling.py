@@ -384,3 +384,30 @@ def test_the_same_requests_give_the_same_schedule():
         return [(b.slots.tolist(), b.tokens.tolist(), b.context.tolist(), b.block_tables[0].tolist()) for b in w.batch_log]
 
     assert log() == log()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"cache_salt": "\ud800"},
+        {"max_tokens": 2**31 - 1, "min_tokens": 2**31 - 1, "eos_ids": (3,)},
+        {"seed": 2**63 - 1},
+        {"seed": -(2**63)},
+        {"top_k": 2**31 - 1, "temperature": 1e30},
+        {"logit_bias": ((1, 100.0), (1, -100.0))},
+    ],
+)
+def test_extreme_values_are_served(odd):
+    w = world()
+    w.submit(request(0, [1, 2, 3], **odd))
+    w.drain()
+    assert w.tracked[0].finished == "length"
+
+
+@pytest.mark.parametrize("odd", [{"top_k": 2**31}, {"stop_ids": (2**31,)}, {"eos_ids": (-1,)}, {"min_tokens": -1}])
+def test_values_no_array_can_hold_are_refused(odd):
+    w = world()
+    w.core.add([request(0, [1, 2, 3], **odd)])
+    frame = w.core.step()
+    assert frame.finished[0].reason == "error"
+    assert next(iter(odd)) in frame.finished[0].error

@@ -1,7 +1,8 @@
 """What the control loop costs: decoding sequences on the null platform, where a step itself costs almost nothing.
 
 Measures one whole turn of the loop: schedule, fill the StepBatch, launch, read, check stops, publish blocks, make
-Outputs. The prompts' own steps are left out.
+Outputs. The prompts' own steps are left out. Times are wall-clock but `mean_cpu_us`, which is the thread's own CPU time:
+compare that on a machine that has other work.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def run(seqs: int = 256, steps: int = 2000, depth: int = 2, context: int = 128, 
     for _ in range(warm_up):
         core.step()
     times = np.empty(steps)
+    cpu = time.thread_time()
     for i in range(steps):
         begin = time.perf_counter()
         out = core.step()
@@ -83,6 +85,7 @@ def run(seqs: int = 256, steps: int = 2000, depth: int = 2, context: int = 128, 
             raise RuntimeError(f"step {i} returned {0 if out is None else out.tokens.size} tokens, not {seqs}")
         if progress and i % 256 == 0:
             print(f"\rbench host: {i}/{steps} steps", end="", file=sys.stderr, flush=True)
+    cpu = time.thread_time() - cpu
     if progress:
         print(f"\rbench host: {steps}/{steps} steps", file=sys.stderr)
     micro = times * 1e6
@@ -95,6 +98,7 @@ def run(seqs: int = 256, steps: int = 2000, depth: int = 2, context: int = 128, 
         "context": context,
         "median_us": round(median, 1),
         "mean_us": round(float(micro.mean()), 1),
+        "mean_cpu_us": round(cpu / steps * 1e6, 1),
         "p90_us": round(float(np.percentile(micro, 90)), 1),
         "p99_us": round(float(np.percentile(micro, 99)), 1),
         "us_per_seq": round(median / seqs, 3),

@@ -79,8 +79,9 @@ class EngineCore:
                 self._finished.append(Finished(r.handle, "length"))
                 continue
             priority = r.priority if self.config.scheduler.policy == "priority" else 0
+            salt = r.cache_salt.encode("utf-8", "surrogatepass")
             request = Request(
-                r.handle, r.sampling, r.prompt_len, (priority, next(self._arrivals)), r.cache_salt.encode(),
+                r.handle, r.sampling, r.prompt_len, (priority, next(self._arrivals)), salt,
                 r.read_prefix_cache and r.sampling.prompt_logprobs < 0, limit, now, np.array(r.tokens, np.int32),
             )  # fmt: skip
             self._requests[r.handle] = request

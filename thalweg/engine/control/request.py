@@ -13,6 +13,8 @@ from thalweg.config import EngineConfig
 from thalweg.engine.control.prefix import Node
 from thalweg.engine.messages import EngineRequest, TokenSampling
 
+INT32_MAX = 2**31 - 1
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -73,6 +75,12 @@ def refuse(request: EngineRequest, config: EngineConfig, blocks: list[int]) -> s
             f"the prompt has {tokens.size} tokens, but with chunked prefill off a step takes {config.scheduler.max_tokens}: "
             "raise --max-num-batched-tokens or enable chunked prefill"
         )
+    for name in ("eos_ids", "stop_ids"):
+        if any(not 0 <= i <= INT32_MAX for i in getattr(sampling, name)):
+            return f"{name}: ids must be between 0 and {INT32_MAX}"
+    for name in ("top_k", "min_tokens"):
+        if not 0 <= getattr(sampling, name) <= INT32_MAX:
+            return f"{name}: must be between 0 and {INT32_MAX}"
     need = -(-tokens.size // config.cache.block_tokens)
     if blocks and need > min(blocks):
         return (

@@ -79,7 +79,7 @@ class Slots:
         self.returned[slot] = self.scheduled[slot] = cached
         self.limit[slot] = request.limit
         sampling = request.sampling
-        self.stop_from[slot] = request.prompt_len + sampling.min_tokens
+        self.stop_from[slot] = min(request.prompt_len + sampling.min_tokens, request.limit + 1)
         self.logprobs[slot] = sampling.logprobs
         self.flags[slot] = flags_of(sampling)
         self.stops[slot] = -1
