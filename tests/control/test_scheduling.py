@@ -411,3 +411,16 @@ def test_values_no_array_can_hold_are_refused(odd):
     frame = w.core.step()
     assert frame.finished[0].reason == "error"
     assert next(iter(odd)) in frame.finished[0].error
+
+
+def test_a_found_prefix_waits_while_blocks_are_withheld():
+    w = world(block_tokens=2, windows=(8,), blocks=8, max_len=24)
+    w.submit(request(0, list(range(12)), 1))
+    w.drain()
+    pool = w.core.kv.groups[0].pool
+    pool.withheld = pool.total - 2  # one available: fewer than the cached blocks the prefix would hold
+    w.submit(request(1, list(range(12)), 1))
+    assert w.step() is None
+    pool.withheld = 0
+    w.drain()
+    assert w.core.stats().prefix_hits > 0

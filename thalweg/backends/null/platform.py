@@ -41,7 +41,7 @@ class NullPlatform(Platform):
 
     def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
         return Defaults(
-            dtype="float32", block_tokens=16, max_num_seqs=256, max_num_batched_tokens=8192, kv_cache_bytes=1 << 24,
+            dtype="float32", block_tokens=16, max_num_seqs=256, max_num_batched_tokens=8192, kv_cache_bytes=1 << 30,
             pipeline_depth=2,
         )  # fmt: skip
 

@@ -104,17 +104,20 @@ class KVCache:
 
     # ------------------------------------------------------------------ room
 
-    def fits(self, nodes: Sequence[Node], tokens: int, chunk: int, headroom: int) -> bool:
-        """Could a sequence of `tokens` tokens, of which `nodes` are found, enter and leave `headroom` blocks? A window
-        group is asked for its first chunk only: it drops blocks as it goes."""
+    def demand(self, nodes: Sequence[Node], tokens: int, chunk: int) -> list[int]:
+        """Blocks each group must have available for a sequence of `tokens` tokens, of which `nodes` are found, to enter.
+        A window group is asked for its first chunk only: it drops blocks as it goes."""
+        found, out = len(nodes), []
         for i, g in enumerate(self.groups):
-            first = g.first_needed(len(nodes) * self.block_tokens)
-            upto = len(nodes) * self.block_tokens + chunk if g.spec.window else tokens
-            need = -(-upto // self.block_tokens) - len(nodes)
+            first = g.first_needed(found * self.block_tokens)
+            upto = found * self.block_tokens + chunk if g.spec.window else tokens
             idle = sum(g.pool.is_idle(n.blocks[i]) for n in nodes[first:])
-            if need + idle + headroom > g.pool.available:
-                return False
-        return True
+            out.append(-(-upto // self.block_tokens) - found + idle)
+        return out
+
+    def fits(self, demand: Sequence[int], headroom: int) -> bool:
+        """Is that much available, and `headroom` blocks more?"""
+        return all(g.pool.available - headroom >= d for g, d in zip(self.groups, demand, strict=False))
 
     def room(self, slot: int) -> int:
         """Tokens the sequence could have in the cache with the blocks it holds and those available now."""

@@ -43,6 +43,10 @@ class Request:
     """Its published blocks, from the first; only while running."""
     publishing: bool = True
     """False once a block could not be published: those after it would have no parent."""
+    waits_for: bytes = b""
+    """Key of the last block it would rather find than compute, when it last looked."""
+    demand: list[int] = field(default_factory=list)
+    """Blocks it lacked room for when it last looked, per KV group."""
     claims: set[bytes] = field(default_factory=set)
     """Keys of blocks it is computing now, for others to wait for."""
 

@@ -227,6 +227,10 @@ class Scheduler:
             headroom = len(self.running)  # a block each, or those running would be preempted at once
             if not budget or not s.available or any(g.pool.available <= headroom for g in self._kv.groups):
                 return
+            if request.waits_for in self._computing:
+                continue
+            if self.running and not self._kv.fits(request.demand, headroom):
+                return  # as when it last looked; looking costs a walk over its prompt
             nodes = self._kv.find(request)
             if self._worth_waiting(request, len(nodes)):
                 continue
@@ -235,7 +239,8 @@ class Scheduler:
             take = self._chunk_size(rest, budget)
             if config.chunked_prefill and not self.running:
                 take = min(take, self._first_chunk(nodes, take))
-            if not take or not self._kv.fits(nodes, request.tokens.size, take, headroom):
+            request.demand = self._kv.demand(nodes, request.tokens.size, take)
+            if not take or not self._kv.fits(request.demand, headroom):
                 if not self.running and not in_flight and not any(g.pool.withheld for g in self._kv.groups):
                     self.impossible.append((request, self._too_big(request.tokens.size)))
                 return
@@ -273,7 +278,7 @@ class Scheduler:
             if g.spec.window:
                 kept = nodes[g.first_needed(len(nodes) * bt) :]
                 idle = sum(g.pool.is_idle(n.blocks[i]) for n in kept)
-                take = min(take, (g.pool.available - idle) * bt)
+                take = min(take, max(0, g.pool.available - idle) * bt)
         return take
 
     def _worth_waiting(self, request: Request, found: int) -> bool:
@@ -287,12 +292,16 @@ class Scheduler:
         keys, end = self._kv.keys(request), found
         while end < most and keys[end] in self._computing:
             end += 1
-        return end > found and (end - found) * self._kv.block_tokens >= self._share_from
+        if end == found or (end - found) * self._kv.block_tokens < self._share_from:
+            return False
+        request.waits_for = keys[end - 1]
+        return True
 
     def _admit(self, request: Request, nodes: list[Node], take: int) -> None:
         kv = self._kv
         cached = len(nodes) * kv.block_tokens
         self.waiting.remove(request)
+        request.demand = []
         insort(self.running, request, key=_rank)
         self._order = None
         slot = self._slots.enter(request, cached)
