@@ -1,0 +1,46 @@
+"""A sequence's tokens, and the bits of their log probabilities, do not depend on what ran beside it or how it was cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from thalweg import LLM, SamplingParams
+
+RUNS = {
+    "alone": {},
+    "crowd": {"crowd": 31},
+    "chunked": {"crowd": 3, "max_num_batched_tokens": 24, "max_num_seqs": 4},
+    "preempted": {"crowd": 7, "num_gpu_blocks_override": 40},
+}
+
+
+def _tokens(device: str, dtype: str, temperature: float, crowd: int = 0, **args: Any) -> tuple[list[int], list[float]]:
+    rng = np.random.default_rng(0)
+    llm = LLM(device=device, dtype=dtype, max_model_len=256, enable_prefix_caching=False, **args)
+    try:
+        mine = {"prompt_token_ids": rng.integers(1, 200, 70).tolist()}
+        others = [{"prompt_token_ids": rng.integers(1, 200, int(n)).tolist()} for n in rng.integers(1, 120, crowd)]
+        params = [
+            SamplingParams(temperature=temperature, seed=i, max_tokens=40, ignore_eos=True, logprobs=0)
+            for i in range(crowd + 1)
+        ]
+        out = llm.generate([mine, *others], params, use_tqdm=False)[0].outputs[0]
+        assert (llm.stats().preemptions > 0) == ("num_gpu_blocks_override" in args)
+        return list(out.token_ids), [p[t].logprob for t, p in zip(out.token_ids, out.logprobs, strict=True)]
+    finally:
+        llm.shutdown()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_tokens_and_logprob_bits_are_the_same_alone_in_a_crowd_chunked_and_preempted(
+    device: str, dtype: str, temperature: float
+) -> None:
+    alone = _tokens(device, dtype, temperature)
+    assert len(alone[0]) == 40
+    for name, args in list(RUNS.items())[1:]:
+        assert _tokens(device, dtype, temperature, **args) == alone, name
