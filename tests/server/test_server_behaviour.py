@@ -198,3 +198,12 @@ def test_metrics_count_requests(start):
     ):
         assert line in text
     assert "strange" not in text
+
+
+def test_requests_are_logged_only_when_asked_and_cut_as_asked(start, caplog):
+    with caplog.at_level("INFO", logger="thalweg.server"):
+        start().post(TEXT, {"prompt": "my secret", "max_tokens": 1})
+        assert "secret" not in caplog.text
+        start(enable_log_requests=True, max_log_len=2).post(TEXT, {"prompt": "my secret", "max_tokens": 1})
+    assert "prompt 'my'" in caplog.text
+    assert "secret" not in caplog.text

@@ -1,0 +1,81 @@
+"""The engine's frames as metrics and as a log line."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from fake_engine import config
+
+from thalweg.engine.messages import Finished, Outputs, Stats
+from thalweg.server.metrics import EngineMetrics, exposition, steps_125
+from thalweg.server.stats_line import StatsLine
+
+
+def frame(handles: list[int], time: float, stats: Stats | None = None, ended: tuple[int, ...] = ()) -> Outputs:
+    finished = [Finished(handle=h, reason="stop") for h in ended]
+    return Outputs(np.array(handles, np.int64), np.zeros(len(handles), np.int32), time, finished=finished, stats=stats)
+
+
+def value(metrics: EngineMetrics, name: str, labels: dict[str, str] | None = None) -> float | None:
+    return metrics.registry.get_sample_value(name, {"model_name": "m", "engine": "0", **(labels or {})})
+
+
+def test_gaps_between_tokens_are_counted_per_sequence():
+    metrics = EngineMetrics()
+    metrics.record(frame([9], 0.0))  # before the engine is known: not counted, not an error
+    metrics.bind("m", config())
+    for outputs in (frame([1, 2], 1.0), frame([1], 1.03), frame([1, 2], 1.06, ended=(1,)), frame([1], 9.0)):
+        metrics.record(outputs)
+    name = "thalweg:inter_token_latency_seconds"
+    assert value(metrics, f"{name}_count") == 3
+    assert abs((value(metrics, f"{name}_sum") or 0) - (0.03 + 0.03 + 0.06)) < 1e-9
+    assert value(metrics, f"{name}_bucket", {"le": "0.025"}) == 0
+    assert value(metrics, f"{name}_bucket", {"le": "0.05"}) == 2
+    assert value(metrics, f"{name}_bucket", {"le": "+Inf"}) == 3
+    assert value(metrics, "thalweg:iteration_tokens_total_sum") == 6
+
+
+def test_snapshots_become_gauges_and_counters():
+    metrics = EngineMetrics()
+    metrics.bind("m", config())
+    metrics.record(frame([], 1.0, Stats(3, 2, 16, 64, 100, 40, 5, 9, 70, 80)))
+    for name, expected in {
+        "num_requests_running": 3,
+        "num_requests_waiting": 2,
+        "kv_cache_usage_perc": 0.25,
+        "prefix_cache_queries_total": 100,
+        "prefix_cache_hits_total": 40,
+        "num_preemptions_total": 5,
+        "prompt_tokens_total": 70,
+        "generation_tokens_total": 80,
+    }.items():
+        assert value(metrics, f"thalweg:{name}") == expected, name
+    assert b"thalweg:cache_config_info" in exposition(metrics.registry)[0]
+
+
+def test_length_buckets():
+    assert steps_125(100) == (1, 2, 5, 10, 20, 50, 100)
+
+
+def test_the_log_line_shows_rates_since_the_line_before(caplog):
+    now = [0.0]
+    line = StatsLine(10, clock=lambda: now[0])
+    with caplog.at_level(logging.INFO):
+        line.record(frame([], 0, Stats(0, 0, 0, 64, 0, 0, 0, 0, 0, 0)))
+        now[0] = 5
+        line.record(frame([], 0, Stats(1, 0, 0, 64, 0, 0, 0, 0, 50, 50)))
+        assert not caplog.messages
+        now[0] = 10
+        line.record(frame([], 0, Stats(2, 1, 16, 64, 200, 50, 3, 9, 100, 500)))
+    (text,) = caplog.messages
+    for part in (
+        "prompt throughput: 10.0",
+        "generation throughput: 50.0",
+        "running: 2",
+        "waiting: 1",
+        "usage: 25.0%",
+        "rate: 25.0%",
+        "preemptions: 3",
+    ):
+        assert part in text
