@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+
 import torch
 
 from thalweg.backends.cpu import BF16_FLAGS
@@ -12,15 +15,28 @@ from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.op import Kernel
 from thalweg.hal.platform import DeviceInfo
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Of glibc's malloc.h."""
 NATIVE: tuple[Kernel, ...] = ()
 """Compiled kernels of this platform, preferred to torch's where they support the use."""
 NATIVE_ATTENTION: tuple[AttentionBackend, ...] = ()
+
+
+def _keep_freed_memory() -> None:
+    """A step's temporaries are megabytes, freed and wanted again at once. The allocator of glibc would give each back to
+    the system and pay for its pages anew; told to keep blocks of up to 32 MiB (the most it accepts), it does not. Weights
+    and caches are larger and unaffected. Elsewhere this does nothing."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(M_TRIM_THRESHOLD, 512 << 20)
 
 
 def open_device(threads: int) -> EagerDevice:
     """threads: 0 = as many as there are cores for this process, unless torch was told fewer before."""
     threads = threads or min(cores(), torch.get_num_threads())
     torch.set_num_threads(threads)
+    _keep_freed_memory()
     dtypes = ("bfloat16", "float32") if cpu_flags() & BF16_FLAGS else ("float32", "bfloat16")
     notes = {"torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability()}
     info = DeviceInfo(cpu_name(), "cpu", host_memory()[0], threads, dtypes, notes)

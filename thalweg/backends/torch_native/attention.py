@@ -35,7 +35,7 @@ class _Work:
     count: int  # n
     blocks: Tensor  # i64[n * L / block_tokens]
     hidden: Tensor  # [n, 1, m * heads per KV head, L]; 0 or -inf
-    stale: Tensor  # i64[...]; of the n * L gathered tokens, those that are not the sequence's own
+    stale: tuple[tuple[int, int], ...]  # ranges of the n * L gathered tokens that are not their sequence's own
 
 
 class PagedAttention(AttentionBackend):
@@ -90,8 +90,8 @@ def _attend(q: Tensor, kv: Tensor, work: _Work, spec: AttnSpec) -> Tensor:
     held = []
     for index in (work.blocks * 2, work.blocks * 2 + 1):
         tokens = blocks.index_select(0, index).view(-1, spec.kv_heads, spec.head_dim)
-        if work.stale.shape[0]:
-            tokens.index_fill_(0, work.stale, 0)
+        for start, end in work.stale:
+            tokens[start:end].zero_()
         held.append(tokens.view(n, -1, spec.kv_heads, spec.head_dim).transpose(1, 2))
     # The query heads of one KV head become rows beside the query tokens: one product per KV head, and rows enough.
     rows = q[work.rows].view(n, -1, spec.kv_heads, per, spec.head_dim)
@@ -155,10 +155,16 @@ def _work(batch: StepBatch, group: int, size: int, spec: AttnSpec, members: Sequ
     position = (low[:, None] * size + torch.arange(width * size))[:, None, :]  # [n, 1, L]
     behind = (start[:, None] + torch.arange(m))[:, :, None] - position  # [n, m, L]
     seen = (behind >= 0) & (behind < spec.window) if spec.window else behind >= 0
-    own = seen.any(1)
+    stale = _false_runs(seen.any(1).flatten())
     per = spec.heads // spec.kv_heads
     dtype = torch.bfloat16 if spec.dtype == "bfloat16" else torch.float32
     hidden = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf")).repeat_interleave(per, 1)
     hidden = F.pad(hidden, (0, 0, 0, -m * per % ROWS))
     rows = (first[:, None] + torch.arange(m)).flatten()
-    return _Work(rows, len(members), blocks.flatten(), hidden[:, None], (~own).flatten().nonzero()[:, 0])
+    return _Work(rows, len(members), blocks.flatten(), hidden[:, None], stale)
+
+
+def _false_runs(flags: Tensor) -> tuple[tuple[int, int], ...]:
+    """(start, end) of every run of False."""
+    edges = F.pad(~flags, (1, 1)).to(torch.int8).diff().nonzero()[:, 0].tolist()
+    return tuple(zip(edges[::2], edges[1::2], strict=True))

@@ -80,10 +80,14 @@ def _sample(logits: Tensor, temperature: Tensor, seed: Tensor, position: Tensor,
         return greedy
     k0, k1 = row_keys(seed, position)
     floor = top + gumbel(k0, k1, greedy) - HIGHEST
-    out = greedy.clone()
+    out, ids = greedy.clone(), torch.arange(logits.shape[1], dtype=torch.int32)
     for row in rows.tolist():
         scores = logits[row]
-        able = (scores >= floor[row]).nonzero()[:, 0]
+        able = scores >= floor[row]
+        if int(able.sum()) > logits.shape[1] // 4:  # picking them out costs more than it saves
+            out[row] = (scores + gumbel(k0[row], k1[row], ids)).argmax()
+            continue
+        able = able.nonzero()[:, 0]
         if able.shape[0]:
             noisy = scores[able] + gumbel(k0[row], k1[row], able.to(torch.int32))
             out[row] = able[noisy.argmax()]
