@@ -232,6 +232,7 @@ def test_told_to_stop_it_ends_open_requests_and_itself(bundled):
     assert "Traceback" not in "".join(bundled.log)
 
 
+@pytest.mark.slow
 def test_a_dead_engine_ends_the_server_with_a_failure():
     process = Process("--port", "0", "--device", "null")
     url = process.url()
@@ -246,6 +247,7 @@ def test_a_dead_engine_ends_the_server_with_a_failure():
         httpx.get(url + "/health")
 
 
+@pytest.mark.slow
 def test_unix_socket_is_made_and_removed(tmp_path):
     path = tmp_path / "s.sock"
     dead = socket.socket(socket.AF_UNIX)
