@@ -18,6 +18,8 @@ QUERIES = 256
 """Query tokens of one sequence attended at once: later ones need not be held against earlier ones' future."""
 ALIGN = 64
 """Decoding sequences whose key counts round up to the same multiple of this are attended together."""
+GATHER = 4 << 20
+"""Bytes of keys and values gathered for one call, so that they are still in the cache when they are attended to."""
 ROWS = 4
 """Rows (query tokens x query heads per KV head) are padded to a multiple of this: the matrix products underneath sum one
 to three odd rows in another order."""
@@ -126,7 +128,11 @@ def _work_list(batch: StepBatch, group: int, size: int, spec: AttnSpec) -> list[
         for at in range(0, query[s], QUERIES):
             m = min(QUERIES, query[s] - at)
             works.append(_work(batch, group, size, spec, [(s, last[s] + 1 - query[s] + at, context[s] + at)], m))
-    return works + [_work(batch, group, size, spec, members, 1) for members in together.values()]
+    token = 4 * spec.kv_heads * spec.head_dim * (1 if spec.dtype == "bfloat16" else 2)
+    for width, members in together.items():
+        most = max(1, GATHER // (width * ALIGN * token))
+        works += [_work(batch, group, size, spec, members[i : i + most], 1) for i in range(0, len(members), most)]
+    return works
 
 
 def _low(start: int, size: int, spec: AttnSpec) -> int:
