@@ -110,7 +110,8 @@ def _write_rows(batch: StepBatch, group: int, size: int) -> Tensor:
     table, seq = batch.block_tables[group], batch.token_seq
     column = (batch.positions // size).clamp(max=table.shape[1] - 1)
     block = torch.where(batch.slots[seq] == SCRATCH, SCRATCH, table[seq, column])
-    return block.long() * (2 * size) + batch.positions % size
+    rows: Tensor = block.long() * (2 * size) + batch.positions % size
+    return rows
 
 
 def _work_list(batch: StepBatch, group: int, size: int, spec: AttnSpec) -> list[_Work]:

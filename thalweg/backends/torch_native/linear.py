@@ -16,7 +16,7 @@ from thalweg.hal.weights import QTensor
 def _supports(spec: Mapping[str, Any]) -> str | None:
     if spec["weight"].kind != "dense":
         return f"runs dense weights, not {spec['weight']}"
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return "this torch is built without oneDNN"
     if spec["dtype"] == "bfloat16":
         return None if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "oneDNN has no bfloat16 on this processor"
