@@ -138,9 +138,10 @@ class AsyncLLM:
             raise EngineDeadError(str(self._dead or "the engine process is gone"))
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix; False while requests run."""
+        """Forget every cached prefix. Running requests go on; what they have computed is not found by others."""
         i = next(self._handles)
-        reply = self._replies[i] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._replies[i] = reply
         self._engine.post(m.Control(i, "reset_prefix_cache"))
         return await reply
 

@@ -49,6 +49,8 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     strict_kernels: bool = False
     threads: int | None = None
     """CPU threads of the engine process; None = the platform's choice."""
+    additional_config: dict[str, Any] | None = None
+    """The platform's own knobs, by name."""
 
     block_size: int | None = None
     kv_cache_memory_bytes: int | None = None

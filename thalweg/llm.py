@@ -17,7 +17,7 @@ from thalweg.config import BUNDLED, EngineArgs, EngineConfig
 from thalweg.engine.client.frontend import load_frontend
 from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor
-from thalweg.engine.control.core import EngineCore
+from thalweg.engine.control import EngineCore
 from thalweg.engine.messages import Stats
 from thalweg.engine.worker.build import build
 from thalweg.errors import ConfigError, RequestError
@@ -184,7 +184,7 @@ class LLM:
         return self._core.stats()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix; False while requests run."""
+        """Forget every cached prefix. Running requests go on; what they have computed is not found by others."""
         return self._core.reset_prefix_cache()
 
     def shutdown(self) -> None:

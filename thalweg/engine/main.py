@@ -8,19 +8,15 @@ import queue
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterable
 from typing import Any
 
 from thalweg.engine import messages as m
-from thalweg.engine.control.core import EngineCore
+from thalweg.engine.control import EngineCore
 from thalweg.engine.ipc.codec import Codec, FrameError
 from thalweg.engine.ipc.socket import Channel, ChannelClosedError
 from thalweg.engine.worker.build import build
 from thalweg.errors import ThalwegError
-
-STATS_SECONDS = 0.25
-"""How often a busy core's outputs carry a snapshot."""
 
 
 def main(path: str) -> int:
@@ -61,7 +57,6 @@ class _Loop:
     def __init__(self, core: EngineCore, channel: Channel) -> None:
         self._core, self._channel = core, channel
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._stats_due = 0.0
         self._stopping = False
 
     def run(self) -> None:
@@ -72,9 +67,6 @@ class _Loop:
                 continue
             outputs = self._core.step()
             if outputs is not None:
-                now = time.monotonic()
-                if now >= self._stats_due or not self._core.has_work:
-                    outputs.stats, self._stats_due = self._core.stats(), now + STATS_SECONDS
                 self._channel.send(outputs)
 
     def _take(self, wait: bool) -> None:

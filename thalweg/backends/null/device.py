@@ -108,9 +108,9 @@ class NullDevice(Device):
 
     def _timed(self, run: Callable[[StepBatch], StepResult]) -> Callable[[StepBatch], Done]:
         o = self.options
-        if o.clock is None:
+        if o.clock is None and not (o.base or o.per_token or o.per_seq):
             return lambda batch: Done(run(batch))
-        clock = o.clock
+        clock = o.clock or time.monotonic
 
         def launch(batch: StepBatch) -> Done:
             took = o.base + o.per_token * batch.tokens.shape[0] + o.per_seq * batch.slots.shape[0]

@@ -28,7 +28,7 @@ class NullOptions:
     per_token: float = 0.0
     per_seq: float = 0.0
     clock: Callable[[], float] | None = None
-    """Steps take their time on this clock: a SimClock is moved on, any other is slept on. None: they take no time."""
+    """Steps take their time on this clock: a SimClock is moved on, any other is slept on. None: the real one."""
 
 
 class NullPlatform(Platform):

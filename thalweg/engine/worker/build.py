@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+import msgspec
 
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.config import read_config
@@ -75,13 +77,26 @@ def build(args: EngineArgs) -> Worker:
 
 
 def _options(platform: Platform, args: EngineArgs) -> Any:
-    """The platform's own knobs that have a common name; refused in words where the platform has no such knob."""
-    said = {"threads": args.threads} if args.threads is not None else {}
-    known = getattr(platform.options, "__dataclass_fields__", {})
-    for name in said:
-        if name not in known:
-            raise ConfigError(f"{name}: platform {platform.name!r} has no such setting; leave it out")
-    return platform.options(**said) if platform.options else None
+    """The platform's own knobs, checked against what it has."""
+    said = dict(args.additional_config or {})
+    if args.threads is not None:
+        said["threads"] = args.threads
+    if not said:
+        return platform.options() if platform.options else None
+    kinds = get_type_hints(platform.options) if platform.options else {}
+    problems, converted = [], {}
+    for name, value in said.items():
+        if name not in kinds:
+            there = ", ".join(sorted(kinds)) or "none"
+            problems.append(f"{name}: platform {platform.name!r} has no such setting; it has: {there}")
+            continue
+        try:
+            converted[name] = msgspec.convert(value, kinds[name])
+        except (msgspec.ValidationError, TypeError) as e:  # TypeError: a knob that only code can set
+            problems.append(f"additional_config: {name}: {e}")
+    if problems:
+        raise ConfigError(*problems)
+    return platform.options(**converted) if platform.options else None
 
 
 def _build_model(job: _Job) -> Worker:
