@@ -6,7 +6,6 @@ This side owns every request's truth (prompt, parameters, seed, emitted tokens);
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import random
 import time
@@ -18,7 +17,8 @@ from thalweg.engine import messages as m
 from thalweg.engine.client.frontend import Frontend, load_frontend
 from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor
-from thalweg.engine.client.process import EngineProcess
+from thalweg.engine.client.stream import Stream
+from thalweg.engine.client.supervisor import Supervisor
 from thalweg.errors import EngineDeadError, RequestError, ThalwegError
 from thalweg.outputs import RequestOutput
 from thalweg.params import SamplingParams
@@ -36,40 +36,46 @@ class StatLogger(Protocol):
         """Every finished request, its metrics filled in."""
 
 
-class _Stream:
-    """One request's outputs on their way to its reader."""
-
-    __slots__ = ("params", "queue")
-
-    def __init__(self, params: SamplingParams) -> None:
-        self.params = params
-        self.queue: asyncio.Queue[RequestOutput | ThalwegError] = asyncio.Queue()
-
-
 class AsyncLLM:
-    """Many requests at once over one engine process. Make one with `await AsyncLLM.start(args)`, end it with `shutdown`."""
+    """Many requests at once over one engine process. Make one with `await AsyncLLM.start(args)`, end it with `shutdown`.
 
-    def __init__(self, frontend: Frontend, engine: EngineProcess, loggers: Sequence[StatLogger]) -> None:
-        self.config: EngineConfig = engine.ready.config
-        self.kernel_plan = engine.ready.plan
-        self.load_seconds = engine.ready.load_seconds
-        self._frontend, self._engine, self._loggers = frontend, engine, tuple(loggers)
-        self._inputs = InputProcessor(
-            self.config, frontend.tokenizer, eos_ids=frontend.eos_ids, seed_source=random.SystemRandom()
-        )
+    An engine that dies or hangs is replaced, and open requests go on where they were: their readers see a pause.
+    """
+
+    def __init__(self, frontend: Frontend, loggers: Sequence[StatLogger]) -> None:
+        """Use `start`."""
+        self._frontend, self._loggers = frontend, tuple(loggers)
         self._outputs = OutputProcessor(frontend.tokenizer)
         self._handles = itertools.count(1)
-        self._streams: dict[str, _Stream] = {}
-        self._replies: dict[int, asyncio.Future[bool]] = {}
+        self._streams: dict[str, Stream] = {}
         self._stats: m.Stats | None = None
         self._dead: ThalwegError | None = None
-        self._reader = asyncio.create_task(self._read())
+        self._supervisor = Supervisor(
+            frontend.args, self._outputs, self._handles,
+            on_outputs=self._take, on_convicted=self._convict, on_dead=self._die,
+        )  # fmt: skip
 
     @classmethod
     async def start(cls, args: EngineArgs, *, loggers: Sequence[StatLogger] = ()) -> AsyncLLM:
-        """Ready to serve; or raises ConfigError, CheckpointError, UnsupportedModelError, DeviceError with the reason."""
+        """Ready to serve, a canary generation behind it; or raises ConfigError, CheckpointError, UnsupportedModelError,
+        DeviceError with the reason."""
         frontend = await asyncio.to_thread(load_frontend, args)
-        return cls(frontend, await EngineProcess.start(frontend.args), loggers)
+        made = cls(frontend, loggers)
+        try:
+            ready = (await made._supervisor.start()).ready
+        except BaseException:
+            await made._supervisor.stop()
+            raise
+        made.config, made.kernel_plan, made.load_seconds = ready.config, ready.plan, ready.load_seconds
+        made._inputs = InputProcessor(
+            ready.config, frontend.tokenizer, eos_ids=frontend.eos_ids, seed_source=random.SystemRandom()
+        )
+        return made
+
+    config: EngineConfig
+    kernel_plan: list[str]
+    load_seconds: float
+    _inputs: InputProcessor
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -88,6 +94,29 @@ class AsyncLLM:
     def model_names(self) -> list[str]:
         return self._frontend.names
 
+    @property
+    def state(self) -> str:
+        """starting | ready | restarting | failed | stopped"""
+        return self._supervisor.state
+
+    @property
+    def ready(self) -> bool:
+        """Could a request be served now?"""
+        return not self._supervisor.why_not_ready
+
+    @property
+    def why_not_ready(self) -> str:
+        return self._supervisor.why_not_ready
+
+    @property
+    def restarts(self) -> int:
+        """How many times the engine process has been replaced."""
+        return self._supervisor.restarts
+
+    @property
+    def engine_pid(self) -> int | None:
+        return self._supervisor.pid
+
     def stats(self) -> m.Stats | None:
         """The engine's latest snapshot; None before its first step."""
         return self._stats
@@ -95,23 +124,22 @@ class AsyncLLM:
     async def generate(
         self, prompt: str | dict[str, Any] | list[int], sampling_params: SamplingParams, request_id: str, *, priority: int = 0
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs as they come, the last with `finished`. RequestError before the first if the request is wrong;
-        EngineDeadError if the engine dies. Closing the generator aborts the request."""
+        """Outputs as they come, the last with `finished`; a slow reader gets several as one. RequestError before the
+        first if the request is wrong; EngineDeadError if this request crashes the engine, or there is no engine any more.
+        Closing the generator aborts the request."""
         if self._dead:
             raise EngineDeadError(str(self._dead))
         if request_id in self._streams:
             raise RequestError(f"request_id {request_id!r} is already running", "request_id")
         submission = self._inputs.process(request_id, prompt, sampling_params, priority=priority, handles=self._handles)
-        stream = self._streams[request_id] = _Stream(sampling_params)
+        stream = self._streams[request_id] = Stream(sampling_params)
         self._outputs.add(submission, time.monotonic())
+        self._supervisor.submit(submission.requests)
         try:
-            self._engine.post(m.Add(submission.requests))
             while True:
-                item = await stream.queue.get()
-                if isinstance(item, ThalwegError):
-                    raise item
-                yield item
-                if item.finished:
+                output = await stream.get()
+                yield output
+                if output.finished:
                     return
         finally:
             if self._streams.get(request_id) is stream:  # not finished: the reader went away
@@ -127,49 +155,30 @@ class AsyncLLM:
 
     def _drop(self, request_id: str) -> RequestOutput | None:
         handles, last = self._outputs.abort(request_id)
-        if handles and not self._dead:
-            with contextlib.suppress(EngineDeadError):  # dying: it has forgotten them already
-                self._engine.post(m.Abort(handles))
+        self._supervisor.abort(handles)
         return last
 
     async def check_health(self) -> None:
-        """EngineDeadError if it cannot serve."""
-        if self._dead or not self._engine.alive:
-            raise EngineDeadError(str(self._dead or "the engine process is gone"))
+        """EngineDeadError if there is no engine and there will be none. A restart is no illness: see `ready`."""
+        if self._dead or self.state in ("failed", "stopped"):
+            raise EngineDeadError(str(self._dead or self.why_not_ready))
 
     async def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix. Running requests go on; what they have computed is not found by others."""
-        i = next(self._handles)
-        reply: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._replies[i] = reply
-        self._engine.post(m.Control(i, "reset_prefix_cache"))
-        return await reply
+        return await self._supervisor.control("reset_prefix_cache")
 
     async def shutdown(self) -> None:
         """End the engine process. Open requests get EngineDeadError."""
-        self._reader.cancel()
-        await self._engine.stop()
+        await self._supervisor.stop()
         self._die(EngineDeadError("the engine was shut down"))
 
-    async def _read(self) -> None:
-        try:
-            while True:
-                message = await self._engine.receive()
-                if isinstance(message, m.Reply):
-                    self._replies.pop(message.id).set_result(message.ok)
-                else:
-                    self._take(message)
-        except ThalwegError as e:
-            self._die(e)
-
-    def _take(self, outputs: m.Outputs) -> None:
-        if outputs.stats is not None:
-            self._stats = outputs.stats
-        processed = self._outputs.process(outputs)
-        if processed.abort:
-            self._engine.post(m.Abort(processed.abort))
+    def _take(self, frame: m.Outputs) -> None:
+        if frame.stats is not None:
+            self._stats = frame.stats
+        processed = self._outputs.process(frame)
+        self._supervisor.abort(processed.abort)
         for logger in self._loggers:
-            logger.record(outputs)
+            logger.record(frame)
         for output in processed.outputs:
             self._deliver(output)
 
@@ -181,12 +190,16 @@ class AsyncLLM:
             del self._streams[output.request_id]
             for logger in self._loggers:
                 logger.finished(output, stream.params)
-        stream.queue.put_nowait(output)
+        stream.put(output)
+
+    def _convict(self, handle: int, why: str) -> None:
+        closed = self._outputs.fail(handle, why)
+        if closed is not None and closed[0] in self._streams:
+            self._streams.pop(closed[0]).fail(EngineDeadError(why))
 
     def _die(self, why: ThalwegError) -> None:
         self._dead = self._dead or why
+        self._outputs.fail_all(str(why))
         for stream in self._streams.values():
-            stream.queue.put_nowait(EngineDeadError(str(why)))
+            stream.fail(EngineDeadError(str(why)))
         self._streams.clear()
-        for reply in self._replies.values():
-            reply.cancel()

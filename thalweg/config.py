@@ -68,6 +68,14 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     async_scheduling: bool | None = None
     """False: read every step before the next is scheduled. None: the platform's pipeline depth."""
 
+    heartbeat_timeout: float = 8.0
+    """Seconds without a sign of life after which the engine process counts as stuck, and is replaced."""
+    hang_timeout: float = 60.0
+    """Seconds without a finished step, while there is work, after which it counts as stuck. A step of a large model on a slow
+    device must fit."""
+    max_restarts: int = 5
+    """Engine restarts within ten minutes before the server gives up."""
+
     logprobs_mode: str = "raw_logprobs"
     max_logprobs: int = 20
     disable_log_stats: bool = False
@@ -150,6 +158,11 @@ def check_args(args: EngineArgs) -> None:
         problems.append(f"long_prefill_token_threshold must be at least 0, not {args.long_prefill_token_threshold}")
     if args.max_long_partial_prefills > args.max_num_partial_prefills:
         problems.append("max_long_partial_prefills must not exceed max_num_partial_prefills")
+    for name in ("heartbeat_timeout", "hang_timeout"):
+        if not 1 <= getattr(args, name) <= 86400:
+            problems.append(f"{name} must be between 1 and 86400 seconds, not {getattr(args, name)}")
+    if args.max_restarts < 0:
+        problems.append(f"max_restarts must be at least 0, not {args.max_restarts}")
     if args.trust_remote_code:
         problems.append("trust_remote_code: code from model repositories is never run; leave it out")
     if problems:

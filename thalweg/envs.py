@@ -39,6 +39,11 @@ def log_stats_seconds() -> float:
     return _number("THALWEG_LOG_STATS_INTERVAL", 10, 0.1)
 
 
+def failpoints() -> str:
+    """THALWEG_FAILPOINTS: faults to inject, for tests (see thalweg.failpoints). Default: none."""
+    return os.environ.get("THALWEG_FAILPOINTS", "")
+
+
 def _number(name: str, default: float, least: float) -> float:
     text = os.environ.get(name)
     if not text:

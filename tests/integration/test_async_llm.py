@@ -9,6 +9,7 @@ import os
 import signal
 import tempfile
 
+import msgspec
 import pytest
 
 from thalweg import AsyncLLM, EngineArgs, SamplingParams
@@ -90,17 +91,18 @@ async def test_a_wrong_request_is_told_and_harms_nobody(engine):
     assert (await good).outputs[0].finish_reason == "length"
 
 
-async def test_a_killed_engine_is_told_to_every_stream():
-    engine = await AsyncLLM.start(ARGS)
+async def test_without_restarts_a_killed_engine_is_told_to_every_stream():
+    engine = await AsyncLLM.start(msgspec.structs.replace(ARGS, max_restarts=0))
     stream = engine.generate("The river", params(max_tokens=200), "cut")
     await anext(stream)
-    os.kill(engine._engine.pid, signal.SIGKILL)
-    with pytest.raises(EngineDeadError):
+    os.kill(engine.engine_pid, signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match=r"SIGKILL.*max_restarts"):
         await last(stream)
     with pytest.raises(EngineDeadError):
         await engine.check_health()
     with pytest.raises(EngineDeadError):
         await last(engine.generate("again", params(), "late"))
+    assert engine.state == "failed"
     await engine.shutdown()
 
 

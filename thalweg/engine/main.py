@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import queue
 import signal
 import sys
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import numpy as np
 
 from thalweg.engine import messages as m
 from thalweg.engine.control import EngineCore
@@ -17,6 +21,11 @@ from thalweg.engine.ipc.codec import Codec, FrameError
 from thalweg.engine.ipc.socket import Channel, ChannelClosedError
 from thalweg.engine.worker.build import build
 from thalweg.errors import ThalwegError
+from thalweg.failpoints import fp
+from thalweg.hal.platform import Pending
+from thalweg.hal.step import StepBatch
+
+HEARTBEAT_SECONDS = 0.5
 
 
 def main(path: str) -> int:
@@ -34,7 +43,7 @@ def main(path: str) -> int:
     except Exception as e:
         _report(channel, e)
         return 1
-    core = EngineCore(worker.config, worker.launch)
+    core = EngineCore(worker.config, _with_failpoints(worker.launch), announce=lambda started: _announce(channel, started))
     channel.send(m.Ready(worker.config, worker.plan, worker.load_seconds))
     # Weights and code live as long as the process: keep the collector from walking them in the middle of a step.
     gc.collect()
@@ -58,14 +67,17 @@ class _Loop:
         self._core, self._channel = core, channel
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stopping = False
+        self._steps = 0
 
     def run(self) -> None:
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         while not self._stopping:
             self._take(wait=not self._core.has_work)
             if self._stopping or not self._core.has_work:
                 continue
             outputs = self._core.step()
+            self._steps += 1
             if outputs is not None:
                 self._channel.send(outputs)
 
@@ -75,6 +87,7 @@ class _Loop:
             if isinstance(message, BaseException):
                 raise message
             if isinstance(message, m.Add):
+                fp("engine.add", token=np.concatenate([r.tokens for r in message.requests]))
                 self._core.add(message.requests)
             elif isinstance(message, m.Abort):
                 self._core.abort(message.handles)
@@ -91,12 +104,31 @@ class _Loop:
         else:
             raise FrameError(f"unknown control operation {message.op!r}")
 
+    def _beat(self) -> None:
+        """Shows that the process lives and whether its loop moves; a step in native code does not hold it up."""
+        with contextlib.suppress(ChannelClosedError):
+            while True:
+                time.sleep(HEARTBEAT_SECONDS)
+                self._channel.send(m.Heartbeat(self._steps, self._core.has_work))
+
     def _read(self) -> None:
         try:
             while True:
                 self._inbox.put(self._channel.receive())
         except (ChannelClosedError, FrameError) as e:
             self._inbox.put(e)
+
+
+def _announce(channel: Channel, started: list[m.Started]) -> None:
+    channel.send(m.Outputs(np.empty(0, np.int64), np.empty(0, np.int32), time.monotonic(), started=started))
+
+
+def _with_failpoints(launch: Callable[[StepBatch], Pending]) -> Callable[[StepBatch], Pending]:
+    def launch_or_fail(batch: StepBatch) -> Pending:
+        fp("engine.step", token=batch.tokens)
+        return launch(batch)
+
+    return launch_or_fail
 
 
 def _drain(inbox: queue.SimpleQueue[Any], wait: bool) -> Iterable[Any]:

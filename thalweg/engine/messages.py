@@ -187,4 +187,11 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-FromCore = Outputs | Ready | Reply | Failed
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """Sent all the time by a thread of its own. `steps` standing still while `working` means a hang."""
+
+    steps: int
+    working: bool
+
+
+FromCore = Outputs | Ready | Reply | Failed | Heartbeat

@@ -6,6 +6,7 @@ per token is a few dictionary look-ups. Knows no transport, no scheduling, no de
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,9 +103,23 @@ class OutputProcessor:
         closed = [self._close(i, "error", message)[1] for i in list(self._requests)]
         return [o for o in closed if o is not None]
 
-    def resubmit(self) -> list[EngineRequest]:
-        """What a fresh engine needs to continue every open choice: prompt + emitted tokens, same seed, same handle."""
-        return [c.resubmit() for c in self._choices.values()]
+    def open_handles(self) -> list[int]:
+        """Every open choice, oldest first."""
+        return list(self._choices)
+
+    def resubmit(self, handles: Sequence[int] | None = None) -> list[EngineRequest]:
+        """What a fresh engine needs to continue these choices (None: every open one): prompt + emitted tokens, same seed,
+        same handle. Handles that are closed are left out."""
+        wanted = self._choices if handles is None else [h for h in handles if h in self._choices]
+        return [self._choices[h].resubmit() for h in wanted]
+
+    def fail(self, handle: int, message: str) -> tuple[str, list[int]] | None:
+        """Close the request this choice belongs to: its id, and the handles of its other open choices."""
+        choice = self._choices.get(handle)
+        if choice is None:
+            return None
+        handles, _ = self._close(choice.request.id, "error", message)
+        return choice.request.id, [h for h in handles if h != handle]
 
     def _close(self, request_id: str, reason: str, error: str) -> tuple[list[int], RequestOutput | None]:
         request = self._requests.pop(request_id, None)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sys
+import time
 from typing import Any
 
 import thalweg.errors
@@ -25,6 +27,12 @@ class EngineProcess:
         self._process, self._channel = process, channel
         self.ready = ready
         self.pid = process.pid
+        self.heard = self.stepped = time.monotonic()
+        """When it last gave a sign of life; when it last finished a step, or had nothing to do."""
+        self.working = False
+        self.stuck: str | None = None
+        """Why it was killed from here, if it was."""
+        self._steps = 0
 
     @staticmethod
     async def start(args: EngineArgs) -> EngineProcess:
@@ -61,21 +69,40 @@ class EngineProcess:
             raise EngineDeadError("the engine process is gone") from None
 
     async def receive(self) -> m.Outputs | m.Reply:
-        """The next frame. EngineDeadError, with its last words, when it died."""
-        try:
-            message = await self._channel.receive()
-        except (ChannelClosedError, FrameError) as e:
-            await _end(self._process)
-            raise EngineDeadError(f"the engine process ended (exit status {self._process.returncode}): {e}") from None
-        if isinstance(message, m.Failed):
-            raise as_error(message)
-        if not isinstance(message, m.Outputs | m.Reply):
-            raise EngineDeadError(f"the engine sent {type(message).__name__} while serving")
-        return message
+        """The next frame; heartbeats only leave their mark. EngineDeadError, with its last words, when it died."""
+        while True:
+            try:
+                message = await self._channel.receive()
+            except (ChannelClosedError, FrameError) as e:
+                await _end(self._process)
+                raise EngineDeadError(self.stuck or f"the engine process ended ({self._status()}): {e}") from None
+            self.heard = time.monotonic()
+            if isinstance(message, m.Outputs | m.Reply):
+                self.stepped = self.heard
+                return message
+            if isinstance(message, m.Failed):
+                await _end(self._process)
+                raise as_error(message)
+            if not isinstance(message, m.Heartbeat):
+                await _end(self._process, 0)
+                raise EngineDeadError(f"the engine sent {type(message).__name__} while serving")
+            if message.steps != self._steps or not message.working:
+                self._steps, self.stepped = message.steps, self.heard
+            self.working = message.working
+
+    def kill(self, why: str) -> None:
+        """It is beyond words. `receive` then raises EngineDeadError with `why`."""
+        self.stuck = why
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
     @property
-    def alive(self) -> bool:
-        return self._process.returncode is None
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    def _status(self) -> str:
+        code = self._process.returncode
+        return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit status {code}"
 
     async def stop(self) -> None:
         """Ask it to end; kill it if it does not within STOP_SECONDS. Safe to call twice."""

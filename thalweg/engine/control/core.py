@@ -40,8 +40,11 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         hash_fn: HashFn | None = None,
         share_from: int = SHARE_FROM,
+        announce: Callable[[list[Started]], None] | None = None,
     ) -> None:
-        """`launch` starts a step and returns at once; calls take effect in order. `hash_fn` and `share_from` are for tests.
+        """`launch` starts a step and returns at once; calls take effect in order. `announce` is told which sequences a step
+        begins before it is launched, so that somebody knows should the step be the end; without it they are in the step's
+        Outputs. `hash_fn` and `share_from` are for tests.
         Raises ConfigError if the cache has groups this version cannot keep."""
         scheduler, cache = config.scheduler, config.cache
         self.config = config
@@ -53,6 +56,7 @@ class EngineCore:
         self._builder = BatchBuilder(self.slots, self.kv, config.model.vocab)
         self._reader = ResultReader(self.slots, self.kv, self.scheduler)
         self._launch = launch
+        self._announce = announce
         self._clock = clock
         self._requests: dict[int, Request] = {}
         self._in_flight: deque[Launched] = deque()
@@ -134,15 +138,19 @@ class EngineCore:
 
     def _start(self, plan: Plan) -> None:
         batch, record = self._builder.build(plan)
-        record.pending = self._launch(batch)
-        self._in_flight.append(record)
         if plan.entered:
             now = self._clock()
             cached = {c.slot: c.cached for c in plan.chunks}
-            for request in plan.entered:
-                if not request.started:
-                    request.started = True
-                    self._started.append(Started(request.handle, cached[request.slot], request.queued, now))
+            fresh = [r for r in plan.entered if not r.started]
+            started = [Started(r.handle, cached[r.slot], r.queued, now) for r in fresh]
+            for request in fresh:
+                request.started = True
+            if self._announce is None:
+                self._started += started
+            elif started:
+                self._announce(started)
+        record.pending = self._launch(batch)
+        self._in_flight.append(record)
 
     def _outputs(self, news: News | None) -> Outputs:
         if news is None:

@@ -12,6 +12,7 @@ import shutil
 import socket
 import struct
 import tempfile
+import threading
 from types import TracebackType
 from typing import Any
 
@@ -52,17 +53,20 @@ class Listener:
 
 
 class Channel:
-    """Blocking side (the engine). One thread may send while another receives."""
+    """Blocking side (the engine). Any thread may send; one receives."""
 
     def __init__(self, path: str, codec: Codec[Any]) -> None:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sock.connect(path)
         self._codec = codec
+        self._sending = threading.Lock()
 
     def send(self, message: Any) -> None:
         """ChannelClosedError if the other side is gone."""
+        frame = self._codec.encode(message)
         try:
-            self._sock.sendall(self._codec.encode(message))
+            with self._sending:
+                self._sock.sendall(frame)
         except OSError as e:
             raise ChannelClosedError(str(e)) from None
 

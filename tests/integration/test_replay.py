@@ -1,0 +1,104 @@
+"""Nothing is lost when the engine process dies: streams pause, and go on with the same tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import msgspec
+import pytest
+
+from thalweg import AsyncLLM, EngineArgs, SamplingParams
+from thalweg.errors import EngineDeadError
+from thalweg.params import RequestOutputKind
+
+ARGS = EngineArgs(device="cpu", max_model_len=512, max_num_seqs=32, threads=1, use_tqdm_on_load=False, max_restarts=50)
+HASH = EngineArgs(device="null", max_model_len=512, max_num_seqs=64, additional_config={"base": 0.002}, max_restarts=50)
+
+
+def params(i: int, **more) -> SamplingParams:
+    """Greedy and seeded ones in turn."""
+    draw = {"temperature": 0.9, "seed": i} if i % 2 else {"temperature": 0.0}
+    fields = {"max_tokens": 60, "ignore_eos": True, "output_kind": RequestOutputKind.DELTA, **draw, **more}
+    return SamplingParams(**fields)
+
+
+async def collect(engine: AsyncLLM, i: int, **more) -> tuple[list[int], str]:
+    ids, text = [], ""
+    async for out in engine.generate(f"Stone number {i} lies", params(i, **more), f"r{i}-{time.monotonic()}"):
+        ids += out.outputs[0].token_ids
+        text += out.outputs[0].text
+    return ids, text
+
+
+@pytest.mark.parametrize(("args", "n"), [(ARGS, 8), (HASH, 24)], ids=["cpu", "hash model"])
+async def test_streams_survive_a_killed_engine_with_no_token_lost_or_doubled(args, n):
+    engine = await AsyncLLM.start(args)
+    undisturbed = await asyncio.gather(*(collect(engine, i) for i in range(n)))
+    tasks = [asyncio.create_task(collect(engine, i)) for i in range(n)]
+    for _ in range(2):
+        await asyncio.sleep(0.05)
+        os.kill(engine.engine_pid, signal.SIGKILL)
+        await asyncio.sleep(0.1)
+        assert not engine.ready
+        while not engine.ready:
+            await asyncio.sleep(0.01)
+    assert await asyncio.gather(*tasks) == undisturbed
+    assert engine.restarts == 2
+    await engine.shutdown()
+
+
+@pytest.mark.slow
+async def test_a_poison_fails_alone_and_the_others_finish(monkeypatch):
+    monkeypatch.setenv("THALWEG_FAILPOINTS", "engine.step:token=1001:crash")
+    engine = await AsyncLLM.start(HASH)
+    poison = {"prompt_token_ids": [5, 1001, 6]}
+    innocents = [asyncio.create_task(collect(engine, i, allowed_token_ids=[10, 11, 12])) for i in range(31)]
+    await asyncio.sleep(0.02)
+    with pytest.raises(EngineDeadError, match="alone"):
+        async for _ in engine.generate(poison, params(0), "poison"):
+            pass
+    results = await asyncio.gather(*innocents)
+    assert all(len(ids) == 60 for ids, _ in results)
+    assert engine.restarts <= 2
+    await engine.shutdown()
+
+
+@pytest.mark.slow
+async def test_a_stopped_engine_is_noticed_and_replaced():
+    engine = await AsyncLLM.start(msgspec.structs.replace(HASH, heartbeat_timeout=2.0))
+    undisturbed = await collect(engine, 3, max_tokens=200)
+    task = asyncio.create_task(collect(engine, 3, max_tokens=200))
+    await asyncio.sleep(0.05)
+    start = time.monotonic()
+    os.kill(engine.engine_pid, signal.SIGSTOP)
+    assert await task == undisturbed
+    assert time.monotonic() - start < 30
+    assert engine.restarts == 1
+    await engine.shutdown()
+
+
+@pytest.mark.slow
+async def test_a_hang_with_heartbeats_is_noticed(monkeypatch):
+    monkeypatch.setenv("THALWEG_FAILPOINTS", "engine.step:token=1001:hang")
+    engine = await AsyncLLM.start(msgspec.structs.replace(HASH, hang_timeout=1.0))
+    good = asyncio.create_task(collect(engine, 2, allowed_token_ids=[10, 11], max_tokens=300))
+    await asyncio.sleep(0.02)
+    with pytest.raises(EngineDeadError, match="alone"):
+        async for _ in engine.generate({"prompt_token_ids": [5, 1001, 6]}, params(0), "hang"):
+            pass
+    assert len((await good)[0]) == 300
+    await engine.shutdown()
+
+
+async def test_requests_made_while_the_engine_restarts_wait_for_it():
+    engine = await AsyncLLM.start(HASH)
+    before = await collect(engine, 1)
+    os.kill(engine.engine_pid, signal.SIGKILL)
+    while engine.ready:
+        await asyncio.sleep(0.005)
+    assert engine.why_not_ready
+    assert await collect(engine, 1) == before
+    await engine.shutdown()

@@ -1,0 +1,91 @@
+"""After an engine died: which sequences go on together, which must first run alone, and which are given up.
+
+A death from outside (SIGKILL, a stopped process) says nothing about the requests: they all go on. A crash while sequences
+run makes each of them a suspect, and suspects run alone, one after another: whoever gets a few tokens further is cleared
+and waits; whoever crashes the engine alone is convicted, and only it fails. Then everyone goes on together.
+
+Pure bookkeeping over handles: knows no process, no clock, no request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+PROOF = 4
+"""New tokens a suspect must get alone to be cleared: more than any pipeline depth, so the step that crashed was repeated."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the caller does now. submit: in this order, prompt and emitted tokens; the rest of the open handles wait."""
+
+    submit: list[int] = field(default_factory=list)
+    convicted: list[int] = field(default_factory=list)
+    hold: int | None = None
+    """Take this one back from the engine (abort); its end is then told through `ended`."""
+
+
+class Recovery:
+    """One engine's history of deaths. `on_trial` is the handle that runs alone, if any; meanwhile new requests wait."""
+
+    def __init__(self) -> None:
+        self.on_trial: int | None = None
+        self._proof = 0
+        self._killed = False
+        self._suspects: deque[int] = deque()
+        self._progress = False
+
+    def died(self, running: Sequence[int], everyone: Sequence[int], *, crashed: bool) -> Verdict:
+        """The engine is gone. running: sequences it had begun; everyone: all open ones, in order of arrival;
+        crashed: it ended by itself (a signal other than SIGKILL, an error), not by somebody's hand."""
+        progress, self._progress = self._progress, False
+        if self.on_trial is not None:
+            return self._died_in_trial(self.on_trial, everyone, crashed)
+        if everyone and (crashed or not progress):
+            begun = set(running) & set(everyone) or set(everyone)  # it may have choked on what it had not begun
+            self._suspects = deque(h for h in everyone if h in begun)
+            return self._next(everyone)
+        return Verdict(submit=list(everyone))
+
+    def _died_in_trial(self, accused: int, everyone: Sequence[int], crashed: bool) -> Verdict:
+        """A crash convicts; so does the second kill from outside in one trial."""
+        if accused in everyone and not crashed and not self._killed:
+            self._suspects.appendleft(accused)
+            verdict = self._next(everyone)
+            self._killed = True
+            return verdict
+        convicted = [accused] if accused in everyone else []
+        verdict = self._next([h for h in everyone if h not in convicted])
+        verdict.convicted = convicted
+        return verdict
+
+    @property
+    def listening(self) -> bool:
+        """Does a token matter now? Most of the time none does."""
+        return self.on_trial is not None or not self._progress
+
+    def token(self, handle: int) -> Verdict:
+        """A sequence got a token."""
+        self._progress = True
+        if handle == self.on_trial:
+            self._proof += 1
+            if self._proof == PROOF:
+                return Verdict(hold=handle)
+        return Verdict()
+
+    def ended(self, handle: int, everyone: Sequence[int]) -> Verdict:
+        """The engine let go of a sequence: it finished, or was taken back."""
+        return self._next(everyone) if handle == self.on_trial else Verdict()
+
+    def _next(self, everyone: Sequence[int]) -> Verdict:
+        """The next suspect alone; after the last one, everybody."""
+        alive = set(everyone)
+        self._proof, self._killed, self.on_trial = 0, False, None
+        while self._suspects:
+            suspect = self._suspects.popleft()
+            if suspect in alive:
+                self.on_trial = suspect
+                return Verdict(submit=[suspect])
+        return Verdict(submit=list(everyone))

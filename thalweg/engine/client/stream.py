@@ -1,0 +1,62 @@
+"""One request's outputs on their way to its reader. Bounded: what the reader has not taken yet is merged into one."""
+
+from __future__ import annotations
+
+import asyncio
+
+from thalweg.errors import ThalwegError
+from thalweg.outputs import RequestOutput
+from thalweg.params import RequestOutputKind, SamplingParams
+
+
+class Stream:
+    """One writer, one reader, both on the event loop."""
+
+    __slots__ = ("_arrived", "_error", "_pending", "params")
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.params = params
+        self._arrived = asyncio.Event()
+        self._pending: RequestOutput | None = None
+        self._error: ThalwegError | None = None
+
+    def put(self, output: RequestOutput) -> None:
+        """Deltas add up; anything else replaces what was not taken."""
+        if self._pending is not None and self.params.output_kind is RequestOutputKind.DELTA:
+            output = merged(self._pending, output)
+        self._pending = output
+        self._arrived.set()
+
+    def fail(self, error: ThalwegError) -> None:
+        """Raised to the reader after what it has not taken yet."""
+        self._error = error
+        self._arrived.set()
+
+    async def get(self) -> RequestOutput:
+        """The next output; waits for one. Raises what `fail` was given."""
+        await self._arrived.wait()
+        if self._pending is None:
+            assert self._error is not None
+            raise self._error
+        output, self._pending = self._pending, None
+        if self._error is None:
+            self._arrived.clear()
+        return output
+
+
+def merged(old: RequestOutput, new: RequestOutput) -> RequestOutput:
+    """Two deltas as one; made from `new`, which is changed."""
+    if new.prompt_logprobs is None:
+        new.prompt_logprobs = old.prompt_logprobs
+    later = {c.index: c for c in new.outputs}
+    for earlier in old.outputs:
+        c = later.get(earlier.index)
+        if c is None:
+            new.outputs.append(earlier)
+            continue
+        c.text = earlier.text + c.text
+        c.token_ids = [*earlier.token_ids, *c.token_ids]
+        if earlier.logprobs is not None:
+            c.logprobs = earlier.logprobs + (c.logprobs or [])
+    new.outputs.sort(key=lambda c: c.index)
+    return new

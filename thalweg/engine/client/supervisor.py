@@ -1,0 +1,259 @@
+"""Keeps an engine process alive: notices death and hang, starts another, and gives it back everything that was open.
+
+The engine is crash-only; the truth of each request is in `OutputProcessor`, on this side. A restart resubmits prompt +
+emitted tokens, and since noise goes by position the continuation is what would have come. Who runs after a death is
+`Recovery`'s to say. Knows no HTTP and no text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from thalweg.config import EngineArgs, EngineConfig
+from thalweg.engine import messages as m
+from thalweg.engine.client.outputs import OutputProcessor
+from thalweg.engine.client.process import EngineProcess
+from thalweg.engine.client.recovery import Recovery, Verdict
+from thalweg.errors import EngineDeadError, ThalwegError
+
+logger = logging.getLogger(__name__)
+
+WINDOW_SECONDS = 600.0
+"""`max_restarts` are counted over this long."""
+SILENT_SECONDS = 2.0
+"""Without a sign of life for this long the engine does not count as ready: several heartbeats are missing."""
+LOOK_SECONDS = 0.25
+CONVICTED = (
+    "this request was running alone when the engine crashed, after it had been present in an earlier crash; it is not retried"
+)
+
+
+class Supervisor:
+    """One engine at a time. `start`, then `submit` and `abort`; `stop` at the end. Everything on one event loop.
+
+    on_outputs: every frame, before this class draws conclusions from it. on_convicted: a choice that crashes the engine, with
+    words for its client. on_dead: no engine any more, and there will be none.
+    """
+
+    def __init__(
+        self,
+        args: EngineArgs,
+        outputs: OutputProcessor,
+        handles: Iterator[int],
+        *,
+        on_outputs: Callable[[m.Outputs], None],
+        on_convicted: Callable[[int, str], None],
+        on_dead: Callable[[ThalwegError], None],
+    ) -> None:
+        self._args, self._outputs, self._handles = args, outputs, handles
+        self._on_outputs, self._on_convicted, self._on_dead = on_outputs, on_convicted, on_dead
+        self._engine: EngineProcess | None = None
+        self._recovery = Recovery()
+        self._running: set[int] = set()
+        self._canary = 0
+        self._deaths: deque[float] = deque()
+        self._fruitless = 0
+        self._task: asyncio.Task[None] | None = None
+        self._first_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._replies: dict[int, asyncio.Future[bool]] = {}
+        self.state = "starting"
+        self.restarts = 0
+        self._why = "the engine is starting"
+
+    # ------------------------------------------------------------------ what others ask
+
+    @property
+    def pid(self) -> int | None:
+        return self._engine.pid if self._engine else None
+
+    @property
+    def why_not_ready(self) -> str:
+        """Empty when a request could be served now."""
+        if self.state != "ready":
+            return self._why
+        if self._engine is not None and time.monotonic() - self._engine.heard > SILENT_SECONDS:
+            return f"the engine has given no sign of life for {time.monotonic() - self._engine.heard:.1f} s"
+        return ""
+
+    async def start(self) -> EngineProcess:
+        """The first engine, once a canary generation went through it. Raises what it said if it could not start."""
+        self._engine = await EngineProcess.start(self._args)
+        self._config: EngineConfig = self._engine.ready.config
+        self._task = asyncio.create_task(self._run())
+        await self._first_ready
+        return self._engine
+
+    def submit(self, requests: Sequence[m.EngineRequest]) -> None:
+        """Now, or when the engine can take them: they are open in `outputs`, so nothing is lost by waiting."""
+        if self._engine is not None and self._recovery.on_trial is None:
+            self._post(m.Add(list(requests)))
+
+    def abort(self, handles: Sequence[int]) -> None:
+        if handles:
+            self._post(m.Abort(list(handles)))
+
+    async def control(self, op: str) -> bool:
+        """Do `op` in the engine. EngineDeadError if it dies before it answers."""
+        i = next(self._handles)
+        reply: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._replies[i] = reply
+        self._post(m.Control(i, op))
+        return await reply
+
+    async def stop(self) -> None:
+        """End the engine process."""
+        self.state, self._why = "stopped", "the engine was shut down"
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self._engine is not None:
+            await self._engine.stop()
+
+    # ------------------------------------------------------------------ one engine after another
+
+    async def _run(self) -> None:
+        try:
+            self._hello(self._outputs.open_handles())
+            while True:
+                why = await self._serve()
+                await self._replace(why)
+        except ThalwegError as e:
+            self.state, self._why = "failed", str(e)
+            if not self._first_ready.done():
+                self._first_ready.set_exception(e)
+            self._on_dead(e)
+
+    async def _serve(self) -> EngineDeadError:
+        """Take frames until the engine dies; how."""
+        engine = self._engine
+        assert engine is not None
+        watch = asyncio.create_task(self._watch(engine))
+        try:
+            while True:
+                message = await engine.receive()
+                if isinstance(message, m.Reply):
+                    self._replies.pop(message.id).set_result(message.ok)
+                else:
+                    self._take(message)
+        except EngineDeadError as e:
+            return e
+        except ThalwegError as e:
+            return EngineDeadError(str(e))
+        finally:
+            watch.cancel()
+
+    async def _replace(self, why: EngineDeadError) -> None:
+        """Another engine, and everything open given to it. EngineDeadError when the budget is used up."""
+        dead = self._engine
+        assert dead is not None
+        crashed = dead.stuck is None and dead.returncode != -signal.SIGKILL
+        if self.state == "starting":
+            raise why
+        self._engine, self.state, self._why = None, "restarting", f"the engine is being restarted: {why}"
+        logger.error("engine process %d is gone: %s", dead.pid, why)
+        for reply in self._replies.values():
+            reply.set_exception(why)
+        self._replies.clear()
+        verdict = self._recovery.died(list(self._running), self._outputs.open_handles(), crashed=crashed)
+        self._running.clear()
+        for handle in verdict.convicted:
+            self._on_convicted(handle, CONVICTED)
+        while True:
+            await self._afford(why)
+            try:
+                self._engine = await EngineProcess.start(self._args)
+                break
+            except ThalwegError as e:
+                why = EngineDeadError(f"the engine did not start again: {e}")
+                logger.error("%s", why)
+        self.restarts += 1
+        everyone = self._outputs.open_handles()
+        accused = self._recovery.on_trial
+        if accused is not None and accused not in everyone:  # its client went away meanwhile
+            verdict = self._recovery.ended(accused, everyone)
+            accused = self._recovery.on_trial
+        self._hello(everyone if accused is None else verdict.submit)
+
+    async def _afford(self, why: EngineDeadError) -> None:
+        """Count this restart; wait before it if those before brought nothing."""
+        now = time.monotonic()
+        while self._deaths and self._deaths[0] < now - WINDOW_SECONDS:
+            self._deaths.popleft()
+        if len(self._deaths) >= self._args.max_restarts:
+            raise EngineDeadError(
+                f"{why}; the {len(self._deaths)} restarts allowed within ten minutes (max_restarts) are used up"
+            )
+        self._deaths.append(now)
+        self._fruitless += 1
+        if self._fruitless > 1:
+            await asyncio.sleep(min(0.25 * 2 ** (self._fruitless - 2), 10.0))
+
+    def _hello(self, handles: Sequence[int]) -> None:
+        """To a fresh engine: a canary, whose token makes it ready, and what it shall run."""
+        self._canary = next(self._handles)
+        sampling = m.TokenSampling(max_tokens=1)
+        canary = m.EngineRequest(
+            handle=self._canary, tokens=np.zeros(1, np.int32), prompt_len=1, sampling=sampling, read_prefix_cache=False,
+            cache_salt="canary",
+        )  # fmt: skip
+        self._post(m.Add([canary, *self._outputs.resubmit(handles)]))
+
+    async def _watch(self, engine: EngineProcess) -> None:
+        """Kill an engine that shows no life, or no progress with work present."""
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = time.monotonic()
+            slept, last = now - last, now
+            if slept > LOOK_SECONDS + 1.0:  # it was this process that stood still: first read what has come
+                continue
+            if now - engine.heard > self._args.heartbeat_timeout:
+                engine.kill(f"no sign of life for {now - engine.heard:.1f} s (heartbeat_timeout)")
+            elif engine.working and now - engine.stepped > self._args.hang_timeout:
+                engine.kill(f"no step finished for {now - engine.stepped:.0f} s with work present (hang_timeout)")
+
+    # ------------------------------------------------------------------ frames
+
+    def _take(self, frame: m.Outputs) -> None:
+        if self.state != "ready" and self._canary in frame.handles:
+            self._become_ready()
+        self._running.update(s.handle for s in frame.started if s.handle != self._canary)
+        # The engine aborts only what this side took back: the request itself is closed here already, or goes on later.
+        ended = [f.handle for f in frame.finished]
+        frame.finished = [f for f in frame.finished if f.reason != "abort"]
+        self._on_outputs(frame)
+        if self._recovery.listening:
+            for handle in frame.handles.tolist():
+                if handle != self._canary:
+                    self._fruitless = 0
+                    self._act(self._recovery.token(handle))
+        for handle in ended:
+            self._running.discard(handle)
+            if handle == self._recovery.on_trial:
+                self._act(self._recovery.ended(handle, self._outputs.open_handles()))
+
+    def _act(self, verdict: Verdict) -> None:
+        if verdict.hold is not None:
+            self._post(m.Abort([verdict.hold]))
+        if verdict.submit:
+            self._post(m.Add(self._outputs.resubmit(verdict.submit)))
+
+    def _become_ready(self) -> None:
+        self.state, self._why = "ready", ""
+        if not self._first_ready.done():
+            self._first_ready.set_result(None)
+
+    def _post(self, message: m.ToCore) -> None:
+        """To a dead engine nothing needs to be said: the next one is told everything."""
+        if self._engine is not None:
+            with contextlib.suppress(EngineDeadError):
+                self._engine.post(message)
