@@ -61,8 +61,11 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     enable_chunked_prefill: bool = True
-    max_num_partial_prefills: int = 1
+    max_num_partial_prefills: int = 4
+    """Prompts in progress at once; they share a step's tokens fairly."""
     max_long_partial_prefills: int = 1
+    max_prefill_slowdown: float = 2.0
+    """Running streams are slowed at most by this factor while other requests' prompts are computed; 0 = no limit."""
     long_prefill_token_threshold: int = 0
     scheduling_policy: str = "fcfs"
     async_scheduling: bool | None = None
@@ -117,6 +120,7 @@ class SchedulerConfig(msgspec.Struct, kw_only=True, frozen=True):
     chunked_prefill: bool = True
     max_partial_prefills: int = 1
     max_long_partial_prefills: int = 1
+    max_prefill_slowdown: float = 0.0
     long_prefill_threshold: int = 0
     """Prompts longer than this count as long; 0 = none do."""
     pipeline_depth: int = 1
@@ -161,6 +165,8 @@ def check_args(args: EngineArgs) -> None:
     for name in ("heartbeat_timeout", "hang_timeout"):
         if not 1 <= getattr(args, name) <= 86400:
             problems.append(f"{name} must be between 1 and 86400 seconds, not {getattr(args, name)}")
+    if args.max_prefill_slowdown and not 1 < args.max_prefill_slowdown <= 1e6:
+        problems.append(f"max_prefill_slowdown must be above 1, or 0 for no limit, not {args.max_prefill_slowdown}")
     if args.max_restarts < 0:
         problems.append(f"max_restarts must be at least 0, not {args.max_restarts}")
     if args.trust_remote_code:

@@ -53,6 +53,9 @@ class Launched:
     wants_logprobs: bool
     scored: list[Scored]
     pending: Pending
+    decodes: int = 0
+    prompt_tokens: int = 0
+    launched: float = 0.0
 
 
 @dataclass(slots=True)
@@ -119,6 +122,7 @@ class BatchBuilder:
         s.scheduled[decode] = reached
         s.length[decode] = reached + self._ones[:n]
         record = self._record(cast, reached, self._true[:n], True, [])
+        record.decodes = n
         return batch, record
 
     def _mixed(self, chunks: list[Chunk], decode: I32, positions: I32, tokens: I32) -> tuple[StepBatch, Launched]:
@@ -156,7 +160,9 @@ class BatchBuilder:
         reached = context + query
         s.scheduled[slots] = reached
         s.length[slots] += emit
-        return batch, self._record(cast, reached, emit, bool(emit.all()), extra.scored)
+        record = self._record(cast, reached, emit, bool(emit.all()), extra.scored)
+        record.decodes, record.prompt_tokens = n, int(ends[-1]) - n
+        return batch, record
 
     def _record(self, cast: _Cast, reached: I32, emit: NDArray[np.bool_], all_emit: bool, scored: list[Scored]) -> Launched:
         wants = cast.features.logprobs >= 0

@@ -64,6 +64,7 @@ class EngineCore:
         self._finished: list[Finished] = []
         self._arrivals = itertools.count()
         self._steps = 0
+        self._last_result = 0.0
         self._generated = 0
 
     # ------------------------------------------------------------------ requests
@@ -129,7 +130,9 @@ class EngineCore:
                 raise InvariantError(f"nothing can be scheduled, but {len(self._requests)} requests wait")
             return self._outputs(None) if self._finished else None
         oldest = self._in_flight.popleft()
-        news = self._reader.read(oldest, oldest.pending.result())
+        result = oldest.pending.result()
+        self._observe(oldest)
+        news = self._reader.read(oldest, result)
         for request, how in news.ended:
             self._end(request, how)
         self._steps += 1
@@ -149,8 +152,15 @@ class EngineCore:
                 self._started += started
             elif started:
                 self._announce(started)
+        record.launched = self._clock()
         record.pending = self._launch(batch)
         self._in_flight.append(record)
+
+    def _observe(self, done: Launched) -> None:
+        """A step takes from its launch, or from the end of the one before it, to its result."""
+        now = self._clock()
+        self.scheduler.pace.observe(done.prompt_tokens, done.decodes, now - max(done.launched, self._last_result))
+        self._last_result = now
 
     def _outputs(self, news: News | None) -> Outputs:
         if news is None:

@@ -21,6 +21,7 @@ import numpy as np
 from thalweg.config import SchedulerConfig
 from thalweg.engine.control.invariant import ensure
 from thalweg.engine.control.kv import KVCache
+from thalweg.engine.control.pace import Pace
 from thalweg.engine.control.prefix import Node
 from thalweg.engine.control.request import Request
 from thalweg.engine.control.slots import Slots
@@ -79,6 +80,7 @@ class Scheduler:
         self._share_from = share_from
         self._computing: dict[bytes, Request] = {}
         self._order: NDArray[np.int32] | None = None
+        self.pace = Pace(config.max_prefill_slowdown)
         self._prefilling = 0  # an upper bound on running sequences with more than one token to compute
 
     # ------------------------------------------------------------------ comings and goings
@@ -133,6 +135,8 @@ class Scheduler:
         budget = self._config.max_tokens
         decode = self._decodes(budget, in_flight)
         budget -= decode.size
+        if decode.size:
+            budget = self.pace.allowance(budget)
         chunks: list[Chunk] = []
         if self._prefilling and budget:
             budget -= self._chunks(chunks, budget, in_flight)
@@ -141,7 +145,9 @@ class Scheduler:
             decode = decode[self._slots.serial[decode] != 0]
         entered: list[Request] = []
         if self.waiting and budget and self.counters.preemptions == preempted:
-            self._enter(chunks, entered, budget, in_flight)
+            budget -= self._enter(chunks, entered, budget, in_flight)
+        if chunks and budget and self.counters.preemptions == preempted:
+            self._top_up(chunks, budget)
         if not decode.size and not chunks:
             return None
         return Plan(decode, chunks, entered)
@@ -193,19 +199,36 @@ class Scheduler:
         )
 
     def _chunks(self, chunks: list[Chunk], budget: int, in_flight: int) -> int:
-        """Chunks of sequences in the middle of their prompt. Returns the tokens taken."""
+        """Chunks of sequences in the middle of their prompt, shared fairly: nobody gets more than another who wants as
+        much, so a short prompt does not wait for a long one. Those that wait to enter count as one. Returns the tokens
+        taken."""
         s, order, taken = self._slots, self.order(), 0
         slots = order[s.length[order] - s.scheduled[order] > 1].tolist()
         self._prefilling = len(slots)
+        rests = {slot: int(s.length[slot] - s.scheduled[slot]) for slot in slots}
+        shares = _shares(rests, budget, len(self.waiting) > 0) if self._config.chunked_prefill else {}
         for slot in slots:
-            rest = int(s.length[slot] - s.scheduled[slot])
-            take = self._chunk_size(rest, budget - taken) if s.serial[slot] else 0
+            take = self._chunk_size(rests[slot], shares.get(slot, budget - taken)) if s.serial[slot] else 0
             if self._config.chunked_prefill:
                 take = min(take, max(1, self._kv.room(slot) - int(s.scheduled[slot])))
             if take > 0 and self._make_room(slot, take, in_flight):
                 chunks.append(Chunk(slot, take))
                 taken += take
         return taken
+
+    def _top_up(self, chunks: list[Chunk], budget: int) -> None:
+        """What those who waited did not use goes to the chunks there are, where the cache has room as it is."""
+        if not self._config.chunked_prefill:
+            return
+        s = self._slots
+        for i, c in enumerate(chunks):
+            start = int(s.scheduled[c.slot])
+            rest = int(s.length[c.slot]) - start
+            more = self._chunk_size(rest, min(rest, c.take + budget)) - c.take
+            more = min(more, self._kv.room(c.slot) - start - c.take)
+            if more > 0 and self._kv.grow(c.slot, start + c.take + more):
+                chunks[i] = Chunk(c.slot, c.take + more, c.cached)
+                budget -= more
 
     def _chunk_size(self, rest: int, budget: int) -> int:
         """Tokens of the prompt that fit this step; 0 if chunks are off and the whole does not. A long prompt leaves room
@@ -217,20 +240,21 @@ class Scheduler:
 
     # ------------------------------------------------------------------ entering
 
-    def _enter(self, chunks: list[Chunk], entered: list[Request], budget: int, in_flight: int) -> None:
+    def _enter(self, chunks: list[Chunk], entered: list[Request], budget: int, in_flight: int) -> int:
         """Admit waiting requests in rank order. The first that finds no room ends the round; only one that waits for a
-        prefix, or a long prompt while enough long ones are in progress, lets others pass."""
+        prefix, or a long prompt while enough long ones are in progress, lets others pass. Returns the tokens taken."""
+        given = budget
         s, config = self._slots, self._config
         threshold = config.long_prefill_threshold
         partial, long_partial = self._in_progress(chunks)
         for request in self.waiting[: s.available + PASS_AT_MOST]:
             headroom = len(self.running)  # a block each, or those running would be preempted at once
             if not budget or not s.available or any(g.pool.available <= headroom for g in self._kv.groups):
-                return
+                return given - budget
             if request.waits_for in self._computing:
                 continue
             if self.running and not self._kv.fits(request.demand, headroom):
-                return  # as when it last looked; looking costs a walk over its prompt
+                return given - budget  # as when it last looked; looking costs a walk over its prompt
             nodes = self._kv.find(request)
             if self._worth_waiting(request, len(nodes)):
                 continue
@@ -243,19 +267,20 @@ class Scheduler:
             if not take or not self._kv.fits(request.demand, headroom):
                 if not self.running and not in_flight and not any(g.pool.withheld for g in self._kv.groups):
                     self.impossible.append((request, self._too_big(request.tokens.size)))
-                return
+                return given - budget
             long = 0 < threshold < request.tokens.size
             if take < rest:
                 if long and long_partial >= config.max_long_partial_prefills:
                     continue
                 if partial >= config.max_partial_prefills:
-                    return
+                    return given - budget
             if take < rest:
                 partial, long_partial = partial + 1, long_partial + long
             self._admit(request, nodes, take)
             chunks.append(Chunk(request.slot, take, cached))
             entered.append(request)
             budget -= take
+        return given - budget
 
     def _in_progress(self, chunks: list[Chunk]) -> tuple[int, int]:
         """How many running prompts this step leaves unfinished, and how many of those are long."""
@@ -326,3 +351,15 @@ class Scheduler:
         ensure(not any(r.slot for r in self.waiting), "waiting: a request with a slot")
         claims = {k: r for r in self.running for k in r.claims}
         ensure(claims == self._computing, "claims on blocks being computed do not match the running requests")
+
+
+def _shares(rests: dict[int, int], budget: int, reserve: bool) -> dict[int, int]:
+    """Max-min fair shares of the budget: who wants little gets it, the others get the same. reserve: one more, who wants
+    everything, is left a share."""
+    left, claimants = budget, len(rests) + reserve
+    shares = {}
+    for slot, rest in sorted(rests.items(), key=lambda item: item[1]):
+        shares[slot] = min(rest, max(1, left // claimants)) if left else 0
+        left -= shares[slot]
+        claimants -= 1
+    return shares

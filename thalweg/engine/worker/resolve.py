@@ -63,6 +63,7 @@ def scheduler(args: EngineArgs, defaults: Defaults, length: int) -> SchedulerCon
         chunked_prefill=args.enable_chunked_prefill,
         max_partial_prefills=args.max_num_partial_prefills,
         max_long_partial_prefills=args.max_long_partial_prefills,
+        max_prefill_slowdown=args.max_prefill_slowdown,
         long_prefill_threshold=args.long_prefill_token_threshold,
         pipeline_depth=depth,
     )
