@@ -1,21 +1,27 @@
-"""`thalweg bench latency | throughput | host`: picks the benchmark; thalweg.bench does the measuring."""
+"""`thalweg bench latency | throughput | serve | startup | host`: picks the benchmark; thalweg.bench does the measuring."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from thalweg.errors import ConfigError
 from thalweg.server.cli import common
-from thalweg.server.cli.flags import Parser
+from thalweg.server.cli.flags import Parser, normalise
 
 KINDS = {
     "latency": "one fixed batch, again and again",
     "throughput": "many requests at once",
+    "serve": "load on a running server: latencies, throughput, goodput",
+    "startup": "from process start to the first token, cold and warm",
     "host": "what the control loop costs per step, with no model at all",
 }
-NOT_HERE = ("serve", "startup", "sweep", "mm-processor")
+NOT_HERE = ("sweep", "mm-processor")
+WITHOUT_ENGINE = ("host", "serve")
+"""Kinds that take no engine flags."""
 
 
 def run(words: list[str]) -> int:
@@ -28,22 +34,38 @@ def run(words: list[str]) -> int:
         print(f"thalweg bench: error: {kind}: {why}; there are {', '.join(KINDS)}", file=sys.stderr)
         return 2
     module = import_module(f"thalweg.bench.{kind}")
-    if kind == "host":
-        parser = Parser(prog="thalweg bench host", description=KINDS[kind])
-        module.add_arguments(parser)
-        module.main(parser.parse_args(words[1:]))
-        return 0
+    if kind in WITHOUT_ENGINE:
+        return _without_engine(kind, module, words[1:])
 
     def own(parser: argparse.ArgumentParser) -> None:
         module.add_arguments(parser)
-        for name in module.REFUSED:
-            parser.add_argument(f"--{name}", dest=f"refused_{name}", nargs="?", const="", help=argparse.SUPPRESS)
+        _add_refused(parser, module.REFUSED)
 
     namespace = common.parse(f"bench {kind}", words[1:], own, about=f"Measure: {KINDS[kind]}.")
-    refused = [n for n in module.REFUSED if getattr(namespace, f"refused_{n}") is not None]
-    if refused:
-        raise ConfigError(*(f"--{n} is not supported by this version; see docs/status.md" for n in refused))
+    _check_refused(namespace, module.REFUSED)
     args = common.engine_args(namespace)
     common.say_bundled(args, "--model MODEL")
     module.main(namespace, args)
     return 0
+
+
+def _without_engine(kind: str, module: Any, words: list[str]) -> int:
+    parser = Parser(prog=f"thalweg bench {kind}", description=f"Measure: {KINDS[kind]}.", allow_abbrev=False)
+    module.add_arguments(parser)
+    refused = getattr(module, "REFUSED", ())
+    _add_refused(parser, refused)
+    namespace = parser.parse_args(normalise(words, parser))
+    _check_refused(namespace, refused)
+    module.main(namespace)
+    return 0
+
+
+def _add_refused(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    for name in names:
+        parser.add_argument(f"--{name}", dest=f"refused_{name}", nargs="*", help=argparse.SUPPRESS)
+
+
+def _check_refused(namespace: argparse.Namespace, names: Sequence[str]) -> None:
+    given = [n for n in names if getattr(namespace, f"refused_{n}") is not None]
+    if given:
+        raise ConfigError(*(f"--{n} is not supported by this version; see docs/status.md" for n in given))
