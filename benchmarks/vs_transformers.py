@@ -37,7 +37,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
-        report = compare(args, args.model or _shape_model(args.shape, args.layers, Path(scratch)))
+        report = compare(args, args.model or shape_model(args.shape, args.layers, Path(scratch)))
     print(table(report), file=sys.stderr)
     text = json.dumps(report, indent=2)
     print(text)
@@ -158,18 +158,18 @@ def _transformers(model: Path, args: argparse.Namespace) -> tuple[Run, int]:
     return run, loaded.config.vocab_size
 
 
-def _shape_model(shape: str, layers: int | None, scratch: Path) -> Path:
+def shape_model(shape: str, layers: int | None, scratch: Path) -> Path:
     sys.path.insert(0, str(SCRIPTS))
-    import make_shape_model
+    import makeshape_model
 
     print(f"making random weights of the shape of {shape} ...", file=sys.stderr)
-    return make_shape_model.make(shape, scratch / shape, layers=layers)
+    return makeshape_model.make(shape, scratch / shape, layers=layers)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a local model directory instead of random weights")
-    parser.add_argument("--shape", default="qwen3-0.6b", help="see scripts/make_shape_model.py")
+    parser.add_argument("--shape", default="qwen3-0.6b", help="see scripts/makeshape_model.py")
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has, for a quick look")
     parser.add_argument("--device", default="cpu", help="thalweg's platform; transformers always runs on the host")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])

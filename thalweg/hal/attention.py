@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thalweg.hal.kv import KVKind, KVLayout
+from thalweg.hal.op import NOT_INVARIANT
 from thalweg.hal.step import Array, StepBatch, StepShape
 
 
@@ -60,12 +61,14 @@ class AttentionBackend(ABC):
 
 
 def choose_attention(
-    backends: Sequence[AttentionBackend], spec: AttnSpec
+    backends: Sequence[AttentionBackend], spec: AttnSpec, *, batch_invariant: bool = False
 ) -> tuple[AttentionBackend, tuple[tuple[str, str], ...]]:
     """The first backend that supports the spec, and why the ones before it do not. ValueError if none does."""
     refused: list[tuple[str, str]] = []
     for b in backends:
         why = b.supports(spec)
+        if why is None and batch_invariant and not b.batch_invariant:
+            why = NOT_INVARIANT
         if why is None:
             return b, tuple(refused)
         refused.append((b.name, why))

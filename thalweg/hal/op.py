@@ -15,6 +15,8 @@ from typing import Any
 
 from thalweg.hal.weights import QTensor
 
+NOT_INVARIANT = "its rows depend on what else is in the batch"
+
 
 class StrictKernelError(RuntimeError):
     """--strict-kernels is on and an op would have run its reference body."""
@@ -38,6 +40,8 @@ class Op:
     samples: tuple[Sample, ...] = ()
     tolerances: Mapping[str, float] = field(default_factory=dict)
     """Largest difference from the reference body per dtype name, relative to the largest magnitude; absent = exact."""
+    batch_invariant: bool = True
+    """Of the reference body, as `Kernel.batch_invariant`."""
 
     @property
     def static(self) -> tuple[str, ...]:
@@ -119,7 +123,9 @@ class Bound:
 class Binder:
     """Chooses kernels for one device and remembers every choice: `plan` is the kernel plan, one entry per distinct use."""
 
-    def __init__(self, kernels: Sequence[Kernel], strict: bool = False) -> None:
+    def __init__(self, kernels: Sequence[Kernel], strict: bool = False, batch_invariant: bool = False) -> None:
+        """strict: a fallback to a reference body is an error. batch_invariant: kernels that are not are refused."""
+        self.batch_invariant = batch_invariant
         self._kernels: dict[str, list[Kernel]] = {}
         for k in kernels:
             self._kernels.setdefault(k.op, []).append(k)
@@ -149,13 +155,17 @@ class Binder:
         refused: list[tuple[str, str]] = []
         for k in self._kernels.get(op.name, ()):
             why = k.supports(spec)
+            if why is None and self.batch_invariant and not k.batch_invariant:
+                why = NOT_INVARIANT
             if why is None:
                 return self._bound(op, spec, k, static, refused)
             refused.append((k.name, why))
         if self._strict and self._kernels:
             reasons = "; ".join(f"{k}: {r}" for k, r in refused) or "the device has no kernel for it"
             raise StrictKernelError(f"{op.name} would fall back to its reference body ({reasons})")
-        return self._bound(op, spec, Kernel(op.name, "reference", op.reference, batch_invariant=False), static, refused)
+        return self._bound(
+            op, spec, Kernel(op.name, "reference", op.reference, batch_invariant=op.batch_invariant), static, refused
+        )
 
     def _bound(
         self, op: Op, spec: Mapping[str, Any], k: Kernel, static: Mapping[str, Any], refused: list[tuple[str, str]]

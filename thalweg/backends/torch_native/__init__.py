@@ -15,6 +15,6 @@ from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.op import Kernel
 
 KERNELS: tuple[Kernel, ...] = (*LINEAR, *ELEMENTWISE, *LOGITS, *SAMPLING)
-ATTENTION: tuple[AttentionBackend, ...] = (PagedAttention(),)
+ATTENTION: tuple[AttentionBackend, ...] = (PagedAttention(batch_invariant=False), PagedAttention())
 
 __all__ = ["ATTENTION", "KERNELS"]

@@ -47,8 +47,10 @@ class PagedAttention(AttentionBackend):
     Gathered keys and values that are not the sequence's own (the tail of its last block, padding) are zeroed, not only
     masked: whatever an earlier owner left there, NaN included, cannot reach the result."""
 
-    name = "torch-paged"
-    batch_invariant = True
+    def __init__(self, batch_invariant: bool = True) -> None:
+        """batch_invariant False: no padding of rows and spans, so the order of sums follows the batch."""
+        self.batch_invariant = batch_invariant
+        self.name = "torch-paged" if batch_invariant else "torch-paged-as-it-comes"
 
     def supports(self, spec: AttnSpec) -> str | None:
         if spec.kind not in ("full", "window"):
@@ -77,9 +79,9 @@ class PagedAttention(AttentionBackend):
         flat = kv.view(-1, kv.shape[-2], kv.shape[-1])
         flat.index_copy_(0, plan["write"], k)
         flat.index_copy_(0, plan["write"] + size, v)
-        key = f"work/{spec.window}/{spec.heads // spec.kv_heads}/{spec.dtype}"
+        key = f"work/{self.batch_invariant}/{spec.window}/{spec.heads // spec.kv_heads}/{spec.dtype}"
         if key not in plan:
-            plan[key] = _work_list(batch, group, size, spec)
+            plan[key] = _work_list(batch, group, size, spec, self.batch_invariant)
         out = torch.zeros_like(q)
         for work in plan[key]:
             out[work.rows] = _attend(q, kv, work, spec)
@@ -114,7 +116,7 @@ def _write_rows(batch: StepBatch, group: int, size: int) -> Tensor:
     return rows
 
 
-def _work_list(batch: StepBatch, group: int, size: int, spec: AttnSpec) -> list[_Work]:
+def _work_list(batch: StepBatch, group: int, size: int, spec: AttnSpec, exact: bool) -> list[_Work]:
     """Decoding sequences together by size; the others one by one, QUERIES tokens at a time. Scratch rows are left out."""
     query, context, last = batch.query.tolist(), batch.context.tolist(), batch.last_row.tolist()
     together: dict[int, list[tuple[int, int, int]]] = {}
@@ -123,39 +125,42 @@ def _work_list(batch: StepBatch, group: int, size: int, spec: AttnSpec) -> list[
         if slot == SCRATCH or query[s] == 0:
             continue
         if query[s] == 1:
-            keys = context[s] + 1 - _low(context[s], size, spec) * size
+            keys = context[s] + 1 - _low(context[s], size, spec, exact) * size
             together.setdefault(-(-keys // ALIGN), []).append((s, last[s], context[s]))
             continue
         for at in range(0, query[s], QUERIES):
             m = min(QUERIES, query[s] - at)
-            works.append(_work(batch, group, size, spec, [(s, last[s] + 1 - query[s] + at, context[s] + at)], m))
+            works.append(_work(batch, group, size, spec, [(s, last[s] + 1 - query[s] + at, context[s] + at)], m, exact))
     token = 4 * spec.kv_heads * spec.head_dim * (1 if spec.dtype == "bfloat16" else 2)
     for width, members in together.items():
         most = max(1, GATHER // (width * ALIGN * token))
-        works += [_work(batch, group, size, spec, members[i : i + most], 1) for i in range(0, len(members), most)]
+        works += [_work(batch, group, size, spec, members[i : i + most], 1, exact) for i in range(0, len(members), most)]
     return works
 
 
-def _low(start: int, size: int, spec: AttnSpec) -> int:
-    """The first block gathered for a token at position `start`: of the span where its window begins."""
-    if not spec.window or SPAN % size:
+def _low(start: int, size: int, spec: AttnSpec, exact: bool) -> int:
+    """The first block gathered for a token at position `start`: the one its window begins in, or (exact) that of the span."""
+    if not spec.window or (exact and SPAN % size):
         return 0
-    return max(0, start - spec.window + 1) // SPAN * SPAN // size
+    step = SPAN if exact else size
+    return max(0, start - spec.window + 1) // step * step // size
 
 
-def _width(keys: int, size: int) -> int:
+def _width(keys: int, size: int, exact: bool) -> int:
     """Blocks gathered for this many keys."""
     width = -(-keys // size)
-    while SHORT < width * size % SPAN < LONG:
+    while exact and SHORT < width * size % SPAN < LONG:
         width += 1
     return width
 
 
-def _work(batch: StepBatch, group: int, size: int, spec: AttnSpec, members: Sequence[tuple[int, int, int]], m: int) -> _Work:
-    """members: (sequence, first row, its position) of runs of m query tokens."""
+def _work(
+    batch: StepBatch, group: int, size: int, spec: AttnSpec, members: Sequence[tuple[int, int, int]], m: int, exact: bool
+) -> _Work:
+    """members: (sequence, first row, its position) of runs of m query tokens. exact: pad so that sums keep their order."""
     seqs, first, start = (torch.tensor(x) for x in zip(*members, strict=True))
-    low = torch.tensor([_low(at, size, spec) for _, _, at in members])
-    width = _width(int((start + m - low * size).max()), size)
+    low = torch.tensor([_low(at, size, spec, exact) for _, _, at in members])
+    width = _width(int((start + m - low * size).max()), size, exact)
     table = batch.block_tables[group][seqs]
     column = low[:, None] + torch.arange(width)
     blocks = table.gather(1, column.clamp(max=table.shape[1] - 1)).long()
@@ -166,7 +171,7 @@ def _work(batch: StepBatch, group: int, size: int, spec: AttnSpec, members: Sequ
     per = spec.heads // spec.kv_heads
     dtype = torch.bfloat16 if spec.dtype == "bfloat16" else torch.float32
     hidden = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf")).repeat_interleave(per, 1)
-    hidden = F.pad(hidden, (0, 0, 0, -m * per % ROWS))
+    hidden = F.pad(hidden, (0, 0, 0, -m * per % ROWS if exact else 0))
     rows = (first[:, None] + torch.arange(m)).flatten()
     return _Work(rows, len(members), blocks.flatten(), hidden[:, None], stale)
 

@@ -46,7 +46,14 @@ def _dense(spec: Mapping[str, Any]) -> str | None:
     return None if spec["weight"].kind == "dense" else f"runs dense weights, not {spec['weight']}"
 
 
+def _run_as_it_comes(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A lone row is summed in an order of its own."""
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
+    return out
+
+
 LINEAR = (
+    Kernel("linear", "onednn-as-it-comes", _run_as_it_comes, supports=_supports, pack=_pack),
     Kernel("linear", "onednn", _run, supports=_supports, pack=_pack, batch_invariant=True),
     Kernel("linear", "torch", ops.linear.reference, supports=_dense, batch_invariant=True),
 )

@@ -1,0 +1,44 @@
+"""Choosing kernels: preference, refusals in words, and what strict and batch-invariant mean."""
+
+import pytest
+
+from thalweg.hal.op import NOT_INVARIANT, Binder, Kernel, Op, StrictKernelError
+
+
+def body(x, *, eps: float):
+    return x + eps
+
+
+DOUBLE = Op("double", body)
+FAST = Kernel("double", "fast", lambda x, eps: x * 2)
+SAFE = Kernel("double", "safe", lambda x, eps: x * 3, batch_invariant=True)
+PICKY = Kernel("double", "picky", lambda x, eps: x, supports=lambda spec: None if spec["eps"] > 1 else "eps is small")
+
+
+def test_the_first_kernel_that_supports_the_use_is_bound_and_the_refusals_are_kept():
+    binder = Binder([PICKY, FAST])
+    assert binder.bind(DOUBLE, eps=0.5)(4) == 8
+    (choice,) = binder.plan
+    assert (choice.kernel, choice.refused) == ("fast", (("picky", "eps is small"),))
+
+
+def test_batch_invariance_refuses_faster_kernels_and_says_why():
+    binder = Binder([FAST, SAFE], batch_invariant=True)
+    assert binder.bind(DOUBLE, eps=0.5)(4) == 12
+    assert binder.plan[0].refused == (("fast", NOT_INVARIANT),)
+    assert "[batch-invariant]" in str(binder.plan[0])
+
+
+def test_the_reference_body_is_the_last_resort_and_strict_forbids_it():
+    assert Binder([PICKY]).bind(DOUBLE, eps=0.5)(4) == 4.5
+    with pytest.raises(StrictKernelError, match=r"double.*picky: eps is small"):
+        Binder([PICKY], strict=True).bind(DOUBLE, eps=0.5)
+
+
+def test_a_device_without_kernels_runs_the_definition_even_when_strict():
+    assert Binder([], strict=True).bind(DOUBLE, eps=0.5)(4) == 4.5
+
+
+def test_a_static_argument_left_out_is_an_error_when_bound():
+    with pytest.raises(TypeError, match="eps"):
+        Binder([]).bind(DOUBLE)
