@@ -9,7 +9,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from thalweg.checkpoint.config import max_len, rope_parameters
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.models.layers.rotary import check, cos_sin_table
+from thalweg.models.layers.rotary import cos_sin_table
+from thalweg.models.settings import rope_type as check
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 FACTORS = [1.0 + i / 7 for i in range(32)]

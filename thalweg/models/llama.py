@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, flag
-from thalweg.models.decoder import Settings, settings
+from thalweg.models.settings import Settings, settings
 
 
 def llama(config: Config) -> Settings:

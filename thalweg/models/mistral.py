@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, integer
-from thalweg.models.decoder import Settings, settings, sliding_window
+from thalweg.models.settings import Settings, settings, sliding_window
 
 
 def mistral(config: Config) -> Settings:

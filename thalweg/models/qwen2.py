@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config
-from thalweg.models.decoder import Settings, layer_windows, settings
+from thalweg.models.settings import Settings, layer_windows, settings
 
 
 def qwen2(config: Config) -> Settings:

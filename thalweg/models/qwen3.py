@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, flag, integer, real
-from thalweg.models.decoder import Settings, layer_windows, settings
+from thalweg.models.settings import Settings, layer_windows, settings
 
 
 def qwen3(config: Config) -> Settings:

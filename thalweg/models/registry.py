@@ -9,6 +9,7 @@ from typing import Any
 
 from thalweg.checkpoint.config import architecture
 from thalweg.errors import UnsupportedModelError
+from thalweg.models.settings import Settings
 
 ARCHITECTURES: Mapping[str, str] = {
     "LlamaForCausalLM": "thalweg.models.llama:llama",
@@ -17,7 +18,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Qwen2ForCausalLM": "thalweg.models.qwen2:qwen2",
     "Qwen3ForCausalLM": "thalweg.models.qwen3:qwen3",
 }
-"""`architectures` entry of config.json -> "module:function"; the function turns the configuration into decoder.Settings."""
+"""`architectures` entry of config.json -> "module:function"; the function turns the configuration into settings.Settings."""
 
 
 def supported(config: Mapping[str, Any]) -> str:
@@ -31,8 +32,8 @@ def supported(config: Mapping[str, Any]) -> str:
     return name
 
 
-def family(config: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
-    """The function that reads this architecture's configuration; importing it loads the tensor framework."""
+def family(config: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Settings]:
+    """The function that reads this architecture's configuration. Loads no tensor framework either."""
     module, _, function = ARCHITECTURES[supported(config)].partition(":")
-    found: Callable[[Mapping[str, Any]], Any] = getattr(import_module(module), function)
+    found: Callable[[Mapping[str, Any]], Settings] = getattr(import_module(module), function)
     return found

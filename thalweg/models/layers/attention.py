@@ -4,7 +4,7 @@ the device offers for it. The cache is passed through, never kept."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from thalweg.errors import DeviceError
@@ -15,19 +15,7 @@ from thalweg.hal.step import Array, StepBatch
 from thalweg.models.context import Context
 from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.norm import RMSNorm
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """The shape of attention, whole model."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    qkv_bias: bool = False
-    out_bias: bool = False
-    norm_eps: float | None = None
-    """RMSNorm of every head's q and k before rotation; None = none."""
+from thalweg.models.settings import Heads
 
 
 class Attention:

@@ -10,15 +10,6 @@ from thalweg.hal.step import Array
 from thalweg.models.context import Context
 from thalweg.models.layers.linear import Linear, RowLinear
 
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}
-"""`hidden_act` of a configuration -> `act` of the op act_and_mul."""
-
 
 class GatedMLP:
     """x [T, hidden] -> [T, hidden]. gate and up are one product."""

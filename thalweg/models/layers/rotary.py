@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from thalweg.checkpoint.config import flag, integer, real
-from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.errors import CheckpointError
+from thalweg.models.settings import rope_type
 
 _WHERE = "rope_parameters"
 
@@ -24,20 +25,9 @@ def cos_sin_table(rope: Mapping[str, Any], head_dim: int, trained: int, length: 
     """f32[length, head_dim]: cos of the head_dim / 2 frequencies, then sin.
 
     rope: as checkpoint.config.rope_parameters gives it. trained: max_position_embeddings. length: positions served."""
-    inv_freq, scale = _SCALINGS[check(rope, head_dim)](rope, head_dim, trained, length)
+    inv_freq, scale = _SCALINGS[rope_type(rope, head_dim)](rope, head_dim, trained, length)
     angle = torch.arange(length, dtype=torch.float32)[:, None] * inv_freq
     return torch.cat([angle.cos() * scale, angle.sin() * scale], dim=-1)
-
-
-def check(rope: Mapping[str, Any], head_dim: int) -> str:
-    """The rope_type. UnsupportedModelError if this version lacks it, CheckpointError if head_dim is odd."""
-    if rope["rope_type"] not in _SCALINGS:
-        raise UnsupportedModelError(
-            f"config.json: rope_type: {rope['rope_type']!r:.80} is not supported; this version has {', '.join(_SCALINGS)}"
-        )
-    if head_dim % 2:
-        raise CheckpointError(f"config.json: head_dim: rotary positions need an even number, not {head_dim}")
-    return str(rope["rope_type"])
 
 
 Frequencies = tuple[torch.Tensor, float]
