@@ -29,7 +29,7 @@ CHOKES = (
     Choke(("jinja2",), ("thalweg/text/template.py",), "templates run in one sandbox"),
     Choke(
         ("socket", "socketserver", "asyncio.start_server", "asyncio.start_unix_server", "asyncio.open_connection"),
-        ("thalweg/engine/ipc/", "thalweg/server/serve.py"),
+        ("thalweg/engine/ipc/", "thalweg/server/serve.py", "thalweg/server/listen.py"),
         "one place opens sockets",
     ),
     Choke(

@@ -16,6 +16,8 @@ from fake_engine import FakeEngine
 
 from thalweg.server.app import make_app
 from thalweg.server.metrics import EngineMetrics
+from thalweg.server.serve import _config as serving_config
+from thalweg.server.serve import _loop_factory
 from thalweg.server.settings import ServerSettings
 
 
@@ -36,7 +38,9 @@ class Running:
         metrics = EngineMetrics()
         self.engine.loggers = (metrics,)
         app = make_app(self.engine, self.settings, metrics)  # type: ignore[arg-type]
-        config = uvicorn.Config(app, http="httptools", ws="none", log_level="warning", timeout_graceful_shutdown=1)
+        self.app = app
+        config = serving_config(app, self.settings)
+        config.timeout_graceful_shutdown = 1
         self._server = uvicorn.Server(config)
 
         async def main() -> None:
@@ -46,7 +50,8 @@ class Running:
             self._up.set()
             await task
 
-        asyncio.run(main())
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:  # the event loop that serves, not another
+            runner.run(main())
 
     def stop(self) -> None:
         self.http.close()

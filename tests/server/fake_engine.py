@@ -29,6 +29,7 @@ class ByteTokenizer:
     eos_ids = (EOS,)
     bos_id = None
     special_ids = frozenset((EOS,))
+    max_token_chars = 1
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
@@ -194,6 +195,14 @@ class FakeEngine:
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         self.told_to_end.update([request_id] if isinstance(request_id, str) else request_id)
+
+    @property
+    def ready(self) -> bool:
+        return self.state == "ready"
+
+    @property
+    def state(self) -> str:
+        return "failed" if self.dead else "ready"
 
     async def check_health(self) -> None:
         if self.dead:

@@ -69,7 +69,7 @@ def test_an_honoured_flag_arrives(flag):
         "bool": [f"--{'no-' if default is True else ''}{flag.name}"],
         "json": [f"--{flag.name}", '["x"]' if flag.name.startswith("allowed") else '{"a": 1}'],
         "int": [f"--{flag.name}", "1" if "partial" in flag.name else "3"],
-        "float": [f"--{flag.name}", "0.5"],
+        "float": [f"--{flag.name}", "1.5" if flag.name.endswith("-timeout") else "0.5"],
         "human-int": [f"--{flag.name}", "2k"],
         "list": [f"--{flag.name}", "x", "y"],
         "choice": [f"--{flag.name}", next((c for c in choices or () if c != default), "x")],
@@ -81,7 +81,7 @@ def test_an_honoured_flag_arrives(flag):
         "bool": default is not True,
         "json": ["x"] if "allowed" in flag.name else {"a": 1},
         "int": int(words[-1]) if flag.type == "int" else None,
-        "float": 0.5,
+        "float": float(words[-1]) if flag.type == "float" else None,
         "human-int": 2000,
         "list": ["x", "y"],
     }

@@ -159,7 +159,7 @@ def test_errors_before_the_first_token_are_not_streams(server):
 @pytest.mark.parametrize("path", [TEXT, CHAT, "/tokenize", "/detokenize"])
 def test_bad_bodies(server, path):
     post = lambda data, kind="application/json": server.post(path, content=data, headers={"content-type": kind})  # noqa: E731
-    for data in (b"", b"{", b"[1]", b'"x"', b"nul", b'{"prompt": NaN}', b'{"prompt": "\\ud800"}', b"\xff", b"[" * 5000):
+    for data in (b"", b"{", b"[1]", b'"x"', b"nul", b'{"prompt": "\\ud800"}', b"\xff", b"[" * 5000):
         refused(post(data), 400, None)
     refused(post(b"{}", "text/plain"), 415, None)
 

@@ -45,7 +45,6 @@ class Process:
 
     def url(self) -> str:
         url = self.wait_for(r"serving .* on (http://\S+)")[1]
-        self.wait_for("startup complete")
         return url
 
     def end(self, number: int = signal.SIGTERM) -> int:
@@ -216,35 +215,78 @@ def test_chat_command_against_the_server(bundled, client):
     assert said.stdout.removesuffix("\n") == expected
 
 
-def test_told_to_stop_it_ends_open_requests_and_itself(bundled):
+def test_told_to_stop_it_lets_open_requests_finish_and_ends(bundled):
+    url = bundled.url()
     with httpx.stream(
         "POST",
-        bundled.url() + "/v1/completions",
-        json={"prompt": "a", "max_tokens": 2000, "ignore_eos": True, "stream": True},
+        url + "/v1/completions",
+        json={"prompt": "a", "max_tokens": 300, "ignore_eos": True, "stream": True},
         timeout=60,
     ) as r:
         lines = r.iter_lines()
         assert next(lines).startswith("data: {")
         bundled.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        assert httpx.get(url + "/readyz").status_code == 503
+        assert httpx.get(url + "/livez").status_code == 200
+        refused = httpx.post(url + "/v1/completions", json={"prompt": "a"})
+        assert (refused.status_code, refused.headers["connection"]) == (503, "close")
+        assert int(refused.headers["retry-after"]) > 0
         events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    assert events[-1]["choices"][0]["finish_reason"] == "abort"
-    assert bundled.process.wait(30) == 0
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+    assert bundled.process.wait(10) == 0
     assert "Traceback" not in "".join(bundled.log)
 
 
 @pytest.mark.slow
-def test_a_dead_engine_ends_the_server_with_a_failure():
-    process = Process("--port", "0", "--device", "null")
+def test_past_the_deadline_streams_end_with_an_error_and_a_second_signal_does_not_wait():
+    slow = json.dumps({"base": 0.05})
+    for timeout, again, most in (("1", False, 2.0), ("30", True, 1.5)):
+        process = Process("--port", "0", "--device", "null", "--additional-config", slow, "--shutdown-timeout", timeout)
+        url = process.url()
+        body = {"prompt": [1, 2], "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", url + "/v1/completions", json=body, timeout=60) as r:
+            lines = r.iter_lines()
+            next(lines)
+            start = time.monotonic()
+            process.process.send_signal(signal.SIGTERM)
+            if again:
+                time.sleep(0.3)
+                process.process.send_signal(signal.SIGTERM)
+            events = [line[6:] for line in lines if line.startswith("data: ")]
+        assert json.loads(events[-2])["error"]["code"] == 503
+        assert events[-1] == "[DONE]"
+        assert process.process.wait(10) == 0
+        assert time.monotonic() - start < most
+        assert "Traceback" not in "".join(process.log)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0.0, 0.15, 0.4])
+def test_told_to_stop_while_loading_it_ends_soon(after):
+    process = Process("--port", "0", "--threads", "1")
+    process.wait_for("listening on")
+    time.sleep(after)
+    start = time.monotonic()
+    assert process.end() == 0
+    assert time.monotonic() - start < 2
+
+
+@pytest.mark.slow
+def test_a_lost_engine_is_told_to_probes_and_ends_the_server_with_a_failure():
+    process = Process("--port", "0", "--device", "null", "--max-restarts", "0")
     url = process.url()
     children = subprocess.run(["pgrep", "-P", str(process.process.pid)], capture_output=True, text=True).stdout.split()
-    engines = [c for c in children if "resource_tracker" not in open(f"/proc/{c}/cmdline").read()]  # noqa: SIM115
+    engines = [c for c in children if "thalweg.engine.main" in open(f"/proc/{c}/cmdline").read()]  # noqa: SIM115
     assert engines
     for child in engines:
         os.kill(int(child), signal.SIGKILL)
-    assert process.process.wait(30) == 1
-    assert "the engine has died" in "".join(process.log)
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(url + "/health")
+    process.wait_for("the engine has died")
+    for path in ("/readyz", "/livez"):
+        r = httpx.get(url + path)
+        assert r.status_code == 503
+        assert "failed" in r.json()["reason"]
+    assert process.end() == 1
 
 
 @pytest.mark.slow
@@ -254,7 +296,7 @@ def test_unix_socket_is_made_and_removed(tmp_path):
     dead.bind(str(path))
     dead.close()  # left behind: nobody listens
     process = Process("--uds", str(path), "--device", "null")
-    process.wait_for("startup complete")
+    process.wait_for("serving")
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
         assert client.get("http://server/health").status_code == 200
     assert process.end(signal.SIGINT) == 0

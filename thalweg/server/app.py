@@ -10,11 +10,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import thalweg
-from thalweg.errors import EngineDeadError
 from thalweg.server.errors import ApiError
 from thalweg.server.http import failure, respond
+from thalweg.server.lifecycle import PROBES, Gate, Lifecycle
 from thalweg.server.metrics import EngineMetrics, HttpMetrics, exposition
 from thalweg.server.middleware import Counted, KeyGuard, RequestIds, RootPath
 from thalweg.server.openai.chat import chat_completions
@@ -29,56 +30,83 @@ if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
 
 
-def make_app(engine: AsyncLLM, settings: ServerSettings, metrics: EngineMetrics | None = None) -> FastAPI:
-    """The application over a started engine, which it does not own; its `state.serving` can end requests.
+class Application:
+    """The ASGI application. Answers probes from the start, and everything else once it is given an engine."""
 
-    metrics: the StatLogger the engine was started with; None leaves the engine's series out of /metrics
-    (--disable-log-stats)."""
-    docs = not settings.disable_fastapi_docs
-    app = FastAPI(
-        title="thalweg",
-        version=thalweg.__version__,
-        openapi_url="/openapi.json" if docs else None,
-        docs_url="/docs" if docs else None,
-        redoc_url="/redoc" if docs else None,
-    )
-    serving = app.state.serving = Serving(engine, settings)
-    registry_owner = metrics or EngineMetrics()
-    if metrics is not None:
-        metrics.bind(engine.model_names[0], engine.config)
-    http = HttpMetrics(registry_owner.registry)
-    _openai_routes(app, serving)
-    _ops_routes(app, serving, registry_owner, http)
-    http.paths = frozenset(getattr(r, "path", "") for r in app.routes)
-    for kind in (Exception, HTTPException):
-        app.add_exception_handler(kind, _on_error)
-    app.add_exception_handler(ApiError, _on_error)
-    _surround(app, settings, http)
+    serving: Serving
+    """There once `open` was called."""
+
+    def __init__(self, settings: ServerSettings, metrics: EngineMetrics | None = None) -> None:
+        """metrics: the StatLogger the engine is started with; None leaves the engine's series out of /metrics
+        (--disable-log-stats)."""
+        self.lifecycle = Lifecycle()
+        self._settings, self._engine_metrics = settings, metrics
+        self._metrics = metrics or EngineMetrics()
+        self._http = HttpMetrics(self._metrics.registry)
+        self._gate = Gate(self.lifecycle, settings.root_path.rstrip("/"))
+        self._app = _surround(self._gate, settings, self._http)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":  # there is nothing to do
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        await self._app(scope, receive, send)
+
+    def open(self, engine: AsyncLLM) -> None:
+        """Serve with a started engine, which stays its owner's."""
+        docs = not self._settings.disable_fastapi_docs
+        routes = FastAPI(
+            title="thalweg",
+            version=thalweg.__version__,
+            openapi_url="/openapi.json" if docs else None,
+            docs_url="/docs" if docs else None,
+            redoc_url="/redoc" if docs else None,
+        )
+        self.serving = Serving(engine, self._settings, self.lifecycle)
+        if self._engine_metrics is not None:
+            self._engine_metrics.bind(engine.model_names[0], engine.config)
+            self._engine_metrics.queued = lambda: self.serving.admission.waiting
+        _openai_routes(routes, self.serving)
+        _ops_routes(routes, self.serving, self._metrics, self._http)
+        self._http.paths = frozenset(getattr(r, "path", "") for r in routes.routes) | PROBES
+        for kind in (Exception, HTTPException, ApiError):
+            routes.add_exception_handler(kind, _on_error)
+        self._gate.app = routes
+        self.lifecycle.open(engine)
+
+
+def make_app(engine: AsyncLLM, settings: ServerSettings, metrics: EngineMetrics | None = None) -> Application:
+    """An application that serves at once."""
+    app = Application(settings, metrics)
+    app.open(engine)
     return app
 
 
-def _surround(app: FastAPI, settings: ServerSettings, http: HttpMetrics) -> None:
+def _surround(app: ASGIApp, settings: ServerSettings, http: HttpMetrics) -> ASGIApp:
     """Middleware, innermost first."""
     if settings.api_key:
-        app.add_middleware(KeyGuard, keys=settings.api_key, root_path=settings.root_path.rstrip("/"))
+        app = KeyGuard(app, keys=settings.api_key, root_path=settings.root_path.rstrip("/"))
     # Outside the guard: a browser's preflight carries no key.
-    app.add_middleware(
-        CORSMiddleware,
+    app = CORSMiddleware(
+        app,
         allow_origins=settings.allowed_origins,
         allow_methods=settings.allowed_methods,
         allow_headers=settings.allowed_headers,
         allow_credentials=settings.allow_credentials,
     )
     if settings.root_path:
-        app.add_middleware(RootPath, root_path=settings.root_path.rstrip("/"))
+        app = RootPath(app, root_path=settings.root_path.rstrip("/"))
     if settings.enable_request_id_headers:
-        app.add_middleware(RequestIds)
-    app.add_middleware(Counted, metrics=http)
+        app = RequestIds(app)
+    return Counted(app, metrics=http)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
-        words = {404: f"no route {request.url.path}", 405: f"{request.method} is not allowed on {request.url.path}"}
+        words = {404: "there is no such route", 405: "this method is not allowed on this route"}
         error = ApiError(words.get(error.status_code, str(error.detail)), status=error.status_code)
     return failure(error)
 
@@ -144,16 +172,6 @@ async def _safely(work: Awaitable[Response]) -> Response:
 
 
 def _ops_routes(app: FastAPI, serving: Serving, metrics: EngineMetrics, http: HttpMetrics) -> None:
-    async def health() -> Response:
-        try:
-            await serving.engine.check_health()
-        except EngineDeadError:
-            return Response(status_code=503)
-        return Response()
-
-    app.add_api_route("/health", health, methods=["GET"])
-    app.add_api_route("/ping", health, methods=["GET", "POST"], include_in_schema=False)
-
     @app.get("/version")
     async def _version() -> Response:
         return respond({"version": thalweg.__version__})

@@ -6,6 +6,7 @@ Turns the engine's, pydantic's and the framework's exceptions into `ApiError`. K
 from __future__ import annotations
 
 import logging
+import uuid
 from http import HTTPStatus
 from typing import Any
 
@@ -22,7 +23,11 @@ TYPES = {
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     413: "RequestTooLargeError",
+    408: "RequestTimeoutError",
     415: "UnsupportedMediaTypeError",
+    417: "ExpectationFailedError",
+    429: "RateLimitError",
+    431: "RequestTooLargeError",
     500: "InternalServerError",
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
@@ -30,10 +35,10 @@ TYPES = {
 
 
 class ApiError(Exception):
-    """An answer of `status` with the OpenAI error object."""
+    """An answer of `status` with the OpenAI error object. retry_after: seconds, for 429 and 503."""
 
-    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
-        self.message, self.param, self.status = message, param, status
+    def __init__(self, message: str, param: str | None = None, status: int = 400, retry_after: int | None = None) -> None:
+        self.message, self.param, self.status, self.retry_after = message, param, status, retry_after
         super().__init__(message)
 
     def body(self) -> dict[str, Any]:
@@ -52,11 +57,14 @@ def translate(error: BaseException) -> ApiError:
         return ApiError(str(error), error.param)
     if isinstance(error, ValidationError):
         return from_validation(error)
+    number = uuid.uuid4().hex[:12]
     if isinstance(error, EngineDeadError):
-        log.error("the engine is gone: %s", error)
-        return ApiError("the engine has stopped; the server's log says why", status=500)
-    log.error("request failed", exc_info=error)
-    return ApiError("internal error; the server's log says more", status=500)
+        log.error("error %s: no answer of the engine: %s", number, error)
+        what = str(error) if str(error).startswith("this request ") else "the engine has stopped"
+    else:
+        log.error("error %s: request failed", number, exc_info=error)
+        what = "internal error"
+    return ApiError(f"{what}; the server's log says more under error {number}", status=500)
 
 
 FORMS = {

@@ -1,4 +1,4 @@
-"""HTTP pieces every endpoint shares: reading a JSON body within bounds, answering, streaming events, noticing disconnects.
+"""HTTP pieces every endpoint shares: answering, streaming events, noticing disconnects.
 
 Knows nothing of models or prompts.
 """
@@ -11,11 +11,10 @@ from collections.abc import AsyncGenerator, Awaitable
 from typing import Any, TypeVar
 
 import orjson
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from thalweg.server.errors import ApiError, translate
+from thalweg.server.errors import translate
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
@@ -28,31 +27,10 @@ def respond(body: Any, status: int = 200) -> Response:
 
 def failure(error: BaseException) -> Response:
     e = translate(error)
-    headers = {"WWW-Authenticate": "Bearer"} if e.status == 401 else None
+    headers = {"WWW-Authenticate": "Bearer"} if e.status == 401 else {}
+    if e.retry_after is not None:
+        headers["Retry-After"] = str(e.retry_after)
     return Response(e.bytes(), e.status, headers, media_type="application/json")
-
-
-async def read_json(request: Request, limit: int) -> dict[str, Any]:
-    """The body as a JSON object. ApiError: not JSON (400, 415), more than `limit` bytes (413)."""
-    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
-        raise ApiError(f"Content-Type must be application/json, not {kind or 'absent'!r}", status=415)
-    length = request.headers.get("content-length", "0")
-    size, pieces = 0, []
-    if length.isdecimal() and int(length) > limit:
-        raise ApiError(f"the body has {length} bytes; the limit is {limit}", status=413)
-    async for piece in request.stream():
-        size += len(piece)
-        if size > limit:
-            raise ApiError(f"the body has more than {limit} bytes, which is the limit", status=413)
-        pieces.append(piece)
-    try:
-        body = orjson.loads(b"".join(pieces))
-    except orjson.JSONDecodeError as e:
-        raise ApiError(f"the body is not valid JSON: {e}") from None
-    if not isinstance(body, dict):
-        raise ApiError(f"the body must be a JSON object, not {type(body).__name__}")
-    return body
 
 
 async def _gone(receive: Receive) -> None:

@@ -5,7 +5,7 @@ A registry per server, never the global one, so that servers in one process do n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -76,6 +76,8 @@ class EngineMetrics(Collector):
         self._gaps = _Gaps(PER_TOKEN)
         self._model = ""
         self._bound = False
+        self.queued: Callable[[], int] = lambda: 0
+        """Prompts that wait before the engine."""
 
     def bind(self, model: str, config: EngineConfig) -> None:
         """Register every series, with buckets that fit the model. Once."""
@@ -165,7 +167,7 @@ class EngineMetrics(Collector):
         s = self._stats or Stats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         for name, text, value in (
             ("num_requests_running", "Requests in execution", s.running),
-            ("num_requests_waiting", "Requests queued", s.waiting),
+            ("num_requests_waiting", "Requests queued", s.waiting + self.queued()),
             ("kv_cache_usage_perc", "KV cache use, 0 to 1", s.blocks_used / max(1, s.blocks_total)),
         ):
             gauge = GaugeMetricFamily(f"thalweg:{name}", text, labels=LABELS)
@@ -207,7 +209,7 @@ class HttpMetrics:
 
     def done(self, path: str, method: str, status: int, seconds: float) -> None:
         handler = path if path in self.paths else "other"
-        if handler in ("/metrics", "/health", "/load", "/ping", "/version"):
+        if handler in ("/metrics", "/health", "/livez", "/readyz", "/load", "/ping", "/version"):
             return
         method = method if method in ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH") else "other"
         self._requests.labels(method, str(status), handler).inc()

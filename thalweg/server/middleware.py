@@ -11,10 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from thalweg.server.errors import ApiError
 from thalweg.server.http import failure
+from thalweg.server.lifecycle import PROBES
 from thalweg.server.metrics import HttpMetrics
-
-OPEN_PATHS = frozenset(("/health", "/ping"))
-"""The only paths that never need a key: what load balancers ask."""
 
 
 class KeyGuard:
@@ -29,7 +27,7 @@ class KeyGuard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return  # no websockets here
-        if scope["path"].removeprefix(self.root_path) in OPEN_PATHS or self._allowed(scope):
+        if scope["path"].removeprefix(self.root_path) in PROBES or self._allowed(scope):
             await self.app(scope, receive, send)
             return
         error = ApiError("missing or wrong API key; send the header Authorization: Bearer <key>", status=401)
@@ -41,7 +39,16 @@ class KeyGuard:
             return False
         digest = hashlib.sha256(sent[0][7:].strip()).digest()
         # Every key is compared, so the time taken does not tell which one was close.
-        return sum(hmac.compare_digest(digest, d) for d in self._digests) > 0
+        found = [i for i, d in enumerate(self._digests) if hmac.compare_digest(digest, d)]
+        if found and len(self._digests) > 1:
+            scope["thalweg.tenant"] = f"key {found[0]}"
+        return bool(found)
+
+
+def tenant_of(scope: Scope) -> str:
+    """Who is asking, for fairness: the key where there are several, else the client's host."""
+    client = scope.get("client")
+    return str(scope.get("thalweg.tenant") or (client[0] if client else ""))
 
 
 class RootPath:

@@ -1,15 +1,20 @@
-"""Running the server: the socket first, then the engine, then requests, then an orderly end. Knows no endpoint."""
+"""Running the server: the socket first, then the engine, then requests, then an orderly end. Knows no endpoint.
+
+The port answers probes from the start; everything else once the engine is up. Told to stop (SIGTERM, SIGINT) it takes nobody
+new, lets open requests finish for --shutdown-timeout seconds, ends the rest with an error and leaves. Told twice, it skips the
+waiting.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import os
 import signal
 import socket
-import stat
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -17,18 +22,29 @@ import uvicorn
 from thalweg import envs
 from thalweg.async_llm import AsyncLLM, StatLogger
 from thalweg.config import EngineArgs
-from thalweg.errors import ConfigError, EngineDeadError
-from thalweg.server.app import make_app
+from thalweg.errors import EngineDeadError
+from thalweg.server.app import Application
+from thalweg.server.http1 import Connection, Limits
+from thalweg.server.listen import connection_limit, listening, url
 from thalweg.server.metrics import EngineMetrics
 from thalweg.server.settings import ServerSettings
 from thalweg.server.stats_line import StatsLine
 from thalweg.text.template import ChatTemplate
 
 log = logging.getLogger(__name__)
-FAREWELL = 3
+FAREWELL = 0.4
 """Seconds for the last answers to reach their clients, once every request has ended."""
+GIVE_UP = 0.5
+"""Seconds for the engine, or for what is still loading, to end by itself."""
 HEALTH_EVERY = 1.0
 """Seconds between looks at whether the engine still lives."""
+FAILED_SECONDS = 30.0
+"""How long a server whose engine is lost for good stays to say so to probes, before it ends."""
+
+
+class _AbandonedError(Exception):
+    """Something is still under way that cannot be interrupted (a thread that loads, an engine in a long step): the process
+    must not wait for it. It can do no harm: the engine dies with its parent, files appear under their names only when whole."""
 
 
 def serve(args: EngineArgs, settings: ServerSettings) -> int:
@@ -36,8 +52,15 @@ def serve(args: EngineArgs, settings: ServerSettings) -> int:
     if the address is taken or the chat template does not parse."""
     if settings.chat_template:
         ChatTemplate(settings.chat_template)
-    with _listen(settings) as sock, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_main(args, settings, sock))
+    runner = asyncio.Runner(loop_factory=_loop_factory())
+    try:
+        with listening(settings) as sock:
+            status = runner.run(_main(args, settings, sock))
+    except _AbandonedError:
+        logging.shutdown()
+        os._exit(0)
+    runner.close()
+    return status
 
 
 def _loop_factory() -> Any:
@@ -48,126 +71,76 @@ def _loop_factory() -> Any:
     return uvloop.new_event_loop
 
 
-@contextlib.contextmanager
-def _listen(settings: ServerSettings) -> Iterator[socket.socket]:
-    """A bound, listening socket: whoever asks for a port that is taken learns it now."""
-    sock = _unix(settings.uds) if settings.uds else _tcp(settings.host, settings.port)
-    try:
-        with sock:
-            sock.listen(2048)
-            sock.setblocking(False)
-            yield sock
-    finally:
-        if settings.uds:
-            Path(settings.uds).unlink(missing_ok=True)
+class _Signals:
+    """SIGTERM and SIGINT: the first, and any after it."""
 
+    def __init__(self, app: Application) -> None:
+        self._app = app
+        self.first, self.second = asyncio.Event(), asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._told)
 
-def _tcp(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (socket.gaierror, UnicodeError) as e:
-        raise ConfigError(f"--host: {host!r} is not an address of this machine: {e}") from None
-    sock = socket.socket(family, kind, proto)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind(address)
-    except OSError as e:
-        sock.close()
-        raise ConfigError(
-            f"--port: cannot listen on {host}:{port}: {e.strerror}; stop what uses it, or choose another with --port (0: any)"
-        ) from None
-    return sock
-
-
-def _unix(path: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if Path(path).exists():
-            if not stat.S_ISSOCK(Path(path).stat().st_mode):
-                raise ConfigError(f"--uds: {path} exists and is not a socket; choose another path")
-            with contextlib.suppress(ConnectionRefusedError):
-                sock.connect(path)
-                raise ConfigError(f"--uds: a server already listens on {path}; stop it, or choose another path")
-            Path(path).unlink()  # left behind by a server that is gone
-            sock.close()
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.bind(path)
-        Path(path).chmod(0o660)
-    except OSError as e:
-        sock.close()
-        raise ConfigError(f"--uds: cannot listen on {path}: {e.strerror or e}") from None
-    except ConfigError:
-        sock.close()
-        raise
-    return sock
+    def _told(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+        self._app.lifecycle.drain()  # at once: readiness drops before anything else happens
 
 
 async def _main(args: EngineArgs, settings: ServerSettings, sock: socket.socket) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
     metrics = None if args.disable_log_stats else EngineMetrics()
     loggers: list[StatLogger] = [] if metrics is None else [metrics, StatsLine(envs.log_stats_seconds())]
-    engine = await _unless_stopped(AsyncLLM.start(args, loggers=loggers), stop)
-    if engine is None:
-        return 0
+    app = Application(settings, metrics)
+    signals = _Signals(app)
+    server = _Server(_config(app, settings))
+    running = asyncio.create_task(server.serve(sockets=[sock]))
+    where = settings.uds or url(settings, sock)
+    log.info("listening on %s; the model is loading", where)
     try:
-        app = make_app(engine, settings, metrics)
-        log.info("serving %s on %s", ", ".join(engine.model_names), settings.uds or _url(settings, sock))
-        return await _serve(app, settings, sock, engine, stop)
+        engine = await _unless_stopped(AsyncLLM.start(args, loggers=loggers), signals.first)
+        app.open(engine)
+        log.info("serving %s on %s", ", ".join(engine.model_names), where)
+        status = await _until_told(engine, signals)
+        await _drain(app, settings, signals)
+        await _unless_late(engine.shutdown())
+        return status
     finally:
-        await engine.shutdown()
+        await server.leave(running)
 
 
 async def _unless_stopped(work: Any, stop: asyncio.Event) -> Any:
-    """The result of `work`; None if `stop` comes first (then `work` is cancelled)."""
+    """The result of `work`. _AbandonedError if `stop` comes first."""
     task, told = asyncio.ensure_future(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        return None
+        task.cancel()
+        await asyncio.wait({task}, timeout=GIVE_UP)
+        log.info("told to stop while loading")
+        raise _AbandonedError
     finally:
         told.cancel()
-        if not task.done():
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await task
 
 
-class _Server(uvicorn.Server):
-    """Signals are handled in _main, where the engine is ended too."""
+async def _unless_late(work: Any) -> None:
+    task = asyncio.ensure_future(work)
+    await asyncio.wait({task}, timeout=GIVE_UP)
+    if not task.done():
+        raise _AbandonedError
+    task.result()
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
-
-async def _serve(app: Any, settings: ServerSettings, sock: socket.socket, engine: AsyncLLM, stop: asyncio.Event) -> int:
-    server = _Server(_config(app, settings))
-    running = asyncio.create_task(server.serve(sockets=[sock]))
-    stopped = asyncio.create_task(stop.wait())
-    died = asyncio.create_task(_until_dead(engine))
-    await asyncio.wait({running, stopped, died}, return_when=asyncio.FIRST_COMPLETED)
-    server.should_exit = True
-    if stopped.done():
-        stop.clear()
-        again = asyncio.create_task(stop.wait())
-        # Open requests may go on for a while, unless told to stop a second time.
-        await asyncio.wait({running, again}, timeout=settings.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED)
-        again.cancel()
-        if not died.done():
-            await app.state.serving.abort_all()
-    elif died.done():
-        log.error("the engine has died (%s); the server ends", died.result())
-    await running
-    dead = died.done()
+async def _until_told(engine: AsyncLLM, signals: _Signals) -> int:
+    """Returns when it is time to go: the exit status."""
+    stopped, died = asyncio.create_task(signals.first.wait()), asyncio.create_task(_until_dead(engine))
+    await asyncio.wait({stopped, died}, return_when=asyncio.FIRST_COMPLETED)
+    status = 0
+    if not stopped.done():
+        status = 1
+        log.error("the engine has died (%s); the server ends in %g seconds", died.result(), FAILED_SECONDS)
+        await asyncio.wait({stopped}, timeout=FAILED_SECONDS)
     for task in (stopped, died):
         task.cancel()
-    return 1 if dead else 0
+    return status
 
 
 async def _until_dead(engine: AsyncLLM) -> str:
@@ -179,17 +152,52 @@ async def _until_dead(engine: AsyncLLM) -> str:
             return str(e)
 
 
+async def _drain(app: Application, settings: ServerSettings, signals: _Signals) -> None:
+    """Nobody new; time for those inside; an error for those who need longer."""
+    life = app.lifecycle
+    life.drain()
+    if life.inside:
+        log.info("stopping: %d open requests have %d seconds to finish", life.inside, settings.shutdown_timeout)
+    empty, again = asyncio.create_task(life.empty()), asyncio.create_task(signals.second.wait())
+    await asyncio.wait({empty, again}, timeout=settings.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED)
+    if life.inside:
+        log.info("stopping: %d requests are cut", life.inside)
+        await app.serving.cut()
+        await asyncio.wait({empty}, timeout=FAREWELL)
+    for task in (empty, again):
+        task.cancel()
+
+
+class _Server(uvicorn.Server):
+    """Signals are handled above, where the engine is ended too."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def leave(self, running: asyncio.Task[None]) -> None:
+        """Close every connection (their answers are out, or never will be) and end."""
+        self.should_exit = True
+        await asyncio.wait({running}, timeout=FAREWELL)
+        for connection in list(self.server_state.connections):
+            transport = connection.transport
+            if transport is not None:
+                transport.abort()
+        self.force_exit = True
+        await asyncio.wait({running}, timeout=GIVE_UP)
+
+
 def _config(app: Any, s: ServerSettings) -> uvicorn.Config:
     quiet = {p.strip() for p in (s.disable_access_log_for_endpoints or "").split(",") if p.strip()}
     if quiet:
         logging.getLogger("uvicorn.access").addFilter(lambda record: not _is_of(record, quiet))
+    limits = Limits(s.header_timeout, s.body_timeout, s.slow_client_timeout, connection_limit())
     return uvicorn.Config(
         app,
         log_level=s.uvicorn_log_level,
         access_log=not s.disable_uvicorn_access_log,
         timeout_keep_alive=envs.keep_alive_seconds(),
-        timeout_graceful_shutdown=s.shutdown_timeout + FAREWELL,
-        http="httptools",
+        http=functools.partial(Connection, limits=limits),  # type: ignore[arg-type]
         ws="none",
         server_header=False,
         ssl_keyfile=s.ssl_keyfile,
@@ -204,8 +212,3 @@ def _is_of(record: logging.LogRecord, paths: set[str]) -> bool:
     """Is this access log line (client, method, path, ...) about one of `paths`?"""
     args = record.args
     return isinstance(args, tuple) and len(args) > 2 and str(args[2]).split("?")[0] in paths
-
-
-def _url(settings: ServerSettings, sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"http{'s' if settings.ssl_certfile else ''}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -14,7 +14,7 @@ import msgspec
 
 from thalweg.errors import ConfigError
 
-MAX_BODY = 64 * 2**20
+MAX_BODY = 32 * 2**20
 """Bytes of one request body; more is refused before it is read."""
 
 
@@ -44,8 +44,16 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     disable_fastapi_docs: bool = False
     enable_log_requests: bool = False
     max_log_len: int | None = None
-    shutdown_timeout: int = 0
+    shutdown_timeout: int = 30
+    """Seconds open requests get to finish once the server is told to stop."""
     max_body: int = MAX_BODY
+    max_queued_requests: int | None = None
+    """Prompts that may wait for the engine; None: four times the sequences it runs at once."""
+    max_queued_tokens: int = 2**21
+    slow_client_timeout: float = 60.0
+    """Seconds an answer may wait for a client that takes nothing of it."""
+    header_timeout: float = 10.0
+    body_timeout: float = 60.0
 
     chat_template: str | None = None
     """The template itself: `serve` has read the file, if a file was named."""
@@ -63,6 +71,11 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     fingerprint_mode: str = "full"
     fingerprint_value: str | None = None
 
+    def __repr__(self) -> str:
+        """Without the keys: settings end up in logs."""
+        shown = {n: getattr(self, n) for n in self.__struct_fields__ if n != "api_key"}
+        return f"ServerSettings({', '.join(f'{n}={v!r}' for n, v in shown.items())}, {len(self.api_key)} api keys)"
+
     def __post_init__(self) -> None:
         problems = list(self._problems())
         if problems:
@@ -73,6 +86,14 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
             yield f"--port: {self.port} is not between 0 and 65535 (0 takes a free one)"
         if self.shutdown_timeout < 0:
             yield f"--shutdown-timeout: {self.shutdown_timeout} must not be negative"
+        for name in ("max_body", "max_queued_tokens"):
+            if getattr(self, name) < 1:
+                yield f"--{name.replace('_', '-')}: {getattr(self, name)} must be at least 1"
+        if self.max_queued_requests is not None and self.max_queued_requests < 0:
+            yield f"--max-queued-requests: {self.max_queued_requests} must not be negative"
+        for name in ("slow_client_timeout", "header_timeout", "body_timeout"):
+            if not 0.1 <= getattr(self, name) <= 86400:
+                yield f"--{name.replace('_', '-')}: {getattr(self, name)} must be between 0.1 and 86400 seconds"
         if self.max_log_len is not None and self.max_log_len < 0:
             yield f"--max-log-len: {self.max_log_len} must not be negative"
         if any(not k or k != k.strip() for k in self.api_key):

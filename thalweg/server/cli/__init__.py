@@ -17,6 +17,7 @@ COMMANDS = {
     "chat": "talk to a model, here or on a running server",
     "backends": "which platforms this machine has, and why not the others",
     "collect-env": "a report on system, libraries and platforms, for bug reports",
+    "plan": "what serving a model needs: memory, what fits, which flag to change",
     "bench": "measure: latency, throughput, serve, startup, host",
 }
 NOT_HERE = ("complete", "run-batch", "launch", "serve-sla", "sweep", "server", "list", "pull", "run", "embed", "score")

@@ -75,7 +75,7 @@ def table() -> dict[str, Flag]:
 
 
 ENGINE = frozenset(EngineArgs.__struct_fields__)
-SERVER = frozenset(ServerSettings.__struct_fields__) - {"max_body"}
+SERVER = frozenset(ServerSettings.__struct_fields__)
 
 
 class Parser(argparse.ArgumentParser):

@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.errors import RequestError
-from thalweg.outputs import CompletionOutput
+from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.server.errors import ApiError
-from thalweg.server.http import DONE, EventStream, or_disconnect, read_json, respond
+from thalweg.server.http import DONE, EventStream, or_disconnect
 from thalweg.server.openai import logprobs
 from thalweg.server.openai.chunks import ChunkWriter, Counter
 from thalweg.server.openai.conversation import Conversation
@@ -21,15 +21,16 @@ from thalweg.server.openai.serving import Job, Serving, finish
 
 
 async def chat_completions(serving: Serving, conversation: Conversation, http: Request) -> Response:
-    request = parse(ChatRequest, await read_json(http, serving.settings.max_body))
+    ticket = serving.enter(http)
+    request = await serving.bodies.parse(http, lambda body: parse(ChatRequest, body))
     serving.model_name(request.model)
     params = chat_params(request, serving.engine.default_sampling)
-    job = serving.job("chatcmpl", http, request, [await conversation.prompt(request)], params)
+    job = serving.job("chatcmpl", http, request, [await conversation.prompt(request)], params, ticket)
     endpoint = Chat(serving, request, job)
     if request.stream:
         return EventStream(endpoint.stream())
     body = await or_disconnect(http.receive, endpoint.whole())
-    return Response(status_code=499) if body is None else respond(body)
+    return Response(status_code=499) if body is None else Response(body, media_type="application/json")
 
 
 class Chat:
@@ -46,11 +47,14 @@ class Chat:
     def _rename(self, error: RequestError) -> ApiError:
         return ApiError(str(error), chat_name(error.param, self.request))
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> bytes:
         try:
             outputs = await self.serving.run(self.job)
         except RequestError as e:
             raise self._rename(e) from None
+        return await self.serving.written(self.job, outputs, self._body)
+
+    def _body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         (output,) = outputs
         body = {
             "id": self.job.id,

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.server.errors import ApiError
-from thalweg.server.http import DONE, EventStream, or_disconnect, read_json, respond
+from thalweg.server.http import DONE, EventStream, or_disconnect
 from thalweg.server.openai import logprobs
 from thalweg.server.openai.chunks import ChunkWriter, Counter
 from thalweg.server.openai.protocol import CompletionRequest, parse
@@ -19,15 +19,16 @@ from thalweg.server.openai.serving import Job, Serving, finish
 
 
 async def completions(serving: Serving, http: Request) -> Response:
-    request = parse(CompletionRequest, await read_json(http, serving.settings.max_body))
+    ticket = serving.enter(http)
+    request = await serving.bodies.parse(http, lambda body: parse(CompletionRequest, body))
     serving.model_name(request.model)
     params = completion_params(request, serving.engine.default_sampling, serving.engine.tokenizer is not None)
-    job = serving.job("cmpl", http, request, await _prompts(serving, request), params)
+    job = serving.job("cmpl", http, request, await _prompts(serving, request), params, ticket)
     endpoint = Completions(serving, request, job)
     if request.stream:
         return EventStream(endpoint.stream())
     body = await or_disconnect(http.receive, endpoint.whole())
-    return Response(status_code=499) if body is None else respond(body)
+    return Response(status_code=499) if body is None else Response(body, media_type="application/json")
 
 
 async def _prompts(serving: Serving, request: CompletionRequest) -> list[dict[str, Any]]:
@@ -57,8 +58,10 @@ class Completions:
         self.as_ids = serving.as_ids(request)
         self.prompt_only = request.max_tokens == 0
 
-    async def whole(self) -> dict[str, Any]:
-        outputs = await self.serving.run(self.job)
+    async def whole(self) -> bytes:
+        return await self.serving.written(self.job, await self.serving.run(self.job), self._body)
+
+    def _body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         choices = [self._choice(i, o, c) for i, o in enumerate(outputs) for c in sorted(o.outputs, key=lambda c: c.index)]
         body = {
             "id": self.job.id,

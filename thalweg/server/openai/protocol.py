@@ -1,13 +1,17 @@
-"""Requests as clients may send them: every field typed strictly, every list bounded, nothing unknown accepted.
+"""Requests as clients may send them: every field typed strictly and bounded, nothing unknown accepted.
 
-Numeric ranges of sampling are SamplingParams' business; here are types, shapes and the fields this version refuses in words.
+The exact ranges of sampling are SamplingParams' business; here are types, shapes, outer bounds and the fields this version
+refuses in words.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import orjson
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema
 
 from thalweg.server.errors import ApiError
 
@@ -20,8 +24,24 @@ Text = Annotated[str, Field(max_length=32 * 2**20)]
 Label = Annotated[str, Field(max_length=1024)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
+Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e9, le=1e9)]
+Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Strings = Annotated[list[Annotated[str, Field(max_length=65536)]], Field(max_length=100_000)]
+
+
+@dataclass(frozen=True, slots=True)
+class MaxBytes:
+    """Bounds a field of any JSON type by the bytes it takes as JSON."""
+
+    most: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(Annotated[source, AfterValidator(self._check)])
+
+    def _check(self, value: Any) -> Any:
+        if len(orjson.dumps(value)) > self.most:
+            raise ValueError(f"takes more than {self.most} bytes")
+        return value
 
 
 class Model(BaseModel):
@@ -43,28 +63,28 @@ class Request(Model):
     n: Annotated[int, Field(ge=1, le=16384)] | None = 1
     temperature: Number | None = None
     top_p: Number | None = None
-    top_k: int | None = None
+    top_k: Int32 | None = None
     min_p: Number | None = None
     frequency_penalty: Number | None = 0.0
     presence_penalty: Number | None = 0.0
     repetition_penalty: Number | None = None
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     logit_bias: Annotated[dict[Annotated[str, Field(max_length=12)], Number], Field(max_length=100_000)] | None = None
 
     stop: Annotated[str, Field(max_length=65536)] | Strings | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    min_tokens: int = 0
+    min_tokens: Int32 = 0
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     bad_words: Strings | None = None
     allowed_token_ids: TokenIds | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Int32 | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
 
     echo: bool | None = False
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    priority: Int32 = 0
     request_id: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -72,7 +92,7 @@ class Request(Model):
 
     # Labels of the copied API that ask for nothing.
     user: Label | None = None
-    metadata: Annotated[dict[Label, Any], Field(max_length=64)] | None = None
+    metadata: Annotated[dict[Label, Label], Field(max_length=64)] | None = None
     store: bool | None = None
     service_tier: Label | None = None
     safety_identifier: Label | None = None
@@ -100,7 +120,7 @@ class CompletionRequest(Request):
     )
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = 16
     logprobs: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    best_of: int | None = None
+    best_of: Int32 | None = None
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
@@ -154,7 +174,7 @@ class Message(Model):
 class FunctionDefinition(Model):
     name: Label
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Annotated[dict[Label, Any], MaxBytes(2**20), Field(max_length=1024)] | None = None
     strict: bool | None = None
 
 
@@ -172,7 +192,7 @@ class ChatFields(Model):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template: Annotated[str, Field(max_length=2**20)] | None = None
-    chat_template_kwargs: Annotated[dict[Label, Any], Field(max_length=256)] | None = None
+    chat_template_kwargs: Annotated[dict[Label, Any], MaxBytes(2**16), Field(max_length=256)] | None = None
 
     @model_validator(mode="after")
     def _chat_rules(self) -> ChatFields:

@@ -1,4 +1,4 @@
-"""What every generating endpoint shares: model names, request ids, tokenising, running prompts, usage. Holds the engine."""
+"""What every endpoint shares: turns, model names, request ids, tokenising, running prompts, usage. Holds the engine."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import orjson
 from starlette.requests import Request
 
 import thalweg
 from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.params import MAX_N, SamplingParams
+from thalweg.server.admission import Admission, Ticket
+from thalweg.server.bodies import Bodies
 from thalweg.server.errors import ApiError
+from thalweg.server.lifecycle import Lifecycle
+from thalweg.server.middleware import tenant_of
 from thalweg.server.openai import protocol
 from thalweg.server.settings import ServerSettings
 
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
     from thalweg.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+HEAVY_TOKENS = 1024
+"""Answers with log-probabilities of more tokens than this are written on a thread."""
 INLINE_CHARS = 8192
 """Texts longer than this are tokenised on a thread, so that one long prompt does not hold up every stream."""
 
@@ -39,6 +46,7 @@ class Job(msgspec.Struct, frozen=True):
     prompts: list[dict[str, Any]]
     params: SamplingParams
     priority: int
+    ticket: Ticket
 
     @property
     def prompt_tokens(self) -> int:
@@ -48,13 +56,28 @@ class Job(msgspec.Struct, frozen=True):
 class Serving:
     """The engine as the endpoints see it."""
 
-    def __init__(self, engine: AsyncLLM, settings: ServerSettings) -> None:
-        self.engine, self.settings = engine, settings
+    def __init__(self, engine: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle) -> None:
+        self.engine, self.settings, self.lifecycle = engine, settings, lifecycle
+        self.bodies = Bodies(settings.max_body)
+        seqs = engine.config.scheduler.max_seqs
+        queue = settings.max_queued_requests
+        self.admission = Admission(
+            # A few more than run at once, so that the engine never waits for the next.
+            window=seqs + max(2, seqs // 4),
+            max_requests=4 * seqs if queue is None else queue,
+            max_tokens=settings.max_queued_tokens,
+        )
         self.created = int(time.time())
         self.fingerprint = _fingerprint(engine, settings)
         self.running: set[str] = set()
         """The engine's ids of what is under way."""
         self._count = itertools.count()
+
+    def enter(self, http: Request) -> Ticket:
+        """A place in the queue for this request, until it has ended. ApiError 429 if there is none."""
+        ticket = self.admission.enter(tenant_of(http.scope))
+        http.scope["thalweg.visit"].at_end(ticket.close)
+        return ticket
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with. ApiError 404 for a model that is not served."""
@@ -73,15 +96,26 @@ class Serving:
         return self.settings.return_tokens_as_token_ids if asked is None else asked
 
     async def encode(self, text: str, add_special_tokens: bool, param: str = "prompt") -> list[int]:
-        encode = self.tokenizer(param).encode
+        tokenizer = self.tokenizer(param)
+        encode, most = tokenizer.encode, self.engine.config.model.max_len * tokenizer.max_token_chars
+        if len(text) > most:  # no need to tokenise it to know
+            raise ApiError(
+                f"{param}: {len(text)} characters cannot fit the context of {self.engine.config.model.max_len} tokens", param
+            )
         if len(text) <= INLINE_CHARS:
             return encode(text, add_special_tokens)
         return await asyncio.to_thread(encode, text, add_special_tokens)
 
     def job(
-        self, kind: str, http: Request, request: protocol.Request, prompts: list[dict[str, Any]], params: SamplingParams
+        self,
+        kind: str,
+        http: Request,
+        request: protocol.Request,
+        prompts: list[dict[str, Any]],
+        params: SamplingParams,
+        ticket: Ticket,
     ) -> Job:
-        """A Job from its parts, after the checks that need the engine's configuration."""
+        """A Job from its parts, after the checks that need the engine's configuration; its whole cost is charged."""
         if request.priority and self.engine.config.scheduler.policy != "priority":
             raise ApiError("priority needs a server started with --scheduling-policy priority", "priority")
         if len(prompts) * params.n > MAX_N:
@@ -100,7 +134,10 @@ class Serving:
             prompts=prompts,
             params=params,
             priority=request.priority,
+            ticket=ticket,
         )
+        self._check_lengths(job)
+        ticket.charge(len(prompts), job.prompt_tokens)
         if self.settings.enable_log_requests:
             self._log(job)
         return job
@@ -123,6 +160,16 @@ class Serving:
             if self.engine.tokenizer is not None:
                 prompt["prompt"] = self.engine.tokenizer.decode(ids[-keep:], False)
 
+    def _check_lengths(self, job: Job) -> None:
+        """Before they wait for a turn, not after."""
+        limit = self.engine.config.model.max_len
+        for prompt in job.prompts:
+            if len(prompt["prompt_token_ids"]) >= limit:
+                raise ApiError(
+                    f"prompt: {len(prompt['prompt_token_ids'])} tokens leave no room to answer in a context of {limit} tokens",
+                    "prompt",
+                )
+
     def _log(self, job: Job) -> None:
         for prompt in job.prompts:
             ids, most = prompt["prompt_token_ids"], self.settings.max_log_len
@@ -138,18 +185,43 @@ class Serving:
     async def _generate(self, job: Job, i: int) -> AsyncGenerator[RequestOutput, None]:
         # Clients choose ids freely, and two may choose the same; the engine's are made unique.
         request_id = f"{job.id}-{next(self._count)}"
-        stream = self.engine.generate(job.prompts[i], job.params, request_id, priority=job.priority)
-        self.running.add(request_id)
-        try:
-            async for output in stream:
-                yield output
-        finally:
-            self.running.discard(request_id)
-            await stream.aclose()
+        tokens = len(job.prompts[i]["prompt_token_ids"])
+        async with self.admission.turn(job.ticket, job.params.n, tokens, job.priority):
+            stream = self.engine.generate(job.prompts[i], job.params, request_id, priority=job.priority)
+            self.running.add(request_id)
+            try:
+                async for output in stream:
+                    self._raise_if_failed(output)
+                    yield output
+            finally:
+                self.running.discard(request_id)
+                await stream.aclose()
 
-    async def abort_all(self) -> None:
-        """End what is under way; the clients get what there is, with finish_reason "abort"."""
+    async def cut(self) -> None:
+        """The time to drain is over: whoever waits or runs gets an error with code 503."""
+        self.lifecycle.cutting = True
+        self.admission.close(_closing())
         await self.engine.abort(list(self.running))
+
+    def _raise_if_failed(self, output: RequestOutput) -> None:
+        reasons = {c.finish_reason for c in output.outputs}
+        if "error" in reasons:
+            raise ApiError(output.error or "the engine could not finish this request", status=500)
+        if "abort" in reasons and self.lifecycle.cutting:
+            raise _closing()
+
+    async def written(
+        self, job: Job, outputs: list[RequestOutput], body: Callable[[list[RequestOutput]], dict[str, Any]]
+    ) -> bytes:
+        """`body(outputs)` as JSON; made on a thread if that takes long."""
+
+        def write() -> bytes:
+            return orjson.dumps(body(outputs), option=orjson.OPT_NON_STR_KEYS)
+
+        scored = job.prompt_tokens if job.params.prompt_logprobs is not None else 0
+        if job.params.logprobs is not None:
+            scored += sum(len(c.token_ids) for o in outputs for c in o.outputs)
+        return await asyncio.to_thread(write) if scored > HEAVY_TOKENS else write()
 
     async def run(self, job: Job) -> list[RequestOutput]:
         """Every prompt's final output, in order. The first failure cancels the rest."""
@@ -172,7 +244,6 @@ class Serving:
         finally:
             await stream.aclose()
         assert last is not None, "the engine ended a request without an output"
-        raise_if_failed(last)
         return last
 
     async def stream(self, job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
@@ -181,7 +252,6 @@ class Serving:
             stream = self._generate(job, 0)
             try:
                 async for output in stream:
-                    raise_if_failed(output)
                     yield 0, output
             finally:
                 await stream.aclose()
@@ -206,7 +276,6 @@ class Serving:
         stream = self._generate(job, i)
         try:
             async for output in stream:
-                raise_if_failed(output)
                 await queue.put((i, output))
             await queue.put((i, None))
         except Exception as e:
@@ -229,9 +298,8 @@ class Serving:
         return self.usage(job.prompt_tokens, made, sum(o.num_cached_tokens or 0 for o in outputs))
 
 
-def raise_if_failed(output: RequestOutput) -> None:
-    if any(c.finish_reason == "error" for c in output.outputs):
-        raise ApiError(output.error or "the engine could not finish this request", status=500)
+def _closing() -> ApiError:
+    return ApiError("the server is shutting down; this request was not finished", status=503, retry_after=5)
 
 
 def finish(choice: CompletionOutput) -> dict[str, Any]:

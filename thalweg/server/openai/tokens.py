@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.server.errors import ApiError
-from thalweg.server.http import read_json, respond
+from thalweg.server.http import respond
 from thalweg.server.openai.conversation import Conversation
 from thalweg.server.openai.protocol import DetokenizeRequest, TokenizeChat, TokenizeText, parse
 from thalweg.server.openai.serving import Serving
 
 
 async def tokenize(serving: Serving, conversation: Conversation, http: Request) -> Response:
-    body = await read_json(http, serving.settings.max_body)
-    request: TokenizeChat | TokenizeText
-    if "messages" in body:
-        request = parse(TokenizeChat, body)
-        serving.model_name(request.model)
+    serving.enter(http)
+    request = await serving.bodies.parse(http, _tokenize_request)
+    serving.model_name(request.model)
+    if isinstance(request, TokenizeChat):
         ids = (await conversation.prompt(request))["prompt_token_ids"]
     else:
-        request = parse(TokenizeText, body)
-        serving.model_name(request.model)
         ids = await serving.encode(request.prompt, request.add_special_tokens)
     out = {"count": len(ids), "max_model_len": serving.engine.config.model.max_len, "tokens": ids}
     if request.return_token_strs:
@@ -29,8 +28,13 @@ async def tokenize(serving: Serving, conversation: Conversation, http: Request) 
     return respond(out)
 
 
+def _tokenize_request(body: dict[str, Any]) -> TokenizeChat | TokenizeText:
+    return parse(TokenizeChat, body) if "messages" in body else parse(TokenizeText, body)
+
+
 async def detokenize(serving: Serving, http: Request) -> Response:
-    request = parse(DetokenizeRequest, await read_json(http, serving.settings.max_body))
+    serving.enter(http)
+    request = await serving.bodies.parse(http, lambda body: parse(DetokenizeRequest, body))
     serving.model_name(request.model)
     tokenizer = serving.tokenizer("tokens")
     vocab = max(serving.engine.config.model.vocab, tokenizer.vocab_size)

@@ -1,0 +1,191 @@
+"""Request bodies: bytes within bounds, then JSON read strictly. Knows no endpoint.
+
+JSON is RFC 8259 with nothing left to the reader's taste: UTF-8 without errors, no NaN or infinity, no number beyond a double,
+no key twice in an object, bounded depth and number of values. The bounds are checked on the text, before any value is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+
+from thalweg.server.errors import ApiError
+
+T = TypeVar("T")
+SMALL = 64 * 1024
+"""Bodies up to this many bytes are read on the event loop; longer ones on a thread."""
+MAX_DEPTH = 64
+MAX_VALUES = 2_500_000
+"""Commas outside strings: a context of two million token ids, and some."""
+MAX_STRINGS = 500_000
+PIECE = 1024 * 1024
+"""Bytes looked through at a time, so that other threads get their turn."""
+MAX_WAITING = 256 * 2**20
+"""Bytes of bodies in memory at once, of all requests together."""
+
+_BRACKETS = re.compile(rb"[\[\]{}]")
+_SPACE = b" \t\r\n"
+
+
+class Bodies:
+    """All bodies a server holds: their bytes are charged as they arrive, and given back when the request is parsed."""
+
+    def __init__(self, limit: int, most: int = MAX_WAITING) -> None:
+        """limit: bytes of one body. most: bytes of all."""
+        self.limit, self._most, self.held = limit, max(most, limit), 0
+        self._one = asyncio.Semaphore(2)
+        """Large bodies read at a time: each holds the interpreter for moments the event loop would like to have."""
+
+    async def parse(self, request: Request, parse: Callable[[dict[str, Any]], T]) -> T:
+        """The body as a JSON object, given to `parse`. ApiError: not JSON (400, 415), too long (413), too much at once
+        (429), the client left (499)."""
+        size, pieces = 0, []
+        try:
+            self._check_head(request)
+            async for piece in request.stream():
+                size += len(piece)
+                self.held += len(piece)
+                if size > self.limit:
+                    raise ApiError(f"the body has more than {self.limit} bytes, which is the limit", status=413)
+                if self.held > self._most:
+                    raise ApiError("too many long requests at once; try again later", status=429, retry_after=2)
+                pieces.append(piece)
+            data = b"".join(pieces)
+            pieces.clear()
+            if len(data) <= SMALL:
+                return parse(load(data))
+            async with self._one:
+                return await asyncio.to_thread(lambda: parse(load(data)))
+        except ClientDisconnect:
+            raise ApiError("the client left", status=499) from None
+        finally:
+            self.held -= size
+
+    def _check_head(self, request: Request) -> None:
+        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind != "application/json" and not kind.endswith("+json"):
+            raise ApiError(f"Content-Type must be application/json, not {kind[:100] or 'absent'!r}", status=415)
+        length = request.headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self.limit:
+            raise ApiError(f"the body has {length} bytes; the limit is {self.limit}", status=413)
+        if length.isdecimal() and self.held + int(length) > self._most:
+            raise ApiError("too many long requests at once; try again later", status=429, retry_after=2)
+
+
+def load(data: bytes) -> dict[str, Any]:
+    """`data` as a JSON object. ApiError 400."""
+    _scan(data)
+    try:
+        body = orjson.loads(data)
+    except orjson.JSONDecodeError as e:
+        where = _not_finite(data)
+        if where:
+            raise ApiError(f"{where}: must be a finite number", where) from None
+        raise ApiError(f"the body is not valid JSON: {_plain(e)}") from None
+    if not isinstance(body, dict):
+        raise ApiError(f"the body must be a JSON object, not {type(body).__name__}")
+    return body
+
+
+def _plain(error: orjson.JSONDecodeError) -> str:
+    return error.msg.split(":")[0]
+
+
+def _scan(data: bytes) -> None:
+    """Depth, counts and repeated keys, from string to string. What is no JSON passes, and is refused by the parser."""
+    at, strings, commas = 0, 0, 0
+    keys: list[set[bytes] | None] = []
+    """Per open bracket: the keys so far of an object, None for a list."""
+    while True:
+        quote = data.find(b'"', at)
+        stop = len(data) if quote < 0 else quote
+        commas += data.count(b",", at, stop)
+        if commas > MAX_VALUES or strings > MAX_STRINGS:
+            raise ApiError("the body has too many values")
+        for piece in range(at, stop, PIECE):
+            _brackets(data[piece : min(piece + PIECE, stop)], keys)
+        if quote < 0:
+            return
+        strings += 1
+        end = _string_end(data, quote)
+        if end < 0:
+            return
+        at = end + 1
+        known = keys[-1] if keys else None
+        if known is not None and _next(data, at) == b":":
+            _remember(known, data[quote:at])
+
+
+def _brackets(text: bytes, open_: list[set[bytes] | None]) -> None:
+    for bracket in _BRACKETS.finditer(text):
+        mark = bracket[0]
+        if mark in b"[{":
+            open_.append(set() if mark == b"{" else None)
+            if len(open_) > MAX_DEPTH:
+                raise ApiError(f"the body is nested more than {MAX_DEPTH} levels deep")
+        elif open_:
+            open_.pop()
+
+
+def _string_end(data: bytes, quote: int) -> int:
+    """Where the string that begins at `quote` ends; -1: nowhere."""
+    end = data.find(b'"', quote + 1)
+    while end >= 0:
+        slash = end
+        while data[slash - 1] == 0x5C and slash - 1 > quote:
+            slash -= 1
+        if (end - slash) % 2 == 0:
+            return end
+        end = data.find(b'"', end + 1)
+    return -1
+
+
+def _next(data: bytes, at: int) -> bytes:
+    """The first byte from `at` on that is no space."""
+    while at < len(data) and data[at] in _SPACE:
+        at += 1
+    return data[at : at + 1]
+
+
+def _remember(keys: set[bytes], raw: bytes) -> None:
+    if b"\\" in raw:
+        try:
+            raw = orjson.dumps(orjson.loads(raw))
+        except orjson.JSONDecodeError:
+            return
+    if raw in keys:
+        name = raw.decode(errors="replace").strip('"')[:64]
+        raise ApiError(f"{name}: the key is given twice in one object", name)
+    keys.add(raw)
+
+
+def _not_finite(data: bytes) -> str:
+    """The path of the first number that is none or too large for a double, if the body is JSON otherwise: "" if not."""
+    if len(data) > SMALL:
+        return ""
+    try:
+        return _find(json.loads(data.decode(), parse_int=_as_float), "")
+    except ValueError:
+        return ""
+
+
+def _as_float(digits: str) -> float:
+    return float(digits) if len(digits) <= 400 else math.inf
+
+
+def _find(value: Any, path: str) -> str:
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else path
+    items: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        items = [(f"{path}.{k}" if path else str(k), v) for k, v in value.items()]
+    elif isinstance(value, list):
+        items = [(f"{path}[{i}]", v) for i, v in enumerate(value)]
+    return next((found for p, v in items if (found := _find(v, p))), "")

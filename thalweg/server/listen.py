@@ -1,0 +1,91 @@
+"""The listening socket: bound before anything costly, so that whoever asks for a taken port learns it now."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from thalweg.errors import ConfigError
+from thalweg.server.settings import ServerSettings
+
+SEND_BUFFER = 128 * 1024
+"""Bytes the system keeps of an answer whose reader is slow. What waits beyond that waits where it is bounded and seen."""
+SPARE_FILES = 128
+"""Descriptors kept back from connections, for everything else."""
+MOST_CONNECTIONS = 8192
+
+
+def connection_limit() -> int:
+    """How many connections the process can hold, after raising its own limit as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_CONNECTIONS + SPARE_FILES
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(16, min(MOST_CONNECTIONS, soft - SPARE_FILES))
+
+
+@contextlib.contextmanager
+def listening(settings: ServerSettings) -> Iterator[socket.socket]:
+    """A bound, listening socket: whoever asks for a port that is taken learns it now."""
+    sock = _unix(settings.uds) if settings.uds else _tcp(settings.host, settings.port)
+    try:
+        with sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+            sock.listen(2048)
+            sock.setblocking(False)
+            yield sock
+    finally:
+        if settings.uds:
+            Path(settings.uds).unlink(missing_ok=True)
+
+
+def _tcp(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError) as e:
+        raise ConfigError(f"--host: {host!r} is not an address of this machine: {e}") from None
+    sock = socket.socket(family, kind, proto)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+    except OSError as e:
+        sock.close()
+        raise ConfigError(
+            f"--port: cannot listen on {host}:{port}: {e.strerror}; stop what uses it, or choose another with --port (0: any)"
+        ) from None
+    return sock
+
+
+def _unix(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if Path(path).exists():
+            if not stat.S_ISSOCK(Path(path).stat().st_mode):
+                raise ConfigError(f"--uds: {path} exists and is not a socket; choose another path")
+            with contextlib.suppress(ConnectionRefusedError):
+                sock.connect(path)
+                raise ConfigError(f"--uds: a server already listens on {path}; stop it, or choose another path")
+            Path(path).unlink()  # left behind by a server that is gone
+            sock.close()
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(path)
+        Path(path).chmod(0o660)
+    except OSError as e:
+        sock.close()
+        raise ConfigError(f"--uds: cannot listen on {path}: {e.strerror or e}") from None
+    except ConfigError:
+        sock.close()
+        raise
+    return sock
+
+
+def url(settings: ServerSettings, sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http{'s' if settings.ssl_certfile else ''}://{f'[{host}]' if ':' in host else host}:{port}"
