@@ -48,7 +48,7 @@ CHOKES = (
             "os.posix_spawn",
             "os.spawnv",
         ),
-        ("thalweg/engine/client/process.py", "thalweg/hal/testing/"),
+        ("thalweg/processes.py", "thalweg/hal/testing/"),
         "one place starts processes",
     ),
     Choke(
@@ -76,7 +76,7 @@ PACKAGES = {
     "thalweg/backends/null/": {"numpy"},
     "thalweg/engine/worker/": {"numpy", "torch", "msgspec"},
     "thalweg/engine/": {"numpy", "msgspec"},
-    "thalweg/text/": {"tokenizers", "jinja2", "transformers"},
+    "thalweg/text/": {"tokenizers", "jinja2", "msgspec", "transformers"},
     "thalweg/checkpoint/": {"numpy", "huggingface_hub"},
     "thalweg/models/": {"numpy", "torch", "tqdm"},
     "thalweg/quantization/": {"numpy", "torch"},

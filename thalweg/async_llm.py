@@ -22,7 +22,8 @@ from thalweg.engine.client.supervisor import Supervisor
 from thalweg.errors import EngineDeadError, RequestError, ThalwegError
 from thalweg.outputs import RequestOutput
 from thalweg.params import SamplingParams
-from thalweg.text.template import ChatTemplate
+from thalweg.text.chat import Chat
+from thalweg.text.encoder import INLINE, Encoder
 from thalweg.text.tokenizer import Tokenizer
 
 
@@ -60,30 +61,37 @@ class AsyncLLM:
         """Ready to serve, a canary generation behind it; or raises ConfigError, CheckpointError, UnsupportedModelError,
         DeviceError with the reason."""
         frontend = await asyncio.to_thread(load_frontend, args)
+        if frontend.chat:
+            frontend.chat.prepare()
         made = cls(frontend, loggers)
         try:
             ready = (await made._supervisor.start()).ready
         except BaseException:
             await made._supervisor.stop()
+            if frontend.chat:
+                frontend.chat.close()
             raise
         made.config, made.kernel_plan, made.load_seconds = ready.config, ready.plan, ready.load_seconds
         made._inputs = InputProcessor(
             ready.config, frontend.tokenizer, eos_ids=frontend.eos_ids, seed_source=random.SystemRandom()
         )
+        made._encoder = Encoder(frontend.tokenizer, ready.config.model.max_len) if frontend.tokenizer else None
         return made
 
     config: EngineConfig
     kernel_plan: list[str]
     load_seconds: float
     _inputs: InputProcessor
+    _encoder: Encoder | None
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         return self._frontend.tokenizer
 
     @property
-    def chat_template(self) -> ChatTemplate | None:
-        return self._frontend.template
+    def chat(self) -> Chat | None:
+        """What makes prompts of conversations; None without a tokenizer."""
+        return self._frontend.chat
 
     @property
     def default_sampling(self) -> dict[str, Any]:
@@ -127,6 +135,7 @@ class AsyncLLM:
         """Outputs as they come, the last with `finished`; a slow reader gets several as one. RequestError before the
         first if the request is wrong; EngineDeadError if this request crashes the engine, or there is no engine any more.
         Closing the generator aborts the request."""
+        prompt = await self._encoded(prompt)
         if self._dead:
             raise EngineDeadError(str(self._dead))
         if request_id in self._streams:
@@ -145,6 +154,17 @@ class AsyncLLM:
             if self._streams.get(request_id) is stream:  # not finished: the reader went away
                 del self._streams[request_id]
                 self._drop(request_id)
+
+    async def _encoded(self, prompt: Any) -> Any:
+        """The prompt, its ids added if it is so long a text that encoding it would hold up the event loop."""
+        fields = {"prompt": prompt} if isinstance(prompt, str) else prompt
+        if self._encoder is None or not isinstance(fields, dict) or "prompt_token_ids" in fields:
+            return prompt
+        text = fields.get("prompt")
+        if not isinstance(text, str) or len(text) <= INLINE:
+            return prompt
+        (ids,) = await self._encoder.encode([text])
+        return {**fields, "prompt_token_ids": ids}
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; their readers get a last output with finish_reason "abort". Unknown ids are fine."""
@@ -170,6 +190,8 @@ class AsyncLLM:
     async def shutdown(self) -> None:
         """End the engine process. Open requests get EngineDeadError."""
         await self._supervisor.stop()
+        if self._frontend.chat:
+            self._frontend.chat.close()
         self._die(EngineDeadError("the engine was shut down"))
 
     def _take(self, frame: m.Outputs) -> None:

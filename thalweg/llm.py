@@ -23,7 +23,6 @@ from thalweg.engine.worker.build import build
 from thalweg.errors import ConfigError, RequestError
 from thalweg.outputs import RequestOutput
 from thalweg.params import RequestOutputKind, SamplingParams
-from thalweg.text.template import ChatTemplate
 from thalweg.text.tokenizer import Tokenizer
 
 Prompt = str | Mapping[str, Any] | list[int]
@@ -69,8 +68,9 @@ class LLM:
         return self._worker.plan
 
     @property
-    def chat_template(self) -> ChatTemplate | None:
-        return self._frontend.template
+    def chat_template(self) -> str | None:
+        """The model's own, as text."""
+        return self._frontend.chat.source if self._frontend.chat else None
 
     def get_tokenizer(self) -> Tokenizer:
         """ConfigError if the tokenizer was skipped."""
@@ -106,23 +106,28 @@ class LLM:
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation (a list of messages) or several (a list of those) through the chat template."""
+        """Answer one conversation (a list of messages) or several (a list of those) through the chat template.
+
+        The template (the model's, or `chat_template`: text or a file) runs in a process with limits of time, memory and
+        output. Special tokens written inside messages are text."""
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        template = ChatTemplate(_source(chat_template)) if chat_template else self._frontend.template
-        if template is None:
+        chat = self._frontend.chat
+        if chat is None:
+            raise ConfigError("skip_tokenizer_init: there is no tokenizer")
+        if chat.source is None and chat_template is None:
             raise RequestError("chat_template: the model has none; pass chat_template=, or use generate()", "chat_template")
-        tokenizer = self.get_tokenizer()
-        prompts = []
-        for conversation in conversations:
-            text = template.render(
+        template = None if chat_template is None else _source(chat_template)
+        prompts = [
+            chat.prompt(
                 conversation,
-                tools=tools,
+                tools,
+                template=template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                **(chat_template_kwargs or {}),
+                kwargs=chat_template_kwargs,
             )
-            # The template writes the special tokens itself.
-            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
+            for conversation in conversations
+        ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def enqueue(
@@ -189,6 +194,8 @@ class LLM:
 
     def shutdown(self) -> None:
         """Give the device back; the object is not used again."""
+        if self._frontend.chat:
+            self._frontend.chat.close()
         self._worker.close()
 
 

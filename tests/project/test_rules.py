@@ -147,7 +147,7 @@ def test_prose_look_alikes_and_backends_are_fine(tmp_path: Path, file: str, line
         (
             "engine/main.py",
             "from multiprocessing import Process",
-            "multiprocessing belongs in thalweg/engine/client/process.py",
+            "multiprocessing belongs in thalweg/processes.py",
         ),
         ("server/app.py", "import os; os.fork()", "os.fork belongs in"),
         ("engine/worker/build.py", "import os; home = os.environ['HOME']", "os.environ belongs in thalweg/envs.py"),

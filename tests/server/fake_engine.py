@@ -15,7 +15,7 @@ from thalweg.engine.messages import Stats
 from thalweg.errors import EngineDeadError, RequestError
 from thalweg.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from thalweg.params import RequestOutputKind, SamplingParams
-from thalweg.text.template import ChatTemplate
+from thalweg.text.chat import Chat
 
 EOS = 256
 LETTERS = b"abcdefghijklmnopqrstuvwxyz "
@@ -29,10 +29,15 @@ class ByteTokenizer:
     eos_ids = (EOS,)
     bos_id = None
     special_ids = frozenset((EOS,))
+    special_tokens: dict[str, str] = {}
+    special_texts = ()
     max_token_chars = 1
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
+
+    def encode_with_data(self, text: str, data: object, add_special_tokens: bool = True) -> list[int]:
+        return self.encode(text)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         return bytes(i for i in ids if i < 256).decode(errors="replace") + (
@@ -78,7 +83,7 @@ class FakeEngine:
     ) -> None:
         self.config = config(policy)
         self.tokenizer: ByteTokenizer | None = ByteTokenizer()
-        self.chat_template = ChatTemplate(template) if template else None
+        self.chat = Chat(self.tokenizer, template)
         self.default_sampling: dict[str, Any] = {}
         self.model_names = list(names)
         self.delay = delay

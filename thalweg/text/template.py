@@ -2,15 +2,15 @@
 
 Follows what transformers gives a template (https://huggingface.co/docs/transformers/chat_templating_writing), so that
 templates written for it render the same. Knows no tokenizer, no HTTP. The sandbox keeps a template from reaching Python;
-it does not bound the time or memory a hostile template can use, so templates come from the model or the operator only.
+it does not bound the time or memory a template can use: thalweg.text.jail does, and everything that serves renders there.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
@@ -18,14 +18,29 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from thalweg.errors import CheckpointError, RequestError
+from thalweg.text.messages import ContentFormat, check_variables, normalise
 
-ContentFormat = Literal["string", "openai"]
-"""How a template reads message content: one string, or a list of typed parts."""
-RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "content_format"})
-"""Names that template keyword arguments may not replace."""
 _END_MARK = "\ue0f1end-of-final-message\ue0f1 "
 """Appended to the message to continue, to find where it ends in the rendered text. Ends in a space so that a template
 that strips its content shows it."""
+
+
+MAX_WORDS = 1000
+"""Characters of a template's own error message that are passed on."""
+
+
+_EVERYTHING = r"""{{ "\n" }}{{ messages | tojson }}{{ messages | pprint }}{{ "a b" | wordwrap(2) }}{{ lipsum(n=1) }}"""
+
+
+def load_all() -> None:
+    """Has jinja2 load what it loads on first use, for a process that will not be able to open files any more."""
+    import jinja2.debug  # noqa: F401 - on its first error
+
+    ChatTemplate(_EVERYTHING).render([{"role": "user", "content": "x"}])
+
+
+class OutputLimitError(Exception):
+    """The template wrote more than it may."""
 
 
 class ChatTemplate:
@@ -40,7 +55,9 @@ class ChatTemplate:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
         except jinja2.TemplateError as e:
-            raise CheckpointError(f"chat template: line {getattr(e, 'lineno', '?')}: {e}; correct the template") from e
+            raise CheckpointError(f"chat template: line {getattr(e, 'lineno', '?')}: {_short(e)}; correct the template") from e
+        except (RecursionError, SyntaxError, ValueError) as e:  # nested too deep for the parser, jinja2's or Python's
+            raise CheckpointError(f"chat template: {type(e).__name__}: {_short(e)}; correct the template") from e
         self.content_format: ContentFormat = "openai" if _iterates_content(tree) else "string"
         """What `normalise` should make of the messages for this template, read off its source."""
 
@@ -54,12 +71,28 @@ class ChatTemplate:
         content_format: ContentFormat | None = None,
         **kwargs: Any,
     ) -> str:
+        """`fill` with the template's further variables as keyword arguments."""
+        return self.fill(
+            messages, tools, add_generation_prompt, continue_final_message, content_format=content_format, kwargs=kwargs
+        )
+
+    def fill(
+        self,
+        messages: Any,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        *,
+        content_format: ContentFormat | None,
+        kwargs: Mapping[str, Any],
+        now: datetime | None = None,
+        most: int | None = None,
+    ) -> str:
         """The prompt text of these messages, checked and brought into `content_format` (None = what this template reads).
-        tools: JSON schemas. kwargs: more variables for the template. RequestError (param "messages") with the template's own
-        words if it refuses them; param "chat_template_kwargs" if kwargs would replace one of RESERVED."""
-        clash = sorted(RESERVED & kwargs.keys())
-        if clash:
-            raise RequestError(f"chat_template_kwargs must not set {', '.join(clash)}", "chat_template_kwargs")
+        tools: JSON schemas. kwargs: more variables for the template. now: what strftime_now formats; None: the clock.
+        RequestError (param "messages") with the template's own words if it refuses them; param "chat_template_kwargs" if
+        kwargs would replace one of RESERVED or one of `variables`. OutputLimitError beyond `most` characters."""
+        check_variables(kwargs, self.variables)
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "continue_final_message and add_generation_prompt exclude each other; set add_generation_prompt to false",
@@ -68,93 +101,47 @@ class ChatTemplate:
         chat = normalise(messages, content_format or self.content_format)
         if continue_final_message:
             chat = _mark_final(chat)
-        scope = {**self.variables, **kwargs}
+        pieces = self._template.generate(
+            messages=chat,
+            tools=list(tools) if tools else None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            strftime_now=_clock(now),
+            **self.variables,
+            **kwargs,
+        )
         try:
-            text = self._template.render(
-                messages=chat,
-                tools=list(tools) if tools else None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **scope,
-            )
+            text = _join(pieces, most)
+        except (MemoryError, OutputLimitError):
+            raise
         except jinja2.TemplateError as e:
-            raise RequestError(f"the chat template refuses these messages: {e}", "messages") from e
+            raise RequestError(f"the chat template refuses these messages: {_short(e)}", "messages") from e
         except Exception as e:  # a template can raise anything its expressions can
-            raise RequestError(f"the chat template fails on these messages: {type(e).__name__}: {e}", "messages") from e
+            words = f"the chat template fails on these messages: {type(e).__name__}: {_short(e)}"
+            raise RequestError(words, "messages") from e
         return _cut_final(text) if continue_final_message else text
 
 
-def normalise(messages: Any, content_format: ContentFormat = "string") -> list[dict[str, Any]]:
-    """Checked copies of chat messages, as templates expect them.
-
-    Text parts become one string, joined by newlines ("string"), or strings become one text part ("openai"). Arguments of
-    tool calls are parsed from JSON. RequestError names the message and field; other fields pass through unchanged."""
-    if not isinstance(messages, list | tuple) or not messages:
-        raise RequestError("messages must be a list of at least one message", "messages")
-    return [_message(f"messages[{i}]", m, content_format) for i, m in enumerate(messages)]
-
-
-def _message(at: str, message: Any, content_format: ContentFormat) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise RequestError(f"{at} must be an object with role and content, not {type(message).__name__}", "messages")
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise RequestError(f"{at}.role must be a string such as system, user, assistant or tool", "messages")
-    out = {k: v for k, v in message.items() if v is not None}
-    content = message.get("content")
-    if content is None and role != "assistant":
-        raise RequestError(f"{at}.content is missing; only an assistant message may leave it out", "messages")
-    out["content"] = _content(f"{at}.content", content, content_format)
-    if out.get("tool_calls"):
-        out["tool_calls"] = _tool_calls(f"{at}.tool_calls", out["tool_calls"])
-    return out
+def _join(pieces: Iterable[str], most: int | None) -> str:
+    if most is None:
+        return "".join(pieces)
+    out, size = [], 0
+    for piece in pieces:
+        size += len(piece)
+        if size > most:
+            raise OutputLimitError
+        out.append(piece)
+    return "".join(out)
 
 
-def _content(at: str, content: Any, content_format: ContentFormat) -> Any:
-    texts: list[str] = []
-    if isinstance(content, str):
-        texts = [content]
-    elif isinstance(content, list):
-        texts = [_text_part(f"{at}[{i}]", part) for i, part in enumerate(content)]
-    elif content is not None:
-        raise RequestError(f"{at} must be a string or a list of parts, not {type(content).__name__}", "messages")
-    if content_format == "openai":
-        return [{"type": "text", "text": t} for t in texts]
-    return "\n".join(texts)
+def _short(e: Exception) -> str:
+    """An error's words; a template can make them as long as it likes."""
+    words = str(e)
+    return words if len(words) <= MAX_WORDS else words[:MAX_WORDS] + " ..."
 
 
-def _text_part(at: str, part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    field = {"text": "text", "refusal": "refusal"}.get(kind or "")
-    if field is None:
-        raise RequestError(f"{at}: parts of type {kind!r} are not supported by this model; send text parts", "messages")
-    text = part.get(field)
-    if not isinstance(text, str):
-        raise RequestError(f"{at}.{field} must be a string", "messages")
-    return text
-
-
-def _tool_calls(at: str, calls: Any) -> list[dict[str, Any]]:
-    """Copies whose function arguments are objects: OpenAI clients send them as JSON text, templates read fields."""
-    if not isinstance(calls, list):
-        raise RequestError(f"{at} must be a list", "messages")
-    out = []
-    for i, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise RequestError(f"{at}[{i}].function must be an object with a name", "messages")
-        arguments = function.get("arguments") or {}
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except (ValueError, RecursionError) as e:
-                raise RequestError(f"{at}[{i}].function.arguments is not JSON: {e}", "messages") from e
-        if not isinstance(arguments, dict):
-            raise RequestError(f"{at}[{i}].function.arguments must be a JSON object", "messages")
-        out.append({**call, "function": {**function, "arguments": arguments}})
-    return out
+def _clock(now: datetime | None) -> Callable[[str], str]:
+    return lambda format: (now or datetime.now()).strftime(format)
 
 
 # ---------------------------------------------------------------- continue_final_message
@@ -216,7 +203,6 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     environment.globals["namespace"] = _Namespace
     return environment
 
@@ -234,10 +220,6 @@ def _tojson(
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
 
 
 def _iterates_content(tree: nodes.Template) -> bool:

@@ -4,8 +4,8 @@ What tokenizer.json says stands: which special tokens `encode` adds is its post-
 tokenizer_config.json is not read (as in transformers 5). Starts in milliseconds because it uses the `tokenizers` library
 alone; transformers is asked only where a model has no tokenizer.json. Knows nothing of models, requests or devices.
 
-Special tokens written out in a plain prompt become those tokens, as everywhere in this field. In chat content the same
-holds today: whoever renders a template and encodes the result lets a user's "<|im_end|>" act as one.
+Special tokens written out in a plain prompt become those tokens, as everywhere in this field. `encode_with_data` is for
+prompts of which a part is somebody's data: there they are text (see thalweg.text.chat).
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from thalweg.errors import CheckpointError, RequestError
 from thalweg.text.pieces import make_pieces
 
 NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_LONG = 2048
+"""Characters; longer texts go through the library's batch calls, which leave the interpreter to other threads."""
 DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
 
 
@@ -44,6 +46,10 @@ class Tokenizer:
         self.chat_templates = dict(templates or {})
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, t in added.items() if t.special)
+        control = {i: t.content for i, t in added.items() if t.special or _looks_special(t.content)}
+        self.special_texts = tuple(control.values())
+        """What must not act where it is a user's data: special tokens, and those that only forget to say that they are."""
+        self._control_ids = frozenset(control)
         self.added = {i: t.content for i, t in added.items()}
         """Every added token, special or not."""
         vocab = backend.get_vocab(with_added_tokens=True)
@@ -70,11 +76,51 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """RequestError when the text is not valid Unicode (a lone surrogate)."""
+        if len(text) > _LONG:
+            return self.encode_batch([text], add_special_tokens)[0]
         try:
             return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
         except TypeError:
             _check_unicode(text)
             raise
+
+    def encode_with_data(self, text: str, data: Sequence[tuple[int, int]], add_special_tokens: bool = True) -> list[int]:
+        """As encode, but special tokens written inside the spans `data` ([start, end) in characters, in order), or across
+        an empty one, become the tokens their letters make. All else is encoded as ever."""
+        if not data:
+            return self.encode(text, add_special_tokens)
+        (encoding,) = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        out: list[int] = []
+        at = 0
+        for id, (a, b) in zip(encoding.ids, encoding.offsets, strict=True):
+            while at < len(data) and data[at][1] <= a:
+                at += 1
+            if id in self._control_ids and at < len(data) and data[at][0] < b:
+                out += self._letters(text[a:b])
+            else:
+                out.append(id)
+        return out
+
+    def _letters(self, text: str) -> list[int]:
+        """The tokens of a special token's text, none of which is special (but for the one that stands for the unknown)."""
+        ids: list[int] = []
+        for pieces in ([text], list(text)):
+            ids = [i for piece in pieces for i in self._plain(piece)]
+            if self._control_ids.isdisjoint(ids):
+                return ids
+        unknown = self.id_of(self.special_tokens.get("unk_token"))
+        return [i for i in ids if i == unknown or i not in self._control_ids]
+
+    def _plain(self, text: str) -> list[int]:
+        """The model's own tokens of a text, past the search for added tokens. The space that sentencepiece puts before every
+        text is left out: this is the middle of one."""
+        backend = self.backend
+        if self.pieces is not None and not self.pieces.bounded:
+            words = [text.replace(" ", "▁")]
+        else:
+            text = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
+            words = [text] if backend.pre_tokenizer is None else [w for w, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+        return [token.id for word in words for token in backend.model.tokenize(word)]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """As encode, several at once (in parallel, unless TOKENIZERS_PARALLELISM says otherwise)."""
@@ -215,6 +261,10 @@ def _template_entry(file: Path, entry: Any) -> dict[str, str]:
     if not all(isinstance(k, str) and isinstance(v, str) for k, v in named.items()):
         raise CheckpointError(f"{file}: chat_template must be text, or a list of objects with a name and a template")
     return named
+
+
+def _looks_special(token: str) -> bool:
+    return token.startswith("<|") and token.endswith("|>")
 
 
 def _part(part: Any) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from thalweg.checkpoint import hub
 from thalweg.config import EngineArgs, check_args
 from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.params import SamplingParams
-from thalweg.text.template import ChatTemplate
+from thalweg.text.chat import Chat
 from thalweg.text.tokenizer import Tokenizer, check_vocab, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,8 @@ class Frontend:
     args: EngineArgs
     path: Path
     tokenizer: Tokenizer | None
-    template: ChatTemplate | None
+    chat: Chat | None
+    """None without a tokenizer. Its `source` is None where the model has no template."""
     eos_ids: tuple[int, ...]
     default_sampling: dict[str, Any]
     """SamplingParams fields a request starts from."""
@@ -60,15 +61,12 @@ def load_frontend(args: EngineArgs) -> Frontend:
             )
         tokenizer = load_tokenizer(where)
         check_vocab(tokenizer, facts.vocab)
-    template = (
-        ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens) if tokenizer and tokenizer.chat_template else None
-    )
     eos = hf.eos_ids(path, config) or (tokenizer.eos_ids if tokenizer else ())
     return Frontend(
         args=msgspec.structs.replace(args, model=str(path)),
         path=path,
         tokenizer=tokenizer,
-        template=template,
+        chat=Chat(tokenizer, tokenizer.chat_template) if tokenizer else None,
         eos_ids=tuple(eos),
         default_sampling=_default_sampling(args, path),
         names=list(args.served_model_name or [args.model]),

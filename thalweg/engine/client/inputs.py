@@ -125,7 +125,8 @@ class InputProcessor:
         if text is not None and not isinstance(text, str):
             raise RequestError(f"prompt must be text, not {type(text).__name__}", "prompt")
         if ids is not None:
-            param, ids = "prompt_token_ids", self._checked_ids("prompt_token_ids", ids)
+            param = "prompt_token_ids" if text is None else "prompt"
+            ids = self._checked_ids("prompt_token_ids", ids)
         elif text is not None:
             param, ids = "prompt", self._tokenise(text)
         else:
@@ -157,8 +158,9 @@ class InputProcessor:
             ids = ids.tolist()
         if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
             raise RequestError(f"{param} must be a list of token ids, not {type(ids).__name__}", param)
-        out = [i.item() if isinstance(i, np.integer) else i for i in ids]
-        if not all(type(i) is int for i in out):
+        plain = set(map(type, ids)) == {int}  # the quick way: prompts may be long
+        out = list(ids) if plain else [i.item() if isinstance(i, np.integer) else i for i in ids]
+        if not plain and not all(type(i) is int for i in out):
             bad = next(i for i in out if type(i) is not int)
             raise RequestError(f"{param} must hold integers, not {bad!r}", param)
         self._check_ids(param, out)

@@ -1,15 +1,15 @@
-"""Starting the engine process and talking to it: the one module that starts processes."""
+"""Starting the engine process and talking to it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
-import sys
 import time
 from typing import Any
 
 import thalweg.errors
+from thalweg import processes
 from thalweg.config import EngineArgs
 from thalweg.engine import messages as m
 from thalweg.engine.ipc.codec import Codec, FrameError
@@ -39,9 +39,7 @@ class EngineProcess:
         """An engine that is ready to serve. Raises what it said if it could not start: ConfigError, CheckpointError,
         UnsupportedModelError, DeviceError; EngineDeadError if it died without words."""
         with Listener() as listener:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "thalweg.engine.main", listener.path, stdin=asyncio.subprocess.DEVNULL
-            )
+            process = await processes.start("thalweg.engine.main", listener.path)
             try:
                 channel = await _connect(listener, process)
             except BaseException:

@@ -77,15 +77,11 @@ class _Here(Local):
         self._namespace = namespace
 
     def answer(self, messages: Messages, write: Callable[[str], object]) -> str:
-        from thalweg.text.template import normalise
-
-        template, tokenizer = self.engine.chat_template, self.engine.tokenizer
-        if template is None or tokenizer is None:
+        chat = self.engine.chat
+        if chat is None or chat.source is None:
             raise ConfigError("chat: this model has no chat template; use `thalweg generate`")
-        text = template.render(normalise(messages, template.content_format))
         params = sampling.params(self._namespace, self.engine.default_sampling, output_kind=RequestOutputKind.DELTA)
-        # The template writes the special tokens itself.
-        return self.say({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}, params, write)
+        return self.say(chat.prompt(messages), params, write)
 
 
 def _quick(partner: Partner, messages: Messages, message: str) -> int:

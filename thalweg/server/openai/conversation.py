@@ -2,62 +2,58 @@
 
 from __future__ import annotations
 
-import asyncio
+import math
 from typing import Any
 
 from thalweg.server.errors import ApiError
 from thalweg.server.openai.protocol import ChatFields, ChatRequest, Message
-from thalweg.server.openai.serving import INLINE_CHARS, Serving
-from thalweg.text.template import RESERVED, ChatTemplate, normalise
+from thalweg.server.openai.serving import Serving
+from thalweg.text.chat import Chat
+from thalweg.text.messages import ContentFormat
+
+FORMATS: dict[str, ContentFormat | None] = {"auto": None, "string": "string", "openai": "openai"}
 
 
 class Conversation:
-    """Renders chats with the server's template (--chat-template, else the model's)."""
+    """Renders chats with the server's template (--chat-template, else the model's), off the event loop."""
 
     def __init__(self, serving: Serving) -> None:
+        """CheckpointError if the model's template does not parse. (Who starts the server has checked --chat-template.)"""
         self.serving = serving
-        own, model = serving.settings.chat_template, serving.engine.chat_template
-        self.template = ChatTemplate(own, model.variables if model else None) if own else model
+        own, tokenizer = serving.settings.chat_template, serving.engine.tokenizer
+        self.chat = serving.engine.chat
+        self.format = FORMATS[serving.settings.chat_template_content_format]
+        if own and tokenizer is not None:
+            self.chat = Chat(tokenizer, own)
+            self.chat.prepare()
+        elif self.chat is not None:
+            self.chat.check()
 
     async def prompt(self, request: ChatFields) -> dict[str, Any]:
         """The rendered conversation and its token ids, as the engine takes them."""
-        tokenizer = self.serving.tokenizer("messages")
-        template = self._template(request)
-        asked = self.serving.settings.chat_template_content_format
-        form = template.content_format if asked == "auto" else "openai" if asked == "openai" else "string"
-        messages = normalise([_plain(m) for m in request.messages], form)
-
-        def render() -> dict[str, Any]:
-            text = template.render(
-                messages,
-                tools=self._tools(request),
-                add_generation_prompt=request.add_generation_prompt,
-                continue_final_message=request.continue_final_message,
-                content_format=form,
-                **self._variables(request),
-            )
-            if not text:
-                raise ApiError("messages: the chat template made an empty prompt of them", "messages")
-            return {"prompt": text, "prompt_token_ids": tokenizer.encode(text, request.add_special_tokens)}
-
-        long = sum(len(str(m.get("content"))) for m in messages) > INLINE_CHARS
-        return await asyncio.to_thread(render) if long else render()
-
-    def _template(self, request: ChatFields) -> ChatTemplate:
-        if request.chat_template is not None:
-            if not self.serving.settings.trust_request_chat_template:
-                raise ApiError("chat_template needs a server started with --trust-request-chat-template", "chat_template")
-            return ChatTemplate(request.chat_template, self.template.variables if self.template else None)
-        if self.template is None:
+        tokenizer, chat = self.serving.tokenizer("messages"), self.chat
+        assert chat is not None, "there is a tokenizer"
+        if request.chat_template is not None and not self.serving.settings.trust_request_chat_template:
+            raise ApiError("chat_template needs a server started with --trust-request-chat-template", "chat_template")
+        if request.chat_template is None and chat.source is None:
             raise ApiError(
                 "this model has no chat template; start the server with --chat-template, or use /v1/completions", "messages"
             )
-        return self.template
+        truncated = isinstance(request, ChatRequest) and request.truncate_prompt_tokens is not None
+        most_chars = self.serving.engine.config.model.max_len * tokenizer.max_token_chars
+        return await chat.prompt_async(
+            lambda: ([_plain(m) for m in request.messages], self._tools(request)),
+            template=request.chat_template,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            content_format=self.format,
+            kwargs=self._variables(request),
+            add_special_tokens=request.add_special_tokens,
+            most_chars=math.inf if truncated else most_chars,
+        )
 
     def _variables(self, request: ChatFields) -> dict[str, Any]:
         given = request.chat_template_kwargs or {}
-        for name in sorted(RESERVED & given.keys()):
-            raise ApiError(f"chat_template_kwargs: {name} is a field of its own", "chat_template_kwargs")
         out = {**(self.serving.settings.default_chat_template_kwargs or {}), **given}
         if isinstance(request, ChatRequest) and request.reasoning_effort is not None:
             out["reasoning_effort"] = request.reasoning_effort

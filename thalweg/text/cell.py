@@ -1,0 +1,158 @@
+"""The process in which chat templates are rendered: `python -m thalweg.text.cell`, jobs on stdin, answers on stdout.
+
+It opens no file once it runs, starts no process, and is killed by the kernel at its deadline; memory beyond its limit is
+refused to it. A job too big for it leaves a used-up process behind, which says so in its answer and ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import select
+import signal
+import sys
+from datetime import datetime
+
+import msgspec
+
+from thalweg.errors import CheckpointError, RequestError
+from thalweg.text.template import ChatTemplate, OutputLimitError, load_all
+from thalweg.text.wire import HEADER, Done, Job, Refused, frame
+
+KEPT_TEMPLATES = 4
+"""Compiled templates kept for the next job."""
+KEPT_BYTES = 48 << 20
+"""A process that has grown by more than this is used up."""
+PARENT_SECONDS = 2.0
+"""How often an idle process looks whether its parent is still there (its pipe tells sooner, unless it was inherited)."""
+
+
+class Cell:
+    """Renders jobs one by one. `run` returns when the input ends."""
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.msgpack.Decoder(Job)
+        self._templates: dict[str, ChatTemplate] = {}
+        self._parent = os.getppid()
+        load_all()
+        self._mapped = _mapped_bytes()
+        self._resident = _peak_resident()
+        self._hard_memory = resource.getrlimit(resource.RLIMIT_AS)[1]
+
+    def run(self) -> None:
+        while (body := self._next()) is not None:
+            job, size = self._decoder.decode(body), len(body)
+            del body
+            reply = self._answer(job, size)
+            del job
+            _write(frame(reply))
+            if reply.last:
+                return
+
+    def _answer(self, job: Job, size: int) -> Done | Refused:
+        self._limit_memory(job.limits.memory)
+        signal.setitimer(signal.ITIMER_REAL, job.limits.seconds)
+        try:
+            text = self._render(job)
+        except MemoryError:
+            self._limit_memory(None)
+            return Refused("limit", f"used more than {job.limits.memory >> 20} MiB of memory", last=True)
+        except OutputLimitError:
+            return Refused("limit", f"wrote more than {job.limits.output} characters")
+        except CheckpointError as e:
+            return Refused("template", str(e))
+        except RequestError as e:
+            return Refused("request", str(e), e.param)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            self._limit_memory(None)
+        grown = _peak_resident() - self._resident > KEPT_BYTES
+        return Done(text, last=grown or size > KEPT_BYTES)
+
+    def _render(self, job: Job) -> str:
+        template = self._templates.get(job.source)
+        if template is None or template.variables != job.variables:
+            template = self._templates[job.source] = ChatTemplate(job.source, job.variables)
+            while len(self._templates) > KEPT_TEMPLATES:
+                del self._templates[next(iter(self._templates))]
+        if job.messages is None:
+            return ""
+        return template.fill(
+            job.messages,
+            job.tools,
+            job.add_generation_prompt,
+            job.continue_final_message,
+            content_format=job.content_format,
+            kwargs=job.kwargs,
+            now=datetime.fromisoformat(job.now),
+            most=job.limits.output,
+        )
+
+    def _limit_memory(self, more: int | None) -> None:
+        """Address space over that of the idle process; None: as much as there is."""
+        if self._mapped:
+            most = self._hard_memory
+            if more is not None:
+                most = self._mapped + more if most == resource.RLIM_INFINITY else min(most, self._mapped + more)
+            resource.setrlimit(resource.RLIMIT_AS, (most, self._hard_memory))
+
+    def _next(self) -> bytes | None:
+        """The next job's body; None when there are no more."""
+        while not select.select([0], [], [], PARENT_SECONDS)[0]:
+            if os.getppid() != self._parent:
+                return None
+        head = _read(HEADER.size)
+        return None if head is None else _read(HEADER.unpack(head)[0])
+
+
+def _read(n: int) -> bytes | None:
+    out = bytearray()
+    while len(out) < n:
+        piece = os.read(0, min(n - len(out), 1 << 20))
+        if not piece:
+            return None
+        out += piece
+    return bytes(out)
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+def _mapped_bytes() -> int:
+    """Address space in use; 0 where the system does not tell (then memory is not limited, time and output are)."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as f:
+            return int(f.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+def _peak_resident() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _confine() -> None:
+    """No file, no process, no core dump from here on."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it then closes the pipe
+    for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE):
+        resource.setrlimit(limit, (0, 0))
+
+
+def main() -> int:
+    cell = Cell()
+    _confine()
+    gc.freeze()
+    try:
+        cell.run()
+    except OSError:  # the parent is gone
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Chat messages, checked and brought into the one form templates read. Knows no template and imports no template library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from thalweg.errors import RequestError
+
+ContentFormat = Literal["string", "openai"]
+"""How a template reads message content: one string, or a list of typed parts."""
+ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "content_format"})
+FUNCTIONS = frozenset({"raise_exception", "strftime_now", "namespace", "range", "dict", "lipsum", "cycler", "joiner"})
+RESERVED = ARGUMENTS | FUNCTIONS
+"""Names that template keyword arguments may not replace; nor may they begin with an underscore."""
+
+
+def check_variables(given: Mapping[str, Any], also: Mapping[str, Any] | None = None) -> None:
+    """RequestError (param "chat_template_kwargs") if these keyword arguments would replace a name of ours, or of `also`."""
+    for name in given:
+        if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+            raise RequestError(f"chat_template_kwargs: {name!r} is not a name a template can read", "chat_template_kwargs")
+    clash = sorted((RESERVED | set(also or ())) & given.keys())
+    if clash:
+        raise RequestError(f"chat_template_kwargs must not set {', '.join(clash)}", "chat_template_kwargs")
+
+
+def normalise(messages: Any, content_format: ContentFormat = "string") -> list[dict[str, Any]]:
+    """Checked copies of chat messages, as templates expect them.
+
+    Text parts become one string, joined by newlines ("string"), or strings become one text part ("openai"). Arguments of
+    tool calls are parsed from JSON. RequestError names the message and field; other fields pass through unchanged."""
+    if not isinstance(messages, list | tuple) or not messages:
+        raise RequestError("messages must be a list of at least one message", "messages")
+    return [_message(f"messages[{i}]", m, content_format) for i, m in enumerate(messages)]
+
+
+def _message(at: str, message: Any, content_format: ContentFormat) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise RequestError(f"{at} must be an object with role and content, not {type(message).__name__}", "messages")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise RequestError(f"{at}.role must be a string such as system, user, assistant or tool", "messages")
+    out = {k: v for k, v in message.items() if v is not None}
+    content = message.get("content")
+    if content is None and role != "assistant":
+        raise RequestError(f"{at}.content is missing; only an assistant message may leave it out", "messages")
+    out["content"] = _content(f"{at}.content", content, content_format)
+    if out.get("tool_calls"):
+        out["tool_calls"] = _tool_calls(f"{at}.tool_calls", out["tool_calls"])
+    return out
+
+
+def _content(at: str, content: Any, content_format: ContentFormat) -> Any:
+    texts: list[str] = []
+    if isinstance(content, str):
+        texts = [content]
+    elif isinstance(content, list):
+        texts = [_text_part(f"{at}[{i}]", part) for i, part in enumerate(content)]
+    elif content is not None:
+        raise RequestError(f"{at} must be a string or a list of parts, not {type(content).__name__}", "messages")
+    if content_format == "openai":
+        return [{"type": "text", "text": t} for t in texts]
+    return "\n".join(texts)
+
+
+def _text_part(at: str, part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    field = {"text": "text", "refusal": "refusal"}.get(kind or "")
+    if field is None:
+        raise RequestError(f"{at}: parts of type {kind!r} are not supported by this model; send text parts", "messages")
+    text = part.get(field)
+    if not isinstance(text, str):
+        raise RequestError(f"{at}.{field} must be a string", "messages")
+    return text
+
+
+def _tool_calls(at: str, calls: Any) -> list[dict[str, Any]]:
+    """Copies whose function arguments are objects: OpenAI clients send them as JSON text, templates read fields."""
+    if not isinstance(calls, list):
+        raise RequestError(f"{at} must be a list", "messages")
+    out = []
+    for i, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise RequestError(f"{at}[{i}].function must be an object with a name", "messages")
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError) as e:
+                raise RequestError(f"{at}[{i}].function.arguments is not JSON: {e}", "messages") from e
+        if not isinstance(arguments, dict):
+            raise RequestError(f"{at}[{i}].function.arguments must be a JSON object", "messages")
+        out.append({**call, "function": {**function, "arguments": arguments}})
+    return out

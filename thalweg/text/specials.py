@@ -1,0 +1,149 @@
+"""Special tokens that a user wrote out, followed through a chat template: what comes from a user stays text.
+
+Before rendering, each special token's text inside a string of the caller is put between two marks, characters of the
+private use area that occur nowhere in the request, a pair of its own for each token. After rendering the marks are taken
+out, and a special token that still stands between its own pair is known to be the caller's. The template sees the text
+unbroken, so templates that look for such text, or split at it, work as ever. A string that ends in the beginning of a
+special token gets a mark at its end: a token completed by what the template puts next is the caller's too.
+
+Not covered: a template that builds special tokens around a caller's string ('<|' + role + '|>') means them as such.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg.errors import RequestError
+
+Span = tuple[int, int]
+"""Characters [start, end) of a text."""
+FIRST, LAST = 0xE200, 0xF8FF
+_PRIVATE = re.compile("[\ue000-\uf8ff]")
+_ESCAPED = re.compile(r"\\u[eEfF][0-9a-fA-F]{3}")
+"""A mark as `tojson` writes it when asked for ASCII."""
+_SLICE = 1 << 20
+"""Characters searched at a time: the search keeps other threads waiting."""
+
+
+class SpecialText:
+    """Finds special tokens written out in text. Immutable."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        tokens = sorted({t for t in tokens if t}, key=len, reverse=True)  # of several that begin at one place, the longest
+        self._longest = len(tokens[0]) if tokens else 0
+        self._starts = sorted({t[:2] for t in tokens})
+        self._prefixes = {t[:n] for t in tokens for n in range(1, len(t))}
+        self._pattern = re.compile("|".join(map(re.escape, tokens))) if tokens else None
+
+    def spans(self, text: str) -> list[Span]:
+        """Where special tokens stand in it, from left to right, none inside another."""
+        if self._pattern is None or not any(start in text for start in self._starts):
+            return []
+        out: list[Span] = []
+        at = 0
+        while at < len(text):
+            # A match may reach beyond the slice; one that begins beyond it is the next slice's.
+            end = at + _SLICE
+            for m in self._pattern.finditer(text, at, min(len(text), end + self._longest)):
+                if m.start() < end:
+                    out.append(m.span())
+            at = max(end, out[-1][1] if out else 0)
+        return out
+
+    def mark(self, values: Any) -> tuple[Any, Marks | None]:
+        """JSON values with every special token in their strings (and keys) marked, and what takes the marks out again;
+        the values themselves and None where there is nothing to mark."""
+        strings = set(_strings(values))
+        found = {s: spans for s in strings if (spans := self.spans(s)) or self._unfinished(s)}
+        if not found:
+            return values, None
+        tokens = sorted({s[a:b] for s, spans in found.items() for a, b in spans})
+        marks = Marks(_unused(strings, 2 * len(tokens) + 1), tokens)
+        marked = {s: marks.put(s, spans, self._unfinished(s)) for s, spans in found.items()}
+        return _replaced(values, marked), marks
+
+    def _unfinished(self, text: str) -> bool:
+        """Does it end in the beginning of a special token?"""
+        return any(text[-n:] in self._prefixes for n in range(1, min(len(text) + 1, self._longest)))
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """tokens[i] is between chr(base + 2i) and chr(base + 2i + 1); the character after them all marks the end of a string."""
+
+    base: int
+    tokens: list[str]
+
+    def put(self, text: str, spans: Sequence[Span], unfinished: bool = False) -> str:
+        out, last = [], 0
+        for a, b in spans:
+            i = self.base + 2 * self.tokens.index(text[a:b])
+            out += [text[last:a], chr(i), text[a:b], chr(i + 1)]
+            last = b
+        out += [text[last:], chr(self.base + 2 * len(self.tokens)) if unfinished else ""]
+        return "".join(out)
+
+    def take(self, text: str) -> tuple[str, list[Span]]:
+        """The text without marks, and where the caller's special tokens are in it. An empty span is a place where a string
+        of the caller ended: a token across it is the caller's."""
+        out: list[str] = []
+        spans: list[Span] = []
+        last = length = 0
+        opened = -1
+        for m in self._pattern().finditer(text):
+            piece = text[last : m.start()]
+            out.append(piece)
+            length += len(piece)
+            last = m.end()
+            mark = (ord(m[0]) if len(m[0]) == 1 else int(m[0][2:], 16)) - self.base
+            if mark == 2 * len(self.tokens):
+                spans.append((length, length))
+            elif mark % 2 and opened == mark - 1 and piece == self.tokens[mark // 2]:
+                spans.append((length - len(piece), length))
+            opened = mark
+        return "".join([*out, text[last:]]), spans
+
+    def remove(self, text: str) -> str:
+        """The text without marks."""
+        return self._pattern().sub("", text)
+
+    def _pattern(self) -> re.Pattern[str]:
+        chars = [chr(self.base + i) for i in range(2 * len(self.tokens) + 1)]
+        return re.compile("|".join([f"[{chars[0]}-{chars[-1]}]", *(rf"\\u{ord(c):04x}" for c in chars)]))
+
+
+def _unused(strings: Collection[str], count: int) -> int:
+    """The first of `count` neighbouring private characters that occur in no string, plain or escaped."""
+    used = {ord(c) for s in strings for c in _PRIVATE.findall(s)}
+    used |= {int(e[2:], 16) for s in strings for e in _ESCAPED.findall(s)}
+    free = FIRST
+    for code in [*sorted(c for c in used if c >= FIRST), LAST + 1]:
+        if code - free >= count:
+            return free
+        free = code + 1
+    raise RequestError("messages: too many characters of the private use area beside special tokens; remove some", "messages")
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for k, v in value.items():
+            yield from _strings(k)
+            yield from _strings(v)
+    elif isinstance(value, list | tuple):
+        for v in value:
+            yield from _strings(v)
+
+
+def _replaced(value: Any, new: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        return new.get(value, value)
+    if isinstance(value, dict):
+        return {_replaced(k, new): _replaced(v, new) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replaced(v, new) for v in value]
+    return value
