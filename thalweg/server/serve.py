@@ -29,7 +29,7 @@ from thalweg.server.listen import connection_limit, listening, url
 from thalweg.server.metrics import EngineMetrics
 from thalweg.server.settings import ServerSettings
 from thalweg.server.stats_line import StatsLine
-from thalweg.text.template import ChatTemplate
+from thalweg.text.chat import check_template
 
 log = logging.getLogger(__name__)
 FAREWELL = 0.4
@@ -51,7 +51,7 @@ def serve(args: EngineArgs, settings: ServerSettings) -> int:
     """Serve until told to stop. Exit status: 0 stopped by a signal, 1 the engine died. ConfigError before any model work
     if the address is taken or the chat template does not parse."""
     if settings.chat_template:
-        ChatTemplate(settings.chat_template)
+        check_template(settings.chat_template)
     runner = asyncio.Runner(loop_factory=_loop_factory())
     try:
         with listening(settings) as sock:

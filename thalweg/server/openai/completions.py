@@ -38,10 +38,13 @@ async def _prompts(serving: Serving, request: CompletionRequest) -> list[dict[st
         given = request.prompt
     if request.prompt in ("", []):
         raise ApiError("prompt must not be empty", "prompt")
-    out = []
+    out: list[dict[str, Any]] = []
+    texts = [item for item in given if isinstance(item, str)]
+    bounded = request.truncate_prompt_tokens is None
+    encoded = iter(await serving.encode(texts, request.add_special_tokens, bounded=bounded) if texts else ())
     for item in given:
         if isinstance(item, str):
-            out.append({"prompt": item, "prompt_token_ids": await serving.encode(item, request.add_special_tokens)})
+            out.append({"prompt": item, "prompt_token_ids": next(encoded)})
         else:
             prompt = {"prompt_token_ids": item}
             if request.echo:

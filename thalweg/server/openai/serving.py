@@ -25,6 +25,7 @@ from thalweg.server.lifecycle import Lifecycle
 from thalweg.server.middleware import tenant_of
 from thalweg.server.openai import protocol
 from thalweg.server.settings import ServerSettings
+from thalweg.text.encoder import Encoder
 
 if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 HEAVY_TOKENS = 1024
 """Answers with log-probabilities of more tokens than this are written on a thread."""
-INLINE_CHARS = 8192
-"""Texts longer than this are tokenised on a thread, so that one long prompt does not hold up every stream."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -59,6 +58,7 @@ class Serving:
     def __init__(self, engine: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle) -> None:
         self.engine, self.settings, self.lifecycle = engine, settings, lifecycle
         self.bodies = Bodies(settings.max_body)
+        self.encoder = Encoder(engine.tokenizer, engine.config.model.max_len) if engine.tokenizer else None
         seqs = engine.config.scheduler.max_seqs
         queue = settings.max_queued_requests
         self.admission = Admission(
@@ -95,16 +95,13 @@ class Serving:
         asked = request.return_tokens_as_token_ids
         return self.settings.return_tokens_as_token_ids if asked is None else asked
 
-    async def encode(self, text: str, add_special_tokens: bool, param: str = "prompt") -> list[int]:
-        tokenizer = self.tokenizer(param)
-        encode, most = tokenizer.encode, self.engine.config.model.max_len * tokenizer.max_token_chars
-        if len(text) > most:  # no need to tokenise it to know
-            raise ApiError(
-                f"{param}: {len(text)} characters cannot fit the context of {self.engine.config.model.max_len} tokens", param
-            )
-        if len(text) <= INLINE_CHARS:
-            return encode(text, add_special_tokens)
-        return await asyncio.to_thread(encode, text, add_special_tokens)
+    async def encode(
+        self, texts: Sequence[str], add_special_tokens: bool, param: str = "prompt", bounded: bool = True
+    ) -> list[list[int]]:
+        """Token ids of each text. RequestError if one cannot fit the context; bounded False: the caller shortens it."""
+        self.tokenizer(param)
+        assert self.encoder is not None
+        return await self.encoder.encode(texts, add_special_tokens, param, bounded)
 
     def job(
         self,
