@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.backends.host import host_memory
+from thalweg.backends.host import host_memory, process_memory
 from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
@@ -88,6 +88,9 @@ class EagerDevice(Device):
 
     def memory(self) -> Memory:
         return Memory(*host_memory())
+
+    def used(self) -> int:
+        return process_memory()
 
     def put(self, t: Any) -> Tensor:
         """Shares memory with t where it can: the caller does not write to it afterwards."""

@@ -37,6 +37,14 @@ def host_memory(root: Path = ROOT) -> tuple[int, int]:
     return total, free
 
 
+def process_memory(root: Path = ROOT) -> int:
+    """Bytes this process holds that are its own (not files it has mapped); 0 where the system does not say."""
+    for line in _read(root / "proc/self/status").splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
 def cores(root: Path = ROOT, allowed: set[int] | None = None) -> int:
     """Physical cores this process may use: its affinity, one hardware thread per core, and the container's quota."""
     if allowed is None:

@@ -11,6 +11,8 @@ from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place
 
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Any of these: matrix products in bfloat16 are native (x86's names, then Arm's)."""
+PACKS_BF16 = BF16_FLAGS | {"avx512bw"}
+"""Any of these: oneDNN multiplies in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,15 @@ class CpuPlatform(Platform):
             kv_cache_bytes=min(4 << 30, host_memory()[1] // 4),
             pipeline_depth=1,
         )
+
+    def describe(self) -> DeviceInfo:
+        flags = cpu_flags()
+        dtypes = ("bfloat16", "float32") if flags & BF16_FLAGS else ("float32", "bfloat16")
+        return DeviceInfo(cpu_name(), "cpu", host_memory()[0], cores(), dtypes)
+
+    def packs(self, dtype: str) -> bool:
+        """oneDNN reorders every matrix once; in bfloat16 only where the processor lets it run that."""
+        return dtype == "float32" or bool(cpu_flags() & PACKS_BF16)
 
     def open(self, place: Place, options: Any = None) -> Device:
         from thalweg.backends.cpu.device import open_device

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from dataclasses import replace
 
 import torch
 
-from thalweg.backends.cpu import BF16_FLAGS
-from thalweg.backends.eager import EagerDevice
-from thalweg.backends.host import cores, cpu_flags, cpu_name, host_memory
+from thalweg.backends.cpu import CpuPlatform
+from thalweg.backends.eager import EagerDevice, EagerExecutable
+from thalweg.backends.host import cores
 from thalweg.backends.torch_native import ATTENTION, KERNELS
 from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.op import Kernel
-from thalweg.hal.platform import DeviceInfo
+from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's malloc.h."""
@@ -32,12 +33,23 @@ def _keep_freed_memory() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, 512 << 20)
 
 
-def open_device(threads: int) -> EagerDevice:
+class CpuDevice(EagerDevice):
+    """The eager device, with loading's leftovers given back."""
+
+    def compile(
+        self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None
+    ) -> EagerExecutable:
+        """The holes that packing left between the weights go back to the system: nothing of a step is as large."""
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+        return super().compile(step, params, state, shape, features)
+
+
+def open_device(threads: int) -> CpuDevice:
     """threads: 0 = as many as there are cores for this process, unless torch was told fewer before."""
     threads = threads or min(cores(), torch.get_num_threads())
     torch.set_num_threads(threads)
     _keep_freed_memory()
-    dtypes = ("bfloat16", "float32") if cpu_flags() & BF16_FLAGS else ("float32", "bfloat16")
     notes = {"torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability()}
-    info = DeviceInfo(cpu_name(), "cpu", host_memory()[0], threads, dtypes, notes)
-    return EagerDevice(info, (*NATIVE, *KERNELS), (*NATIVE_ATTENTION, *ATTENTION))
+    info = replace(CpuPlatform().describe(), cores=threads, notes=notes)
+    return CpuDevice(info, (*NATIVE, *KERNELS), (*NATIVE_ATTENTION, *ATTENTION))

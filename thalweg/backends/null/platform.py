@@ -45,6 +45,9 @@ class NullPlatform(Platform):
             pipeline_depth=2,
         )  # fmt: skip
 
+    def describe(self) -> DeviceInfo:
+        return NullDevice(NullOptions()).info
+
     def open(self, place: Place, options: Any = None) -> NullDevice:
         options = NullOptions() if options is None else options
         if not isinstance(options, NullOptions):

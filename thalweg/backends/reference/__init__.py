@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.backends.host import has_torch, host_memory
+from thalweg.backends.host import cores, cpu_name, has_torch, host_memory
 from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe
 
 
@@ -29,6 +29,9 @@ class ReferencePlatform(Platform):
             kv_cache_bytes=min(1 << 30, host_memory()[1] // 4),
             pipeline_depth=1,
         )
+
+    def describe(self) -> DeviceInfo:
+        return DeviceInfo(cpu_name(), "reference", host_memory()[0], cores(), ("float32", "bfloat16"))
 
     def open(self, place: Place, options: Any = None) -> Device:
         from thalweg.backends.reference.device import open_device

@@ -13,6 +13,10 @@ from thalweg.hal.op import Kernel
 from thalweg.hal.weights import QTensor
 
 
+LONE = 1024
+"""Inputs up to which a row alone has the bits it has in company: seen from 16 to 1,024, other from 1,536 on."""
+
+
 def _supports(spec: Mapping[str, Any]) -> str | None:
     if spec["weight"].kind != "dense":
         return f"runs dense weights, not {spec['weight']}"
@@ -29,21 +33,17 @@ def _pack(w: QTensor) -> Tensor:
 
 
 def _run(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A lone row is doubled: oneDNN gives a row the same bits whatever rows come with it, except that one row on its own
-    may be summed in another order (seen for inputs of 2,048 and more). Decoding is bound by reading the weight, so the
-    second row is free."""
+    """A lone row of more than LONE inputs is doubled: oneDNN gives a row the same bits whatever rows come with it, except
+    that a row on its own may be summed in another order when it is long. Decoding is bound by reading the weight, so the
+    second row is nearly free."""
     rows = x.reshape(-1, x.shape[-1])
     n = rows.shape[0]
     if n == 0:
         return x.new_empty(*x.shape[:-1], weight.shape[0])
-    if n == 1:
+    if n == 1 and rows.shape[1] > LONE:
         rows = rows.expand(2, -1)
     out: Tensor = torch.ops.mkldnn._linear_pointwise(rows.contiguous(), weight, bias, "none", [], "")
     return out[:n].view(*x.shape[:-1], out.shape[-1])
-
-
-def _dense(spec: Mapping[str, Any]) -> str | None:
-    return None if spec["weight"].kind == "dense" else f"runs dense weights, not {spec['weight']}"
 
 
 def _run_as_it_comes(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
