@@ -12,7 +12,6 @@ from thalweg.hal import ops
 from thalweg.hal.op import Kernel
 from thalweg.hal.weights import QTensor
 
-
 LONE = 1024
 """Inputs up to which a row alone has the bits it has in company: seen from 16 to 1,024, other from 1,536 on."""
 
@@ -50,6 +49,10 @@ def _run_as_it_comes(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     """A lone row is summed in an order of its own."""
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
     return out
+
+
+def _dense(spec: Mapping[str, Any]) -> str | None:
+    return None if spec["weight"].kind == "dense" else f"runs dense weights, not {spec['weight']}"
 
 
 LINEAR = (
