@@ -6,6 +6,7 @@ refused to it. A job too big for it leaves a used-up process behind, which says 
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import resource
@@ -53,6 +54,7 @@ class Cell:
     def _answer(self, job: Job, size: int) -> Done | Refused:
         self._limit_memory(job.limits.memory)
         signal.setitimer(signal.ITIMER_REAL, job.limits.seconds)
+        _end_with_input(True)
         try:
             text = self._render(job)
         except MemoryError:
@@ -65,6 +67,7 @@ class Cell:
         except RequestError as e:
             return Refused("request", str(e), e.param)
         finally:
+            _end_with_input(False)
             signal.setitimer(signal.ITIMER_REAL, 0)
             self._limit_memory(None)
         grown = _peak_resident() - self._resident > KEPT_BYTES
@@ -135,9 +138,17 @@ def _peak_resident() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def _end_with_input(on: bool) -> None:
+    """Have the kernel end this process if its input is closed while it is too busy to look: the parent is gone, then."""
+    flags = fcntl.fcntl(0, fcntl.F_GETFL)
+    fcntl.fcntl(0, fcntl.F_SETFL, flags | fcntl.FASYNC if on else flags & ~fcntl.FASYNC)
+
+
 def _confine() -> None:
     """No file, no process, no core dump from here on."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for number in (signal.SIGALRM, signal.SIGIO):  # both end the process
+        signal.signal(number, signal.SIG_DFL)
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it then closes the pipe
     for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE):
         resource.setrlimit(limit, (0, 0))

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from thalweg.errors import RequestError
 
-INLINE = 2048
-"""Characters, of all texts of a call together; more are encoded on a thread (a thread costs a tenth of a millisecond)."""
-THREADS = 2
+INLINE, LONG = 2048, 65536
+"""Characters, of all texts of a call together. More than INLINE are encoded on a thread, which costs a tenth of a
+millisecond; more than LONG on another, which may be busy for seconds."""
 
 
 class Encodes(Protocol):
@@ -25,13 +25,13 @@ class Encodes(Protocol):
 
 
 class Encoder:
-    """A tokenizer and its threads. Long texts wait for each other; short ones wait for nobody."""
+    """A tokenizer and its threads. Long texts wait for each other, middling ones for middling ones, short ones for nobody."""
 
     def __init__(self, tokenizer: Encodes, max_len: int) -> None:
         """max_len: tokens of the context; a text that cannot be that short is refused unread."""
         self._tokenizer, self._max_len = tokenizer, max_len
         self.most_chars = max_len * tokenizer.max_token_chars
-        self._threads = ThreadPoolExecutor(THREADS, "encode")
+        self._middling, self._long = ThreadPoolExecutor(1, "encode"), ThreadPoolExecutor(1, "encode-long")
 
     async def encode(
         self, texts: Sequence[str], add_special_tokens: bool = True, param: str = "prompt", bounded: bool = True
@@ -50,6 +50,7 @@ class Encoder:
             except RequestError as e:
                 raise RequestError(f"{param}: {e}", param) from None
 
-        if sum(map(len, texts)) <= INLINE:
+        size = sum(map(len, texts))
+        if size <= INLINE:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await asyncio.get_running_loop().run_in_executor(self._middling if size <= LONG else self._long, work)

@@ -29,7 +29,8 @@ MAX_WORDS = 1000
 """Characters of a template's own error message that are passed on."""
 
 
-_EVERYTHING = r"""{{ "\n" }}{{ messages | tojson }}{{ messages | pprint }}{{ "a b" | wordwrap(2) }}{{ lipsum(n=1) }}"""
+_EVERYTHING = r"""{{ "\n" }}{{ messages | tojson }}{{ messages | pprint }}{{ "a b" | wordwrap(2) }}{{ "<b>&lt;" | striptags }}
+{{ lipsum(n=1) }}"""
 
 
 def load_all() -> None:

@@ -95,7 +95,9 @@ class Tokenizer:
         for id, (a, b) in zip(encoding.ids, encoding.offsets, strict=True):
             while at < len(data) and data[at][1] <= a:
                 at += 1
-            if id in self._control_ids and at < len(data) and data[at][0] < b:
+            written = id in self._control_ids and at < len(data) and data[at][0] < b
+            # The token for the unknown is special too, and seldom written out.
+            if written and text[a:b].strip().casefold() == self.added[id].strip().casefold():
                 out += self._letters(text[a:b])
             else:
                 out.append(id)
