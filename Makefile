@@ -4,13 +4,14 @@
 MODEL ?=
 ARGS ?=
 
-.PHONY: help setup serve test check bench
+.PHONY: help setup serve test check bench chaos
 
 help:
 	@echo "make serve   serve the bundled model (MODEL=... for another) with an OpenAI-compatible API"
 	@echo "make test    every test"
 	@echo "make check   format, lint, types, import rules, device words, unit tests"
 	@echo "make bench   host cost, latency and throughput on this machine, as JSON under build/bench"
+	@echo "make chaos   faults and load against live servers: one table (ARGS='--budget full --seed 1 --rows C1 E')"
 	@echo "make setup   only the environment"
 
 setup:
@@ -28,3 +29,6 @@ check:
 bench:
 	@mkdir -p build/bench
 	@ci/env ci/bench build/bench $(ARGS)
+
+chaos:
+	@ci/env python tests/chaos --json build/chaos.json $(ARGS)
