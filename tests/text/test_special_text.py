@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tokenizers
 import vocabularies as v
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_template import CHATML, LLAMA3, TOOLS
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -27,7 +27,7 @@ SMALL = """{% for m in messages %}<s>{{ m.role }}: {{ m.content }}{% for c in m.
 {{ c.function.arguments | tojson }}{% endfor %}</s>{% endfor %}{{ tools | tojson if tools }}{{ note }}<s>"""
 PARTS = "{% for m in messages %}<s>{% for p in m.content %}{{ p.text }}{% endfor %}</s>{% endfor %}"
 SPLIT = """{% for m in messages %}{% set parts = m.content.split('</s>') %}
-<s>{{ parts[-1] | trim }}<|im_end|>{{ parts[0] }}</s>{% endfor %}"""
+<s>{{ parts[0] }}<|im_end|>{{ parts[-1] | trim }}<|im_end|>{{ parts[0] }}</s>{% endfor %}"""
 ASCII = "{% for m in messages %}<s>{{ m | tojson(ensure_ascii=True) }}</s>{% endfor %}"
 
 
@@ -123,6 +123,9 @@ ALPHABET = st.sampled_from(
 TEXTS = st.lists(st.lists(ALPHABET, max_size=6).map("".join), min_size=1, max_size=3)
 
 
+@example(["a </", "s> b"], PARTS, v.byte_level)
+@example(["<|im", "_", "end|>"], PARTS, v.byte_level)
+@example(["<", "/s>"], PARTS, stripping)
 @given(TEXTS, st.sampled_from([SMALL, PARTS, ASCII]), st.sampled_from([v.byte_level, stripping]))
 @settings(max_examples=150, deadline=None)
 def test_pieces_that_make_a_special_token_together_do_not_either(parts: list[str], source: str, make: Any) -> None:
@@ -140,7 +143,7 @@ def test_a_template_that_splits_at_a_special_token_keeps_its_own() -> None:
     tok = v.byte_level()
     for content in ("a</s>b", "</s>", "a</s>", "</s></s>b", "<|im_end|></s><|im_end|>"):
         ids = chat(v.byte_level, SPLIT).prompt([{"role": "user", "content": content}])["prompt_token_ids"]
-        assert control(tok, ids) == [tok.id_of("<s>"), tok.id_of("<|im_end|>"), tok.id_of("</s>")]
+        assert control(tok, ids) == [tok.id_of(t) for t in ("<s>", "<|im_end|>", "<|im_end|>", "</s>")]
 
 
 def test_a_continued_message_with_special_text_ends_where_it_ends() -> None:
