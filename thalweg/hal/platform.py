@@ -60,6 +60,25 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSizes:
+    """What bounds the temporaries of one step, for `Platform.workspace`."""
+
+    tokens: int
+    """Most tokens of a step."""
+    seqs: int
+    """Most rows that sample."""
+    max_len: int
+    hidden: int
+    inner: int
+    """Width of the MLP."""
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    dtype_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes, as the device sees them now."""
 
@@ -150,6 +169,11 @@ class Device(ABC):
     @abstractmethod
     def memory(self) -> Memory: ...
 
+    def used(self) -> int:
+        """Bytes this process holds on the device now. Default: everything that is not free."""
+        now = self.memory()
+        return now.total - now.free
+
     @abstractmethod
     def put(self, t: Array) -> Array:
         """A host array (numpy, or the framework's host tensor) on the device. May share memory with a read-only source."""
@@ -211,6 +235,27 @@ class Platform(ABC):
 
     @abstractmethod
     def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults: ...
+
+    def describe(self) -> DeviceInfo | None:
+        """The device, as far as it is known without opening it or loading a framework: what memory is planned with.
+        Default: None, unknown until it is opened."""
+        return None
+
+    def packs(self, dtype: str) -> bool:
+        """Do this platform's kernels keep their own copy of the matrices they multiply by (so that an embedding that is
+        also the output matrix lies in memory twice)? Default: no."""
+        return False
+
+    def workspace(self, s: StepSizes) -> int:
+        """Temporaries of the largest step in bytes, an estimate, for planning. Default: that of an eager step, where each
+        layer's temporaries are freed before the next one's are made: the residual stream, and the largest of what
+        attention, the MLP and sampling need."""
+        stream = 3 * s.tokens * s.hidden * s.dtype_bytes
+        qkv = (s.heads + 2 * s.kv_heads) * s.head_dim
+        attention = s.tokens * (2 * qkv + s.heads * s.head_dim) * s.dtype_bytes
+        mlp = s.tokens * 3 * s.inner * s.dtype_bytes
+        sampling = s.seqs * s.vocab * (4 * 4 + s.dtype_bytes)
+        return stream + max(attention, mlp, sampling)
 
     def validate(self, config: Any) -> list[Problem]:
         """Every objection to a resolved configuration, all at once. Default: none."""

@@ -7,10 +7,12 @@ from typing import Any
 
 from thalweg.backends.host import cores, cpu_flags, cpu_name, has_torch, host_memory
 from thalweg.errors import DeviceError
-from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe
+from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe, StepSizes
 
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Any of these: matrix products in bfloat16 are native (x86's names, then Arm's)."""
+COMPILED = 12 << 20
+"""Bytes of compiled kernels, about."""
 PACKS_BF16 = BF16_FLAGS | {"avx512bw"}
 """Any of these: oneDNN multiplies in bfloat16."""
 
@@ -52,6 +54,12 @@ class CpuPlatform(Platform):
     def packs(self, dtype: str) -> bool:
         """oneDNN reorders every matrix once; in bfloat16 only where the processor lets it run that."""
         return dtype == "float32" or bool(cpu_flags() & PACKS_BF16)
+
+    def workspace(self, s: StepSizes) -> int:
+        """Measured (tests/bench): the allocator keeps about twice what is live at once, as sizes differ from step to step;
+        attention holds the masks of a whole step's prompt tokens; oneDNN keeps compiled kernels for the row counts it met."""
+        masks = s.tokens * (s.heads // s.kv_heads) * s.max_len * s.dtype_bytes
+        return 2 * super().workspace(s) + masks + COMPILED
 
     def open(self, place: Place, options: Any = None) -> Device:
         from thalweg.backends.cpu.device import open_device

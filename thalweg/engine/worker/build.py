@@ -111,7 +111,7 @@ def _build_model(job: _Job) -> Worker:
     binder = Binder(device.kernels, strict=args.strict_kernels, batch_invariant=args.batch_invariant)
     model = build_model(
         job.hf, binder=binder, attention=device.attention, comm=device.comm, dtype=dtype, max_len=length,
-        block_tokens=args.block_size or job.defaults.block_tokens or resolve.BLOCK_TOKENS,
+        block_tokens=resolve.block_tokens(args, job.defaults),
     )  # fmt: skip
     # Everything a user can have got wrong about sizes is refused before a weight is read.
     size = resolve.cache_size(args, model.groups, _cache_bytes(job), length, schedule.max_seqs)
@@ -127,12 +127,12 @@ def _build_model(job: _Job) -> Worker:
 
 
 def _build_without_model(job: _Job) -> Worker:
-    """A platform that runs no model still gets a cache of the model's shape, so that the control plane is the real one."""
+    """See resolve.stand_in_group."""
     f, args = job.facts, job.args
     length = resolve.max_len(args, f)
     schedule = resolve.scheduler(args, job.defaults, length)
-    bt = args.block_size or job.defaults.block_tokens or resolve.BLOCK_TOKENS
-    group = KVSpec("full", bt, 2 * f.layers * bt * f.kv_heads * f.head_dim * 2, tuple(range(f.layers)))
+    bt = resolve.block_tokens(args, job.defaults)
+    group = resolve.stand_in_group(f, bt)
     size = resolve.cache_size(args, (group,), _cache_bytes(job), length, schedule.max_seqs)
     config = _config(job, "none", size, (group,), schedule, f.vocab)
     box = StateBox(
@@ -150,13 +150,7 @@ def _no_step(params: Any, state: Any, batch: StepBatch) -> Any:
 
 
 def _cache_bytes(job: _Job) -> int:
-    """User > platform > what the memory fraction leaves after the weights."""
-    if job.args.kv_cache_memory_bytes:
-        return job.args.kv_cache_memory_bytes
-    if job.defaults.kv_cache_bytes is not None:
-        return job.defaults.kv_cache_bytes
-    memory = job.device.memory()
-    return int(memory.total * job.args.gpu_memory_utilization) - (memory.total - memory.free) - job.facts.weight_bytes
+    return resolve.cache_bytes(job.args, job.defaults, job.device.memory(), job.facts.weight_bytes)
 
 
 def _config(

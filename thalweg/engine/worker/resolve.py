@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from thalweg.config import EngineArgs, SchedulerConfig
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVSpec
-from thalweg.hal.platform import Defaults, DeviceInfo, ModelFacts
+from thalweg.hal.platform import Defaults, DeviceInfo, Memory, ModelFacts
 
 BLOCK_TOKENS = 16
 MAX_SEQS = 128
@@ -67,6 +67,24 @@ def scheduler(args: EngineArgs, defaults: Defaults, length: int) -> SchedulerCon
         long_prefill_threshold=args.long_prefill_token_threshold,
         pipeline_depth=depth,
     )
+
+
+def block_tokens(args: EngineArgs, defaults: Defaults) -> int:
+    return args.block_size or defaults.block_tokens or BLOCK_TOKENS
+
+
+def cache_bytes(args: EngineArgs, defaults: Defaults, memory: Memory, weight_bytes: int) -> int:
+    """User > platform > what the memory fraction leaves after the weights."""
+    if args.kv_cache_memory_bytes:
+        return args.kv_cache_memory_bytes
+    if defaults.kv_cache_bytes is not None:
+        return defaults.kv_cache_bytes
+    return int(memory.total * args.gpu_memory_utilization) - (memory.total - memory.free) - weight_bytes
+
+
+def stand_in_group(facts: ModelFacts, size: int) -> KVSpec:
+    """A platform that runs no model still gets a cache of the model's shape, so that the control plane is the real one."""
+    return KVSpec("full", size, 2 * facts.layers * size * facts.kv_heads * facts.head_dim * 2, tuple(range(facts.layers)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,217 @@
+"""What an engine will need, before there is one: weights, KV cache, workspace, how many tokens and sequences fit, and which
+flag to change when they do not. From config.json and the headers of the weights alone: no device is opened, no weight is
+read, no tensor framework is loaded.
+
+Decides nothing of its own: sizes come from `resolve`, shapes from `models.settings`, estimates from the platform.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from thalweg.checkpoint.config import facts as read_facts
+from thalweg.checkpoint.config import read_config
+from thalweg.config import EngineArgs, SchedulerConfig, check_args
+from thalweg.engine.worker import resolve
+from thalweg.errors import CheckpointError, ConfigError, DeviceError
+from thalweg.hal import discovery
+from thalweg.hal.kv import KVSpec
+from thalweg.hal.platform import Defaults, DeviceInfo, Memory, ModelFacts, Platform, StepSizes
+from thalweg.models import registry
+from thalweg.models.settings import Parameters, Settings, kv_groups
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Sizes in bytes. `total` is what the engine's process will hold beyond the framework itself, at its fullest."""
+
+    model: str
+    architecture: str
+    platform: str
+    device: str
+    device_bytes: int
+    dtype: str
+    stored_bytes: int
+    """Of the weights as the files hold them; 0 = there are none."""
+    weights: int
+    """In memory: in dtype, with copies that kernels pack, and computed tables."""
+    kv_per_token: int
+    kv_cache: int
+    """Every block of every group, scratch included."""
+    blocks: int
+    block_tokens: int
+    groups: list[dict[str, Any]]
+    tokens: int
+    """That fit in the cache at once."""
+    sequences: int
+    """Of max_model_len tokens that fit at once; never more than max_num_seqs."""
+    history: int
+    workspace: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    problems: list[str] = field(default_factory=list)
+    """Why the engine would not start, or should not. Each names the flag to change."""
+    advice: list[str] = field(default_factory=list)
+    """Where what fits is less than what the flags allow."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv_cache + self.history + self.workspace
+
+    @property
+    def fits(self) -> bool:
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What there is to plan with."""
+
+    args: EngineArgs
+    facts: ModelFacts
+    settings: Settings
+    platform: Platform
+    info: DeviceInfo
+    defaults: Defaults
+
+
+def plan(args: EngineArgs) -> Plan:
+    """`args.model` is a local directory. Raises what `build` would raise for a model or flag that is wrong; memory that does
+    not suffice is no error but `Plan.problems`."""
+    check_args(args)
+    path = Path(args.model)
+    hf = read_config(path, args.hf_overrides)
+    facts = read_facts(hf, path)
+    settings = registry.family(hf)(hf)
+    platform = discovery.choose("auto") if args.device == "auto" else discovery.load(args.device)
+    info = platform.describe()
+    if info is None:
+        raise DeviceError(
+            f"device: platform {platform.name!r} cannot be planned for in this version: {platform.probe().reason}"
+        )
+    known = _Known(args, facts, settings, platform, info, platform.defaults(facts, info))
+    return _plan(known)
+
+
+def _plan(k: _Known) -> Plan:
+    args = k.args
+    dtype = resolve.dtype(args, k.facts, k.info, k.defaults)
+    length = resolve.max_len(args, k.facts)
+    schedule = resolve.scheduler(args, k.defaults, length)
+    groups = _groups(k, length, resolve.block_tokens(args, k.defaults), BYTES[dtype])
+    parameters = k.settings.parameters(BYTES[dtype], length)
+    if k.facts.weight_bytes and args.load_format != "dummy":
+        _check_stored(k, parameters, dtype)
+    weights = parameters.stored + parameters.tables if k.platform.runs_models else 0
+    if parameters.tied and k.platform.runs_models and k.platform.packs(dtype):
+        weights += parameters.head
+    memory = resolve.cache_bytes(args, k.defaults, Memory(k.info.memory_bytes, k.info.memory_bytes), k.facts.weight_bytes)
+    problems: list[str] = []
+    try:
+        size = resolve.cache_size(args, groups, memory, length, schedule.max_seqs)
+    except ConfigError as e:
+        problems += e.problems
+        size = resolve.CacheSize((0,) * len(groups), length)
+    steps = _step_sizes(k, schedule, size.max_len, BYTES[dtype])
+    per_block = sum(g.bytes_per_block for g in groups)
+    room = max(0, size.blocks[0] - 1) * groups[0].block_tokens
+    made = Plan(
+        model=args.model, architecture=k.facts.architecture, platform=k.platform.name, device=k.info.name,
+        device_bytes=k.info.memory_bytes, dtype=dtype, stored_bytes=k.facts.weight_bytes, weights=weights,
+        kv_per_token=-(-per_block // groups[0].block_tokens), kv_cache=per_block * size.blocks[0], blocks=size.blocks[0],
+        block_tokens=groups[0].block_tokens,
+        groups=[_shown(g) for g in groups],
+        tokens=room, sequences=_sequences(groups, size, schedule), history=(schedule.max_seqs + 1) * (size.max_len + 1) * 4,
+        workspace=k.platform.workspace(steps) if k.platform.runs_models else 0, max_model_len=size.max_len,
+        max_num_seqs=schedule.max_seqs, max_num_batched_tokens=schedule.max_tokens, problems=problems,
+    )  # fmt: skip
+    _advise(made, k, length, per_block)
+    return made
+
+
+def _shown(g: KVSpec) -> dict[str, Any]:
+    return {"kind": g.kind, "window": g.window, "layers": len(g.layers), "bytes_per_block": g.bytes_per_block}
+
+
+def _groups(k: _Known, length: int, block_tokens: int, dtype_bytes: int) -> tuple[KVSpec, ...]:
+    """Keys and values side by side in the model's dtype: the layout every attention backend here has."""
+    if not k.platform.runs_models:
+        return (resolve.stand_in_group(k.facts, block_tokens),)
+    a = k.settings.attention
+    windows = k.settings.windows_within(length)
+    each = 2 * block_tokens * a.kv_heads * a.head_dim * dtype_bytes
+    return kv_groups(windows, block_tokens, [each] * len(windows))
+
+
+def _check_stored(k: _Known, parameters: Parameters, dtype: str) -> None:
+    """The files hold about as many values as the configuration makes. Not exactly: a tied output matrix may be stored too,
+    and some checkpoints keep tables."""
+    if k.facts.dtype not in BYTES:
+        return
+    held, described = k.facts.weight_bytes // BYTES[k.facts.dtype], parameters.stored // BYTES[dtype]
+    extra = parameters.head // BYTES[dtype] if parameters.tied else 0
+    if not 0.98 * described <= held <= 1.02 * (described + extra):
+        raise CheckpointError(
+            f"{k.args.model}: config.json describes {described:,} weights, and the files hold {held:,} ({k.facts.dtype}): "
+            "one of the two belongs to another model"
+        )
+
+
+def _step_sizes(k: _Known, schedule: SchedulerConfig, length: int, dtype_bytes: int) -> StepSizes:
+    s = k.settings
+    return StepSizes(
+        tokens=schedule.max_tokens, seqs=schedule.max_seqs, max_len=length, hidden=s.hidden, inner=s.inner,
+        heads=s.attention.heads, kv_heads=s.attention.kv_heads, head_dim=s.attention.head_dim, vocab=s.vocab,
+        dtype_bytes=dtype_bytes,
+    )  # fmt: skip
+
+
+def _sequences(groups: tuple[KVSpec, ...], size: resolve.CacheSize, schedule: SchedulerConfig) -> int:
+    """Sequences of full length that fit, by the group that holds fewest. A window's sequence keeps the window's blocks and
+    those of the step in progress."""
+    fewest = schedule.max_seqs
+    for g, blocks in zip(groups, size.blocks, strict=True):
+        kept = min(size.max_len, g.window + schedule.max_tokens) if g.window else size.max_len
+        fewest = min(fewest, max(0, blocks - 1) // -(-kept // g.block_tokens))
+    return fewest
+
+
+def _advise(p: Plan, k: _Known, length: int, per_block: int) -> None:
+    if not p.problems and p.total > p.device_bytes:
+        over = p.total - p.device_bytes
+        least = p.weights + p.history + p.workspace + 3 * per_block
+        if least > p.device_bytes:
+            narrower = "--dtype bfloat16, " if p.dtype == "float32" and "bfloat16" in k.info.dtypes else ""
+            p.problems.append(
+                f"weights and workspace alone need {gib(least)} and {p.device} has {gib(p.device_bytes)}: choose "
+                f"{narrower}a smaller --max-num-batched-tokens ({p.max_num_batched_tokens}), or a smaller model"
+            )
+        else:
+            room = p.kv_cache - over
+            p.problems.append(
+                f"needs {gib(p.total)} and {p.device} has {gib(p.device_bytes)}: lower --kv-cache-memory-bytes to {room}"
+            )
+    if p.max_model_len < length:
+        p.advice.append(
+            f"the model allows {length} tokens, the cache holds one sequence of {p.max_model_len}: raise "
+            f"--kv-cache-memory-bytes to {(-(-length // p.block_tokens) + 1) * per_block} for all of them"
+        )
+    elif p.fits and p.sequences < p.max_num_seqs:
+        p.advice.append(
+            f"{p.sequences} of {p.max_num_seqs} sequences fit at {p.max_model_len} tokens each, others wait or are preempted: "
+            f"lower --max-model-len (to {p.tokens // p.max_num_seqs // p.block_tokens * p.block_tokens} for {p.max_num_seqs}), "
+            "or raise --kv-cache-memory-bytes"
+        )
+
+
+def gib(n: int) -> str:
+    """Bytes for people."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(n) >= size:
+            return f"{n / size:.2f} {unit}"
+    return f"{n} bytes"
