@@ -132,8 +132,11 @@ def test_long_conversations_get_time_memory_and_output_in_proportion() -> None:
     text = "é" * (6 << 20) + "😀"
     jail = Jail(1, 0.5)
     long = Job(source="{{ messages[0].content | trim }}!", variables={}, messages=[{"role": "user", "content": text}])
+    jail.run(job("x"))
+    (before,) = jail.pids()
     assert jail.run(long) == text + "!"
-    assert jail.run(job("{{ messages[0].content }}")) == "hi", "and the used-up process is replaced"
+    assert before not in jail.pids(), "a process that has grown is replaced"
+    assert jail.run(job("{{ messages[0].content }}")) == "hi"
     jail.close()
 
 
@@ -142,13 +145,14 @@ def test_long_conversations_get_time_memory_and_output_in_proportion() -> None:
 FULL = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
-def test_the_child_has_its_pipes_and_nothing_else() -> None:
+def test_the_child_has_its_pipes_and_nothing_of_ours() -> None:
     jail = Jail(1, 2)
     jail.run(job(FULL))
     (pid,) = jail.pids()
     proc = Path(f"/proc/{pid}")
-    assert {f.name for f in (proc / "fd").iterdir()} == {"0", "1", "2"}
+    assert {f.name for f in (proc / "fd").iterdir()} == {"0", "1", "2", "3"}
     assert os.readlink(proc / "fd/2") == os.devnull
+    assert os.readlink(proc / "fd/3") == f"/proc/{pid}/statm", "how much memory it uses itself"
     limits = {line[:26].strip(): line[26:].split()[:2] for line in (proc / "limits").read_text().splitlines()}
     for name in ("Max open files", "Max processes", "Max file size", "Max core file size"):
         assert limits[name] == ["0", "0"]

@@ -24,7 +24,7 @@ from thalweg.text.wire import HEADER, Done, Job, Refused, frame
 KEPT_TEMPLATES = 4
 """Compiled templates kept for the next job."""
 KEPT_BYTES = 48 << 20
-"""A process that has grown by more than this is used up."""
+"""A process that has grown by more than this is used up: its memory is in pieces, and counts against the next job."""
 PARENT_SECONDS = 2.0
 """How often an idle process looks whether its parent is still there (its pipe tells sooner, unless it was inherited)."""
 
@@ -37,21 +37,21 @@ class Cell:
         self._templates: dict[str, ChatTemplate] = {}
         self._parent = os.getppid()
         load_all()
-        self._mapped = _mapped_bytes()
-        self._resident = _peak_resident()
+        self._statm = _open_statm()
+        self._idle_bytes = self._mapped()
         self._hard_memory = resource.getrlimit(resource.RLIMIT_AS)[1]
 
     def run(self) -> None:
         while (body := self._next()) is not None:
-            job, size = self._decoder.decode(body), len(body)
+            job = self._decoder.decode(body)
             del body
-            reply = self._answer(job, size)
+            reply = self._answer(job)
             del job
             _write(frame(reply))
             if reply.last:
                 return
 
-    def _answer(self, job: Job, size: int) -> Done | Refused:
+    def _answer(self, job: Job) -> Done | Refused:
         self._limit_memory(job.limits.memory)
         signal.setitimer(signal.ITIMER_REAL, job.limits.seconds)
         _end_with_input(True)
@@ -70,8 +70,7 @@ class Cell:
             _end_with_input(False)
             signal.setitimer(signal.ITIMER_REAL, 0)
             self._limit_memory(None)
-        grown = _peak_resident() - self._resident > KEPT_BYTES
-        return Done(text, last=grown or size > KEPT_BYTES)
+        return Done(text, last=self._mapped() - self._idle_bytes > KEPT_BYTES)
 
     def _render(self, job: Job) -> str:
         template = self._templates.get(job.source)
@@ -93,12 +92,17 @@ class Cell:
         )
 
     def _limit_memory(self, more: int | None) -> None:
-        """Address space over that of the idle process; None: as much as there is."""
-        if self._mapped:
+        """Address space over that in use now; None: as much as there is."""
+        if self._statm is not None:
             most = self._hard_memory
             if more is not None:
-                most = self._mapped + more if most == resource.RLIM_INFINITY else min(most, self._mapped + more)
+                asked = self._mapped() + more
+                most = asked if most == resource.RLIM_INFINITY else min(most, asked)
             resource.setrlimit(resource.RLIMIT_AS, (most, self._hard_memory))
+
+    def _mapped(self) -> int:
+        """Bytes of address space in use; 0 where the system does not tell."""
+        return 0 if self._statm is None else int(os.pread(self._statm, 64, 0).split()[0]) * resource.getpagesize()
 
     def _next(self) -> bytes | None:
         """The next job's body; None when there are no more."""
@@ -125,17 +129,12 @@ def _write(data: bytes) -> None:
         view = view[os.write(1, view) :]
 
 
-def _mapped_bytes() -> int:
-    """Address space in use; 0 where the system does not tell (then memory is not limited, time and output are)."""
+def _open_statm() -> int | None:
+    """What tells how much memory this process uses; None where there is none: then time and output alone are limited."""
     try:
-        with open("/proc/self/statm", encoding="ascii") as f:
-            return int(f.read().split()[0]) * resource.getpagesize()
+        return os.open("/proc/self/statm", os.O_RDONLY)
     except OSError:
-        return 0
-
-
-def _peak_resident() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return None
 
 
 def _end_with_input(on: bool) -> None:
