@@ -164,6 +164,11 @@ def test_the_child_has_its_pipes_and_nothing_of_ours() -> None:
     assert not alive(pid)
 
 
+def test_no_template_library_is_loaded_outside_the_child() -> None:
+    code = "import sys, thalweg.async_llm, thalweg.server.openai.conversation; sys.exit('jinja2' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 @pytest.mark.parametrize("source", ESCAPES)
 def test_templates_of_clients_cannot_reach_python(source: str) -> None:
     chat = Chat(v.byte_level(), None)

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 import thalweg
 from thalweg.errors import RequestError
 from thalweg.text.chat import Chat
-from thalweg.text.specials import FIRST, LAST, SpecialText
+from thalweg.text.specials import FIRST, LAST, MOST, SpecialText
 from thalweg.text.template import ChatTemplate
 from thalweg.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -174,3 +174,10 @@ def test_special_text_is_found_across_the_slices_of_a_long_text() -> None:
         text = "a" * before + "</s>x<s>" + "a" * (1 << 20) + "</s>"
         spans = specials.spans(text)
         assert [text[a:b] for a, b in spans] == ["</s>x", "<s>", "</s>"]
+
+
+def test_more_special_tokens_than_anybody_writes_are_refused() -> None:
+    for values in (["</s>" * (MOST + 1)], ["a" + "</s>" * (MOST // 2), "</s>" * (MOST // 2) + "</s>"]):
+        with pytest.raises(RequestError, match="more than 65536 special tokens"):
+            SpecialText(["</s>"]).mark(values)
+    assert len(SpecialText(["</s>"]).spans("</s>" * MOST)) == MOST

@@ -24,6 +24,8 @@ FIRST, LAST = 0xE200, 0xF8FF
 _PRIVATE = re.compile("[\ue000-\uf8ff]")
 _ESCAPED = re.compile(r"\\u[eEfF][0-9a-fA-F]{3}")
 """A mark as `tojson` writes it when asked for ASCII."""
+MOST = 1 << 16
+"""Special tokens that one request may write out; more are refused, for the work they make."""
 _SLICE = 1 << 20
 """Characters searched at a time: the search keeps other threads waiting."""
 
@@ -39,7 +41,7 @@ class SpecialText:
         self._pattern = re.compile("|".join(map(re.escape, tokens))) if tokens else None
 
     def spans(self, text: str) -> list[Span]:
-        """Where special tokens stand in it, from left to right, none inside another."""
+        """Where special tokens stand in it, from left to right, none inside another. RequestError for more than MOST."""
         if self._pattern is None or not any(start in text for start in self._starts):
             return []
         out: list[Span] = []
@@ -50,6 +52,8 @@ class SpecialText:
             for m in self._pattern.finditer(text, at, min(len(text), end + self._longest)):
                 if m.start() < end:
                     out.append(m.span())
+                if len(out) > MOST:
+                    raise _too_many()
             at = max(end, out[-1][1] if out else 0)
         return out
 
@@ -60,6 +64,8 @@ class SpecialText:
         found = {s: spans for s in strings if (spans := self.spans(s)) or self._unfinished(s)}
         if not found:
             return values, None
+        if sum(map(len, found.values())) > MOST:
+            raise _too_many()
         tokens = sorted({s[a:b] for s, spans in found.items() for a, b in spans})
         marks = Marks(_unused(strings, 2 * len(tokens) + 1), tokens)
         marked = {s: marks.put(s, spans, self._unfinished(s)) for s, spans in found.items()}
@@ -125,6 +131,10 @@ def _unused(strings: Collection[str], count: int) -> int:
             return free
         free = code + 1
     raise RequestError("messages: too many characters of the private use area beside special tokens; remove some", "messages")
+
+
+def _too_many() -> RequestError:
+    return RequestError(f"messages: more than {MOST} special tokens are written out in them; remove some", "messages")
 
 
 def _strings(value: Any) -> Iterator[str]:
