@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -71,6 +72,25 @@ class Running:
 
     def get(self, path: str, **kwargs: Any) -> httpx.Response:
         return self.http.get(path, **kwargs)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """What the server logs from now on, access lines included."""
+    lines: list[str] = []
+    form = logging.Formatter()
+
+    def see(record: logging.LogRecord) -> bool:
+        lines.append(form.format(record))
+        return True
+
+    # Filters, for uvicorn resets handlers when a server starts.
+    loggers = [logging.getLogger(n) for n in ("uvicorn.access", "uvicorn.error", "thalweg.server.errors")]
+    for logger in loggers:
+        logger.addFilter(see)
+    yield lines
+    for logger in loggers:
+        logger.removeFilter(see)
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 A request is charged before it costs anything: with its place when its head has been read, with its prompts and tokens when
 those are known. A queue that is full refuses at once (429 with Retry-After) rather than let everybody wait longer. The engine
 is given little more than it can run at once (`window`); the rest waits here, where the next is taken from each tenant in turn,
-so that a hundred requests of one tenant delay another's by one turn, not by a hundred.
+so that a hundred requests of one tenant delay another's by one turn, not by a hundred. Nor can one tenant fill the queue: it
+may hold SHARE times what it leaves free (the dynamic thresholds of Choudhury and Hahne, 1998).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 
 from thalweg.server.errors import ApiError
 
+SHARE = 8
 RATE_SECONDS = 10.0
 """Time constant of the estimate of how many prompts start per second."""
 LONGEST_WAIT = 120
@@ -39,17 +41,14 @@ class Ticket:
     def __init__(self, admission: Admission, tenant: str) -> None:
         self._admission, self.tenant = admission, tenant
         self.places, self.tokens = 1, 0
-        admission.places += 1
+        admission.hold(tenant, 1, 0)
 
     def charge(self, prompts: int, tokens: int) -> None:
         """The request turned out to be this big. ApiError 429 if others wait and it does not fit behind them."""
         a = self._admission
-        if a.places > self.places and (
-            a.places + prompts - self.places > a.limit or a.tokens + tokens > a.max_tokens  # alone it always fits
-        ):
-            raise a.busy()
-        a.places += prompts - self.places
-        a.tokens += tokens - self.tokens
+        if a.places > self.places and not a.fits(self.tenant, prompts - self.places, tokens - self.tokens):
+            raise a.busy()  # alone it would fit, however big
+        a.hold(self.tenant, prompts - self.places, tokens - self.tokens)
         self.places, self.tokens = prompts, tokens
 
     def started(self, tokens: int) -> None:
@@ -61,8 +60,7 @@ class Ticket:
     def _give_back(self, places: int, tokens: int) -> None:
         self.places -= places
         self.tokens -= tokens
-        self._admission.places -= places
-        self._admission.tokens -= tokens
+        self._admission.hold(self.tenant, -places, -tokens)
 
 
 class Admission:
@@ -74,6 +72,8 @@ class Admission:
         """Sequences at the engine."""
         self.places, self.tokens = 0, 0
         """Prompts that have not started, and their tokens."""
+        self._held: dict[str, tuple[int, int]] = {}
+        """The same, of each tenant that holds any."""
         self.refused = 0
         self._clock, self._rate, self._last = clock, 0.0, clock()
         self._queues: OrderedDict[str, list[_Waiter]] = OrderedDict()
@@ -92,9 +92,23 @@ class Admission:
 
     def enter(self, tenant: str) -> Ticket:
         """A place in the queue. ApiError 429 if there is none, or no room for another token."""
-        if self.places >= self.limit or (self.places and self.tokens >= self.max_tokens):
+        if not self.fits(tenant, 1, 1 if self.places else 0):
             raise self.busy()
         return Ticket(self, tenant)
+
+    def fits(self, tenant: str, places: int, tokens: int) -> bool:
+        """May the tenant hold that many more?"""
+        held_places, held_tokens = self._held.get(tenant, (0, 0))
+        free_places, free_tokens = self.limit - self.places, self.max_tokens - self.tokens
+        return _fits(places, free_places, held_places) and _fits(tokens, free_tokens, held_tokens)
+
+    def hold(self, tenant: str, places: int, tokens: int) -> None:
+        self.places += places
+        self.tokens += tokens
+        before = self._held.pop(tenant, (0, 0))
+        after = (before[0] + places, before[1] + tokens)
+        if after != (0, 0):
+            self._held[tenant] = after
 
     def busy(self) -> ApiError:
         """The refusal, with the time the queue needs to empty as far as is known."""
@@ -167,3 +181,7 @@ class Admission:
         gap, self._last = max(now - self._last, 1e-6), now
         weight = min(1.0, gap / RATE_SECONDS)
         self._rate += weight * (1 / gap - self._rate)
+
+
+def _fits(more: int, free: int, held: int) -> bool:
+    return more <= 0 or (more <= free and held <= SHARE * free)

@@ -1,7 +1,8 @@
 """Request bodies: bytes within bounds, then JSON read strictly. Knows no endpoint.
 
 JSON is RFC 8259 with nothing left to the reader's taste: UTF-8 without errors, no NaN or infinity, no number beyond a double,
-no key twice in an object, bounded depth and number of values. The bounds are checked on the text, before any value is made.
+no key twice in an object, bounded depth and number of values. The number of values is
+counted on the text, before any is made.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -25,13 +25,8 @@ MAX_DEPTH = 64
 MAX_VALUES = 2_500_000
 """Commas outside strings: a context of two million token ids, and some."""
 MAX_STRINGS = 500_000
-PIECE = 1024 * 1024
-"""Bytes looked through at a time, so that other threads get their turn."""
 MAX_WAITING = 256 * 2**20
 """Bytes of bodies in memory at once, of all requests together."""
-
-_BRACKETS = re.compile(rb"[\[\]{}]")
-_SPACE = b" \t\r\n"
 
 
 class Bodies:
@@ -81,57 +76,37 @@ class Bodies:
 
 def load(data: bytes) -> dict[str, Any]:
     """`data` as a JSON object. ApiError 400."""
-    _scan(data)
+    _check_counts(data)
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError as e:
         where = _not_finite(data)
         if where:
             raise ApiError(f"{where}: must be a finite number", where) from None
-        raise ApiError(f"the body is not valid JSON: {_plain(e)}") from None
+        if e.msg.startswith("depth limit"):
+            raise _too_deep() from None
+        raise ApiError(f"the body is not valid JSON: {e.msg.split(':')[0]}") from None
     if not isinstance(body, dict):
         raise ApiError(f"the body must be a JSON object, not {type(body).__name__}")
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH:
+        _check_depth(body)
+    json.loads(data, object_pairs_hook=_unique)  # a second reading, for what the first does not tell
     return body
 
 
-def _plain(error: orjson.JSONDecodeError) -> str:
-    return error.msg.split(":")[0]
-
-
-def _scan(data: bytes) -> None:
-    """Depth, counts and repeated keys, from string to string. What is no JSON passes, and is refused by the parser."""
+def _check_counts(data: bytes) -> None:
+    """On the text, so that a bomb is refused before it is made. The exact count is only made where it could matter."""
+    if data.count(b",") <= MAX_VALUES and data.count(b'"') <= 2 * MAX_STRINGS:
+        return
     at, strings, commas = 0, 0, 0
-    keys: list[set[bytes] | None] = []
-    """Per open bracket: the keys so far of an object, None for a list."""
-    while True:
+    while at >= 0:
         quote = data.find(b'"', at)
-        stop = len(data) if quote < 0 else quote
-        commas += data.count(b",", at, stop)
+        commas += data.count(b",", at, len(data) if quote < 0 else quote)
+        strings += 1
         if commas > MAX_VALUES or strings > MAX_STRINGS:
             raise ApiError("the body has too many values")
-        for piece in range(at, stop, PIECE):
-            _brackets(data[piece : min(piece + PIECE, stop)], keys)
-        if quote < 0:
-            return
-        strings += 1
-        end = _string_end(data, quote)
-        if end < 0:
-            return
-        at = end + 1
-        known = keys[-1] if keys else None
-        if known is not None and _next(data, at) == b":":
-            _remember(known, data[quote:at])
-
-
-def _brackets(text: bytes, open_: list[set[bytes] | None]) -> None:
-    for bracket in _BRACKETS.finditer(text):
-        mark = bracket[0]
-        if mark in b"[{":
-            open_.append(set() if mark == b"{" else None)
-            if len(open_) > MAX_DEPTH:
-                raise ApiError(f"the body is nested more than {MAX_DEPTH} levels deep")
-        elif open_:
-            open_.pop()
+        at = _string_end(data, quote) if quote >= 0 else -1
+        at += at >= 0  # a string without an end is no JSON: the parser will say so
 
 
 def _string_end(data: bytes, quote: int) -> int:
@@ -147,23 +122,26 @@ def _string_end(data: bytes, quote: int) -> int:
     return -1
 
 
-def _next(data: bytes, at: int) -> bytes:
-    """The first byte from `at` on that is no space."""
-    while at < len(data) and data[at] in _SPACE:
-        at += 1
-    return data[at : at + 1]
+def _too_deep() -> ApiError:
+    return ApiError(f"the body is nested more than {MAX_DEPTH} levels deep")
 
 
-def _remember(keys: set[bytes], raw: bytes) -> None:
-    if b"\\" in raw:
-        try:
-            raw = orjson.dumps(orjson.loads(raw))
-        except orjson.JSONDecodeError:
+def _check_depth(body: dict[str, Any]) -> None:
+    """Level by level; the parser's own limit bounds how many there are."""
+    level: list[Any] = [body]
+    for _ in range(MAX_DEPTH):
+        children = (v for c in level for v in (c.values() if isinstance(c, dict) else c))
+        level = [v for v in children if isinstance(v, dict | list)]
+        if not level:
             return
-    if raw in keys:
-        name = raw.decode(errors="replace").strip('"')[:64]
+    raise _too_deep()
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    keys = {k for k, _ in pairs}
+    if len(keys) < len(pairs):
+        name = next(k for i, (k, _) in enumerate(pairs) if k in dict(pairs[:i]))[:64]
         raise ApiError(f"{name}: the key is given twice in one object", name)
-    keys.add(raw)
 
 
 def _not_finite(data: bytes) -> str:
@@ -172,7 +150,7 @@ def _not_finite(data: bytes) -> str:
         return ""
     try:
         return _find(json.loads(data.decode(), parse_int=_as_float), "")
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
 
 

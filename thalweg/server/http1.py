@@ -367,6 +367,7 @@ class Exchange:
         if not self._connection._writable.is_set():
             await self._connection.drain()
         if self._gone:
+            await asyncio.sleep(0)  # who writes on and on must hear of it
             return
         if message["type"] == "http.response.start":
             self._start(message["status"], list(message.get("headers", ())))
