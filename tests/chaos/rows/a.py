@@ -99,12 +99,12 @@ async def _seconds_to(server: Server, target: float, rng) -> float:
 
 async def a3(ctx: Context) -> list[Figure]:
     """27 MB prompts, one and then many at once: refused in words, while probes and a small stream go on."""
-    rng, many = ctx.rng("A3"), ctx.size(6, 100)
+    rng, many = ctx.rng("A3"), ctx.size(12, 100)
     text = " ".join(rng.choice(("river", "stone", "water", "bed", "flow")) for _ in range(1000))
     body = b'{"max_tokens":1,"prompt":"' + (text * (27_000_000 // len(text) + 1)).encode()[:27_000_000] + b'"}'
     async with Server(knobs={"base": 0.01}) as server:
         small = Crowd(server.port, 2, rng, (4, 8))
-        async with Probing(server.port, "/livez", "/readyz") as probing:
+        async with Probing(server.port, "/livez", "/readyz", interval=0.01) as probing:
             answers = [await ask(server.port, "POST", "/v1/completions", body, timeout=60)]
             answers += await asyncio.gather(
                 *(ask(server.port, "POST", "/v1/completions", body, timeout=ctx.size(60, 300)) for _ in range(many))

@@ -58,7 +58,7 @@ async def _until(holds: Callable[[], bool], seconds: float) -> bool:
 
 
 def _false_ready(spans: Sequence[tuple[float, float]], probing: Probing) -> float:
-    """The longest time (seconds) after a kill in which /readyz still said 200, or said so too early again."""
+    """The longest time (seconds) in which /readyz said 200 without an engine: after a kill, and before the first new token."""
     worst = 0.0
     for killed, back in spans:
         inside = [(t, s) for _, t, _, s in probing.seen if killed <= t < back]
@@ -66,6 +66,9 @@ def _false_ready(spans: Sequence[tuple[float, float]], probing: Probing) -> floa
         early = [t for t, s in inside if s == 200 and (not not_ready or t < not_ready[0])]
         if early:
             worst = max(worst, (not_ready[0] if not_ready else back) - killed)
+        again = [t for t, s in inside if s == 200 and not_ready and t > not_ready[-1]]
+        if again:
+            worst = max(worst, back - again[0])
     return worst
 
 

@@ -18,14 +18,15 @@ from chaosrig.truth import random_prompt
 
 
 async def e1(ctx: Context) -> list[Figure]:
-    """A few streams beside many clients that read 10 bytes a second, compared with the same beside as many that read."""
-    rng, slow, n = ctx.rng("E1"), ctx.size(40, 200), 1500
-    prompts = [random_prompt(rng, 8) for _ in range(2 * slow)]
+    """A few streams beside many clients that read 10 bytes a second, compared with the same beside as many that read. Half
+    of the clients ask for log-probabilities: an answer several times what sockets buffer."""
+    rng, slow = ctx.rng("E1"), ctx.size(40, 200)
     gaps, others, left, growth = [], [], [], 0.0
     async with Server(knobs={"base": 0.005}) as server:
-        for size, pause, batch in ((1 << 16, 0.02, prompts[:slow]), (10, 1.0, prompts[slow:])):
+        for size, pause in ((1 << 16, 0.02), (10, 1.0)):
             before = proc.sample(server.pid).rss
-            connections = [await _never_reads(server.port, Stream(p, n).body()) for p in batch]
+            bodies = [Stream(random_prompt(rng, 8), 1200, {"logprobs": 5} if i % 2 else {}).body() for i in range(slow)]
+            connections = [await _never_reads(server.port, body) for body in bodies]
             sipping = asyncio.create_task(_sip(connections, size, pause))
             streams = await together(server.port, [draw(rng, ctx.size(400, 1000)) for _ in range(4)])
             if pause == 1.0:
@@ -111,15 +112,15 @@ async def e3(ctx: Context) -> list[Figure]:
     async with Server(knobs=knobs, max_num_seqs=4, max_num_batched_tokens=256) as server:
         for _ in range(n):
             await play(server.port, draw(rng, 1000), abort_after=rng.randrange(1, 12))
-            took["decode"].append(await _freed(server, 0, 0))
+            took["decode"].append(await _shown(server, 0, 0))
             await _leave(server, Stream(random_prompt(rng, 1900), 50), rng.uniform(0.01, 0.05))
-            took["prefill"].append(await _freed(server, 0, 0))
+            took["prefill"].append(await _shown(server, 0, 0))
         streams = [draw(rng, 1800) for _ in range(4)]
         playing = asyncio.create_task(together(server.port, streams))
         await _shown(server, 4, 0)
         for _ in range(n):
             await _leave(server, draw(rng, 100), None)
-            took["queued"].append(await _freed(server, 4, 0))
+            took["queued"].append(await _shown(server, 4, 0))
         playing.cancel()
         await asyncio.gather(playing, return_exceptions=True)
         left = await server.idle(5)
@@ -141,10 +142,6 @@ async def _leave(server: Server, stream: Stream, after: float | None) -> None:
     else:
         await asyncio.sleep(after)
     rst(writer)
-
-
-async def _freed(server: Server, running: int, waiting: int) -> float:
-    return await _shown(server, running, waiting)
 
 
 async def _shown(server: Server, running: int, waiting: int, seconds: float = 3.0) -> float:
