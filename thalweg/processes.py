@@ -13,14 +13,18 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 import thalweg
 
 
-async def start(module: str, *words: str) -> asyncio.subprocess.Process:
-    """`python -m module words`, with this process's environment and output, and no input. The caller ends it."""
-    return await asyncio.create_subprocess_exec(sys.executable, "-m", module, *words, stdin=asyncio.subprocess.DEVNULL)
+async def start(module: str, *words: str, inherit: Sequence[int] = ()) -> asyncio.subprocess.Process:
+    """`python -m module words`, with this process's environment and output, no input, and of its other descriptors those in
+    `inherit`. The caller ends it."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", module, *words, stdin=asyncio.subprocess.DEVNULL, pass_fds=tuple(inherit)
+    )
 
 
 class ChildTimeoutError(Exception):

@@ -1,30 +1,23 @@
-"""The private socket: modes, order, and the end of the other side."""
+"""The channel between client and engine: order, and the end of the other side."""
 
 import asyncio
-import os
-import stat
 import threading
 
 import pytest
 
 from thalweg.engine import messages as m
 from thalweg.engine.ipc.codec import Codec
-from thalweg.engine.ipc.socket import AsyncChannel, Channel, ChannelClosedError, Listener
+from thalweg.engine.ipc.socket import AsyncChannel, Channel, ChannelClosedError, pair
 
 
-async def pair():
-    with Listener() as listener:
-        directory = os.path.dirname(listener.path)
-        assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
-        assert stat.S_IMODE(os.stat(listener.path).st_mode) == 0o600
-        engine = await asyncio.to_thread(Channel, listener.path, Codec(m.ToCore))
-        client = await AsyncChannel.over(await listener.accept(), Codec(m.FromCore))
-    assert not os.path.exists(directory), "the name is gone as soon as the two are connected"
-    return client, engine
+async def connected():
+    ours, theirs = pair()
+    assert not theirs.get_inheritable(), "only who is told to inherits it"
+    return await AsyncChannel.over(ours, Codec(m.FromCore)), Channel(theirs.detach(), Codec(m.ToCore))
 
 
 async def test_messages_arrive_in_order_both_ways():
-    client, engine = await pair()
+    client, engine = await connected()
     for i in range(200):
         client.post(m.Control(i, "x"))
     got = await asyncio.to_thread(lambda: [engine.receive().id for _ in range(200)])
@@ -35,12 +28,23 @@ async def test_messages_arrive_in_order_both_ways():
     engine.close()
 
 
+async def test_frames_sent_by_several_threads_do_not_mix():
+    client, engine = await connected()
+    senders = [threading.Thread(target=lambda k=k: [engine.send(m.Reply(k, True)) for _ in range(300)]) for k in range(4)]
+    for s in senders:
+        s.start()
+    ids = [(await client.receive()).id for _ in range(1200)]
+    assert sorted(ids) == sorted([k for k in range(4) for _ in range(300)])
+    await client.close()
+    engine.close()
+
+
 async def test_each_side_learns_that_the_other_is_gone():
-    client, engine = await pair()
+    client, engine = await connected()
     engine.close()
     with pytest.raises(ChannelClosedError):
         await client.receive()
-    client, engine = await pair()
+    client, engine = await connected()
     await client.close()
     with pytest.raises(ChannelClosedError):
         await asyncio.to_thread(engine.receive)

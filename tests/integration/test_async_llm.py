@@ -106,7 +106,7 @@ async def test_without_restarts_a_killed_engine_is_told_to_every_stream():
     await engine.shutdown()
 
 
-async def test_nothing_is_left_of_the_socket():
+async def test_the_engines_socket_has_no_name():
     before = set(glob.glob(os.path.join(tempfile.gettempdir(), "thalweg-*")))
     engine = await AsyncLLM.start(ARGS)
     assert set(glob.glob(os.path.join(tempfile.gettempdir(), "thalweg-*"))) <= before

@@ -28,11 +28,11 @@ from thalweg.hal.step import StepBatch
 HEARTBEAT_SECONDS = 0.5
 
 
-def main(path: str) -> int:
-    """Serve the client listening at `path` until it closes the channel or asks to stop. The exit status."""
+def main(fd: int) -> int:
+    """Serve the client at the other end of the inherited socket until it closes it or asks to stop. The exit status."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle; it then closes the channel
-    channel = Channel(path, Codec[Any](m.ToCore))
+    channel = Channel(fd, Codec[Any](m.ToCore))
     try:
         start = channel.receive()
         if not isinstance(start, m.Start):
@@ -162,4 +162,4 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(int(sys.argv[1])))

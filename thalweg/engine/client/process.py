@@ -13,7 +13,7 @@ from thalweg import processes
 from thalweg.config import EngineArgs
 from thalweg.engine import messages as m
 from thalweg.engine.ipc.codec import Codec, FrameError
-from thalweg.engine.ipc.socket import AsyncChannel, ChannelClosedError, Listener
+from thalweg.engine.ipc.socket import AsyncChannel, ChannelClosedError, pair
 from thalweg.errors import EngineDeadError, ThalwegError
 
 STOP_SECONDS = 5.0
@@ -38,25 +38,26 @@ class EngineProcess:
     async def start(args: EngineArgs) -> EngineProcess:
         """An engine that is ready to serve. Raises what it said if it could not start: ConfigError, CheckpointError,
         UnsupportedModelError, DeviceError; EngineDeadError if it died without words."""
-        with Listener() as listener:
-            process = await processes.start("thalweg.engine.main", listener.path)
+        ours, theirs = pair()
+        with theirs:
             try:
-                channel = await _connect(listener, process)
+                process = await processes.start("thalweg.engine.main", str(theirs.fileno()), inherit=(theirs.fileno(),))
             except BaseException:
-                await _end(process)
+                ours.close()
                 raise
+        channel = await AsyncChannel.over(ours, Codec[Any](m.FromCore))
         try:
             channel.post(m.Start(args))
             first = await channel.receive()
-        except (ChannelClosedError, FrameError) as e:
+            if isinstance(first, m.Failed):
+                raise as_error(first)
+        except BaseException as e:
+            await channel.close()
             await _end(process)
-            raise EngineDeadError(f"the engine process died while starting (exit status {process.returncode}): {e}") from None
-        except BaseException:
-            await _end(process)
+            if isinstance(e, ChannelClosedError | FrameError):
+                words = f"the engine process died while starting (exit status {process.returncode}): {e}"
+                raise EngineDeadError(words) from None
             raise
-        if isinstance(first, m.Failed):
-            await _end(process)
-            raise as_error(first)
         return EngineProcess(process, channel, first)
 
     def post(self, message: Any) -> None:
@@ -114,22 +115,6 @@ def as_error(failed: m.Failed) -> ThalwegError:
     """The exception a Failed message stands for."""
     kind = getattr(thalweg.errors, failed.kind, EngineDeadError)
     return kind(failed.message) if issubclass(kind, ThalwegError) else EngineDeadError(failed.message)
-
-
-async def _connect(listener: Listener, process: asyncio.subprocess.Process) -> AsyncChannel:
-    """The engine's connection, or EngineDeadError if it exits before it connects."""
-    accept = asyncio.ensure_future(listener.accept())
-    died = asyncio.ensure_future(process.wait())
-    try:
-        await asyncio.wait({accept, died}, return_when=asyncio.FIRST_COMPLETED)
-        if not accept.done():
-            raise EngineDeadError(
-                f"the engine process died while starting (exit status {process.returncode}); its error is above"
-            )
-        return await AsyncChannel.over(accept.result(), Codec[Any](m.FromCore))
-    finally:
-        for task in (accept, died):
-            task.cancel()
 
 
 async def _end(process: asyncio.subprocess.Process, patience: float = 1.0) -> None:

@@ -1,19 +1,10 @@
-"""The one module that makes sockets between our own processes: unix, 0600 in a 0700 directory, peer uid checked.
-
-The client listens, the engine connects, and the name is removed as soon as it has: nothing is left behind, however
-either of them dies.
-"""
+"""The one module that makes sockets between our own processes: unnamed pairs, of which a child inherits one end."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import socket
-import struct
-import tempfile
 import threading
-from types import TracebackType
 from typing import Any
 
 from thalweg.engine.ipc.codec import HEADER, Codec, FrameError, body_length
@@ -23,41 +14,18 @@ class ChannelClosedError(ConnectionError):
     """The other side is gone."""
 
 
-class Listener:
-    """A private address for one peer. A context manager; leaving it removes the address."""
-
-    def __init__(self) -> None:
-        self._dir = tempfile.mkdtemp(prefix="thalweg-")  # mkdtemp makes it 0700
-        self.path = os.path.join(self._dir, "engine")
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._sock.bind(self.path)
-        os.chmod(self.path, 0o600)
-        self._sock.listen(1)
-        self._sock.setblocking(False)
-
-    async def accept(self) -> socket.socket:
-        """The peer's connection. PermissionError if it runs as another user."""
-        peer, _ = await asyncio.get_running_loop().sock_accept(self._sock)
-        _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-        if uid != os.getuid():
-            peer.close()
-            raise PermissionError(f"a process of user {uid} connected to a private socket")
-        return peer
-
-    def __enter__(self) -> Listener:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
-        self._sock.close()
-        shutil.rmtree(self._dir, ignore_errors=True)
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends: one for here, one for a child to inherit. Nobody else can connect, there is no name to protect or
+    to leave behind, and each end learns when the other is gone."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 class Channel:
     """Blocking side (the engine). Any thread may send; one receives."""
 
-    def __init__(self, path: str, codec: Codec[Any]) -> None:
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._sock.connect(path)
+    def __init__(self, fd: int, codec: Codec[Any]) -> None:
+        """fd: the inherited end; this object closes it."""
+        self._sock = socket.socket(fileno=fd)
         self._codec = codec
         self._sending = threading.Lock()
 
@@ -124,4 +92,4 @@ class AsyncChannel:
             return
 
 
-__all__ = ["AsyncChannel", "Channel", "ChannelClosedError", "FrameError", "Listener"]
+__all__ = ["AsyncChannel", "Channel", "ChannelClosedError", "FrameError", "pair"]
