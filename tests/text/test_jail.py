@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -21,9 +22,11 @@ from test_template import CHAT, CHATML, ESCAPES, TEMPLATES, TOOLS
 from thalweg.errors import CheckpointError, RequestError
 from thalweg.text.chat import GUEST_SECONDS, Chat, check_template
 from thalweg.text.jail import BrokenTemplateError, Jail
+from thalweg.text.messages import RESERVED
 from thalweg.text.template import ChatTemplate, _environment
 from thalweg.text.wire import Job
 
+FULL = "{% for m in messages %}{{ m.content }}{% endfor %}"
 SPIN = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 BOMBS = [
     "{{ 'a'*100000000 }}",
@@ -128,21 +131,49 @@ def test_a_bomb_does_not_hold_up_the_models_own_template() -> None:
     chat.close()
 
 
+def test_a_flood_of_bombs_has_one_process_at_a_time() -> None:
+    chat = Chat(v.byte_level(), FULL)
+    chat.prompt(CHAT)
+    most, refused = 0, []
+
+    def bomb() -> None:
+        with pytest.raises(RequestError) as e:
+            chat.prompt(CHAT, template="{{ 'a' | center(2000000000) }}")
+        refused.append(str(e.value))
+
+    threads = [threading.Thread(target=bomb) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    while any(t.is_alive() for t in threads):
+        most = max(most, len(children()))
+        assert chat.prompt(CHAT)["prompt"]
+    assert len(refused) == 8
+    assert all("used more" in r for r in refused)
+    assert most <= 4, "two for the model's template, one for the others, one just replaced"
+    chat.close()
+    assert wait(lambda: not children())
+
+
+def children() -> list[int]:
+    out = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == os.getpid() and state != "Z" and "thalweg.text.cell" in (stat.parent / "cmdline").read_text():
+                out.append(int(stat.parent.name))
+    return out
+
+
 def test_long_conversations_get_time_memory_and_output_in_proportion() -> None:
     text = "é" * (6 << 20) + "😀"
     jail = Jail(1, 0.5)
     long = Job(source="{{ messages[0].content | trim }}!", variables={}, messages=[{"role": "user", "content": text}])
-    jail.run(job("x"))
-    (before,) = jail.pids()
     assert jail.run(long) == text + "!"
-    assert before not in jail.pids(), "a process that has grown is replaced"
     assert jail.run(job("{{ messages[0].content }}")) == "hi"
     jail.close()
 
 
 # ---------------------------------------------------------------- what the child may
-
-FULL = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
 def test_the_child_has_its_pipes_and_nothing_of_ours() -> None:
@@ -275,9 +306,10 @@ jail.run(job(SPIN)) if {busy} else time.sleep(60)
 # ---------------------------------------------------------------- what callers may say
 
 
-@pytest.mark.parametrize(
-    "name", ["messages", "tools", "add_generation_prompt", "range", "raise_exception", "bos_token", "_x", "a b"]
-)
+NAMES = sorted({*RESERVED, *_environment().globals, "bos_token", "eos_token", "_x", "__class__", "a b", ""})
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_names_of_ours_cannot_be_replaced_by_keyword_arguments(name: str) -> None:
     chat = Chat(v.byte_level(), CHATML)
     with pytest.raises(RequestError, match="chat_template_kwargs") as e:

@@ -24,6 +24,8 @@ class Conversation:
         self.chat = serving.engine.chat
         self.format = FORMATS[serving.settings.chat_template_content_format]
         if own and tokenizer is not None:
+            if self.chat is not None:
+                self.chat.close()
             self.chat = Chat(tokenizer, own)
             self.chat.prepare()
         elif self.chat is not None:
