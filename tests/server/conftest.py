@@ -59,6 +59,7 @@ class Running:
         self._server.should_exit = True
         self._thread.join(10)
         self.sock.close()
+        self.engine.chat.close()
         assert not self._thread.is_alive(), "the server did not stop"
 
     def client(self, key: str = "none") -> openai.OpenAI:
