@@ -85,7 +85,8 @@ def test_depth_is_bounded_in_no_time():
     for n in (MAX_DEPTH, 1000, 100_000):
         for left, right in ((b"[", b"]"), (b'{"a":', b"}")):
             start = time.perf_counter()
-            assert "nested" in refused(b'{"a":' + left * n + b"1" + right * n + b"}").message
+            message = refused(b'{"a":' + left * n + b"1" + right * n + b"}").message
+            assert "nested" in message or (n == 100_000 and "too many" in message)
             assert time.perf_counter() - start < 0.05
 
 
@@ -96,10 +97,10 @@ def test_text_in_strings_is_not_structure():
 
 
 def test_a_bomb_of_values_is_refused_before_it_is_made():
-    for bomb in (b"1," * 3_000_000, b'"",' * 600_000, b"{}," * 3_000_000):
+    for bomb in (b"1," * 3_000_000, b'"",' * 100_000, b"{}," * 3_000_000):
         start = time.perf_counter()
         assert "too many values" in refused(b'{"prompt":[' + bomb + b"1]}").message
-        assert time.perf_counter() - start < 2
+        assert time.perf_counter() - start < 0.5
 
 
 @pytest.mark.parametrize(

@@ -122,10 +122,15 @@ def test_a_quantity_without_measure_is_refused(server, name):
     start = time.perf_counter()
     r = httpx.post(server.url + "/v1/chat/completions", content=data, headers={"content-type": "application/json"}, timeout=30)
     seconds = time.perf_counter() - start
-    assert r.status_code == 400, r.text
-    assert (r.json()["error"]["param"] or "").split("[")[0].split(".")[0] == name
+    error = r.json()["error"]
+    if r.status_code == 413:
+        assert len(data) > 8 * 2**20
+    else:
+        assert r.status_code == 400, r.text
+        named = (error["param"] or "").split("[")[0].split(".")[0] == name
+        assert named or (error["message"] == "the body has too many values" and len(data) > 400_000)
     assert len(r.content) < 2000
-    assert seconds < 3
+    assert seconds < 1.5
 
 
 @pytest.mark.parametrize("ids", [[-1], [257], [2**31], [2**70], [1.5], [1, "1"], [], [[]], [1] * 2_100_000])

@@ -22,9 +22,10 @@ T = TypeVar("T")
 SMALL = 64 * 1024
 """Bodies up to this many bytes are read on the event loop; longer ones on a thread."""
 MAX_DEPTH = 64
-MAX_VALUES = 2_500_000
-"""Commas outside strings: a context of two million token ids, and some."""
-MAX_STRINGS = 500_000
+MAX_VALUES = 2**18
+"""Commas outside strings, where the model's context is not longer."""
+MAX_STRINGS = 2**16
+MAX_CONTAINERS = 2**14
 MAX_WAITING = 256 * 2**20
 """Bytes of bodies in memory at once, of all requests together."""
 
@@ -32,11 +33,11 @@ MAX_WAITING = 256 * 2**20
 class Bodies:
     """All bodies a server holds: their bytes are charged as they arrive, and given back when the request is parsed."""
 
-    def __init__(self, limit: int, most: int = MAX_WAITING) -> None:
-        """limit: bytes of one body. most: bytes of all."""
-        self.limit, self._most, self.held = limit, max(most, limit), 0
-        self._one = asyncio.Semaphore(2)
-        """Large bodies read at a time: each holds the interpreter for moments the event loop would like to have."""
+    def __init__(self, limit: int, values: int = MAX_VALUES, most: int = MAX_WAITING) -> None:
+        """limit: bytes of one body. values: of one body. most: bytes of all."""
+        self.limit, self._values, self._most, self.held = limit, values, max(most, limit), 0
+        self._one = asyncio.Lock()
+        """One large body at a time: each holds the interpreter for moments the event loop would like to have."""
 
     async def parse(self, request: Request, parse: Callable[[dict[str, Any]], T]) -> T:
         """The body as a JSON object, given to `parse`. ApiError: not JSON (400, 415), too long (413), too much at once
@@ -52,12 +53,10 @@ class Bodies:
                 if self.held > self._most:
                     raise ApiError("too many long requests at once; try again later", status=429, retry_after=2)
                 pieces.append(piece)
-            data = b"".join(pieces)
-            pieces.clear()
-            if len(data) <= SMALL:
-                return parse(load(data))
+            if size <= SMALL:
+                return parse(load(b"".join(pieces), self._values))
             async with self._one:
-                return await asyncio.to_thread(lambda: parse(load(data)))
+                return await asyncio.to_thread(lambda: parse(load(b"".join(pieces), self._values)))
         except ClientDisconnect:
             raise ApiError("the client left", status=499) from None
         finally:
@@ -74,9 +73,9 @@ class Bodies:
             raise ApiError("too many long requests at once; try again later", status=429, retry_after=2)
 
 
-def load(data: bytes) -> dict[str, Any]:
+def load(data: bytes, values: int = MAX_VALUES) -> dict[str, Any]:
     """`data` as a JSON object. ApiError 400."""
-    _check_counts(data)
+    _check_counts(data, values)
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError as e:
@@ -94,17 +93,24 @@ def load(data: bytes) -> dict[str, Any]:
     return body
 
 
-def _check_counts(data: bytes) -> None:
-    """On the text, so that a bomb is refused before it is made. The exact count is only made where it could matter."""
-    if data.count(b",") <= MAX_VALUES and data.count(b'"') <= 2 * MAX_STRINGS:
+def _check_counts(data: bytes, values: int) -> None:
+    """On the text, so that a bomb is refused before it is made. Exact counts are only made where they could matter."""
+    quotes = data.count(b'"')
+    opening = data.count(b"[") + data.count(b"{")
+    if data.count(b",") <= values and quotes <= 2 * MAX_STRINGS and opening <= MAX_CONTAINERS:
         return
-    at, strings, commas = 0, 0, 0
+    bomb = ApiError("the body has too many values")
+    if quotes - data.count(b'\\"') > 2 * MAX_STRINGS:  # no quote inside a string is counted, and perhaps some outside
+        raise bomb
+    at, strings, commas, opening = 0, 0, 0, 0
     while at >= 0:
         quote = data.find(b'"', at)
-        commas += data.count(b",", at, len(data) if quote < 0 else quote)
+        stop = len(data) if quote < 0 else quote
+        commas += data.count(b",", at, stop)
+        opening += data.count(b"[", at, stop) + data.count(b"{", at, stop)
         strings += 1
-        if commas > MAX_VALUES or strings > MAX_STRINGS:
-            raise ApiError("the body has too many values")
+        if commas > values or strings > MAX_STRINGS or opening > MAX_CONTAINERS:
+            raise bomb
         at = _string_end(data, quote) if quote >= 0 else -1
         at += at >= 0  # a string without an end is no JSON: the parser will say so
 

@@ -12,7 +12,7 @@ import logging
 import select
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import unquote
@@ -28,7 +28,9 @@ log = logging.getLogger(__name__)
 access = logging.getLogger("uvicorn.access")
 
 HIGH_WATER = 64 * 1024
-"""Bytes of an answer (or a request body) that wait in memory for the reader before the writer is paused."""
+"""Bytes of an answer that wait in memory for the client before the application is paused."""
+READ = 32 * 1024
+"""Bytes read at a time: no more than this is read of a body that turns out to be too long."""
 MAX_AHEAD = 1024 * 1024
 """Bytes a client may send ahead of the answer it waits for."""
 LINGER = 1.0
@@ -47,9 +49,11 @@ class Limits:
     slow_seconds: float = 60.0
     """Without any progress of an answer that waits for its reader."""
     connections: int = 8192
+    scratch: bytearray = field(default_factory=lambda: bytearray(READ), repr=False)
+    """Where bytes arrive, for all connections of an event loop: each takes them out before the next one reads."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """The signature is that uvicorn.Config(http=...) asks for, plus `limits`."""
 
     def __init__(
@@ -76,7 +80,7 @@ class Connection(asyncio.Protocol):
         self._writable.set()
         self.lost = False
 
-    # ------------------------------------------------------------ asyncio.Protocol
+    # ------------------------------------------------------------ asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast(asyncio.Transport, transport)  # uvloop's are none of asyncio's classes
@@ -100,12 +104,15 @@ class Connection(asyncio.Protocol):
         if self._exchange is not None:
             self._exchange.leave()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._limits.scratch
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._lingering or self.transport.is_closing():
             return
         if not self._buffer and self._exchange is None:
             self._deadline(self._limits.head_seconds, self._head_late)
-        self._buffer += data
+        self._buffer += memoryview(self._limits.scratch)[:nbytes]
         try:
             self._advance()
         except RefusedError as e:
@@ -145,7 +152,7 @@ class Connection(asyncio.Protocol):
                 assert self._exchange is not None
                 self._exchange.give(self._body.take(self._buffer), self._body.done)
                 if not self._body.done:
-                    self._read(self._exchange.waiting < HIGH_WATER)
+                    self._read(not self._exchange.waiting)  # no further than the application has read
                     return
                 self._body = None
                 self._deadline(0, None)
@@ -217,7 +224,7 @@ class Connection(asyncio.Protocol):
             self.transport.close()
         elif self._buffer:
             self._deadline(self._limits.head_seconds, self._head_late)
-            self._loop.call_soon(self.data_received, b"")
+            self._loop.call_soon(self.buffer_updated, 0)
         else:
             self._read(True)
             self._deadline(self._config.timeout_keep_alive, self.transport.close)

@@ -14,9 +14,6 @@ import msgspec
 
 from thalweg.errors import ConfigError
 
-MAX_BODY = 32 * 2**20
-"""Bytes of one request body; more is refused before it is read."""
-
 
 class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     """See `thalweg serve --help=Frontend` for the meaning of each field."""
@@ -46,7 +43,8 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     max_log_len: int | None = None
     shutdown_timeout: int = 30
     """Seconds open requests get to finish once the server is told to stop."""
-    max_body: int = MAX_BODY
+    max_body: int | None = None
+    """Bytes of one request body; more is refused before it is read. None: by the model's context."""
     max_queued_requests: int | None = None
     """Prompts that may wait for the engine; None: four times the sequences it runs at once."""
     max_queued_tokens: int = 2**21
@@ -87,7 +85,7 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
         if self.shutdown_timeout < 0:
             yield f"--shutdown-timeout: {self.shutdown_timeout} must not be negative"
         for name in ("max_body", "max_queued_tokens"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 yield f"--{name.replace('_', '-')}: {getattr(self, name)} must be at least 1"
         if self.max_queued_requests is not None and self.max_queued_requests < 0:
             yield f"--max-queued-requests: {self.max_queued_requests} must not be negative"

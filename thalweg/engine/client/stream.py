@@ -45,7 +45,7 @@ class Stream:
 
 
 def merged(old: RequestOutput, new: RequestOutput) -> RequestOutput:
-    """Two deltas as one; made from `new`, which is changed."""
+    """Two deltas as one; made of their parts, in time that does not depend on how much waits already."""
     if new.prompt_logprobs is None:
         new.prompt_logprobs = old.prompt_logprobs
     later = {c.index: c for c in new.outputs}
@@ -55,8 +55,11 @@ def merged(old: RequestOutput, new: RequestOutput) -> RequestOutput:
             new.outputs.append(earlier)
             continue
         c.text = earlier.text + c.text
-        c.token_ids = [*earlier.token_ids, *c.token_ids]
+        ids = earlier.token_ids if isinstance(earlier.token_ids, list) else list(earlier.token_ids)
+        ids.extend(c.token_ids)
+        c.token_ids = ids
         if earlier.logprobs is not None:
-            c.logprobs = earlier.logprobs + (c.logprobs or [])
+            earlier.logprobs.extend(c.logprobs or ())
+            c.logprobs = earlier.logprobs
     new.outputs.sort(key=lambda c: c.index)
     return new

@@ -17,7 +17,7 @@ from thalweg.server.errors import ApiError
 
 MAX_PROMPTS = 4096
 MAX_TOKENS = 2_000_000
-MAX_MESSAGES = 20_000
+MAX_MESSAGES = 10_000
 MAX_PARTS = 1024
 
 Text = Annotated[str, Field(max_length=32 * 2**20)]
@@ -26,7 +26,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
 Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e9, le=1e9)]
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
-Strings = Annotated[list[Annotated[str, Field(max_length=65536)]], Field(max_length=100_000)]
+Strings = Annotated[list[Annotated[str, Field(max_length=65536)]], Field(max_length=1000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Request(Model):
     min_tokens: Int32 = 0
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    bad_words: Strings | None = None
+    bad_words: Annotated[list[Label], Field(max_length=1000)] | None = None
     allowed_token_ids: TokenIds | None = None
     prompt_logprobs: Int32 | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None

@@ -19,7 +19,7 @@ import thalweg
 from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.params import MAX_N, SamplingParams
 from thalweg.server.admission import Admission, Ticket
-from thalweg.server.bodies import Bodies
+from thalweg.server.bodies import MAX_VALUES, Bodies
 from thalweg.server.errors import ApiError
 from thalweg.server.lifecycle import Lifecycle
 from thalweg.server.middleware import tenant_of
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from thalweg.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+MIN_BODY, MAX_BODY, BYTES_PER_TOKEN = 8 * 2**20, 64 * 2**20, 64
+"""Bytes of a request body where --max-body does not say: what a prompt that fills the context can need, within these."""
 HEAVY_TOKENS = 1024
 """Answers with log-probabilities of more tokens than this are written on a thread."""
 
@@ -57,7 +59,9 @@ class Serving:
 
     def __init__(self, engine: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle) -> None:
         self.engine, self.settings, self.lifecycle = engine, settings, lifecycle
-        self.bodies = Bodies(settings.max_body)
+        context = engine.config.model.max_len
+        limit = settings.max_body or min(MAX_BODY, max(MIN_BODY, BYTES_PER_TOKEN * context))
+        self.bodies = Bodies(limit, max(MAX_VALUES, 4 * context))
         self.encoder = Encoder(engine.tokenizer, engine.config.model.max_len) if engine.tokenizer else None
         seqs = engine.config.scheduler.max_seqs
         queue = settings.max_queued_requests
