@@ -48,7 +48,7 @@ CHOKES = (
             "os.posix_spawn",
             "os.spawnv",
         ),
-        ("thalweg/processes.py", "thalweg/hal/testing/"),
+        ("thalweg/processes.py", "thalweg/hal/testing/", "thalweg/bench/startup.py"),
         "one place starts processes",
     ),
     Choke(

@@ -44,6 +44,16 @@ def failpoints() -> str:
     return os.environ.get("THALWEG_FAILPOINTS", "")
 
 
+def startup_marks() -> str:
+    """THALWEG_STARTUP_MARKS: file to which each process adds when it passed which point of its start. Default: none."""
+    return os.environ.get("THALWEG_STARTUP_MARKS", "")
+
+
+def with_startup_marks(path: str) -> dict[str, str]:
+    """The environment of a child whose start is to be measured."""
+    return {**os.environ, "THALWEG_STARTUP_MARKS": path}
+
+
 def _number(name: str, default: float, least: float) -> float:
     text = os.environ.get(name)
     if not text:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from thalweg.hal import ops
@@ -14,6 +15,11 @@ from thalweg.hal.weights import QTensor
 
 LONE = 1024
 """Inputs up to which a row alone has the bits it has in company: seen from 16 to 1,024, other from 1,536 on."""
+
+TILE, STEP = 256, 64
+"""Rows multiplied at once, and what a tile of more than STEP rows is filled up to a multiple of. oneDNN keeps the scratch
+memory of every row count it has met (rows x outputs in float32; up to 1,024 of them), so there must be few row counts and
+none large: else prompts of varying length fill the memory."""
 
 
 def _supports(spec: Mapping[str, Any]) -> str | None:
@@ -41,13 +47,31 @@ def _run(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return x.new_empty(*x.shape[:-1], weight.shape[0])
     if n == 1 and rows.shape[1] > LONE:
         rows = rows.expand(2, -1)
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(rows.contiguous(), weight, bias, "none", [], "")
+    out = _product(rows, weight, bias)
     return out[:n].view(*x.shape[:-1], out.shape[-1])
 
 
 def _run_as_it_comes(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A lone row is summed in an order of its own."""
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
+    out = _product(x.reshape(-1, x.shape[-1]), weight, bias)
+    return out.view(*x.shape[:-1], out.shape[-1])
+
+
+def _product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """rows [n, inputs] -> [n, outputs], in tiles."""
+    n = rows.shape[0]
+    if n <= STEP:
+        return _multiply(rows, weight, bias)
+    out = rows.new_empty(n, weight.shape[0])
+    for at in range(0, n, TILE):
+        tile = rows[at : at + TILE]
+        m = tile.shape[0]
+        out[at : at + m] = _multiply(F.pad(tile, (0, 0, 0, -m % STEP) if m > STEP else (0, 0)), weight, bias)[:m]
+    return out
+
+
+def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(rows.contiguous(), weight, bias, "none", [], "")
     return out
 
 

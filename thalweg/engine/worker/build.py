@@ -21,6 +21,7 @@ from thalweg.hal.kv import KVLayout, KVSpec
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Defaults, Device, ModelFacts, Pending, Place, Platform
 from thalweg.hal.step import StateBox, StepBatch
+from thalweg.marks import mark
 from thalweg.models import registry
 
 
@@ -56,6 +57,7 @@ def build(args: EngineArgs) -> Worker:
     """`args.model` is a local directory. Raises ConfigError, CheckpointError, UnsupportedModelError or DeviceError, in
     that order of cheapness: whatever can be refused without loading weights is refused before."""
     start = time.monotonic()
+    mark("engine started")
     check_args(args)
     path = Path(args.model)
     hf = read_config(path, args.hf_overrides)
@@ -72,6 +74,7 @@ def build(args: EngineArgs) -> Worker:
     except BaseException:
         device.close()
         raise
+    mark("engine built")
     worker.load_seconds = time.monotonic() - start
     return worker
 
@@ -104,6 +107,7 @@ def _build_model(job: _Job) -> Worker:
     from thalweg.models.load import load_params
     from thalweg.models.step import make_state, make_step
 
+    mark("framework imported")
     args, device = job.args, job.device
     dtype = resolve.dtype(args, job.facts, device.info, job.defaults)
     length = resolve.max_len(args, job.facts)
@@ -117,6 +121,7 @@ def _build_model(job: _Job) -> Worker:
     size = resolve.cache_size(args, model.groups, _cache_bytes(job), length, schedule.max_seqs)
     step = make_step(model, binder, logprobs_mode=args.logprobs_mode)
     params = load_params(model, job.path, device, load_format=args.load_format, seed=args.seed, progress=args.use_tqdm_on_load)
+    mark("weights loaded")
     slots = schedule.max_seqs + 1
     state = StateBox(make_state(model, device, blocks=size.blocks, slots=slots, max_len=size.max_len))
     runner = Runner(

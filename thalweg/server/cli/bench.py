@@ -45,7 +45,10 @@ def run(words: list[str]) -> int:
     _check_refused(namespace, module.REFUSED)
     args = common.engine_args(namespace)
     common.say_bundled(args, "--model MODEL")
-    module.main(namespace, args)
+    if kind == "startup":
+        module.main(namespace, args, _engine_words(words[1:], module))
+    else:
+        module.main(namespace, args)
     return 0
 
 
@@ -58,6 +61,15 @@ def _without_engine(kind: str, module: Any, words: list[str]) -> int:
     _check_refused(namespace, refused)
     module.main(namespace)
     return 0
+
+
+def _engine_words(words: list[str], module: Any) -> list[str]:
+    """The words that are not the benchmark's own flags: what the servers it starts are given."""
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    module.add_arguments(own)
+    return own.parse_known_args(
+        [w.replace("_", "-") if w.startswith("--num_") or w.startswith("--output_") else w for w in words]
+    )[1]
 
 
 def _add_refused(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:

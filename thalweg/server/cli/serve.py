@@ -9,11 +9,13 @@ from typing import Any
 
 from thalweg import envs
 from thalweg.errors import ConfigError
+from thalweg.marks import mark
 from thalweg.server.cli import common, flags
 from thalweg.server.settings import ServerSettings
 
 
 def run(words: list[str]) -> int:
+    mark("command line")
     namespace = common.parse("serve", words, _arguments, about="Serve a model over HTTP, OpenAI-compatible.", server=True)
     if namespace.model_tag is not None and "--model" in words:
         raise ConfigError("--model: the model is already given as the first argument; give it once")
@@ -22,6 +24,7 @@ def run(words: list[str]) -> int:
     common.say_bundled(args)
     from thalweg.server.serve import serve  # imports the web framework
 
+    mark("server imported")
     return serve(args, made)
 
 
