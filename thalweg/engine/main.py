@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import logging
 import queue
 import signal
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from thalweg import envs
 from thalweg.engine import messages as m
 from thalweg.engine.control import EngineCore
 from thalweg.engine.ipc.codec import Codec, FrameError
@@ -26,11 +28,13 @@ from thalweg.hal.platform import Pending
 from thalweg.hal.step import StepBatch
 
 HEARTBEAT_SECONDS = 0.5
+LOG_FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
 
 
 def main(fd: int) -> int:
     """Serve the client at the other end of the inherited socket until it closes it or asks to stop. The exit status."""
     _die_with_parent()
+    logging.basicConfig(level=envs.log_level(), format=LOG_FORMAT, datefmt="%H:%M:%S")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle; it then closes the channel
     channel = Channel(fd, Codec[Any](m.ToCore))
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.config import read_config
 from thalweg.config import CacheConfig, DeviceConfig, EngineArgs, EngineConfig, ModelConfig, SchedulerConfig, check_args
 from thalweg.engine.worker import resolve
+from thalweg.engine.worker.plan import gib, plan
 from thalweg.engine.worker.runner import Runner
 from thalweg.errors import ConfigError
 from thalweg.hal import discovery
@@ -23,6 +25,8 @@ from thalweg.hal.platform import Defaults, Device, ModelFacts, Pending, Place, P
 from thalweg.hal.step import StateBox, StepBatch
 from thalweg.marks import mark
 from thalweg.models import registry
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -120,8 +124,10 @@ def _build_model(job: _Job) -> Worker:
     # Everything a user can have got wrong about sizes is refused before a weight is read.
     size = resolve.cache_size(args, model.groups, _cache_bytes(job), length, schedule.max_seqs)
     step = make_step(model, binder, logprobs_mode=args.logprobs_mode)
+    before = device.used()
     params = load_params(model, job.path, device, load_format=args.load_format, seed=args.seed, progress=args.use_tqdm_on_load)
     mark("weights loaded")
+    _tell_memory(job, device.used() - before)
     slots = schedule.max_seqs + 1
     state = StateBox(make_state(model, device, blocks=size.blocks, slots=slots, max_len=size.max_len))
     runner = Runner(
@@ -129,6 +135,17 @@ def _build_model(job: _Job) -> Worker:
     )
     config = _config(job, dtype, size, model.groups, schedule, model.vocab)
     return Worker(config, runner.launch, [str(c) for c in binder.plan], device, 0.0)
+
+
+def _tell_memory(job: _Job, loaded: int) -> None:
+    """One line: what was planned, and what the weights really take."""
+    if job.platform.describe() is None:
+        return
+    p = plan(job.args)
+    logger.info(
+        "memory: weights %s planned, %s measured; KV cache %s for %d tokens; workspace %s estimated; %s of %s in all",
+        gib(p.weights), gib(loaded), gib(p.kv_cache), p.tokens, gib(p.workspace), gib(p.total), gib(p.device_bytes),
+    )  # fmt: skip
 
 
 def _build_without_model(job: _Job) -> Worker:
