@@ -139,7 +139,8 @@ def plot(path: str, outcomes: Sequence[Outcome], metrics: Sequence[str], title: 
         axes = figure.add_subplot(1, len(metrics), i + 1)
         if v.size:
             axes.step(v, np.arange(1, v.size + 1) / v.size, where="post")
-            axes.set_xscale("log")
+            if v[0] > 0:  # several events of one read are no time apart
+                axes.set_xscale("log")
         axes.set(xlabel=f"{metric} (ms)", ylim=(0, 1.01), title=METRICS[metric])
         axes.title.set_fontsize(9)
         axes.grid(alpha=0.3)
