@@ -13,6 +13,7 @@ import contextlib
 import os
 import platform
 import random
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -34,19 +35,31 @@ async def run_row(row: Row, ctx: Context) -> list[Figure]:
     limit = row.patience * ctx.size(1, 10)
     try:
         async with asyncio.timeout(limit):
-            figures = await row.run(ctx)
+            return [replace(f, seed=ctx.seed) for f in await row.run(ctx)]
     except TimeoutError as e:
-        reason = f"not finished within {limit:g} s" if not str(e) else f"timeout: {e}"
-        figures = [Figure(i, "carried through", "yes", "no", False, 0, reason) for i in row.ids]
+        return _failed(row, ctx, f"timeout: {e}" if str(e) else f"not finished within {limit:g} s")
     except Exception as e:
-        reason = f"{type(e).__name__}: {e}"[:400]
-        figures = [Figure(i, "carried through", "yes", "no", False, 0, reason) for i in row.ids]
-    return [replace(f, seed=ctx.seed) for f in figures]
+        return _failed(row, ctx, f"{type(e).__name__}: {e}"[:400])
+
+
+def _failed(row: Row, ctx: Context, why: str) -> list[Figure]:
+    return [Figure(i, "carried through", "yes", "no", False, 0, why, ctx.seed) for i in row.ids]
 
 
 async def run_rows(rows: list[Row], ctx: Context) -> list[Figure]:
-    """Rows that must be alone one after another, then the others a few at a time; figures in the order of `rows`."""
+    """Rows that must be alone one after another, then the others a few at a time; figures in the order of `rows`. SIGINT or
+    SIGTERM ends it with its servers; rows not finished then have failed."""
     figures: dict[tuple[str, ...], list[Figure]] = {}
+    task = asyncio.create_task(_run_rows(rows, ctx, figures))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
+    return [f for row in rows for f in figures.get(row.ids) or _failed(row, ctx, "interrupted")]
+
+
+async def _run_rows(rows: list[Row], ctx: Context, figures: dict[tuple[str, ...], list[Figure]]) -> None:
     beside = asyncio.Semaphore(BESIDE)
 
     async def one(row: Row) -> None:
@@ -63,7 +76,6 @@ async def run_rows(rows: list[Row], ctx: Context) -> list[Figure]:
         for row in sorted(rows, key=lambda r: -r.patience):  # the longest first
             if not row.alone:
                 group.create_task(one(row))
-    return [f for row in rows for f in figures[row.ids]]
 
 
 def select(names: list[str]) -> list[Row]:

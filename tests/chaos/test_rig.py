@@ -134,6 +134,27 @@ async def test_a_row_that_cannot_run_fails_with_the_reason_and_the_others_go_on(
     assert "not finished within" in figures[2].note
 
 
+@pytest.mark.slow
+def test_a_told_rig_ends_with_its_servers_and_still_prints_its_table(tmp_path):
+    words = [sys.executable, str(HERE), "--rows", "G5", "C4", "--seed", "1", "--json", str(tmp_path / "figures.json")]
+    mark = f"chaos-test-{os.getpid()}-{random.random()}"
+    run = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "CHAOS_MARK": mark}
+    )
+    try:
+        assert "G5" in run.stderr.readline()
+        run.send_signal(signal.SIGTERM)
+        said, _ = run.communicate(timeout=10)
+    finally:
+        run.kill()
+    assert run.returncode == 1
+    assert "interrupted" in said
+    read = json.loads((tmp_path / "figures.json").read_text())["figures"]
+    assert [(f["row"], f["figure"]) for f in read] == [("C4", "carried through"), ("G5", "accepted")]
+    left = [int(p) for p in os.listdir("/proc") if p.isdigit() and mark.encode() in proc.environment(int(p))]
+    assert [proc.cmdline(p) for p in left] == []
+
+
 def test_rows_are_chosen_by_name_or_letter_and_unknown_ones_refused():
     main = main_module()
     assert {i for row in main.select(["A", "C8"]) for i in row.ids} == {"A1", "A2", "A3", "A4", "A5", "A8", "C1", "C8"}
