@@ -20,11 +20,17 @@ from thalweg.engine.client.outputs import OutputProcessor
 from thalweg.engine.client.stream import Stream
 from thalweg.engine.client.supervisor import Supervisor
 from thalweg.errors import EngineDeadError, RequestError, ThalwegError
+from thalweg.marks import mark
 from thalweg.outputs import RequestOutput
 from thalweg.params import SamplingParams
 from thalweg.text.chat import Chat
 from thalweg.text.encoder import INLINE, Encoder
 from thalweg.text.tokenizer import Tokenizer
+
+
+MOST_WAITING = 256
+"""Tokens and log-probabilities a streaming reader may leave untaken before its request stops being computed, until it reads
+again. Then it goes on where it was: the engine finds most of it in its prefix cache."""
 
 
 class StatLogger(Protocol):
@@ -61,6 +67,7 @@ class AsyncLLM:
         """Ready to serve, a canary generation behind it; or raises ConfigError, CheckpointError, UnsupportedModelError,
         DeviceError with the reason."""
         frontend = await asyncio.to_thread(load_frontend, args)
+        mark("tokenizer loaded")
         if frontend.chat:
             frontend.chat.prepare()
         made = cls(frontend, loggers)
@@ -71,6 +78,7 @@ class AsyncLLM:
             if frontend.chat:
                 frontend.chat.close()
             raise
+        mark("canary answered")
         made.config, made.kernel_plan, made.load_seconds = ready.config, ready.plan, ready.load_seconds
         made._inputs = InputProcessor(
             ready.config, frontend.tokenizer, eos_ids=frontend.eos_ids, seed_source=random.SystemRandom()
@@ -147,6 +155,9 @@ class AsyncLLM:
         try:
             while True:
                 output = await stream.get()
+                if stream.suspended and not output.finished:
+                    stream.suspended = False
+                    self._supervisor.submit(self._outputs.resume(request_id))
                 yield output
                 if output.finished:
                     return
@@ -213,6 +224,9 @@ class AsyncLLM:
             for logger in self._loggers:
                 logger.finished(output, stream.params)
         stream.put(output)
+        if stream.waiting > MOST_WAITING and not (output.finished or stream.suspended or self._supervisor.recovering):
+            stream.suspended = True
+            self._supervisor.abort(self._outputs.suspend(output.request_id, self._handles))
 
     def _convict(self, handle: int, why: str) -> None:
         closed = self._outputs.fail(handle, why)

@@ -27,7 +27,7 @@ from thalweg.server.wire import Body, Head, RefusedError, find_head, parse_head
 log = logging.getLogger(__name__)
 access = logging.getLogger("uvicorn.access")
 
-HIGH_WATER = 64 * 1024
+HIGH_WATER = 32 * 1024
 """Bytes of an answer that wait in memory for the client before the application is paused."""
 READ = 32 * 1024
 """Bytes read at a time: no more than this is read of a body that turns out to be too long."""

@@ -6,7 +6,7 @@ per token is a few dictionary look-ups. Knows no transport, no scheduling, no de
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +113,26 @@ class OutputProcessor:
         wanted = self._choices if handles is None else [h for h in handles if h in self._choices]
         return [self._choices[h].resubmit() for h in wanted]
 
+    def suspend(self, request_id: str, handles: Iterator[int]) -> list[int]:
+        """Take a request's running choices from the engine: the handles it must stop. What it still sends for them is
+        dropped, and made again: under new handles, from here, when `resume` says so."""
+        request, stopped = self._requests.get(request_id), []
+        for choice in request.choices if request is not None else ():
+            if self._choices.pop(choice.handle, None) is not None:
+                stopped.append(choice.handle)
+                choice.handle = next(handles)
+                choice.engine_request = msgspec.structs.replace(choice.engine_request, handle=choice.handle)
+        return stopped
+
+    def resume(self, request_id: str) -> list[EngineRequest]:
+        """What the engine needs to continue a request that was suspended."""
+        request, again = self._requests.get(request_id), []
+        for choice in request.choices if request is not None else ():
+            if choice.finish_reason is None and choice.handle not in self._choices:
+                self._choices[choice.handle] = choice
+                again.append(choice.resubmit())
+        return again
+
     def fail(self, handle: int, message: str) -> tuple[str, list[int]] | None:
         """Close the request this choice belongs to: its id, and the handles of its other open choices."""
         choice = self._choices.get(handle)
@@ -129,6 +149,7 @@ class OutputProcessor:
         for choice in request.choices:
             if self._choices.pop(choice.handle, None) is not None:
                 handles.append(choice.handle)
+            if choice.finish_reason is None:
                 choice.finish(Finished(choice.handle, reason, error=error))
         return handles, request.output(request.metrics.last_token_ts)
 
@@ -214,7 +235,9 @@ class _Choice:
         self._new_text.clear()
         logprobs: list[PositionLogprobs] | None = None
         if self.wants_logprobs:
-            logprobs = self.logprobs[sent:] if delta else self.logprobs.copy()
+            logprobs = self.logprobs if delta else self.logprobs.copy()
+            if delta:  # told once, and never asked for again
+                self.logprobs = []
         if not delta:
             text = self._text = self._text + text
         self._sent_tokens = len(self.tokens)

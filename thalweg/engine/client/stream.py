@@ -12,18 +12,24 @@ from thalweg.params import RequestOutputKind, SamplingParams
 class Stream:
     """One writer, one reader, both on the event loop."""
 
-    __slots__ = ("_arrived", "_error", "_pending", "params")
+    __slots__ = ("_arrived", "_error", "_pending", "params", "suspended", "waiting")
 
     def __init__(self, params: SamplingParams) -> None:
         self.params = params
         self._arrived = asyncio.Event()
         self._pending: RequestOutput | None = None
         self._error: ThalwegError | None = None
+        self.waiting = 0
+        """Tokens and log-probabilities not taken yet, deltas only."""
+        self.suspended = False
+        """Does the engine wait for the reader?"""
 
     def put(self, output: RequestOutput) -> None:
         """Deltas add up; anything else replaces what was not taken."""
-        if self._pending is not None and self.params.output_kind is RequestOutputKind.DELTA:
-            output = merged(self._pending, output)
+        if self.params.output_kind is RequestOutputKind.DELTA:
+            self.waiting += sum(len(c.token_ids) for c in output.outputs) * (1 + (self.params.logprobs or 0))
+            if self._pending is not None:
+                output = merged(self._pending, output)
         self._pending = output
         self._arrived.set()
 
@@ -38,7 +44,7 @@ class Stream:
         if self._pending is None:
             assert self._error is not None
             raise self._error
-        output, self._pending = self._pending, None
+        output, self._pending, self.waiting = self._pending, None, 0
         if self._error is None:
             self._arrived.clear()
         return output

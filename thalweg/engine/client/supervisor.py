@@ -96,6 +96,11 @@ class Supervisor:
         if self._engine is not None and self._recovery.on_trial is None:
             self._post(m.Add(list(requests)))
 
+    @property
+    def recovering(self) -> bool:
+        """Is the engine away, or are suspects of a crash running alone?"""
+        return self._engine is None or self._recovery.on_trial is not None
+
     def abort(self, handles: Sequence[int]) -> None:
         if handles:
             self._post(m.Abort(list(handles)))
