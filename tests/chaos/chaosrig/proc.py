@@ -70,9 +70,10 @@ def cmdline(pid: int) -> str:
 
 
 def environment(pid: int) -> bytes:
+    """Empty if it is gone, or may not be looked at."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         return b""
 
 
