@@ -27,7 +27,6 @@ from thalweg.text.chat import Chat
 from thalweg.text.encoder import INLINE, Encoder
 from thalweg.text.tokenizer import Tokenizer
 
-
 MOST_WAITING = 256
 """Tokens and log-probabilities a streaming reader may leave untaken before its request stops being computed, until it reads
 again. Then it goes on where it was: the engine finds most of it in its prefix cache."""
