@@ -11,7 +11,7 @@ from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place
 
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Any of these: matrix products in bfloat16 are native (x86's names, then Arm's)."""
-KEPT = 56 << 20
+KEPT = 44 << 20
 """Bytes of compiled kernels, their scratch memory and holes in the heap, about; measured (tests/bench)."""
 PACKS_BF16 = BF16_FLAGS | {"avx512bw"}
 """Any of these: oneDNN multiplies in bfloat16."""
