@@ -24,14 +24,16 @@ class Figure:
     n: int
     note: str = ""
     seed: int = 0
+    measured: bool = False
+    """A time, a size or a rate, which depends on the machine and what else it does; else a promise that holds anywhere."""
 
 
 def at_most(row: str, figure: str, limit: float, value: float, n: int, unit: str = "", note: str = "") -> Figure:
-    return Figure(row, figure, f"<= {limit:g}{unit}", _round(value), value <= limit, n, note)
+    return Figure(row, figure, f"<= {limit:g}{unit}", _round(value), value <= limit, n, note, measured=True)
 
 
 def at_least(row: str, figure: str, limit: float, value: float, n: int, unit: str = "", note: str = "") -> Figure:
-    return Figure(row, figure, f">= {limit:g}{unit}", _round(value), value >= limit, n, note)
+    return Figure(row, figure, f">= {limit:g}{unit}", _round(value), value >= limit, n, note, measured=True)
 
 
 def none_of(row: str, figure: str, bad: Sequence[Any], n: int, note: str = "") -> Figure:
