@@ -177,7 +177,11 @@ def test_truncation_keeps_what_transformers_keeps(k: int, p: float, m: float) ->
         want = warp(None, want) if warp else want
     full = torch.full
     got = ops.truncate(logits, full((20,), k, dtype=I32), full((20,), float(p)), full((20,), float(m)))
-    assert torch.equal(got, want)
+    # The two add the tail up in different orders: a token whose tail is 1 - p to the last bit may fall either way.
+    tail = torch.stack([logits.softmax(1).double().masked_fill(logits > cut, 0).sum(1) for cut in logits.split(1, 1)], 1)
+    on_the_edge = (tail - (1 - p)).abs() < 1e-6 if p < 1 else torch.zeros_like(logits, dtype=torch.bool)
+    assert torch.equal(got.masked_fill(on_the_edge, 0), want.masked_fill(on_the_edge, 0))
+    assert on_the_edge.float().mean() < 0.02
 
 
 def test_truncation_of_equals() -> None:
