@@ -110,6 +110,27 @@ class LLM:
 
         The template (the model's, or `chat_template`: text or a file) runs in a process with limits of time, memory and
         output. Special tokens written inside messages are text."""
+        prompts = self.preprocess_chat(
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def preprocess_chat(
+        self,
+        messages: Sequence[Any],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Prompt]:
+        """The prompts `chat` would generate from, for `generate`: one per conversation."""
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         chat = self._frontend.chat
         if chat is None:
@@ -117,7 +138,7 @@ class LLM:
         if chat.source is None and chat_template is None:
             raise RequestError("chat_template: the model has none; pass chat_template=, or use generate()", "chat_template")
         template = None if chat_template is None else _source(chat_template)
-        prompts = [
+        return [
             chat.prompt(
                 conversation,
                 tools,
@@ -128,7 +149,6 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def enqueue(
         self,
