@@ -1,6 +1,6 @@
 """How long streams pause when the engine process is killed: from the kill to each stream's next token.
 
-python benchmarks/resume.py [--streams 32] [--kills 3] [--model DIR] [--device cpu]
+python benchmarks/resume.py [--streams 32] [--kills 3] [--pause 6] [--no-standby] [--model DIR] [--device cpu]
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from thalweg.params import RequestOutputKind
 
 async def main(args: argparse.Namespace) -> dict:
     engine = await AsyncLLM.start(
-        EngineArgs(model=args.model, device=args.device, use_tqdm_on_load=False, max_restarts=args.kills)
+        EngineArgs(
+            model=args.model,
+            device=args.device,
+            use_tqdm_on_load=False,
+            max_restarts=args.kills,
+            standby_engine=not args.no_standby,
+        )  # fmt: skip
     )
     arrivals: list[list[float]] = [[] for _ in range(args.streams)]
 
@@ -31,7 +37,7 @@ async def main(args: argparse.Namespace) -> dict:
     tasks = [asyncio.create_task(stream(i)) for i in range(args.streams)]
     firsts, lasts = [], []
     for _ in range(args.kills):
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(args.pause)
         killed = time.monotonic()
         os.kill(engine.engine_pid, signal.SIGKILL)
         while not all(a and a[-1] > killed + 0.05 for a in arrivals):
@@ -53,6 +59,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--pause", type=float, default=6.0, help="seconds before each kill")
+    parser.add_argument("--no-standby", action="store_true", help="without a process that stands by")
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--device", default="cpu")
     print(json.dumps(asyncio.run(main(parser.parse_args()))))

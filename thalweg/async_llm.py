@@ -17,6 +17,7 @@ from thalweg.engine import messages as m
 from thalweg.engine.client.frontend import Frontend, load_frontend
 from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor
+from thalweg.engine.client.standby import Standby
 from thalweg.engine.client.stream import Stream
 from thalweg.engine.client.supervisor import Supervisor
 from thalweg.errors import EngineDeadError, RequestError, ThalwegError
@@ -62,16 +63,16 @@ class AsyncLLM:
         )  # fmt: skip
 
     @classmethod
-    async def start(cls, args: EngineArgs, *, loggers: Sequence[StatLogger] = ()) -> AsyncLLM:
+    async def start(cls, args: EngineArgs, *, loggers: Sequence[StatLogger] = (), standby: Standby | None = None) -> AsyncLLM:
         """Ready to serve, a canary generation behind it; or raises ConfigError, CheckpointError, UnsupportedModelError,
-        DeviceError with the reason."""
+        DeviceError with the reason. `standby`: a process to make the engine of, already loading its code."""
         frontend = await asyncio.to_thread(load_frontend, args)
         mark("tokenizer loaded")
         if frontend.chat:
             frontend.chat.prepare()
         made = cls(frontend, loggers)
         try:
-            ready = (await made._supervisor.start()).ready
+            ready = (await made._supervisor.start(standby)).ready
         except BaseException:
             await made._supervisor.stop()
             if frontend.chat:

@@ -80,6 +80,9 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     device must fit."""
     max_restarts: int = 5
     """Engine restarts within ten minutes before the server gives up."""
+    standby_engine: bool = True
+    """Keep a process with the engine's code loaded, so that a restart does not wait for that. It holds no device and no
+    weights, only host memory for the code."""
 
     logprobs_mode: str = "raw_logprobs"
     max_logprobs: int = 20

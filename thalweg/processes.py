@@ -1,11 +1,10 @@
-"""The one module that starts processes: the engine (`start`), and small helpers that talk over two pipes (`Child`).
+"""The one module that starts processes: the engine (`Process`), and small helpers that talk over two pipes (`Child`).
 
 Every process is `python -m` a module of ours; nothing else is ever run. Knows nothing of what they do.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import select
@@ -18,13 +17,37 @@ from pathlib import Path
 
 import thalweg
 
+POLL_SECONDS = 0.005
+"""Between looks at a process that is about to end."""
 
-async def start(module: str, *words: str, inherit: Sequence[int] = ()) -> asyncio.subprocess.Process:
+
+class Process:
     """`python -m module words`, with this process's environment and output, no input, and of its other descriptors those in
-    `inherit`. The caller ends it."""
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, *words, stdin=asyncio.subprocess.DEVNULL, pass_fds=tuple(inherit)
-    )
+    `inherit`. Whoever makes one ends it. Needs no event loop to be made."""
+
+    def __init__(self, module: str, *words: str, inherit: Sequence[int] = ()) -> None:
+        command = [sys.executable, "-m", module, *words]
+        self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=tuple(inherit))
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, -N if signal N ended it, None while it runs."""
+        return self._popen.poll()
+
+    def kill(self) -> None:
+        """SIGKILL, if it still runs."""
+        self._popen.kill()
+
+    async def wait(self) -> None:
+        """Until it has ended."""
+        import asyncio  # costs what its users have paid by now, and others must not
+
+        while self.returncode is None:
+            await asyncio.sleep(POLL_SECONDS)
 
 
 class ChildTimeoutError(Exception):

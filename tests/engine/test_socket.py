@@ -7,7 +7,8 @@ import pytest
 
 from thalweg.engine import messages as m
 from thalweg.engine.ipc.codec import Codec
-from thalweg.engine.ipc.socket import AsyncChannel, Channel, ChannelClosedError, pair
+from thalweg.engine.ipc.pair import pair
+from thalweg.engine.ipc.socket import AsyncChannel, Channel, ChannelClosedError
 
 
 async def connected():

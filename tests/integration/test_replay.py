@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from thalweg import AsyncLLM, EngineArgs, SamplingParams
+from thalweg.engine.client import supervisor
 from thalweg.errors import EngineDeadError
 from thalweg.params import RequestOutputKind
 
@@ -48,6 +49,35 @@ async def test_streams_survive_a_killed_engine_with_no_token_lost_or_doubled(arg
     assert await asyncio.gather(*tasks) == undisturbed
     assert engine.restarts == 2
     await engine.shutdown()
+
+
+async def test_the_process_that_stands_by_becomes_the_engine_and_ends_with_its_client(monkeypatch):
+    monkeypatch.setattr(supervisor, "STANDBY_AFTER", 0.0)
+    engine = await AsyncLLM.start(HASH)
+
+    async def standby() -> int:
+        while not (pid := engine._supervisor.standby_pid):
+            await asyncio.sleep(0.01)
+        return pid
+
+    first = await standby()
+    stream = asyncio.create_task(collect(engine, 1))
+    os.kill(engine.engine_pid, signal.SIGKILL)
+    assert len((await stream)[0]) == 60
+    assert engine.engine_pid == first
+    second = await standby()
+    os.kill(second, signal.SIGKILL)  # nobody is harmed by the loss of one that only waits
+    while engine._supervisor.standby_pid:
+        await asyncio.sleep(0.01)
+    os.kill(engine.engine_pid, signal.SIGKILL)
+    assert len((await collect(engine, 2))[0]) == 60
+    third = await standby()
+    await engine.shutdown()
+    for _ in range(200):
+        if not os.path.exists(f"/proc/{third}") or "Z" in open(f"/proc/{third}/stat").read().split()[2]:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the process that stood by outlives the client")
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from thalweg.engine import messages as m
 from thalweg.engine.control import EngineCore
 from thalweg.engine.ipc.codec import Codec, FrameError
 from thalweg.engine.ipc.socket import Channel, ChannelClosedError
-from thalweg.engine.worker.build import build
+from thalweg.engine.worker.build import build, prepare
 from thalweg.errors import ThalwegError
 from thalweg.failpoints import fp
 from thalweg.hal.platform import Pending
@@ -31,13 +31,16 @@ HEARTBEAT_SECONDS = 0.5
 LOG_FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
 
 
-def main(fd: int) -> int:
-    """Serve the client at the other end of the inherited socket until it closes it or asks to stop. The exit status."""
+def main(fd: int, device: str) -> int:
+    """Load the code for `device`, then serve the client at the other end of the inherited socket until it closes it or asks to
+    stop. The exit status."""
     _die_with_parent()
     logging.basicConfig(level=envs.log_level(), format=LOG_FORMAT, datefmt="%H:%M:%S")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle; it then closes the channel
     channel = Channel(fd, Codec[Any](m.ToCore))
+    gc.disable()  # loading makes next to no garbage, and walking what it makes takes a tenth of its time
     try:
+        prepare(device)
         start = channel.receive()
         if not isinstance(start, m.Start):
             raise FrameError(f"the first message must be Start, not {type(start).__name__}")
@@ -52,6 +55,7 @@ def main(fd: int) -> int:
     # Weights and code live as long as the process: keep the collector from walking them in the middle of a step.
     gc.collect()
     gc.freeze()
+    gc.enable()
     try:
         _Loop(core, channel).run()
     except ChannelClosedError:
@@ -166,4 +170,4 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2]))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from thalweg.errors import DeviceError
 from thalweg.hal import HAL_API
-from thalweg.hal.platform import Platform, Probe
+
+if TYPE_CHECKING:  # listing names is what every command does first
+    from thalweg.hal.platform import Platform, Probe
 
 GROUP = "thalweg.platforms"
 
@@ -29,6 +32,8 @@ def load(name: str) -> Platform:
 
 def probe_all() -> dict[str, Probe]:
     """Each platform's own answer to "can this machine run you?"; one that fails to load answers no, with the error."""
+    from thalweg.hal.platform import Probe
+
     out: dict[str, Probe] = {}
     for name in names():
         try:

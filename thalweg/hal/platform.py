@@ -261,6 +261,11 @@ class Platform(ABC):
         """Every objection to a resolved configuration, all at once. Default: none."""
         return []
 
+    def preload(self) -> None:
+        """Import what `open` and the device it returns will run (a tensor framework, kernels), so that a process standing by
+        starts quickly; touch no driver and no device. Default: nothing."""
+        return
+
     @abstractmethod
     def open(self, place: Place, options: Any = None) -> Device:
         """Initialise the device. Raises thalweg.errors.DeviceError with the remedy."""

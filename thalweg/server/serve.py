@@ -22,10 +22,11 @@ import uvicorn
 from thalweg import envs
 from thalweg.async_llm import AsyncLLM, StatLogger
 from thalweg.config import EngineArgs
+from thalweg.engine.client.standby import Standby
 from thalweg.errors import EngineDeadError
 from thalweg.server.app import Application
 from thalweg.server.http1 import Connection, Limits
-from thalweg.server.listen import connection_limit, listening, url
+from thalweg.server.listen import connection_limit, url
 from thalweg.server.metrics import EngineMetrics
 from thalweg.server.settings import ServerSettings
 from thalweg.server.stats_line import StatsLine
@@ -47,15 +48,14 @@ class _AbandonedError(Exception):
     must not wait for it. It can do no harm: the engine dies with its parent, files appear under their names only when whole."""
 
 
-def serve(args: EngineArgs, settings: ServerSettings) -> int:
-    """Serve until told to stop. Exit status: 0 stopped by a signal, 1 the engine died. ConfigError before any model work
-    if the address is taken or the chat template does not parse."""
+def serve(args: EngineArgs, settings: ServerSettings, sock: socket.socket, standby: Standby | None = None) -> int:
+    """Serve on `sock`, which listens, until told to stop; `standby` becomes the engine. Exit status: 0 stopped by a signal, 1
+    the engine died. ConfigError before any model work if the chat template does not parse."""
     if settings.chat_template:
         check_template(settings.chat_template)
     runner = asyncio.Runner(loop_factory=_loop_factory())
     try:
-        with listening(settings) as sock:
-            status = runner.run(_main(args, settings, sock))
+        status = runner.run(_main(args, settings, sock, standby))
     except _AbandonedError:
         logging.shutdown()
         os._exit(0)
@@ -85,7 +85,7 @@ class _Signals:
         self._app.lifecycle.drain()  # at once: readiness drops before anything else happens
 
 
-async def _main(args: EngineArgs, settings: ServerSettings, sock: socket.socket) -> int:
+async def _main(args: EngineArgs, settings: ServerSettings, sock: socket.socket, standby: Standby | None) -> int:
     metrics = None if args.disable_log_stats else EngineMetrics()
     loggers: list[StatLogger] = [] if metrics is None else [metrics, StatsLine(envs.log_stats_seconds())]
     app = Application(settings, metrics)
@@ -95,7 +95,7 @@ async def _main(args: EngineArgs, settings: ServerSettings, sock: socket.socket)
     where = settings.uds or url(settings, sock)
     log.info("listening on %s; the model is loading", where)
     try:
-        engine = await _unless_stopped(AsyncLLM.start(args, loggers=loggers), signals.first)
+        engine = await _unless_stopped(AsyncLLM.start(args, loggers=loggers, standby=standby), signals.first)
         app.open(engine)
         log.info("serving %s on %s", ", ".join(engine.model_names), where)
         status = await _until_told(engine, signals)

@@ -60,6 +60,9 @@ class CpuPlatform(Platform):
         masks = s.tokens * (s.heads // s.kv_heads) * s.max_len * s.dtype_bytes
         return super().workspace(s) + masks + KEPT
 
+    def preload(self) -> None:
+        import thalweg.backends.cpu.device  # noqa: F401
+
     def open(self, place: Place, options: Any = None) -> Device:
         from thalweg.backends.cpu.device import open_device
 

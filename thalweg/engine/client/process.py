@@ -12,8 +12,9 @@ import thalweg.errors
 from thalweg import processes
 from thalweg.config import EngineArgs
 from thalweg.engine import messages as m
+from thalweg.engine.client.standby import Standby
 from thalweg.engine.ipc.codec import Codec, FrameError
-from thalweg.engine.ipc.socket import AsyncChannel, ChannelClosedError, pair
+from thalweg.engine.ipc.socket import AsyncChannel, ChannelClosedError
 from thalweg.errors import EngineDeadError, ThalwegError
 
 STOP_SECONDS = 5.0
@@ -23,7 +24,7 @@ STOP_SECONDS = 5.0
 class EngineProcess:
     """A running engine and its channel. Make one with `start`; end it with `stop`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, channel: AsyncChannel, ready: m.Ready) -> None:
+    def __init__(self, process: processes.Process, channel: AsyncChannel, ready: m.Ready) -> None:
         self._process, self._channel = process, channel
         self.ready = ready
         self.pid = process.pid
@@ -35,16 +36,12 @@ class EngineProcess:
         self._steps = 0
 
     @staticmethod
-    async def start(args: EngineArgs) -> EngineProcess:
-        """An engine that is ready to serve. Raises what it said if it could not start: ConfigError, CheckpointError,
-        UnsupportedModelError, DeviceError; EngineDeadError if it died without words."""
-        ours, theirs = pair()
-        with theirs:
-            try:
-                process = await processes.start("thalweg.engine.main", str(theirs.fileno()), inherit=(theirs.fileno(),))
-            except BaseException:
-                ours.close()
-                raise
+    async def start(args: EngineArgs, standby: Standby | None = None) -> EngineProcess:
+        """An engine that is ready to serve, made of `standby` if that is alive. Raises what it said if it could not start:
+        ConfigError, CheckpointError, UnsupportedModelError, DeviceError; EngineDeadError if it died without words."""
+        if standby is None or not standby.alive:
+            standby = Standby(args.device)
+        process, ours = standby.take()
         channel = await AsyncChannel.over(ours, Codec[Any](m.FromCore))
         try:
             channel.post(m.Start(args))
@@ -92,8 +89,7 @@ class EngineProcess:
     def kill(self, why: str) -> None:
         """It is beyond words. `receive` then raises EngineDeadError with `why`."""
         self.stuck = why
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._process.kill()
 
     @property
     def returncode(self) -> int | None:
@@ -117,11 +113,10 @@ def as_error(failed: m.Failed) -> ThalwegError:
     return kind(failed.message) if issubclass(kind, ThalwegError) else EngineDeadError(failed.message)
 
 
-async def _end(process: asyncio.subprocess.Process, patience: float = 1.0) -> None:
+async def _end(process: processes.Process, patience: float = 1.0) -> None:
     """Wait for it to exit; kill it when patience runs out."""
     try:
         await asyncio.wait_for(process.wait(), patience)
     except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        process.kill()
         await process.wait()

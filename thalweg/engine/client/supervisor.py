@@ -22,6 +22,7 @@ from thalweg.engine import messages as m
 from thalweg.engine.client.outputs import OutputProcessor
 from thalweg.engine.client.process import EngineProcess
 from thalweg.engine.client.recovery import Recovery, Verdict
+from thalweg.engine.client.standby import Standby
 from thalweg.errors import EngineDeadError, ThalwegError
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ WINDOW_SECONDS = 600.0
 SILENT_SECONDS = 2.0
 """Without a sign of life for this long the engine does not count as ready: several heartbeats are missing."""
 LOOK_SECONDS = 0.25
+STANDBY_AFTER = 2.0
+"""Seconds from an engine's being ready to the start of the process that would replace it."""
 CONVICTED = (
     "this request was running alone when the engine crashed, after it had been present in an earlier crash; it is not retried"
 )
@@ -62,6 +65,8 @@ class Supervisor:
         self._deaths: deque[float] = deque()
         self._fruitless = 0
         self._task: asyncio.Task[None] | None = None
+        self._standby: Standby | None = None
+        self._reserve: asyncio.Task[None] | None = None
         self._first_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._replies: dict[int, asyncio.Future[bool]] = {}
         self.state = "starting"
@@ -75,6 +80,10 @@ class Supervisor:
         return self._engine.pid if self._engine else None
 
     @property
+    def standby_pid(self) -> int | None:
+        return self._standby.pid if self._standby and self._standby.alive else None
+
+    @property
     def why_not_ready(self) -> str:
         """Empty when a request could be served now."""
         if self.state != "ready":
@@ -83,9 +92,10 @@ class Supervisor:
             return f"the engine has given no sign of life for {time.monotonic() - self._engine.heard:.1f} s"
         return ""
 
-    async def start(self) -> EngineProcess:
-        """The first engine, once a canary generation went through it. Raises what it said if it could not start."""
-        self._engine = await EngineProcess.start(self._args)
+    async def start(self, standby: Standby | None = None) -> EngineProcess:
+        """The first engine, made of `standby` if given, once a canary generation went through it. Raises what it said if it
+        could not start."""
+        self._engine = await EngineProcess.start(self._args, standby)
         self._config: EngineConfig = self._engine.ready.config
         self._task = asyncio.create_task(self._run())
         await self._first_ready
@@ -114,12 +124,15 @@ class Supervisor:
         return await reply
 
     async def stop(self) -> None:
-        """End the engine process."""
+        """End the engine process, and the one that stands by."""
         self.state, self._why = "stopped", "the engine was shut down"
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        for task in (self._task, self._reserve):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        if self._standby is not None:
+            self._standby.end()
         if self._engine is not None:
             await self._engine.stop()
 
@@ -175,7 +188,7 @@ class Supervisor:
         while True:
             await self._afford(why)
             try:
-                self._engine = await EngineProcess.start(self._args)
+                self._engine = await EngineProcess.start(self._args, self._standby)
                 break
             except ThalwegError as e:
                 why = EngineDeadError(f"the engine did not start again: {e}")
@@ -256,6 +269,14 @@ class Supervisor:
         self.state, self._why = "ready", ""
         if not self._first_ready.done():
             self._first_ready.set_result(None)
+        if self._args.standby_engine and self._args.max_restarts and (self._reserve is None or self._reserve.done()):
+            self._reserve = asyncio.create_task(self._keep_reserve())
+
+    async def _keep_reserve(self) -> None:
+        """Later, so that it takes no time from the requests that waited for this start."""
+        await asyncio.sleep(STANDBY_AFTER)
+        if self._standby is None or not self._standby.alive:
+            self._standby = Standby(self._args.device)
 
     def _post(self, message: m.ToCore) -> None:
         """To a dead engine nothing needs to be said: the next one is told everything."""

@@ -112,8 +112,7 @@ class EngineCore:
 
     def step(self) -> Outputs | None:
         """Launch until the pipeline is full or nothing can be scheduled, then read the oldest step. None: nothing to say."""
-        depth = self.config.scheduler.pipeline_depth
-        while len(self._in_flight) < depth:
+        while self._may_launch():
             plan = self.scheduler.plan(len(self._in_flight))
             if self.scheduler.impossible:
                 for request, why in self.scheduler.impossible:
@@ -139,6 +138,14 @@ class EngineCore:
         self._generated += news.tokens.size
         return self._outputs(news)
 
+    def _may_launch(self) -> bool:
+        """Is there room in the pipeline? A long step is not followed by another ahead of time: that would save the device a
+        moment, and cost whoever arrives meanwhile a whole step."""
+        flying = self._in_flight
+        if len(flying) >= self.config.scheduler.pipeline_depth:
+            return False
+        return not flying or not self.scheduler.pace.is_long(flying[-1].prompt_tokens)
+
     def _start(self, plan: Plan) -> None:
         batch, record = self._builder.build(plan)
         if plan.entered:
@@ -152,6 +159,7 @@ class EngineCore:
                 self._started += started
             elif started:
                 self._announce(started)
+        self.scheduler.pace.planned(record.prompt_tokens, record.decodes)
         record.launched = self._clock()
         record.pending = self._launch(batch)
         self._in_flight.append(record)

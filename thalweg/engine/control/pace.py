@@ -1,11 +1,16 @@
 """How many prompt tokens a step may compute beside running streams, so that they keep at least a share of their speed.
 
 A step with prompt tokens takes longer than one without. From what steps took, this keeps two moving averages: seconds of a step
-that only decodes, and seconds per prompt token on top. The allowance is what makes a mixed step `slowdown` times a
-decoding one. Times are given to it; it reads no clock, so a simulated clock makes it deterministic.
+that only decodes, and seconds per prompt token on top. Over time streams are slowed `slowdown` times at most. Where a decoding
+step is long, each step takes the prompt tokens that fit; where it is short, such chunks would be too small to be efficient (a
+chunk has a cost of its own, as that of reading its context again): then a chunk may take `CHUNK_SECONDS`, and the steps after
+it only decode until the time it took is made up for. Times are given to it; it reads no clock, so a simulated clock makes
+it deterministic.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 WEIGHT = 0.3
 """Of the newest observation."""
@@ -13,6 +18,12 @@ FIRST = 64
 """Prompt tokens beside running streams before anything is known."""
 LEAST = 16
 """A prompt always gets on, however slow it is."""
+CHUNK_SECONDS = 0.025
+"""A chunk may hold streams up this long at once, however short a decoding step is: nobody sees it."""
+
+MOST_DEBT = 4 * CHUNK_SECONDS
+LONG_SECONDS = 0.01
+"""Tens of what the host needs to plan a step and to read its result."""
 
 
 class Pace:
@@ -21,25 +32,53 @@ class Pace:
         self._slowdown = slowdown
         self._decode = 0.0
         self._per_token = 0.0
+        self._debt = 0.0
+        """Seconds for which streams must run undisturbed before the next chunk."""
+        self._flying: deque[bool] = deque()
+        """Per step launched and not observed: does it leave a debt?"""
+
+    def planned(self, prompt_tokens: int, decodes: int) -> None:
+        """A step of this kind is launched."""
+        self._flying.append(decodes > 0 and prompt_tokens > self.newcomers(prompt_tokens))
 
     def observe(self, prompt_tokens: int, decodes: int, seconds: float) -> None:
-        """One step took this long."""
-        if not self._slowdown or seconds <= 0:
+        """The oldest step planned took this long."""
+        self._flying.popleft()
+        if seconds <= 0:
             return
+        mixed = prompt_tokens > 0 and decodes > 0
+        extra = max(0.0, seconds - self._decode) if decodes else seconds
         if not prompt_tokens:
             self._decode = _mean(self._decode, seconds)
-        elif prompt_tokens >= LEAST:
-            extra = seconds - (self._decode if decodes else 0.0)
-            if extra > 0:
-                self._per_token = _mean(self._per_token, extra / prompt_tokens)
+            self._debt = max(0.0, self._debt - max(0.0, self._slowdown - 1) * seconds)
+        elif prompt_tokens >= LEAST and extra:
+            self._per_token = _mean(self._per_token, extra / prompt_tokens)
+        if mixed and self._decode and self._slowdown:
+            self._debt = max(0.0, self._debt + extra - (self._slowdown - 1) * self._decode)
+
+    def is_long(self, prompt_tokens: int) -> bool:
+        """Will a step with that many take so long that the host's part of a step is nothing beside it?"""
+        return prompt_tokens * self._per_token >= LONG_SECONDS
 
     def allowance(self, most: int) -> int:
-        """Prompt tokens of a step in which something decodes; at most `most`."""
+        """Prompt tokens of a step in which something decodes; at most `most`, 0 while a debt is open."""
         if not self._slowdown:
             return most
         if not self._decode or not self._per_token:
             return min(most, FIRST)
-        return min(most, max(LEAST, int((self._slowdown - 1) * self._decode / self._per_token)))
+        time = (self._slowdown - 1) * self._decode
+        if time < CHUNK_SECONDS:
+            if self._debt > 0 or any(self._flying):
+                return 0
+            time = CHUNK_SECONDS
+        return min(most, max(LEAST, int(time / self._per_token)))
+
+    def newcomers(self, most: int) -> int:
+        """While a debt is open: tokens of short prompts, computed whole, that a step may take without slowing streams more
+        than agreed. They need not wait for what a long prompt has run up; it waits longer instead, to a limit."""
+        if not self._decode or not self._per_token or self._debt > MOST_DEBT:
+            return 0
+        return min(most, int((self._slowdown - 1) * self._decode / self._per_token))
 
 
 def _mean(old: float, new: float) -> float:

@@ -50,6 +50,11 @@ class Request:
     claims: set[bytes] = field(default_factory=set)
     """Keys of blocks it is computing now, for others to wait for."""
 
+    @property
+    def resumed(self) -> bool:
+        """Had it begun to answer when it entered the queue?"""
+        return bool(self.tokens.size > self.prompt_len)
+
 
 def limit_of(request: EngineRequest, max_len: int) -> int:
     return min(request.prompt_len + request.sampling.max_tokens, max_len)

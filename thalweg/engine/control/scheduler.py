@@ -135,22 +135,33 @@ class Scheduler:
         budget = self._config.max_tokens
         decode = self._decodes(budget, in_flight)
         budget -= decode.size
-        if decode.size:
-            budget = self.pace.allowance(budget)
+        whole = False
+        if decode.size and budget and (self.waiting or self._prefilling) and not self._resuming():
+            most, budget = budget, self.pace.allowance(budget)
+            if not budget:
+                budget, whole = self.pace.newcomers(most), True
         chunks: list[Chunk] = []
-        if self._prefilling and budget:
+        if self._prefilling and budget and not whole:
             budget -= self._chunks(chunks, budget, in_flight)
         if self.counters.preemptions != preempted:
             # A victim must not be in the step: its blocks have new owners. (A chunk has none: only those after it can be.)
             decode = decode[self._slots.serial[decode] != 0]
         entered: list[Request] = []
         if self.waiting and budget and self.counters.preemptions == preempted:
-            budget -= self._enter(chunks, entered, budget, in_flight)
-        if chunks and budget and self.counters.preemptions == preempted:
+            budget -= self._enter(chunks, entered, budget, in_flight, whole)
+        if chunks and budget and not whole and self.counters.preemptions == preempted:
             self._top_up(chunks, budget)
         if not decode.size and not chunks:
             return None
         return Plan(decode, chunks, entered)
+
+    def _resuming(self) -> bool:
+        """Does a stream that had begun wait for its sequence to be computed again (after a restart, or a preemption)? It stands
+        still meanwhile, which is worse than being slow."""
+        if self.waiting and self.waiting[0].resumed:
+            return True
+        s = self._slots
+        return self._prefilling > 0 and any(r.resumed and s.length[r.slot] - s.scheduled[r.slot] > 1 for r in self.running)
 
     def order(self) -> NDArray[np.int32]:
         """Slots of the running sequences, in rank order."""
@@ -240,9 +251,10 @@ class Scheduler:
 
     # ------------------------------------------------------------------ entering
 
-    def _enter(self, chunks: list[Chunk], entered: list[Request], budget: int, in_flight: int) -> int:
+    def _enter(self, chunks: list[Chunk], entered: list[Request], budget: int, in_flight: int, whole: bool) -> int:
         """Admit waiting requests in rank order. The first that finds no room ends the round; only one that waits for a
-        prefix, or a long prompt while enough long ones are in progress, lets others pass. Returns the tokens taken."""
+        prefix, or a long prompt while enough long ones are in progress, lets others pass; with `whole`, so does any whose
+        prompt does not fit this step. Returns the tokens taken."""
         given = budget
         s, config = self._slots, self._config
         threshold = config.long_prefill_threshold
@@ -261,6 +273,8 @@ class Scheduler:
             cached = len(nodes) * self._kv.block_tokens
             rest = request.tokens.size - cached
             take = self._chunk_size(rest, budget)
+            if whole and take < rest:
+                continue
             if config.chunked_prefill and not self.running:
                 take = min(take, self._first_chunk(nodes, take))
             request.demand = self._kv.demand(nodes, request.tokens.size, take)

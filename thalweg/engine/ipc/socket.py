@@ -1,4 +1,4 @@
-"""The one module that makes sockets between our own processes: unnamed pairs, of which a child inherits one end."""
+"""Channels: messages over the ends of a socket pair, blocking in the engine, on the event loop in its client."""
 
 from __future__ import annotations
 
@@ -12,12 +12,6 @@ from thalweg.engine.ipc.codec import HEADER, Codec, FrameError, body_length
 
 class ChannelClosedError(ConnectionError):
     """The other side is gone."""
-
-
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends: one for here, one for a child to inherit. Nobody else can connect, there is no name to protect or
-    to leave behind, and each end learns when the other is gone."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 class Channel:
@@ -92,4 +86,4 @@ class AsyncChannel:
             return
 
 
-__all__ = ["AsyncChannel", "Channel", "ChannelClosedError", "FrameError", "pair"]
+__all__ = ["AsyncChannel", "Channel", "ChannelClosedError", "FrameError"]

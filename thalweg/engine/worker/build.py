@@ -17,7 +17,7 @@ from thalweg.config import CacheConfig, DeviceConfig, EngineArgs, EngineConfig, 
 from thalweg.engine.worker import resolve
 from thalweg.engine.worker.plan import gib, plan
 from thalweg.engine.worker.runner import Runner
-from thalweg.errors import ConfigError
+from thalweg.errors import ConfigError, ThalwegError
 from thalweg.hal import discovery
 from thalweg.hal.kv import KVLayout, KVSpec
 from thalweg.hal.op import Binder
@@ -55,6 +55,21 @@ class _Job:
     platform: Platform
     device: Device
     defaults: Defaults
+
+
+def prepare(device: str) -> None:
+    """Load the code that serving on `--device device` needs; open nothing. What is not there is `build`'s to refuse."""
+    try:
+        platform = discovery.choose(device)
+    except ThalwegError:
+        return
+    if platform.runs_models:
+        import thalweg.models.build
+        import thalweg.models.load
+        import thalweg.models.step  # noqa: F401
+
+        platform.preload()
+    mark("framework imported")
 
 
 def build(args: EngineArgs) -> Worker:
@@ -111,7 +126,6 @@ def _build_model(job: _Job) -> Worker:
     from thalweg.models.load import load_params
     from thalweg.models.step import make_state, make_step
 
-    mark("framework imported")
     args, device = job.args, job.device
     dtype = resolve.dtype(args, job.facts, device.info, job.defaults)
     length = resolve.max_len(args, job.facts)

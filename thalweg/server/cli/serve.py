@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from thalweg import envs
+from thalweg.engine.client.standby import Standby
 from thalweg.errors import ConfigError
 from thalweg.marks import mark
 from thalweg.server.cli import common, flags
+from thalweg.server.listen import listening
 from thalweg.server.settings import ServerSettings
 
 
@@ -22,10 +24,12 @@ def run(words: list[str]) -> int:
     args = common.engine_args(namespace, namespace.model_tag)
     made = settings(flags.server_settings(namespace))
     common.say_bundled(args)
-    from thalweg.server.serve import serve  # imports the web framework
+    # In this order: a taken port is told at once, and the engine's code loads while the web framework does here.
+    with listening(made) as sock, Standby(args.device) as standby:
+        from thalweg.server.serve import serve  # imports the web framework
 
-    mark("server imported")
-    return serve(args, made)
+        mark("server imported")
+        return serve(args, made, sock, standby)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

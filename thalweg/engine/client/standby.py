@@ -1,0 +1,49 @@
+"""Starting engine processes ahead of time. Imports next to nothing: it runs before anything slow is imported here."""
+
+from __future__ import annotations
+
+from thalweg import processes
+from thalweg.engine.ipc.pair import End, pair
+
+
+class Standby:
+    """An engine process that loads its code and then waits to be told what to serve. Most of a start is that loading, so one
+    that stands by makes a start, or a restart, short. It holds no device and no weights. Made without an event loop."""
+
+    def __init__(self, device: str) -> None:
+        """device: the `--device` it will be asked for."""
+        self._sock, theirs = pair()
+        with theirs:
+            try:
+                fd = theirs.fileno()
+                self._process = processes.Process("thalweg.engine.main", str(fd), device, inherit=(fd,))
+            except BaseException:
+                self._sock.close()
+                raise
+        self._taken = False
+
+    @property
+    def alive(self) -> bool:
+        return not self._taken and self._process.returncode is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def take(self) -> tuple[processes.Process, End]:
+        """The process and our end of its channel, which are the caller's to end from now on."""
+        self._taken = True
+        return self._process, self._sock
+
+    def end(self) -> None:
+        """Not needed any more. Does nothing once taken."""
+        if not self._taken:
+            self._taken = True
+            self._sock.close()
+            self._process.kill()
+
+    def __enter__(self) -> Standby:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
