@@ -25,7 +25,7 @@ async def main(args: argparse.Namespace) -> dict:
             use_tqdm_on_load=False,
             max_restarts=args.kills,
             standby_engine=not args.no_standby,
-        )  # fmt: skip
+        )
     )
     arrivals: list[list[float]] = [[] for _ in range(args.streams)]
 

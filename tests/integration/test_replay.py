@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -32,6 +33,14 @@ async def collect(engine: AsyncLLM, i: int, **more) -> tuple[list[int], str]:
         ids += out.outputs[0].token_ids
         text += out.outputs[0].text
     return ids, text
+
+
+def alive(pid: int) -> bool:
+    """Neither gone nor a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize(("args", "n"), [(ARGS, 8), (HASH, 24)], ids=["cpu", "hash model"])
@@ -74,7 +83,7 @@ async def test_the_process_that_stands_by_becomes_the_engine_and_ends_with_its_c
     third = await standby()
     await engine.shutdown()
     for _ in range(200):
-        if not os.path.exists(f"/proc/{third}") or "Z" in open(f"/proc/{third}/stat").read().split()[2]:
+        if not alive(third):
             return
         await asyncio.sleep(0.01)
     raise AssertionError("the process that stood by outlives the client")
