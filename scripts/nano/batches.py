@@ -16,18 +16,26 @@ Row = tuple[list[int], list[bool]]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """ids [rows, length], padded with 0 on the right; own [rows, length]: this position's *next* token is the assistant's."""
+    """Dialogues in groups of one length each, padded with 0 on the right; all tokens in one row. own: this token's *next* is
+    one the assistant writes."""
 
     ids: Tensor
     own: Tensor
+    groups: list[tuple[int, int]]
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(self.ids.to(device), self.own.to(device))
+        return Batch(self.ids.to(device), self.own.to(device), self.groups)
 
     @property
     def targets(self) -> Tensor:
-        """The assistant's tokens, row by row."""
-        return self.ids.roll(-1, dims=1)[self.own]
+        """The assistant's tokens, dialogue by dialogue."""
+        return self.ids.roll(-1)[self.own]
+
+    @property
+    def rows(self) -> Tensor:
+        """Which dialogue each of the assistant's tokens is of."""
+        lengths = torch.tensor([length for n, length in self.groups for _ in range(n)], device=self.ids.device)
+        return torch.arange(len(lengths), device=self.ids.device).repeat_interleave(lengths)[self.own]
 
 
 def draw(source: Dialogues, tokenizer: Tokenizer, tokens: int, longest: int) -> list[Row]:
@@ -43,23 +51,27 @@ def draw(source: Dialogues, tokenizer: Tokenizer, tokens: int, longest: int) -> 
 
 
 def batches(rows: Iterable[Row], tokens: int) -> list[Batch]:
-    """The rows by length, in batches of at most `tokens` padded tokens (or one row), a quarter of them padding at most."""
+    """The rows by length, in batches of about `tokens` tokens, little of them padding."""
     made: list[Batch] = []
-    group: list[Row] = []
+    groups: list[list[Row]] = []
+    size = 0
     for row in sorted(rows, key=lambda row: len(row[0])):
-        shortest = len(group[0][0]) if group else 0
-        if group and ((len(group) + 1) * len(row[0]) > tokens or len(row[0]) > 1.25 * shortest + 8):
-            made.append(_pad(group))
-            group = []
-        group.append(row)
-    return [*made, _pad(group)] if group else made
+        if size + len(row[0]) > tokens and groups:
+            made.append(_batch(groups))
+            groups, size = [], 0
+        if not groups or len(row[0]) > 1.12 * len(groups[-1][0][0]) + 3:
+            groups.append([])
+        groups[-1].append(row)
+        size += len(row[0])
+    return [*made, _batch(groups)] if groups else made
 
 
-def _pad(rows: list[Row]) -> Batch:
-    longest = max(len(ids) for ids, _ in rows)
-    ids = torch.zeros(len(rows), longest, dtype=torch.long)
-    own = torch.zeros(len(rows), longest, dtype=torch.bool)
-    for i, (row, mine) in enumerate(rows):
-        ids[i, : len(row)] = torch.tensor(row)
-        own[i, : len(row) - 1] = torch.tensor(mine[1:])
-    return Batch(ids, own)
+def _batch(groups: list[list[Row]]) -> Batch:
+    padded = [(row, len(group[-1][0])) for group in groups for row in group]
+    ids = [ids + [0] * (length - len(ids)) for (ids, _), length in padded]
+    own = [own[1:] + [False] * (length - len(own) + 1) for (_, own), length in padded]
+    return Batch(
+        torch.tensor([i for row in ids for i in row]),
+        torch.tensor([o for row in own for o in row]),
+        [(len(group), len(group[-1][0])) for group in groups],
+    )

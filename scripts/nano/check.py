@@ -36,10 +36,9 @@ def accuracy(model: Nano, examples: dict[str, list[Row]], device: torch.device, 
         for batch in batches(some, tokens):
             b = batch.to(device)
             with torch.autocast(device.type, torch.bfloat16):
-                best = model.logits(model(b.ids)[b.own]).argmax(-1)
-            wrong = torch.zeros(len(b.ids), device=device).index_add_(
-                0, b.own.nonzero()[:, 0], (best != b.targets).to(torch.float32)
-            )
+                best = model.logits(model(b.ids, b.groups)[b.own]).argmax(-1)
+            wrong = torch.zeros(sum(n for n, _ in b.groups), device=device)
+            wrong.index_add_(0, b.rows, (best != b.targets).to(torch.float32))
             right += int((wrong == 0).sum())
         result[task] = right / len(some)
     return result

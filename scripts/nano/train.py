@@ -124,7 +124,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, help="budget in steps instead")
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=6144, help="per step")
-    parser.add_argument("--part", type=int, default=2048, help="tokens computed at once")
+    parser.add_argument("--part", type=int, default=4096, help="tokens computed at once")
     parser.add_argument("--matrix-rate", type=float, default=0.008, help="highest learning rate of the matrices (Muon)")
     parser.add_argument("--rate", type=float, default=0.004, help="highest learning rate of the embedding and norms (AdamW)")
     parser.add_argument("--every", type=float, default=150.0, help="seconds between checks, each of which saves the state")
@@ -236,7 +236,7 @@ def train_step(state: State, parts: list[Batch], device: torch.device, sums: tup
     for part in parts:
         b = part.to(device)
         with torch.autocast(device.type, torch.bfloat16):
-            logits = state.model.logits(state.model(b.ids)[b.own])
+            logits = state.model.logits(state.model(b.ids, b.groups)[b.own])
         loss = F.cross_entropy(logits.float(), b.targets, reduction="sum")
         loss.backward()
         total += float(loss.detach())

@@ -33,6 +33,12 @@ def alive(pid: int) -> bool:
     return bool(fields) and fields[0] not in "ZX"
 
 
+def started(pid: int) -> tuple[int, int]:
+    """Orders processes by when they began; one that is gone comes last."""
+    fields = stat(pid)
+    return (int(fields[19]), pid) if fields else (2**62, pid)
+
+
 def sample(pid: int) -> Sample:
     fields = stat(pid)
     if not fields:

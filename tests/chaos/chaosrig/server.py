@@ -134,8 +134,9 @@ class Server:
         return [] if self.process is None else proc.in_session(self.process.pid)
 
     def engine_pid(self) -> int | None:
-        """The live engine process, once it is one (not yet between fork and exec)."""
-        return next((p for p in self.processes() if p != self.pid and ENGINE in proc.cmdline(p)), None)
+        """The live engine process, once it is one (not yet between fork and exec). The oldest: another may stand by."""
+        engines = (p for p in self.processes() if p != self.pid and ENGINE in proc.cmdline(p) and proc.alive(p))
+        return min(engines, key=proc.started, default=None)
 
     async def next_engine(self, old: int | None, seconds: float = 20.0) -> int:
         """Wait for an engine process other than `old`."""
