@@ -50,6 +50,8 @@ class RequestMetrics:
     first_token_ts: float = 0.0
     last_token_ts: float = 0.0
     num_generation_tokens: int = 0
+    max_num_generation_tokens: int = 0
+    """Of the longest choice; set when the request has finished."""
 
 
 @dataclass(slots=True)

@@ -8,6 +8,8 @@ import numpy as np
 from fake_engine import config
 
 from thalweg.engine.messages import Finished, Outputs, Stats
+from thalweg.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from thalweg.params import RequestOutputKind, SamplingParams
 from thalweg.server.metrics import EngineMetrics, exposition, steps_125
 from thalweg.server.stats_line import StatsLine
 
@@ -52,6 +54,19 @@ def test_snapshots_become_gauges_and_counters():
     }.items():
         assert value(metrics, f"thalweg:{name}") == expected, name
     assert b"thalweg:cache_config_info" in exposition(metrics.registry)[0]
+
+
+def test_the_longest_of_several_streamed_answers_is_counted():
+    """Its last delta tells no lengths."""
+    metrics = EngineMetrics()
+    metrics.bind("m", config())
+    last = RequestOutput(
+        "r", None, [1, 2], None, [CompletionOutput(1, "", [], None, None, "stop")], True,
+        metrics=RequestMetrics(1, 1, 1, 1, 2, num_generation_tokens=9, max_num_generation_tokens=6),
+    )  # fmt: skip
+    metrics.finished(last, SamplingParams(n=2, output_kind=RequestOutputKind.DELTA))
+    assert value(metrics, "thalweg:request_max_num_generation_tokens_sum") == 6
+    assert value(metrics, "thalweg:request_generation_tokens_sum") == 9
 
 
 def test_length_buckets():

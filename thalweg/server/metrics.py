@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from thalweg.config import EngineConfig
 from thalweg.engine.messages import Outputs, Stats
 from thalweg.outputs import RequestOutput
-from thalweg.params import RequestOutputKind, SamplingParams
+from thalweg.params import SamplingParams
 
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
 PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -137,10 +137,7 @@ class EngineMetrics(Collector):
         self._success.labels(self._model, ENGINE, reason).inc()
         self._prompt.observe(prompt)
         self._made.observe(total)
-        if params.n == 1:
-            self._longest.observe(total)
-        elif params.output_kind is not RequestOutputKind.DELTA:  # a last delta does not tell the lengths
-            self._longest.observe(max(lengths, default=0))
+        self._longest.observe(metrics.max_num_generation_tokens if metrics else max(lengths, default=0))
         self._n.observe(params.n)
         if params.max_tokens is not None:
             self._limit.observe(params.max_tokens)

@@ -307,7 +307,9 @@ class _Request:
         if self.made > metrics.num_generation_tokens:
             metrics.first_token_ts = metrics.first_token_ts or time
             metrics.last_token_ts, metrics.num_generation_tokens = time, self.made
-        if self._kind is RequestOutputKind.FINAL_ONLY and not done:
+        if done:
+            metrics.max_num_generation_tokens = max(len(c.tokens) for c in self.choices)
+        elif self._kind is RequestOutputKind.FINAL_ONLY:
             return None
         delta = self._kind is RequestOutputKind.DELTA
         told, self._told = self._told, True
