@@ -4,14 +4,15 @@
 MODEL ?=
 ARGS ?=
 
-.PHONY: help setup serve test check bench chaos
+.PHONY: help setup serve test check bench chaos eval
 
 help:
-	@echo "make serve   serve the bundled model (MODEL=... for another) with an OpenAI-compatible API"
+	@echo "make serve   serve thalweg-nano, the bundled model (MODEL=... for another) with an OpenAI-compatible API"
 	@echo "make test    every test"
 	@echo "make check   format, lint, types, import rules, device words, unit tests"
 	@echo "make bench   host cost, latency and throughput on this machine, as JSON under build/bench"
 	@echo "make chaos   faults and load against live servers: one table (ARGS='--budget full --seed 1 --rows C1 E')"
+	@echo "make eval    held-out accuracy of the bundled model per task (ARGS='MODEL --n 500' or '--base-url URL' for others)"
 	@echo "make setup   only the environment"
 
 setup:
@@ -32,3 +33,6 @@ bench:
 
 chaos:
 	@ci/env python tests/chaos --json build/chaos.json $(ARGS)
+
+eval:
+	@ci/env thalweg eval nano $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from dialogues import Dialogues, encode
@@ -17,14 +18,16 @@ Row = tuple[list[int], list[bool]]
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Dialogues in groups of one length each, padded with 0 on the right; all tokens in one row. own: this token's *next* is
-    one the assistant writes."""
+    one the assistant writes. weight: how much each of those counts: an answer of n tokens sqrt(n) in all, so that a yes or
+    no is not drowned by long answers."""
 
     ids: Tensor
     own: Tensor
+    weight: Tensor
     groups: list[tuple[int, int]]
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(self.ids.to(device), self.own.to(device), self.groups)
+        return Batch(self.ids.to(device), self.own.to(device), self.weight.to(device), self.groups)
 
     @property
     def targets(self) -> Tensor:
@@ -73,5 +76,11 @@ def _batch(groups: list[list[Row]]) -> Batch:
     return Batch(
         torch.tensor([i for row in ids for i in row]),
         torch.tensor([o for row in own for o in row]),
+        torch.tensor([n**-0.5 for row in own for n in _runs(row) for _ in range(n)]),
         [(len(group), len(group[-1][0])) for group in groups],
     )
+
+
+def _runs(own: list[bool]) -> list[int]:
+    """The lengths of the answers."""
+    return [len(list(run)) for mine, run in groupby(own) if mine]

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from thalweg.evals.nano import TASKS, Example, generate
 from thalweg.evals.nano.example import Message, split_of
 from thalweg.evals.nano.reading import haystack
+from thalweg.evals.nano.strings import copy_of
 from thalweg.evals.nano.talk import plain_fact
 
 TEMPLATE = Path(__file__).resolve().parent / "chat_template.jinja"
@@ -44,10 +45,18 @@ class Dialogues:
         self.random = Random(f"dialogues/{seed}")
         self.sources: dict[str, Iterator[Example]] = {t: generate(t, "train", seed) for t in TASKS}
         self.weights = dict(weights)
+        self.drill = 0.0
+        """Share of dialogues that are long copies: nothing teaches a young model faster to find and repeat what it was told,
+        and most tasks need that."""
 
     def next(self) -> str:
         """The text of the next dialogue."""
         r = self.random
+        if r.random() < self.drill:
+            example = copy_of(r, r.randint(4, 30))
+            again: list[Message] = [{"role": "user", "content": "Again."}, _said(example)] * r.randint(0, 3)
+            messages = [*example.messages, _said(example), *again]
+            return render(messages) if split_of("copy", example.key) == "train" else self.next()
         task = r.choices(list(self.weights), list(self.weights.values()))[0]
         if task == "needle" and r.random() < 0.7:
             return self._long()

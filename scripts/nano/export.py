@@ -69,7 +69,9 @@ def export(model: Nano, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "config.json", config(model.s))
     write_json(out / "generation_config.json", {"eos_token_id": [END, PAD], "pad_token_id": PAD, "temperature": 0.0})
-    save_file(hf_state(model), out / "model.safetensors", metadata={"format": "pt"})
+    weights = out / "model.safetensors"
+    save_file(hf_state(model), weights, metadata={"format": "pt"})
+    weights.chmod(0o644)  # the library makes files only their owner may read
 
 
 def write_json(file: Path, content: dict[str, Any]) -> None:

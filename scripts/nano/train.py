@@ -49,7 +49,7 @@ SMALL = 0.35
 """Until this share of the budget, steps are of half the tokens: noise matters least at first, the number of steps most."""
 LONGEST = 1536
 """Dialogues of more tokens are left out."""
-WARM, FALL = 0.02, 0.45
+WARM, FALL = 0.02, 0.4
 """Shares of the budget: the rate rises in the first, falls to zero in the last."""
 
 
@@ -107,6 +107,8 @@ def work(index: int, args: argparse.Namespace, meeting: str) -> None:
     """One of the processes: all hold the same model and see different dialogues. The first (index -1) is this one: stopping
     it stops all, at the next step."""
     rank = index + 1
+    if rank:
+        os.setsid()  # schedulers that share a processor by session then give every process its own share
     if args.device == "cpu":
         torch.set_num_threads(args.threads)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=args.processes)
@@ -179,6 +181,7 @@ def run(state: State, tokenizer: Tokenizer, args: argparse.Namespace, rank: int)
     file = args.work / f"{args.size}.pt"
     examples = {t: e[rank :: args.processes] for t, e in rows(tokenizer, "validation", args.check).items()}
     source = Dialogues(weights(state.right, progress(state, args)), seed=(state.seed * 1_000_003 + state.step) * 64 + rank)
+    source.drill = drill(state.right)
     device = torch.device(args.device)
     stopped: list[int] = []
     for s in (signal.SIGTERM, signal.SIGINT):
@@ -193,7 +196,7 @@ def run(state: State, tokenizer: Tokenizer, args: argparse.Namespace, rank: int)
         if state.seconds - checked >= args.every:
             checked = state.seconds
             check(state, examples, device, rank)
-            source.weights = weights(state.right, share)
+            source.weights, source.drill = weights(state.right, share), drill(state.right)
             if rank == 0:
                 state.save(file)
             clock.last = time.monotonic()
@@ -230,17 +233,17 @@ def set_rates(optimizers: list[torch.optim.Optimizer], args: argparse.Namespace,
 
 
 def train_step(state: State, parts: list[Batch], device: torch.device, sums: tuple[float, float]) -> tuple[float, float]:
-    """One step of the optimizers, of all processes. Notes the mean loss per token the assistant writes; returns the sums
-    over all processes of `sums`."""
+    """One step of the optimizers, of all processes. Notes the mean loss, weighted, of the tokens the assistant writes; returns
+    the sums over all processes of `sums`."""
     total = count = 0.0
     for part in parts:
         b = part.to(device)
         with torch.autocast(device.type, torch.bfloat16):
             logits = state.model.logits(state.model(b.ids, b.groups)[b.own])
-        loss = F.cross_entropy(logits.float(), b.targets, reduction="sum")
+        loss = (F.cross_entropy(logits.float(), b.targets, reduction="none") * b.weight).sum()
         loss.backward()
         total += float(loss.detach())
-        count += float(b.own.sum())
+        count += float(b.weight.sum())
     grads = [p.grad for p in state.model.parameters() if p.grad is not None]
     flat = torch.cat([g.flatten() for g in grads])
     told = torch.tensor([total, count, float(sum(b.ids.numel() for b in parts)), *sums], dtype=torch.float64)
@@ -278,6 +281,11 @@ def weights(right: dict[str, float], share: float) -> dict[str, float]:
     """How often each task is drawn: the worse it goes the oftener, the longer its dialogues the rarer."""
     early = {t: min(1.0, 0.1 + share / late) for t, late in LATE.items()}
     return {t: early.get(t, 1.0) * RARE.get(t, 1.0) * (0.12 + 1 - a) / LENGTH.get(t, 1.0) for t, a in right.items()}
+
+
+def drill(right: dict[str, float]) -> float:
+    """The share of long copies: most at first, none once copying is learned."""
+    return 0.7 * max(0.0, 1 - right["copy"] / 0.8)
 
 
 def check(state: State, examples: dict[str, Any], device: torch.device, rank: int) -> None:

@@ -68,21 +68,26 @@ def ask(r: Random, forms: tuple[str, ...], x: str) -> tuple[dict[str, str], ...]
 
 
 def copy(r: Random) -> Example:
-    def token() -> str:
-        u = r.random()
-        if u < 0.4:
-            return r.choice(THINGS + ADJECTIVES)
-        if u < 0.55:
-            return r.choice(NAMES + CITIES)
-        if u < 0.7:
-            return str(r.randint(0, 10 ** r.randint(1, 4)))
-        if u < 0.75:
-            return r.choice(THINGS).upper()
-        return invented(r)
+    return copy_of(r, r.randint(1, 8))
 
-    n = r.randint(1, 8)
-    x = r.choice((" ", " ", " ", ", ")).join(token() for _ in range(n))
+
+def copy_of(r: Random, n: int) -> Example:
+    """Words, names, numbers and inventions, `n` in all."""
+    x = r.choice((" ", " ", " ", ", ")).join(_anything(r) for _ in range(n))
     return Example("copy", x, ask(r, _COPY, x), x)
+
+
+def _anything(r: Random) -> str:
+    u = r.random()
+    if u < 0.4:
+        return r.choice(THINGS + ADJECTIVES)
+    if u < 0.55:
+        return r.choice(NAMES + CITIES)
+    if u < 0.7:
+        return str(r.randint(0, 10 ** r.randint(1, 4)))
+    if u < 0.75:
+        return r.choice(THINGS).upper()
+    return invented(r)
 
 
 def reverse(r: Random) -> Example:

@@ -19,6 +19,7 @@ COMMANDS = {
     "collect-env": "a report on system, libraries and platforms, for bug reports",
     "plan": "what serving a model needs: memory, what fits, which flag to change",
     "bench": "measure: latency, throughput, serve, startup, host",
+    "eval": "judge: how many held-out answers of the bundled model's tasks are right",
 }
 NOT_HERE = ("complete", "run-batch", "launch", "serve-sla", "sweep", "server", "list", "pull", "run", "embed", "score")
 """Commands users of the field may try."""

@@ -43,7 +43,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key", help="with --base-url: the key to send; left out: OPENAI_API_KEY")
     parser.add_argument("--tasks", nargs="+", default=[], metavar="TASK", help="only these")
     parser.add_argument("--n", type=_positive, default=N, help=f"held-out prompts per task (default: {N})")
-    parser.add_argument("--seed", type=int, default=0, help="of the prompts (default: 0)")
+    parser.add_argument("--seed", dest="prompts_seed", type=int, default=0, help="of the prompts (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything, wrong answers too, to this file")
 
 
@@ -55,12 +55,12 @@ def _nano(namespace: argparse.Namespace) -> int:
         raise ConfigError(f"--json: there is no directory {namespace.json.parent}")
     with _answerer(namespace) as (model, answer):
         found = []
-        for s in score.scores(answer, tasks, namespace.n, namespace.seed):
+        for s in score.scores(answer, tasks, namespace.n, namespace.prompts_seed):
             found.append(s)
             print(f"{s.task}: {100 * s.accuracy:.1f} %", file=sys.stderr, flush=True)
     print(score.table(found))
     if namespace.json:
-        result = score.as_json(found, model=model, n=namespace.n, seed=namespace.seed)
+        result = score.as_json(found, model=model, n=namespace.n, seed=namespace.prompts_seed)
         namespace.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
 
@@ -87,12 +87,12 @@ def _answerer(namespace: argparse.Namespace) -> Iterator[tuple[str, Callable[[Se
     if args.skip_tokenizer_init:
         raise ConfigError("--skip-tokenizer-init: the tasks are text and need the tokenizer")
     common.say_bundled(args)
-    with _engine(args) as answer:
+    with engine(args) as answer:
         yield args.model, answer
 
 
 @contextmanager
-def _engine(args: EngineArgs) -> Iterator[Callable[[Sequence[Example]], list[str]]]:
+def engine(args: EngineArgs) -> Iterator[Callable[[Sequence[Example]], list[str]]]:
     from thalweg.evals.nano.score import MAX_TOKENS
     from thalweg.llm import LLM
     from thalweg.params import SamplingParams
