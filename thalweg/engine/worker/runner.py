@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from thalweg.hal.attention import AttentionBackend
+from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.platform import Executable, Pending
 from thalweg.hal.step import Features, StepBatch, StepShape
 
@@ -14,7 +14,7 @@ Compile = Callable[[StepShape | None, Features | None], Executable]
 class Runner:
     """Launches steps on one device.
 
-    attention: the backend of each KV group, for its host-side plan.
+    attention: the backend and the spec of each KV group, for its host-side plan.
     buckets: shapes to pad to, any order; empty = one executable takes every shape.
     compile: makes an executable; called once for any shape without buckets or with `unpadded`, and once per bucket and set
     of features, when first met.
@@ -22,7 +22,11 @@ class Runner:
     """
 
     def __init__(
-        self, compile: Compile, attention: Sequence[AttentionBackend], buckets: Sequence[StepShape], unpadded: bool = False
+        self,
+        compile: Compile,
+        attention: Sequence[tuple[AttentionBackend, AttnSpec]],
+        buckets: Sequence[StepShape],
+        unpadded: bool = False,
     ) -> None:
         self._compile = compile
         self._attention = tuple(attention)
@@ -37,7 +41,7 @@ class Runner:
         if shape is not None:
             batch = batch.pad(shape)
         if self._attention:
-            batch.plans = tuple(a.plan(batch, g, shape) for g, a in enumerate(self._attention))
+            batch.plans = tuple(a.plan(batch, g, spec, shape) for g, (a, spec) in enumerate(self._attention))
         if shape is None and self._any is not None:
             return self._any(batch)
         return self._executable(shape, batch.features)(batch)
