@@ -42,7 +42,7 @@ class GatherAttention(AttentionBackend):
         return KVLayout(shape, spec.dtype, f"kv-token-head/{spec.dtype}/{'x'.join(map(str, shape))}")
 
     def plan(self, batch: StepBatch, group: int, *rest: Any) -> Mapping[str, Any]:
-        """"runs": (sequence, first row, tokens, position of the first) of every stretch of one sequence, as numbers, where
+        """ "runs": (sequence, first row, tokens, position of the first) of every stretch of one sequence, as numbers, where
         sequences have different numbers of new tokens. Where each has one, the batch itself says everything."""
         if batch.uniform == 1:
             return {}

@@ -66,7 +66,8 @@ class Launched:
         o = self._outcome
         if o.error is not None:
             raise o.error
-        assert o.host is not None and o.manifest is not None
+        assert o.host is not None
+        assert o.manifest is not None
         result: StepResult = read(o.host.numpy(), o.manifest)
         self._outbox.give(o.host)
         o.packed = o.host = None
@@ -160,7 +161,7 @@ class GpuExecutable:
         return self._fetch(outcome)
 
     def _once(self, batch: StepBatch, arrays: Mapping[str, Tensor]) -> tuple[Tensor, Manifest]:
-        """The step on device arrays; its packed result. The result is packed before the state moves, as it may be part of it."""
+        """The step on device arrays; its packed result, which is packed before the state moves, as it may be part of it."""
         state, result = self._step(self._params, self._state.value, unpack(batch, arrays))
         packed = flatten(result)
         settle(self._state.value, state)
@@ -268,4 +269,3 @@ def _pairs(old: Any, new: Any) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _form(x: Any) -> str:
     return f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-

@@ -46,14 +46,15 @@ class LateEvent:
 
 
 class LateStream:
-    """late: work waits until an event behind it is waited for. Otherwise it is done at once."""
+    """late: work waits until an event behind it is waited for. Otherwise it is done at once. strict: work that makes a
+    tensor without naming a device is an error, as it would land on the host."""
 
-    def __init__(self, late: bool) -> None:
-        self._late = late
+    def __init__(self, late: bool, strict: bool = False) -> None:
+        self._late, self._strict = late, strict
         self._queue: deque[Callable[[], None]] = deque()
 
     def run(self, work: Work) -> None:
-        self._queue.append(work)
+        self._queue.append(_named(work) if self._strict else work)
         self._hurry()
 
     def record(self) -> LateEvent:
@@ -90,7 +91,7 @@ class HostRuntime:
 
     def __init__(self, late: bool = True, memory_bytes: int = 0) -> None:
         self.device = torch.device("cpu")
-        self.compute, self.copies = LateStream(late), LateStream(late)
+        self.compute, self.copies = LateStream(late, strict=True), LateStream(late)
         self._bytes = memory_bytes
         self.captures = self.replays = 0
 
@@ -101,7 +102,7 @@ class HostRuntime:
     def capture(self, work: Work) -> Work:
         self.synchronize()
         recorder = Recorder()
-        with torch.inference_mode(), _NoLooking(), recorder:
+        with torch.inference_mode(), _NamedDevices(), _NoLooking(), recorder:
             work()
         recorder.undo()
         self.captures += 1
@@ -128,6 +129,28 @@ class HostRuntime:
     def synchronize(self) -> None:
         self.compute.drain()
         self.copies.drain()
+
+
+def _named(work: Work) -> Work:
+    def strictly() -> None:
+        with _NamedDevices():
+            work()
+
+    return strictly
+
+
+class _NamedDevices(TorchFunctionMode):
+    """Refuses tensors made where nobody said: the device and the host are two places on a real machine."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if (
+            getattr(func, "__name__", "") in MAKES
+            and kwargs.get("device") is None
+            and not isinstance(kwargs.get("out"), Tensor)
+        ):
+            raise RuntimeError(f"{func.__name__}() makes a tensor on the host; name the device")
+        return func(*args, **kwargs)
 
 
 class _NoLooking(TorchFunctionMode):
@@ -185,8 +208,6 @@ def _refuse(func: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         t is not None and t.dtype == torch.bool for t in args[1] if t is not None
     ):
         raise RuntimeError(f"cannot be captured: {name} with a mask of booleans counts them first")
-    if name in MAKES and kwargs.get("device") is None:
-        raise RuntimeError(f"cannot be captured: {name} makes a tensor on the host; name the device")
     if name in ("lift_fresh", "_pin_memory"):
         raise RuntimeError(f"cannot be captured: {name} brings a value from the host")
 

@@ -57,7 +57,8 @@ class Inbox:
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
-    target.copy_(source, non_blocking=True)
+    with torch.inference_mode():
+        target.copy_(source, non_blocking=True)
 
 
 def views(buffer: Tensor, layout: Layout) -> dict[str, Tensor]:
@@ -70,6 +71,11 @@ def views(buffer: Tensor, layout: Layout) -> dict[str, Tensor]:
     return out
 
 
+def as_bytes(t: Tensor) -> Tensor:
+    """A contiguous tensor's memory as u8[bytes]; of an empty one, whose strides no view accepts, nothing."""
+    return t.reshape(-1).view(torch.uint8) if t.numel() else t.new_empty(0, dtype=torch.uint8)
+
+
 Manifest = tuple[Any, list[tuple[np.dtype[Any], tuple[int, ...]]]]
 """A result with numbers in place of its tensors, and the dtype and shape of each."""
 
@@ -79,7 +85,7 @@ def flatten(result: Any) -> tuple[Tensor, Manifest]:
     leaves: list[Tensor] = []
     shell = _number(result, leaves)
     kinds = [(NUMPY[t.dtype], tuple(t.shape)) for t in leaves]
-    flat = [t.contiguous().reshape(-1).view(torch.uint8) for t in leaves]
+    flat = [as_bytes(t.contiguous()) for t in leaves]
     return torch.cat(flat), (shell, kinds)
 
 
@@ -144,8 +150,7 @@ class Uploader:
     def put(self, source: Tensor) -> Tensor:
         """source: on the host. The copy is in order with the compute stream; the source may change when this returns."""
         target = torch.empty(source.shape, dtype=source.dtype, device=self._runtime.device)
-        data = source.contiguous().reshape(-1).view(torch.uint8)
-        into = target.reshape(-1).view(torch.uint8)
+        data, into = as_bytes(source.contiguous()), as_bytes(target)
         for at in range(0, data.numel(), PIECE):
             self._piece(into[at : at + PIECE], data[at : at + PIECE])
         return target
