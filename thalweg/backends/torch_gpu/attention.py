@@ -109,7 +109,7 @@ def _stretch(q: Tensor, kv: Tensor, table: Tensor, start: int, spec: AttnSpec) -
 
 def _formula(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, spec: AttnSpec) -> Tensor:
     """q [n, m, heads, D], k and v f64[n, L, kv_heads, D], seen bool[n, m, L] -> [n, m, heads, D]."""
-    wide = q.to(torch.float64).unflatten(2, (spec.kv_heads, spec.heads // spec.kv_heads))
+    wide = q.to(torch.float64).view(*q.shape[:2], spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim)
     scores = torch.einsum("nmhpd,nlhd->nhpml", wide, k) * spec.scale
     if spec.softcap:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)

@@ -163,11 +163,11 @@ class _NoLooking(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operations with the very tensors they read and write, and does them again."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._calls: list[tuple[Any, Any, Any, list[tuple[int, Tensor]]]] = []
         self._own: set[int] = set()
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
@@ -213,7 +213,7 @@ def _refuse(func: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
 
 
 def _memory(t: Tensor) -> int:
-    return t.untyped_storage()._cdata
+    return int(t.untyped_storage()._cdata)
 
 
 def _tensors(x: Any) -> Iterator[Tensor]:

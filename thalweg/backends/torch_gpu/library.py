@@ -80,7 +80,7 @@ def missing(op: str, name: str, why: str) -> Kernel:
 def triton(arch: str) -> Parts:
     """The shared Triton library."""
     try:
-        from thalweg.backends.triton_kernels import library
+        from thalweg.backends.triton_kernels import library  # type: ignore[attr-defined, unused-ignore]
     except ImportError as e:
         if e.name and e.name.startswith("triton"):
             raise ImportError(f"{e.name} is not installed") from e

@@ -42,11 +42,19 @@ class Stream(Protocol):
 
 
 class Runtime(Protocol):
-    """One device. `compute` runs steps; `copies` carries results back beside it."""
+    """One device."""
 
     device: torch.device
-    compute: Stream
-    copies: Stream
+
+    @property
+    def compute(self) -> Stream:
+        """Runs steps."""
+        ...
+
+    @property
+    def copies(self) -> Stream:
+        """Carries results back, beside the steps."""
+        ...
 
     def pinned(self, n: int) -> Tensor:
         """u8[n] of host memory that the device copies from and to without the processor."""

@@ -20,7 +20,7 @@ SMALLEST = 4096
 """Bytes of the first buffer; others double."""
 PIECE = 32 << 20
 """Bytes of each of the two buffers that large arrays pass through."""
-NUMPY = {
+NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64), torch.float16: np.dtype(np.float16),
     torch.int32: np.dtype(np.int32), torch.int64: np.dtype(np.int64), torch.int16: np.dtype(np.int16),
     torch.uint8: np.dtype(np.uint8), torch.int8: np.dtype(np.int8), torch.bool: np.dtype(np.bool_),
