@@ -8,17 +8,11 @@ import pytest
 
 from thalweg.backends import host
 from thalweg.backends.cpu import CpuOptions, CpuPlatform
-from thalweg.backends.cuda import CudaPlatform
-from thalweg.backends.rocm import RocmPlatform
 from thalweg.backends.tpu import TpuPlatform
-from thalweg.backends.xpu import XpuPlatform
 from thalweg.errors import DeviceError
 from thalweg.hal.platform import Place
 
 TRACES = {
-    CudaPlatform: "dev/nvidia0",
-    RocmPlatform: "dev/kfd",
-    XpuPlatform: "sys/bus/pci/drivers/xe/0000:03:00.0",
     TpuPlatform: "dev/accel0",
 }
 

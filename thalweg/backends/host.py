@@ -89,6 +89,17 @@ def pci_devices(vendor: str, devices: Sequence[str], root: Path = ROOT) -> list[
     return [f.name for f in folders if _read(f / "vendor").strip() == vendor and _read(f / "device").strip() in devices]
 
 
+def pci_devices_of(vendor: str, classes: Sequence[str], root: Path = ROOT) -> list[str]:
+    """Addresses of PCI devices of this vendor and one of these classes (the first six characters of its class file)."""
+    folders = sorted((root / "sys/bus/pci/devices").glob("*"))
+    return [f.name for f in folders if _read(f / "vendor").strip() == vendor and _read(f / "class").strip()[:6] in classes]
+
+
+def pci_id(address: str, root: Path = ROOT) -> str:
+    """Device id ("0x" and four digits) of the PCI device at this address; "" if there is none."""
+    return _read(root / "sys/bus/pci/devices" / address / "device").strip()
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text()

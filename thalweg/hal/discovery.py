@@ -30,6 +30,14 @@ def load(name: str) -> Platform:
     return platform
 
 
+def named(name: str) -> Platform:
+    """As `load`; "package.module:Class" names a platform that is not installed (tests, one in the making)."""
+    if ":" not in name:
+        return load(name)
+    platform: Platform = EntryPoint(name, name, GROUP).load()()
+    return platform
+
+
 def probe_all() -> dict[str, Probe]:
     """Each platform's own answer to "can this machine run you?"; one that fails to load answers no, with the error."""
     from thalweg.hal.platform import Probe

@@ -100,6 +100,9 @@ class Defaults:
     """Steps launched before the oldest is read. 1 where compile() runs eagerly on the calling thread."""
     buckets: tuple[StepShape, ...] = ()
     """Shapes to compile; empty = executables take any shape."""
+    unpadded: bool = False
+    """A batch that no bucket holds runs as it is, by an executable compiled for any shape. False: it is an error, because
+    the buckets are meant to hold every batch."""
 
 
 @dataclass(frozen=True, slots=True)

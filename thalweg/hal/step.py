@@ -260,17 +260,34 @@ class StateBox:
     value: State
 
 
-def pack(batch: StepBatch) -> tuple[np.ndarray, tuple[tuple[str, str, tuple[int, ...], int], ...]]:
-    """One contiguous buffer for one host-to-device copy, and its layout: (name, dtype, shape, byte offset), 16-byte aligned."""
+Layout = tuple[tuple[str, str, tuple[int, ...], int], ...]
+"""Where each array of a batch lies in one buffer: (name, dtype, shape, byte offset), 16-byte aligned, in `arrays` order."""
+
+
+def lay_out(batch: StepBatch) -> tuple[Layout, int]:
+    """The layout of a (host) batch's arrays in one buffer, and the buffer's bytes."""
     layout, offset = [], 0
-    items = list(batch.arrays())
-    for name, a in items:
+    for name, a in batch.arrays():
         layout.append((name, a.dtype.str, a.shape, offset))
         offset += -(-a.nbytes // 16) * 16
-    buffer = np.zeros(offset, np.uint8)
-    for (_, a), (_, _, _, at) in zip(items, layout, strict=True):
+    return tuple(layout), offset
+
+
+def pack(batch: StepBatch, layout: Layout, buffer: np.ndarray) -> None:
+    """The batch's bytes into `buffer` (u8, at least as long as `lay_out` says): then one copy moves all of it."""
+    for (_, a), (_, _, _, at) in zip(batch.arrays(), layout, strict=True):
         buffer[at : at + a.nbytes] = np.ascontiguousarray(a).reshape(-1).view(np.uint8)
-    return buffer, tuple(layout)
+
+
+def unpack(batch: StepBatch, arrays: Mapping[str, Array]) -> StepBatch:
+    """The same batch with its arrays replaced by those of these (dotted) names: views of a buffer that `pack` filled."""
+    rebuilt: StepBatch = _replace("", batch, arrays)
+    return rebuilt
+
+
+def statics(batch: StepBatch) -> tuple[Any, ...]:
+    """What a step may depend on beside arrays: with an equal layout and equal statics, a captured step stays right."""
+    return (batch.uniform, batch.features, *(tuple(_constants(p)) for p in (*batch.plans, batch.extras)))
 
 
 def _grow(a: Array, n: int, value: int = 0) -> Array:
@@ -299,3 +316,26 @@ def _arrays(name: str, x: Any) -> Iterator[tuple[str, Array]]:
             yield from _arrays(f"{name}.{k}", x[k])
     elif x is not None and not isinstance(x, int | Features):
         yield name, x
+
+
+def _replace(name: str, x: Any, arrays: Mapping[str, Array]) -> Any:
+    if isinstance(x, StepBatch | SamplingArrays):
+        dot = f"{name}." if name else ""
+        return type(x)(**{d.name: _replace(dot + d.name, getattr(x, d.name), arrays) for d in fields(x)})
+    if isinstance(x, tuple):
+        return tuple(_replace(f"{name}.{i}", v, arrays) for i, v in enumerate(x))
+    if isinstance(x, Mapping):
+        return {k: _replace(f"{name}.{k}", v, arrays) for k, v in x.items()}
+    return x if x is None or isinstance(x, int | Features) else arrays[name]
+
+
+def _constants(x: Any) -> Iterator[int]:
+    """Whole numbers in a plan, and the keys they belong to by their order."""
+    if isinstance(x, Mapping):
+        for k in sorted(x):
+            yield from _constants(x[k])
+    elif isinstance(x, tuple):
+        for v in x:
+            yield from _constants(v)
+    elif isinstance(x, int):
+        yield x

@@ -1,11 +1,55 @@
-"""NVIDIA GPUs: detected, not yet driven. Imports no framework."""
+"""NVIDIA GPUs: what to look for, what the cards are, which of NVIDIA's kernel libraries are used. Imports no framework."""
 
 from __future__ import annotations
 
-from thalweg.backends.pending import PendingPlatform
+import re
+from collections.abc import Sequence
+
+from thalweg.backends.host import found, pci_devices_of
+from thalweg.backends.torch_gpu.arch import Card, Known, recognise
+from thalweg.backends.torch_gpu.platform import GpuPlatform
+
+NODES = "dev/nvidia[0-9]*"
+VENDOR = "0x10de"
+CARDS: Known = (
+    (r"GB300|B300", "sm_103", 288), (r"GB200|B200", "sm_100", 180), (r"GH200", "sm_90", 96), (r"H200", "sm_90", 141),
+    (r"H100 NVL", "sm_90", 94), (r"H100|H800", "sm_90", 80), (r"H20\b", "sm_90", 96), (r"A100|A800", "sm_80", 40),
+    (r"A30\b", "sm_80", 24), (r"A40\b|RTX A6000", "sm_86", 48), (r"A10G?\b|RTX A5000", "sm_86", 24), (r"A16\b", "sm_86", 16),
+    (r"RTX A4000", "sm_86", 16), (r"RTX A2000|A2\b", "sm_86", 16), (r"L40S?\b|RTX 6000 Ada", "sm_89", 48),
+    (r"L4\b", "sm_89", 24),
+    (r"RTX PRO 6000", "sm_120", 96), (r"RTX 5090", "sm_120", 32), (r"RTX 50[78]0", "sm_120", 16), (r"RTX 50\d0", "sm_120", 8),
+    (r"RTX 4090", "sm_89", 24), (r"RTX 40[78]0", "sm_89", 12), (r"RTX 40\d0", "sm_89", 8), (r"RTX 3090", "sm_86", 24),
+    (r"RTX 3080", "sm_86", 10), (r"RTX 30\d0", "sm_86", 8), (r"GB10\b", "sm_121", 128), (r"Thor", "sm_110", 128),
+    (r"Orin", "sm_87", 32), (r"T4\b|Quadro RTX|RTX 20\d0|TITAN RTX", "sm_75", 8), (r"V100|TITAN V", "sm_70", 16),
+    (r"P100", "sm_60", 16), (r"P40|P4\b|GTX 10", "sm_61", 8),
+)  # fmt: skip
+"""Of a product name that states no memory: its smallest variant."""
 
 
-class CudaPlatform(PendingPlatform):
+class CudaPlatform(GpuPlatform):
     name = "cuda"
     hardware = "NVIDIA GPU"
-    files = ("dev/nvidia[0-9]*",)
+    build = "cuda"
+    wheels = "https://download.pytorch.org/whl/cu130"
+
+    def cards(self) -> Sequence[Card]:
+        """Names from the driver's /proc files; where a container hides those, the device nodes alone."""
+        nodes = found((NODES,), self._root)
+        if not nodes:
+            return ()
+        made = []
+        for path in found(("proc/driver/nvidia/gpus/*/information",), self._root):
+            text = (self._root / path[1:]).read_text()
+            model = re.search(r"^Model:\s*(.+?)\s*$", text, re.M)
+            name = model[1] if model else self.hardware
+            made.append(Card(name, *recognise(name, CARDS), path.split("/")[-2]))
+        return made[: len(nodes)] or [Card(self.hardware, "", 0, node) for node in nodes]
+
+    def unseen(self) -> str:
+        bus = pci_devices_of(VENDOR, ("0x0300", "0x0302"), self._root)
+        if bus:
+            return (
+                f"{self.hardware} on the bus ({', '.join(bus[:4])}) without its driver (no /{NODES}); install NVIDIA's driver, "
+                "or give this container the device (--gpus all)"
+            )
+        return f"no {self.hardware} found (no /{NODES})"

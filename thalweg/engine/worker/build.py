@@ -145,8 +145,9 @@ def _build_model(job: _Job) -> Worker:
     slots = schedule.max_seqs + 1
     state = StateBox(make_state(model, device, blocks=size.blocks, slots=slots, max_len=size.max_len))
     runner = Runner(
-        lambda shape, features: device.compile(step, params, state, shape, features), model.attention, job.defaults.buckets
-    )
+        lambda shape, features: device.compile(step, params, state, shape, features), model.attention, job.defaults.buckets,
+        job.defaults.unpadded,
+    )  # fmt: skip
     config = _config(job, dtype, size, model.groups, schedule, model.vocab)
     return Worker(config, runner.launch, [str(c) for c in binder.plan], device, 0.0)
 

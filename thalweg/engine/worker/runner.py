@@ -16,36 +16,52 @@ class Runner:
 
     attention: the backend and the spec of each KV group, for its host-side plan.
     buckets: shapes to pad to, any order; empty = one executable takes every shape.
-    compile: makes an executable; called once without buckets, else once per bucket and set of features, when first met.
+    compile: makes an executable; called once for any shape without buckets or with `unpadded`, and once per bucket and set
+    of features, when first met.
+    unpadded: a batch that no bucket holds runs as it is.
     """
 
     def __init__(
-        self, compile: Compile, attention: Sequence[tuple[AttentionBackend, AttnSpec]], buckets: Sequence[StepShape]
+        self,
+        compile: Compile,
+        attention: Sequence[tuple[AttentionBackend, AttnSpec]],
+        buckets: Sequence[StepShape],
+        unpadded: bool = False,
     ) -> None:
         self._compile = compile
         self._attention = tuple(attention)
         self._buckets = sorted(buckets, key=lambda s: (s.tokens, s.seqs, s.blocks, not s.uniform))
         self._made: dict[StepShape | None, list[tuple[Features, Executable]]] = {}
-        self._any = None if buckets else compile(None, None)
+        self._fitted: dict[tuple[int, int, int, int], StepShape | None] = {}
+        self._any = compile(None, None) if unpadded or not buckets else None
 
     def launch(self, batch: StepBatch) -> Pending:
         """Start one step. Steps take effect in the order of these calls."""
-        shape = None
-        if self._any is None:
-            shape = self._fit(batch)
+        shape = self._fit(batch) if self._buckets else None
+        if shape is not None:
             batch = batch.pad(shape)
         if self._attention:
             batch.plans = tuple(a.plan(batch, g, spec, shape) for g, (a, spec) in enumerate(self._attention))
-        return (self._any or self._executable(shape, batch.features))(batch)
+        if shape is None and self._any is not None:
+            return self._any(batch)
+        return self._executable(shape, batch.features)(batch)
 
-    def _fit(self, batch: StepBatch) -> StepShape:
-        for s in self._buckets:
-            if s.fits(batch):
-                return s
-        raise ValueError(
-            f"no bucket holds {batch.tokens.shape[0]} tokens of {batch.slots.shape[0]} sequences with "
-            f"{max(t.shape[1] for t in batch.block_tables)} blocks; the largest is {self._buckets[-1]}"
-        )
+    def _fit(self, batch: StepBatch) -> StepShape | None:
+        """The smallest bucket that holds the batch; None = it runs as it is. Remembered for uniform batches, whose sizes
+        repeat."""
+        blocks = max((t.shape[1] for t in batch.block_tables), default=0)
+        key = (batch.tokens.shape[0], batch.slots.shape[0], blocks, batch.uniform)
+        if key in self._fitted:
+            return self._fitted[key]
+        shape = next((s for s in self._buckets if s.fits(batch)), None)
+        if shape is None and self._any is None:
+            raise ValueError(
+                f"no bucket holds {key[0]} tokens of {key[1]} sequences with {blocks} blocks; "
+                f"the largest is {self._buckets[-1]}"
+            )
+        if batch.uniform:
+            self._fitted[key] = shape
+        return shape
 
     def _executable(self, shape: StepShape | None, features: Features) -> Executable:
         made = self._made.setdefault(shape, [])

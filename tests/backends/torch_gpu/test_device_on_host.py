@@ -1,0 +1,330 @@
+"""The GPU device end to end on the host, with streams that do their work as late as they may: what it serves is what the
+reference serves, captured or not, and what it stages is never touched too early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from thalweg import LLM, SamplingParams
+from thalweg.backends.torch_gpu import executable as exe_module
+from thalweg.backends.torch_gpu.device import GpuDevice
+from thalweg.backends.torch_gpu.host import HostRuntime
+from thalweg.backends.torch_gpu.library import Parts
+from thalweg.backends.torch_gpu.testing import HostGpuOptions, HostGpuPlatform
+from thalweg.hal import discovery
+from thalweg.hal.platform import DeviceInfo, Place
+from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
+
+INFO = DeviceInfo("test", "test", 1 << 30, 1, ("float32",))
+PARAMS = {
+    "greedy": {},
+    "random": {"temperature": 0.8, "seed": 5},
+    "truncated": {"temperature": 1.0, "seed": 6, "top_k": 20, "top_p": 0.9},
+    "penalties": {"presence_penalty": 0.5, "repetition_penalty": 1.2},
+    "biased": {"logit_bias": {5: 4.0, 9: -100.0}, "min_tokens": 6},
+    "logprobs": {"logprobs": 3},
+}
+
+
+@pytest.fixture
+def hosted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[GpuDevice]]:
+    """`LLM(device="host-gpu")` works, and the devices it opened are listed."""
+    opened: list[GpuDevice] = []
+    choose, opens = discovery.choose, HostGpuPlatform.open
+
+    def remember(self: Any, place: Place, options: Any = None) -> Any:
+        opened.append(opens(self, place, options))
+        return opened[-1]
+
+    monkeypatch.setattr(HostGpuPlatform, "open", remember)
+    monkeypatch.setattr(discovery, "choose", lambda n: HostGpuPlatform() if n == "host-gpu" else choose(n))
+    return opened
+
+
+def _serve(device: str, **args: Any) -> list[tuple[list[int], Any]]:
+    rng = np.random.default_rng(3)
+    llm = LLM(device=device, dtype="float32", max_model_len=192, seed=0, **args)
+    try:
+        prompts = [{"prompt_token_ids": rng.integers(1, 200, int(n)).tolist()} for n in rng.integers(3, 90, 12)]
+        kinds = list(PARAMS.values())
+        params = [SamplingParams(max_tokens=12 + 3 * i, ignore_eos=True, **kinds[i % len(kinds)]) for i in range(len(prompts))]
+        outputs = [o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)]
+        return [
+            (list(o.token_ids), o.logprobs and [{t: round(v.logprob, 4) for t, v in p.items()} for p in o.logprobs])
+            for o in outputs
+        ]
+    finally:
+        llm.shutdown()
+
+
+def test_every_kind_of_request_gets_the_tokens_of_the_reference_from_graphs(hosted: list[GpuDevice]) -> None:
+    want = _serve("reference")
+    assert _serve("host-gpu") == want
+    runtime: Any = hosted[0]._runtime
+    assert runtime.captures >= 4
+    assert runtime.replays > runtime.captures
+
+
+def test_without_graphs_the_tokens_are_the_same(hosted: list[GpuDevice]) -> None:
+    want = _serve("host-gpu")
+    assert _serve("host-gpu", additional_config={"graphs": False}) == want
+    assert hosted[0]._runtime.captures > 0  # type: ignore[attr-defined]
+    assert hosted[1]._runtime.captures == 0  # type: ignore[attr-defined]
+
+
+def _device(late: bool = True, graphs: bool = True) -> GpuDevice:
+    return GpuDevice(INFO, HostRuntime(late=late), Parts(), graphs=graphs)
+
+
+def _batch(n: int, first: int, uniform: int = 1) -> StepBatch:
+    i32 = np.int32
+    return StepBatch(
+        tokens=np.arange(first, first + n, dtype=i32), token_seq=np.arange(n, dtype=i32), positions=np.zeros(n, i32),
+        slots=np.arange(1, n + 1, dtype=i32), context=np.zeros(n, i32), query=np.ones(n, i32),
+        last_row=np.arange(n, dtype=i32), emit=np.ones(n, bool), block_tables=(np.zeros((n, 1), i32),),
+        sampling=SamplingArrays.greedy(n), uniform=uniform,
+    )  # fmt: skip
+
+
+SHAPE = StepShape(4, 4, 1, True)
+
+
+def _sum_step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
+    """Adds the batch's tokens up, and tells the sum before and the tokens."""
+    return {"sum": state["sum"] + batch.tokens.sum(), "log": [state["log"][0] * 3 + batch.tokens[0]]}, StepResult(
+        batch.tokens[:, None], batch.query, extras={"before": state["sum"]}
+    )
+
+
+def _box(device: GpuDevice) -> StateBox:
+    return StateBox({"sum": device.alloc((), "int64"), "log": [device.alloc((), "int64")]})
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("depth", [1, 2, 7])
+def test_batches_and_results_keep_their_bytes_however_many_are_in_flight(graphs: bool, depth: int) -> None:
+    device = _device(graphs=graphs)
+    box = _box(device)
+    run, any_shape = (device.compile(_sum_step, None, box, s, Features() if s else None) for s in (SHAPE, None))
+    flying: list[Any] = []
+    total, at = 0, 0
+
+    def land() -> None:
+        nonlocal total, at
+        result = flying.pop(0).result()
+        assert result.tokens[:, 0].tolist() == list(range(at, at + 4))
+        assert int(result.extras["before"]) == total
+        total, at = total + sum(range(at, at + 4)), at + 1
+
+    for i in range(25):
+        flying.append((any_shape if i % 5 == 3 else run)(_batch(4, i)))
+        if len(flying) > depth:
+            land()
+    while flying:
+        land()
+    device.synchronize()
+    assert int(box.value["sum"]) == total
+
+
+def test_the_host_may_change_a_batch_once_it_is_launched() -> None:
+    device = _device()
+    run = device.compile(_sum_step, None, _box(device), SHAPE, Features())
+    batch = _batch(4, 10)
+    for _ in range(3):
+        pending = run(batch)
+        batch.tokens += 1
+        assert pending.result().tokens[0, 0] == batch.tokens[0] - 1
+
+
+def test_a_dropped_result_harms_no_other() -> None:
+    device = _device()
+    run = device.compile(_sum_step, None, _box(device), SHAPE, Features())
+    for i in range(20):
+        run(_batch(4, i))
+    assert run(_batch(4, 77)).result().tokens[:, 0].tolist() == [77, 78, 79, 80]
+
+
+def test_a_result_is_read_once_and_ready_comes_true_by_itself() -> None:
+    device = _device()
+    pending = device.compile(_sum_step, None, _box(device), SHAPE, Features())(_batch(4, 1))
+    assert not pending.ready()
+    for _ in range(20):
+        if pending.ready():
+            break
+    assert pending.ready()
+    pending.result()
+    with pytest.raises(RuntimeError, match="twice"):
+        pending.result()
+
+
+def test_capturing_runs_nothing() -> None:
+    """The state after n steps is that of n steps, though one of them was recorded as well."""
+    device = _device()
+    box = _box(device)
+    run = device.compile(_sum_step, None, box, SHAPE, Features())
+    for i in range(4):
+        run(_batch(4, i)).result()
+    runtime: Any = device._runtime
+    assert (runtime.captures, runtime.replays) == (1, 3)
+    assert int(box.value["log"][0]) == ((0 * 3 + 1) * 3 + 2) * 3 + 3
+
+
+def test_graphs_of_two_sizes_share_one_state() -> None:
+    device = _device()
+    box = _box(device)
+    small, large = (device.compile(_sum_step, None, box, StepShape(n, n, 1, True), Features()) for n in (2, 4))
+    want = 0
+    for i in range(12):
+        n, exe = ((2, small), (4, large))[i % 3 == 1]
+        assert int(exe(_batch(n, i)).result().extras["before"]) == want
+        want += sum(range(i, i + n))
+
+
+@pytest.mark.parametrize(
+    ("name", "look"),
+    [
+        ("item", lambda b: b.tokens[0].item()),
+        ("tolist", lambda b: b.tokens.tolist()),
+        ("numpy", lambda b: b.tokens.numpy()),
+        ("bool", lambda b: bool(b.tokens[0] > 0)),
+        ("mask of booleans", lambda b: b.tokens[b.tokens > 2]),
+        ("nonzero", lambda b: torch.nonzero(b.tokens)),
+    ],
+)
+def test_a_step_that_cannot_be_captured_runs_all_the_same_and_says_why(
+    name: str, look: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
+        look(batch)
+        return _sum_step(params, state, batch)
+
+    device = _device()
+    box = _box(device)
+    run = device.compile(step, None, box, SHAPE, Features())
+    for i in range(4):
+        run(_batch(4, i)).result()
+    assert device._runtime.replays == 0  # type: ignore[attr-defined]
+    assert int(box.value["sum"]) == 6 + 10 + 14 + 18
+    assert len(caplog.records) == 1
+    assert name in caplog.text
+
+
+def test_a_step_that_forgets_where_its_tensors_belong_is_found() -> None:
+    def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
+        return state, StepResult(batch.tokens[:, None] + torch.arange(4)[:, None], batch.query)
+
+    device = _device()
+    with pytest.raises(RuntimeError, match="name the device"):
+        device.compile(step, None, _box(device), None, None)(_batch(4, 0)).result()
+
+
+def test_what_python_decides_while_a_step_is_captured_is_decided_for_good() -> None:
+    """The host's graphs are as strict as a GPU's, or the tests above would prove little."""
+    calls: list[int] = []
+
+    def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
+        calls.append(1)
+        return state, StepResult(batch.tokens[:, None] + len(calls), batch.query)
+
+    device = _device()
+    run = device.compile(step, None, _box(device), SHAPE, Features())
+    got = [int(run(_batch(4, 0)).result().tokens[0, 0]) for _ in range(4)]
+    assert got == [1, 2, 2, 2]
+
+
+def test_batches_of_other_layouts_get_graphs_of_their_own_up_to_a_limit() -> None:
+    def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
+        return state, StepResult(batch.tokens[:, None], batch.query, extras={"bias": batch.bias_value.sum()})
+
+    device = _device()
+    run = device.compile(step, None, _box(device), SHAPE, Features(bias=True))
+    for round in range(3):
+        for n in (0, 1, 3, 16, 17, 40, 100, 200, 400, 900, 2000):
+            batch = _batch(4, 0)
+            batch.bias_row, batch.bias_token = np.zeros(n, np.int32), np.zeros(n, np.int32)
+            batch.bias_value = np.full(n, 0.5, np.float32)
+            assert float(run(batch).result().extras["bias"]) == n / 2, round
+    assert device._runtime.captures == exe_module.LAYOUTS  # type: ignore[attr-defined]
+
+
+def test_a_step_that_fails_while_replaying_fails_alone() -> None:
+    device = _device()
+    box = _box(device)
+    run = device.compile(_sum_step, None, box, SHAPE, Features())
+    for i in range(3):
+        run(_batch(4, i)).result()
+    graph = next(g for g in run._graphs.values() if g is not None)
+
+    def broken() -> None:
+        raise ArithmeticError("on purpose")
+
+    run._graphs = {k: exe_module._Captured(g.buffer, g.packed, g.manifest, broken) for k, g in run._graphs.items() if g}
+    with pytest.raises(ArithmeticError, match="on purpose"):
+        run(_batch(4, 9)).result()
+    run._graphs = dict.fromkeys(run._graphs, graph)
+    assert run(_batch(4, 5)).result().tokens[0, 0] == 5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda s: {"sum": s["sum"]}, "other keys"),
+        (lambda s: {"sum": s["sum"].float(), "log": s["log"]}, "float32"),
+        (lambda s: {"sum": s["sum"], "log": []}, "0 parts"),
+    ],
+)
+def test_a_state_of_another_form_is_refused(wrong: Any, words: str) -> None:
+    def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
+        return wrong(state), StepResult(batch.tokens[:, None], batch.query)
+
+    device = _device()
+    with pytest.raises(RuntimeError, match=words):
+        device.compile(step, None, _box(device), None, None)(_batch(4, 0)).result()
+
+
+def test_parts_of_the_state_that_change_places_do_so() -> None:
+    def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
+        return state[::-1], StepResult(batch.tokens[:, None], batch.query)
+
+    device = _device()
+    box = StateBox([device.put(torch.tensor([1])), device.put(torch.tensor([2]))])
+    device.compile(step, None, box, None, None)(_batch(4, 0)).result()
+    assert [int(t) for t in box.value] == [2, 1]
+
+
+def test_large_arrays_arrive_whole_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    from thalweg.backends.torch_gpu import staging
+
+    monkeypatch.setattr(staging, "PIECE", 1000)
+    device = _device()
+    array = np.arange(5003, dtype=np.int32)
+    placed = device.put(array)
+    array[:] = 0
+    assert placed.tolist() == list(range(5003))
+    assert device.put(torch.arange(12).view(3, 4).t()).tolist() == torch.arange(12).view(3, 4).t().tolist()
+    for empty in ((0,), (3, 0)):
+        assert device.put(np.zeros(empty, np.float32)).shape == empty
+
+
+def test_blocks_are_moved_after_the_steps_launched_before() -> None:
+    device = _device()
+    kv = device.alloc((4, 2), "int32")
+
+    def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
+        state[1:2] = batch.tokens[:2]
+        return state, StepResult(batch.tokens[:, None], batch.query)
+
+    run = device.compile(step, None, StateBox(kv), None, None)
+    run(_batch(4, 5))
+    device.copy_blocks(kv, np.array([1], np.int32), np.array([3], np.int32))
+    assert np.frombuffer(device.read_blocks(kv, np.array([3], np.int32)), np.int32).tolist() == [5, 6]
+
+
+def test_options_reach_the_device() -> None:
+    device = HostGpuPlatform().open(Place(), HostGpuOptions(graphs=False))
+    assert not device._graphs  # type: ignore[attr-defined]

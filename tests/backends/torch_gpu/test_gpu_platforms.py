@@ -1,0 +1,229 @@
+"""What the GPU platforms say and choose on machines of every known kind, and the one sentence each says when it cannot run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from machines import FakeDriver, amd, intel, nvidia, opened, torch_folder, write
+
+from thalweg.backends.cuda import CudaPlatform
+from thalweg.backends.rocm import RocmPlatform, gfx
+from thalweg.backends.torch_gpu.arch import ARCHES, GIB, arch_of, defaults
+from thalweg.backends.torch_gpu.platform import GpuOptions, GpuPlatform, TorchBuild, torch_build
+from thalweg.backends.xpu import XpuPlatform
+from thalweg.errors import DeviceError
+from thalweg.hal.platform import ModelFacts, Parallel, Place, Probe
+
+LLAMA = ModelFacts("LlamaForCausalLM", "bfloat16", 32, 4096, 32, 8, 128, 128_256, 131_072, 16 << 30)
+NVIDIA = {
+    "NVIDIA H200": ("sm_90", 141), "NVIDIA H100 80GB HBM3": ("sm_90", 80), "NVIDIA H100 PCIe": ("sm_90", 80),
+    "NVIDIA GH200 480GB": ("sm_90", 96), "NVIDIA GH200 144G HBM3e": ("sm_90", 144),
+    "NVIDIA H20": ("sm_90", 96), "NVIDIA B200": ("sm_100", 180),
+    "NVIDIA B300 SXM6 AC": ("sm_103", 288), "NVIDIA A100-SXM4-80GB": ("sm_80", 80), "NVIDIA A100-PCIE-40GB": ("sm_80", 40),
+    "NVIDIA A10G": ("sm_86", 24), "NVIDIA A10": ("sm_86", 24), "NVIDIA L4": ("sm_89", 24), "NVIDIA L40S": ("sm_89", 48),
+    "NVIDIA RTX 6000 Ada Generation": ("sm_89", 48), "NVIDIA RTX A6000": ("sm_86", 48),
+    "NVIDIA GeForce RTX 4090": ("sm_89", 24), "NVIDIA GeForce RTX 5090": ("sm_120", 32),
+    "NVIDIA GeForce RTX 3090": ("sm_86", 24),
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": ("sm_120", 96), "NVIDIA GB10": ("sm_121", 128), "Tesla T4": ("sm_75", 8),
+    "Tesla V100-SXM2-16GB": ("sm_70", 16), "NVIDIA A40": ("sm_86", 48), "NVIDIA A30": ("sm_80", 24), "NVIDIA A2": ("sm_86", 16),
+    "NVIDIA GeForce RTX 4070": ("sm_89", 12), "Orin": ("sm_87", 32), "NVIDIA A100X": ("sm_80", 40),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", NVIDIA)
+def test_nvidia_cards_are_known_by_the_driver_s_names(model: str, tmp_path: Path) -> None:
+    nvidia(tmp_path, model)
+    (card,) = CudaPlatform(tmp_path).cards()
+    assert (card.name, card.arch, card.memory_bytes // GIB) == (model, *NVIDIA[model])
+
+
+def test_amd_cards_tell_architecture_and_memory_themselves(tmp_path: Path) -> None:
+    amd(tmp_path, (90402, 192), (90500, 288), (120001, 16))
+    cards = RocmPlatform(tmp_path).cards()
+    assert [(c.arch, c.memory_bytes // GIB) for c in cards] == [("gfx942", 192), ("gfx950", 288), ("gfx1201", 16)]
+
+
+@pytest.mark.parametrize(("number", "name"), [(90010, "gfx90a"), (90008, "gfx908"), (110000, "gfx1100"), (110501, "gfx1151")])
+def test_amd_versions_are_architecture_names(number: int, name: str) -> None:
+    assert gfx(number) == name
+
+
+def test_intel_cards_are_known_by_their_pci_ids(tmp_path: Path) -> None:
+    intel(tmp_path, "0xe20b", "0x0bd5", "0x9999")
+    cards = XpuPlatform(tmp_path).cards()
+    assert [(c.name, c.arch) for c in cards] == [
+        ("Intel Arc B580", "xe2"), ("Intel Data Center GPU Max 1550", "xe_hpc"), ("Intel GPU", ""),
+    ]  # fmt: skip
+
+
+KINDS: dict[type[GpuPlatform], tuple[Callable[[Path], None], dict[str, str], str, str]] = {
+    CudaPlatform: (lambda root: nvidia(root, "NVIDIA H200", "NVIDIA H200"), {"cuda": "13.0"}, "NVIDIA H200", "CUDA"),
+    RocmPlatform: (lambda root: amd(root, (90402, 192)), {"hip": "7.1.0"}, "CDNA3 (gfx942)", "ROCm"),
+    XpuPlatform: (lambda root: intel(root, "0xe20b"), {"xpu": "20250302"}, "Arc B580", "XPU"),
+}
+
+
+@pytest.fixture(params=KINDS, ids=lambda k: k.name)
+def kind(request: pytest.FixtureRequest) -> type[GpuPlatform]:
+    return request.param
+
+
+def _probe(platform: GpuPlatform) -> Probe:
+    """What probe says; `open` must say the same where it is a refusal."""
+    said = platform.probe()
+    if said.score == 0:
+        with pytest.raises(DeviceError) as e:
+            platform.open(Place())
+        assert said.reason in str(e.value)
+    assert "\n" not in said.reason
+    return said
+
+
+def test_no_card_no_driver_no_torch_wrong_torch_old_torch_and_all_well_are_told_apart(
+    kind: type[GpuPlatform], tmp_path: Path
+) -> None:
+    put, built, name, title = KINDS[kind]
+    others = {k: v for other, (_, b, _, _) in KINDS.items() for k, v in b.items() if other is not kind}
+    nothing = tmp_path / "nowhere"
+    assert _probe(kind(tmp_path, nothing)).reason.startswith("no ")
+    put(tmp_path)
+    said = _probe(kind(tmp_path, nothing)).reason
+    assert name in said
+    assert f"torch is not installed; pip install torch --index-url {kind.wheels}" in said
+    said = _probe(kind(tmp_path, torch_folder(tmp_path, "2.13.0+cpu"))).reason
+    assert f"torch 2.13.0+cpu is built for the CPU alone, not for {title}; pip install" in said
+    assert f"not for {title}" in _probe(kind(tmp_path, torch_folder(tmp_path, **others))).reason
+    assert "torch 2.9.1 is older than 2.11" in _probe(kind(tmp_path, torch_folder(tmp_path, "2.9.1", **built))).reason
+    well = _probe(kind(tmp_path, torch_folder(tmp_path, **built)))
+    assert well.score > 10
+    assert name in well.reason
+    assert f"{title} {next(iter(built.values()))}" in well.reason
+
+
+@pytest.mark.parametrize(
+    ("platform", "vendor", "words"),
+    [(CudaPlatform, "0x10de", "--gpus all"), (RocmPlatform, "0x1002", "/dev/kfd"), (XpuPlatform, "0x8086", "kernel")],
+)
+def test_a_card_without_its_driver_is_seen_on_the_bus(
+    platform: type[GpuPlatform], vendor: str, words: str, tmp_path: Path
+) -> None:
+    for i, of in enumerate((vendor, "0x1234")):
+        write(tmp_path, f"sys/bus/pci/devices/0000:0{i}:00.0/vendor", of + "\n")
+        write(tmp_path, f"sys/bus/pci/devices/0000:0{i}:00.0/class", "0x030000\n")
+    said = _probe(platform(tmp_path)).reason
+    assert "0000:00:00.0" in said
+    assert "0000:01" not in said
+    assert words in said
+
+
+def test_cards_too_old_are_refused_unless_one_is_not(tmp_path: Path) -> None:
+    folder = torch_folder(tmp_path, cuda="13.0")
+    nvidia(tmp_path, "Tesla V100-SXM2-16GB")
+    assert "too old" in _probe(CudaPlatform(tmp_path, folder)).reason
+    nvidia(tmp_path, "Tesla V100-SXM2-16GB", "NVIDIA H200")
+    platform = CudaPlatform(tmp_path, folder, FakeDriver([opened("V100", "sm_70", 16), opened("NVIDIA H200", "sm_90", 141)]))
+    assert platform.probe().score > 0
+    with pytest.raises(DeviceError, match=r"V100.*sm_70, Volta.*too old"):
+        platform.open(Place(), GpuOptions(device=0))
+    assert platform.open(Place(), GpuOptions(device=1)).info.name == "NVIDIA H200"
+
+
+def test_a_container_that_hides_the_names_still_has_its_cards(tmp_path: Path) -> None:
+    write(tmp_path, "dev/nvidia0")
+    write(tmp_path, "dev/nvidiactl")
+    platform = CudaPlatform(tmp_path, torch_folder(tmp_path, cuda="13.0"))
+    assert len(platform.cards()) == 1
+    assert platform.probe().score > 0
+    assert platform.describe() is None
+
+
+def _machine(kind: type[GpuPlatform], root: Path, driver: FakeDriver) -> GpuPlatform:
+    put, built, _, _ = KINDS[kind]
+    put(root)
+    return kind(root, torch_folder(root, **built), driver)
+
+
+def test_a_driver_that_does_not_answer_a_number_too_high_and_a_full_card_are_refused_in_words(
+    kind: type[GpuPlatform], tmp_path: Path
+) -> None:
+    with pytest.raises(DeviceError, match="torch cannot use it: driver too old"):
+        _machine(kind, tmp_path, FakeDriver(broken="driver too old")).open(Place())
+    card = opened("card", "sm_90", 80)
+    with pytest.raises(DeviceError, match=r"GPU 1 was asked for and this process sees 1 \(numbered from 0\)"):
+        _machine(kind, tmp_path, FakeDriver([card])).open(Place(), GpuOptions(device=1))
+    with pytest.raises(DeviceError, match=r"0\.0 of 80\.0 GiB free: too little to start"):
+        _machine(kind, tmp_path, FakeDriver([opened("card", "sm_90", 80, 0)])).open(Place())
+    with pytest.raises(DeviceError, match="count from 0"):
+        _machine(kind, tmp_path, FakeDriver([card])).open(Place(), GpuOptions(device=-1))
+    with pytest.raises(DeviceError, match="takes GpuOptions"):
+        _machine(kind, tmp_path, FakeDriver([card])).open(Place(), {"device": 0})
+
+
+def test_an_opened_device_says_what_it_is(kind: type[GpuPlatform], tmp_path: Path) -> None:
+    device = _machine(kind, tmp_path, FakeDriver([opened("some card", "gfx942", 192)])).open(Place())
+    assert (device.info.kind, device.info.name, device.info.memory_bytes) == (kind.name, "some card", 192 * GIB)
+    assert device.info.notes["fp8"] == "float8_e4m3fnuz"
+    assert device.kernels
+    assert device.attention
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_every_known_architecture_has_defaults_or_is_too_old(arch: str) -> None:
+    known = arch_of(arch)
+    d = defaults(known, 80 * GIB, LLAMA)
+    if not known.dtypes:
+        assert d.dtype is None
+        return
+    assert d.dtype == ("float16" if arch in ("sm_75", "gfx1030", "xe_lp") else "bfloat16")
+    assert d.pipeline_depth == 2
+    assert all(b.uniform and b.tokens == b.seqs for b in d.buckets)
+    assert max(b.seqs for b in d.buckets) == d.max_num_seqs
+    assert max(b.blocks for b in d.buckets) * 16 >= LLAMA.max_len
+
+
+@pytest.mark.parametrize(
+    ("arch", "fp8"),
+    [("sm_80", ""), ("sm_89", "float8_e4m3fn"), ("sm_90", "float8_e4m3fn"), ("gfx90a", ""), ("gfx942", "float8_e4m3fnuz"),
+     ("gfx950", "float8_e4m3fn"), ("gfx1201", "float8_e4m3fn"), ("gfx1100", ""), ("xe2", "")],
+)  # fmt: skip
+def test_eight_bit_floats_are_those_of_the_matrix_units(arch: str, fp8: str) -> None:
+    assert arch_of(arch).fp8 == fp8
+
+
+@pytest.mark.parametrize(
+    ("arch", "like"), [("sm_130", "sm_121"), ("sm_88", "sm_87"), ("gfx951", "gfx950"), ("gfx1202", "gfx1201"), ("xe4", "xe3")]
+)
+def test_a_newer_architecture_is_taken_for_the_newest_known_of_its_line_and_says_so(arch: str, like: str) -> None:
+    got = arch_of(arch)
+    assert got.name == arch
+    assert (got.dtypes, got.fp8) == (arch_of(like).dtypes, arch_of(like).fp8)
+    assert like in got.family
+
+
+@pytest.mark.parametrize("arch", ["gfx1300", "mi500", "sm_20", ""])
+def test_an_architecture_of_no_known_line_is_not_guessed(arch: str) -> None:
+    assert arch_of(arch).dtypes == ()
+
+
+@pytest.mark.parametrize(("gib", "seqs", "tokens"), [(141, 512, 8192), (24, 256, 4096), (8, 128, 2048)])
+def test_larger_cards_take_more_at_once(gib: int, seqs: int, tokens: int) -> None:
+    d = defaults(arch_of("sm_90"), gib * GIB, LLAMA)
+    assert (d.max_num_seqs, d.max_num_batched_tokens) == (seqs, tokens)
+
+
+def test_one_process_per_device(kind: type[GpuPlatform]) -> None:
+    assert [p.devices for p in kind().topology(Parallel(tensor=4)).places] == [(0,), (1,), (2,), (3,)]
+
+
+def test_torch_s_version_file_is_read_as_text(tmp_path: Path) -> None:
+    assert torch_build(torch_folder(tmp_path, "2.13.0+rocm7.1", hip="7.1.25", rocm="7.1.0")) == TorchBuild(
+        "2.13.0+rocm7.1", {"hip": "7.1.25"}
+    )
+    here = torch_build()
+    import torch
+
+    assert here is not None
+    assert here.version == torch.__version__
+    assert here.built.get("cuda") == torch.version.cuda

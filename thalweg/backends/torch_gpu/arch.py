@@ -1,0 +1,124 @@
+"""What is known of GPU generations and cards without asking a driver: types, memory, and the sizes that suit them.
+
+Facts here decide defaults and what `thalweg plan` computes with; an opened device corrects what it knows better. Imports
+no framework.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from thalweg.hal.platform import Defaults, ModelFacts
+from thalweg.hal.step import StepShape
+
+GIB = 1 << 30
+ALL = ("bfloat16", "float16", "float32")
+HALF = ("float16", "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """A generation of one vendor's GPUs. dtypes: compute types its matrix units take, best first; () = too old to serve on.
+    fp8: the 8-bit float its matrix units take, "" = none."""
+
+    name: str
+    family: str
+    dtypes: tuple[str, ...] = ALL
+    fp8: str = ""
+
+
+OCP, FNUZ = "float8_e4m3fn", "float8_e4m3fnuz"
+ARCHES: dict[str, Arch] = {
+    a.name: a
+    for a in (
+        Arch("sm_60", "Pascal", ()), Arch("sm_61", "Pascal", ()), Arch("sm_70", "Volta", ()), Arch("sm_75", "Turing", HALF),
+        Arch("sm_80", "Ampere"), Arch("sm_86", "Ampere"), Arch("sm_87", "Ampere"), Arch("sm_89", "Ada", ALL, OCP),
+        Arch("sm_90", "Hopper", ALL, OCP), Arch("sm_100", "Blackwell", ALL, OCP), Arch("sm_103", "Blackwell", ALL, OCP),
+        Arch("sm_110", "Blackwell", ALL, OCP), Arch("sm_120", "Blackwell", ALL, OCP), Arch("sm_121", "Blackwell", ALL, OCP),
+        Arch("gfx900", "Vega", ()), Arch("gfx906", "Vega", ()), Arch("gfx908", "CDNA"), Arch("gfx90a", "CDNA2"),
+        Arch("gfx942", "CDNA3", ALL, FNUZ), Arch("gfx950", "CDNA4", ALL, OCP), Arch("gfx1030", "RDNA2", HALF),
+        Arch("gfx1100", "RDNA3"), Arch("gfx1101", "RDNA3"), Arch("gfx1102", "RDNA3"), Arch("gfx1150", "RDNA3.5"),
+        Arch("gfx1151", "RDNA3.5"), Arch("gfx1200", "RDNA4", ALL, OCP), Arch("gfx1201", "RDNA4", ALL, OCP),
+        Arch("xe_lp", "Xe-LP", HALF), Arch("xe_hpg", "Xe-HPG"), Arch("xe_hpc", "Xe-HPC"), Arch("xe2", "Xe2"),
+        Arch("xe3", "Xe3"),
+    )
+}  # fmt: skip
+
+
+def arch_of(name: str) -> Arch:
+    """The generation of this name. One that is newer than this table is taken to be like the newest of its family's kind."""
+    known = ARCHES.get(name)
+    if known is not None:
+        return known
+    kind, number = _split(name)
+    older = [a for a in ARCHES.values() if _split(a.name)[0] == kind and _split(a.name)[1] < number]
+    if not older:
+        return Arch(name, "unknown", ())
+    like = max(older, key=lambda a: _split(a.name)[1])
+    return Arch(name, f"unknown, treated as {like.name}", like.dtypes, like.fp8)
+
+
+def _split(name: str) -> tuple[str, int]:
+    """("sm_", 90), ("gfx9", 0x42), ("xe", 2): what orders generations of one line."""
+    if name.startswith("gfx"):
+        major = name[3:-2]
+        return f"gfx{major}", int(name[-2:], 16) if re.fullmatch(r"[0-9a-f]{2}", name[-2:]) else -1
+    m = re.fullmatch(r"(sm_|xe)(\d+)", name)
+    return (m[1], int(m[2])) if m else (name, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU as the system shows it. arch "": its name says nothing to us. memory_bytes 0: not known before it is opened."""
+
+    name: str
+    arch: str
+    memory_bytes: int
+    address: str = ""
+
+
+Known = tuple[tuple[str, str, int], ...]
+"""(pattern of a product name, arch, GiB), first match wins."""
+
+
+def recognise(name: str, known: Known) -> tuple[str, int]:
+    """(arch, bytes) of a product name; ("", 0) if it is not in the table. Memory that the name states is believed, unless it
+    is more than twice the table's: then it is that of the processor beside the GPU."""
+    for pattern, arch, gib in known:
+        if re.search(pattern, name):
+            stated = [int(n) for n in re.findall(r"\b(\d+) ?GB?\b", name)]
+            return arch, next((n for n in stated if n <= 2 * gib), gib) * GIB
+    return "", 0
+
+
+SEQS = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
+"""Sequences of the buckets that graphs are captured for."""
+
+
+def defaults(arch: Arch, memory_bytes: int, model: ModelFacts) -> Defaults:
+    """Large cards take more sequences and longer steps at once. A graph serves steps in which every sequence decodes one
+    token; prompts run as they come."""
+    large, middle = memory_bytes >= 60 * GIB, memory_bytes >= 20 * GIB
+    seqs = 512 if large else 256 if middle else 128
+    block_tokens = 16
+    return Defaults(
+        dtype=arch.dtypes[0] if arch.dtypes else None,
+        block_tokens=block_tokens,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=8192 if large else 4096 if middle else 2048,
+        pipeline_depth=2,
+        buckets=buckets(seqs, -(-model.max_len // block_tokens) + 1),
+        unpadded=True,
+    )
+
+
+def buckets(seqs: int, blocks: int) -> tuple[StepShape, ...]:
+    """Uniform shapes of up to `seqs` sequences; tables four times as wide each time, up to `blocks`: the width costs only
+    the copy of the table."""
+    widths, w = [], 64
+    while w < blocks:
+        widths.append(w)
+        w *= 4
+    widths.append(blocks)
+    return tuple(StepShape(n, n, w, True) for n in SEQS if n <= seqs for w in widths)

@@ -1,0 +1,117 @@
+"""Paged attention in torch's own operations, for any device and any graph: what serves where there is no kernel.
+
+Slow and exact. Sizes follow the tables' width, never the values in them, so a step of decoding sequences can be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.hal.attention import AttentionBackend, AttnSpec
+from thalweg.hal.kv import KVLayout
+from thalweg.hal.step import SCRATCH, StepBatch
+
+QUERIES = 256
+"""Query tokens of one sequence handled at once."""
+GATHER = 1 << 26
+"""Values of keys gathered at once."""
+
+
+class GatherAttention(AttentionBackend):
+    """Arithmetic is float64: in whatever order a matrix product sums, the result rounded to the model's dtype is the same,
+    so a token does not depend on what it was batched with."""
+
+    name = "torch-gather"
+    batch_invariant = True
+
+    def supports(self, spec: AttnSpec) -> str | None:
+        if spec.kind not in ("full", "window"):
+            return f"runs kinds full and window, not {spec.kind}"
+        if spec.heads % spec.kv_heads:
+            return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
+        if spec.kv_dtype not in ("", spec.dtype):
+            return f"the cache holds {spec.dtype}, not {spec.kv_dtype}"
+        return None
+
+    def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
+        shape = (2, block_tokens, spec.kv_heads, spec.head_dim)
+        return KVLayout(shape, spec.dtype, f"kv-token-head/{spec.dtype}/{'x'.join(map(str, shape))}")
+
+    def plan(self, batch: StepBatch, group: int, *rest: Any) -> Mapping[str, Any]:
+        """ "runs": (sequence, first row, tokens, position of the first) of every stretch of one sequence, as numbers, where
+        sequences have different numbers of new tokens. Where each has one, the batch itself says everything."""
+        if batch.uniform == 1:
+            return {}
+        return {"runs": tuple(_runs(batch))}
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec
+    ) -> tuple[Tensor, Tensor]:
+        table = batch.block_tables[group]
+        _store(kv, k, v, table, batch)
+        if batch.uniform == 1:
+            return _decode(q, kv, table, batch, spec), kv
+        out = torch.zeros_like(q)
+        runs = batch.plans[group]["runs"] if batch.plans else tuple(_runs(batch))
+        for seq, row, n, start in runs:
+            out[row : row + n] = _stretch(q[row : row + n], kv, table[seq], start, spec)
+        return out, kv
+
+
+def _runs(batch: StepBatch) -> Iterator[tuple[int, int, int, int]]:
+    query, context, last = batch.query.tolist(), batch.context.tolist(), batch.last_row.tolist()
+    for s, slot in enumerate(batch.slots.tolist()):
+        if slot == SCRATCH:
+            continue
+        for at in range(0, query[s], QUERIES):
+            yield s, last[s] + 1 - query[s] + at, min(QUERIES, query[s] - at), context[s] + at
+
+
+def _store(kv: Tensor, k: Tensor, v: Tensor, table: Tensor, batch: StepBatch) -> None:
+    """In place. Padding goes to the scratch block."""
+    size, seq = kv.shape[2], batch.token_seq
+    column = (batch.positions // size).clamp(max=table.shape[1] - 1)
+    block = torch.where(batch.slots[seq] == SCRATCH, SCRATCH, table[seq, column])
+    half = torch.arange(2, device=kv.device, dtype=torch.int32)
+    kv.index_put_((block[:, None], half[None, :], (batch.positions % size)[:, None]), torch.stack([k, v], 1))
+
+
+def _decode(q: Tensor, kv: Tensor, table: Tensor, batch: StepBatch, spec: AttnSpec) -> Tensor:
+    """One token per sequence. What a table's unused part points at is replaced by zeros: it may be anything, NaN too."""
+    keys = table.shape[1] * kv.shape[2]
+    most = max(1, GATHER // (keys * spec.kv_heads * spec.head_dim))
+    parts = []
+    for at in range(0, q.shape[0], most):
+        rows = slice(at, at + most)
+        held = kv[table[rows]].transpose(1, 2).flatten(2, 3)  # [n, 2, L, kv_heads, D]
+        behind = batch.positions[rows, None] - torch.arange(keys, device=q.device, dtype=torch.int32)
+        seen = (behind >= 0) & (behind < spec.window) if spec.window else behind >= 0
+        k, v = torch.where(seen[:, None, :, None, None], held, 0).to(torch.float64).unbind(1)
+        parts.append(_formula(q[rows].unsqueeze(1), k, v, seen[:, None, :], spec)[:, 0])
+    return torch.cat(parts)
+
+
+def _stretch(q: Tensor, kv: Tensor, table: Tensor, start: int, spec: AttnSpec) -> Tensor:
+    """q [n, heads, D] of tokens at positions start, start + 1, ... of the sequence with these blocks."""
+    n, size = q.shape[0], kv.shape[2]
+    low = max(0, start - spec.window + 1) if spec.window else 0
+    blocks = table[low // size : -(-(start + n) // size)]
+    k, v = kv[blocks].transpose(0, 1).flatten(1, 2)[:, low % size :][:, : start + n - low].to(torch.float64)
+    here = torch.arange(start, start + n, device=q.device)
+    behind = here[:, None] - torch.arange(low, start + n, device=q.device)
+    seen = (behind >= 0) & (behind < spec.window) if spec.window else behind >= 0
+    return _formula(q[None], k[None], v[None], seen[None], spec)[0]
+
+
+def _formula(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, spec: AttnSpec) -> Tensor:
+    """q [n, m, heads, D], k and v f64[n, L, kv_heads, D], seen bool[n, m, L] -> [n, m, heads, D]."""
+    wide = q.to(torch.float64).view(*q.shape[:2], spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim)
+    scores = torch.einsum("nmhpd,nlhd->nhpml", wide, k) * spec.scale
+    if spec.softcap:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    weights = torch.softmax(scores.masked_fill(~seen[:, None, None], float("-inf")), -1)
+    return torch.einsum("nhpml,nlhd->nmhpd", weights, v).flatten(2, 3).to(q.dtype)

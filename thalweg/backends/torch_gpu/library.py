@@ -1,0 +1,108 @@
+"""The kernels of a GPU, in order of preference: the vendor's where they are installed, Triton's, torch's own operations.
+
+What is not there stays in the list as an entry that refuses, so that the kernel plan says why a slower kernel runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from thalweg.backends.torch_gpu.attention import GatherAttention
+from thalweg.backends.torch_gpu.linear import LINEAR
+from thalweg.backends.torch_native.elementwise import ELEMENTWISE
+from thalweg.hal.attention import AttentionBackend, AttnSpec
+from thalweg.hal.kv import KVLayout
+from thalweg.hal.op import Kernel
+from thalweg.hal.step import Array, StepBatch
+
+COMPILED_OPS = ("rms_norm", "add_rms_norm", "rope", "act_and_mul", "penalties", "truncate", "sample", "logprobs", "token_mask")
+"""What Triton kernels are expected for: each gets the reason in the plan where there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What one source offers."""
+
+    kernels: tuple[Kernel, ...] = ()
+    attention: tuple[AttentionBackend, ...] = ()
+
+
+Source = Callable[[str], Parts]
+"""Given the architecture, imports what it needs. ImportError or RuntimeError, in words, if it is not there or does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vendor:
+    """An optional library: its name in the plan, what it would serve, and how to load it."""
+
+    name: str
+    ops: tuple[str, ...]
+    attention: bool
+    load: Source
+
+
+class Missing(AttentionBackend):
+    """Attention that a library which is not here would offer."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self.name, self._why = name, why
+
+    def supports(self, spec: AttnSpec) -> str | None:
+        return self._why
+
+    def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
+        _absent(self._why)
+
+    def attend(
+        self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec
+    ) -> tuple[Array, Array]:
+        _absent(self._why)
+
+
+def _absent(why: str) -> NoReturn:
+    raise RuntimeError(f"this was refused: {why}")
+
+
+def missing(op: str, name: str, why: str) -> Kernel:
+    """A kernel that refuses every use."""
+
+    def run(*args: Any, **static: Any) -> NoReturn:
+        _absent(why)
+
+    def supports(spec: Mapping[str, Any]) -> str | None:
+        return why
+
+    return Kernel(op, name, run, supports)
+
+
+def triton(arch: str) -> Parts:
+    """The shared Triton library."""
+    try:
+        from thalweg.backends.triton_kernels import library  # type: ignore[attr-defined, unused-ignore]
+    except ImportError as e:
+        if e.name and e.name.startswith("triton"):
+            raise ImportError(f"{e.name} is not installed") from e
+        raise
+    made = library(arch)
+    return Parts(made.kernels, made.attention)
+
+
+def assemble(arch: str, vendors: Sequence[Vendor], compiled: Source = triton) -> Parts:
+    """Every kernel for this architecture, best first. A library that fails to load costs its kernels, not the start."""
+    sources = [*vendors, Vendor("triton", COMPILED_OPS, True, compiled)]
+    kernels: list[Kernel] = []
+    attention: list[AttentionBackend] = []
+    for source in sources:
+        try:
+            parts = source.load(arch)
+        except (ImportError, RuntimeError, OSError) as e:
+            why = f"{e}".splitlines()[0] if f"{e}" else type(e).__name__
+            parts = Parts(
+                tuple(missing(op, source.name, why) for op in source.ops),
+                (Missing(source.name, why),) if source.attention else (),
+            )
+        kernels += parts.kernels
+        attention += parts.attention
+    return Parts((*kernels, *LINEAR, *ELEMENTWISE), (*attention, GatherAttention()))

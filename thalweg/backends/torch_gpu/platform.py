@@ -1,0 +1,248 @@
+"""What GPU platforms share before a device is opened: probing, defaults, options, and saying in one sentence what is missing.
+
+Imports no framework: what torch was built for is read from the file that says so.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from thalweg.backends.host import ROOT
+from thalweg.backends.torch_gpu.arch import GIB, Arch, Card, arch_of, defaults
+from thalweg.errors import DeviceError
+from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Parallel, Place, Platform, Probe, StepSizes, Topology
+
+if TYPE_CHECKING:
+    from thalweg.backends.torch_gpu.library import Vendor
+    from thalweg.backends.torch_gpu.runtime import Runtime
+    from thalweg.hal.comm import Communicator
+
+DRIVER_BYTES = 1 << 29
+"""What a driver's context, graphs and compiled kernels take, about."""
+OLDEST_TORCH = (2, 11)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuOptions:
+    """Knobs of a GPU platform."""
+
+    device: int = 0
+    """Which of the GPUs that this process sees, from 0."""
+    graphs: bool = True
+    """Capture decoding steps. False: launch every kernel each time, for debugging."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What the driver says of one device."""
+
+    name: str
+    arch: str
+    memory_bytes: int
+    free_bytes: int
+    cores: int
+    """Multiprocessors, compute units or cores: what the vendor counts."""
+    notes: dict[str, str]
+
+
+class Driver(Protocol):
+    """The vendor's driver through torch. Tests put a made-up one in its place."""
+
+    def why_not(self) -> str | None:
+        """None, or why torch cannot use it."""
+        ...
+
+    def count(self) -> int: ...
+
+    def look(self, index: int) -> Opened: ...
+
+    def runtime(self, index: int) -> Runtime: ...
+
+    def communicator(self, place: Place) -> Communicator:
+        """Of more than one rank."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBuild:
+    """What torch's own version file says."""
+
+    version: str
+    built: dict[str, str]
+    """{"cuda": "13.0"}: the accelerators it is built for, with their versions; empty = the processor alone."""
+
+    @property
+    def words(self) -> str:
+        kinds = " and ".join(f"{TITLES[k]} {v}" for k, v in self.built.items())
+        return f"torch {self.version} is built for {kinds or 'the CPU alone'}"
+
+
+TITLES = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
+
+
+def torch_build(folder: Path | None = None) -> TorchBuild | None:
+    """None: torch is not installed. Reads `torch/version.py` as text; imports nothing."""
+    if folder is None:
+        spec = find_spec("torch")
+        if spec is None or spec.origin is None:
+            return None
+        folder = Path(spec.origin).parent
+    try:
+        text = (folder / "version.py").read_text()
+    except OSError:
+        return None
+    said = dict(re.findall(r"^(\w+)(?:: [^=]*)? = '([^']*)'", text, re.M))
+    return TorchBuild(said.get("__version__", "?"), {k: said[k] for k in TITLES if k in said})
+
+
+class GpuPlatform(Platform):
+    """One vendor's GPUs. A subclass adds facts: what to look for, what to install, which vendor kernels there are."""
+
+    options = GpuOptions
+    hardware: str
+    """"NVIDIA GPU"."""
+    build: str
+    """Key of TITLES: what torch must be built for."""
+    wheels: str
+    """The index that has such a torch, for the remedy."""
+    score = 100
+
+    def __init__(self, root: Path = ROOT, torch_folder: Path | None = None, driver: Driver | None = None) -> None:
+        """root, torch_folder, driver: made-up machines, in tests."""
+        self._root, self._torch_folder, self._given = root, torch_folder, driver
+
+    @abstractmethod
+    def cards(self) -> Sequence[Card]:
+        """GPUs whose driver is loaded, as the file system shows them."""
+
+    @abstractmethod
+    def unseen(self) -> str:
+        """Why there are no cards, in words: nothing on the bus, or a card without its driver."""
+
+    def driver(self) -> Driver:
+        """The real one, or the made-up one."""
+        if self._given is not None:
+            return self._given
+        from thalweg.backends.torch_gpu.driver import TorchDriver
+
+        return TorchDriver(self.build)
+
+    def vendors(self) -> tuple[Vendor, ...]:
+        """Optional kernel libraries, best first."""
+        return ()
+
+    def probe(self) -> Probe:
+        problem, cards = self._problem()
+        if problem:
+            return Probe(0, problem)
+        build = torch_build(self._torch_folder)
+        assert build is not None
+        return Probe(self.score, f"{_list(cards)}; {build.words}")
+
+    def _problem(self) -> tuple[str, Sequence[Card]]:
+        """What stands between this machine and the platform, as far as files tell; "" = nothing."""
+        cards = self.cards()
+        if not cards:
+            return self.unseen(), cards
+        found, remedy = f"{_list(cards)} found", f"pip install torch --index-url {self.wheels}"
+        build = torch_build(self._torch_folder)
+        if build is None:
+            return f"{found}, but torch is not installed; {remedy}", cards
+        if self.build not in build.built:
+            return f"{found}, but {build.words}, not for {TITLES[self.build]}; {remedy}", cards
+        if _numbers(build.version) < OLDEST_TORCH:
+            return f"{found}, but torch {build.version} is older than {'.'.join(map(str, OLDEST_TORCH))}; {remedy}", cards
+        old = [c for c in cards if c.arch and not arch_of(c.arch).dtypes]
+        if len(old) == len(cards):
+            return f"{found}, but {too_old(arch_of(old[0].arch))}", cards
+        return "", cards
+
+    def describe(self) -> DeviceInfo | None:
+        """The first card, where the tables know it."""
+        card = next((c for c in self.cards() if c.arch and c.memory_bytes), None)
+        return None if card is None else self._info(card.name, card.arch, card.memory_bytes, 0, {})
+
+    def _info(self, name: str, arch: str, memory_bytes: int, cores: int, notes: dict[str, str]) -> DeviceInfo:
+        known = arch_of(arch)
+        facts = {"arch": arch, "family": known.family, "fp8": known.fp8 or "none", **notes}
+        return DeviceInfo(name, self.name, memory_bytes, cores, known.dtypes, facts)
+
+    def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
+        return defaults(arch_of(device.notes["arch"]), device.memory_bytes, model)
+
+    def workspace(self, s: StepSizes) -> int:
+        return super().workspace(s) + DRIVER_BYTES
+
+    def topology(self, want: Parallel) -> Topology:
+        return Topology(tuple(Place(rank=r, world=want.world, devices=(r,)) for r in range(want.world)))
+
+    def preload(self) -> None:
+        import thalweg.backends.torch_gpu.device
+        import thalweg.backends.torch_gpu.driver
+        import thalweg.backends.torch_gpu.library  # noqa: F401
+
+    def open(self, place: Place, options: Any = None) -> Device:
+        """DeviceError says what was found and what to install or change."""
+        options = self._checked(options)
+        problem, _ = self._problem()
+        if problem:
+            raise DeviceError(f"device: {self.name}: {problem}")
+        from thalweg.backends.torch_gpu.device import GpuDevice
+        from thalweg.backends.torch_gpu.library import assemble
+
+        driver = self.driver()
+        index = options.device if place.world == 1 else place.devices[0]
+        seen = self._look(driver, index)
+        parts = assemble(seen.arch, self.vendors())
+        comm = driver.communicator(place) if place.world > 1 else None
+        info = self._info(seen.name, seen.arch, seen.memory_bytes, seen.cores, seen.notes)
+        return GpuDevice(info, driver.runtime(index), parts, graphs=options.graphs, comm=comm)
+
+    def _look(self, driver: Driver, index: int) -> Opened:
+        why = driver.why_not()
+        if why is not None:
+            raise DeviceError(f"device: {self.name}: {_list(self.cards())} found, but torch cannot use it: {why}")
+        count = driver.count()
+        if index >= count:
+            raise DeviceError(
+                f"device: {self.name}: GPU {index} was asked for and this process sees {count} (numbered from 0); choose "
+                "another, or make more visible to it"
+            )
+        seen = driver.look(index)
+        if not arch_of(seen.arch).dtypes:
+            raise DeviceError(f"device: {self.name}: {seen.name}: {too_old(arch_of(seen.arch))}")
+        if seen.free_bytes < DRIVER_BYTES:
+            raise DeviceError(
+                f"device: {self.name}: {seen.name} has {seen.free_bytes / GIB:.1f} of {seen.memory_bytes / GIB:.1f} GiB free: "
+                "too little to start; end what else uses it, or choose another GPU"
+            )
+        return seen
+
+    def _checked(self, options: Any) -> GpuOptions:
+        options = GpuOptions() if options is None else options
+        if not isinstance(options, GpuOptions):
+            raise DeviceError(f"device: {self.name} takes GpuOptions, not {type(options).__name__}")
+        if options.device < 0:
+            raise DeviceError(f"device: {options.device} is not the number of a GPU; they count from 0")
+        return options
+
+
+def too_old(arch: Arch) -> str:
+    if arch.family == "unknown":
+        return f"its architecture ({arch.name}) is not one this version knows"
+    return f"its architecture ({arch.name}, {arch.family}) is too old: nothing here is built for it; use --device cpu"
+
+
+def _list(cards: Sequence[Card]) -> str:
+    names = [c.name for c in cards]
+    return ", ".join(f"{names.count(n)} x {n}" if names.count(n) > 1 else n for n in dict.fromkeys(names))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d+", version.partition("+")[0])[:2])

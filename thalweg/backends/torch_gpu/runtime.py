@@ -1,0 +1,153 @@
+"""The few things a device needs from torch beside tensors: streams, events, pinned memory, graphs, memory counts.
+
+A `Runtime` is all of it in one object, so that the device above is one class for every vendor, and runs on the host in
+tests (`host.py`). `TorchRuntime` is the real one: the module `torch.cuda` (NVIDIA, and AMD under its name) or `torch.xpu`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Work = Callable[[], None]
+
+
+class Event(Protocol):
+    """A point in a stream."""
+
+    def query(self) -> bool:
+        """Has everything before it been done?"""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+        ...
+
+
+class Stream(Protocol):
+    """Work in order. Two streams know nothing of each other's order unless one waits for the other's event."""
+
+    def run(self, work: Work) -> None:
+        """Call `work`, which launches operations, so that they take effect after everything this stream was given before."""
+        ...
+
+    def record(self) -> Event: ...
+
+    def wait(self, event: Event) -> None:
+        """What follows in this stream takes effect after the event. The host does not wait."""
+        ...
+
+
+class Runtime(Protocol):
+    """One device."""
+
+    device: torch.device
+
+    @property
+    def compute(self) -> Stream:
+        """Runs steps."""
+        ...
+
+    @property
+    def copies(self) -> Stream:
+        """Carries results back, beside the steps."""
+        ...
+
+    def pinned(self, n: int) -> Tensor:
+        """u8[n] of host memory that the device copies from and to without the processor."""
+        ...
+
+    def capture(self, work: Work) -> Work:
+        """Record what `work` launches on the compute stream without running it; the result launches all of it anew on
+        the same memory. RuntimeError if `work` does what cannot be recorded (it looks at a value, say)."""
+        ...
+
+    def memory(self) -> tuple[int, int]:
+        """(total, free) bytes of the device."""
+        ...
+
+    def reserved(self) -> int:
+        """Bytes this process holds on the device through torch."""
+        ...
+
+    def trim(self) -> None:
+        """Give back what is held and not used."""
+        ...
+
+    def join(self) -> None:
+        """Operations this thread now launches outside any stream come after those the compute stream was given."""
+        ...
+
+    def synchronize(self) -> None: ...
+
+
+class TorchStream:
+    """A stream of `torch.cuda` or `torch.xpu`."""
+
+    def __init__(self, module: Any, device: torch.device) -> None:
+        self._module, self.raw = module, module.Stream(device=device)
+
+    def run(self, work: Work) -> None:
+        with self._module.stream(self.raw):
+            work()
+
+    def record(self) -> Event:
+        event: Event = self.raw.record_event()
+        return event
+
+    def wait(self, event: Event) -> None:
+        self.raw.wait_event(event)
+
+
+class TorchRuntime:
+    """kind: "cuda" or "xpu", torch's names of the device type. index: among the devices this process sees."""
+
+    def __init__(self, kind: str, index: int) -> None:
+        self._module: Any = getattr(torch, kind)
+        self._graph: Any = self._module.CUDAGraph if kind == "cuda" else self._module.XPUGraph
+        self.device = torch.device(kind, index)
+        self._module.set_device(self.device)
+        self.compute, self.copies = TorchStream(self._module, self.device), TorchStream(self._module, self.device)
+        self._module.set_stream(self.compute.raw)  # so that loading and packing are in order with it
+        self._pool: Any = None
+
+    def pinned(self, n: int) -> Tensor:
+        return torch.empty(n, dtype=torch.uint8, pin_memory=True)
+
+    def capture(self, work: Work) -> Work:
+        """All graphs share one memory pool: they run one after the other, so their temporaries may overlap."""
+        if self._pool is None:
+            self._pool = self._module.graph_pool_handle()
+        graph = self._graph()
+        self.synchronize()
+
+        def record() -> None:
+            graph.capture_begin(pool=self._pool)
+            try:
+                work()
+            finally:
+                graph.capture_end()
+
+        self.compute.run(record)
+        replay: Work = graph.replay
+        return replay
+
+    def memory(self) -> tuple[int, int]:
+        free, total = self._module.mem_get_info(self.device)
+        return int(total), int(free)
+
+    def reserved(self) -> int:
+        return int(self._module.memory_reserved(self.device))
+
+    def trim(self) -> None:
+        self._module.empty_cache()
+
+    def join(self) -> None:
+        """The compute stream is this thread's own."""
+        self._module.set_stream(self.compute.raw)
+
+    def synchronize(self) -> None:
+        self._module.synchronize(self.device)
