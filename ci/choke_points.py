@@ -53,8 +53,8 @@ CHOKES = (
     ),
     Choke(
         ("os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv"),
-        ("thalweg/envs.py",),
-        "one file reads the environment",
+        ("thalweg/envs.py", "thalweg/backends/triton_kernels/testing.py"),
+        "one file reads the environment; that of the interpreted kernels sets another library's switch for its process",
     ),
     Choke(
         ("pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "torch.load", "numpy.load", "np.load"),
