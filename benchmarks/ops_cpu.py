@@ -52,7 +52,7 @@ def attention(device: Device) -> None:
         run = device.compile(step, None, box, None, None)
 
         def launch(params: object, run: object = run, backend: object = backend) -> None:
-            batch.plans = (backend.plan(batch, 0, None),)  # type: ignore[attr-defined]
+            batch.plans = (backend.plan(batch, 0, spec, None),)  # type: ignore[attr-defined]
             run(batch).result()  # type: ignore[operator]
 
         seconds = measure.median_seconds(device, launch, [None], 7) / 28

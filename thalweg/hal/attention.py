@@ -44,9 +44,10 @@ class AttentionBackend(ABC):
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
         """How one block of one layer lies in memory."""
 
-    def plan(self, batch: StepBatch, group: int, shape: StepShape | None) -> Mapping[str, Any]:
+    def plan(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
         """Host work for one KV group, done before launch, outside the captured step: index arrays derived from the
-        (host) batch. What it returns reaches `attend` as `batch.plans[group]`, as device arrays. Default: nothing."""
+        (host) batch, whose sizes follow from `shape` alone where there is one. spec: that of the group's layers. What it
+        returns reaches `attend` as `batch.plans[group]`, as device arrays. Default: nothing."""
         return {}
 
     @abstractmethod

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.step import Array, StepBatch
 from thalweg.models.context import Context
@@ -70,8 +71,9 @@ class Decoder:
         """Layers that keep the same tokens share a group."""
         self.layer_group = tuple(next(g for g, k in enumerate(self.groups) if i in k.layers) for i in range(len(windows)))
         """Per layer: its index in `groups`."""
-        self.attention = tuple(self._blocks[g.layers[0]].attention.backend for g in self.groups)
-        """Per group: the backend whose `plan` fills StepBatch.plans. One per group, as its layers' specs are equal."""
+        first = [self._blocks[g.layers[0]].attention for g in self.groups]
+        self.attention: tuple[tuple[AttentionBackend, AttnSpec], ...] = tuple((a.backend, a.spec) for a in first)
+        """Per group: the backend whose `plan` fills StepBatch.plans, and the spec it plans for, that of all its layers."""
 
     def rename(self, name: str) -> str | None:
         """A checkpoint's tensor name as the layers know it; None for tensors that hold nothing of their own: rotary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from thalweg.hal.attention import AttentionBackend
+from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.platform import Executable, Pending
 from thalweg.hal.step import Features, StepBatch, StepShape
 
@@ -14,12 +14,14 @@ Compile = Callable[[StepShape | None, Features | None], Executable]
 class Runner:
     """Launches steps on one device.
 
-    attention: the backend of each KV group, for its host-side plan.
+    attention: the backend and the spec of each KV group, for its host-side plan.
     buckets: shapes to pad to, any order; empty = one executable takes every shape.
     compile: makes an executable; called once without buckets, else once per bucket and set of features, when first met.
     """
 
-    def __init__(self, compile: Compile, attention: Sequence[AttentionBackend], buckets: Sequence[StepShape]) -> None:
+    def __init__(
+        self, compile: Compile, attention: Sequence[tuple[AttentionBackend, AttnSpec]], buckets: Sequence[StepShape]
+    ) -> None:
         self._compile = compile
         self._attention = tuple(attention)
         self._buckets = sorted(buckets, key=lambda s: (s.tokens, s.seqs, s.blocks, not s.uniform))
@@ -33,7 +35,7 @@ class Runner:
             shape = self._fit(batch)
             batch = batch.pad(shape)
         if self._attention:
-            batch.plans = tuple(a.plan(batch, g, shape) for g, a in enumerate(self._attention))
+            batch.plans = tuple(a.plan(batch, g, spec, shape) for g, (a, spec) in enumerate(self._attention))
         return (self._any or self._executable(shape, batch.features))(batch)
 
     def _fit(self, batch: StepBatch) -> StepShape:

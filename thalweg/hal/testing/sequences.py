@@ -94,7 +94,7 @@ class Cache:
         more = batch.tokens.shape[0] - tokens
         dtype = getattr(torch, spec.dtype)
         args = [torch.from_numpy(np.pad(a, ((0, more), (0, 0), (0, 0)), constant_values=np.nan)).to(dtype) for a in (q, k, v)]
-        batch = replace(batch, plans=(backend.plan(batch, 0, shape),), features=Features())
+        batch = replace(batch, plans=(backend.plan(batch, 0, spec, shape),), features=Features())
 
         def step(params: Any, kv: Any, b: StepBatch) -> tuple[Any, StepResult]:
             q, k, v = params
