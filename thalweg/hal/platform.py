@@ -175,6 +175,11 @@ class Device(ABC):
     """In order of preference. Ops without one run their reference body, and the kernel plan says so."""
     attention: Sequence[AttentionBackend] = ()
     """In order of preference."""
+    pads: bool = False
+    """Every new shape of a batch costs a compilation, so batches come padded to a few."""
+    bodies_invariant: bool = True
+    """An op's reference body gives a row the same bits in any batch, as it does where it runs as written. False where a
+    compiler decides the order of sums."""
 
     @abstractmethod
     def memory(self) -> Memory: ...

@@ -49,6 +49,8 @@ class TpuDevice(Device):
     """`ranks` devices hold a model together; one is the usual case."""
 
     kernels: Sequence[Kernel] = KERNELS
+    pads = True
+    bodies_invariant = False
 
     def __init__(self, devices: Sequence[Any], options: TpuOptions) -> None:
         self._devices = list(devices)

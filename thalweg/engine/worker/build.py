@@ -130,7 +130,10 @@ def _build_model(job: _Job) -> Worker:
     dtype = resolve.dtype(args, job.facts, device.info, job.defaults)
     length = resolve.max_len(args, job.facts)
     schedule = resolve.scheduler(args, job.defaults, length)
-    binder = Binder(device.kernels, strict=args.strict_kernels, batch_invariant=args.batch_invariant)
+    binder = Binder(
+        device.kernels, strict=args.strict_kernels, batch_invariant=args.batch_invariant,
+        bodies_invariant=device.bodies_invariant,
+    )  # fmt: skip
     model = build_model(
         job.hf, binder=binder, attention=device.attention, comm=device.comm, dtype=dtype, max_len=length,
         block_tokens=resolve.block_tokens(args, job.defaults),
