@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from thalweg.errors import DeviceError
 from thalweg.hal import HAL_API
@@ -51,11 +52,12 @@ def probe_all() -> dict[str, Probe]:
     return out
 
 
-def choose(name: str) -> Platform:
-    """`auto` = the highest probe score above 0; any other name = that platform, if its probe says yes."""
+def choose(name: str, options: Callable[[Platform], Any] | None = None) -> Platform:
+    """`auto` = the highest probe score above 0; any other name = that platform, if its probe says yes. options: the knobs
+    the user set for a platform, where they are known."""
     if name != "auto":
         platform = load(name)
-        probe = platform.probe()
+        probe = platform.probe_with(options(platform)) if options else platform.probe()
         if probe.score <= 0:
             raise DeviceError(f"device: {name!r} cannot run on this machine: {probe.reason}")
         return platform

@@ -123,9 +123,13 @@ class Bound:
 class Binder:
     """Chooses kernels for one device and remembers every choice: `plan` is the kernel plan, one entry per distinct use."""
 
-    def __init__(self, kernels: Sequence[Kernel], strict: bool = False, batch_invariant: bool = False) -> None:
-        """strict: a fallback to a reference body is an error. batch_invariant: kernels that are not are refused."""
+    def __init__(
+        self, kernels: Sequence[Kernel], strict: bool = False, batch_invariant: bool = False, bodies_invariant: bool = True
+    ) -> None:
+        """strict: a fallback to a reference body is an error. batch_invariant: kernels that are not are refused.
+        bodies_invariant: what `Device.bodies_invariant` says."""
         self.batch_invariant = batch_invariant
+        self._bodies_invariant = bodies_invariant
         self._kernels: dict[str, list[Kernel]] = {}
         for k in kernels:
             self._kernels.setdefault(k.op, []).append(k)
@@ -163,9 +167,10 @@ class Binder:
         if self._strict and self._kernels:
             reasons = "; ".join(f"{k}: {r}" for k, r in refused) or "the device has no kernel for it"
             raise StrictKernelError(f"{op.name} would fall back to its reference body ({reasons})")
-        return self._bound(
-            op, spec, Kernel(op.name, "reference", op.reference, batch_invariant=op.batch_invariant), static, refused
-        )
+        body = Kernel(op.name, "reference", op.reference, batch_invariant=op.batch_invariant and self._bodies_invariant)
+        if self.batch_invariant and not body.batch_invariant:
+            raise StrictKernelError(f"batch_invariant: no kernel of {op.name} here, nor its reference body, promises it")
+        return self._bound(op, spec, body, static, refused)
 
     def _bound(
         self, op: Op, spec: Mapping[str, Any], k: Kernel, static: Mapping[str, Any], refused: list[tuple[str, str]]

@@ -106,6 +106,16 @@ class Defaults:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What no step of this engine exceeds, for `Platform.buckets`: the resolved configuration."""
+
+    tokens: int
+    seqs: int
+    max_len: int
+    block_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One objection to a configuration, in words: which field, what is wrong, what to do."""
 
@@ -168,6 +178,11 @@ class Device(ABC):
     """In order of preference. Ops without one run their reference body, and the kernel plan says so."""
     attention: Sequence[AttentionBackend] = ()
     """In order of preference."""
+    pads: bool = False
+    """Every new shape of a batch costs a compilation, so batches come padded to a few."""
+    bodies_invariant: bool = True
+    """An op's reference body gives a row the same bits in any batch, as it does where it runs as written. False where a
+    compiler decides the order of sums."""
 
     @abstractmethod
     def memory(self) -> Memory: ...
@@ -232,12 +247,21 @@ class Platform(ABC):
     def probe(self) -> Probe:
         """No driver initialisation, no framework import."""
 
+    def probe_with(self, options: Any) -> Probe:
+        """`probe`, for a user who set the platform's own knobs: one may change what is needed. Default: none does."""
+        return self.probe()
+
     def topology(self, want: Parallel) -> Topology:
         """Default: one process per device."""
         return Topology(tuple(Place(rank=r, world=want.world, devices=(r,)) for r in range(want.world)))
 
     @abstractmethod
     def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults: ...
+
+    def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
+        """Shapes to compile for, once every size is settled: some shape must hold every step within the limits.
+        Default: what `defaults` says."""
+        return defaults.buckets
 
     def describe(self) -> DeviceInfo | None:
         """The device, as far as it is known without opening it or loading a framework: what memory is planned with.

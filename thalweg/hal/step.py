@@ -26,6 +26,9 @@ ON_DEVICE = -1
 SCRATCH = 0
 """The slot and block that padding uses."""
 
+LIST = 8
+"""Least length that padding gives a flat list."""
+
 
 @dataclass(frozen=True, slots=True)
 class Features:
@@ -64,9 +67,10 @@ class StepShape:
     """Every sequence has the same number of new tokens (tokens // seqs): a decode or verify bucket."""
 
     def fits(self, batch: StepBatch) -> bool:
+        """Padding tokens need a padding sequence to belong to."""
+        tokens, seqs = batch.tokens.shape[0], batch.slots.shape[0]
         return (
-            batch.tokens.shape[0] <= self.tokens
-            and batch.slots.shape[0] <= self.seqs
+            (tokens == self.tokens and seqs <= self.seqs or tokens < self.tokens and seqs < self.seqs)
             and max(t.shape[1] for t in batch.block_tables) <= self.blocks
             and (not self.uniform or batch.uniform == self.tokens // self.seqs)
         )
@@ -166,7 +170,8 @@ class StepBatch:
         yield from _arrays("", self)
 
     def pad(self, shape: StepShape) -> StepBatch:
-        """This (host) batch padded to a bucket. Padding tokens and sequences use the scratch slot and block."""
+        """This (host) batch padded to a bucket. Padding tokens and sequences use the scratch slot and block. The flat lists
+        that are not empty grow to powers of two, so that there are few lengths of them."""
         extra_t, extra_s = shape.tokens - self.tokens.shape[0], shape.seqs - self.slots.shape[0]
         if extra_t < 0 or extra_s < 0 or (extra_t and not extra_s):
             raise ValueError(f"batch of {self.tokens.shape[0]} tokens, {self.slots.shape[0]} sequences does not pad to {shape}")
@@ -201,7 +206,12 @@ class StepBatch:
             ),
             sampling=sampling,
             mask=None if self.mask is None else np.pad(self.mask, ((0, extra_s), (0, 0)), constant_values=0xFFFFFFFF),
-        )
+            bias_row=_even(self.bias_row), bias_token=_even(self.bias_token), bias_value=_even(self.bias_value),
+            bad_row=_even(self.bad_row), bad_words=_even_words(self.bad_words),
+            history_slot=_even(self.history_slot, SCRATCH), history_pos=_even(self.history_pos),
+            history_token=_even(self.history_token),
+            score_rows=_even(self.score_rows), score_targets=_even(self.score_targets),
+        )  # fmt: skip
 
     def check(self) -> None:
         """Raise ValueError, naming the field, if the parts do not fit together. For tests and debug runs."""
@@ -292,6 +302,25 @@ def statics(batch: StepBatch) -> tuple[Any, ...]:
 
 def _grow(a: Array, n: int, value: int = 0) -> Array:
     return np.concatenate([a, np.full((n, *a.shape[1:]), value, a.dtype)])
+
+
+def _even(a: Array, value: int = 0) -> Array:
+    """A list grown to a power of two, at least LIST; an empty one stays empty."""
+    return _grow(a, _power(len(a)) - len(a), value) if len(a) else a
+
+
+def _even_words(words: Array) -> Array:
+    """Rows as `_even` does; columns grow on the left to 1 + a power of two. -1 matches anything."""
+    if not len(words):
+        return words
+    width = words.shape[1]
+    wider = 1 << (width - 2).bit_length() if width > 1 else 0
+    words = np.pad(words, ((0, 0), (1 + wider - width, 0)), constant_values=-1)
+    return _even(words, -1)
+
+
+def _power(n: int) -> int:
+    return max(LIST, 1 << (n - 1).bit_length())
 
 
 def _map(x: Any, f: Callable[[Array], Array]) -> Any:

@@ -21,7 +21,7 @@ from thalweg.errors import ConfigError, ThalwegError
 from thalweg.hal import discovery
 from thalweg.hal.kv import KVLayout, KVSpec
 from thalweg.hal.op import Binder
-from thalweg.hal.platform import Defaults, Device, ModelFacts, Pending, Place, Platform
+from thalweg.hal.platform import Defaults, Device, Limits, ModelFacts, Pending, Place, Platform
 from thalweg.hal.step import StateBox, StepBatch
 from thalweg.marks import mark
 from thalweg.models import registry
@@ -82,7 +82,7 @@ def build(args: EngineArgs) -> Worker:
     hf = read_config(path, args.hf_overrides)
     facts = read_facts(hf, path)
     registry.supported(hf)  # refuse an unknown architecture before a framework is imported
-    platform = discovery.choose(args.device)
+    platform = discovery.choose(args.device, lambda p: _options(p, args))
     device = platform.open(Place(), _options(platform, args))
     job = _Job(args, path, hf, facts, platform, device, platform.defaults(facts, device.info))
     try:
@@ -130,7 +130,10 @@ def _build_model(job: _Job) -> Worker:
     dtype = resolve.dtype(args, job.facts, device.info, job.defaults)
     length = resolve.max_len(args, job.facts)
     schedule = resolve.scheduler(args, job.defaults, length)
-    binder = Binder(device.kernels, strict=args.strict_kernels, batch_invariant=args.batch_invariant)
+    binder = Binder(
+        device.kernels, strict=args.strict_kernels, batch_invariant=args.batch_invariant,
+        bodies_invariant=device.bodies_invariant,
+    )  # fmt: skip
     model = build_model(
         job.hf, binder=binder, attention=device.attention, comm=device.comm, dtype=dtype, max_len=length,
         block_tokens=resolve.block_tokens(args, job.defaults),
@@ -144,10 +147,13 @@ def _build_model(job: _Job) -> Worker:
     _tell_memory(job, device.used() - before)
     slots = schedule.max_seqs + 1
     state = StateBox(make_state(model, device, blocks=size.blocks, slots=slots, max_len=size.max_len))
+    limits = Limits(schedule.max_tokens, schedule.max_seqs, size.max_len, model.groups[0].block_tokens)
     runner = Runner(
-        lambda shape, features: device.compile(step, params, state, shape, features), model.attention, job.defaults.buckets,
+        lambda shape, features: device.compile(step, params, state, shape, features),
+        model.attention,
+        job.platform.buckets(job.defaults, limits),
         job.defaults.unpadded,
-    )  # fmt: skip
+    )
     config = _config(job, dtype, size, model.groups, schedule, model.vocab)
     return Worker(config, runner.launch, [str(c) for c in binder.plan], device, 0.0)
 

@@ -63,17 +63,30 @@ def put(device: Device, op: Op, bound: Bound, args: Sequence[torch.Tensor]) -> l
     return placed
 
 
+class Compiled:
+    """A function of device arrays as a compiled step, compiled once: its arguments travel as the state."""
+
+    def __init__(self, device: Device, call: Callable[..., Any]) -> None:
+        self._box = StateBox([])
+
+        def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
+            out = call(*state)
+            out = out if isinstance(out, tuple) else (out,)
+            wide = {str(i): x.to(torch.float32) if x.is_floating_point() else x for i, x in enumerate(out)}
+            return state, StepResult(batch.slots[:, None], batch.query, extras=wide)
+
+        self._run = device.compile(step, None, self._box, None, None)
+
+    def __call__(self, args: Sequence[Any]) -> list[np.ndarray]:
+        """Its results on the host, floating ones as float32. The arguments are the step's to use up."""
+        self._box.value = list(args)
+        result = self._run(empty_batch()).result()
+        return [np.asarray(result.extras[str(i)]) for i in range(len(result.extras))]
+
+
 def run(device: Device, call: Callable[..., Any], args: Sequence[Any]) -> list[np.ndarray]:
-    """call(*args) as a compiled step; its results on the host, floating ones as float32."""
-
-    def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
-        out = call(*params)
-        out = out if isinstance(out, tuple) else (out,)
-        wide = {str(i): x.to(torch.float32) if x.is_floating_point() else x for i, x in enumerate(out)}
-        return state, StepResult(batch.slots[:, None], batch.query, extras=wide)
-
-    result = device.compile(step, list(args), StateBox({}), None, None)(empty_batch()).result()
-    return [np.asarray(result.extras[str(i)]) for i in range(len(result.extras))]
+    """call(*args) once, as `Compiled` does."""
+    return Compiled(device, call)(args)
 
 
 def empty_batch() -> StepBatch:

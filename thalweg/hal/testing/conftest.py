@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,7 +38,7 @@ def _open(config: pytest.Config) -> tuple[Platform, Device | None, str]:
     if made is None:
         platform = discovery.named(config.getoption("--platform", "reference"))
         try:
-            options = _options(platform)
+            options = _options(platform, config.getoption("--platform-options", ""))
             made = (platform, platform.open(Place(), options), "")
         except DeviceError as e:
             made = (platform, None, str(e))
@@ -45,8 +46,17 @@ def _open(config: pytest.Config) -> tuple[Platform, Device | None, str]:
     return made
 
 
-def _options(platform: Platform) -> Any:
-    return platform.options() if dataclasses.is_dataclass(platform.options) else None
+def _options(platform: Platform, said: str) -> Any:
+    """The platform's options with what --platform-options says, a JSON object."""
+    given = json.loads(said) if said else {}
+    if not dataclasses.is_dataclass(platform.options):
+        if given:
+            raise pytest.UsageError(f"--platform-options: platform {platform.name} has no options")
+        return None
+    known = {f.name for f in dataclasses.fields(platform.options)}
+    if unknown := sorted(given.keys() - known):
+        raise pytest.UsageError(f"--platform-options: platform {platform.name} has {sorted(known)}, not {unknown}")
+    return platform.options(**given)
 
 
 _KEY: pytest.StashKey[tuple[Platform, Device | None, str]] = pytest.StashKey()

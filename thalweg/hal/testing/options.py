@@ -13,4 +13,5 @@ def pytest_addoption(parser: Any) -> None:
     group.addoption(
         "--platform", default="reference", help="name, or package.module:Class, of the platform to test (default: reference)"
     )
+    group.addoption("--platform-options", default="", help="its options, as a JSON object (default: its own defaults)")
     group.addoption("--mode", default="test", choices=MODES, help="test, perf (JSON lines) or support (a Markdown matrix)")

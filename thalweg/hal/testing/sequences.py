@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
-from thalweg.hal.platform import Device
+from thalweg.hal.platform import Device, Executable
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
 
 
@@ -82,28 +82,37 @@ class Cache:
     def __init__(self, device: Device, backend: AttentionBackend, spec: AttnSpec, size: int, blocks: int) -> None:
         self._device, self._backend, self._spec = device, backend, spec
         self.box = StateBox(device.alloc_kv(backend.layout(spec, size), blocks))
+        self._made: dict[StepShape | None, Executable] = {}
 
     def attend(
         self, batch: StepBatch, q: np.ndarray, k: np.ndarray, v: np.ndarray, shape: StepShape | None = None
     ) -> np.ndarray:
-        """q, k, v of the batch's tokens (float32) -> [T, heads, D]. With a shape the batch is padded, and the padding
-        tokens' q, k and v are NaN."""
-        spec, backend, tokens = self._spec, self._backend, batch.tokens.shape[0]
+        """q, k, v of the batch's tokens (float32) -> [T, heads, D]. With a shape, or on a device whose batches are always
+        padded, the batch is padded, and the padding tokens' q, k and v are NaN."""
+        tokens = batch.tokens.shape[0]
+        if shape is None and self._device.pads:
+            shape = roomy(batch)
         if shape is not None:
             batch = batch.pad(shape)
-        more = batch.tokens.shape[0] - tokens
-        dtype = getattr(torch, spec.dtype)
-        args = [torch.from_numpy(np.pad(a, ((0, more), (0, 0), (0, 0)), constant_values=np.nan)).to(dtype) for a in (q, k, v)]
-        batch = replace(batch, plans=(backend.plan(batch, 0, spec, shape),), features=Features())
+        more = ((0, batch.tokens.shape[0] - tokens), (0, 0), (0, 0))
+        filled = {n: np.pad(a, more, constant_values=np.nan) for n, a in (("q", q), ("k", k), ("v", v))}
+        plans = (self._backend.plan(batch, 0, self._spec, shape),)
+        batch = replace(batch, plans=plans, features=Features(), extras=filled)
+        if shape not in self._made:
+            self._made[shape] = self._device.compile(self._step, None, self.box, shape, None)
+        return np.asarray(self._made[shape](batch).result().extras["out"])[:tokens]
 
-        def step(params: Any, kv: Any, b: StepBatch) -> tuple[Any, StepResult]:
-            q, k, v = params
-            out, kv = backend.attend(q, k, v, kv, b, 0, spec)
-            return kv, StepResult(b.slots[:, None], b.query, extras={"out": out.to(torch.float32)})
+    def _step(self, params: Any, kv: Any, b: StepBatch) -> tuple[Any, StepResult]:
+        q, k, v = (b.extras[n].to(getattr(torch, self._spec.dtype)) for n in ("q", "k", "v"))
+        out, kv = self._backend.attend(q, k, v, kv, b, 0, self._spec)
+        return kv, StepResult(b.slots[:, None], b.query, extras={"out": out.to(torch.float32)})
 
-        params = [self._device.put(a) for a in args]
-        result = self._device.compile(step, params, self.box, shape, None)(batch).result()
-        return np.asarray(result.extras["out"])[:tokens]
+
+def roomy(batch: StepBatch) -> StepShape:
+    """One of few shapes, with room for this batch."""
+    tokens, seqs, blocks = batch.tokens.shape[0], batch.slots.shape[0], batch.block_tables[0].shape[1]
+    power = [1 << n for n in range(4, 31)]
+    return StepShape(*(next(n for n in sizes if n > x) for x, sizes in ((tokens, power), (seqs, power), (blocks, power[3:]))))
 
 
 def rows(stories: Sequence[Story], start: Sequence[int], query: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,0 +1,208 @@
+"""Attention on JAX arrays. Work is cut into tiles on the host: a tile is a few query tokens of one sequence, which share
+the walk over their keys. Two implementations take the same tiles: the Pallas kernel, and one that XLA compiles by itself,
+for what the kernel refuses.
+
+The cache of a layer is [blocks, 2, kv_heads, block_tokens, head_dim] for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from thalweg.backends.tpu.pallas import ragged_attention
+from thalweg.backends.tpu.program import in_jax
+from thalweg.hal.attention import AttentionBackend, AttnSpec
+from thalweg.hal.kv import KVLayout
+from thalweg.hal.step import SCRATCH, StepBatch, StepShape
+
+SPAN = 128
+"""Keys walked at once, at least: a whole number of blocks."""
+ROWS = 16
+"""Rows (tokens x query heads per KV head) of a tile are a multiple of this: what the vector unit holds of 2-byte values."""
+QUERIES = 16
+"""Query tokens of a tile, in steps that are not decodes alone."""
+
+
+def backends(choice: str, interpret: bool) -> tuple[AttentionBackend, ...]:
+    """In order of preference. interpret: there is no hardware for Pallas kernels; `auto` then prefers what XLA compiles,
+    which is much faster on a host."""
+    kernel, plain = PallasAttention(interpret), XlaAttention()
+    if choice == "auto":
+        return (plain, kernel) if interpret else (kernel, plain)
+    return (kernel,) if choice == "pallas" else (plain,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """Per token, where its key and value go: `block` and `offset` in it (scratch if not `real`). seq: its row of the batch;
+    last_row: of each sequence."""
+
+    block: jax.Array
+    offset: jax.Array
+    real: jax.Array
+    seq: jax.Array
+    last_row: jax.Array
+
+
+class _Tiled(AttentionBackend):
+    def supports(self, spec: AttnSpec) -> str | None:
+        if spec.kind not in ("full", "window"):
+            return f"runs kinds full and window, not {spec.kind}"
+        if spec.dtype not in ("float32", "bfloat16"):
+            return f"runs float32 and bfloat16, not {spec.dtype}"
+        if spec.kv_dtype not in ("", spec.dtype):
+            return f"the cache holds {spec.dtype}, not {spec.kv_dtype}"
+        if spec.heads % spec.kv_heads:
+            return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
+        return None
+
+    def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
+        shape = (2, spec.kv_heads, block_tokens, spec.head_dim)
+        return KVLayout(shape, spec.dtype, f"kv-head-token/{spec.dtype}/{'x'.join(map(str, shape))}")
+
+    def plan(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
+        """i32 arrays. Per tile: `tile_seq`, `tile_row` (of its first token), `tile_count`. Per token: `place` (tile x
+        query tokens per tile + which). The length of `place_size` is the number of query tokens per tile."""
+        tokens, seqs = batch.tokens.shape[0], batch.slots.shape[0]
+        queries = 1 if tokens == seqs and (batch.query == 1).all() else QUERIES
+        most = seqs if queries == 1 else tokens // queries + seqs
+        query = np.where(batch.slots == SCRATCH, 0, batch.query)
+        each = -(-query // queries)
+        owner = np.repeat(np.arange(seqs), each)
+        nth = np.arange(owner.size) - np.repeat(np.cumsum(each) - each, each)
+        start = batch.last_row + 1 - batch.query
+        tile = np.zeros((3, most), np.int32)
+        tile[:, : owner.size] = owner, start[owner] + nth * queries, np.minimum(queries, query[owner] - nth * queries)
+        inside = np.arange(tokens) - start[batch.token_seq]
+        place = (np.cumsum(each) - each)[batch.token_seq] * queries + inside
+        place[batch.slots[batch.token_seq] == SCRATCH] = 0
+        return {
+            "tile_seq": tile[0], "tile_row": tile[1], "tile_count": tile[2], "place": place.astype(np.int32),
+            "place_size": np.zeros(queries, np.int32),
+        }  # fmt: skip
+
+    def attend(self, q: Any, k: Any, v: Any, kv: Any, batch: StepBatch, group: int, spec: AttnSpec) -> tuple[Any, Any]:
+        run = in_jax(partial(_attend, spec=spec, store=self._store, walk=self._walk))
+        rows = (batch.token_seq, batch.positions, batch.slots, batch.last_row)
+        out, kv = run(q, k, v, kv, batch.block_tables[group], *rows, dict(batch.plans[group]))
+        return out, kv
+
+    def _store(self, kv: jax.Array, k: jax.Array, v: jax.Array, at: _Where) -> jax.Array:
+        raise NotImplementedError
+
+    def _walk(
+        self, q: jax.Array, kv: jax.Array, table: jax.Array, seq: jax.Array, first: jax.Array, count: jax.Array, spec: AttnSpec
+    ) -> jax.Array:
+        raise NotImplementedError
+
+
+def _attend(
+    q: jax.Array, k: jax.Array, v: jax.Array, kv: jax.Array, table: jax.Array, seq: jax.Array, position: jax.Array,
+    slots: jax.Array, last_row: jax.Array, plan: Mapping[str, jax.Array], *, spec: AttnSpec, store: Any, walk: Any,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """Store, gather the tiles' queries, walk, and put every token's result back in its row."""
+    tokens, size, per = q.shape[0], kv.shape[3], spec.heads // spec.kv_heads
+    real = slots[seq] != SCRATCH
+    column = jnp.minimum(position // size, table.shape[1] - 1)
+    block = jnp.where(real, table[seq, column], SCRATCH)
+    kv = store(kv, k, v, _Where(block, position % size, real, seq, last_row))
+
+    queries = plan["place_size"].shape[0]
+    row = jnp.minimum(plan["tile_row"][:, None] + jnp.arange(queries), tokens - 1)
+    tiles = q[row].reshape(-1, queries, spec.kv_heads, per, spec.head_dim)
+    tiles = jnp.moveaxis(tiles, 1, 2).reshape(-1, spec.kv_heads, queries * per, spec.head_dim)
+    tiles = jnp.pad(tiles, ((0, 0), (0, 0), (0, -queries * per % ROWS), (0, 0)))
+    out = walk(tiles, kv, table, plan["tile_seq"], position[plan["tile_row"]], plan["tile_count"], spec)
+    out = out[:, :, : queries * per].reshape(-1, spec.kv_heads, queries, per, spec.head_dim)
+    out = jnp.moveaxis(out, 2, 1).reshape(-1, spec.heads, spec.head_dim)[plan["place"]]
+    return jnp.where(real[:, None, None], out, 0), kv
+
+
+class PallasAttention(_Tiled):
+    """The kernels of `pallas.ragged_attention`."""
+
+    name = "pallas-ragged"
+
+    def __init__(self, interpret: bool) -> None:
+        self._interpret = interpret
+
+    def supports(self, spec: AttnSpec) -> str | None:
+        why = super().supports(spec)
+        if why is None and not self._interpret and spec.head_dim % 64:
+            why = f"head_dim {spec.head_dim} is not a multiple of 64"
+        return why
+
+    def _store(self, kv: jax.Array, k: jax.Array, v: jax.Array, at: _Where) -> jax.Array:
+        """Whole blocks are read, merged with their new tokens and written, each block once."""
+        tokens, size = k.shape[0], kv.shape[3]
+        first = at.real & ((at.offset == 0) | (at.seq != jnp.roll(at.seq, 1)) | (jnp.arange(tokens) == 0))
+        most = min(tokens, tokens // size + 2 * at.last_row.shape[0])
+        start = jnp.nonzero(first, size=most, fill_value=tokens)[0].astype(jnp.int32)
+        some, start = start < tokens, jnp.minimum(start, tokens - 1)
+        low = jnp.where(some, at.offset[start], 0)
+        high = jnp.where(some, jnp.minimum(size, low + at.last_row[at.seq[start]] + 1 - start), 0)
+        row = jnp.clip((start - low)[:, None] + jnp.arange(size), 0, tokens - 1)
+        new = jnp.moveaxis(jnp.stack([k, v])[:, row], 0, 1)  # [W, 2, block_tokens, kv_heads, head_dim]
+        block = jnp.where(some, at.block[start], SCRATCH)
+        return ragged_attention.write(kv, jnp.swapaxes(new, 2, 3), block, low, high, interpret=self._interpret)
+
+    def _walk(
+        self, q: jax.Array, kv: jax.Array, table: jax.Array, seq: jax.Array, first: jax.Array, count: jax.Array, spec: AttnSpec
+    ) -> jax.Array:
+        return ragged_attention.attend(
+            q, kv, table, seq, first, count, per=spec.heads // spec.kv_heads, scale=spec.scale, window=spec.window,
+            softcap=spec.softcap, span=SPAN, interpret=self._interpret,
+        )  # fmt: skip
+
+
+class XlaAttention(_Tiled):
+    """A walk written in JAX. A walk ends where the batch's longest does; masked keys add exactly nothing."""
+
+    name = "xla"
+
+    def _store(self, kv: jax.Array, k: jax.Array, v: jax.Array, at: _Where) -> jax.Array:
+        return kv.at[at.block, :, :, at.offset].set(jnp.stack([k, v], 1))
+
+    def _walk(
+        self, q: jax.Array, kv: jax.Array, table: jax.Array, seq: jax.Array, first: jax.Array, count: jax.Array, spec: AttnSpec
+    ) -> jax.Array:
+        tiles, heads, rows, dim = q.shape
+        size, per = kv.shape[3], spec.heads // spec.kv_heads
+        step = max(1, SPAN // size)
+        span = step * size
+        table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % step)), constant_values=SCRATCH)[seq]
+        mine = (first[:, None] + jnp.arange(rows) // per)[:, :, None]
+        end = first + count
+        low = jnp.maximum(first - spec.window + 1, 0) if spec.window else jnp.zeros_like(first)
+        query = q.astype(jnp.float32) * spec.scale
+
+        def one(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            top, total, acc = carry
+            held = kv[jax.lax.dynamic_slice_in_dim(table, i * step, step, 1)]  # [tiles, step, 2, heads, size, dim]
+            at = i * span + jnp.arange(span)
+            # What others left in these blocks, NaN included, must not reach a sum, not even times zero.
+            own = (at >= low[:, None]) & (at < end[:, None])
+            held = jnp.moveaxis(held, 1, 3).reshape(tiles, 2, heads, span, dim)
+            held = jnp.where(own[:, None, None, :, None], held, 0).astype(jnp.float32)
+            scores = jnp.einsum("nhrd,nhkd->nhrk", query, held[:, 0])
+            if spec.softcap:
+                scores = spec.softcap * jnp.tanh(scores / spec.softcap)
+            seen = (at <= mine) & (at > mine - spec.window) if spec.window else at <= mine
+            scores = jnp.where(seen[:, None] & own[:, None, None, :], scores, -jnp.inf)
+            highest = jnp.maximum(top, scores.max(-1))
+            keep, weights = jnp.exp(top - highest), jnp.exp(scores - highest[..., None])
+            acc = acc * keep[..., None] + jnp.einsum("nhrk,nhkd->nhrd", weights, held[:, 1])
+            return highest, total * keep + weights.sum(-1), acc
+
+        shape = (tiles, heads, rows)
+        carry = (jnp.full(shape, jnp.finfo(jnp.float32).min), jnp.zeros(shape), jnp.zeros((*shape, dim)))
+        begin = jnp.where(count > 0, low, jnp.iinfo(jnp.int32).max).min() // span
+        _, total, acc = jax.lax.fori_loop(begin, (end * (count > 0)).max() // span + 1, one, carry)
+        return (acc / jnp.where(total > 0, total, 1)[..., None]).astype(q.dtype)

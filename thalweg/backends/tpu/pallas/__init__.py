@@ -1,0 +1,2 @@
+"""Kernels in Pallas. These modules import JAX and nothing of this project or of torch, so that another runtime that takes
+Pallas functions can adopt them. Each runs interpreted on any host, and lowers for TPU."""
