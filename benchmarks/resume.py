@@ -61,6 +61,6 @@ if __name__ == "__main__":
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--pause", type=float, default=6.0, help="seconds before each kill")
     parser.add_argument("--no-standby", action="store_true", help="without a process that stands by")
-    parser.add_argument("--model", default="bundled")
+    parser.add_argument("--model", default="thalweg-nano")
     parser.add_argument("--device", default="cpu")
     print(json.dumps(asyncio.run(main(parser.parse_args()))))

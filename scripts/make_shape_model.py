@@ -2,7 +2,7 @@
 
     python scripts/make_shape_model.py --shape qwen3-0.6b --out DIR [--dtype bfloat16] [--vocab N] [--layers N] [--tokenizer]
 
-With --tokenizer it gets the bundled model's tokenizer, padded with unused tokens to the model's vocabulary; without, use
+With --tokenizer it gets thalweg-nano's tokenizer, padded with unused tokens to the model's vocabulary; without, use
 skip_tokenizer_init.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import weights
 
-BUNDLED = Path(__file__).resolve().parent.parent / "thalweg" / "assets" / "bundled"
+NANO = Path(__file__).resolve().parent.parent / "thalweg" / "assets" / "nano"
 COMMON: dict[str, Any] = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "bos_token_id": None, "eos_token_id": 2}
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {
@@ -101,14 +101,14 @@ def make(
 def _tokenizer(out: Path, vocab: int) -> None:
     from tokenizers import AddedToken, Tokenizer
 
-    tok = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+    tok = Tokenizer.from_file(str(NANO / "tokenizer.json"))
     known = tok.get_vocab_size()
     if vocab < known:
         raise SystemExit(f"--vocab {vocab}: the tokenizer has {known} tokens already")
     tok.add_tokens([AddedToken(f"<|unused_{i}|>", normalized=False) for i in range(known, vocab)])
     tok.save(str(out / "tokenizer.json"))
     for file in ("tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(BUNDLED / file, out / file)
+        shutil.copy(NANO / file, out / file)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,13 @@ import msgspec
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVSpec
 
-BUNDLED = "bundled"
-"""Model name of the checkpoint inside the package: the default, so that nothing needs a download."""
+BUNDLED = "thalweg-nano"
+"""Name of the model inside the package: the default, so that nothing needs a download."""
+BUNDLED_FOLDERS = {BUNDLED: "nano", "thalweg-nano-draft": "nano-draft", "bundled": "nano"}
+"""Names of the checkpoints inside the package, and their folders in it. "bundled" is the default's name of old."""
+BUNDLED_WORDS = (
+    "using thalweg-nano, the bundled model: five million parameters, made for trying things out; pass {how} for a real one"
+)
 
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 POLICIES = ("fcfs", "priority")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
-from thalweg.config import BUNDLED, EngineArgs, EngineConfig
+from thalweg.config import BUNDLED, BUNDLED_WORDS, EngineArgs, EngineConfig
 from thalweg.engine.client.frontend import load_frontend
 from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor
@@ -24,6 +25,8 @@ from thalweg.errors import ConfigError, RequestError
 from thalweg.outputs import RequestOutput
 from thalweg.params import RequestOutputKind, SamplingParams
 from thalweg.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 Prompt = str | Mapping[str, Any] | list[int]
 """Text; {"prompt": text}; {"prompt_token_ids": ids}; or ids. Mappings may add "cache_salt"."""
@@ -37,6 +40,8 @@ class LLM:
     """
 
     def __init__(self, model: str = BUNDLED, **engine_args: Any) -> None:
+        if model == BUNDLED:
+            logger.warning(BUNDLED_WORDS.format(how="LLM(MODEL), a directory or a hub id,"))
         self._open(_engine_args(model, engine_args))
 
     @classmethod

@@ -42,6 +42,12 @@ class Process:
         """SIGKILL, if it still runs."""
         self._popen.kill()
 
+    def end(self) -> None:
+        """SIGKILL, and wait until it is gone, which is soon."""
+        self._popen.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(1.0)
+
     async def wait(self) -> None:
         """Until it has ended."""
         import asyncio  # costs what its users have paid by now, and others must not

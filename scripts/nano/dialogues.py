@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from thalweg.evals.nano import TASKS, Example, generate
 from thalweg.evals.nano.example import Message, split_of
+from thalweg.evals.nano.numbers import digits
 from thalweg.evals.nano.reading import haystack
 from thalweg.evals.nano.strings import copy_of
 from thalweg.evals.nano.talk import plain_fact
@@ -70,7 +71,10 @@ class Dialogues:
     def _turn(self) -> list[Message]:
         """One more question and answer."""
         r = self.random
-        if r.random() < 0.08:
+        if r.random() < 0.15:
+            fact = digits(r)
+            return [*fact.messages, _said(fact)]
+        if r.random() < 0.06:
             fact = plain_fact(r)
             return [*fact.messages, _said(fact)] if split_of("chat", fact.key) == "train" else []
         task = r.choices(list(self.weights), list(self.weights.values()))[0]

@@ -42,7 +42,16 @@ SHAPES = {
 }
 LENGTH = {"fill_schema": 2.0, "extract_json": 1.4, "tool_call": 2.2, "tool_result": 2.2, "recall": 1.4, "needle": 4.5}
 """What a dialogue of a task costs, beside one of the short tasks."""
-RARE = {"tool_result": 0.6}
+SHARE = {
+    "arithmetic": 2.0,
+    "compare": 1.3,
+    "count": 2.5,
+    "instruction": 1.5,
+    "sort_words": 1.5,
+    "tool_call": 1.3,
+    "tool_result": 0.6,
+}
+"""How often a task is drawn beside others that go as well; the slow ones to learn more often."""
 LATE = {"needle": 0.5, "fill_schema": 0.15, "tool_call": 0.15, "tool_result": 0.15}
 """Tasks of long dialogues begin rarely and have their full weight from this share of the budget on."""
 SMALL = 0.35
@@ -125,10 +134,13 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=80.0, help="budget")
     parser.add_argument("--steps", type=int, help="budget in steps instead")
     parser.add_argument("--seed", type=int, default=20)
-    parser.add_argument("--tokens", type=int, default=6144, help="per step")
+    parser.add_argument("--tokens", type=int, default=4096, help="per step")
     parser.add_argument("--part", type=int, default=4096, help="tokens computed at once")
-    parser.add_argument("--matrix-rate", type=float, default=0.008, help="highest learning rate of the matrices (Muon)")
-    parser.add_argument("--rate", type=float, default=0.004, help="highest learning rate of the embedding and norms (AdamW)")
+    parser.add_argument("--matrix-rate", type=float, default=0.005, help="highest learning rate of the matrices (Muon)")
+    parser.add_argument("--rate", type=float, default=0.003, help="highest learning rate of the embedding and norms (AdamW)")
+    parser.add_argument(
+        "--drill", type=float, default=0.7, help="share of dialogues that are long copies, until copying is learned"
+    )
     parser.add_argument("--every", type=float, default=150.0, help="seconds between checks, each of which saves the state")
     parser.add_argument("--check", type=int, default=40, help="validation examples per task")
     parser.add_argument("--processes", type=int, default=2, help="that share the work")
@@ -181,7 +193,7 @@ def run(state: State, tokenizer: Tokenizer, args: argparse.Namespace, rank: int)
     file = args.work / f"{args.size}.pt"
     examples = {t: e[rank :: args.processes] for t, e in rows(tokenizer, "validation", args.check).items()}
     source = Dialogues(weights(state.right, progress(state, args)), seed=(state.seed * 1_000_003 + state.step) * 64 + rank)
-    source.drill = drill(state.right)
+    source.drill = drill(state.right, args.drill)
     device = torch.device(args.device)
     stopped: list[int] = []
     for s in (signal.SIGTERM, signal.SIGINT):
@@ -196,7 +208,7 @@ def run(state: State, tokenizer: Tokenizer, args: argparse.Namespace, rank: int)
         if state.seconds - checked >= args.every:
             checked = state.seconds
             check(state, examples, device, rank)
-            source.weights, source.drill = weights(state.right, share), drill(state.right)
+            source.weights, source.drill = weights(state.right, share), drill(state.right, args.drill)
             if rank == 0:
                 state.save(file)
             clock.last = time.monotonic()
@@ -280,12 +292,12 @@ def exchange(model: Nano) -> None:
 def weights(right: dict[str, float], share: float) -> dict[str, float]:
     """How often each task is drawn: the worse it goes the oftener, the longer its dialogues the rarer."""
     early = {t: min(1.0, 0.1 + share / late) for t, late in LATE.items()}
-    return {t: early.get(t, 1.0) * RARE.get(t, 1.0) * (0.12 + 1 - a) / LENGTH.get(t, 1.0) for t, a in right.items()}
+    return {t: early.get(t, 1.0) * SHARE.get(t, 1.0) * (0.05 + 1 - a) ** 1.3 / LENGTH.get(t, 1.0) for t, a in right.items()}
 
 
-def drill(right: dict[str, float]) -> float:
-    """The share of long copies: most at first, none once copying is learned."""
-    return 0.7 * max(0.0, 1 - right["copy"] / 0.8)
+def drill(right: dict[str, float], most: float) -> float:
+    """The share of long copies: `most` at first, none once copying is learned."""
+    return most * max(0.0, 1 - right["copy"] / 0.8)
 
 
 def check(state: State, examples: dict[str, Any], device: torch.device, rank: int) -> None:

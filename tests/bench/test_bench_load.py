@@ -150,7 +150,7 @@ def test_random_prompts_have_the_lengths_asked_for_and_repeat_by_seed() -> None:
     from thalweg.checkpoint.hub import resolve_model
     from thalweg.text.tokenizer import load_tokenizer
 
-    tokenizer = load_tokenizer(resolve_model("bundled"))
+    tokenizer = load_tokenizer(resolve_model("thalweg-nano"))
     spec = datasets.Random(40, 10, ratios=(0.25, 0.5), prefix_len=8)
     asks = datasets.random_asks(spec, 60, 3, tokenizer)
     assert asks == datasets.random_asks(spec, 60, 3, tokenizer) != datasets.random_asks(spec, 60, 4, tokenizer)

@@ -16,7 +16,7 @@ def test_a_directory_and_the_bundled_model_are_found(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert resolve_model(str(tmp_path)) == tmp_path
     assert resolve_model(tmp_path) == tmp_path
-    assert (resolve_model("bundled") / "tokenizer.json").is_file()
+    assert (resolve_model("thalweg-nano") / "tokenizer.json").is_file()
 
 
 def test_home_is_expanded(tmp_path, monkeypatch):

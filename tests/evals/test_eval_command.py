@@ -20,6 +20,8 @@ class Oracle(BaseHTTPRequestHandler):
     """A server that knows the answers of seed 4; it parses tool calls, and is wrong about every arithmetic prompt."""
 
     asked: list[dict[str, Any]]
+    parses = True
+    """False: refuses tools unless told to call none, and leaves calls in the text."""
 
     def do_GET(self) -> None:
         self._send({"data": [{"id": "oracle"}]})
@@ -27,6 +29,9 @@ class Oracle(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         type(self).asked.append({**body, "key": self.headers.get("Authorization")})
+        if body.get("tools") and not self.parses and body.get("tool_choice") != "none":
+            self.send_error(400, "no tools here")
+            return
         for task in ("arithmetic", "extract_json", "tool_call", "recall"):
             for e in held_out(task, N, 4):
                 if list(e.messages) == body["messages"] and list(e.tools) == body.get("tools", []):
@@ -37,7 +42,7 @@ class Oracle(BaseHTTPRequestHandler):
     def _message(self, task: str, check: str, answer: str) -> dict[str, Any]:
         if task == "arithmetic":
             return {"role": "assistant", "content": "many"}
-        if check == "call":
+        if check == "call" and self.parses:
             call = json.loads(answer.split("\n")[1])
             function = {"name": call["name"], "arguments": json.dumps(call["arguments"], indent=1)}
             return {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]}
@@ -79,6 +84,13 @@ def test_a_running_server_is_judged(url, capsys, tmp_path):
     assert {w["got"] for w in result["tasks"]["arithmetic"]["wrong"]} == {"many"}
     assert len(Oracle.asked) == 4 * N
     assert {(a["model"], a["temperature"], a["key"]) for a in Oracle.asked} == {("oracle", 0, "Bearer secret")}
+
+
+def test_a_server_without_tool_parsing_is_judged_by_its_text(url, capsys, monkeypatch):
+    monkeypatch.setattr(Oracle, "parses", False)
+    assert main(["eval", "nano", "--base-url", url, "--tasks", "tool_call", "--n", str(N), "--seed", "4"]) == 0
+    assert "100.0" in capsys.readouterr().out
+    assert [a.get("tool_choice") for a in Oracle.asked].count("none") == N
 
 
 @pytest.mark.parametrize(

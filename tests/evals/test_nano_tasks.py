@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from itertools import islice
+from random import Random
 
 import pytest
 
 from thalweg.errors import ConfigError
 from thalweg.evals.nano import SPLITS, TASKS, generate, judge, split_of
 from thalweg.evals.nano.example import call_text
+from thalweg.evals.nano.numbers import digits
 from thalweg.evals.nano.score import average, check_tasks, held_out, scores, table
 
 MANY = 400
@@ -125,3 +127,10 @@ def test_unknown_tasks_and_splits_are_refused_by_name():
         next(generate("copy", "exam", 0))
     with pytest.raises(ConfigError, match=r"--n: task .* has no 1000000"):
         held_out("arithmetic", 1_000_000, 0)
+
+
+def test_sums_of_digits_are_taught_whole_and_judged_nowhere():
+    for split in ("validation", "test"):
+        assert all(int(e.key.split()[2]) > 9 for e in examples("arithmetic", split))
+    r = Random(5)
+    assert all(int(digits(r).key.split()[2]) <= 9 for _ in range(100))

@@ -191,7 +191,8 @@ class FakeEngine:
         scores = None if p.prompt_logprobs is None else [None, *(logprobs(t, p.prompt_logprobs) for t in ids[1:])]
         output = RequestOutput(
             request_id, None, ids, scores, news, finished,
-            metrics=RequestMetrics(1.0, 1.0, 1.5, 2.0, 3.0, total, total // p.n), num_cached_tokens=3, error="it broke" if failed else None,
+            metrics=RequestMetrics(1.0, 1.0, 1.5, 2.0, 3.0, total, total // p.n), num_cached_tokens=3,
+            error="it broke" if failed else None,
         )  # fmt: skip
         if finished:
             for logger in self.loggers:

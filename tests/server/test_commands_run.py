@@ -21,7 +21,7 @@ def thalweg(*words: str, typed: str = "") -> subprocess.CompletedProcess[str]:
 def test_generate_prints_text_and_says_which_model():
     runs = [thalweg("generate", "Once", "--max-tokens", "6", "--sampling-seed", "5", "--ignore-eos") for _ in range(2)]
     assert runs[0].stdout == runs[1].stdout != ""
-    assert "bundled tiny model" in runs[0].stderr
+    assert "thalweg-nano" in runs[0].stderr
     assert (
         thalweg("generate", "-", "--max-tokens", "6", "--sampling-seed", "5", "--ignore-eos", typed="Once").stdout
         == runs[0].stdout

@@ -72,11 +72,11 @@ def client(bundled: Process) -> openai.OpenAI:
 
 
 def test_says_that_the_model_is_the_bundled_one(bundled):
-    assert "bundled tiny model: random weights" in "".join(bundled.log)
+    assert "using thalweg-nano, the bundled model: five million parameters" in "".join(bundled.log)
 
 
 def test_same_seed_same_text_streamed_or_not_alone_or_in_company(client):
-    body = {"model": "bundled", "prompt": "Once", "max_tokens": 12, "seed": 7}
+    body = {"model": "thalweg-nano", "prompt": "Once", "max_tokens": 12, "seed": 7, "temperature": 2}
     whole = client.completions.create(**body).choices[0].text
     streamed = "".join(c.choices[0].text for c in client.completions.create(**body, stream=True) if c.choices)
     several = client.completions.create(**{**body, "prompt": ["Twice", "Once", "Thrice"]}).choices[1].text
@@ -87,11 +87,12 @@ def test_same_seed_same_text_streamed_or_not_alone_or_in_company(client):
 
 def test_chat_n_logprobs_and_usage(client):
     r = client.chat.completions.create(
-        model="bundled",
+        model="thalweg-nano",
         messages=MESSAGES,
         n=3,
         max_tokens=5,
         seed=1,
+        temperature=20,
         logprobs=True,
         top_logprobs=4,
         extra_body={"ignore_eos": True},
@@ -112,11 +113,11 @@ def test_chat_n_logprobs_and_usage(client):
 
 def test_greedy_text_scores_the_same_when_echoed(client):
     made = client.completions.create(
-        model="bundled", prompt="Once", max_tokens=6, temperature=0, logprobs=1, extra_body={"ignore_eos": True}
+        model="thalweg-nano", prompt="Once", max_tokens=6, temperature=0, logprobs=1, extra_body={"ignore_eos": True}
     )
     ids = httpx.post(str(client.base_url).removesuffix("v1/") + "tokenize", json={"prompt": "Once"}).json()["tokens"]
     again = client.completions.create(
-        model="bundled", prompt="Once", max_tokens=6, temperature=0, logprobs=1, echo=True, extra_body={"ignore_eos": True}
+        model="thalweg-nano", prompt="Once", max_tokens=6, temperature=0, logprobs=1, echo=True, extra_body={"ignore_eos": True}
     ).choices[0]
     assert again.text == "Once" + made.choices[0].text
     assert again.logprobs.token_logprobs[0] is None
@@ -125,13 +126,15 @@ def test_greedy_text_scores_the_same_when_echoed(client):
 
 def test_stop_string(client):
     text = (
-        client.completions.create(model="bundled", prompt="Once", max_tokens=30, temperature=0, extra_body={"ignore_eos": True})
+        client.completions.create(
+            model="thalweg-nano", prompt="Once", max_tokens=30, temperature=0, extra_body={"ignore_eos": True}
+        )
         .choices[0]
         .text
     )
     stop = text[5:8]
     r = client.completions.create(
-        model="bundled", prompt="Once", max_tokens=30, temperature=0, stop=stop, extra_body={"ignore_eos": True}
+        model="thalweg-nano", prompt="Once", max_tokens=30, temperature=0, stop=stop, extra_body={"ignore_eos": True}
     )
     assert r.choices[0].text == text[: text.index(stop)]
     assert (r.choices[0].finish_reason, r.choices[0].stop_reason) == ("stop", stop)
@@ -139,10 +142,12 @@ def test_stop_string(client):
 
 def test_a_shared_prefix_is_found_in_the_cache(client):
     prompt = "the same long beginning of every prompt " * 10
-    client.completions.create(model="bundled", prompt=prompt, max_tokens=1)
-    r = client.completions.create(model="bundled", prompt=prompt, max_tokens=1)
+    client.completions.create(model="thalweg-nano", prompt=prompt, max_tokens=1)
+    r = client.completions.create(model="thalweg-nano", prompt=prompt, max_tokens=1)
     assert r.usage.prompt_tokens_details.cached_tokens > 0
-    salted = client.completions.create(model="bundled", prompt=prompt, max_tokens=1, extra_body={"cache_salt": "other tenant"})
+    salted = client.completions.create(
+        model="thalweg-nano", prompt=prompt, max_tokens=1, extra_body={"cache_salt": "other tenant"}
+    )
     assert salted.usage.prompt_tokens_details.cached_tokens == 0
 
 
@@ -171,7 +176,7 @@ async def test_many_at_once_with_some_leaving(bundled):
 
         async def one(i: int) -> str:
             stream = await client.completions.create(
-                model="bundled", prompt=f"number {i}", max_tokens=10, seed=i, stream=True, extra_body={"ignore_eos": True}
+                model="thalweg-nano", prompt=f"number {i}", max_tokens=10, seed=i, stream=True, extra_body={"ignore_eos": True}
             )
             text = ""
             async for chunk in stream:
@@ -185,11 +190,11 @@ async def test_many_at_once_with_some_leaving(bundled):
         alone = await one(1)
     assert texts[1] == alone
     end = time.monotonic() + 20
-    while 'num_requests_running{engine="0",model_name="bundled"} 0.0' not in (metrics := httpx.get(url + "/metrics").text):
+    while 'num_requests_running{engine="0",model_name="thalweg-nano"} 0.0' not in (metrics := httpx.get(url + "/metrics").text):
         assert time.monotonic() < end, metrics
         await asyncio.sleep(0.1)
         httpx.post(url + "/v1/completions", json={"prompt": "a", "max_tokens": 1})
-    assert 'kv_cache_usage_perc{engine="0",model_name="bundled"}' in metrics
+    assert 'kv_cache_usage_perc{engine="0",model_name="thalweg-nano"}' in metrics
 
 
 def test_the_port_is_taken(bundled):
@@ -210,7 +215,7 @@ def test_chat_command_against_the_server(bundled, client):
         [sys.executable, "-m", "thalweg", *words], capture_output=True, text=True, timeout=60, env=ENVIRONMENT
     )
     expected = (
-        client.chat.completions.create(model="bundled", messages=MESSAGES, max_tokens=6, seed=3).choices[0].message.content
+        client.chat.completions.create(model="thalweg-nano", messages=MESSAGES, max_tokens=6, seed=3).choices[0].message.content
     )
     assert said.stdout.removesuffix("\n") == expected
 
@@ -220,7 +225,7 @@ def test_told_to_stop_it_lets_open_requests_finish_and_ends(bundled):
     with httpx.stream(
         "POST",
         url + "/v1/completions",
-        json={"prompt": "a", "max_tokens": 300, "ignore_eos": True, "stream": True},
+        json={"prompt": "a", "max_tokens": 120, "ignore_eos": True, "stream": True},
         timeout=60,
     ) as r:
         lines = r.iter_lines()

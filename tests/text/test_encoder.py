@@ -103,7 +103,7 @@ async def test_text_that_is_no_unicode_is_named() -> None:
 
 async def test_other_threads_run_while_the_library_encodes() -> None:
     """The library must leave the interpreter to others: a thread alone would not help."""
-    tok = load_tokenizer(Path(thalweg.__file__).parent / "assets/bundled")
+    tok = load_tokenizer(Path(thalweg.__file__).parent / "assets/nano")
     text = "the river runs where the bed is deepest; " * 25_000
     turns = 0
     task = asyncio.ensure_future(Encoder(tok, 10**9).encode([text]))

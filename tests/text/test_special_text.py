@@ -33,7 +33,7 @@ ASCII = "{% for m in messages %}<s>{{ m | tojson(ensure_ascii=True) }}</s>{% end
 
 @cache
 def bundled() -> Tokenizer:
-    return load_tokenizer(Path(thalweg.__file__).parent / "assets/bundled")
+    return load_tokenizer(Path(thalweg.__file__).parent / "assets/nano")
 
 
 @cache

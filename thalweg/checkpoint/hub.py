@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from thalweg.config import BUNDLED
+from thalweg.config import BUNDLED_FOLDERS
 from thalweg.errors import CheckpointError
 
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
@@ -16,17 +16,17 @@ IGNORED = ("original/*", "consolidated*")
 """Second copies of the weights in other layouts."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}/[A-Za-z0-9][\w.\-]{0,95}")
-_ELSEWHERE = "give a local directory, or use the bundled model (--model bundled)"
+_ELSEWHERE = "give a local directory, or use the bundled model (--model thalweg-nano)"
 
 
 def resolve_model(
     name: str | Path, *, revision: str | None = None, download_dir: str | None = None, token: str | bool | None = None
 ) -> Path:
-    """The directory of the model called `name`: "bundled", a local directory, or a hub id "org/name", which is
+    """The directory of the model called `name`: "thalweg-nano", a local directory, or a hub id "org/name", which is
     downloaded unless cached. CheckpointError says what is wrong with the name or the place, and what to do."""
     text = str(name)
-    if text == BUNDLED:
-        return _directory(Path(str(files("thalweg") / "assets" / "bundled")))
+    if text in BUNDLED_FOLDERS:
+        return _directory(Path(str(files("thalweg") / "assets" / BUNDLED_FOLDERS[text])))
     if not text.strip() or "\0" in text or len(text) > 4096:
         raise CheckpointError(f"model: {text[:80]!r} is neither a directory nor a hub id like org/name")
     path = Path(text).expanduser()

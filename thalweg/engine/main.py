@@ -1,14 +1,26 @@
 """The engine process: one worker, one core, one channel to the client that started it. Crash-only: it owns no truth."""
 
+# ruff: noqa: E402  (it ties itself to its parent before it imports the rest)
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import signal
+import sys
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel for SIGKILL when the parent dies (Linux); elsewhere the closed channel ends the process."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+if __name__ == "__main__":
+    _die_with_parent()  # before the imports, which take a moment in which the parent may go
+
+import contextlib
 import gc
 import logging
 import queue
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -34,7 +46,6 @@ LOG_FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
 def main(fd: int, device: str) -> int:
     """Load the code for `device`, then serve the client at the other end of the inherited socket until it closes it or asks to
     stop. The exit status."""
-    _die_with_parent()
     logging.basicConfig(level=envs.log_level(), format=LOG_FORMAT, datefmt="%H:%M:%S")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle; it then closes the channel
     channel = Channel(fd, Codec[Any](m.ToCore))
@@ -161,12 +172,6 @@ def _report(channel: Channel, e: Exception) -> None:
         channel.send(m.Failed(kind, words))
     except ChannelClosedError:
         return
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the parent dies (Linux); elsewhere the closed channel ends the process."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 if __name__ == "__main__":

@@ -16,6 +16,10 @@ TIMEOUT = 600.0
 AT_ONCE = 16
 
 
+class RefusedError(ThalwegError):
+    """The server says that the request is wrong."""
+
+
 class Remote:
     """`url` is the base address, as OpenAI clients take it (http://localhost:8000/v1)."""
 
@@ -39,16 +43,25 @@ class Remote:
         }
         if example.tools:
             body["tools"] = list(example.tools)
-        return written(self._call("/chat/completions", body)["choices"][0]["message"])
+        try:
+            reply = self._call("/chat/completions", body)
+        except RefusedError:
+            if not example.tools:
+                raise
+            # A server that parses no tool calls may still show the model its tools, and send the call as text.
+            reply = self._call("/chat/completions", {**body, "tool_choice": "none"})
+        return written(reply["choices"][0]["message"])
 
     def _call(self, path: str, body: dict[str, Any] | None) -> Any:
+        """The answer's JSON. RefusedError for a status of 400, ThalwegError for any other trouble."""
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         data = None if body is None else json.dumps(body).encode()
         try:
             with urllib.request.urlopen(urllib.request.Request(self._url + path, data, headers), timeout=TIMEOUT) as response:
                 return json.load(response)
         except urllib.error.HTTPError as e:
-            raise ThalwegError(f"{self._url}: the server answers {e.code}: {e.read(2000).decode(errors='replace')}") from None
+            kind = RefusedError if e.code == 400 else ThalwegError
+            raise kind(f"{self._url}: the server answers {e.code}: {e.read(2000).decode(errors='replace')}") from None
         except (urllib.error.URLError, OSError) as e:
             raise ThalwegError(
                 f"--base-url: cannot reach {self._url}: {getattr(e, 'reason', e)}; is the server running?"

@@ -133,6 +133,13 @@ class Server:
     def processes(self) -> list[int]:
         return [] if self.process is None else proc.in_session(self.process.pid)
 
+    async def remaining(self, seconds: float = 1.0) -> list[int]:
+        """Processes that are still there this long after its end: a child notices it within moments."""
+        end = time.monotonic() + seconds
+        while (left := self.processes()) and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        return left
+
     def engine_pid(self) -> int | None:
         """The live engine process, once it is one (not yet between fork and exec). The oldest: another may stand by."""
         engines = (p for p in self.processes() if p != self.pid and ENGINE in proc.cmdline(p) and proc.alive(p))

@@ -11,8 +11,8 @@ from oracle import A, B, C, splitmix
 from tokenizers import Tokenizer
 
 U64 = (1 << 64) - 1
-VOCAB = 1024
-"""Of the bundled model, whose name and tokenizer the hash model is served under."""
+MODEL, VOCAB = "thalweg-nano", 2560
+"""The bundled model, whose name and tokenizer the hash model is served under."""
 
 
 def continuation(prompt: Sequence[int], n: int, salt: int = 0, vocab: int = VOCAB) -> list[int]:
@@ -29,7 +29,7 @@ def continuation(prompt: Sequence[int], n: int, salt: int = 0, vocab: int = VOCA
 
 @cache
 def _tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(resources.files("thalweg") / "assets" / "bundled" / "tokenizer.json"))
+    return Tokenizer.from_file(str(resources.files("thalweg") / "assets" / "nano" / "tokenizer.json"))
 
 
 def text_of(tokens: Sequence[int]) -> str:

@@ -65,7 +65,8 @@ async def _through_server(ctx: Context, n: int) -> list[Figure]:
 
 
 def _samples(server: Server) -> list[proc.Sample]:
-    return [proc.sample(pid) for pid in sorted(server.processes())]
+    """Of the server and its engine; a process that stands by comes and goes."""
+    return [proc.sample(pid) for pid in (server.pid, server.engine_pid()) if pid]
 
 
 async def _soak(port: int, bad_line: int, n: int, rng: random.Random) -> list[Stream]:

@@ -36,7 +36,7 @@ async def d1(ctx: Context) -> list[Figure]:
             server.signal(signal.SIGTERM)
             await playing
         code = await server.exit(20)
-        left = server.processes()
+        left = await server.remaining()
     late = [1000 * (t - told) for _, t, _, s in probing.seen if t >= told and s == 200]
     refused = [s for _, t, _, s in probing.seen if t >= told and s == 503]
     before = [f"/readyz {s} before the signal" for _, t, _, s in probing.seen if t < told and s != 200]
@@ -90,7 +90,7 @@ async def d3(ctx: Context) -> list[Figure]:
                 server.signal((signal.SIGTERM, signal.SIGINT)[i % 2])
             await server.exit(20)
             slowest = max(slowest, time.monotonic() - told)
-            left += [f"process {p}" for p in server.processes()] + server.left_behind()
+            left += [f"process {p}" for p in await server.remaining()] + server.left_behind()
             await playing
     return [
         at_most("D3", "seconds from the second signal to the exit", 2, slowest, runs),
@@ -164,7 +164,7 @@ async def d5(ctx: Context) -> list[Figure]:
             server.signal(signal.SIGTERM)
             codes.append(await server.exit(15))
             slowest = max(slowest, time.monotonic() - told)
-            left += [f"process {p} (point {i})" for p in server.processes()] + server.left_behind()
+            left += [f"process {p} (point {i})" for p in await server.remaining()] + server.left_behind()
         finally:
             server.end()
     # Before Python has put a handler in place, the signal's own effect is the exit.

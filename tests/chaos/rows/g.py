@@ -123,7 +123,7 @@ async def g4(ctx: Context) -> list[Figure]:
 async def g5(ctx: Context) -> list[Figure]:
     """Keys given twice."""
     bodies = (
-        b'{"prompt":[400],"max_tokens":1,"model":"a","model":"bundled"}',
+        b'{"prompt":[400],"max_tokens":1,"model":"a","model":"thalweg-nano"}',
         b'{"prompt":[400],"prompt":[401],"max_tokens":1}',
         b'{"prompt":[400],"max_tokens":1,"max_tokens":1}',
         b'{"prompt":[400],"max_tokens":1,"max_\\u0074okens":2}',
@@ -238,9 +238,9 @@ async def g7(ctx: Context) -> list[Figure]:
 async def g8(ctx: Context) -> list[Figure]:
     """Token ids no model has."""
     cases: dict[str, Any] = {
-        "-1": [-1], "vocabulary": [1024],
+        "-1": [-1], "vocabulary": [2560],
         "2^31": [2**31], "2^63": [2**63], "-2^31": [-(2**31)], "empty": [], "empty list": [[]],
-        "among good ones": [400, 401, 5000, 402], "second prompt": [[400], [1024]], "float": [1.5], "bool": [True],
+        "among good ones": [400, 401, 5000, 402], "second prompt": [[400], [2560]], "float": [1.5], "bool": [True],
         "string": ["400", 1], "10^7 long": [400] * 10**7, "longer than the context": [400] * 2048,
     }  # fmt: skip
     odd, times = [], []
@@ -251,7 +251,7 @@ async def g8(ctx: Context) -> list[Figure]:
             times.append(answer.seconds)
             if answer.status not in (400, 413):
                 odd.append(f"{name}: {answer.status} {answer.error}")
-        for field, value in (("stop_token_ids", [1024]), ("allowed_token_ids", [-1]), ("logit_bias", {"1024": 1})):
+        for field, value in (("stop_token_ids", [2560]), ("allowed_token_ids", [-1]), ("logit_bias", {"2560": 1})):
             answer = await ask(server.port, "POST", COMPLETIONS, {**BASE[COMPLETIONS], field: value})
             # A stop id the model never says can do no harm.
             if answer.status != 400 and not (field == "stop_token_ids" and answer.status == 200):

@@ -39,7 +39,7 @@ def _key(key: str) -> dict[str, str]:
 async def _routes(server: Server, key: str) -> list[tuple[str, str]]:
     """Every documented (method, path), and what a server may have without documenting it."""
     paths = (await ask(server.port, "GET", "/openapi.json", headers=_key(key))).json()["paths"]
-    known = [(m.upper(), p.replace("{name}", "bundled")) for p, methods in paths.items() for m in methods]
+    known = [(m.upper(), p.replace("{name}", "thalweg-nano")) for p, methods in paths.items() for m in methods]
     hidden = [("GET", p) for p in ("/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect", "/metrics", "/nowhere", "/",
                                    "//v1/models", "/v1//models", "/v1/models/", "/v1/../v1/models", "/v1/%6dodels",
                                    "/health/../v1/models", "/livez/../v1/models", "/health/", "/LIVEZ", "/livez/x",

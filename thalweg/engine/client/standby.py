@@ -40,7 +40,7 @@ class Standby:
         if not self._taken:
             self._taken = True
             self._sock.close()
-            self._process.kill()
+            self._process.end()
 
     def __enter__(self) -> Standby:
         return self

@@ -58,7 +58,7 @@ def call_text(name: str, arguments: Mapping[str, Any]) -> str:
 
 def _same_json(a: str, b: str) -> bool:
     try:
-        return _typed(json.loads(a)) == _typed(json.loads(b))
+        return bool(_typed(json.loads(a)) == _typed(json.loads(b)))
     except (ValueError, RecursionError):
         return False
 

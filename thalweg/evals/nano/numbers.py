@@ -94,8 +94,18 @@ def count(r: Random) -> Example:
 
 
 def arithmetic(r: Random) -> Example:
-    """Sums and differences of numbers to 99, bare or in a story. Held out are pairs of numbers, in either order."""
-    a, b = (r.randint(0, r.choice((9, 20, 99))) for _ in range(2))
+    """Sums and differences, bare or in a story, of two numbers to 99 of which one at least has two digits. Held out are pairs
+    of numbers, in either order. What is learned by heart, as in school, is `digits`."""
+    a, b = r.randint(10, 99), r.randint(0, r.choice((9, 20, 99, 99)))
+    return _sum(r, *((a, b) if r.random() < 0.5 else (b, a)))
+
+
+def digits(r: Random) -> Example:
+    """A sum or difference of two digits: for training, which sees them all; no task."""
+    return _sum(r, r.randint(0, 9), r.randint(0, 9))
+
+
+def _sum(r: Random, a: int, b: int) -> Example:
     add = r.random() < 0.55
     if not add and a < b:
         a, b = b, a

@@ -180,7 +180,7 @@ def recall(r: Random) -> Example:
     """A name and up to two more facts are told, other turns pass, one of them is asked for."""
     who = name(r)
     turns = [hello(r, who)]
-    asked = [(_WHO, f"Your name is {who}.")]
+    asked: list[tuple[tuple[str, ...], str]] = [(_WHO, f"Your name is {who}.")]
     facts = [who]
     for draw, (says, noted, asks, answer) in r.sample(_MORE, r.choice((0, 1, 1, 2))):
         x = draw(r)

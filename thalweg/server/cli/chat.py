@@ -33,7 +33,7 @@ def run(words: list[str]) -> int:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="model to start; left out: the bundled tiny model")
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="model to start; left out: thalweg-nano")
     parser.add_argument("--url", help="talk to the server at this address instead (http://localhost:8000/v1)")
     parser.add_argument("--model-name", help="with --url: which of its models; left out: the first")
     parser.add_argument("--api-key", help="with --url: the key to send; left out: OPENAI_API_KEY")

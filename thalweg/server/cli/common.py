@@ -8,12 +8,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from thalweg.config import BUNDLED, EngineArgs
+from thalweg.config import BUNDLED, BUNDLED_WORDS, EngineArgs
 from thalweg.errors import ConfigError
 from thalweg.hal import discovery
 from thalweg.server.cli import flags
-
-BUNDLED_WORDS = "using the bundled tiny model: random weights, made for trying things out; pass {how} for a real one"
 
 
 def parse(

@@ -33,7 +33,7 @@ def run(words: list[str]) -> int:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="directory or hub id; left out: the bundled tiny model")
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="directory or hub id; left out: thalweg-nano")
 
 
 def settings(given: dict[str, Any]) -> ServerSettings:
