@@ -244,7 +244,7 @@ def expected(launch: Launch, arch: str) -> str:
     products no matrix unit makes. Tiles of fewer than 64 rows are too small for the warp-group instructions."""
     a = launch.arguments
     rows = a.get("M", 0)
-    if not rows or a.get("PRECISION") == "ieee":
+    if not rows or a["q" if "q" in a else "x"].dtype == torch.float32:
         return ""
     large = rows >= 64 and launch.options.get("num_warps", 4) % 4 == 0
     return MATRIX[arch] if large or not MATRIX[arch].startswith(("wgmma", "tcgen05")) else "mma.sync"
@@ -291,6 +291,8 @@ def _child(launch: Launch, arch: str, pipe: Any) -> None:
     try:
         pipe.send(compile_one(launch, arch))
     except BaseException as e:
+        while e.__cause__ is not None:  # the compiler wraps what went wrong in where
+            e = e.__cause__
         lines = str(e).strip().splitlines() or [""]
         pipe.send(Outcome(launch.name, arch, problems=[f"{type(e).__name__}: {lines[-1][:200]}"]))
 

@@ -153,7 +153,7 @@ class PagedAttention(AttentionBackend):
             q, kv, out, part, part_ml, table if tiles is None else tiles, table, *where, spec.scale * LOG2E, q.stride(0),
             q.stride(1), table.stride(0), spans, HEADS=spec.heads, KV_HEADS=spec.kv_heads, DIM=spec.head_dim,
             SIZE=kv.shape[2], WINDOW=spec.window, SOFTCAP=spec.softcap, TILED=tiles is not None, DECODE=decode, SPLIT=split,
-            JOIN=exact, PARTS=parts, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", M=fit.rows, KEYS=fit.keys,
+            JOIN=exact, PARTS=parts, PRECISION="ieee", M=fit.rows, KEYS=fit.keys,
             BLOCK=_pad(spec.head_dim, 16), num_warps=fit.warps, num_stages=fit.stages, enable_fp_fusion=not exact,
         )  # fmt: skip
         if parts:

@@ -55,7 +55,7 @@ def linear(tiles: Tiles, x: Tensor, weight: Tensor, bias: Tensor | None = None) 
         grid = (triton.cdiv(rows, m), triton.cdiv(cols, n))
         _product[grid](
             flat, weight, weight if bias is None else bias, out, rows, width, cols, flat.stride(0), weight.stride(0),
-            BIAS=bias is not None, EVEN=width % k == 0, PRECISION="ieee" if exact else "tf32", M=m,
+            BIAS=bias is not None, EVEN=width % k == 0, PRECISION="ieee", M=m,
             N=n, K=k, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return out.view(*x.shape[:-1], cols)
