@@ -59,8 +59,8 @@ class PagedAttention(AttentionBackend):
             return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
         if spec.heads // spec.kv_heads > MOST_ROWS:
             return f"{spec.heads // spec.kv_heads} query heads per KV head, at most {MOST_ROWS}"
-        if not 16 <= spec.head_dim <= 256:
-            return f"runs head sizes 16 to 256, not {spec.head_dim}"
+        if spec.head_dim > 256:
+            return f"runs head sizes up to 256, not {spec.head_dim}"
         return None
 
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
@@ -111,15 +111,18 @@ class PagedAttention(AttentionBackend):
 
     def _fit(self, spec: AttnSpec, t: Attend) -> _Fit:
         """Tiles for this spec: rows enough for the heads that share a KV head, keys fewer where a key is larger than 128
-        elements of two bytes, stages fewer where the tiles of all stages would not fit."""
-        share, block = spec.heads // spec.kv_heads, _pad(spec.head_dim)
+        elements of two bytes, stages fewer where the tiles of all stages would not fit, warps more where the results of
+        a row would not fit one's registers."""
+        share, block = spec.heads // spec.kv_heads, _pad(spec.head_dim, 16)
         size = block * BYTES[spec.dtype]
-        rows = max(t.rows, _pad(share))
-        keys = max(16, min(t.keys, t.keys * 256 // size))
+        scalar = self._tiles.scalar if spec.dtype == "float32" else MOST_ROWS * 4
+        rows = max(min(t.rows, scalar), _pad(share))
+        keys = max(16, min(t.keys, t.keys * 256 // size, scalar))
         stages = t.stages
         while stages > 1 and rows * size + 2 * stages * keys * size > self._tiles.shared:
             stages -= 1
-        return _Fit(rows, keys, t.warps, stages, rows // share)
+        warps = max(t.warps, 8) if block > 128 and rows >= 64 else t.warps
+        return _Fit(rows, keys, warps, stages, rows // share)
 
     def _store(self, k: Tensor, v: Tensor, kv: Tensor, table: Tensor, batch: StepBatch) -> None:
         tokens, heads, dim = k.shape
@@ -128,7 +131,7 @@ class PagedAttention(AttentionBackend):
         paged.store[(triton.cdiv(tokens, rows),)](
             k, v, kv, table, batch.token_seq, batch.positions, batch.slots, tokens, k.stride(0), k.stride(1), v.stride(0),
             v.stride(1), table.stride(0), table.shape[1], HEADS=heads, DIM=dim, SIZE=kv.shape[2], ROWS=rows,
-            HEADS_PAD=_pad(heads), BLOCK=_pad(dim), num_warps=4,
+            HEADS_PAD=_pad(heads), BLOCK=_pad(dim, 16), num_warps=4,
         )  # fmt: skip
 
     def _launch(
@@ -150,20 +153,20 @@ class PagedAttention(AttentionBackend):
             q, kv, out, part, part_ml, table if tiles is None else tiles, table, *where, spec.scale * LOG2E, q.stride(0),
             q.stride(1), table.stride(0), spans, HEADS=spec.heads, KV_HEADS=spec.kv_heads, DIM=spec.head_dim,
             SIZE=kv.shape[2], WINDOW=spec.window, SOFTCAP=spec.softcap, TILED=tiles is not None, DECODE=decode, SPLIT=split,
-            JOIN=exact, PARTS=parts, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", M=fit.rows, KEYS=fit.keys,
-            BLOCK=_pad(spec.head_dim), num_warps=fit.warps, num_stages=fit.stages, enable_fp_fusion=not exact,
+            JOIN=exact, PARTS=parts, PRECISION="ieee", M=fit.rows, KEYS=fit.keys,
+            BLOCK=_pad(spec.head_dim, 16), num_warps=fit.warps, num_stages=fit.stages, enable_fp_fusion=not exact,
         )  # fmt: skip
         if parts:
             rows = min(4, _pad(spec.heads))
             paged.join[(seqs * decode, triton.cdiv(spec.heads, rows))](
                 part, part_ml, out, *where, spans, HEADS=spec.heads, DIM=spec.head_dim, WINDOW=spec.window, DECODE=decode,
-                SPLIT=split, ROWS=rows, BLOCK=_pad(spec.head_dim), num_warps=4, enable_fp_fusion=not exact,
+                SPLIT=split, ROWS=rows, BLOCK=_pad(spec.head_dim, 16), num_warps=4, enable_fp_fusion=not exact,
             )  # fmt: skip
 
 
-def _pad(n: int) -> int:
-    """The next power of two."""
-    return 1 << max(0, n - 1).bit_length()
+def _pad(n: int, least: int = 1) -> int:
+    """The next power of two, `least` or more (matrix instructions multiply at least 16 elements)."""
+    return max(least, 1 << max(0, n - 1).bit_length())
 
 
 def attention(t: Tiles) -> tuple[AttentionBackend, ...]:

@@ -73,6 +73,15 @@ def _span(
 
 
 @triton.jit
+def _joined(m, total, acc, m2, total2, acc2):
+    """One span after another, as one."""
+    both = tl.maximum(m, m2)
+    safe = tl.where(both == float("-inf"), 0.0, both)
+    a, b = tl.exp2(m - safe), tl.exp2(m2 - safe)
+    return both, total * a + total2 * b, acc * a[:, None] + acc2 * b[:, None]
+
+
+@triton.jit
 def attend(
     q, kv, out, part, part_ml, tiles, table, slots, context, query, last_row, scale, q_token, q_head, table_row, spans,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr,
@@ -129,12 +138,7 @@ def attend(
                     rows, at, kv, own, low, span * SPLIT, stop, kv_head, scale,
                     KV_HEADS, DIM, SIZE, WINDOW, SOFTCAP, PRECISION, M, KEYS, BLOCK,
                 )  # fmt: skip
-                both = tl.maximum(m, m2)
-                safe = tl.where(both == float("-inf"), 0.0, both)
-                a, b = tl.exp2(m - safe), tl.exp2(m2 - safe)
-                total = total * a + total2 * b
-                acc = acc * a[:, None] + acc2 * b[:, None]
-                m = both
+                m, total, acc = _joined(m, total, acc, m2, total2, acc2)
         else:
             m, total, acc = _span(
                 rows, at, kv, own, low, low, end, kv_head, scale,
@@ -186,12 +190,7 @@ def join(
         m2 = tl.load(part_ml + place * 2, mask=mine, other=float("-inf"))
         total2 = tl.load(part_ml + place * 2 + 1, mask=mine, other=0.0)
         acc2 = tl.load(part + place[:, None] * DIM + d[None, :], mask=ok, other=0.0)
-        both = tl.maximum(m, m2)
-        safe = tl.where(both == float("-inf"), 0.0, both)
-        a, b = tl.exp2(m - safe), tl.exp2(m2 - safe)
-        total = total * a + total2 * b
-        acc = acc * a[:, None] + acc2 * b[:, None]
-        m = both
+        m, total, acc = _joined(m, total, acc, m2, total2, acc2)
     total = tl.where(total > 0, total, 1.0)
     row = tl.load(last_row + seq).to(tl.int64) + 1 - new + first
     put = (row * HEADS + head)[:, None] * DIM + d[None, :]

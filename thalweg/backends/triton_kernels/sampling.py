@@ -161,7 +161,7 @@ def _draw(
     s, c = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = c * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + s * row + i, mask=i < vocab, other=float("-inf"))
-    if RANDOM:
+    if RANDOM:  # noqa: SIM102 - settled by the compiler, the other when it runs
         if tl.load(temperature + s) > 0:
             lo = tl.load(seed + 2 * s).to(tl.uint32, bitcast=True)
             hi = tl.load(seed + 2 * s + 1).to(tl.uint32, bitcast=True)
@@ -246,9 +246,7 @@ def truncate(t: Vocab, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tens
     seqs, vocab = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     out = torch.empty((seqs, vocab), dtype=logits.dtype, device=logits.device)
-    _truncate[(seqs,)](
-        logits, top_k, top_p, min_p, out, logits.stride(0), vocab, BLOCK=t.block, BITS=t.bits, num_warps=t.warps
-    )
+    _truncate[(seqs,)](logits, top_k, top_p, min_p, out, logits.stride(0), vocab, BLOCK=t.block, BITS=t.bits, num_warps=t.warps)
     return out
 
 
