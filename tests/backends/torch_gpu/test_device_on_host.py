@@ -328,3 +328,14 @@ def test_blocks_are_moved_after_the_steps_launched_before() -> None:
 def test_options_reach_the_device() -> None:
     device = HostGpuPlatform().open(Place(), HostGpuOptions(graphs=False))
     assert not device._graphs  # type: ignore[attr-defined]
+
+
+def test_made_up_weights_are_drawn_on_the_device_and_depend_on_their_seed_alone(hosted: list[GpuDevice]) -> None:
+    device = _device()
+    one, same, other = (device.normal((64, 64), "float32", std=0.02, seed=s) for s in (5, 5, 6))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert abs(float(one.std()) - 0.02) < 0.002
+    tokens = _serve("host-gpu", load_format="dummy")
+    assert tokens == _serve("host-gpu", load_format="dummy")
+    assert tokens == _serve("cpu", load_format="dummy")  # this device's generator is the host's

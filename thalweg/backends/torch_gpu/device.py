@@ -42,10 +42,17 @@ class GpuDevice(Device):
     def put(self, t: Any) -> Tensor:
         """A copy; the source may change afterwards."""
         t = to_torch(t)
+        if t.device.type != "cpu":
+            return t
         with torch.inference_mode():
-            placed = self._uploader.put(t) if t.device.type == "cpu" else t.to(self._runtime.device)
+            placed = self._uploader.put(t)
         self._runtime.join()
         return placed
+
+    def normal(self, shape: tuple[int, ...], dtype: str, *, std: float, seed: int) -> Tensor:
+        generator = torch.Generator(self._runtime.device).manual_seed(seed)
+        out = torch.empty(shape, dtype=getattr(torch, dtype), device=self._runtime.device)
+        return out.normal_(0, std, generator=generator)
 
     def alloc_kv(self, layout: KVLayout, blocks: int) -> Tensor:
         return self.alloc((blocks, *layout.shape), layout.dtype)
