@@ -35,7 +35,7 @@ def _open(config: pytest.Config) -> tuple[Platform, Device | None, str]:
     """(platform, device or None, why not), once per run."""
     made = config.stash.get(_KEY, None)
     if made is None:
-        platform = discovery.named(config.getoption("--platform", "reference"))
+        platform = discovery.load(config.getoption("--platform", "reference"))
         try:
             options = _options(platform)
             made = (platform, platform.open(Place(), options), "")
