@@ -53,8 +53,8 @@ CHOKES = (
     ),
     Choke(
         ("os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv"),
-        ("thalweg/envs.py",),
-        "one file reads the environment",
+        ("thalweg/envs.py", "thalweg/backends/triton_kernels/testing.py"),
+        "one file reads the environment; that of the interpreted kernels sets another library's switch for its process",
     ),
     Choke(
         ("pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "torch.load", "numpy.load", "np.load"),
@@ -64,7 +64,7 @@ CHOKES = (
     Choke(("eval", "exec", "__import__", "builtins.eval", "builtins.exec"), (), "no code is made from data"),
     Choke(
         ("importlib.import_module",),
-        ("thalweg/__init__.py", "thalweg/models/registry.py", "thalweg/server/cli/"),
+        ("thalweg/__init__.py", "thalweg/models/registry.py", "thalweg/server/cli/", "thalweg/hal/testing/platforms.py"),
         "imports are written out, so that import rules see them; these load names of a table when first used",
     ),
 )

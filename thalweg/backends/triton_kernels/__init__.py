@@ -1,0 +1,36 @@
+"""The kernels that CUDA, ROCm and XPU share, in Triton, each with the tile sizes its architecture wants.
+
+`library(arch)` gives kernels and attention in order of preference. Importing this package imports neither torch nor
+Triton; `library` imports both, and raises ImportError where one is missing. It knows no device memory, stream or driver:
+kernels take tensors and launch on the current device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from thalweg.hal.attention import AttentionBackend
+    from thalweg.hal.op import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Kernels for one architecture. tiles: the architecture whose tile sizes they use, which may be a relative."""
+
+    kernels: tuple[Kernel, ...]
+    attention: tuple[AttentionBackend, ...]
+    tiles: str
+
+
+def library(arch: str) -> Library:
+    """The kernels for `arch` (sm_90, gfx942, xe2, ... or interpret). Raises ImportError without torch or Triton, ValueError
+    for an architecture of no known family."""
+    from thalweg.backends.triton_kernels import elementwise, history, logits, sampling
+    from thalweg.backends.triton_kernels.attention import attention
+    from thalweg.backends.triton_kernels.tiles import tiles
+
+    t = tiles(arch)
+    kernels = (*elementwise.kernels(t), *history.kernels(t), *logits.kernels(t), *sampling.kernels(t))
+    return Library(kernels, attention(t), t.arch)

@@ -1,0 +1,195 @@
+"""Row-wise ops between the matrix products: norms, rotary embedding, gated activations. A program owns whole rows, so what
+a row gives does not depend on how many there are. Arithmetic is float32; results round where the reference bodies round."""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thalweg.backends.triton_kernels.tiles import Rows, Tiles
+from thalweg.hal.op import Kernel
+
+WIDEST = 65536
+"""Elements of the longest row a program holds in registers."""
+
+
+@triton.jit
+def _norm(
+    x, residual, weight, out, total, rows, inner, x_outer, x_inner, r_outer, r_inner, width, eps,
+    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows of rms_norm, or of add_rms_norm. Row r of x starts at r // inner * x_outer + r % inner * x_inner."""
+    r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    c = tl.arange(0, BLOCK)
+    ok = (r < rows)[:, None] & (c < width)[None, :]
+    at = (r // inner * x_outer + r % inner * x_inner)[:, None] + c[None, :]
+    wide = tl.load(x + at, mask=ok, other=0.0).to(tl.float32)
+    put = r[:, None] * width + c[None, :]
+    if ADD:
+        at = (r // inner * r_outer + r % inner * r_inner)[:, None] + c[None, :]
+        wide += tl.load(residual + at, mask=ok, other=0.0).to(tl.float32)
+        wide = wide.to(total.dtype.element_ty)
+        tl.store(total + put, wide, mask=ok)
+        wide = wide.to(tl.float32)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(wide * wide, 1) / width + eps)
+    normed = (wide * scale[:, None]).to(out.dtype.element_ty).to(tl.float32)
+    w = tl.load(weight + c, mask=c < width, other=0.0).to(tl.float32)
+    tl.store(out + put, (normed * w[None, :]).to(out.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def _rope(
+    q, k, positions, cos_sin, q_out, k_out, tokens, q_token, q_head, k_token, k_head, angles,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    """ROWS (token, head) pairs, the heads of q before those of k. HALF: pairs that turn; REST: elements that do not."""
+    heads: tl.constexpr = Q_HEADS + K_HEADS
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    token, head = row // heads, row % heads
+    ok, is_q = token < tokens, head < Q_HEADS
+    i = tl.arange(0, BLOCK)
+    both = ok[:, None] & (i < HALF)[None, :]
+    place = tl.load(positions + token, mask=ok, other=0).to(tl.int64) * angles
+    dtype = q.dtype.element_ty
+    cos = tl.load(cos_sin + place[:, None] + i[None, :], mask=both, other=0.0).to(dtype).to(tl.float32)
+    sin = tl.load(cos_sin + place[:, None] + HALF + i[None, :], mask=both, other=0.0).to(dtype).to(tl.float32)
+    if INTERLEAVED:
+        first, second = 2 * i, 2 * i + 1
+    else:
+        first, second = i, i + HALF
+    from_q, from_k = (token * q_token + head * q_head)[:, None], (token * k_token + (head - Q_HEADS) * k_head)[:, None]
+    to_q, to_k = ((token * Q_HEADS + head) * DIM)[:, None], ((token * K_HEADS + head - Q_HEADS) * DIM)[:, None]
+    of_q, of_k = both & is_q[:, None], both & (head >= Q_HEADS)[:, None]
+    a = tl.load(q + from_q + first[None, :], mask=of_q, other=0.0).to(tl.float32)
+    b = tl.load(q + from_q + second[None, :], mask=of_q, other=0.0).to(tl.float32)
+    a += tl.load(k + from_k + first[None, :], mask=of_k, other=0.0).to(tl.float32)
+    b += tl.load(k + from_k + second[None, :], mask=of_k, other=0.0).to(tl.float32)
+    low, high = (a * cos - b * sin).to(dtype), (b * cos + a * sin).to(dtype)
+    tl.store(q_out + to_q + first[None, :], low, mask=of_q)
+    tl.store(q_out + to_q + second[None, :], high, mask=of_q)
+    tl.store(k_out + to_k + first[None, :], low, mask=of_k)
+    tl.store(k_out + to_k + second[None, :], high, mask=of_k)
+    if REST > 0:
+        j = tl.arange(0, REST)
+        still = ok[:, None] & (j < DIM - 2 * HALF)[None, :]
+        c = 2 * HALF + j[None, :]
+        of_q, of_k = still & is_q[:, None], still & (head >= Q_HEADS)[:, None]
+        tl.store(q_out + to_q + c, tl.load(q + from_q + c, mask=of_q), mask=of_q)
+        tl.store(k_out + to_k + c, tl.load(k + from_k + c, mask=of_k), mask=of_k)
+
+
+@triton.jit
+def _gate(x, out, rows, stride, width, ACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """ROWS x BLOCK elements of act(first half) * second half."""
+    r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    ok = (r < rows)[:, None] & (c < width)[None, :]
+    at = r[:, None] * stride + c[None, :]
+    gate = tl.load(x + at, mask=ok, other=0.0).to(tl.float32)
+    up = tl.load(x + at + width, mask=ok, other=0.0).to(tl.float32)
+    if ACT == "silu":
+        gate = gate / (1.0 + tl.exp(-gate))
+    elif ACT == "gelu":
+        gate = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    else:
+        y = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # tanh(y / 2) = 2 / (1 + exp(-y)) - 1
+        gate = gate / (1.0 + tl.exp(-y))
+    gate = gate.to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + r[:, None] * width + c[None, :], (gate * up).to(out.dtype.element_ty), mask=ok)
+
+
+def _places(x: Tensor) -> tuple[Tensor, int, int, int]:
+    """(x, inner, outer stride, inner stride): where the rows of x [..., H] start; a copy if two strides do not say it."""
+    if x.stride(-1) != 1 or x.dim() > 3:
+        x = x.contiguous()
+    if x.dim() == 3:
+        return x, x.shape[1], x.stride(0), x.stride(1)
+    if x.dim() > 3:
+        return x, 1, x.shape[-1], 0
+    return x, 1, x.stride(0) if x.dim() == 2 else x.shape[-1], 0
+
+
+def _run_norm(t: Rows, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    width = x.shape[-1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = torch.empty_like(out) if residual is not None else out
+    rows = x.numel() // width
+    if rows == 0:
+        return out, total
+    x, inner, outer_stride, inner_stride = _places(x)
+    r_outer, r_inner = outer_stride, inner_stride
+    if residual is not None:
+        residual, r_in, r_outer, r_inner = _places(residual)
+        if r_in != inner:
+            raise ValueError(f"add_rms_norm: x {tuple(x.shape)} and residual {tuple(residual.shape)} differ")
+    per, block, warps = t.split(width)
+    _norm[(triton.cdiv(rows, per),)](
+        x, x if residual is None else residual, weight, out, total, rows, inner, outer_stride, inner_stride, r_outer, r_inner,
+        width, eps, ADD=residual is not None, ROWS=per, BLOCK=block, num_warps=warps,
+    )  # fmt: skip
+    return out, total
+
+
+def rms_norm(t: Rows, x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    return _run_norm(t, x, None, weight, eps)[0]
+
+
+def add_rms_norm(t: Rows, x: Tensor, residual: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+    return _run_norm(t, x, residual, weight, eps)
+
+
+def rope(
+    t: Rows, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, *, rotary_dim: int, interleaved: bool = False
+) -> tuple[Tensor, Tensor]:
+    tokens, q_heads, dim = q.shape
+    k_heads, half = k.shape[1], rotary_dim // 2
+    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
+    out = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k)]
+    rows = tokens * (q_heads + k_heads)
+    if rows == 0:
+        return out[0], out[1]
+    per, block, warps = t.split(half)
+    rest = dim - rotary_dim
+    _rope[(triton.cdiv(rows, per),)](
+        q, k, positions, cos_sin, *out, tokens, q.stride(0), q.stride(1), k.stride(0), k.stride(1), cos_sin.stride(0),
+        Q_HEADS=q_heads, K_HEADS=k_heads, DIM=dim, HALF=half, INTERLEAVED=interleaved, ROWS=per, BLOCK=block,
+        REST=triton.next_power_of_2(rest) if rest else 0, num_warps=warps,
+    )  # fmt: skip
+    return out[0], out[1]
+
+
+def act_and_mul(t: Rows, x: Tensor, *, act: str = "silu") -> Tensor:
+    width = x.shape[-1] // 2
+    flat = x.reshape(-1, 2 * width)
+    out = torch.empty((*x.shape[:-1], width), dtype=x.dtype, device=x.device)
+    rows = flat.shape[0]
+    if rows == 0:
+        return out
+    per, block, warps = t.split(min(width, t.elements))
+    grid = (triton.cdiv(rows, per), triton.cdiv(width, block))
+    _gate[grid](flat, out, rows, flat.stride(0), width, ACT=act, ROWS=per, BLOCK=block, num_warps=warps)
+    return out
+
+
+def _float_dtype(spec) -> str | None:
+    dtype = spec.get("dtype", "float32")
+    return None if dtype in ("float32", "bfloat16", "float16") else f"runs float32, bfloat16 and float16, not {dtype}"
+
+
+def _norm_fits(spec) -> str | None:
+    width = spec.get("size", spec.get("hidden", 0))
+    return _float_dtype(spec) or (f"rows of {width} are longer than {WIDEST}" if width > WIDEST else None)
+
+
+def kernels(t: Tiles) -> tuple[Kernel, ...]:
+    """The kernels of this module with the tile sizes `t`."""
+    part = functools.partial
+    return (
+        Kernel("rms_norm", "triton", part(rms_norm, t.rows), supports=_norm_fits, batch_invariant=True),
+        Kernel("add_rms_norm", "triton", part(add_rms_norm, t.rows), supports=_norm_fits, batch_invariant=True),
+        Kernel("rope", "triton", part(rope, t.rows), supports=_float_dtype, batch_invariant=True),
+        Kernel("act_and_mul", "triton", part(act_and_mul, t.rows), supports=_float_dtype, batch_invariant=True),
+    )

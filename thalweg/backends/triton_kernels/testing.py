@@ -1,0 +1,89 @@
+"""The library where there is no GPU: a platform that runs every kernel in Triton's interpreter, for the conformance kit.
+
+    pytest --pyargs thalweg.hal.testing --platform=thalweg.backends.triton_kernels.testing:InterpretPlatform
+
+It proves what the kernels compute, with tile sizes of their own; not speed, races or what a compiler makes of them. Triton
+decides when its modules are imported whether functions are interpreted, so a process that has imported it otherwise is
+refused. The interpreter's own arithmetic is repaired where it is wrong (`_repair`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from thalweg.backends.host import cores, cpu_name, has_torch, host_memory
+from thalweg.errors import DeviceError
+from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe
+
+SWITCH = "TRITON_INTERPRET"
+
+
+class InterpretPlatform(Platform):
+    name = "triton-interpret"
+
+    def probe(self) -> Probe:
+        if not has_torch():
+            return Probe(0, "torch is not installed; pip install 'thalweg[cpu]'")
+        return Probe(1, "interprets kernels on the host, for tests")
+
+    def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
+        return Defaults(dtype="float32", block_tokens=16, max_num_seqs=8, max_num_batched_tokens=256, pipeline_depth=1)
+
+    def describe(self) -> DeviceInfo:
+        return DeviceInfo(cpu_name(), self.name, host_memory()[0], cores(), ("float32", "bfloat16"))
+
+    def open(self, place: Place, options: Any = None) -> Device:
+        if "triton" in sys.modules and os.environ.get(SWITCH) != "1":
+            raise DeviceError(f"device: {self.name}: Triton was imported to compile; start the process with {SWITCH}=1")
+        os.environ[SWITCH] = "1"
+        try:
+            import triton  # noqa: F401
+        except ImportError:
+            raise DeviceError(f"device: {self.name}: Triton is not installed; pip install 'thalweg[gpu-test]'") from None
+        from thalweg.backends.eager import EagerDevice
+        from thalweg.backends.triton_kernels import library
+
+        _repair()
+        made = library("interpret")
+        return EagerDevice(self.describe(), made.kernels, made.attention)
+
+
+def _repair() -> None:
+    """What the interpreter gets wrong: products of bfloat16 (it multiplies the bit patterns), and rounding to bfloat16 and
+    to the 8-bit floats (it truncates, or carries wrongly)."""
+    import numpy as np
+    import torch
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder: Any = interpreter.InterpreterBuilder
+    dot, cast = builder.create_dot, builder.cast_impl
+    if hasattr(builder, "repaired"):
+        return
+    narrow = {
+        tl.bfloat16: (torch.bfloat16, np.uint16), tl.float8e4nv: (torch.float8_e4m3fn, np.uint8),
+        tl.float8e5: (torch.float8_e5m2, np.uint8),
+    }  # fmt: skip
+
+    def wide(h: Any) -> Any:
+        if h.dtype.scalar != tl.bfloat16:
+            return h
+        return interpreter.TensorHandle((h.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, wide(a), wide(b), *rest)
+
+    def cast_impl(self: Any, src: Any, to: Any) -> Any:
+        if src.dtype.scalar == tl.float32 and to.scalar in narrow:
+            kind, bits = narrow[to.scalar]
+            rounded = torch.from_numpy(np.ascontiguousarray(src.data)).to(kind).view(getattr(torch, bits.__name__))
+            return interpreter.TensorHandle(rounded.numpy(), to.scalar)
+        return cast(self, src, to)
+
+    def create_fp_to_fp(self: Any, src: Any, to: Any, rounding: Any) -> Any:
+        return cast_impl(self, src, to) if src.dtype.scalar == tl.float32 else old_fp(self, src, to, rounding)
+
+    old_fp = builder.create_fp_to_fp
+    builder.create_dot, builder.cast_impl, builder.create_fp_to_fp, builder.repaired = create_dot, cast_impl, create_fp_to_fp, True

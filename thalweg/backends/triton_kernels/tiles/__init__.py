@@ -1,0 +1,121 @@
+"""Tile sizes per architecture: one JSON file each, read once when the library is made. Nothing is tuned at start.
+
+An architecture without a file uses that of its nearest relative: the newest one of its family that is not newer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Work by rows. elements: of all rows of one program together; per_warp: elements one warp takes; warps: most of them."""
+
+    elements: int
+    per_warp: int
+    warps: int
+
+    def split(self, width: int) -> tuple[int, int, int]:
+        """(rows per program, padded width, warps) for rows of `width` elements."""
+        block = 1 << max(0, width - 1).bit_length()
+        rows = max(1, self.elements // block)
+        return rows, block, min(self.warps, max(1, rows * block // self.per_warp))
+
+
+@dataclass(frozen=True, slots=True)
+class Attend:
+    """One attention launch. rows: query tokens x query heads per KV head; keys: of one iteration, for 128 elements of two
+    bytes per head; stages: of the load pipeline."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """split: keys whose partial result one program of a decode makes; write: tokens stored by one program."""
+
+    decode: Attend
+    prefill: Attend
+    exact: Attend
+    split: int
+    write: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vocab:
+    """Work over the vocabulary. block: elements of one iteration; chunk: of one program where a row is shared by several;
+    bits: of the ordered key that one pass of the threshold search settles."""
+
+    block: int
+    chunk: int
+    bits: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """All tile sizes of one architecture. shared: bytes of shared memory one program may use."""
+
+    arch: str
+    shared: int
+    rows: Rows
+    attention: Attention
+    vocab: Vocab
+
+
+def known() -> tuple[str, ...]:
+    """Architectures that have a file."""
+    return tuple(sorted(p.stem for p in FOLDER.glob("*.json")))
+
+
+def nearest(arch: str) -> str:
+    """The architecture whose file serves `arch`. ValueError if none of its family has one."""
+    if arch in known():
+        return arch
+    family, number = _parts(arch)
+    relatives = sorted((n, a) for a in known() for f, n in [_parts(a)] if f == family)
+    if not relatives:
+        raise ValueError(f"no tile sizes for {arch!r} or a relative; there are: {', '.join(known())}")
+    older = [a for n, a in relatives if n <= number]
+    return older[-1] if older else relatives[0][1]
+
+
+def _parts(arch: str) -> tuple[str, int]:
+    """("sm", 90), ("gfx9", 0x42): a family and a number that orders it. Letters after the digits are variants."""
+    if m := re.fullmatch(r"sm_?(\d+)[a-z]*", arch):
+        return "sm", int(m[1])
+    if m := re.fullmatch(r"gfx(9|1[0-9])([0-9a-f]+)", arch):
+        return ("gfx9" if m[1] == "9" else "gfx1"), int(m[1] + m[2], 16)
+    if m := re.fullmatch(r"xe(\d+)[a-z]*", arch):
+        return "xe", int(m[1])
+    return arch, 0
+
+
+def tiles(arch: str) -> Tiles:
+    """The tile sizes that serve `arch`. ValueError names the file and field of a malformed one."""
+    name = nearest(arch)
+    path = FOLDER / f"{name}.json"
+    made: Tiles = _read(Tiles, {"arch": name, **json.loads(path.read_text())}, path.name)
+    return made
+
+
+def _read(kind: Any, data: dict[str, Any], where: str) -> Any:
+    kinds = {"Rows": Rows, "Attention": Attention, "Attend": Attend, "Vocab": Vocab}
+    names = {f.name for f in fields(kind)}
+    if set(data) != names:
+        raise ValueError(f"{where}: fields {sorted(data)}, expected {sorted(names)}")
+    made = {}
+    for f in fields(kind):
+        inner = kinds.get(str(f.type))
+        made[f.name] = _read(inner, data[f.name], f"{where}: {f.name}") if inner else data[f.name]
+    return kind(**made)
