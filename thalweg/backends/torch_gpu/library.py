@@ -79,13 +79,14 @@ def missing(op: str, name: str, why: str) -> Kernel:
 
 def triton(arch: str) -> Parts:
     """The shared Triton library."""
+    from thalweg.backends.triton_kernels import library
+
     try:
-        from thalweg.backends.triton_kernels import library  # type: ignore[attr-defined, unused-ignore]
+        made = library(arch)
     except ImportError as e:
-        if e.name and e.name.startswith("triton"):
-            raise ImportError(f"{e.name} is not installed") from e
-        raise
-    made = library(arch)
+        raise ImportError(f"{e.name or e} is not installed") from e
+    except ValueError as e:
+        raise RuntimeError(str(e)) from e
     return Parts(made.kernels, made.attention)
 
 

@@ -246,9 +246,7 @@ def truncate(t: Vocab, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tens
     seqs, vocab = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     out = torch.empty((seqs, vocab), dtype=logits.dtype, device=logits.device)
-    _truncate[(seqs,)](
-        logits, top_k, top_p, min_p, out, logits.stride(0), vocab, BLOCK=t.block, BITS=t.bits, num_warps=t.warps
-    )
+    _truncate[(seqs,)](logits, top_k, top_p, min_p, out, logits.stride(0), vocab, BLOCK=t.block, BITS=t.bits, num_warps=t.warps)
     return out
 
 

@@ -86,4 +86,9 @@ def _repair() -> None:
         return cast_impl(self, src, to) if src.dtype.scalar == tl.float32 else old_fp(self, src, to, rounding)
 
     old_fp = builder.create_fp_to_fp
-    builder.create_dot, builder.cast_impl, builder.create_fp_to_fp, builder.repaired = create_dot, cast_impl, create_fp_to_fp, True
+    builder.create_dot, builder.cast_impl, builder.create_fp_to_fp, builder.repaired = (
+        create_dot,
+        cast_impl,
+        create_fp_to_fp,
+        True,
+    )

@@ -10,5 +10,7 @@ MODES = ("test", "perf", "support")
 
 def pytest_addoption(parser: Any) -> None:
     group = parser.getgroup("thalweg")
-    group.addoption("--platform", default="reference", help="platform the kit tests: a name, or module:Class (default: reference)")
+    group.addoption(
+        "--platform", default="reference", help="platform the kit tests: a name, or module:Class (default: reference)"
+    )
     group.addoption("--mode", default="test", choices=MODES, help="test, perf (JSON lines) or support (a Markdown matrix)")
