@@ -111,15 +111,18 @@ class PagedAttention(AttentionBackend):
 
     def _fit(self, spec: AttnSpec, t: Attend) -> _Fit:
         """Tiles for this spec: rows enough for the heads that share a KV head, keys fewer where a key is larger than 128
-        elements of two bytes, stages fewer where the tiles of all stages would not fit."""
+        elements of two bytes, stages fewer where the tiles of all stages would not fit, warps more where the results of
+        a row would not fit one's registers."""
         share, block = spec.heads // spec.kv_heads, _pad(spec.head_dim)
         size = block * BYTES[spec.dtype]
-        rows = max(t.rows, _pad(share))
-        keys = max(16, min(t.keys, t.keys * 256 // size))
+        scalar = self._tiles.scalar if spec.dtype == "float32" else MOST_ROWS * 4
+        rows = max(min(t.rows, scalar), _pad(share))
+        keys = max(16, min(t.keys, t.keys * 256 // size, scalar))
         stages = t.stages
         while stages > 1 and rows * size + 2 * stages * keys * size > self._tiles.shared:
             stages -= 1
-        return _Fit(rows, keys, t.warps, stages, rows // share)
+        warps = max(t.warps, 8) if block > 128 and rows >= 64 else t.warps
+        return _Fit(rows, keys, warps, stages, rows // share)
 
     def _store(self, k: Tensor, v: Tensor, kv: Tensor, table: Tensor, batch: StepBatch) -> None:
         tokens, heads, dim = k.shape

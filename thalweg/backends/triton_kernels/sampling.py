@@ -161,7 +161,7 @@ def _draw(
     s, c = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = c * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + s * row + i, mask=i < vocab, other=float("-inf"))
-    if RANDOM:
+    if RANDOM:  # noqa: SIM102 - settled by the compiler, the other when it runs
         if tl.load(temperature + s) > 0:
             lo = tl.load(seed + 2 * s).to(tl.uint32, bitcast=True)
             hi = tl.load(seed + 2 * s + 1).to(tl.uint32, bitcast=True)

@@ -10,7 +10,7 @@ from thalweg.hal.platform import Platform
 
 
 def find(name: str) -> Platform:
-    """An installed platform by its name, or `module:Class`, which needs no entry point. DeviceError names what was not found."""
+    """An installed platform by its name, or `module:Class`, which needs no entry point. DeviceError says what is missing."""
     module, colon, attribute = name.partition(":")
     if not colon:
         return discovery.load(name)

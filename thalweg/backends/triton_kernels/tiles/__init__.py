@@ -52,6 +52,20 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix product. rows x cols of one program, `inner` elements of two bytes per iteration; `narrow` columns instead
+    of `cols` where the weight has fewer than `wide` rows, so that there are programs enough to read it."""
+
+    rows: int
+    cols: int
+    narrow: int
+    wide: int
+    inner: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
 class Vocab:
     """Work over the vocabulary. block: elements of one iteration; chunk: of one program where a row is shared by several;
     bits: of the ordered key that one pass of the threshold search settles."""
@@ -64,12 +78,15 @@ class Vocab:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """All tile sizes of one architecture. shared: bytes of shared memory one program may use."""
+    """All tile sizes of one architecture. shared: bytes of shared memory one program may use. scalar: most rows, columns and
+    keys of a tile of float32 products: no matrix unit makes those exactly, and the scalar instructions are all unrolled."""
 
     arch: str
     shared: int
+    scalar: int
     rows: Rows
     attention: Attention
+    product: Product
     vocab: Vocab
 
 
@@ -110,7 +127,7 @@ def tiles(arch: str) -> Tiles:
 
 
 def _read(kind: Any, data: dict[str, Any], where: str) -> Any:
-    kinds = {"Rows": Rows, "Attention": Attention, "Attend": Attend, "Vocab": Vocab}
+    kinds = {"Rows": Rows, "Attention": Attention, "Attend": Attend, "Product": Product, "Vocab": Vocab}
     names = {f.name for f in fields(kind)}
     if set(data) != names:
         raise ValueError(f"{where}: fields {sorted(data)}, expected {sorted(names)}")

@@ -1,0 +1,347 @@
+"""Compiles every kernel launch of the Triton library for GPUs that are not here, and reads what came out.
+
+    python ci/gpu/compile.py [--quick] [--arch sm_90 ...] [--only attend] [--seconds 120] [--json FILE]
+
+The launches are those that the library makes for real layers (`launches`), recorded instead of run, so a tile size, a type
+or an argument is never written down twice. Each is compiled for each architecture in a process of its own, because some
+compiler versions abort or take minutes. It fails if one does not compile, lacks the matrix instruction its target should
+use, wants more shared memory than the device has, or spills more than SPILLED.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from thalweg.backends.triton_kernels import library
+from thalweg.backends.triton_kernels.tiles import tiles
+from thalweg.hal.attention import AttnSpec
+from thalweg.hal.op import Kernel
+from thalweg.hal.step import SamplingArrays, StepBatch, StepShape
+
+ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1201")
+"""sm_90, sm_100 and sm_120 compile for their feature-complete variants, sm_90a and so on."""
+QUICK = ("sm_80", "sm_90", "gfx942")
+MATRIX = {
+    "sm_80": "mma.sync", "sm_89": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05.mma", "sm_120": "mma.sync",
+    "gfx90a": "v_mfma", "gfx942": "v_mfma", "gfx950": "v_mfma", "gfx1100": "v_wmma", "gfx1201": "v_wmma",
+}  # fmt: skip
+SPILLED = 64
+"""Bytes (or registers) per thread that may lie in memory."""
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "num_ctas", "waves_per_eu", "matrix_instr_nonkdim", "maxnreg")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One recorded launch: the kernel, its arguments by name, and its options."""
+
+    name: str
+    kernel: Any
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+
+    def key(self) -> str:
+        """What the compiler would see; equal keys compile to the same."""
+        return f"{self.kernel.__name__} {signature(self)} {sorted(self.options.items())}"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one compilation gave. problems: why it fails."""
+
+    launch: str
+    arch: str
+    seconds: float = 0.0
+    matrix: str = ""
+    shared: int = 0
+    registers: int = 0
+    spilled: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def record(run: Callable[[], Any], name: str) -> list[Launch]:
+    """The launches `run` makes, none of which happens."""
+    seen: list[Launch] = []
+
+    def note(self: Any, *args: Any, grid: Any, warmup: bool, **given: Any) -> None:
+        options = {k: given.pop(k) for k in OPTIONS if k in given}
+        values = dict(zip(self.arg_names, args, strict=False)) | given
+        if set(values) != set(self.arg_names):
+            raise TypeError(f"{self.__name__}: launched with {sorted(values)}, it takes {sorted(self.arg_names)}")
+        seen.append(Launch(f"{self.__name__.strip('_')}[{name}]", self, values, options))
+
+    original, JITFunction.run = JITFunction.run, note
+    try:
+        run()
+    finally:
+        JITFunction.run = original
+    return seen
+
+
+def signature(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[list[Any]]]]:
+    """(types, constants, divisibilities) as a launch on a device would specialise them: integers that are 1 are constants,
+    multiples of 16 are known to be; tensors are aligned."""
+    kinds, constants, divides = {}, {}, {}
+    for i, p in enumerate(launch.kernel.params):
+        value = launch.arguments[p.name]
+        if p.is_constexpr or value is None or (type(value) is int and value == 1):
+            kinds[p.name], constants[p.name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            kinds[p.name] = "*" + TYPES[value.dtype]
+            divides[(i,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            kinds[p.name] = "fp32"
+        else:
+            kinds[p.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if value % 16 == 0:
+                divides[(i,)] = [["tt.divisibility", 16]]
+    return kinds, constants, divides
+
+
+TYPES = {
+    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64",
+    torch.int8: "i8", torch.uint8: "u8", torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- which launches there are
+
+BF16, F32, I32 = torch.bfloat16, torch.float32, torch.int32
+SPECS = {
+    "8b": AttnSpec(32, 8, 128, 128**-0.5, "bfloat16"),
+    "1b": AttnSpec(32, 8, 64, 64**-0.5, "bfloat16"),
+    "256": AttnSpec(16, 8, 256, 1 / 16, "bfloat16", "window", 4096, softcap=50.0),
+    "half": AttnSpec(32, 32, 80, 80**-0.5, "float16"),
+    "float": AttnSpec(14, 2, 64, 0.125, "float32"),
+}
+VOCAB = 128_256
+
+
+def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def launches(arch: str) -> list[Launch]:
+    """Every distinct launch that the library makes for layers of 1B and 8B models, and for each kind of attention."""
+    lib, out = library(arch), {}
+    for k in lib.kernels:
+        for name, args, static in calls(k):
+            for launch in record(lambda k=k, args=args, static=static: k.run(*args, **static), name):
+                out.setdefault(launch.key(), launch)
+    for backend in lib.attention:
+        for name, spec in SPECS.items():
+            why = backend.supports(spec)
+            if why is not None:
+                continue
+            for kind, uniform in (("decode", 1), ("mixed", 0)):
+                run = attention_call(backend, spec, uniform)
+                label = f"{name} {'exact ' if backend.batch_invariant else ''}{kind}"
+                for launch in record(run, label):
+                    out.setdefault(launch.key(), launch)
+    return list(out.values())
+
+
+def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+    """(name, arguments, static arguments) of what layers and the sampler ask of a kernel."""
+    seqs, tokens = 64, 512
+    i32 = {"dtype": I32}
+    rows, logits, per_row = meta(seqs, **i32), meta(seqs, VOCAB, dtype=F32), meta(seqs, dtype=F32)
+    history, ids = meta(257, 8193, **i32), meta(tokens, **i32)
+    match k.op:
+        case "linear":
+            for rows, cols, width in ((tokens, 6144, 4096), (tokens, 28672, 4096), (1, 4096, 14336)):
+                yield f"{cols}x{width}", [meta(rows, width), meta(cols, width)], {}
+        case "rms_norm":
+            for h in (2048, 4096):
+                yield str(h), [meta(tokens, h), meta(h)], {"eps": 1e-5}
+            yield "heads", [meta(tokens, 48, 128)[:, :32], meta(128)], {"eps": 1e-6}
+        case "add_rms_norm":
+            yield "4096", [meta(tokens, 4096), meta(tokens, 4096), meta(4096)], {"eps": 1e-5}
+        case "rope":
+            qkv = meta(tokens, 48, 128)
+            for interleaved in (False, True):
+                static = {"rotary_dim": 128, "interleaved": interleaved}
+                yield f"128 {interleaved}", [qkv[:, :32], qkv[:, 32:40], ids, meta(8192, 128, dtype=F32)], static
+            yield "part", [qkv[:, :32], qkv[:, 32:40], ids, meta(8192, 32, dtype=F32)], {"rotary_dim": 32}
+        case "act_and_mul":
+            for act in ("silu", "gelu", "gelu_tanh"):
+                yield act, [meta(tokens, 2 * 14336)], {"act": act}
+        case "resolve_tokens":
+            yield "", [ids, history, ids, ids], {}
+        case "history_write":
+            yield "", [history, ids, ids, ids], {}
+        case "penalties":
+            yield "", [logits, history, rows, rows, rows, per_row, per_row, per_row], {}
+        case "bad_words":
+            yield "", [logits, history, rows, rows, meta(7, **i32), meta(7, 5, **i32)], {}
+        case "logit_bias":
+            yield "", [logits, rows, rows, per_row], {}
+        case "token_mask":
+            yield "", [logits, meta(seqs, VOCAB // 32, **i32)], {}
+        case "truncate":
+            yield "", [logits, rows, per_row, per_row], {}
+        case "sample":
+            for random in (False, True):
+                yield f"random {random}", [logits, per_row, meta(seqs, 2, **i32), rows], {"random": random}
+        case "logprobs":
+            for n in (0, 20):
+                yield f"k {n}", [logits, rows], {"k": n, "normalise": True}
+        case _:
+            raise SystemExit(f"ci/gpu/compile.py does not know what layers ask of {k.op}: add it to calls()")
+
+
+def attention_call(backend: Any, spec: AttnSpec, uniform: int) -> Callable[[], Any]:
+    """Sequences of up to 4096 tokens that decode, or (uniform 0) a step with prefills among them."""
+    seqs, blocks = 16, 256
+    query = np.ones(seqs, np.int32) if uniform else np.array([100] + [1] * (seqs - 1), np.int32)
+    tokens = int(query.sum())
+    host = StepBatch(
+        tokens=np.zeros(tokens, np.int32), token_seq=np.repeat(np.arange(seqs, dtype=np.int32), query),
+        positions=np.zeros(tokens, np.int32), slots=np.arange(1, seqs + 1, dtype=np.int32),
+        context=np.full(seqs, 1000, np.int32), query=query, last_row=(np.cumsum(query) - 1).astype(np.int32),
+        emit=np.ones(seqs, bool), block_tables=(np.zeros((seqs, blocks), np.int32),), sampling=SamplingArrays.greedy(seqs),
+        uniform=uniform,
+    )  # fmt: skip
+    host.plans = (backend.plan(host, 0, spec, StepShape(tokens, seqs, blocks, bool(uniform))),)
+    layout = backend.layout(spec, 16)
+    batch = host.map(lambda a: torch.empty(a.shape, dtype=getattr(torch, str(a.dtype)), device="meta"))
+    kind = getattr(torch, spec.dtype)
+    heads = spec.heads + 2 * spec.kv_heads
+    qkv = meta(tokens, heads, spec.head_dim, dtype=kind)
+    q, k, v = qkv.split([spec.heads, spec.kv_heads, spec.kv_heads], 1)
+    kv = meta(1000, *layout.shape, dtype=getattr(torch, layout.dtype))
+    return lambda: backend.attend(q, k, v, kv, batch, 0, spec)
+
+
+# ---------------------------------------------------------------- compile, and read what came out
+
+
+def target(arch: str) -> GPUTarget:
+    if arch.startswith("sm_"):
+        return GPUTarget("cuda", int(arch[3:]), 32)
+    return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
+
+
+def expected(launch: Launch, arch: str) -> str:
+    """The matrix instruction that should be there: none where nothing is multiplied, or where it is float32, whose exact
+    products no matrix unit makes. Tiles of fewer than 64 rows are too small for the warp-group instructions."""
+    a = launch.arguments
+    rows = a.get("M", 0)
+    if not rows or a.get("PRECISION") == "ieee":
+        return ""
+    large = rows >= 64 and launch.options.get("num_warps", 4) % 4 == 0
+    return MATRIX[arch] if large or not MATRIX[arch].startswith(("wgmma", "tcgen05")) else "mma.sync"
+
+
+def compile_one(launch: Launch, arch: str) -> Outcome:
+    out = Outcome(launch.name, arch)
+    kinds, constants, divides = signature(launch)
+    source = ASTSource(launch.kernel, kinds, constants, divides)
+    start = time.monotonic()
+    made = triton.compile(source, target=target(arch), options=launch.options)
+    out.seconds = time.monotonic() - start
+    out.shared = made.metadata.shared
+    text = made.asm.get("ptx") or made.asm["amdgcn"]
+    found = [m for m in ("wgmma", "tcgen05.mma", "mma.sync", "v_mfma", "v_wmma") if m in text]
+    out.matrix = ",".join(found)
+    out.registers, out.spilled = _usage(made.asm)
+    want = expected(launch, arch)
+    if want and want not in found:
+        out.problems.append(f"no {want}, found {out.matrix or 'no matrix instruction'}")
+    limit = tiles(arch).shared
+    if out.shared > limit:
+        out.problems.append(f"{out.shared} bytes of shared memory, the device has {limit}")
+    if out.spilled > SPILLED:
+        out.problems.append(f"spills {out.spilled}, at most {SPILLED}")
+    return out
+
+
+def _usage(asm: dict[str, Any]) -> tuple[int, int]:
+    """(registers, bytes or registers in memory instead) of one thread."""
+    if "cubin" in asm:
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
+            f.write(asm["cubin"])
+            f.flush()
+            text = subprocess.run([tool, "-res-usage", f.name], capture_output=True, text=True, check=True).stdout
+        used = {k: int(v) for k, v in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
+        return used["REG"], used["STACK"] + used["LOCAL"]
+    numbers = {k: int(v) for k, v in re.findall(r"\.(vgpr_count|vgpr_spill_count|sgpr_spill_count):\s*(\d+)", asm["amdgcn"])}
+    return numbers["vgpr_count"], numbers["vgpr_spill_count"] + numbers["sgpr_spill_count"]
+
+
+def _child(launch: Launch, arch: str, pipe: Any) -> None:
+    try:
+        pipe.send(compile_one(launch, arch))
+    except BaseException as e:
+        lines = str(e).strip().splitlines() or [""]
+        pipe.send(Outcome(launch.name, arch, problems=[f"{type(e).__name__}: {lines[-1][:200]}"]))
+
+
+def guarded(launch: Launch, arch: str, seconds: float) -> Outcome:
+    """compile_one in a process of its own, which may die or be stopped."""
+    fork = multiprocessing.get_context("fork")
+    mine, other = fork.Pipe(duplex=False)
+    child = fork.Process(target=_child, args=(launch, arch, other))
+    child.start()
+    other.close()
+    try:
+        if not mine.poll(seconds):
+            return Outcome(launch.name, arch, seconds, problems=[f"not compiled in {seconds:g} s"])
+        return mine.recv()
+    except EOFError:
+        child.join()
+        return Outcome(launch.name, arch, problems=[f"the compiler ended the process (exit status {child.exitcode})"])
+    finally:
+        child.kill()
+        child.join()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help=f"attention of one model, for {', '.join(QUICK)}")
+    parser.add_argument("--arch", nargs="*", help=f"default: {' '.join(ARCHS)}")
+    parser.add_argument("--only", default="", help="launches whose name contains this")
+    parser.add_argument("--seconds", type=float, default=120, help="time limit of one compilation")
+    parser.add_argument("--json", type=Path, help="also write the outcomes here")
+    args = parser.parse_args()
+    outcomes = []
+    print(f"{'launch':44} {'arch':8} {'s':>5} {'matrix':20} {'shared':>7} {'regs':>4} {'spill':>5}  problems")
+    with tempfile.TemporaryDirectory() as cache:
+        triton.knobs.cache.dir = cache
+        for arch in args.arch or (QUICK if args.quick else ARCHS):
+            for launch in launches(arch):
+                if args.only not in launch.name or (
+                    args.quick and "[8b" not in launch.name and "random True" not in launch.name
+                ):
+                    continue
+                o = guarded(launch, arch, args.seconds)
+                outcomes.append(o)
+                print(f"{o.launch:44} {o.arch:8} {o.seconds:5.1f} {o.matrix:20} {o.shared:7} {o.registers:4} {o.spilled:5}  "
+                      f"{'; '.join(o.problems) or 'ok'}", flush=True)  # fmt: skip
+    if args.json:
+        args.json.write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n")
+    failed = sum(bool(o.problems) for o in outcomes)
+    print(f"{len(outcomes)} compilations with Triton {triton.__version__}, {failed} with problems")
+    return 1 if failed or not outcomes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Linear layers with the same bits in any batch: tile sizes follow from the weight alone, and one program sums a whole row
+of it in one order. Vendors' products are faster, and choose their order of sums by the number of rows."""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thalweg.backends.triton_kernels.tiles import Tiles
+from thalweg.hal.op import Kernel
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@triton.jit
+def _product(
+    x, weight, bias, out, rows, width, cols, x_row, w_row, BIAS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """M x N of x [rows, width] @ weight [cols, width].T. Programs that share columns are neighbours, so that a tile of the
+    weight is read from memory once."""
+    i = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
+    j = (tl.program_id(1) * N + tl.arange(0, N)).to(tl.int64)
+    k = tl.arange(0, K)
+    x_at = x + i[:, None] * x_row + k[None, :]
+    w_at = weight + j[:, None] * w_row + k[None, :]
+    i_ok, j_ok = (i < rows)[:, None], (j < cols)[:, None]
+    acc = tl.zeros([M, N], tl.float32)
+    for start in range(0, width, K):
+        if EVEN:
+            a, b = tl.load(x_at + start, mask=i_ok, other=0.0), tl.load(w_at + start, mask=j_ok, other=0.0)
+        else:
+            there = (start + k < width)[None, :]
+            a = tl.load(x_at + start, mask=i_ok & there, other=0.0)
+            b = tl.load(w_at + start, mask=j_ok & there, other=0.0)
+        acc += tl.dot(a, tl.trans(b), input_precision=PRECISION)
+    if BIAS:
+        acc += tl.load(bias + j, mask=j < cols, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + i[:, None] * cols + j[None, :], acc.to(out.dtype.element_ty), mask=i_ok & (j < cols)[None, :])
+
+
+def linear(tiles: Tiles, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    flat = x.reshape(-1, x.shape[-1])
+    flat = flat if flat.stride(1) == 1 else flat.contiguous()
+    (rows, width), cols = flat.shape, weight.shape[0]
+    out = torch.empty((rows, cols), dtype=x.dtype, device=x.device)
+    if rows:
+        t, exact = tiles.product, x.dtype == torch.float32
+        m, n = t.rows, t.cols if cols >= t.wide else t.narrow
+        if exact:
+            m, n = min(m, tiles.scalar), min(n, tiles.scalar)
+        k = max(16, t.inner * 2 // x.element_size())
+        grid = (triton.cdiv(rows, m), triton.cdiv(cols, n))
+        _product[grid](
+            flat, weight, weight if bias is None else bias, out, rows, width, cols, flat.stride(0), weight.stride(0),
+            BIAS=bias is not None, EVEN=width % k == 0, PRECISION="ieee" if exact else "tf32", M=m,
+            N=n, K=k, num_warps=t.warps, num_stages=t.stages,
+        )  # fmt: skip
+    return out.view(*x.shape[:-1], cols)
+
+
+def _fits(spec) -> str | None:
+    if spec["weight"].kind != "dense":
+        return f"runs dense weights, not {spec['weight']}"
+    return None if spec["dtype"] in DTYPES else f"runs {', '.join(DTYPES)}, not {spec['dtype']}"
+
+
+def kernels(t: Tiles) -> tuple[Kernel, ...]:
+    """A layer that need not have the same bits in any batch should prefer its vendor's product to this one."""
+    return (Kernel("linear", "triton", functools.partial(linear, t), supports=_fits, batch_invariant=True),)
