@@ -52,7 +52,8 @@ class GpuDevice(Device):
     def normal(self, shape: tuple[int, ...], dtype: str, *, std: float, seed: int) -> Tensor:
         generator = torch.Generator(self._runtime.device).manual_seed(seed)
         out = torch.empty(shape, dtype=getattr(torch, dtype), device=self._runtime.device)
-        return out.normal_(0, std, generator=generator)
+        out.normal_(0, std, generator=generator)
+        return out
 
     def alloc_kv(self, layout: KVLayout, blocks: int) -> Tensor:
         return self.alloc((blocks, *layout.shape), layout.dtype)
