@@ -41,11 +41,11 @@ class GpuDevice(Device):
 
     def put(self, t: Any) -> Tensor:
         """A copy; the source may change afterwards."""
-        t = to_torch(t)
-        if t.device.type != "cpu":
-            return t
+        array: Tensor = to_torch(t)
+        if array.device.type != "cpu":
+            return array
         with torch.inference_mode():
-            placed = self._uploader.put(t)
+            placed = self._uploader.put(array)
         self._runtime.join()
         return placed
 
