@@ -1,8 +1,8 @@
 """What this machine's accelerator can do: the conformance kit, the platform's own tests, benchmarks. JSON under $OUT.
 
-Runs on the best platform this machine has, or the one named. Where the machine has an accelerator whose platform is not
-written yet, or none at all, it runs on the CPU and says so in summary.json, so that a green run never claims a device it
-did not use. Exit status: 0 if every part passed.
+Runs on the best platform this machine has, or the one named. Where the machine has no accelerator that a platform drives, it
+runs on the CPU with small sizes and says so in summary.json, so that a green run never claims a device it did not use. Exit
+status: 0 if every part passed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOT_DEVICES = ("cpu", "reference", "null")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--platform", help="platform to run on (default: the best this machine has)")
-    parser.add_argument("--quick", action="store_true", help="conformance only, no benchmarks")
+    parser.add_argument("--quick", action="store_true", help="conformance and checks only, no benchmarks")
     args = parser.parse_args()
     out = Path(os.environ.get("OUT") or ROOT / "build" / "device")
     out.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,13 @@ def parts(platform: str, out: Path, quick: bool) -> dict[str, list[str]]:
     own = ROOT / "tests" / "backends" / platform
     if own.is_dir():
         todo["tests"] = [sys.executable, "-m", "pytest", str(own), f"--junitxml={out / 'tests.xml'}"]
+    here = Path(__file__).parent
+    todo["checks"] = [sys.executable, str(here / "checks.py"), "--device", platform, f"--output-json={out / 'checks.json'}"]
     if not quick:
+        small = ["--shapes=tiny", "--quick"] if platform in NOT_DEVICES else []
+        figures = [sys.executable, str(here / "measure.py"), "--device", platform, *small]
+        todo["measure"] = [*figures, f"--output-json={out / 'figures.json'}"]
+        todo["measure as it comes"] = [*figures, "--as-it-comes", f"--output-json={out / 'figures-as-it-comes.json'}"]
         todo["kernels"] = [*kit, "--mode=perf"]
         todo["support"] = [*kit, "--mode=support"]
         thalweg = str(Path(sys.executable).parent / "thalweg")

@@ -31,7 +31,11 @@ def _kit(*args: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("platform", ["reference", "cpu", "null"])
+@pytest.mark.parametrize(
+    "platform",
+    ["reference", "cpu", "null", "thalweg.backends.torch_gpu.testing:HostGpuPlatform"],
+    ids=lambda p: p.split(":")[-1],
+)
 def test_every_platform_of_this_package_passes(platform: str) -> None:
     _kit(f"--platform={platform}", "-q")
 

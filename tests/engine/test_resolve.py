@@ -6,7 +6,7 @@ from thalweg.config import EngineArgs, check_args
 from thalweg.engine.worker import resolve
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVSpec
-from thalweg.hal.platform import Defaults, DeviceInfo, ModelFacts
+from thalweg.hal.platform import Defaults, DeviceInfo, Memory, ModelFacts
 
 FACTS = ModelFacts("X", "float16", layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, vocab=10, max_len=1000, weight_bytes=0)
 DEVICE = DeviceInfo("d", "some", memory_bytes=1 << 30, cores=2, dtypes=("bfloat16", "float32"))
@@ -64,3 +64,14 @@ def test_every_objection_is_told_at_once():
 def test_more_context_than_the_model_has_is_refused():
     with pytest.raises(ConfigError, match="1001 exceeds the model's own 1000"):
         resolve.max_len(EngineArgs(max_model_len=1001), FACTS)
+
+
+def test_the_cache_takes_what_the_fraction_leaves_and_too_little_is_told_with_the_sum():
+    memory = Memory(total=80 << 30, free=79 << 30)
+    args, gib = EngineArgs(gpu_memory_utilization=0.9), 1 << 30
+    assert resolve.cache_bytes(args, Defaults(), memory, 16 * gib, 2 * gib) == int(80 * gib * 0.9) - (1 + 16 + 2) * gib
+    with pytest.raises(ConfigError) as e:
+        resolve.cache_bytes(args, Defaults(), memory, 140 * gib, 2 * gib)
+    for words in ("0.9 of 80.00 GiB is 72.00 GiB", "1.00 GiB", "weights 140.00 GiB", "71.00 GiB too little", "larger device"):
+        assert words in str(e.value)
+    assert resolve.cache_bytes(EngineArgs(kv_cache_memory_bytes=7), Defaults(), memory, 140 * gib, 0) == 7

@@ -12,7 +12,7 @@ from thalweg.checkpoint.config import read_config
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Place
 from thalweg.hal.step import ON_DEVICE, SamplingArrays, StateBox, StepBatch, StepResult
-from thalweg.hal.testing.platforms import find
+from thalweg.hal.discovery import named as find
 from thalweg.models.build import build
 from thalweg.models.load import load_params
 from thalweg.models.step import make_state, make_step

@@ -21,7 +21,10 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Platform:
-    """The platform called `name`. DeviceError names what is installed, or which contract version does not fit."""
+    """The platform called `name`; "package.module:Class" is one that is not installed (in the making, or of a test).
+    DeviceError names what is installed, or which contract version does not fit."""
+    if ":" in name:
+        return _written_out(name)
     found: dict[str, EntryPoint] = {e.name: e for e in entry_points(group=GROUP)}
     if name not in found:
         raise DeviceError(f"device: unknown platform {name!r}; installed: {', '.join(sorted(found)) or 'none'}")
@@ -31,11 +34,11 @@ def load(name: str) -> Platform:
     return platform
 
 
-def named(name: str) -> Platform:
-    """As `load`; "package.module:Class" names a platform that is not installed (tests, one in the making)."""
-    if ":" not in name:
-        return load(name)
-    platform: Platform = EntryPoint(name, name, GROUP).load()()
+def _written_out(name: str) -> Platform:
+    try:
+        platform: Platform = EntryPoint(name, name, GROUP).load()()
+    except (ImportError, AttributeError) as e:
+        raise DeviceError(f"device: {name!r} does not load: {e}") from e
     return platform
 
 

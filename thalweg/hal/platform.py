@@ -194,7 +194,13 @@ class Device(ABC):
 
     @abstractmethod
     def put(self, t: Array) -> Array:
-        """A host array (numpy, or the framework's host tensor) on the device. May share memory with a read-only source."""
+        """A host array (numpy, or the framework's host tensor) on the device. May share memory with a read-only source.
+        An array that is on the device already stays as it is."""
+
+    def normal(self, shape: tuple[int, ...], dtype: str, *, std: float, seed: int) -> Array | None:
+        """Made-up weights, drawn on the device: the same for the same seed, but not on another kind of device. Default:
+        None, the host draws them."""
+        return None
 
     @abstractmethod
     def alloc_kv(self, layout: KVLayout, blocks: int) -> Array:

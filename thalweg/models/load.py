@@ -44,7 +44,7 @@ def load_params(
     0.02; norms are one) and reads none. rank: which share of divided parameters, of model.comm.size.
     CheckpointError, before any weight is read, names missing and unexpected tensors and those of the wrong shape or dtype."""
     if load_format == "dummy":
-        read = _dummy_reader(model, seed)
+        read = _dummy_reader(model, seed, device)
     elif load_format in ("auto", "safetensors"):
         read = _file_reader(model, open_checkpoint(path), rank)
     else:
@@ -136,13 +136,19 @@ def _check(model: Model, checkpoint: Checkpoint, stored: Mapping[str, str]) -> N
         raise CheckpointError(f"{checkpoint.path}: the weights do not fit: " + "; ".join(problems[:5]) + more)
 
 
-def _dummy_reader(model: Model, seed: int) -> Callable[[ParamSpec], torch.Tensor]:
-    def read(spec: ParamSpec) -> torch.Tensor:
-        out = torch.empty(spec.shape(model.comm.size), dtype=FLOATS[spec.dtype])
+def _dummy_reader(model: Model, seed: int, device: Device) -> Callable[[ParamSpec], Any]:
+    """Values are drawn on the device if it does that, else here."""
+
+    def read(spec: ParamSpec) -> Any:
+        shape = spec.shape(model.comm.size)
         if spec.dummy != "normal":
-            return out.fill_(1.0 if spec.dummy == "ones" else 0.0)
-        own = zlib.crc32(spec.sources[0].name.encode())  # so a parameter's values do not depend on the order of loading
-        return out.normal_(0, DUMMY_STD, generator=torch.Generator().manual_seed(((seed & 0xFFFFFFFF) << 31) ^ own))
+            return torch.full(shape, 1.0 if spec.dummy == "ones" else 0.0, dtype=FLOATS[spec.dtype])
+        # A parameter's own seed, so that its values do not depend on the order of loading.
+        own = ((seed & 0xFFFFFFFF) << 31) ^ zlib.crc32(spec.sources[0].name.encode())
+        drawn = device.normal(shape, spec.dtype, std=DUMMY_STD, seed=own)
+        if drawn is not None:
+            return drawn
+        return torch.empty(shape, dtype=FLOATS[spec.dtype]).normal_(0, DUMMY_STD, generator=torch.Generator().manual_seed(own))
 
     return read
 

@@ -3,7 +3,6 @@ reference serves, captured or not, and what it stages is never touched too early
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from thalweg.backends.torch_gpu.device import GpuDevice
 from thalweg.backends.torch_gpu.host import HostRuntime
 from thalweg.backends.torch_gpu.library import Parts
 from thalweg.backends.torch_gpu.testing import HostGpuOptions, HostGpuPlatform
-from thalweg.hal import discovery
 from thalweg.hal.platform import DeviceInfo, Place
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
 
@@ -31,18 +29,20 @@ PARAMS = {
 }
 
 
+HOST = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
+
+
 @pytest.fixture
-def hosted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[GpuDevice]]:
-    """`LLM(device="host-gpu")` works, and the devices it opened are listed."""
+def hosted(monkeypatch: pytest.MonkeyPatch) -> list[GpuDevice]:
+    """The devices that HOST opened."""
     opened: list[GpuDevice] = []
-    choose, opens = discovery.choose, HostGpuPlatform.open
+    opens = HostGpuPlatform.open
 
     def remember(self: Any, place: Place, options: Any = None) -> Any:
         opened.append(opens(self, place, options))
         return opened[-1]
 
     monkeypatch.setattr(HostGpuPlatform, "open", remember)
-    monkeypatch.setattr(discovery, "choose", lambda n: HostGpuPlatform() if n == "host-gpu" else choose(n))
     return opened
 
 
@@ -64,15 +64,15 @@ def _serve(device: str, **args: Any) -> list[tuple[list[int], Any]]:
 
 def test_every_kind_of_request_gets_the_tokens_of_the_reference_from_graphs(hosted: list[GpuDevice]) -> None:
     want = _serve("reference")
-    assert _serve("host-gpu") == want
+    assert _serve(HOST) == want
     runtime: Any = hosted[0]._runtime
     assert runtime.captures >= 4
     assert runtime.replays > runtime.captures
 
 
 def test_without_graphs_the_tokens_are_the_same(hosted: list[GpuDevice]) -> None:
-    want = _serve("host-gpu")
-    assert _serve("host-gpu", additional_config={"graphs": False}) == want
+    want = _serve(HOST)
+    assert _serve(HOST, additional_config={"graphs": False}) == want
     assert hosted[0]._runtime.captures > 0  # type: ignore[attr-defined]
     assert hosted[1]._runtime.captures == 0  # type: ignore[attr-defined]
 
@@ -328,3 +328,14 @@ def test_blocks_are_moved_after_the_steps_launched_before() -> None:
 def test_options_reach_the_device() -> None:
     device = HostGpuPlatform().open(Place(), HostGpuOptions(graphs=False))
     assert not device._graphs  # type: ignore[attr-defined]
+
+
+def test_made_up_weights_are_drawn_on_the_device_and_depend_on_their_seed_alone(hosted: list[GpuDevice]) -> None:
+    device = _device()
+    one, same, other = (device.normal((64, 64), "float32", std=0.02, seed=s) for s in (5, 5, 6))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert abs(float(one.std()) - 0.02) < 0.002
+    tokens = _serve(HOST, load_format="dummy")
+    assert tokens == _serve(HOST, load_format="dummy")
+    assert tokens == _serve("cpu", load_format="dummy")  # this device's generator is the host's

@@ -54,7 +54,7 @@ def test_intel_cards_are_known_by_their_pci_ids(tmp_path: Path) -> None:
     intel(tmp_path, "0xe20b", "0x0bd5", "0x9999")
     cards = XpuPlatform(tmp_path).cards()
     assert [(c.name, c.arch) for c in cards] == [
-        ("Intel Arc B580", "xe2"), ("Intel Data Center GPU Max 1550", "xe_hpc"), ("Intel GPU", ""),
+        ("Intel Arc B580", "xe2"), ("Intel Data Center GPU Max 1550", "xe1hpc"), ("Intel GPU", ""),
     ]  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def test_every_known_architecture_has_defaults_or_is_too_old(arch: str) -> None:
     if not known.dtypes:
         assert d.dtype is None
         return
-    assert d.dtype == ("float16" if arch in ("sm_75", "gfx1030", "xe_lp") else "bfloat16")
+    assert d.dtype == ("float16" if arch in ("sm_75", "gfx1030", "xe1lp") else "bfloat16")
     assert d.pipeline_depth == 2
     assert all(b.uniform and b.tokens == b.seqs for b in d.buckets)
     assert max(b.seqs for b in d.buckets) == d.max_num_seqs

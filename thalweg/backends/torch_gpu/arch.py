@@ -40,7 +40,7 @@ ARCHES: dict[str, Arch] = {
         Arch("gfx942", "CDNA3", ALL, FNUZ), Arch("gfx950", "CDNA4", ALL, OCP), Arch("gfx1030", "RDNA2", HALF),
         Arch("gfx1100", "RDNA3"), Arch("gfx1101", "RDNA3"), Arch("gfx1102", "RDNA3"), Arch("gfx1150", "RDNA3.5"),
         Arch("gfx1151", "RDNA3.5"), Arch("gfx1200", "RDNA4", ALL, OCP), Arch("gfx1201", "RDNA4", ALL, OCP),
-        Arch("xe_lp", "Xe-LP", HALF), Arch("xe_hpg", "Xe-HPG"), Arch("xe_hpc", "Xe-HPC"), Arch("xe2", "Xe2"),
+        Arch("xe1lp", "Xe-LP", HALF), Arch("xe1hpg", "Xe-HPG"), Arch("xe1hpc", "Xe-HPC"), Arch("xe2", "Xe2"),
         Arch("xe3", "Xe3"),
     )
 }  # fmt: skip

@@ -41,11 +41,19 @@ class GpuDevice(Device):
 
     def put(self, t: Any) -> Tensor:
         """A copy; the source may change afterwards."""
-        t = to_torch(t)
+        array: Tensor = to_torch(t)
+        if array.device.type != "cpu":
+            return array
         with torch.inference_mode():
-            placed = self._uploader.put(t) if t.device.type == "cpu" else t.to(self._runtime.device)
+            placed = self._uploader.put(array)
         self._runtime.join()
         return placed
+
+    def normal(self, shape: tuple[int, ...], dtype: str, *, std: float, seed: int) -> Tensor:
+        generator = torch.Generator(self._runtime.device).manual_seed(seed)
+        out = torch.empty(shape, dtype=getattr(torch, dtype), device=self._runtime.device)
+        out.normal_(0, std, generator=generator)
+        return out
 
     def alloc_kv(self, layout: KVLayout, blocks: int) -> Tensor:
         return self.alloc((blocks, *layout.shape), layout.dtype)

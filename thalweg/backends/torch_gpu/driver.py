@@ -15,8 +15,8 @@ from thalweg.hal.comm import Communicator
 from thalweg.hal.platform import Place
 
 XE: tuple[tuple[str, str], ...] = (
-    (r"Arc.* B\d|Battlemage|Pro B\d", "xe2"), (r"Arc.* A\d|Flex|Alchemist", "xe_hpg"), (r"Max 1\d{3}|Ponte Vecchio", "xe_hpc"),
-    (r"Arc.* 1[34]0V", "xe2"), (r"Arc.* B3\d\d|Panther Lake", "xe3"), (r"Iris|UHD", "xe_lp"),
+    (r"Arc.* B\d|Battlemage|Pro B\d", "xe2"), (r"Arc.* A\d|Flex|Alchemist", "xe1hpg"), (r"Max 1\d{3}|Ponte Vecchio", "xe1hpc"),
+    (r"Arc.* 1[34]0V", "xe2"), (r"Arc.* B3\d\d|Panther Lake", "xe3"), (r"Iris|UHD", "xe1lp"),
 )  # fmt: skip
 """Product names, where the driver says no architecture."""
 
@@ -53,7 +53,7 @@ class TorchDriver:
             return f"sm_{p.major}{p.minor}"
         if self._build == "hip":
             return str(p.gcnArchName).split(":")[0]
-        return next((arch for pattern, arch in XE if re.search(pattern, p.name)), "xe_lp")
+        return next((arch for pattern, arch in XE if re.search(pattern, p.name)), "xe1lp")
 
     def runtime(self, index: int) -> Runtime:
         return TorchRuntime(self._kind, index)

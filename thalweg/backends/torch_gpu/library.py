@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from thalweg.backends.torch_gpu.attention import GatherAttention
-from thalweg.backends.torch_gpu.linear import LINEAR
+from thalweg.backends.torch_gpu.linear import AS_IT_COMES, IN_TILES
 from thalweg.backends.torch_native.elementwise import ELEMENTWISE
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import Array, StepBatch
 
-COMPILED_OPS = ("rms_norm", "add_rms_norm", "rope", "act_and_mul", "penalties", "truncate", "sample", "logprobs", "token_mask")
+COMPILED_OPS = (
+    "linear", "rms_norm", "add_rms_norm", "rope", "act_and_mul", "resolve_tokens", "history_write", "penalties", "bad_words",
+    "logit_bias", "token_mask", "truncate", "sample", "logprobs",
+)  # fmt: skip
 """What Triton kernels are expected for: each gets the reason in the plan where there are none."""
 
 
@@ -79,19 +82,24 @@ def missing(op: str, name: str, why: str) -> Kernel:
 
 def triton(arch: str) -> Parts:
     """The shared Triton library."""
+    from thalweg.backends.triton_kernels import library
+
     try:
-        from thalweg.backends.triton_kernels import library  # type: ignore[attr-defined, unused-ignore]
+        made = library(arch)
     except ImportError as e:
-        if e.name and e.name.startswith("triton"):
-            raise ImportError(f"{e.name} is not installed") from e
-        raise
-    made = library(arch)
+        raise ImportError(f"{e.name or e} is not installed") from e
+    except ValueError as e:
+        raise RuntimeError(str(e)) from e
     return Parts(made.kernels, made.attention)
 
 
 def assemble(arch: str, vendors: Sequence[Vendor], compiled: Source = triton) -> Parts:
     """Every kernel for this architecture, best first. A library that fails to load costs its kernels, not the start."""
-    sources = [*vendors, Vendor("triton", COMPILED_OPS, True, compiled)]
+    sources = [
+        *vendors,
+        Vendor("torch", (), False, lambda arch: Parts((AS_IT_COMES,))),  # the vendor's matrix library, where any order will do
+        Vendor("triton", COMPILED_OPS, True, compiled),
+    ]
     kernels: list[Kernel] = []
     attention: list[AttentionBackend] = []
     for source in sources:
@@ -105,4 +113,4 @@ def assemble(arch: str, vendors: Sequence[Vendor], compiled: Source = triton) ->
             )
         kernels += parts.kernels
         attention += parts.attention
-    return Parts((*kernels, *LINEAR, *ELEMENTWISE), (*attention, GatherAttention()))
+    return Parts((*kernels, IN_TILES, *ELEMENTWISE), (*attention, GatherAttention()))

@@ -37,7 +37,5 @@ def _in_tiles(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return whole[:n].view(*x.shape[:-1], weight.shape[0])
 
 
-LINEAR = (
-    Kernel("linear", "torch-as-it-comes", _as_it_comes, supports=_dense),
-    Kernel("linear", "torch-tiles", _in_tiles, supports=_dense, batch_invariant=True),
-)
+AS_IT_COMES = Kernel("linear", "torch-as-it-comes", _as_it_comes, supports=_dense)
+IN_TILES = Kernel("linear", "torch-tiles", _in_tiles, supports=_dense, batch_invariant=True)

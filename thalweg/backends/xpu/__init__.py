@@ -14,11 +14,11 @@ CARDS: dict[str, tuple[str, str, int]] = {
     "0xe20b": ("Intel Arc B580", "xe2", 12), "0xe20c": ("Intel Arc B570", "xe2", 10),
     "0xe210": ("Intel Arc Pro B50", "xe2", 16),
     "0xe211": ("Intel Arc Pro B60", "xe2", 24), "0xe212": ("Intel Arc Pro B50", "xe2", 16),
-    "0x56a0": ("Intel Arc A770", "xe_hpg", 16), "0x56a1": ("Intel Arc A750", "xe_hpg", 8),
-    "0x56a5": ("Intel Arc A380", "xe_hpg", 6), "0x56a6": ("Intel Arc A310", "xe_hpg", 4),
-    "0x56c0": ("Intel Data Center GPU Flex 170", "xe_hpg", 16), "0x56c1": ("Intel Data Center GPU Flex 140", "xe_hpg", 6),
-    "0x0bd5": ("Intel Data Center GPU Max 1550", "xe_hpc", 128), "0x0bd6": ("Intel Data Center GPU Max 1550", "xe_hpc", 128),
-    "0x0bda": ("Intel Data Center GPU Max 1100", "xe_hpc", 48), "0x0bdb": ("Intel Data Center GPU Max 1100", "xe_hpc", 48),
+    "0x56a0": ("Intel Arc A770", "xe1hpg", 16), "0x56a1": ("Intel Arc A750", "xe1hpg", 8),
+    "0x56a5": ("Intel Arc A380", "xe1hpg", 6), "0x56a6": ("Intel Arc A310", "xe1hpg", 4),
+    "0x56c0": ("Intel Data Center GPU Flex 170", "xe1hpg", 16), "0x56c1": ("Intel Data Center GPU Flex 140", "xe1hpg", 6),
+    "0x0bd5": ("Intel Data Center GPU Max 1550", "xe1hpc", 128), "0x0bd6": ("Intel Data Center GPU Max 1550", "xe1hpc", 128),
+    "0x0bda": ("Intel Data Center GPU Max 1100", "xe1hpc", 48), "0x0bdb": ("Intel Data Center GPU Max 1100", "xe1hpc", 48),
     "0x64a0": ("Intel Arc 140V", "xe2", 0), "0x6420": ("Intel Graphics (Lunar Lake)", "xe2", 0),
 }  # fmt: skip
 """PCI device id -> (name, arch, GiB; 0 = the host's memory)."""

@@ -15,7 +15,7 @@ from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.config import read_config
 from thalweg.config import CacheConfig, DeviceConfig, EngineArgs, EngineConfig, ModelConfig, SchedulerConfig, check_args
 from thalweg.engine.worker import resolve
-from thalweg.engine.worker.plan import gib, plan
+from thalweg.engine.worker.plan import BYTES, gib, history, plan, step_sizes, weight_bytes
 from thalweg.engine.worker.runner import Runner
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.hal import discovery
@@ -139,7 +139,7 @@ def _build_model(job: _Job) -> Worker:
         block_tokens=resolve.block_tokens(args, job.defaults),
     )  # fmt: skip
     # Everything a user can have got wrong about sizes is refused before a weight is read.
-    size = resolve.cache_size(args, model.groups, _cache_bytes(job), length, schedule.max_seqs)
+    size = resolve.cache_size(args, model.groups, _room(job, dtype, schedule, length), length, schedule.max_seqs)
     step = make_step(model, binder, logprobs_mode=args.logprobs_mode)
     before = device.used()
     params = load_params(model, job.path, device, load_format=args.load_format, seed=args.seed, progress=args.use_tqdm_on_load)
@@ -176,7 +176,8 @@ def _build_without_model(job: _Job) -> Worker:
     schedule = resolve.scheduler(args, job.defaults, length)
     bt = resolve.block_tokens(args, job.defaults)
     group = resolve.stand_in_group(f, bt)
-    size = resolve.cache_size(args, (group,), _cache_bytes(job), length, schedule.max_seqs)
+    memory = resolve.cache_bytes(args, job.defaults, job.device.memory(), 0, history(schedule, length))
+    size = resolve.cache_size(args, (group,), memory, length, schedule.max_seqs)
     config = _config(job, "none", size, (group,), schedule, f.vocab)
     box = StateBox(
         {
@@ -192,8 +193,12 @@ def _no_step(params: Any, state: Any, batch: StepBatch) -> Any:
     raise RuntimeError("a platform with runs_models = False was asked to run a model's step")
 
 
-def _cache_bytes(job: _Job) -> int:
-    return resolve.cache_bytes(job.args, job.defaults, job.device.memory(), job.facts.weight_bytes)
+def _room(job: _Job, dtype: str, schedule: SchedulerConfig, length: int) -> int:
+    """Bytes for the KV cache, known before a weight is read."""
+    settings = registry.family(job.hf)(job.hf)
+    others = job.platform.workspace(step_sizes(settings, schedule, length, BYTES[dtype])) + history(schedule, length)
+    weights = weight_bytes(settings, job.platform, dtype, length)
+    return resolve.cache_bytes(job.args, job.defaults, job.device.memory(), weights, others)
 
 
 def _config(

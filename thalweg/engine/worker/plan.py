@@ -107,17 +107,18 @@ def _plan(k: _Known) -> Plan:
     parameters = k.settings.parameters(BYTES[dtype], length)
     if k.facts.weight_bytes and args.load_format != "dummy":
         _check_stored(k, parameters, dtype)
-    weights = parameters.stored + parameters.tables if k.platform.runs_models else 0
-    if parameters.tied and k.platform.runs_models and k.platform.packs(dtype):
-        weights += parameters.head
-    memory = resolve.cache_bytes(args, k.defaults, Memory(k.info.memory_bytes, k.info.memory_bytes), k.facts.weight_bytes)
+    weights = weight_bytes(k.settings, k.platform, dtype, length) if k.platform.runs_models else 0
     problems: list[str] = []
+    workspace = k.platform.workspace(step_sizes(k.settings, schedule, length, BYTES[dtype])) if k.platform.runs_models else 0
     try:
+        memory = resolve.cache_bytes(
+            args, k.defaults, Memory(k.info.memory_bytes, k.info.memory_bytes), weights, workspace + history(schedule, length)
+        )
         size = resolve.cache_size(args, groups, memory, length, schedule.max_seqs)
     except ConfigError as e:
         problems += e.problems
         size = resolve.CacheSize((0,) * len(groups), length)
-    steps = _step_sizes(k, schedule, size.max_len, BYTES[dtype])
+    steps = step_sizes(k.settings, schedule, size.max_len, BYTES[dtype])
     per_block = sum(g.bytes_per_block for g in groups)
     room = max(0, size.blocks[0] - 1) * groups[0].block_tokens
     made = Plan(
@@ -126,12 +127,32 @@ def _plan(k: _Known) -> Plan:
         kv_per_token=-(-per_block // groups[0].block_tokens), kv_cache=per_block * size.blocks[0], blocks=size.blocks[0],
         block_tokens=groups[0].block_tokens,
         groups=[_shown(g) for g in groups],
-        tokens=room, sequences=_sequences(groups, size, schedule), history=(schedule.max_seqs + 1) * (size.max_len + 1) * 4,
+        tokens=room, sequences=_sequences(groups, size, schedule), history=history(schedule, size.max_len),
         workspace=k.platform.workspace(steps) if k.platform.runs_models else 0, max_model_len=size.max_len,
         max_num_seqs=schedule.max_seqs, max_num_batched_tokens=schedule.max_tokens, problems=problems,
     )  # fmt: skip
     _advise(made, k, length, per_block)
     return made
+
+
+def history(schedule: SchedulerConfig, length: int) -> int:
+    """Bytes of the token history."""
+    return (schedule.max_seqs + 1) * (length + 1) * 4
+
+
+def step_sizes(s: Settings, schedule: SchedulerConfig, length: int, dtype_bytes: int) -> StepSizes:
+    """What bounds the temporaries of a model's largest step."""
+    return StepSizes(
+        tokens=schedule.max_tokens, seqs=schedule.max_seqs, max_len=length, hidden=s.hidden, inner=s.inner,
+        heads=s.attention.heads, kv_heads=s.attention.kv_heads, head_dim=s.attention.head_dim, vocab=s.vocab,
+        dtype_bytes=dtype_bytes,
+    )  # fmt: skip
+
+
+def weight_bytes(s: Settings, platform: Platform, dtype: str, length: int) -> int:
+    """Of the weights in memory: in dtype, with the copies that kernels pack, and computed tables."""
+    p = s.parameters(BYTES[dtype], length)
+    return p.stored + p.tables + (p.head if p.tied and platform.packs(dtype) else 0)
 
 
 def _shown(g: KVSpec) -> dict[str, Any]:
@@ -160,15 +181,6 @@ def _check_stored(k: _Known, parameters: Parameters, dtype: str) -> None:
             f"{k.args.model}: config.json describes {described:,} weights, and the files hold {held:,} ({k.facts.dtype}): "
             "one of the two belongs to another model"
         )
-
-
-def _step_sizes(k: _Known, schedule: SchedulerConfig, length: int, dtype_bytes: int) -> StepSizes:
-    s = k.settings
-    return StepSizes(
-        tokens=schedule.max_tokens, seqs=schedule.max_seqs, max_len=length, hidden=s.hidden, inner=s.inner,
-        heads=s.attention.heads, kv_heads=s.attention.kv_heads, head_dim=s.attention.head_dim, vocab=s.vocab,
-        dtype_bytes=dtype_bytes,
-    )  # fmt: skip
 
 
 def _sequences(groups: tuple[KVSpec, ...], size: resolve.CacheSize, schedule: SchedulerConfig) -> int:

@@ -73,13 +73,27 @@ def block_tokens(args: EngineArgs, defaults: Defaults) -> int:
     return args.block_size or defaults.block_tokens or BLOCK_TOKENS
 
 
-def cache_bytes(args: EngineArgs, defaults: Defaults, memory: Memory, weight_bytes: int) -> int:
-    """User > platform > what the memory fraction leaves after the weights."""
+def cache_bytes(args: EngineArgs, defaults: Defaults, memory: Memory, weights: int, others: int) -> int:
+    """User > platform > what the memory fraction leaves after the weights and `others` (workspace, token history).
+    ConfigError, with the sum, if that is nothing."""
     if args.kv_cache_memory_bytes:
         return args.kv_cache_memory_bytes
     if defaults.kv_cache_bytes is not None:
         return defaults.kv_cache_bytes
-    return int(memory.total * args.gpu_memory_utilization) - (memory.total - memory.free) - weight_bytes
+    allowed = int(memory.total * args.gpu_memory_utilization)
+    left = allowed - (memory.total - memory.free) - weights - others
+    if left <= 0:
+        raise ConfigError(
+            f"gpu_memory_utilization: {args.gpu_memory_utilization:g} of {_gib(memory.total)} is {_gib(allowed)}; in use "
+            f"already {_gib(memory.total - memory.free)}, weights {_gib(weights)}, workspace {_gib(others)}: "
+            f"{_gib(-left)} too little. Free memory, raise it, lower max_num_batched_tokens or max_num_seqs, or choose a "
+            "smaller model or a larger device"
+        )
+    return left
+
+
+def _gib(n: int) -> str:
+    return f"{n / (1 << 30):.2f} GiB"
 
 
 def stand_in_group(facts: ModelFacts, size: int) -> KVSpec:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from thalweg.errors import DeviceError
-from thalweg.hal import discovery
 from thalweg.hal.platform import Device, Place, Platform
+from thalweg.hal.testing.evidence import Cells, note, write
 from thalweg.hal.testing.options import MODES
+from thalweg.hal.testing.platforms import find
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,11 +34,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = keep
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Counts what each kernel passed, for --evidence."""
+    done: Any = yield
+    report = done.get_result()
+    if report.when == "call" or (report.when == "setup" and not report.passed):
+        cells = item.config.stash.setdefault(_CELLS, {})
+        note(cells, getattr(getattr(item, "callspec", None), "params", {}), report.outcome)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    config = session.config
+    path = config.getoption("--evidence", None)
+    if path:
+        who = config.getoption("--evidence-for") or _open(config)[0].name
+        write(Path(path), config.stash.get(_CELLS, {}), config.getoption("--evidence-level"), who.split(","))
+
+
+_CELLS: pytest.StashKey[Cells] = pytest.StashKey()
+
+
 def _open(config: pytest.Config) -> tuple[Platform, Device | None, str]:
     """(platform, device or None, why not), once per run."""
     made = config.stash.get(_KEY, None)
     if made is None:
-        platform = discovery.named(config.getoption("--platform", "reference"))
+        platform = find(config.getoption("--platform", "reference"))
         try:
             options = _options(platform, config.getoption("--platform-options", ""))
             made = (platform, platform.open(Place(), options), "")

@@ -11,7 +11,10 @@ MODES = ("test", "perf", "support")
 def pytest_addoption(parser: Any) -> None:
     group = parser.getgroup("thalweg")
     group.addoption(
-        "--platform", default="reference", help="name, or package.module:Class, of the platform to test (default: reference)"
+        "--platform", default="reference", help="platform the kit tests: a name, or module:Class (default: reference)"
     )
     group.addoption("--platform-options", default="", help="its options, as a JSON object (default: its own defaults)")
     group.addoption("--mode", default="test", choices=MODES, help="test, perf (JSON lines) or support (a Markdown matrix)")
+    group.addoption("--evidence", metavar="FILE", help="write there which kernels passed, for the support matrix")
+    group.addoption("--evidence-level", default="executed", help="how far the kernels were taken (default: executed)")
+    group.addoption("--evidence-for", default="", help="platforms these kernels serve (default: the one tested)")

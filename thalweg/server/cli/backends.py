@@ -5,13 +5,22 @@ from __future__ import annotations
 import orjson
 
 from thalweg.hal import discovery
+from thalweg.server.cli import matrix
 from thalweg.server.cli.flags import Parser
 
 
 def run(words: list[str]) -> int:
     parser = Parser(prog="thalweg backends", description="Which platforms this machine has, and why not the others.")
     parser.add_argument("--json", action="store_true", help="machine-readable")
-    as_json = parser.parse_args(words).json
+    parser.add_argument("--matrix", action="store_true", help="how far each op's kernels have been taken, in Markdown")
+    args = parser.parse_args(words)
+    if args.matrix:
+        files = matrix.evidence()
+        print(
+            orjson.dumps(matrix.cells(files), option=orjson.OPT_INDENT_2).decode() if args.json else matrix.page(files), end=""
+        )
+        return 0
+    as_json = args.json
     rows = listing()
     print(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode() if as_json else table(rows))
     return 0

@@ -1,0 +1,88 @@
+"""Kernel plans of every known GPU architecture, as text: which kernel serves what, and why not a better one.
+
+    python tests/backends/torch_gpu/golden.py --write
+
+writes them to tests/backends/golden; a test holds what is chosen today against what is committed. A change that moves a
+line there is a change somebody should see.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from thalweg.backends.cuda import CudaPlatform
+from thalweg.backends.rocm import RocmPlatform
+from thalweg.backends.torch_gpu import library
+from thalweg.backends.torch_gpu.arch import ARCHES, Arch, defaults
+from thalweg.backends.torch_gpu.platform import GpuPlatform
+from thalweg.backends.xpu import XpuPlatform
+from thalweg.hal.comm import Solo
+from thalweg.hal.op import Binder
+from thalweg.hal.platform import ModelFacts
+from thalweg.models.build import build
+from thalweg.models.step import make_step
+
+FOLDER = Path(__file__).parents[1] / "golden"
+MODEL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256,
+    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}  # fmt: skip
+"""Llama 3.1 8B in width, two layers deep: the others are the same."""
+PLATFORMS: dict[str, type[GpuPlatform]] = {"sm_": CudaPlatform, "gfx": RocmPlatform, "xe": XpuPlatform}
+SOURCES = {"triton": library.triton}
+
+
+def arches() -> list[Arch]:
+    return [a for a in ARCHES.values() if a.dtypes]
+
+
+def plan(arch: Arch, compiled: library.Source) -> str:
+    """The kernel plan of MODEL on this architecture, as the worker binds it, with and without batch invariance."""
+    platform = next(p for prefix, p in PLATFORMS.items() if arch.name.startswith(prefix))()
+    parts = library.assemble(arch.name, platform.vendors(), compiled)
+    facts = ModelFacts("LlamaForCausalLM", "bfloat16", 32, 4096, 32, 8, 128, 128256, 8192, 16 << 30)
+    chosen = defaults(arch, 80 << 30, facts)
+    assert chosen.dtype is not None
+    assert chosen.block_tokens is not None
+    lines = [f"{platform.name} {arch.name} {arch.family}: {chosen.dtype}, fp8 {arch.fp8 or 'none'}"]
+    for invariant in (True, False):
+        binder = Binder(parts.kernels, batch_invariant=invariant)
+        model = build(
+            MODEL, binder=binder, attention=parts.attention, comm=Solo(), dtype=chosen.dtype, max_len=8192,
+            block_tokens=chosen.block_tokens,
+        )  # fmt: skip
+        make_step(model, binder, logprobs_mode="raw_logprobs")
+        lines += ["", "batch-invariant:" if invariant else "as it comes:", *sorted(map(str, binder.plan))]
+    return "\n".join(lines) + "\n"
+
+
+def absent(arch: str) -> library.Parts:
+    raise ImportError("triton is not installed")
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for arch in arches():
+        (FOLDER / f"{arch.name}.txt").write_text(plan(arch, absent))
+        if has_library():
+            (FOLDER / f"{arch.name}-triton.txt").write_text(plan(arch, library.triton))
+    print(f"{len(list(FOLDER.glob('*.txt')))} plans in {FOLDER}")
+
+
+def has_library() -> bool:
+    """Are Triton and the kernels written in it here?"""
+    try:
+        library.triton("sm_90")
+    except ImportError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit(__doc__)
+    main()

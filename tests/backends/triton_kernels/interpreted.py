@@ -1,0 +1,157 @@
+"""Kernels in the interpreter beyond the conformance kit: run by test_triton_library in a process of its own."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from thalweg.backends.triton_kernels.sampling import _gumbel
+from thalweg.backends.triton_kernels.testing import InterpretPlatform
+from thalweg.hal import noise, ops
+from thalweg.hal.attention import AttnSpec
+from thalweg.hal.op import Kernel
+from thalweg.hal.platform import Device, Place
+from thalweg.hal.testing import sequences as seq
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return InterpretPlatform().open(Place())
+
+
+@triton.jit
+def _show(out, lo, hi, p, BLOCK: tl.constexpr):
+    t = tl.arange(0, BLOCK)
+    zero = t.to(tl.uint32) * 0
+    tl.store(out + t, _gumbel(zero + lo, zero + hi, zero + p, t.to(tl.uint32)))
+
+
+def _kernel(device: Device, op: str) -> Kernel:
+    return next(k for k in device.kernels if k.op == op)
+
+
+SPECS = {
+    "wide-heads": AttnSpec(2, 1, 256, 1 / 16, "float32"),
+    "80-of-128": AttnSpec(2, 2, 80, 80**-0.5, "float32"),
+    "seven-share": AttnSpec(14, 2, 64, 0.125, "float32"),
+    "half": AttnSpec(4, 2, 64, 0.125, "float16"),
+    "window-softcap": AttnSpec(4, 2, 32, 0.2, "float32", "window", 50, softcap=3.0),
+}
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["as-it-comes", "exact"])
+@pytest.mark.parametrize("name", SPECS)
+def test_shapes_that_need_masks_equal_dense_attention(device: Device, name: str, which: int) -> None:
+    """Spans of 512 keys: the longest sequence has two, so that parts are joined."""
+    spec, rng = SPECS[name], np.random.default_rng(3)
+    stories = [seq.story(rng, spec, n, q) for n, q in ((1, 1), (530, 1), (70, 33), (9, 2))]
+    table, blocks = seq.tables(rng, stories, 16)
+    cache = seq.Cache(device, device.attention[which], spec, 16, blocks)
+    start = [s.length - s.query for s in stories]
+    old = [i for i, n in enumerate(start) if n]
+    done = [stories[i] for i in old]
+    cache.attend(
+        seq.batch_of(table[old], [0] * len(old), [start[i] for i in old]),
+        *seq.rows(done, [0] * len(old), [start[i] for i in old]),
+    )
+    query = [s.query for s in stories]
+    got = cache.attend(seq.batch_of(table, start, query), *seq.rows(stories, start, query))
+    want = np.concatenate([seq.dense(s, spec, getattr(torch, spec.dtype)) for s in stories])
+    assert np.abs(got - want).max() <= {"float32": 2e-5, "float16": 4e-3}[spec.dtype] * np.abs(want).max()
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["as-it-comes", "exact"])
+def test_several_new_tokens_each_are_split_over_their_keys_too(device: Device, which: int) -> None:
+    """A verifying step: the same number of new tokens for all, few enough to be one tile."""
+    spec, rng = AttnSpec(4, 2, 32, 0.2, "float32"), np.random.default_rng(4)
+    stories = [seq.story(rng, spec, n, 3) for n in (540, 3, 40)]
+    table, blocks = seq.tables(rng, stories, 16)
+    cache = seq.Cache(device, device.attention[which], spec, 16, blocks)
+    start = [s.length - 3 for s in stories]
+    before = [stories[0], stories[2]]
+    cache.attend(seq.batch_of(table[[0, 2]], [0, 0], [start[0], start[2]]), *seq.rows(before, [0, 0], [start[0], start[2]]))
+    batch = replace(seq.batch_of(table, start, [3] * 3), uniform=3)
+    assert device.attention[which].plan(batch, 0, spec, None) == {}
+    got = cache.attend(batch, *seq.rows(stories, start, [3] * 3))
+    want = np.concatenate([seq.dense(s, spec, torch.float32) for s in stories])
+    assert np.abs(got - want).max() <= 2e-5 * np.abs(want).max()
+
+
+def test_noise_is_that_of_the_definition(device: Device) -> None:
+    """One likely token per row but for noise: the kernel's largest score is the definition's, for 1,000 ids."""
+    rng, vocab = np.random.default_rng(5), 1000
+    seed = rng.integers(-(2**31), 2**31, (4, 2)).astype(np.int32)
+    position = np.array([0, 1, 4095, 2**31 - 1], np.int32)
+    want = noise.noise(seed, position, np.arange(vocab, dtype=np.int32))
+    logits = torch.zeros(4, vocab)
+    got = _kernel(device, "sample").run(logits, torch.ones(4), torch.from_numpy(seed), torch.from_numpy(position), random=True)
+    np.testing.assert_array_equal(got.numpy(), want.argmax(1))
+
+
+def test_noise_has_the_accuracy_of_float32_where_it_is_large_and_small(device: Device) -> None:
+    """Every value in turn is the only one that can win, so the largest score shows its noise."""
+    got = torch.empty(1 << 16)
+    _show[(1,)](got, 123, 456, 789, BLOCK=1 << 16)
+    seed, position = np.array([[123, 456]], np.int32), np.array([789], np.int32)
+    want = noise.noise(seed, position, np.arange(1 << 16, dtype=np.int32))[0]
+    np.testing.assert_allclose(got.numpy(), want, rtol=4e-7, atol=4e-7)
+    assert want.max() > 9
+    assert want.min() < -2
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"),
+    [(1, 1.0, 0.0), (0, 0.0, 0.0), (0, 1e-6, 0.0), (0, 0.999, 0.0), (7, 0.5, 0.02), (300, 1.0, 0.0), (0, 1.0, 1.0)],
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_truncation_equals_the_sorted_definition(device: Device, tied: bool, top_k: int, top_p: float, min_p: float) -> None:
+    """Over several blocks of a vocabulary, with masked tokens, a row of equals, and limits at their ends."""
+    rng = np.random.default_rng(6)
+    logits = (rng.normal(size=(3, 300)) * 3).astype(np.float32)
+    logits = np.round(logits) if tied else logits
+    logits[0, ::3], logits[1] = -np.inf, 1.5
+    args = [
+        torch.from_numpy(logits), torch.full((3,), top_k, dtype=torch.int32), torch.full((3,), top_p),
+        torch.full((3,), min_p),
+    ]  # fmt: skip
+    got = _kernel(device, "truncate").run(*args)
+    want = ops.truncate(*args)
+    np.testing.assert_array_equal(torch.isfinite(got).numpy(), torch.isfinite(want).numpy())
+    np.testing.assert_array_equal(got[torch.isfinite(got)].numpy(), want[torch.isfinite(want)].numpy())
+
+
+def test_best_tokens_are_distinct_where_most_are_masked(device: Device) -> None:
+    logits = torch.full((2, 300), float("-inf"))
+    logits[0, [299, 7]], logits[1, 128] = torch.tensor([1.0, 2.0]), 0.0
+    tokens = torch.tensor([7, 128], dtype=torch.int32)
+    got = _kernel(device, "logprobs").run(logits, tokens, k=4, normalise=True)
+    want = ops.logprobs(logits, tokens, k=4, normalise=True)
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g.numpy(), w.numpy(), atol=1e-6)
+
+
+def test_rows_that_are_views_are_read_where_they_lie(device: Device) -> None:
+    """q and k are parts of one projection: rows of a head, strides of the whole."""
+    x = torch.randn(5, 6, 32)
+    weight = torch.randn(32)
+    got = _kernel(device, "rms_norm").run(x[:, 1:4], weight, eps=1e-6)
+    torch.testing.assert_close(got, ops.rms_norm(x[:, 1:4], weight, eps=1e-6), rtol=1e-5, atol=1e-5)
+    positions, table = torch.arange(5, dtype=torch.int32), torch.randn(5, 32)
+    got_q, got_k = _kernel(device, "rope").run(x[:, :4], x[:, 4:], positions, table, rotary_dim=32)
+    want_q, want_k = ops.rope(x[:, :4], x[:, 4:], positions, table, rotary_dim=32)
+    torch.testing.assert_close(got_q, want_q)
+    torch.testing.assert_close(got_k, want_k)
+
+
+def test_the_logits_given_are_left_as_they_are(device: Device) -> None:
+    """Log probabilities of the model's own logits may be asked for after they were processed."""
+    for k in device.kernels:
+        if k.op in ("penalties", "bad_words", "logit_bias", "token_mask", "truncate"):
+            op = ops.all_ops()[k.op]
+            args = [torch.from_numpy(np.array(a)) for a in op.samples[0].make(np.random.default_rng(0))]
+            before = args[0].clone()
+            k.run(*args, **op.samples[0].static)
+            torch.testing.assert_close(args[0], before, rtol=0, atol=0)

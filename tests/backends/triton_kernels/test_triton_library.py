@@ -1,0 +1,131 @@
+"""The Triton library without a GPU: tile tables, what attention plans, every kernel interpreted, the main ones compiled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from thalweg.backends.triton_kernels.tiles import known, nearest, tiles
+from thalweg.hal.attention import AttnSpec
+from thalweg.hal.step import StepBatch, StepShape
+from thalweg.hal.testing.sequences import batch_of
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+PLATFORM = "thalweg.backends.triton_kernels.testing:InterpretPlatform"
+SPEC = AttnSpec(8, 2, 64, 0.125, "bfloat16")
+
+
+def _run(*command: str, **more: str) -> str:
+    """Its output. Interpreting or compiling is settled when Triton is imported, so each is a process of its own."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"OMP_NUM_THREADS": "1"} | more
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT, env=env)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def _kit(*args: str) -> str:
+    return _run("-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "thalweg.hal.testing", f"--platform={PLATFORM}", *args)
+
+
+def test_ops_and_device_pass_the_conformance_kit_in_the_interpreter() -> None:
+    out = _kit("-q", "-rs", "-k", "test_ops or test_device")
+    assert "triton refuses" not in out
+
+
+def test_attention_passes_the_conformance_kit_in_the_interpreter() -> None:
+    _kit("-q", "-k", "test_attention and window and 16 and float32 and not chunking")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_all_attention_passes_the_conformance_kit_in_the_interpreter() -> None:
+    _kit("-q", "-k", "test_attention", "-o", "timeout=1200")
+
+
+def test_what_the_kit_leaves_out_in_the_interpreter() -> None:
+    _run("-m", "pytest", "-p", "no:cacheprovider", "-q", str(HERE / "interpreted.py"), TRITON_INTERPRET="1")
+
+
+def test_attention_compiles_to_matrix_instructions_within_the_limits_of_three_devices() -> None:
+    out = _run("ci/gpu/compile.py", "--quick")
+    assert ", 0 with problems" in out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_launch_compiles_for_every_device() -> None:
+    _run("ci/gpu/compile.py")
+
+
+def test_every_tile_file_is_complete_and_every_known_device_has_one() -> None:
+    for arch in known():
+        t = tiles(arch)
+        for launch in (t.attention.decode, t.attention.prefill, t.attention.exact):
+            assert launch.rows >= 16, arch
+            assert launch.keys >= 16, arch
+        assert 32 % t.vocab.bits == 0, arch
+        assert t.attention.split % max(launch.keys, t.attention.exact.keys) == 0, arch
+
+
+@pytest.mark.parametrize(
+    ("asked", "served"),
+    [
+        ("sm_90", "sm_90"), ("sm_90a", "sm_90"), ("sm_86", "sm_80"), ("sm_103", "sm_100"), ("sm_121", "sm_120"),
+        ("sm_75", "sm_80"), ("gfx90a", "gfx90a"), ("gfx941", "gfx90a"), ("gfx955", "gfx950"), ("gfx1151", "gfx1100"),
+        ("gfx1200", "gfx1100"), ("xe3", "xe2"),
+    ],
+)  # fmt: skip
+def test_a_device_without_tiles_uses_those_of_its_nearest_relative(asked: str, served: str) -> None:
+    assert nearest(asked) == served
+    assert tiles(asked).arch == served
+
+
+def test_a_device_of_no_known_family_is_refused_with_what_there_is() -> None:
+    with pytest.raises(ValueError, match=r"mystery9.*sm_90"):
+        tiles("mystery9")
+
+
+def _batch(context: list[int], query: list[int], uniform: int = 0) -> StepBatch:
+    batch = batch_of(np.zeros((len(query), 64), np.int32), context, query)
+    batch.uniform = uniform
+    return batch
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("query", [[1, 40, 1, 300, 2], [513], [1, 1], [17, 1]])
+def test_the_plan_covers_every_token_of_every_prefill_once(query: list[int], exact: bool) -> None:
+    from thalweg.backends.triton_kernels.attention import PagedAttention
+
+    backend = PagedAttention(tiles("sm_90"), exact)
+    plan = backend.plan(_batch([5] * len(query), query), 0, SPEC, None)
+    per = (64 if exact else 128) // 4
+    covered = {
+        (s, first + i) for s, first in plan.get("tiles", np.empty((0, 2), int)).tolist() for i in range(per)
+        if first + i < query[s]
+    }  # fmt: skip
+    assert covered == {(s, i) for s, n in enumerate(query) if n > 1 for i in range(n)}
+
+
+def test_the_plan_of_a_bucket_has_the_same_sizes_for_every_batch() -> None:
+    from thalweg.backends.triton_kernels.attention import PagedAttention
+
+    backend, shape = PagedAttention(tiles("sm_90"), False), StepShape(256, 8, 64)
+    made = [
+        backend.plan(_batch([9] * len(q), q, u).pad(shape), 0, SPEC, shape)
+        for q, u in (([1, 40, 100], 0), ([1, 1, 1], 1), ([249], 249), ([32] * 7, 32))
+    ]
+    assert {tuple((k, v.shape) for k, v in p.items()) for p in made} == {(("tiles", (256 // 32 + 8, 2)),)}
+
+
+def test_a_decode_bucket_needs_no_tiles() -> None:
+    from thalweg.backends.triton_kernels.attention import PagedAttention
+
+    shape = StepShape(8, 8, 64, uniform=True)
+    for exact in (False, True):
+        assert PagedAttention(tiles("sm_90"), exact).plan(_batch([9] * 3, [1] * 3, 1).pad(shape), 0, SPEC, shape) == {}

@@ -1,0 +1,71 @@
+"""The support matrix says what runs of the kit said, and the page that is committed is what is generated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thalweg.hal.testing.evidence import LEVELS, Cells, note, write
+from thalweg.server.cli import backends, matrix
+
+ROOT = Path(__file__).parents[2]
+
+
+class _Named:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _file(level: str, platforms: list[str], op: str, kernel: str, passed: int = 1, failed: int = 0) -> dict[str, Any]:
+    return {"level": level, "platforms": platforms, "cells": {op: {kernel: {"passed": passed, "failed": failed, "refused": 0}}}}
+
+
+def test_the_page_is_what_is_generated() -> None:
+    assert (ROOT / "docs" / "support.md").read_text() == matrix.page(matrix.evidence()), (
+        "thalweg backends --matrix > docs/support.md"
+    )
+
+
+def test_the_best_level_wins_and_a_failure_hides_behind_nothing() -> None:
+    files = [
+        _file("compiled", ["a", "b"], "rope", "fast"), _file("interpreted", ["a"], "rope", "fast"),
+        _file("interpreted", ["a"], "rope", "other"), _file("executed", ["b"], "rope", "reference"),
+        _file("executed", ["c"], "rope", "fast", passed=9, failed=1), _file("executed", ["c"], "rope", "good"),
+        _file("executed", ["d"], "rope", "never", passed=0),
+    ]  # fmt: skip
+    assert matrix.cells(files) == {
+        "rope": {"a": ("interpreted", ("fast", "other")), "b": ("compiled", ("fast",)), "c": ("FAILS", ("fast",))}
+    }
+
+
+def test_the_kit_counts_by_kernel_what_it_ran(tmp_path: Path) -> None:
+    cells: Cells = {}
+    case = (_Named("rope"), None, "float32", _Named("fast"))
+    for params, outcome in (
+        ({"case": case}, "passed"), ({"case": case}, "failed"), ({"case": (*case[:3], None)}, "passed"),
+        ({"attention": _Named("paged"), "dtype": "float32"}, "skipped"),
+        ({"dtype": "float32"}, "failed"), ({"case": None}, "skipped"),
+    ):  # fmt: skip
+        note(cells, params, outcome)
+    write(tmp_path / "x.json", cells, "executed", ["b", "a"])
+    (read,) = matrix.evidence(tmp_path)
+    assert read == {
+        "level": "executed", "platforms": ["a", "b"],
+        "cells": {
+            "rope": {"fast": {"passed": 1, "failed": 1, "refused": 0}, "reference": {"passed": 1, "failed": 0, "refused": 0}},
+            "attention": {"paged": {"passed": 0, "failed": 0, "refused": 1}},
+        },
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="evidence-level"):
+        write(tmp_path / "x.json", cells, "guessed", ["a"])
+
+
+def test_levels_are_the_same_words_in_the_kit_and_in_the_matrix() -> None:
+    assert tuple(matrix.LEVELS) == LEVELS
+
+
+def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert backends.run(["--matrix"]) == 0
+    assert "| attention |" in capsys.readouterr().out
