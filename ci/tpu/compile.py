@@ -47,7 +47,7 @@ def main() -> int:
         for model in args.models:
             config = MODELS[model] | ({"num_hidden_layers": args.layers} if args.layers else {})
             for name in args.steps:
-                record = {"chip": chip, "kind": device.device_kind, "model": model, "layers": config["num_hidden_layers"], "step": name}
+                record = {"chip": chip, "model": model, "layers": config["num_hidden_layers"], "step": name}
                 try:
                     record |= compiled(config, *STEPS[name], device)
                 except Exception as e:  # every combination is tried, and each failure told

@@ -19,7 +19,6 @@ TRACES = {
     CudaPlatform: "dev/nvidia0",
     RocmPlatform: "dev/kfd",
     XpuPlatform: "sys/bus/pci/drivers/xe/0000:03:00.0",
-    TpuPlatform: "dev/accel0",
 }
 
 

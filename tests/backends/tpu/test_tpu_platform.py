@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -44,7 +45,7 @@ DRAWN = [
 ]
 
 
-@pytest.mark.parametrize("attention", ["xla", "pallas"])
+@pytest.mark.parametrize("attention", ["xla", pytest.param("pallas", marks=pytest.mark.slow)])
 def test_greedy_tokens_are_those_of_the_definition(checkpoint: Path, attention: str) -> None:
     want = _tokens(checkpoint, "reference", None, GREEDY)
     assert _tokens(checkpoint, "tpu", {**HOST, "attention": attention}, GREEDY) == want
@@ -142,7 +143,8 @@ def test_without_hardware_it_refuses_and_names_the_way_to_try_it(tmp_path: Path)
 def test_hardware_without_its_library_is_told_apart_from_no_hardware(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/accel0").touch()
-    for installed, score, words in (((), 0, "jax, torchax"), (("jax", "torchax"), 0, "libtpu"), (("jax", "torchax", "libtpu"), 100, "found")):
+    cases = (((), 0, "jax, torchax"), (("jax", "torchax"), 0, "libtpu"), (("jax", "torchax", "libtpu"), 100, "found"))
+    for installed, score, words in cases:
         there = lambda name, installed=installed: object() if name in installed else None  # noqa: E731
         monkeypatch.setattr("thalweg.backends.tpu.find_spec", there)
         probe = TpuPlatform(tmp_path).probe()
@@ -175,9 +177,10 @@ def test_some_bucket_holds_every_step_within_the_limits_and_they_are_few() -> No
 
 
 def test_probing_and_importing_load_no_framework() -> None:
-    import subprocess
-
-    code = "import sys; from thalweg.backends.tpu import TpuPlatform; TpuPlatform().probe(); print({'jax', 'torch', 'torchax'} & set(sys.modules))"
+    code = (
+        "import sys; from thalweg.backends.tpu import TpuPlatform; TpuPlatform().probe();"
+        "print({'jax', 'torch', 'torchax'} & set(sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
 
 

@@ -17,7 +17,17 @@ from typing import Any
 from thalweg.backends.host import ROOT, cores, found, has_torch, host_memory, pci_devices
 from thalweg.errors import DeviceError
 from thalweg.hal.platform import (
-    Defaults, Device, DeviceInfo, Limits, ModelFacts, Parallel, Place, Platform, Probe, StepSizes, Topology,
+    Defaults,
+    Device,
+    DeviceInfo,
+    Limits,
+    ModelFacts,
+    Parallel,
+    Place,
+    Platform,
+    Probe,
+    StepSizes,
+    Topology,
 )  # fmt: skip
 from thalweg.hal.step import StepShape
 
@@ -63,7 +73,7 @@ class TpuPlatform(Platform):
             return Probe(1, f"JAX on the host's {cores()} cores, for trying and testing")
         there, seen = self._hardware()
         if not there:
-            return Probe(0, f"{seen}; to try it on the host: --additional-config '{{\"jax_platform\": \"cpu\"}}'")
+            return Probe(0, f'{seen}; to try it on the host: --additional-config \'{{"jax_platform": "cpu"}}\'')
         if find_spec("libtpu") is None:
             other = " (torch_xla is installed and not used: it needs an older torch)" if find_spec("torch_xla") else ""
             return Probe(0, f"{seen}, but libtpu is not installed: pip install 'jax[tpu]'{other}")

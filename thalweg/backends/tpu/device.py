@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from thalweg.backends.host import cores, cpu_name, host_memory
