@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from thalweg.backends.tpu.arrays import pack
 from thalweg.backends.tpu.attention import backends
@@ -54,9 +53,8 @@ def step_of(
     batch.plans = tuple(a.plan(batch, g, s, shape) for g, (a, s) in enumerate(model.attention))
     buffer, cut_up, _ = pack(batch)
     exe = Executable(
-        make_step(model, binder, logprobs_mode="raw_logprobs"), params, StateBox(state), shape, None,
-        Mesh(np.array(jax.devices("cpu")[:1]), ("rank",)),
-    )  # fmt: skip
+        make_step(model, binder, logprobs_mode="raw_logprobs"), params, StateBox(state), shape, None, jax.devices("cpu")[0]
+    )
     return exe.program(cut_up), (params, state, jax.ShapeDtypeStruct(buffer.shape, np.int32))
 
 
@@ -74,7 +72,8 @@ def decode_batch(shape: StepShape, groups: int) -> StepBatch:
     start = np.cumsum(query) - query
     return StepBatch(
         tokens=np.zeros(shape.tokens, i32), token_seq=seq, positions=(np.arange(shape.tokens) - start[seq]).astype(i32),
-        slots=np.arange(1, n + 1, dtype=i32), context=np.zeros(n, i32), query=query, last_row=(np.cumsum(query) - 1).astype(i32),
+        slots=np.arange(1, n + 1, dtype=i32), context=np.zeros(n, i32), query=query,
+        last_row=(np.cumsum(query) - 1).astype(i32),
         emit=np.ones(n, bool), block_tables=tuple(np.zeros((n, shape.blocks), i32) for _ in range(groups)),
         sampling=SamplingArrays.greedy(n),
     )  # fmt: skip

@@ -45,8 +45,6 @@ class TpuOptions:
 
     jax_platform: str = "tpu"
     """Which of JAX's platforms runs the programs. "cpu": the host, for trying and testing without the hardware."""
-    devices: int = 1
-    """How many of the machine's devices share the model, each holding its part of every layer."""
     attention: str = "auto"
     """"pallas" or "xla" insists on that implementation; auto prefers the first."""
     compilation_cache: str = "~/.cache/thalweg/xla"
@@ -126,8 +124,8 @@ class TpuPlatform(Platform):
             raise DeviceError(f"device: tpu takes TpuOptions, not {type(options).__name__}")
         if options.attention not in ("auto", "pallas", "xla"):
             raise DeviceError(f"device: tpu: attention must be auto, pallas or xla, not {options.attention!r}")
-        if options.devices < 1:
-            raise DeviceError(f"device: tpu: devices must be at least 1, not {options.devices}")
+        if len(place.devices) != 1:
+            raise DeviceError(f"device: tpu: a model runs on one device in this version, not on {len(place.devices)}")
         probe = self.probe_with(options)
         if probe.score <= 0:
             raise DeviceError(f"device: tpu: {probe.reason}")

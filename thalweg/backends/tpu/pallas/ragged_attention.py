@@ -55,8 +55,8 @@ def attend(
 
 
 def _tile(
-    tables: Any, seqs: Any, positions: Any, counts: Any, q: Any, cache: Any, out: Any, held: Any, acc: Any, top: Any, total: Any,
-    arrived: Any, *, width: int, per: int, scale: float, window: int, softcap: float,
+    tables: Any, seqs: Any, positions: Any, counts: Any, q: Any, cache: Any, out: Any, held: Any, acc: Any, top: Any,
+    total: Any, arrived: Any, *, width: int, per: int, scale: float, window: int, softcap: float,
 ) -> None:  # fmt: skip
     """One grid step. held [2, step, kv_heads, block_tokens, 2 head_dim]: the span computed on and the one on its way."""
     _, step, kv_heads, size, both = held.shape
