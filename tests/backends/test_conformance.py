@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +40,13 @@ def _kit(*args: str) -> str:
 )
 def test_every_platform_of_this_package_passes(platform: str) -> None:
     _kit(f"--platform={platform}", "-q")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["xla"])
+def test_the_compiled_platform_passes_on_the_host(attention: str, tmp_path: Path) -> None:
+    options = {"jax_platform": "cpu", "attention": attention, "compilation_cache": str(tmp_path)}
+    _kit("--platform=tpu", "--platform-options", json.dumps(options), "-q", "-p", "no:timeout")
 
 
 def test_the_command_line_selects_platform_and_cases() -> None:

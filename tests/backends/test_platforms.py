@@ -12,28 +12,9 @@ from thalweg.backends.tpu import TpuPlatform
 from thalweg.errors import DeviceError
 from thalweg.hal.platform import Place
 
-TRACES = {
-    TpuPlatform: "dev/accel0",
-}
-
-
 def _write(root: Path, name: str, text: str = "") -> None:
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).write_text(text)
-
-
-@pytest.mark.parametrize("kind", TRACES)
-def test_hardware_is_told_from_no_hardware_and_neither_can_be_opened(kind: type, tmp_path: Path) -> None:
-    absent = kind(tmp_path)
-    assert absent.probe().score == 0
-    assert absent.probe().reason.startswith("no ")
-    _write(tmp_path, TRACES[kind])
-    present = kind(tmp_path)
-    assert present.probe().score == 0
-    assert "no backend for it yet" in present.probe().reason
-    for platform in (absent, present):
-        with pytest.raises(DeviceError, match=platform.name):
-            platform.open(Place())
 
 
 def test_a_tpu_is_known_by_its_pci_ids(tmp_path: Path) -> None:

@@ -168,8 +168,6 @@ class Binder:
             reasons = "; ".join(f"{k}: {r}" for k, r in refused) or "the device has no kernel for it"
             raise StrictKernelError(f"{op.name} would fall back to its reference body ({reasons})")
         body = Kernel(op.name, "reference", op.reference, batch_invariant=op.batch_invariant and self._bodies_invariant)
-        if self.batch_invariant and not body.batch_invariant:
-            raise StrictKernelError(f"batch_invariant: no kernel of {op.name} here, nor its reference body, promises it")
         return self._bound(op, spec, body, static, refused)
 
     def _bound(

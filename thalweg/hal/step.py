@@ -70,7 +70,7 @@ class StepShape:
         """Padding tokens need a padding sequence to belong to."""
         tokens, seqs = batch.tokens.shape[0], batch.slots.shape[0]
         return (
-            (tokens == self.tokens and seqs <= self.seqs or tokens < self.tokens and seqs < self.seqs)
+            ((tokens == self.tokens and seqs <= self.seqs) or (tokens < self.tokens and seqs < self.seqs))
             and max(t.shape[1] for t in batch.block_tables) <= self.blocks
             and (not self.uniform or batch.uniform == self.tokens // self.seqs)
         )

@@ -17,7 +17,17 @@ from typing import Any
 from thalweg.backends.host import ROOT, cores, found, has_torch, host_memory, pci_devices
 from thalweg.errors import DeviceError
 from thalweg.hal.platform import (
-    Defaults, Device, DeviceInfo, Limits, ModelFacts, Parallel, Place, Platform, Probe, StepSizes, Topology,
+    Defaults,
+    Device,
+    DeviceInfo,
+    Limits,
+    ModelFacts,
+    Parallel,
+    Place,
+    Platform,
+    Probe,
+    StepSizes,
+    Topology,
 )  # fmt: skip
 from thalweg.hal.step import StepShape
 
@@ -35,8 +45,6 @@ class TpuOptions:
 
     jax_platform: str = "tpu"
     """Which of JAX's platforms runs the programs. "cpu": the host, for trying and testing without the hardware."""
-    devices: int = 1
-    """How many of the machine's devices share the model, each holding its part of every layer."""
     attention: str = "auto"
     """"pallas" or "xla" insists on that implementation; auto prefers the first."""
     compilation_cache: str = "~/.cache/thalweg/xla"
@@ -63,7 +71,7 @@ class TpuPlatform(Platform):
             return Probe(1, f"JAX on the host's {cores()} cores, for trying and testing")
         there, seen = self._hardware()
         if not there:
-            return Probe(0, f"{seen}; to try it on the host: --additional-config '{{\"jax_platform\": \"cpu\"}}'")
+            return Probe(0, f'{seen}; to try it on the host: --additional-config \'{{"jax_platform": "cpu"}}\'')
         if find_spec("libtpu") is None:
             other = " (torch_xla is installed and not used: it needs an older torch)" if find_spec("torch_xla") else ""
             return Probe(0, f"{seen}, but libtpu is not installed: pip install 'jax[tpu]'{other}")
@@ -116,8 +124,8 @@ class TpuPlatform(Platform):
             raise DeviceError(f"device: tpu takes TpuOptions, not {type(options).__name__}")
         if options.attention not in ("auto", "pallas", "xla"):
             raise DeviceError(f"device: tpu: attention must be auto, pallas or xla, not {options.attention!r}")
-        if options.devices < 1:
-            raise DeviceError(f"device: tpu: devices must be at least 1, not {options.devices}")
+        if len(place.devices) != 1:
+            raise DeviceError(f"device: tpu: a model runs on one device in this version, not on {len(place.devices)}")
         probe = self.probe_with(options)
         if probe.score <= 0:
             raise DeviceError(f"device: tpu: {probe.reason}")

@@ -2,7 +2,7 @@
 the walk over their keys. Two implementations take the same tiles: the Pallas kernel, and one that XLA compiles by itself,
 for what the kernel refuses.
 
-The cache of a layer is [blocks, 2, kv_heads, block_tokens, head_dim] for both.
+The cache of a layer is [blocks, kv_heads, block_tokens, 2 head_dim] for both: a token's key, then its value.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class _Tiled(AttentionBackend):
         return None
 
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
-        shape = (2, spec.kv_heads, block_tokens, spec.head_dim)
-        return KVLayout(shape, spec.dtype, f"kv-head-token/{spec.dtype}/{'x'.join(map(str, shape))}")
+        shape = (spec.kv_heads, block_tokens, 2 * spec.head_dim)
+        return KVLayout(shape, spec.dtype, f"head-token-kv/{spec.dtype}/{'x'.join(map(str, shape))}")
 
     def plan(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
         """i32 arrays. Per tile: `tile_seq`, `tile_row` (of its first token), `tile_count`. Per token: `place` (tile x
@@ -108,7 +108,7 @@ def _attend(
     slots: jax.Array, last_row: jax.Array, plan: Mapping[str, jax.Array], *, spec: AttnSpec, store: Any, walk: Any,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Store, gather the tiles' queries, walk, and put every token's result back in its row."""
-    tokens, size, per = q.shape[0], kv.shape[3], spec.heads // spec.kv_heads
+    tokens, size, per = q.shape[0], kv.shape[2], spec.heads // spec.kv_heads
     real = slots[seq] != SCRATCH
     column = jnp.minimum(position // size, table.shape[1] - 1)
     block = jnp.where(real, table[seq, column], SCRATCH)
@@ -141,7 +141,7 @@ class PallasAttention(_Tiled):
 
     def _store(self, kv: jax.Array, k: jax.Array, v: jax.Array, at: _Where) -> jax.Array:
         """Whole blocks are read, merged with their new tokens and written, each block once."""
-        tokens, size = k.shape[0], kv.shape[3]
+        tokens, size = k.shape[0], kv.shape[2]
         first = at.real & ((at.offset == 0) | (at.seq != jnp.roll(at.seq, 1)) | (jnp.arange(tokens) == 0))
         most = min(tokens, tokens // size + 2 * at.last_row.shape[0])
         start = jnp.nonzero(first, size=most, fill_value=tokens)[0].astype(jnp.int32)
@@ -149,9 +149,9 @@ class PallasAttention(_Tiled):
         low = jnp.where(some, at.offset[start], 0)
         high = jnp.where(some, jnp.minimum(size, low + at.last_row[at.seq[start]] + 1 - start), 0)
         row = jnp.clip((start - low)[:, None] + jnp.arange(size), 0, tokens - 1)
-        new = jnp.moveaxis(jnp.stack([k, v])[:, row], 0, 1)  # [W, 2, block_tokens, kv_heads, head_dim]
+        new = jnp.swapaxes(jnp.concatenate([k, v], -1)[row], 1, 2)  # [W, kv_heads, block_tokens, 2 head_dim]
         block = jnp.where(some, at.block[start], SCRATCH)
-        return ragged_attention.write(kv, jnp.swapaxes(new, 2, 3), block, low, high, interpret=self._interpret)
+        return ragged_attention.write(kv, new, block, low, high, interpret=self._interpret)
 
     def _walk(
         self, q: jax.Array, kv: jax.Array, table: jax.Array, seq: jax.Array, first: jax.Array, count: jax.Array, spec: AttnSpec
@@ -168,13 +168,13 @@ class XlaAttention(_Tiled):
     name = "xla"
 
     def _store(self, kv: jax.Array, k: jax.Array, v: jax.Array, at: _Where) -> jax.Array:
-        return kv.at[at.block, :, :, at.offset].set(jnp.stack([k, v], 1))
+        return kv.at[at.block, :, at.offset].set(jnp.concatenate([k, v], -1))
 
     def _walk(
         self, q: jax.Array, kv: jax.Array, table: jax.Array, seq: jax.Array, first: jax.Array, count: jax.Array, spec: AttnSpec
     ) -> jax.Array:
         tiles, heads, rows, dim = q.shape
-        size, per = kv.shape[3], spec.heads // spec.kv_heads
+        size, per = kv.shape[2], spec.heads // spec.kv_heads
         step = max(1, SPAN // size)
         span = step * size
         table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % step)), constant_values=SCRATCH)[seq]
@@ -185,20 +185,20 @@ class XlaAttention(_Tiled):
 
         def one(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             top, total, acc = carry
-            held = kv[jax.lax.dynamic_slice_in_dim(table, i * step, step, 1)]  # [tiles, step, 2, heads, size, dim]
+            held = kv[jax.lax.dynamic_slice_in_dim(table, i * step, step, 1)]  # [tiles, step, heads, size, 2 dim]
             at = i * span + jnp.arange(span)
             # What others left in these blocks, NaN included, must not reach a sum, not even times zero.
             own = (at >= low[:, None]) & (at < end[:, None])
-            held = jnp.moveaxis(held, 1, 3).reshape(tiles, 2, heads, span, dim)
-            held = jnp.where(own[:, None, None, :, None], held, 0).astype(jnp.float32)
-            scores = jnp.einsum("nhrd,nhkd->nhrk", query, held[:, 0])
+            held = jnp.moveaxis(held, 1, 2).reshape(tiles, heads, span, 2 * dim)
+            held = jnp.where(own[:, None, :, None], held, 0).astype(jnp.float32)
+            scores = jnp.einsum("nhrd,nhkd->nhrk", query, held[..., :dim])
             if spec.softcap:
                 scores = spec.softcap * jnp.tanh(scores / spec.softcap)
             seen = (at <= mine) & (at > mine - spec.window) if spec.window else at <= mine
             scores = jnp.where(seen[:, None] & own[:, None, None, :], scores, -jnp.inf)
             highest = jnp.maximum(top, scores.max(-1))
             keep, weights = jnp.exp(top - highest), jnp.exp(scores - highest[..., None])
-            acc = acc * keep[..., None] + jnp.einsum("nhrk,nhkd->nhrd", weights, held[:, 1])
+            acc = acc * keep[..., None] + jnp.einsum("nhrk,nhkd->nhrd", weights, held[..., dim:])
             return highest, total * keep + weights.sum(-1), acc
 
         shape = (tiles, heads, rows)

@@ -15,14 +15,10 @@ import jax
 import numpy as np
 import torch
 import torchax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torchax import interop
 
 from thalweg.backends.tpu.arrays import pack
 from thalweg.hal.step import Features, Params, StateBox, Step, StepBatch, StepResult, StepShape
-
-AXIS = "rank"
-"""The mesh axis of the devices that share a model."""
 
 
 def in_jax(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,13 +66,12 @@ class Executable:
     decide how many programs there are: one, as long as flat lists are empty or within the same powers of two."""
 
     def __init__(
-        self, step: Step, params: Params, box: StateBox, shape: StepShape | None, features: Features | None, mesh: Mesh
+        self, step: Step, params: Params, box: StateBox, shape: StepShape | None, features: Features | None, device: Any
     ) -> None:
-        self._step, self._params, self._box, self._mesh = step, params, box, mesh
+        self._step, self._params, self._box, self._device = step, params, box, device
         self._features = features
         self._uniform = shape.tokens // shape.seqs if shape is not None and shape.uniform else 0
         self._programs: dict[Hashable, Any] = {}
-        self._everywhere = NamedSharding(mesh, PartitionSpec())
 
     def __call__(self, batch: StepBatch) -> Launched:
         batch = replace(batch, features=self._features or batch.features, uniform=self._uniform)
@@ -85,7 +80,7 @@ class Executable:
             program = self._programs.get(key)
             if program is None:
                 program = self._programs[key] = self.program(cut_up)
-            state, result = program(self._params, self._box.value, jax.device_put(buffer, self._everywhere))
+            state, result = program(self._params, self._box.value, jax.device_put(buffer, self._device))
         except Exception as e:
             return Launched(None, e)
         self._box.value = state
@@ -101,10 +96,4 @@ class Executable:
             with jax.default_matmul_precision("highest"):
                 return trace(self._step, params, state, cut_up.map(lambda cut: cut.out_of(buffer)))
 
-        if self._mesh.size > 1:
-            specs = jax.tree.map(lambda a: a.sharding.spec, (self._params, self._box.value))
-            whole = PartitionSpec()
-            run = jax.shard_map(
-                run, mesh=self._mesh, in_specs=(*specs, whole), out_specs=(specs[1], whole), check_vma=False
-            )  # fmt: skip
         return jax.jit(run, donate_argnums=(1,))

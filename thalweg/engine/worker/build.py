@@ -131,9 +131,11 @@ def _build_model(job: _Job) -> Worker:
     length = resolve.max_len(args, job.facts)
     schedule = resolve.scheduler(args, job.defaults, length)
     binder = Binder(
-        device.kernels, strict=args.strict_kernels, batch_invariant=args.batch_invariant,
+        device.kernels, strict=args.strict_kernels, batch_invariant=args.batch_invariant and device.bodies_invariant,
         bodies_invariant=device.bodies_invariant,
     )  # fmt: skip
+    if args.batch_invariant and not device.bodies_invariant:
+        logger.warning("on %s a compiler orders sums by the batch: equal requests may differ in last bits", job.platform.name)
     model = build_model(
         job.hf, binder=binder, attention=device.attention, comm=device.comm, dtype=dtype, max_len=length,
         block_tokens=resolve.block_tokens(args, job.defaults),

@@ -1,6 +1,6 @@
 """The conformance kit: the acceptance test of any backend, in or out of tree.
 
-    pytest --pyargs thalweg.hal.testing --platform=NAME [--mode test|perf|support]
+    pytest --pyargs thalweg.hal.testing --platform=NAME [--platform-options JSON] [--mode test|perf|support]
 
 test: every kernel against the reference body of its op, attention against a dense formula, the device's promises.
 perf: median times, one JSON line each. support: the support matrix, in Markdown. It uses nothing of a backend but the

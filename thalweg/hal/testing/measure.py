@@ -131,7 +131,9 @@ def support(device: Device) -> str:
         for dtype in cases.dtypes_of(op):
             sample = op.samples[0]
             args = cases.host_arguments(op, sample, dtype)
-            bound = Binder(device.kernels, bodies_invariant=device.bodies_invariant).bind(op, **cases.facts(op, sample, args, dtype))
+            bound = Binder(device.kernels, bodies_invariant=device.bodies_invariant).bind(
+                op, **cases.facts(op, sample, args, dtype)
+            )
             got = cases.run(device, bound, cases.put(device, op, bound, args))
             worst = max(cases.difference(g, w) for g, w in zip(got, cases.reference(op, sample, args), strict=True))
             reached = "executed" if worst <= op.tolerances.get(dtype, 0.0) else f"wrong by {worst:.2g}"

@@ -1,7 +1,7 @@
 """Ragged paged attention: prompts, chunks of prompts and decodes in one launch, over a cache in blocks.
 
-Cache of a layer: [blocks, 2 (key, value), kv_heads, block_tokens, head_dim], so that one head's keys of a block are whole
-tiles of the vector unit, and a block is one contiguous copy.
+Cache of a layer: [blocks, kv_heads, block_tokens, 2 head_dim], a token's key and value side by side: then a row fills the 128
+lanes of the vector unit even where head_dim is 64, and a block is one contiguous copy.
 
 Work comes in tiles: a few query tokens of one sequence. One grid step serves one tile: it walks over the keys its tokens
 may see, a span of blocks at a time, copying the next span while it computes on the present one, with a running softmax
@@ -33,7 +33,7 @@ def attend(
     tables i32[S, B]; per tile, i32: its sequence, the position of its first token, how many tokens it has (0: padding).
     span: keys walked at once, a multiple of block_tokens. Gives an array like q; rows of no token mean nothing."""
     tiles, kv_heads, rows, dim = q.shape
-    step = max(1, span // cache.shape[3])
+    step = max(1, span // cache.shape[2])
     tables = jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % step)))
     body = functools.partial(_tile, width=tables.shape[1], per=per, scale=scale, window=window, softcap=softcap)
     block = pl.BlockSpec((1, kv_heads, rows, dim), lambda n, *_: (n, 0, 0, 0))
@@ -55,11 +55,12 @@ def attend(
 
 
 def _tile(
-    tables: Any, seqs: Any, positions: Any, counts: Any, q: Any, cache: Any, out: Any, held: Any, acc: Any, top: Any, total: Any,
-    arrived: Any, *, width: int, per: int, scale: float, window: int, softcap: float,
+    tables: Any, seqs: Any, positions: Any, counts: Any, q: Any, cache: Any, out: Any, held: Any, acc: Any, top: Any,
+    total: Any, arrived: Any, *, width: int, per: int, scale: float, window: int, softcap: float,
 ) -> None:  # fmt: skip
-    """One grid step. held [2, step, 2, kv_heads, block_tokens, head_dim]: the span computed on and the one on its way."""
-    _, step, _, kv_heads, size, dim = held.shape
+    """One grid step. held [2, step, kv_heads, block_tokens, 2 head_dim]: the span computed on and the one on its way."""
+    _, step, kv_heads, size, both = held.shape
+    dim = q.shape[3]
     rows, span = q.shape[2], step * size
     n = pl.program_id(0)
     first, count = positions[n], counts[n]
@@ -93,14 +94,15 @@ def _tile(
         at = i * span + lax.broadcasted_iota(jnp.int32, (rows, span), 1)
         mine = first + lax.div(lax.broadcasted_iota(jnp.int32, (rows, span), 0), per)
         seen = at <= mine
-        column = i * span + lax.broadcasted_iota(jnp.int32, (span, dim), 0)
+        column = i * span + lax.broadcasted_iota(jnp.int32, (span, both), 0)
         own = column < end
         if window:
             seen, own = seen & (at > mine - window), own & (column >= low)
         for h in range(kv_heads):
-            keys, values = (held[slot, :, kind, h].reshape(span, dim) for kind in (0, 1))
+            pairs = held[slot, :, h].reshape(span, both)
             # What others left in these blocks, NaN included, must not reach a sum, not even times zero.
-            values = jnp.where(own, values, jnp.zeros_like(values))
+            pairs = jnp.where(own, pairs, jnp.zeros_like(pairs))
+            keys, values = pairs[:, :dim], pairs[:, dim:]
             scores = _dot(q[0, h], keys, 1) * scale
             if softcap:
                 scores = softcap * jnp.tanh(scores / softcap)
@@ -128,17 +130,17 @@ def _dot(a: jax.Array, b: jax.Array, contract: int) -> jax.Array:
 def write(
     cache: jax.Array, new: jax.Array, block: jax.Array, low: jax.Array, high: jax.Array, *, interpret: Any = False
 ) -> jax.Array:  # fmt: skip
-    """The cache with rows low..high - 1 of block[w] replaced by those of new[w], in place: new is [W, 2, kv_heads,
-    block_tokens, head_dim], the rest i32[W]. No block is named twice, except by entries with low = high."""
+    """The cache with rows low..high - 1 of block[w] replaced by those of new[w], in place: new is [W, kv_heads,
+    block_tokens, 2 head_dim], the rest i32[W]. No block is named twice, except by entries with low = high."""
     shape = (1, *cache.shape[1:])
     grid = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,
         grid=(new.shape[0],),
         in_specs=[
-            pl.BlockSpec(shape, lambda w, block, *_: (block[w], 0, 0, 0, 0)),
-            pl.BlockSpec(shape, lambda w, *_: (w, 0, 0, 0, 0)),
+            pl.BlockSpec(shape, lambda w, block, *_: (block[w], 0, 0, 0)),
+            pl.BlockSpec(shape, lambda w, *_: (w, 0, 0, 0)),
         ],
-        out_specs=pl.BlockSpec(shape, lambda w, block, *_: (block[w], 0, 0, 0, 0)),
+        out_specs=pl.BlockSpec(shape, lambda w, block, *_: (block[w], 0, 0, 0)),
     )
     same = jax.ShapeDtypeStruct(cache.shape, cache.dtype)
     call = pl.pallas_call(_merge, grid_spec=grid, out_shape=same, input_output_aliases={3: 0}, interpret=interpret)
@@ -147,5 +149,5 @@ def write(
 
 def _merge(block: Any, low: Any, high: Any, old: Any, new: Any, out: Any) -> None:
     w = pl.program_id(0)
-    row = lax.broadcasted_iota(jnp.int32, old.shape, 3)
+    row = lax.broadcasted_iota(jnp.int32, old.shape, 2)
     out[...] = jnp.where((row >= low[w]) & (row < high[w]), new[...], old[...])

@@ -1,0 +1,79 @@
+"""A whole step of a model for TPU, of shapes alone: nothing is loaded and nothing is computed, so a step of any size can be
+lowered or compiled on any host. What lowers is what the backend runs: the same model, the same kernels, the same program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from thalweg.backends.tpu.arrays import pack
+from thalweg.backends.tpu.attention import backends
+from thalweg.backends.tpu.program import Executable
+from thalweg.hal.comm import Solo
+from thalweg.hal.op import Binder
+from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepShape
+from thalweg.models.build import build
+from thalweg.models.spec import ParamSpec, walk
+from thalweg.models.step import make_step
+
+LLAMA_1B = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192,
+    "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": True,
+}  # fmt: skip
+LLAMA_8B = {
+    **LLAMA_1B, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "head_dim": 128,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def step_of(
+    config: Mapping[str, Any], shape: StepShape, *, dtype: str = "bfloat16", block_tokens: int = 32, blocks: int = 1024,
+    max_len: int = 4096, features: Features | None = None,
+) -> tuple[Any, tuple[Any, Any, Any]]:  # fmt: skip
+    """(jitted function of parameters, state and batch buffer; their shapes), for one bucket of a model on one device."""
+    binder = Binder((), bodies_invariant=False)
+    model = build(
+        config, binder=binder, attention=backends("pallas", interpret=False), comm=Solo(), dtype=dtype, max_len=max_len,
+        block_tokens=block_tokens,
+    )  # fmt: skip
+    params: dict[Any, Any] = {}
+    for keys, spec in walk(model.specs):
+        node = params
+        for k in keys[:-1]:
+            node = node.setdefault(k, {})
+        node[keys[-1]] = _shape_of(spec)
+    kv = [jax.ShapeDtypeStruct((blocks, *layout.shape), layout.dtype) for layout in model.layouts]
+    state = {"kv": kv, "history": jax.ShapeDtypeStruct((shape.seqs + 1, max_len + 1), np.int32)}
+    batch = decode_batch(shape, len(model.groups))
+    batch.features = features or Features()
+    batch.plans = tuple(a.plan(batch, g, s, shape) for g, (a, s) in enumerate(model.attention))
+    buffer, cut_up, _ = pack(batch)
+    exe = Executable(
+        make_step(model, binder, logprobs_mode="raw_logprobs"), params, StateBox(state), shape, None, jax.devices("cpu")[0]
+    )
+    return exe.program(cut_up), (params, state, jax.ShapeDtypeStruct(buffer.shape, np.int32))
+
+
+def _shape_of(spec: ParamSpec) -> jax.ShapeDtypeStruct:
+    made = spec.make() if spec.make else None
+    return jax.ShapeDtypeStruct(tuple(made.shape) if made is not None else spec.shape(1), spec.dtype)
+
+
+def decode_batch(shape: StepShape, groups: int) -> StepBatch:
+    """A step of this bucket: decodes alone if it is uniform, else one prompt beside decodes."""
+    n, i32 = shape.seqs, np.int32
+    query = np.ones(n, i32)
+    query[-1] += shape.tokens - n
+    seq = np.repeat(np.arange(n, dtype=i32), query)
+    start = np.cumsum(query) - query
+    return StepBatch(
+        tokens=np.zeros(shape.tokens, i32), token_seq=seq, positions=(np.arange(shape.tokens) - start[seq]).astype(i32),
+        slots=np.arange(1, n + 1, dtype=i32), context=np.zeros(n, i32), query=query,
+        last_row=(np.cumsum(query) - 1).astype(i32),
+        emit=np.ones(n, bool), block_tables=tuple(np.zeros((n, shape.blocks), i32) for _ in range(groups)),
+        sampling=SamplingArrays.greedy(n),
+    )  # fmt: skip
