@@ -12,6 +12,7 @@ from thalweg.backends.tpu import TpuPlatform
 from thalweg.errors import DeviceError
 from thalweg.hal.platform import Place
 
+
 def _write(root: Path, name: str, text: str = "") -> None:
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).write_text(text)

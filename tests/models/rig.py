@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from thalweg.checkpoint.config import read_config
+from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Place
 from thalweg.hal.step import ON_DEVICE, SamplingArrays, StateBox, StepBatch, StepResult
-from thalweg.hal.discovery import named as find
 from thalweg.models.build import build
 from thalweg.models.load import load_params
 from thalweg.models.step import make_state, make_step
@@ -37,7 +37,7 @@ class Rig:
         self, path: Path, *, dtype: str = "float32", platform: str = "reference", max_len: int = 64, block: int = 4,
         slots: int = 9,
     ) -> None:  # fmt: skip
-        self.device = find(platform).open(Place())
+        self.device = load(platform).open(Place())
         binder = Binder(self.device.kernels)
         self.model = build(
             read_config(path), binder=binder, attention=self.device.attention, comm=self.device.comm, dtype=dtype,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from thalweg.errors import DeviceError
+from thalweg.hal import discovery
 from thalweg.hal.platform import Device, Place, Platform
 from thalweg.hal.testing.evidence import Cells, note, write
 from thalweg.hal.testing.options import MODES
-from thalweg.hal.testing.platforms import find
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,7 +59,7 @@ def _open(config: pytest.Config) -> tuple[Platform, Device | None, str]:
     """(platform, device or None, why not), once per run."""
     made = config.stash.get(_KEY, None)
     if made is None:
-        platform = find(config.getoption("--platform", "reference"))
+        platform = discovery.load(config.getoption("--platform", "reference"))
         try:
             options = _options(platform, config.getoption("--platform-options", ""))
             made = (platform, platform.open(Place(), options), "")

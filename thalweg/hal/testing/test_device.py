@@ -27,7 +27,7 @@ def _needs_steps(request: pytest.FixtureRequest, platform: Platform) -> None:
 
 def test_probing_imports_no_framework(request: pytest.FixtureRequest) -> None:
     code = (
-        "import sys; from thalweg.hal.testing.platforms import find; p = find(sys.argv[1]).probe();"
+        "import sys; from thalweg.hal import discovery; p = discovery.load(sys.argv[1]).probe();"
         "assert p.reason and isinstance(p.score, int); print(sorted({'torch', 'jax'} & set(sys.modules)))"
     )
     name = request.config.getoption("--platform")
