@@ -1,6 +1,8 @@
 """Kernels in the interpreter beyond the conformance kit: run by test_triton_library in a process of its own."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,15 @@ from thalweg.hal import noise, ops
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.op import Kernel
 from thalweg.hal.platform import Device, Place
+from thalweg.hal.step import StepShape
 from thalweg.hal.testing import sequences as seq
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "models"))
+from rig import Rig, Seq
+from zoo import make_checkpoint
+
+PLATFORM = "thalweg.backends.triton_kernels.testing:InterpretPlatform"
+PROMPTS = ([5, 9, 2, 7, 7, 1, 30, 4, 8, 11, 3], [3, 1, 4])
 
 
 @pytest.fixture(scope="module")
@@ -155,3 +165,28 @@ def test_the_logits_given_are_left_as_they_are(device: Device) -> None:
             before = args[0].clone()
             k.run(*args, **op.samples[0].static)
             torch.testing.assert_close(args[0], before, rtol=0, atol=0)
+
+
+def test_a_model_generates_what_the_reference_generates(device: Device, tmp_path: Path) -> None:
+    """Greedy, float32, two layers of which one sees a window, prompts in chunks beside decodes: every op and both kinds of
+    attention launch, with their plans, through the model's own step."""
+    path = make_checkpoint("qwen3-windowed", tmp_path, tokenizer=False)
+    want, got = (Rig(path, platform=p).generate(PROMPTS, 2, chunk=6, budget=8) for p in ("reference", PLATFORM))
+    for w, g in zip(want, got, strict=True):
+        assert g.tokens == w.tokens
+        np.testing.assert_allclose(g.logprobs, w.logprobs, atol=2e-5)
+        np.testing.assert_allclose(g.scores, w.scores, atol=2e-5)
+
+
+def test_a_padded_step_gives_the_bits_of_the_step_itself(device: Device, tmp_path: Path) -> None:
+    path, outs = make_checkpoint("llama", tmp_path, tokenizer=False), []
+    for shape in (None, StepShape(64, 7, 16)):
+        rig = Rig(path, platform=PLATFORM)
+        batch = rig.batch([(Seq(i + 1, list(p), len(p)), len(p)) for i, p in enumerate(PROMPTS)], score=True)
+        if shape:
+            batch = batch.pad(shape)
+            batch.plans = tuple(b.plan(batch, g, spec, shape) for g, (b, spec) in enumerate(rig.model.attention))
+        outs.append(rig.run(batch).result())
+    plain, padded = outs
+    assert padded.tokens[: len(PROMPTS)].tolist() == plain.tokens.tolist()
+    np.testing.assert_array_equal(padded.score.values, plain.score.values)
