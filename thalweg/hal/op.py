@@ -73,6 +73,10 @@ def _plain(w: QTensor) -> Any:
     return w.data["weight"]
 
 
+def _as_it_is(w: QTensor) -> Any:
+    return w.data["weight"] if w.format.kind == "dense" else dict(w.data)
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One way to run one op on one device.
@@ -167,7 +171,8 @@ class Binder:
         if self._strict and self._kernels:
             reasons = "; ".join(f"{k}: {r}" for k, r in refused) or "the device has no kernel for it"
             raise StrictKernelError(f"{op.name} would fall back to its reference body ({reasons})")
-        body = Kernel(op.name, "reference", op.reference, batch_invariant=op.batch_invariant and self._bodies_invariant)
+        invariant = op.batch_invariant and self._bodies_invariant
+        body = Kernel(op.name, "reference", op.reference, pack=_as_it_is, batch_invariant=invariant)
         return self._bound(op, spec, body, static, refused)
 
     def _bound(

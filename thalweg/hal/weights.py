@@ -22,9 +22,17 @@ class WeightFormat:
     group: int = 0
     """Inputs that share a scale: 0 = a whole row of the weight, -1 = the whole tensor."""
     symmetric: bool = True
+    """kind "int": False = every group has a zero point."""
     scale_dtype: str = ""
     act: str = ""
-    """Activation type the product runs in, if not the model's ("int8", "float8_e4m3fn")."""
+    """Activation type the product runs in, if not the model's ("int8", "float8_e4m3fn"): each row of the input is scaled by
+    its largest magnitude and rounded."""
+
+    def __str__(self) -> str:
+        if self.kind == "dense":
+            return "dense"
+        group = {0: "row", -1: "tensor"}.get(self.group, f"g{self.group}")
+        return f"{self.kind}{self.bits}-{group}{'' if self.symmetric else '-zeros'}{f'-{self.act}' if self.act else ''}"
 
 
 DENSE = WeightFormat()
@@ -32,7 +40,14 @@ DENSE = WeightFormat()
 
 @dataclass(frozen=True, slots=True)
 class QTensor:
-    """A weight matrix [out, in] in canonical form. DENSE: data = {"weight": [out, in]}."""
+    """A weight matrix [out, in] in canonical form.
+
+    DENSE: data = {"weight": [out, in]}.
+    Quantised: data = {"codes": [out, in], "scales": [out, groups] (or [1, 1]), "zeros": [out, groups] where not symmetric};
+    weight = (codes - zeros) * scales. kind "int": codes i8 (symmetric, -2**(bits-1) .. 2**(bits-1) - 1) or u8 with u8 zeros.
+    kind "float": codes are 8-bit floats of torch's dtypes; 4-bit floats (e2m1) are held as the float8_e4m3fn of their value.
+    Scales are float32 unless `format.scale_dtype` says otherwise. groups = in / group, the last may be short.
+    """
 
     format: WeightFormat
     shape: tuple[int, int]

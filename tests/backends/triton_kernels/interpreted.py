@@ -189,4 +189,5 @@ def test_a_padded_step_gives_the_bits_of_the_step_itself(device: Device, tmp_pat
         outs.append(rig.run(batch).result())
     plain, padded = outs
     assert padded.tokens[: len(PROMPTS)].tolist() == plain.tokens.tolist()
-    np.testing.assert_array_equal(padded.score.values, plain.score.values)
+    scored = plain.score.values
+    np.testing.assert_array_equal(padded.score.values[: len(scored)], scored)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
 from thalweg.hal.op import Sample, op
+from thalweg.hal.ops.quantise import dequantise, round_rows
+from thalweg.hal.weights import WeightFormat
 
 ROWS = 16
 """The linear body pads its rows to a multiple of this, see below."""
@@ -22,13 +26,24 @@ def embed(tokens: Tensor, weight: Tensor) -> Tensor:
     return weight[tokens.long()]
 
 
-def _linear_sample(rows: int, fan_in: int, fan_out: int, bias: bool = False) -> Sample:
+def _linear_sample(rows: int, fan_in: int, fan_out: int, bias: bool = False, weight: WeightFormat | None = None) -> Sample:
     def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         x = rng.normal(size=(rows, fan_in)).astype(np.float16)
         w = (rng.normal(size=(fan_out, fan_in)) / fan_in**0.5).astype(np.float16)
         return (x, w, rng.normal(size=fan_out).astype(np.float16)) if bias else (x, w)
 
-    return Sample(f"{rows}x{fan_in}x{fan_out}{'+bias' if bias else ''}", make)
+    static = {} if weight is None else {"weight": weight, "act": weight.act, "group": weight.group}
+    return Sample(f"{rows}x{fan_in}x{fan_out}{'+bias' if bias else ''}{f'-{weight}' if weight else ''}", make, static)
+
+
+INT8 = WeightFormat("int", 8)
+INT8_W8A8 = WeightFormat("int", 8, act="int8")
+INT4 = WeightFormat("int", 4, 128)
+INT4_ZEROS = WeightFormat("int", 4, 32, symmetric=False)
+FP8 = WeightFormat("float", 8)
+FP8_BLOCKS = WeightFormat("float", 8, 128)
+FP8_SCALED = WeightFormat("float", 8, act="float8_e4m3fn")
+MXFP4 = WeightFormat("float", 4, 32)
 
 
 @op(
@@ -37,16 +52,26 @@ def _linear_sample(rows: int, fan_in: int, fan_out: int, bias: bool = False) -> 
         _linear_sample(5, 64, 96, bias=True),
         _linear_sample(33, 256, 64),
         _linear_sample(2, 2048, 32),
+        *(_linear_sample(3, 256, 80, weight=f) for f in (INT8, INT8_W8A8, INT4, FP8, FP8_BLOCKS, FP8_SCALED, MXFP4)),
+        _linear_sample(21, 160, 33, bias=True, weight=INT4_ZEROS),
+        _linear_sample(40, 192, 64, bias=True, weight=INT4),
     ],
     tolerances={"float32": 1e-5, "bfloat16": 1e-2},
 )
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor | Mapping[str, Tensor], bias: Tensor | None = None, *, act: str = "", group: int = 0
+) -> Tensor:
     """x @ weight.T + bias: x [..., in], weight [out, in] (or what the kernel's pack made of it), bias [out] -> [..., out].
 
-    Facts at bind: in_features, out_features, dtype, weight (a WeightFormat).
+    Facts at bind: in_features, out_features, dtype, weight (a WeightFormat), and of a quantised one its act and group.
     Rows are padded to a multiple of 16, because matrix libraries sum in another order for one row, or few, or a
     remainder: padded, a row's result does not depend on how many rows come with it.
+    Quantised weights are turned back into the model's dtype first; with act, so is what is left of the input after it was
+    rounded to codes of that type with one scale per row.
     """
     rows = x.reshape(-1, x.shape[-1])
-    out = F.linear(F.pad(rows, (0, 0, 0, -rows.shape[0] % ROWS)), weight, bias)
+    if act:
+        rows = round_rows(rows, act)
+    dense = weight if isinstance(weight, Tensor) else dequantise(weight, group, x.dtype)
+    out = F.linear(F.pad(rows, (0, 0, 0, -rows.shape[0] % ROWS)), dense, bias)
     return out[: rows.shape[0]].reshape(*x.shape[:-1], out.shape[-1])

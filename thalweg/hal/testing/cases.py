@@ -11,9 +11,10 @@ import torch
 
 from thalweg.hal import ops
 from thalweg.hal.op import Binder, Bound, Kernel, Op, Sample
+from thalweg.hal.ops.quantise import quantise
 from thalweg.hal.platform import Device
 from thalweg.hal.step import SamplingArrays, StateBox, StepBatch, StepResult
-from thalweg.hal.weights import DENSE, QTensor
+from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 
 ROWS: Mapping[str, tuple[int, ...]] = {
     "embed": (0,), "linear": (0,), "rms_norm": (0,), "add_rms_norm": (0, 1), "rope": (0, 1, 2), "act_and_mul": (0,),
@@ -44,7 +45,7 @@ def facts(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str) -> d
     """What a layer would say when it binds this op."""
     out: dict[str, Any] = {"dtype": dtype, **sample.static}
     if op.name == "linear":
-        out |= {"in_features": args[1].shape[1], "out_features": args[1].shape[0], "weight": DENSE}
+        out = {"in_features": args[1].shape[1], "out_features": args[1].shape[0], "weight": DENSE} | out
     if args[0].dtype == torch.float32 and op.name in ROWS and dtype == "float32":
         out |= {"vocab": args[0].shape[-1]}
     return out
@@ -59,8 +60,14 @@ def put(device: Device, op: Op, bound: Bound, args: Sequence[torch.Tensor]) -> l
     """Arguments on the device, the weight packed as this kernel wants it."""
     placed = [device.put(a.clone()) for a in args]
     if op.name == "linear":
-        placed[1] = bound.pack(QTensor(DENSE, (args[1].shape[0], args[1].shape[1]), {"weight": placed[1]}))
+        placed[1] = bound.pack(_weight(device, args[1], bound.choice.facts["weight"]))
     return placed
+
+
+def _weight(device: Device, weight: torch.Tensor, format: WeightFormat) -> QTensor:
+    shape = (weight.shape[0], weight.shape[1])
+    made = quantise(weight, format) if format != DENSE else QTensor(DENSE, shape, {"weight": weight.clone()})
+    return QTensor(format, shape, {name: device.put(a) for name, a in made.data.items()})
 
 
 class Compiled:

@@ -112,7 +112,8 @@ def roomy(batch: StepBatch) -> StepShape:
     """One of few shapes, with room for this batch."""
     tokens, seqs, blocks = batch.tokens.shape[0], batch.slots.shape[0], batch.block_tables[0].shape[1]
     power = [1 << n for n in range(4, 31)]
-    return StepShape(*(next(n for n in sizes if n > x) for x, sizes in ((tokens, power), (seqs, power), (blocks, power[3:]))))
+    t, s, b = (next(n for n in sizes if n > x) for x, sizes in ((tokens, power), (seqs, power), (blocks, power[3:])))
+    return StepShape(t, s, b)
 
 
 def rows(stories: Sequence[Story], start: Sequence[int], query: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,0 +1,97 @@
+"""Rounding: weights to codes, scales and zeros and back, and rows of activations to codes. Definitions, not fast paths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from thalweg.hal.weights import QTensor, WeightFormat
+
+
+def round_rows(x: Tensor, act: str) -> Tensor:
+    """x [rows, in] -> the same, rounded to codes of `act` and back, in x's dtype."""
+    codes, scale = quantise_rows(x, act)
+    return (codes.to(torch.float32) * scale).to(x.dtype)
+
+
+def quantise_rows(x: Tensor, act: str) -> tuple[Tensor, Tensor]:
+    """x [rows, in] -> (codes [rows, in] of dtype act, scale float32 [rows, 1]): a row's scale is its largest
+    magnitude over the largest of the type, 1 for a row of zeros; codes are the nearest (ties to even) of x / scale."""
+    kind = getattr(torch, act)
+    top = 127.0 if act == "int8" else torch.finfo(kind).max
+    wide = x.to(torch.float32)
+    scale = wide.abs().amax(-1, keepdim=True) / top
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    codes = wide / scale
+    return (torch.round(codes) if act == "int8" else codes).clamp(-top, top).to(kind), scale
+
+
+def dequantise(data: Mapping[str, Tensor], group: int, dtype: torch.dtype) -> Tensor:
+    """The data of a quantised QTensor with this group -> weight [out, in]."""
+    codes, fan_in = data["codes"].to(torch.float32), data["codes"].shape[1]
+    if "zeros" in data:
+        codes = codes - _per_input(data["zeros"], group, fan_in)
+    return (codes * _per_input(data["scales"], group, fan_in)).to(dtype)
+
+
+def _per_input(groups: Tensor, group: int, fan_in: int) -> Tensor:
+    """[out, groups] -> [out, in] in float32; as it is where one value serves all inputs."""
+    groups = groups.to(torch.float32)
+    return groups if group <= 0 else groups.repeat_interleave(group, dim=1)[:, :fan_in]
+
+
+def quantise(weight: Tensor, format: WeightFormat) -> QTensor:
+    """A dense weight [out, in] rounded to nearest in this format: scales from each group's largest magnitude (symmetric) or
+    its range, zero included (not symmetric). kind "float" with 4 bits rounds scales up to powers of two, as MX formats do."""
+    out, fan_in = weight.shape
+    size = {0: fan_in, -1: fan_in}.get(format.group, format.group)
+    groups = -(-fan_in // size)
+    wide = F.pad(weight.to(torch.float32), (0, groups * size - fan_in)).reshape(out, groups, size)
+    data = _float_codes(wide, format) if format.kind == "float" else _int_codes(wide, format)
+    data["codes"] = data["codes"].reshape(out, groups * size)[:, :fan_in].contiguous()
+    return QTensor(format, (out, fan_in), data)
+
+
+def _int_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
+    if format.symmetric:
+        top = (1 << (format.bits - 1)) - 1
+        scales = _nonzero(_largest(wide, format) / top)
+        return {"codes": torch.round(wide / scales[..., None]).clamp(-top - 1, top).to(torch.int8), "scales": scales}
+    top = (1 << format.bits) - 1
+    low, high = wide.amin(-1).clamp(max=0), wide.amax(-1).clamp(min=0)
+    scales = _nonzero((high - low) / top)
+    zeros = torch.round(-low / scales)
+    codes = (torch.round(wide / scales[..., None]) + zeros[..., None]).clamp(0, top)
+    return {"codes": codes.to(torch.uint8), "scales": scales, "zeros": zeros.to(torch.uint8)}
+
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Magnitudes of the 4-bit float (OCP Microscaling Formats, 1.0)."""
+
+
+def _float_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
+    if format.bits == 8:
+        scales = _nonzero(_largest(wide, format) / torch.finfo(torch.float8_e4m3fn).max)
+        return {"codes": (wide / scales[..., None]).to(torch.float8_e4m3fn), "scales": scales}
+    scales = torch.exp2(torch.ceil(torch.log2(_nonzero(_largest(wide, format) / E2M1[-1]))))
+    levels = torch.tensor(E2M1)
+    # To the nearer of two neighbours; a value in the middle goes to the one whose last bit is 0.
+    below = torch.bucketize((wide / scales[..., None]).abs(), levels, right=True).sub(1).clamp(0, len(E2M1) - 2)
+    x = (wide / scales[..., None]).abs()
+    middle = (levels[below] + levels[below + 1]) / 2
+    up = (x > middle) | ((x == middle) & (below % 2 == 1))
+    codes = torch.where(up, levels[below + 1], levels[below]) * wide.sign()
+    return {"codes": codes.to(torch.float8_e4m3fn), "scales": scales}
+
+
+def _largest(wide: Tensor, format: WeightFormat) -> Tensor:
+    """[out, groups], or [1, 1] for one scale of the whole tensor."""
+    top = wide.abs().amax(-1)
+    return top.amax().reshape(1, 1) if format.group == -1 else top
+
+
+def _nonzero(scales: Tensor) -> Tensor:
+    return torch.where(scales > 0, scales, torch.ones_like(scales))
