@@ -106,9 +106,18 @@ def empty_batch() -> StepBatch:
     )  # fmt: skip
 
 
+def body_arguments(op: Op, sample: Sample, args: Sequence[torch.Tensor]) -> list[Any]:
+    """Copies of the arguments, the weight of a linear layer as the body takes it."""
+    out: list[Any] = [a.clone() for a in args]
+    format = sample.static.get("weight", DENSE)
+    if format != DENSE:
+        out[1] = dict(quantise(out[1], format).data)
+    return out
+
+
 def reference(op: Op, sample: Sample, args: Sequence[torch.Tensor]) -> list[np.ndarray]:
     """What the op's body gives, on the host."""
-    out = op.reference(*(a.clone() for a in args), **sample.static)
+    out = op.reference(*body_arguments(op, sample, args), **{k: v for k, v in sample.static.items() if k in op.static})
     out = out if isinstance(out, tuple) else (out,)
     return [(x.to(torch.float32) if x.is_floating_point() else x).numpy() for x in out]
 

@@ -1,0 +1,73 @@
+"""Rounding of weights and activations against sums done by hand, and against torch's own 8-bit arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from thalweg.hal.ops.matmul import linear
+from thalweg.hal.ops.quantise import E2M1, dequantise, quantise, quantise_rows
+from thalweg.hal.weights import WeightFormat
+
+FORMATS = {
+    "int8": (WeightFormat("int", 8), 1 / 254),
+    "int8 of the tensor": (WeightFormat("int", 8, -1), 1 / 254),
+    "int4 groups": (WeightFormat("int", 4, 32), 1 / 14),
+    "int4 zeros": (WeightFormat("int", 4, 32, symmetric=False), 1 / 15),
+    "float8": (WeightFormat("float", 8, 32), 1 / 16),
+    "mxfp4": (WeightFormat("float", 4, 32), 1 / 4),
+}
+"""With the largest error of a code, as a share of the largest magnitude of what shares its scale."""
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("fan_in", [64, 80])
+def test_rounding_is_within_half_a_step_also_in_a_short_last_group(name: str, fan_in: int) -> None:
+    format, step = FORMATS[name]
+    weight = torch.randn(7, fan_in) + 0.3
+    made = quantise(weight, format)
+    back = dequantise(made.data, format.group, torch.float32)
+    assert made.data["codes"].shape == weight.shape == back.shape
+    size = format.group if format.group > 0 else fan_in
+    for at in range(0, fan_in, size):
+        group = weight[:, at : at + size]
+        span = group.abs().amax(-1, keepdim=True)
+        if format.group == -1:
+            span = weight.abs().max()
+        if not format.symmetric:
+            span = group.amax(-1, keepdim=True).clamp(min=0) - group.amin(-1, keepdim=True).clamp(max=0)
+        assert ((back[:, at : at + size] - group).abs() <= span * step * 1.001).all()
+
+
+def test_mxfp4_holds_the_nearest_of_its_levels_under_a_power_of_two() -> None:
+    weight = torch.randn(5, 64) * 3
+    made = quantise(weight, WeightFormat("float", 4, 32))
+    scales = made.data["scales"].numpy()
+    assert (np.exp2(np.round(np.log2(scales))) == scales).all()
+    levels = np.unique([s * v for v in E2M1 for s in (-1, 1)])
+    for i in range(5):
+        for j in range(64):
+            x = weight[i, j].item() / scales[i, j // 32]
+            assert abs(made.data["codes"][i, j].float().item() - x) == pytest.approx(np.abs(levels - x).min(), abs=1e-6)
+            assert abs(x) <= 6
+
+
+def test_rows_of_activations_round_as_numpy_does() -> None:
+    x = torch.randn(4, 33)
+    x[2] = 0
+    codes, scale = quantise_rows(x, "int8")
+    want = np.abs(x.numpy()).max(-1, keepdims=True) / 127
+    want[2] = 1
+    np.testing.assert_array_equal(scale.numpy(), want.astype(np.float32))
+    np.testing.assert_array_equal(codes.numpy(), np.rint(x.numpy() / want.astype(np.float32)).astype(np.int8))
+
+
+def test_w8a8_is_the_product_of_whole_numbers_scaled() -> None:
+    """Against int32 arithmetic done by numpy."""
+    format = WeightFormat("int", 8, act="int8")
+    x, made = torch.randn(3, 96), quantise(torch.randn(10, 96), format)
+    codes, scale = quantise_rows(x, "int8")
+    whole = codes.numpy().astype(np.int32) @ made.data["codes"].numpy().astype(np.int32).T
+    want = whole * scale.numpy() * made.data["scales"].numpy().T
+    np.testing.assert_allclose(linear(x, dict(made.data), act="int8").numpy(), want, rtol=1e-4, atol=1e-5)
