@@ -28,4 +28,5 @@ def test_a_benchmark_prints_its_report(script):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout[done.stdout.index("{") :])
-    assert report and all(value != {} for value in report.values())
+    assert report
+    assert all(value != {} for value in report.values())
