@@ -138,7 +138,8 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one worker process sits: its rank, how many devices it drives, and the environment it needs."""
+    """Where one worker process sits: its rank (of several devices, that of the first), how many devices it drives, and the
+    environment it needs."""
 
     rank: int = 0
     world: int = 1
@@ -196,6 +197,15 @@ class Device(ABC):
     def put(self, t: Array) -> Array:
         """A host array (numpy, or the framework's host tensor) on the device. May share memory with a read-only source.
         An array that is on the device already stays as it is."""
+
+    def put_on(self, t: Array, rank: int) -> Any:
+        """`put`, on one of the ranks this device drives: its own share of a parameter. Only where place.devices are several."""
+        raise NotImplementedError(f"{self.info.kind}: put_on")
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        """What `put_on` placed, or a kernel packed of it, one nest of arrays per rank and all alike, as one parameter: inside
+        a step every rank sees its own. Only where place.devices are several."""
+        raise NotImplementedError(f"{self.info.kind}: join")
 
     def normal(self, shape: tuple[int, ...], dtype: str, *, std: float, seed: int) -> Array | None:
         """Made-up weights, drawn on the device: the same for the same seed, but not on another kind of device. Default:

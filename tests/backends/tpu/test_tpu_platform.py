@@ -158,8 +158,6 @@ def test_wrong_knobs_are_refused_by_name() -> None:
         LLM(device="tpu", additional_config={"jax_platfrom": "cpu"}, **SIZES)
     with pytest.raises(DeviceError, match="auto, pallas or xla"):
         _open(attention="flash")
-    with pytest.raises(DeviceError, match="one device"):
-        TpuPlatform().open(Place(devices=(0, 1)), TpuOptions(**HOST))
 
 
 def test_some_bucket_holds_every_step_within_the_limits_and_they_are_few() -> None:

@@ -124,8 +124,6 @@ class TpuPlatform(Platform):
             raise DeviceError(f"device: tpu takes TpuOptions, not {type(options).__name__}")
         if options.attention not in ("auto", "pallas", "xla"):
             raise DeviceError(f"device: tpu: attention must be auto, pallas or xla, not {options.attention!r}")
-        if len(place.devices) != 1:
-            raise DeviceError(f"device: tpu: a model runs on one device in this version, not on {len(place.devices)}")
         probe = self.probe_with(options)
         if probe.score <= 0:
             raise DeviceError(f"device: tpu: {probe.reason}")

@@ -21,7 +21,7 @@ from thalweg.errors import ConfigError, ThalwegError
 from thalweg.hal import discovery
 from thalweg.hal.kv import KVLayout, KVSpec
 from thalweg.hal.op import Binder
-from thalweg.hal.platform import Defaults, Device, Limits, ModelFacts, Pending, Place, Platform
+from thalweg.hal.platform import Defaults, Device, Limits, ModelFacts, Pending, Platform
 from thalweg.hal.step import StateBox, StepBatch
 from thalweg.marks import mark
 from thalweg.models import registry
@@ -83,7 +83,7 @@ def build(args: EngineArgs) -> Worker:
     facts = read_facts(hf, path)
     registry.supported(hf)  # refuse an unknown architecture before a framework is imported
     platform = discovery.choose(args.device, lambda p: _options(p, args))
-    device = platform.open(Place(), _options(platform, args))
+    device = platform.open(resolve.place(args, platform), _options(platform, args))
     job = _Job(args, path, hf, facts, platform, device, platform.defaults(facts, device.info))
     try:
         worker = _build_model(job) if platform.runs_models else _build_without_model(job)
@@ -144,7 +144,10 @@ def _build_model(job: _Job) -> Worker:
     size = resolve.cache_size(args, model.groups, _room(job, dtype, schedule, length), length, schedule.max_seqs)
     step = make_step(model, binder, logprobs_mode=args.logprobs_mode)
     before = device.used()
-    params = load_params(model, job.path, device, load_format=args.load_format, seed=args.seed, progress=args.use_tqdm_on_load)
+    params = load_params(
+        model, job.path, device, load_format=args.load_format, seed=args.seed, progress=args.use_tqdm_on_load,
+        ranks=range(device.comm.size),
+    )  # fmt: skip
     mark("weights loaded")
     _tell_memory(job, device.used() - before)
     slots = schedule.max_seqs + 1
@@ -197,9 +200,9 @@ def _no_step(params: Any, state: Any, batch: StepBatch) -> Any:
 
 def _room(job: _Job, dtype: str, schedule: SchedulerConfig, length: int) -> int:
     """Bytes for the KV cache, known before a weight is read."""
-    settings = registry.family(job.hf)(job.hf)
-    others = job.platform.workspace(step_sizes(settings, schedule, length, BYTES[dtype])) + history(schedule, length)
-    weights = weight_bytes(settings, job.platform, dtype, length)
+    settings, ranks = registry.family(job.hf)(job.hf), job.device.comm.size
+    others = job.platform.workspace(step_sizes(settings, schedule, length, BYTES[dtype], ranks)) + history(schedule, length)
+    weights = weight_bytes(settings, job.platform, dtype, length, ranks)
     return resolve.cache_bytes(job.args, job.defaults, job.device.memory(), weights, others)
 
 
