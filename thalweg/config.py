@@ -52,8 +52,9 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     load_format: str = "auto"
     use_tqdm_on_load: bool = True
     strict_kernels: bool = False
-    batch_invariant: bool = True
-    """Only kernels whose rows do not depend on the rest of the batch, where the device has them: same seed, same text."""
+    batch_invariant: bool | None = None
+    """Only kernels whose rows do not depend on the rest of the batch: same seed, same text, whatever else runs. None: wherever
+    the device has them. True: refuse to start where it has not. False: the fastest kernels."""
     threads: int | None = None
     """CPU threads of the engine process; None = the platform's choice."""
     additional_config: dict[str, Any] | None = None

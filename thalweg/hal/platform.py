@@ -227,6 +227,16 @@ class Device(ABC):
         """An executable of the step, for batches padded to `shape` whose features `features` covers. None = any:
         what a platform whose Defaults.buckets is empty is asked for."""
 
+    def widen(self, features: Features) -> Features:
+        """What an executable is compiled for where these are asked for: a superset gives the same tokens, and few supersets
+        mean few executables. Default: nothing more."""
+        return features
+
+    def prepared(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
+        """Of the buckets, in the order of work, those whose executables are made before the first request (each runs once, on
+        scratch rows) because making one takes long. Default: none."""
+        return ()
+
     def measure(self, step: Step, params: Params, state: StateBox, batch: StepBatch) -> int:
         """Peak workspace bytes of this batch. Default: 0 (the platform reserves by its own memory rule)."""
         return 0

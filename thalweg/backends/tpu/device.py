@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -23,6 +24,8 @@ from thalweg.hal.platform import Device, DeviceInfo, Memory, Place
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 
 KERNELS: tuple[Kernel, ...] = ()
+LOGPROBS = 20
+"""Of the most likely tokens, where some are asked for: as many as requests usually may."""
 
 
 def open_device(place: Place, options: TpuOptions) -> TpuDevice:
@@ -55,6 +58,7 @@ class TpuDevice(Device):
     def __init__(self, devices: Sequence[Any], options: TpuOptions) -> None:
         self._ranks = Ranks(devices)
         self.comm = self._ranks.comm
+        self._precompile = options.precompile
         self._on_host = options.jax_platform == "cpu"
         self.info = DeviceInfo(
             name=f"JAX on {cpu_name()}" if self._on_host else devices[0].device_kind,
@@ -98,6 +102,20 @@ class TpuDevice(Device):
         self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None
     ) -> Executable:
         return Executable(step, params, state, shape, features, self._ranks)
+
+    def widen(self, features: Features) -> Features:
+        """Drawing costs next to nothing beside a greedy choice, and 20 logprobs no more than one: no programs of their own."""
+        some = {n: max(getattr(features, n), LOGPROBS) for n in ("logprobs", "score") if getattr(features, n) > 0}
+        return replace(features, random=True, **some)
+
+    def prepared(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
+        """On the host, where trying is what matters, the smallest of each kind."""
+        if self._precompile == "none":
+            return ()
+        if self._precompile == "all" or (self._precompile == "auto" and not self._on_host):
+            return buckets
+        first = {s.uniform: s for s in sorted(buckets, key=lambda s: -s.tokens)}
+        return [first[k] for k in (False, True) if k in first]
 
     def copy_blocks(self, kv: jax.Array, source: np.ndarray, target: np.ndarray) -> jax.Array:
         return jax.device_put(kv.at[jnp.asarray(target)].set(kv[jnp.asarray(source)]), kv.sharding)

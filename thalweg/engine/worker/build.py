@@ -60,15 +60,15 @@ class _Job:
 def prepare(device: str) -> None:
     """Load the code that serving on `--device device` needs; open nothing. What is not there is `build`'s to refuse."""
     try:
-        platform = discovery.choose(device)
-    except ThalwegError:
-        return
-    if platform.runs_models:
-        import thalweg.models.build
-        import thalweg.models.load
-        import thalweg.models.step  # noqa: F401
+        platform = discovery.choose("auto") if device == "auto" else discovery.load(device)
+        if platform.runs_models:
+            import thalweg.models.build
+            import thalweg.models.load
+            import thalweg.models.step  # noqa: F401
 
-        platform.preload()
+            platform.preload()
+    except (ThalwegError, ImportError):
+        return
     mark("framework imported")
 
 
@@ -130,12 +130,10 @@ def _build_model(job: _Job) -> Worker:
     dtype = resolve.dtype(args, job.facts, device.info, job.defaults)
     length = resolve.max_len(args, job.facts)
     schedule = resolve.scheduler(args, job.defaults, length)
+    invariant = _invariant(job)
     binder = Binder(
-        device.kernels, strict=args.strict_kernels, batch_invariant=args.batch_invariant and device.bodies_invariant,
-        bodies_invariant=device.bodies_invariant,
-    )  # fmt: skip
-    if args.batch_invariant and not device.bodies_invariant:
-        logger.warning("on %s a compiler orders sums by the batch: equal requests may differ in last bits", job.platform.name)
+        device.kernels, strict=args.strict_kernels, batch_invariant=invariant, bodies_invariant=device.bodies_invariant
+    )
     model = build_model(
         job.hf, binder=binder, attention=device.attention, comm=device.comm, dtype=dtype, max_len=length,
         block_tokens=resolve.block_tokens(args, job.defaults),
@@ -153,14 +151,31 @@ def _build_model(job: _Job) -> Worker:
     slots = schedule.max_seqs + 1
     state = StateBox(make_state(model, device, blocks=size.blocks, slots=slots, max_len=size.max_len))
     limits = Limits(schedule.max_tokens, schedule.max_seqs, size.max_len, model.groups[0].block_tokens)
+    buckets = job.platform.buckets(job.defaults, limits)
     runner = Runner(
         lambda shape, features: device.compile(step, params, state, shape, features),
         model.attention,
-        job.platform.buckets(job.defaults, limits),
+        buckets,
         job.defaults.unpadded,
+        device.widen,
     )
+    runner.prepare(device.prepared(buckets))
     config = _config(job, dtype, size, model.groups, schedule, model.vocab)
     return Worker(config, runner.launch, [str(c) for c in binder.plan], device, 0.0)
+
+
+def _invariant(job: _Job) -> bool:
+    """Whether only batch-invariant kernels are bound. Says so in the log; ConfigError where that was insisted on in vain."""
+    wanted, can = job.args.batch_invariant, job.device.bodies_invariant
+    why = (
+        f"on {job.platform.name} a compiler orders sums by the shape of a step, so equal requests may differ in their last bits"
+    )
+    if wanted and not can:
+        raise ConfigError(f"batch_invariant: {why}: leave the flag out")
+    if wanted is False:
+        why = "not wanted"
+    logger.info("batch invariance: %s", "yes: same seed, same text" if can and wanted is not False else f"no: {why}")
+    return can and wanted is not False
 
 
 def _tell_memory(job: _Job, loaded: int) -> None:
