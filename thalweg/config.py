@@ -52,12 +52,15 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     load_format: str = "auto"
     use_tqdm_on_load: bool = True
     strict_kernels: bool = False
-    batch_invariant: bool = True
-    """Only kernels whose rows do not depend on the rest of the batch, where the device has them: same seed, same text."""
+    batch_invariant: bool | None = None
+    """Only kernels whose rows do not depend on the rest of the batch: same seed, same text, whatever else runs. None: wherever
+    the device has them. True: refuse to start where it has not. False: the fastest kernels."""
     threads: int | None = None
     """CPU threads of the engine process; None = the platform's choice."""
     additional_config: dict[str, Any] | None = None
     """The platform's own knobs, by name."""
+    tensor_parallel_size: int = 1
+    """Devices that share the model, each with its part of every layer. More than one only where one process drives them all."""
 
     block_size: int | None = None
     kv_cache_memory_bytes: int | None = None
@@ -146,7 +149,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
 
 
 _POSITIVE = ("max_model_len", "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override", "max_num_seqs",
-             "max_num_batched_tokens", "threads", "max_num_partial_prefills", "max_long_partial_prefills")  # fmt: skip
+             "max_num_batched_tokens", "threads", "tensor_parallel_size", "max_num_partial_prefills",
+             "max_long_partial_prefills")  # fmt: skip
 
 
 def check_args(args: EngineArgs) -> None:

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from thalweg.backends.tpu.interop import in_jax
 from thalweg.backends.tpu.pallas import ragged_attention
-from thalweg.backends.tpu.program import in_jax
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.step import SCRATCH, StepBatch, StepShape

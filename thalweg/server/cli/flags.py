@@ -31,7 +31,6 @@ CHOICES = {
 }
 """Where this version has fewer (or other) values than the field."""
 SAME_AS_NOW: dict[str, tuple[Any, ...]] = {
-    "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "nnodes": (1,),
