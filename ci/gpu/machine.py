@@ -1,8 +1,9 @@
 """What this machine's accelerator can do: the conformance kit, the platform's own tests, benchmarks. JSON under $OUT.
 
 Runs on the best platform this machine has, or the one named. Where the machine has no accelerator that a platform drives, it
-runs on the CPU with small sizes and says so in summary.json, so that a green run never claims a device it did not use. Exit
-status: 0 if every part passed.
+runs on the CPU with small sizes and says so in summary.json, so that a green run never claims a device it did not use.
+--hosted: the GPU platforms' own device on the processor, small; so that every part has run before a GPU is at hand.
+Exit status: 0 if every part passed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,32 +22,52 @@ from thalweg.hal import discovery
 
 ROOT = Path(__file__).parents[2]
 NOT_DEVICES = ("cpu", "reference", "null")
+HOSTED = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
+TESTS = {"cuda": "torch_gpu", "rocm": "torch_gpu", "xpu": "torch_gpu", HOSTED: "torch_gpu"}
+"""Folders of tests/backends, where they are not the platform's name."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--platform", help="platform to run on (default: the best this machine has)")
+    parser.add_argument("--hosted", action="store_true", help="the GPU platforms' device on the processor, small")
     parser.add_argument("--quick", action="store_true", help="conformance and checks only, no benchmarks")
+    parser.add_argument("--only", nargs="*", metavar="PART", help="these parts, as summary.json names them")
+    parser.add_argument("--seconds", type=float, default=3600, help="time limit of one part (default: %(default)g)")
     args = parser.parse_args()
+    if args.hosted and args.platform:
+        parser.error("--hosted is a platform of its own: leave --platform out")
     out = Path(os.environ.get("OUT") or ROOT / "build" / "device")
     out.mkdir(parents=True, exist_ok=True)
 
     probes = discovery.probe_all()
-    platform, note = choose(args.platform, {name: p.score for name, p in probes.items()})
+    if args.hosted:
+        platform, note = HOSTED, "a GPU's device, run on the processor: it proves the path, and its figures mean nothing"
+    else:
+        platform, note = choose(args.platform, {name: p.score for name, p in probes.items()})
     print(f"platform: {platform}. {note}", flush=True)
     summary: dict[str, Any] = {
         "platform": platform,
-        "accelerated": platform not in NOT_DEVICES,
+        "accelerated": accelerated(platform),
         "note": note,
         "probes": {name: {"score": p.score, "reason": p.reason} for name, p in probes.items()},
         "parts": {},
     }
-    for name, command in parts(platform, out, args.quick).items():
-        summary["parts"][name] = execute(name, command, out)
+    todo = parts(platform, out, args.quick)
+    if unknown := set(args.only or ()) - set(todo):
+        parser.error(f"--only: no part is called {', '.join(sorted(unknown))}; there are: {', '.join(todo)}")
+    for name, command in todo.items():
+        if args.only and name not in args.only:
+            continue
+        summary["parts"][name] = execute(name, command, out, args.seconds)
         (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     failed = [name for name, part in summary["parts"].items() if part["exit"] != 0]
     print(f"{platform}: {'all parts passed' if not failed else 'FAILED: ' + ', '.join(failed)}; see {out / 'summary.json'}")
     return 1 if failed else 0
+
+
+def accelerated(platform: str) -> bool:
+    return platform not in (*NOT_DEVICES, HOSTED)
 
 
 def choose(asked: str | None, scores: dict[str, int]) -> tuple[str, str]:
@@ -64,34 +86,43 @@ def parts(platform: str, out: Path, quick: bool) -> dict[str, list[str]]:
     """Name -> command. Each runs in its own process, so that one crash does not hide the others."""
     kit = [sys.executable, "-m", "pytest", "--pyargs", "thalweg.hal.testing", f"--platform={platform}"]
     todo = {"conformance": [*kit, f"--junitxml={out / 'conformance.xml'}"]}
-    own = ROOT / "tests" / "backends" / platform
+    own = ROOT / "tests" / "backends" / TESTS.get(platform, platform)
     if own.is_dir():
         todo["tests"] = [sys.executable, "-m", "pytest", str(own), f"--junitxml={out / 'tests.xml'}"]
     here = Path(__file__).parent
     todo["checks"] = [sys.executable, str(here / "checks.py"), "--device", platform, f"--output-json={out / 'checks.json'}"]
     if not quick:
-        small = ["--shapes=tiny", "--quick"] if platform in NOT_DEVICES else []
+        small = [] if accelerated(platform) else ["--shapes=tiny", "--quick"]
         figures = [sys.executable, str(here / "measure.py"), "--device", platform, *small]
         todo["measure"] = [*figures, f"--output-json={out / 'figures.json'}"]
         todo["measure as it comes"] = [*figures, "--as-it-comes", f"--output-json={out / 'figures-as-it-comes.json'}"]
         todo["kernels"] = [*kit, "--mode=perf"]
         todo["support"] = [*kit, "--mode=support"]
-        thalweg = str(Path(sys.executable).parent / "thalweg")
-        todo["bench host"] = [thalweg, "bench", "host"]
+        bench = [sys.executable, "-m", "thalweg", "bench"]
+        todo["bench host"] = [*bench, "host"]
         for kind in ("latency", "throughput"):
-            todo[f"bench {kind}"] = [thalweg, "bench", kind, "--device", platform, "--output-json", str(out / f"{kind}.json")]
+            todo[f"bench {kind}"] = [*bench, kind, "--device", platform, "--output-json", str(out / f"{kind}.json")]
     return todo
 
 
-def execute(name: str, command: list[str], out: Path) -> dict[str, Any]:
-    """Run one part; its whole output goes to a log of its name."""
+def execute(name: str, command: list[str], out: Path, seconds: float) -> dict[str, Any]:
+    """Run one part; its whole output goes to a log of its name. Exit 124: it did not end in time, and was ended."""
     log = out / f"{name.replace(' ', '-')}.log"
     print(f"== {name}: {' '.join(command)}", flush=True)
     start = time.monotonic()
     with log.open("w") as f:
-        code = subprocess.run(command, cwd=ROOT, stdout=f, stderr=subprocess.STDOUT, check=False).returncode
-    print(f"   exit {code}, {time.monotonic() - start:.0f} s", flush=True)
-    return {"command": command, "exit": code, "seconds": round(time.monotonic() - start, 1), "log": log.name}
+        process = subprocess.Popen(command, cwd=ROOT, stdout=f, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            code = 124
+    took = time.monotonic() - start
+    print(f"   exit {code}, {took:.0f} s", flush=True)
+    if code:
+        print("   " + "\n   ".join(log.read_text(errors="replace").splitlines()[-12:]), flush=True)
+    return {"command": command, "exit": code, "seconds": round(took, 1), "log": log.name}
 
 
 if __name__ == "__main__":

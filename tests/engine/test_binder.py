@@ -2,6 +2,7 @@
 
 import pytest
 
+from thalweg.hal.attention import AttentionBackend, AttnSpec, choose_attention
 from thalweg.hal.op import NOT_INVARIANT, Binder, Kernel, Op, StrictKernelError
 
 
@@ -42,3 +43,24 @@ def test_a_device_without_kernels_runs_the_definition_even_when_strict():
 def test_a_static_argument_left_out_is_an_error_when_bound():
     with pytest.raises(TypeError, match="eps"):
         Binder([]).bind(DOUBLE)
+
+
+class Attention(AttentionBackend):
+    def __init__(self, name, why=None, invariant=False):
+        self.name, self._why, self.batch_invariant = name, why, invariant
+
+    def supports(self, spec):
+        return self._why
+
+    layout = attend = None
+
+
+def test_attention_is_chosen_as_kernels_are():
+    spec = AttnSpec(4, 2, 32, 0.1, "float32")
+    backends = [Attention("narrow", "heads are wide"), Attention("fast"), Attention("safe", invariant=True)]
+    chosen, refused = choose_attention(backends, spec)
+    assert (chosen.name, refused) == ("fast", (("narrow", "heads are wide"),))
+    chosen, refused = choose_attention(backends, spec, batch_invariant=True)
+    assert (chosen.name, refused[1]) == ("safe", ("fast", NOT_INVARIANT))
+    with pytest.raises(ValueError, match="narrow: heads are wide"):
+        choose_attention(backends[:1], spec)

@@ -327,3 +327,10 @@ def test_backends_and_collect_env(capsys):
     assert {r["platform"] for r in report["platforms"]} == set(rows)
     assert main(["collect-env"]) == 0
     assert "memory:" in capsys.readouterr().out
+
+
+def test_a_platform_that_is_not_installed_may_be_written_out() -> None:
+    written = "some.package:SomePlatform"
+    assert engine("--device", written).device == written
+    with pytest.raises(ConfigError, match="unknown platform 'some'"):
+        engine("--device", "some")

@@ -15,6 +15,7 @@ from thalweg.backends.torch_gpu.device import GpuDevice
 from thalweg.backends.torch_gpu.host import HostRuntime
 from thalweg.backends.torch_gpu.library import Parts
 from thalweg.backends.torch_gpu.testing import HostGpuOptions, HostGpuPlatform
+from thalweg.hal import ops
 from thalweg.hal.platform import DeviceInfo, Place
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
 
@@ -129,6 +130,54 @@ def test_batches_and_results_keep_their_bytes_however_many_are_in_flight(graphs:
         land()
     device.synchronize()
     assert int(box.value["sum"]) == total
+
+
+def test_a_result_stays_as_it_was_when_later_ones_arrive() -> None:
+    device = _device()
+    run = device.compile(_sum_step, None, _box(device), SHAPE, Features())
+    kept = [run(_batch(4, i)).result() for i in range(6)]
+    assert [int(r.tokens[0, 0]) for r in kept] == list(range(6))
+
+
+def test_numbers_in_a_plan_belong_to_the_graph_that_was_captured_with_them() -> None:
+    def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
+        return state, StepResult(batch.tokens[:, None] * batch.plans[0]["times"], batch.query)
+
+    device = _device()
+    run = device.compile(step, None, _box(device), SHAPE, Features())
+    for times in (1, 1, 1, 7, 7, 7, 1, 7):
+        batch = _batch(4, 3)
+        batch.plans = ({"times": times},)
+        assert run(batch).result().tokens[0, 0] == 3 * times
+
+
+def test_padded_bad_words_ban_what_the_words_ban() -> None:
+    """Through the op itself: words of any number and length, of which only those given end a row."""
+
+    def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
+        lengths = torch.full((4,), 3, dtype=torch.int32, device=batch.slots.device)
+        logits = torch.zeros((4, 50), device=batch.slots.device)
+        left = ops.bad_words(logits, state, batch.slots, lengths, batch.bad_row, batch.bad_words)
+        return state, StepResult(batch.tokens[:, None], batch.query, extras={"left": left})
+
+    device = _device()
+    history = device.put(torch.tensor([[0, 0, 0], [5, 6, 7], [5, 6, 8], [1, 2, 3], [9, 9, 9]], dtype=torch.int32))
+    run = device.compile(step, None, StateBox(history), SHAPE, Features(lookback=True))
+    for words in ([[-1, 7, 20], [-1, -1, 30]], [[6, 8, 21]], [[-1, -1, 9], [6, 7, 22], [5, 6, 23]]):
+        for _ in range(3):
+            batch = _batch(4, 0)
+            batch.bad_words = np.array(words, np.int32)
+            batch.bad_row = np.arange(len(words), dtype=np.int32)
+            plain = device.compile(step, None, StateBox(history), None, None)(batch).result()
+            np.testing.assert_array_equal(run(batch).result().extras["left"], plain.extras["left"])
+    assert device._runtime.replays > 0  # type: ignore[attr-defined]
+
+
+def test_eager_batches_of_growing_sizes_are_read_where_they_lie() -> None:
+    device = _device(graphs=False)
+    run = device.compile(_sum_step, None, _box(device), None, None)
+    for n in (4, 3000, 4, 9000, 3000, 4):
+        assert run(_batch(n, 7)).result().tokens[:, 0].tolist() == list(range(7, 7 + n))
 
 
 def test_the_host_may_change_a_batch_once_it_is_launched() -> None:

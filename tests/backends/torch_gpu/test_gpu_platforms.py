@@ -96,6 +96,7 @@ def test_no_card_no_driver_no_torch_wrong_torch_old_torch_and_all_well_are_told_
     assert f"torch 2.13.0+cpu is built for the CPU alone, not for {title}; pip install" in said
     assert f"not for {title}" in _probe(kind(tmp_path, torch_folder(tmp_path, **others))).reason
     assert "torch 2.9.1 is older than 2.11" in _probe(kind(tmp_path, torch_folder(tmp_path, "2.9.1", **built))).reason
+    assert _probe(kind(tmp_path, torch_folder(tmp_path, "2.11.0", **built))).score > 0
     well = _probe(kind(tmp_path, torch_folder(tmp_path, **built)))
     assert well.score > 10
     assert name in well.reason

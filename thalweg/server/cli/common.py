@@ -46,13 +46,14 @@ def _maybe_help(parser: argparse.ArgumentParser, words: list[str], server: bool)
 
 
 def engine_args(namespace: argparse.Namespace, positional: str | None = None) -> EngineArgs:
-    """EngineArgs of the flags, with the positional model over --model; the device is known to exist."""
+    """EngineArgs of the flags, with the positional model over --model; a device that is named is known to exist."""
     args = flags.engine_args(namespace)
     if positional is not None:
         args = msgspec.structs.replace(args, model=positional)
     if not args.model:
         raise ConfigError("--model: must not be empty")
-    if args.device != "auto" and args.device not in discovery.names():
+    written_out = ":" in args.device  # package.module:Class, a platform that is not installed
+    if args.device != "auto" and not written_out and args.device not in discovery.names():
         raise ConfigError(f"--device: unknown platform {args.device!r}; there are auto, {', '.join(discovery.names())}")
     return args
 

@@ -1,0 +1,93 @@
+"""The one model runner: which executable a step gets, and what it has been given by then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from thalweg.engine.worker.runner import Runner
+from thalweg.hal.step import Features, SamplingArrays, StepBatch, StepShape
+
+
+def batch_of(seqs: int, tokens: int = 1, features: Features | None = None) -> StepBatch:
+    n, i32 = seqs * tokens, np.int32
+    return StepBatch(
+        tokens=np.arange(n, dtype=i32), token_seq=np.repeat(np.arange(seqs, dtype=i32), tokens),
+        positions=np.tile(np.arange(tokens, dtype=i32), seqs), slots=np.arange(1, seqs + 1, dtype=i32),
+        context=np.zeros(seqs, i32), query=np.full(seqs, tokens, i32),
+        last_row=np.arange(tokens - 1, n, tokens, dtype=i32), emit=np.ones(seqs, bool),
+        block_tables=(np.ones((seqs, 2), i32),), sampling=SamplingArrays.greedy(seqs), uniform=tokens,
+        features=features or Features(),
+    )  # fmt: skip
+
+
+@dataclass
+class Machine:
+    """Compiles executables that remember what they ran."""
+
+    made: list[tuple[StepShape | None, Features | None]] = field(default_factory=list)
+    ran: list[tuple[StepShape | None, Features | None, StepBatch]] = field(default_factory=list)
+
+    def compile(self, shape: StepShape | None, features: Features | None) -> Any:
+        self.made.append((shape, features))
+        return lambda batch: self.ran.append((shape, features, batch))
+
+
+class Planner:
+    """Attention that plans what it sees."""
+
+    def plan(self, batch: StepBatch, group: int, spec: Any, shape: StepShape | None) -> Mapping[str, Any]:
+        return {"tokens": batch.tokens.shape[0], "shape": shape}
+
+
+BUCKETS = [StepShape(n, n, 2, True) for n in (8, 2, 4)]
+
+
+def test_a_step_runs_in_the_smallest_bucket_that_holds_it() -> None:
+    machine = Machine()
+    runner = Runner(machine.compile, (), BUCKETS, unpadded=True)
+    for n in (1, 2, 3, 4, 7, 8):
+        runner.launch(batch_of(n))
+    assert [s.seqs for s, _, _ in machine.ran if s] == [2, 2, 4, 4, 8, 8]
+    assert all(b.tokens.shape[0] == s.tokens for s, _, b in machine.ran if s)
+
+
+def test_what_no_bucket_holds_runs_as_it_is_or_is_an_error() -> None:
+    machine = Machine()
+    runner = Runner(machine.compile, (), BUCKETS, unpadded=True)
+    for batch in (batch_of(9), batch_of(1, tokens=3)):
+        runner.launch(batch)
+    assert [(s, b.tokens.shape[0]) for s, _, b in machine.ran] == [(None, 9), (None, 3)]
+    with pytest.raises(ValueError, match=r"no bucket holds 9 tokens of 9 sequences"):
+        Runner(machine.compile, (), BUCKETS).launch(batch_of(9))
+
+
+def test_without_buckets_one_executable_takes_everything() -> None:
+    machine = Machine()
+    runner = Runner(machine.compile, (), ())
+    for batch in (batch_of(3), batch_of(2, tokens=5, features=Features(random=True))):
+        runner.launch(batch)
+    assert machine.made == [(None, None)]
+    assert len(machine.ran) == 2
+
+
+def test_an_executable_serves_only_features_it_was_compiled_for() -> None:
+    machine = Machine()
+    runner = Runner(machine.compile, (), BUCKETS)
+    greedy, drawn, cut = Features(), Features(random=True), Features(random=True, truncate=True)
+    for features in (greedy, cut, drawn, greedy):
+        runner.launch(batch_of(2, features=features))
+    assert [f for _, f in machine.made] == [greedy, cut]
+    assert [f for _, f, _ in machine.ran] == [greedy, cut, cut, greedy]
+
+
+def test_attention_plans_the_batch_as_the_device_will_see_it() -> None:
+    machine = Machine()
+    runner = Runner(machine.compile, ((Planner(), None),), BUCKETS, unpadded=True)  # type: ignore[arg-type]
+    for n in (3, 9):
+        runner.launch(batch_of(n))
+    assert [b.plans for _, _, b in machine.ran] == [({"tokens": 4, "shape": BUCKETS[2]},), ({"tokens": 9, "shape": None},)]
