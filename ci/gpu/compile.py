@@ -30,11 +30,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from thalweg.backends.triton_kernels import library
+from thalweg.backends.triton_kernels import library, quantised
 from thalweg.backends.triton_kernels.tiles import tiles
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import SamplingArrays, StepBatch, StepShape
+from thalweg.hal.weights import QTensor, WeightFormat
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1201")
 """sm_90, sm_100 and sm_120 compile for their feature-complete variants, sm_90a and so on."""
@@ -43,7 +44,7 @@ MATRIX = {
     "sm_80": "mma.sync", "sm_89": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05.mma", "sm_120": "mma.sync",
     "gfx90a": "v_mfma", "gfx942": "v_mfma", "gfx950": "v_mfma", "gfx1100": "v_wmma", "gfx1201": "v_wmma",
 }  # fmt: skip
-SPILLED = 64
+SPILLED = 128
 """Bytes (or registers) per thread that may lie in memory."""
 QUICKLY = ("attend[8b", "random True", "product[6144")
 """Launches of --quick, by what their names contain."""
@@ -167,6 +168,8 @@ def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
     rows, logits, per_row = meta(seqs, **i32), meta(seqs, VOCAB, dtype=F32), meta(seqs, dtype=F32)
     history, ids = meta(257, 8193, **i32), meta(tokens, **i32)
     match k.op:
+        case "linear" if k.name.removesuffix("-as-it-comes") in quantised.FORMATS:
+            yield from quantised_calls(k)
         case "linear":
             for rows, cols, width in ((tokens, 6144, 4096), (tokens, 28672, 4096), (1, 4096, 14336)):
                 yield f"{cols}x{width}", [meta(rows, width), meta(cols, width)], {}
@@ -209,6 +212,33 @@ def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
             raise SystemExit(f"ci/gpu/compile.py does not know what layers ask of {k.op}: add it to calls()")
 
 
+FORMATS = (
+    WeightFormat("int", 8), WeightFormat("int", 4, 128), WeightFormat("int", 4, 32, symmetric=False), WeightFormat("float", 8),
+    WeightFormat("float", 8, 128), WeightFormat("float", 4, 32), WeightFormat("int", 8, act="int8"),
+    WeightFormat("float", 8, act="float8_e4m3fn"), WeightFormat("float", 8, 128, act="float8_e4m3fn"),
+)  # fmt: skip
+
+
+def qtensor(format: WeightFormat, cols: int, width: int) -> QTensor:
+    """A weight of this format, of which only the sizes are there."""
+    groups = {0: 1, -1: 1}.get(format.group, -(-width // max(1, format.group)))
+    kind = torch.float8_e4m3fn if format.kind == "float" else torch.int8 if format.symmetric else torch.uint8
+    data = {"codes": meta(cols, width, dtype=kind), "scales": meta(cols, groups, dtype=F32)}
+    if not format.symmetric:
+        data["zeros"] = meta(cols, groups, dtype=torch.uint8)
+    return QTensor(format, (cols, width), data)
+
+
+def quantised_calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+    """Of a kernel for quantised weights: each format it takes, in a prefill and a decode."""
+    for format in FORMATS:
+        for rows, cols, width in ((512, 6144, 4096), (1, 4096, 14336)):
+            if k.supports({"weight": format, "dtype": "bfloat16"}) is None:
+                weight = k.pack(qtensor(format, cols, width))
+                label = f"{cols}x{width} {format}{'' if k.batch_invariant else f' {rows}'}"
+                yield label, [meta(rows, width), weight], {"act": format.act, "group": format.group}
+
+
 def attention_call(backend: Any, spec: AttnSpec, uniform: int) -> Callable[[], Any]:
     """Sequences of up to 4096 tokens that decode, or (uniform 0) a step with prefills among them."""
     seqs, blocks = 16, 256
@@ -248,8 +278,26 @@ def expected(launch: Launch, arch: str) -> str:
     rows = a.get("M", 0)
     if not rows or a["q" if "q" in a else "x"].dtype == torch.float32:
         return ""
+    if MATRIX[arch] == "tcgen05.mma" and a.get("INTEGER"):
+        return "mma.sync"  # the compiler makes no integer products of that kind
     large = rows >= 64 and launch.options.get("num_warps", 4) % 4 == 0
     return MATRIX[arch] if large or not MATRIX[arch].startswith(("wgmma", "tcgen05")) else "mma.sync"
+
+
+NARROW = {
+    "float8": r"(wgmma|mma\.sync|tcgen05\.mma)[^;\n]*(e4m3|f8f6f4)|v_s?w?mf?ma\w*(fp8|f8)",
+    "int8": r"(wgmma|mma\.sync)[^;\n]*s8|v_s?w?mf?ma\w*(i8|iu8)",
+}
+"""What a matrix instruction of 8-bit operands looks like."""
+
+
+def narrow(launch: Launch, arch: str) -> str:
+    """Which 8-bit operands the matrix instruction should have, if any. Where mma.sync is the small tiles' alone, the compiler
+    widens 8-bit floats for it."""
+    a = launch.arguments
+    if expected(launch, arch) != MATRIX[arch] and not a.get("INTEGER"):
+        return ""
+    return "int8" if a.get("INTEGER") and "M" in a else "float8" if a.get("CODES") and a["NATIVE"] else ""
 
 
 def compile_one(launch: Launch, arch: str) -> Outcome:
@@ -267,6 +315,9 @@ def compile_one(launch: Launch, arch: str) -> Outcome:
     want = expected(launch, arch)
     if want and want not in found:
         out.problems.append(f"no {want}, found {out.matrix or 'no matrix instruction'}")
+    small = narrow(launch, arch)
+    if small and not re.search(NARROW[small], text):
+        out.problems.append(f"no matrix instruction of {small}")
     limit = tiles(arch).shared
     if out.shared > limit:
         out.problems.append(f"{out.shared} bytes of shared memory, the device has {limit}")
