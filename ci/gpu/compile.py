@@ -3,8 +3,8 @@
     python ci/gpu/compile.py [--quick] [--arch sm_90 ...] [--only attend] [--seconds 120] [--json FILE]
 
 The launches are those that the library makes for real layers (`launches`), recorded instead of run, so a tile size, a type
-or an argument is never written down twice. Each is compiled for each architecture in a process of its own, because some
-compiler versions abort or take minutes. It fails if one does not compile, lacks the matrix instruction its target should
+or an argument is never written down twice. They are compiled in a process of their own, which another follows where a compiler
+aborts it or takes longer than the limit. It fails if one does not compile, lacks the matrix instruction its target should
 use, wants more shared memory than the device has, or spills more than SPILLED.
 """
 
@@ -45,6 +45,8 @@ MATRIX = {
 }  # fmt: skip
 SPILLED = 64
 """Bytes (or registers) per thread that may lie in memory."""
+QUICKLY = ("attend[8b", "random True", "product[6144")
+"""Launches of --quick, by what their names contain."""
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "num_ctas", "waves_per_eu", "matrix_instr_nonkdim", "maxnreg")
 
 
@@ -287,38 +289,58 @@ def _usage(asm: dict[str, Any]) -> tuple[int, int]:
     return numbers["vgpr_count"], numbers["vgpr_spill_count"] + numbers["sgpr_spill_count"]
 
 
-def _child(launch: Launch, arch: str, pipe: Any) -> None:
-    try:
-        pipe.send(compile_one(launch, arch))
-    except BaseException as e:
-        while e.__cause__ is not None:  # the compiler wraps what went wrong in where
-            e = e.__cause__
-        lines = str(e).strip().splitlines() or [""]
-        pipe.send(Outcome(launch.name, arch, problems=[f"{type(e).__name__}: {lines[-1][:200]}"]))
+def _worker(work: list[Launch], arch: str, pipe: Any) -> None:
+    """Compiles the launches whose numbers it is sent."""
+    while True:
+        launch = work[pipe.recv()]
+        try:
+            pipe.send(compile_one(launch, arch))
+        except BaseException as e:
+            while e.__cause__ is not None:  # the compiler wraps what went wrong in where
+                e = e.__cause__
+            lines = str(e).strip().splitlines() or [""]
+            pipe.send(Outcome(launch.name, arch, problems=[f"{type(e).__name__}: {lines[-1][:200]}"]))
 
 
-def guarded(launch: Launch, arch: str, seconds: float) -> Outcome:
-    """compile_one in a process of its own, which may die or be stopped."""
-    fork = multiprocessing.get_context("fork")
-    mine, other = fork.Pipe(duplex=False)
-    child = fork.Process(target=_child, args=(launch, arch, other))
-    child.start()
-    other.close()
-    try:
-        if not mine.poll(seconds):
-            return Outcome(launch.name, arch, seconds, problems=[f"not compiled in {seconds:g} s"])
-        return mine.recv()
-    except EOFError:
-        child.join()
-        return Outcome(launch.name, arch, problems=[f"the compiler ended the process (exit status {child.exitcode})"])
-    finally:
-        child.kill()
-        child.join()
+class Guarded:
+    """compile_one in a process that may die or be stopped; another takes its place."""
+
+    def __init__(self, work: list[Launch], arch: str, seconds: float) -> None:
+        self._work, self._arch, self._seconds = work, arch, seconds
+        self._child: Any = None
+        self._pipe: Any = None
+
+    def __call__(self, i: int) -> Outcome:
+        if self._child is None:
+            fork = multiprocessing.get_context("fork")
+            self._pipe, other = fork.Pipe()
+            self._child = fork.Process(target=_worker, args=(self._work, self._arch, other))
+            self._child.start()
+            other.close()
+        name = self._work[i].name
+        try:
+            self._pipe.send(i)
+            if self._pipe.poll(self._seconds):
+                return self._pipe.recv()  # type: ignore[no-any-return]
+            self.stop()
+            return Outcome(name, self._arch, self._seconds, problems=[f"not compiled in {self._seconds:g} s"])
+        except (EOFError, OSError):
+            self._child.join()
+            status = self._child.exitcode
+            self.stop()
+            return Outcome(name, self._arch, problems=[f"the compiler ended the process (exit status {status})"])
+
+    def stop(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.join()
+            self._pipe.close()
+            self._child = None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help=f"attention of one model, for {', '.join(QUICK)}")
+    parser.add_argument("--quick", action="store_true", help=f"the launches that matter most, for {', '.join(QUICK)}")
     parser.add_argument("--arch", nargs="*", help=f"default: {' '.join(ARCHS)}")
     parser.add_argument("--only", default="", help="launches whose name contains this")
     parser.add_argument("--seconds", type=float, default=120, help="time limit of one compilation")
@@ -329,15 +351,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as cache:
         triton.knobs.cache.dir = cache
         for arch in args.arch or (QUICK if args.quick else ARCHS):
-            for launch in launches(arch):
-                if args.only not in launch.name or (
-                    args.quick and "[8b" not in launch.name and "random True" not in launch.name
-                ):
-                    continue
-                o = guarded(launch, arch, args.seconds)
+            work = [x for x in launches(arch) if args.only in x.name and (not args.quick or any(q in x.name for q in QUICKLY))]
+            compiled = Guarded(work, arch, args.seconds)
+            for i in range(len(work)):
+                o = compiled(i)
                 outcomes.append(o)
                 print(f"{o.launch:44} {o.arch:8} {o.seconds:5.1f} {o.matrix:20} {o.shared:7} {o.registers:4} {o.spilled:5}  "
                       f"{'; '.join(o.problems) or 'ok'}", flush=True)  # fmt: skip
+            compiled.stop()
     if args.json:
         args.json.write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n")
     failed = sum(bool(o.problems) for o in outcomes)

@@ -57,7 +57,7 @@ def test_drawn_and_penalised_tokens_are_those_of_the_definition(checkpoint: Path
 
 async def test_an_engine_process_gives_the_same(checkpoint: Path) -> None:
     engine = await AsyncLLM.start(
-        EngineArgs(str(checkpoint), device="tpu", additional_config=HOST, use_tqdm_on_load=False, **SIZES)
+        EngineArgs(model=str(checkpoint), device="tpu", additional_config=HOST, use_tqdm_on_load=False, **SIZES)
     )
     try:
         got = [out async for out in engine.generate(PROMPTS[1], GREEDY[0], "one")][-1]

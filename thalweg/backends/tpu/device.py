@@ -26,7 +26,7 @@ KERNELS: tuple[Kernel, ...] = ()
 
 def open_device(place: Place, options: TpuOptions) -> TpuDevice:
     """DeviceError if JAX cannot reach the device of the platform asked for."""
-    if not jax._src.xla_bridge.backends_are_initialized():  # type: ignore[attr-defined]
+    if not jax._src.xla_bridge.backends_are_initialized():
         jax.config.update("jax_platforms", options.jax_platform)
     try:
         there = jax.devices(options.jax_platform)

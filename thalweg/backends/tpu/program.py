@@ -35,8 +35,8 @@ def trace(step: Step, params: Params, state: Any, batch: StepBatch) -> tuple[Any
     with torchax.default_env(), warnings.catch_warnings():
         # 64-bit indices are 32-bit here: they index tables far below 2^31 entries.
         warnings.filterwarnings("ignore", message="Explicitly requested dtype")
-        views = jax.tree.map(interop.torch_view, (params, state))
-        state, result = step(*views, batch.map(interop.torch_view))
+        params, state = jax.tree.map(interop.torch_view, (params, state))
+        state, result = step(params, state, batch.map(interop.torch_view))
     taken = jax.tree.map(interop.jax_view, (state, result), is_leaf=lambda x: isinstance(x, torch.Tensor))
     return taken
 
