@@ -21,6 +21,7 @@ from thalweg.hal.kv import KVSpec
 from thalweg.hal.platform import Defaults, DeviceInfo, Memory, ModelFacts, Platform, StepSizes
 from thalweg.models import registry
 from thalweg.models.settings import Parameters, Settings, kv_groups
+from thalweg.quantization.online import bytes_of, formats
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -107,7 +108,7 @@ def _plan(k: _Known) -> Plan:
     parameters = k.settings.parameters(BYTES[dtype], length)
     if k.facts.weight_bytes and args.load_format != "dummy":
         _check_stored(k, parameters, dtype)
-    weights = weight_bytes(k.settings, k.platform, dtype, length) if k.platform.runs_models else 0
+    weights = weight_bytes(k.settings, k.platform, dtype, length, args.quantization) if k.platform.runs_models else 0
     problems: list[str] = []
     workspace = k.platform.workspace(step_sizes(k.settings, schedule, length, BYTES[dtype])) if k.platform.runs_models else 0
     try:
@@ -149,10 +150,14 @@ def step_sizes(s: Settings, schedule: SchedulerConfig, length: int, dtype_bytes:
     )  # fmt: skip
 
 
-def weight_bytes(s: Settings, platform: Platform, dtype: str, length: int) -> int:
-    """Of the weights in memory: in dtype, with the copies that kernels pack, and computed tables."""
-    p = s.parameters(BYTES[dtype], length)
-    return p.stored + p.tables + (p.head if p.tied and platform.packs(dtype) else 0)
+def weight_bytes(s: Settings, platform: Platform, dtype: str, length: int, quantization: str | None) -> int:
+    """Of the weights in memory: in dtype or as `quantization` rounds them, with the copies that kernels pack, and computed
+    tables."""
+    p, wide = s.parameters(BYTES[dtype], length), BYTES[dtype]
+    if quantization is None:
+        return p.stored + p.tables + (p.head if p.tied and platform.packs(dtype) else 0)
+    use = formats(quantization)
+    return p.embedding + p.tables + bytes_of(use.layers, p.layers, wide, s.hidden) + bytes_of(use.head, p.head, wide, s.hidden)
 
 
 def _shown(g: KVSpec) -> dict[str, Any]:
