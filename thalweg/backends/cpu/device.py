@@ -65,9 +65,10 @@ def _native(threads: int, isa: str) -> tuple[tuple[Kernel, ...], tuple[Attention
         return (Kernel("linear", "native", _refused, lambda spec: reason, batch_invariant=True),), (), reason
     except ValueError as e:
         raise DeviceError(str(e)) from None
+    from thalweg.backends.cpu.native.attention import NativeAttention
     from thalweg.backends.cpu.native.linear import kernels
 
-    return kernels(library), (), f"compiled, {library.level}"
+    return kernels(library), (NativeAttention(library),), f"compiled, {library.level}"
 
 
 def _refused(*args: object, **static: object) -> object:

@@ -31,6 +31,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_pack": (_P, (_P, _I, _I, _P, _L, _L, _L, _P, _P)),
     "thalweg_free": (None, (_P,)),
     "thalweg_bytes": (_L, (_P,)),
+    "thalweg_attend": (None, (_P, _P)),
     "thalweg_linear": (None, (_P, _P, _I, _P, _L, _P, _P)),
 }
 

@@ -245,3 +245,10 @@ EXPORT void thalweg_linear(Context* c, const Weight* w, int type, const void* x,
     int64_t groups = (w->panels + j.panels_per_task - 1) / j.panels_per_task;
     run(c->pool, groups * j.row_chunks, c->kernels->linear, &j);
 }
+
+// Store keys and values of the step's tokens, then attend. Rows of sequences that no task names are not written.
+EXPORT void thalweg_attend(Context* c, const Attention* a) {
+    Attention j = *a;
+    run(c->pool, (j.tokens + j.per_task - 1) / j.per_task, c->kernels->write_kv, &j);
+    run(c->pool, j.task_count, c->kernels->attend, &j);
+}

@@ -45,17 +45,17 @@ struct Linear {
     int64_t panels_per_task, row_chunks, rows_per_chunk;
 };
 
-// Attention of query tokens over cached keys and values in blocks; see attention.inc for how a block lies in memory.
+// Attention of query tokens over cached keys and values in blocks; attention.inc says how a block lies in memory.
 struct Attention {
-    Type type;
-    int64_t heads, kv_heads, dim, size, seqs, columns, window;
+    // Of the step (the Python side has the same struct, field by field).
+    int64_t type, heads, kv_heads, dim, size, tokens, seqs, columns, window, q_stride, k_stride, v_stride;
     float scale, softcap;
-    const void *q, *k, *v;
-    int64_t q_stride, k_stride, v_stride;  // between tokens, in elements
+    const int32_t *table, *token_seq, *positions, *slots, *context, *query, *first;  // first: row of a sequence's first token
+    const int32_t* tasks;  // [task_count, 4]: sequence, KV head, first query token, query tokens
+    int64_t task_count, per_task;  // per_task: tokens written at once
+    // Of the layer.
+    const void *q, *k, *v, *sinks;
     void *kv, *out;
-    const int32_t *table, *context, *query, *first, *slots;
-    const int32_t* tasks;  // [n, 4]: sequence, KV head, first query token, query tokens
-    float* partial;        // split tasks: [tasks, rows, dim + 32]
 };
 
 struct Rows {  // norms and activations
