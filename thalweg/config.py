@@ -25,6 +25,7 @@ LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed
 POLICIES = ("fcfs", "priority")
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+QUANTIZATIONS = ("int8", "int4")
 
 
 class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
@@ -47,6 +48,8 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
 
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
+    """Round the weights while they are loaded (see quantization.online); None = as the checkpoint holds them."""
     seed: int = 0
     max_model_len: int | None = None
     load_format: str = "auto"
@@ -105,6 +108,7 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     vocab: int
     seed: int
     load_format: str
+    quantization: str | None = None
     logprobs_mode: str
     max_logprobs: int
     hf_overrides: dict[str, Any] = {}
@@ -168,6 +172,8 @@ def check_args(args: EngineArgs) -> None:
     ):
         if getattr(args, name) not in choices:
             problems.append(f"{name} must be one of {', '.join(choices)}, not {getattr(args, name)!r}")
+    if args.quantization is not None and args.quantization not in QUANTIZATIONS:
+        problems.append(f"quantization must be one of {', '.join(QUANTIZATIONS)}, not {args.quantization!r}")
     if not 0 < args.gpu_memory_utilization <= 1:
         problems.append(f"gpu_memory_utilization must be in (0, 1], not {args.gpu_memory_utilization}")
     if args.max_logprobs < -1:

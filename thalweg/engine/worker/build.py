@@ -136,7 +136,7 @@ def _build_model(job: _Job) -> Worker:
     )
     model = build_model(
         job.hf, binder=binder, attention=device.attention, comm=device.comm, dtype=dtype, max_len=length,
-        block_tokens=resolve.block_tokens(args, job.defaults),
+        block_tokens=resolve.block_tokens(args, job.defaults), quantization=args.quantization,
     )  # fmt: skip
     # Everything a user can have got wrong about sizes is refused before a weight is read.
     size = resolve.cache_size(args, model.groups, _room(job, dtype, schedule, length), length, schedule.max_seqs)
@@ -217,7 +217,7 @@ def _room(job: _Job, dtype: str, schedule: SchedulerConfig, length: int) -> int:
     """Bytes for the KV cache, known before a weight is read."""
     settings, ranks = registry.family(job.hf)(job.hf), job.device.comm.size
     others = job.platform.workspace(step_sizes(settings, schedule, length, BYTES[dtype], ranks)) + history(schedule, length)
-    weights = weight_bytes(settings, job.platform, dtype, length, ranks)
+    weights = weight_bytes(settings, job.platform, dtype, length, ranks, job.args.quantization)
     return resolve.cache_bytes(job.args, job.defaults, job.device.memory(), weights, others)
 
 
@@ -234,6 +234,7 @@ def _config(
             vocab=vocab,
             seed=args.seed,
             load_format=args.load_format,
+            quantization=args.quantization,
             logprobs_mode=args.logprobs_mode,
             max_logprobs=args.max_logprobs,
             hf_overrides=args.hf_overrides or {},

@@ -21,6 +21,7 @@ from thalweg.hal.kv import KVSpec
 from thalweg.hal.platform import Defaults, DeviceInfo, Memory, ModelFacts, Platform, StepSizes
 from thalweg.models import registry
 from thalweg.models.settings import Parameters, Settings, kv_groups
+from thalweg.quantization.online import bytes_of, formats
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -113,7 +114,9 @@ def _plan(k: _Known) -> Plan:
     parameters = k.settings.parameters(BYTES[dtype], length)
     if k.facts.weight_bytes and args.load_format != "dummy":
         _check_stored(k, parameters, dtype)
-    weights = weight_bytes(k.settings, k.platform, dtype, length, k.ranks) if k.platform.runs_models else 0
+    weights = 0
+    if k.platform.runs_models:
+        weights = weight_bytes(k.settings, k.platform, dtype, length, k.ranks, args.quantization)
     problems: list[str] = []
     steps = step_sizes(k.settings, schedule, length, BYTES[dtype], k.ranks)
     workspace = k.platform.workspace(steps) if k.platform.runs_models else 0
@@ -156,12 +159,17 @@ def step_sizes(s: Settings, schedule: SchedulerConfig, length: int, dtype_bytes:
     )  # fmt: skip
 
 
-def weight_bytes(s: Settings, platform: Platform, dtype: str, length: int, ranks: int) -> int:
-    """Of the weights in memory, on one of the ranks that share them: in dtype, with the copies that kernels pack, and computed
-    tables, which every rank has whole. A tied embedding is divided in two ways, so ranks hold a share of each."""
-    p = s.parameters(BYTES[dtype], length)
-    twice = p.tied and (ranks > 1 or platform.packs(dtype))
-    return (p.stored + (p.head if twice else 0)) // ranks + p.tables
+def weight_bytes(s: Settings, platform: Platform, dtype: str, length: int, ranks: int, quantization: str | None) -> int:
+    """Of the weights in memory, on one of the ranks that share them: in dtype or as `quantization` rounds them, with the copies
+    that kernels pack, and computed tables, which every rank has whole. A tied embedding is divided in two ways, so ranks
+    hold a share of each."""
+    p, wide = s.parameters(BYTES[dtype], length), BYTES[dtype]
+    if quantization is None:
+        twice = p.tied and (ranks > 1 or platform.packs(dtype))
+        return (p.stored + (p.head if twice else 0)) // ranks + p.tables
+    use = formats(quantization)
+    rounded = bytes_of(use.layers, p.layers, wide, s.hidden) + bytes_of(use.head, p.head, wide, s.hidden)
+    return (p.embedding + rounded) // ranks + p.tables
 
 
 def _shown(g: KVSpec) -> dict[str, Any]:
