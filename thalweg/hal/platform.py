@@ -294,6 +294,14 @@ class Platform(ABC):
         Default: None, unknown until it is opened."""
         return None
 
+    def describe_with(self, options: Any) -> DeviceInfo | None:
+        """`describe`, for a user who set the platform's own knobs. Default: none changes the device."""
+        return self.describe()
+
+    def unplanned(self) -> str:
+        """Why `describe_with` said None, and what to do about it. Default: what `probe` says."""
+        return self.probe().reason
+
     def packs(self, dtype: str) -> bool:
         """Do this platform's kernels keep their own copy of the matrices they multiply by (so that an embedding that is
         also the output matrix lies in memory twice)? Default: no."""

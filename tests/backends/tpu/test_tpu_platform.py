@@ -140,19 +140,6 @@ def test_without_hardware_it_refuses_and_names_the_way_to_try_it(tmp_path: Path)
         LLM(device="tpu", **SIZES)
 
 
-def test_hardware_without_its_library_is_told_apart_from_no_hardware(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev/accel0").touch()
-    cases = (((), 0, "jax, torchax"), (("jax", "torchax"), 0, "libtpu"), (("jax", "torchax", "libtpu"), 100, "found"))
-    for installed, score, words in cases:
-        there = lambda name, installed=installed: object() if name in installed else None  # noqa: E731
-        monkeypatch.setattr("thalweg.backends.tpu.find_spec", there)
-        probe = TpuPlatform(tmp_path).probe()
-        assert probe.score == score
-        assert words in probe.reason
-        assert "/dev/accel0" in probe.reason
-
-
 def test_wrong_knobs_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"jax_platfrom.*it has: attention"):
         LLM(device="tpu", additional_config={"jax_platfrom": "cpu"}, **SIZES)

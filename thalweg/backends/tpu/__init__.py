@@ -9,12 +9,15 @@ installed, and never used: its last release needs a torch older than the models 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from thalweg.backends.host import ROOT, cores, found, has_torch, host_memory, pci_devices
+from thalweg.backends.host import ROOT, cores, cpu_name, found, host_memory
+from thalweg.backends.tpu.kinds import KINDS, here, on_the_bus
 from thalweg.errors import DeviceError
 from thalweg.hal.platform import (
     Defaults,
@@ -32,9 +35,9 @@ from thalweg.hal.platform import (
 from thalweg.hal.step import StepShape
 
 NODES = ("dev/accel[0-9]*", "dev/vfio/[0-9]*")
-PCI = ("0x1ae0", ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"))
-"""Google's vendor id, and the TPUs' device ids (the vendor makes network cards too)."""
 INSTALL = "pip install 'thalweg[tpu]'"
+WANTED = {"jax": ((0, 10), (0, 12)), "torchax": ((0, 0, 14), (0, 1)), "torch": ((2, 11), (2, 15))}
+"""Versions from .. to before: those of pyproject.toml's extra."""
 SPARE = 1
 """Rows a mixed bucket has beyond the sequences of its batch: padding tokens belong to a padding sequence."""
 
@@ -45,6 +48,8 @@ class TpuOptions:
 
     jax_platform: str = "tpu"
     """Which of JAX's platforms runs the programs. "cpu": the host, for trying and testing without the hardware."""
+    kind: str = ""
+    """v4, v5e, v5p, v6e or v7x: the generation to plan for (`thalweg plan`), here or not; "" = the one that is here."""
     attention: str = "auto"
     """"pallas" or "xla" insists on that implementation; auto prefers the first."""
     precompile: str = "auto"
@@ -66,13 +71,11 @@ class TpuPlatform(Platform):
 
     def probe_with(self, options: Any) -> Probe:
         """jax_platform cpu asks for no hardware, and is never chosen by itself."""
-        missing = [m for m in ("jax", "torchax") if find_spec(m) is None]
-        if not has_torch() or missing:
-            what = ", ".join(missing or ["torch"])
-            return Probe(0, f"{self._hardware()[1]}; not installed: {what}: {INSTALL}")
+        problem, (there, seen) = _software(), self._hardware()
         if isinstance(options, TpuOptions) and options.jax_platform == "cpu":
-            return Probe(1, f"JAX on the host's {cores()} cores, for trying and testing")
-        there, seen = self._hardware()
+            return Probe(0, problem) if problem else Probe(1, f"JAX on the host's {cores()} cores, for trying and testing")
+        if problem:
+            return Probe(0, f"{seen}; {problem}")
         if not there:
             return Probe(0, f'{seen}; to try it on the host: --additional-config \'{{"jax_platform": "cpu"}}\'')
         if find_spec("libtpu") is None:
@@ -82,13 +85,27 @@ class TpuPlatform(Platform):
 
     def _hardware(self) -> tuple[bool, str]:
         """Device nodes, and PCI devices; /dev/vfio nodes belong to any passed-through device, so they need the ids too."""
-        nodes, cards = found(NODES[:1], self.root), pci_devices(*PCI, self.root)
+        nodes, cards, kind = found(NODES[:1], self.root), on_the_bus(self.root), here(self.root)
         if cards:
             nodes = nodes or found(NODES[1:], self.root)
         seen = [*nodes, *cards]
         if seen:
-            return True, f"Google TPU found ({', '.join(seen[:4])})"
+            return True, f"Google TPU {f'{kind.name} ' if kind else ''}found ({', '.join(seen[:4])})"
         return False, f"no Google TPU found (no /{NODES[0]}, no PCI device of its kind)"
+
+    def describe(self) -> DeviceInfo | None:
+        return self.describe_with(TpuOptions())
+
+    def describe_with(self, options: Any) -> DeviceInfo | None:
+        check(options)
+        if options.jax_platform == "cpu":
+            return on_host()
+        kind = KINDS.get(options.kind) or here(self.root)
+        return kind.info() if kind else None
+
+    def unplanned(self) -> str:
+        kinds = ", ".join(KINDS)
+        return f'{self._hardware()[1]}; name one to plan for: --additional-config \'{{"kind": "v5e"}}\' (of {kinds})'
 
     def topology(self, want: Parallel) -> Topology:
         """One process drives every device of the host."""
@@ -125,15 +142,51 @@ class TpuPlatform(Platform):
         options = TpuOptions() if options is None else options
         if not isinstance(options, TpuOptions):
             raise DeviceError(f"device: tpu takes TpuOptions, not {type(options).__name__}")
-        for name, choices in (("attention", ("auto", "pallas", "xla")), ("precompile", ("auto", "all", "first", "none"))):
-            if (value := getattr(options, name)) not in choices:
-                raise DeviceError(f"device: tpu: {name} must be one of {', '.join(choices)}, not {value!r}")
+        check(options)
         probe = self.probe_with(options)
         if probe.score <= 0:
             raise DeviceError(f"device: tpu: {probe.reason}")
-        from thalweg.backends.tpu.device import open_device
-
+        try:
+            from thalweg.backends.tpu.device import open_device
+        except (ImportError, AttributeError, RuntimeError) as e:  # what a torchax says that was made for another torch
+            raise DeviceError(f"device: tpu: torch, jax and torchax do not load together ({e}): {INSTALL}") from e
         return open_device(place, options)
+
+
+def check(options: TpuOptions) -> None:
+    """DeviceError names a knob whose value there is not."""
+    choices = {"attention": ("auto", "pallas", "xla"), "precompile": ("auto", "all", "first", "none"), "kind": ("", *KINDS)}
+    for name, values in choices.items():
+        if (value := getattr(options, name)) not in values:
+            raise DeviceError(f"device: tpu: {name} must be one of {', '.join(filter(None, values))}, not {value!r}")
+    if options.kind and options.jax_platform == "cpu":
+        raise DeviceError(f"device: tpu: kind {options.kind} is no host: leave out jax_platform cpu, or the kind")
+
+
+def on_host(ranks: int = 1) -> DeviceInfo:
+    """The host as one of `ranks` devices, which share its memory."""
+    notes = {"jax_platform": "cpu"}
+    return DeviceInfo(f"JAX on {cpu_name()}", "tpu", host_memory()[0] // ranks, cores(), ("float32", "bfloat16"), notes)
+
+
+def _software() -> str:
+    """What is missing or of a wrong version, and the remedy; "" = nothing. Looks, does not import."""
+    missing = [name for name in WANTED if find_spec(name) is None]
+    if missing:
+        return f"not installed: {', '.join(missing)}: {INSTALL}"
+    for name, (least, below) in WANTED.items():
+        said = _version(name)
+        if not least <= tuple(int(n) for n in re.findall(r"\d+", said)[:3]) < below:
+            span = f"{'.'.join(map(str, least))} up to before {'.'.join(map(str, below))}"
+            return f"{name} {said} is installed, and this needs {span}: {INSTALL}"
+    return ""
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # a source tree on the path
+        return ".".join(map(str, WANTED[name][0]))
 
 
 def _fours(least: int, most: int) -> list[int]:

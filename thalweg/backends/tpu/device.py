@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from thalweg.backends.host import cores, cpu_name, host_memory
-from thalweg.backends.tpu import TpuOptions
+from thalweg.backends.host import host_memory, process_memory
+from thalweg.backends.tpu import TpuOptions, on_host
 from thalweg.backends.tpu.arrays import to_host
 from thalweg.backends.tpu.attention import backends as attention_backends
+from thalweg.backends.tpu.kinds import KINDS
 from thalweg.backends.tpu.mesh import Ranks
 from thalweg.backends.tpu.program import Executable
 from thalweg.errors import DeviceError
@@ -42,10 +43,20 @@ def open_device(place: Place, options: TpuOptions) -> TpuDevice:
     if max(place.devices) >= len(there):
         why = "" if not on_host else ", because it was started with so many: use another process"
         raise DeviceError(f"device: tpu: {want} devices are asked for, and JAX sees {len(there)}{why}")
+    kind = there[0].device_kind
+    if options.kind and KINDS[options.kind].device_kind != kind:
+        raise DeviceError(f"device: tpu: kind {options.kind} is asked for, and here is a {kind}: leave it out")
     if options.compilation_cache:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(options.compilation_cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     return TpuDevice([there[i] for i in place.devices], options)
+
+
+def _info(device_kind: str, memory_bytes: int) -> DeviceInfo:
+    """By the table, where it knows the generation; as much memory as the device says."""
+    known = next((k.info() for k in KINDS.values() if k.device_kind == device_kind), None)
+    info = known or DeviceInfo(device_kind, "tpu", 0, 1, ("bfloat16", "float32"), {"jax_platform": "tpu"})
+    return replace(info, memory_bytes=memory_bytes)
 
 
 class TpuDevice(Device):
@@ -60,14 +71,8 @@ class TpuDevice(Device):
         self.comm = self._ranks.comm
         self._precompile = options.precompile
         self._on_host = options.jax_platform == "cpu"
-        self.info = DeviceInfo(
-            name=f"JAX on {cpu_name()}" if self._on_host else devices[0].device_kind,
-            kind="tpu",
-            memory_bytes=self.memory().total,
-            cores=cores() if self._on_host else 1,
-            dtypes=("float32", "bfloat16") if self._on_host else ("bfloat16", "float32"),
-            notes={"jax": jax.__version__, "jax_platform": options.jax_platform},
-        )
+        info = on_host(self._ranks.size) if self._on_host else _info(devices[0].device_kind, self.memory().total)
+        self.info = replace(info, notes={**info.notes, "jax": jax.__version__})
         self.attention = attention_backends(options.attention, interpret=self._on_host)
 
     def memory(self) -> Memory:
@@ -77,6 +82,10 @@ class TpuDevice(Device):
             return min((Memory(s["bytes_limit"], s["bytes_limit"] - s["bytes_in_use"]) for s in stats), key=lambda m: m.free)
         total, free = host_memory()
         return Memory(total // self._ranks.size, free // self._ranks.size)
+
+    def used(self) -> int:
+        """On the host, what the process holds that is its own: a share of it."""
+        return process_memory() // self._ranks.size if self._on_host else super().used()
 
     def put(self, t: Any) -> jax.Array:
         return jax.device_put(to_host(t), self._ranks.whole())

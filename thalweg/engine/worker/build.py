@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
-
-import msgspec
+from typing import Any
 
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.config import read_config
@@ -82,8 +80,8 @@ def build(args: EngineArgs) -> Worker:
     hf = read_config(path, args.hf_overrides)
     facts = read_facts(hf, path)
     registry.supported(hf)  # refuse an unknown architecture before a framework is imported
-    platform = discovery.choose(args.device, lambda p: _options(p, args))
-    device = platform.open(resolve.place(args, platform), _options(platform, args))
+    platform = discovery.choose(args.device, lambda p: resolve.options(args, p))
+    device = platform.open(resolve.place(args, platform), resolve.options(args, platform))
     job = _Job(args, path, hf, facts, platform, device, platform.defaults(facts, device.info))
     try:
         worker = _build_model(job) if platform.runs_models else _build_without_model(job)
@@ -96,29 +94,6 @@ def build(args: EngineArgs) -> Worker:
     mark("engine built")
     worker.load_seconds = time.monotonic() - start
     return worker
-
-
-def _options(platform: Platform, args: EngineArgs) -> Any:
-    """The platform's own knobs, checked against what it has."""
-    said = dict(args.additional_config or {})
-    if args.threads is not None:
-        said["threads"] = args.threads
-    if not said:
-        return platform.options() if platform.options else None
-    kinds = get_type_hints(platform.options) if platform.options else {}
-    problems, converted = [], {}
-    for name, value in said.items():
-        if name not in kinds:
-            there = ", ".join(sorted(kinds)) or "none"
-            problems.append(f"{name}: platform {platform.name!r} has no such setting; it has: {there}")
-            continue
-        try:
-            converted[name] = msgspec.convert(value, kinds[name])
-        except (msgspec.ValidationError, TypeError) as e:  # TypeError: a knob that only code can set
-            problems.append(f"additional_config: {name}: {e}")
-    if problems:
-        raise ConfigError(*problems)
-    return platform.options(**converted) if platform.options else None
 
 
 def _build_model(job: _Job) -> Worker:
@@ -180,7 +155,7 @@ def _invariant(job: _Job) -> bool:
 
 def _tell_memory(job: _Job, loaded: int) -> None:
     """One line: what was planned, and what the weights really take."""
-    if job.platform.describe() is None:
+    if job.platform.describe_with(resolve.options(job.args, job.platform)) is None:
         return
     p = plan(job.args)
     logger.info(

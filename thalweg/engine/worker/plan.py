@@ -95,11 +95,9 @@ def plan(args: EngineArgs) -> Plan:
     facts = read_facts(hf, path)
     settings = registry.family(hf)(hf)
     platform = discovery.choose("auto") if args.device == "auto" else discovery.load(args.device)
-    info = platform.describe()
+    info = platform.describe_with(resolve.options(args, platform))
     if info is None:
-        raise DeviceError(
-            f"device: platform {platform.name!r} cannot be planned for in this version: {platform.probe().reason}"
-        )
+        raise DeviceError(f"device: {platform.name!r} cannot be planned for: {platform.unplanned()}")
     ranks = len(resolve.place(args, platform).devices)
     known = _Known(args, facts, settings, platform, info, platform.defaults(facts, info), ranks)
     return _plan(known)

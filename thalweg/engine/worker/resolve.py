@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+import msgspec
 
 from thalweg.config import EngineArgs, SchedulerConfig
 from thalweg.errors import ConfigError
@@ -26,6 +29,29 @@ def place(args: EngineArgs, platform: Platform) -> Place:
             "processes, and this version starts one: leave it at 1"
         )
     return places[0]
+
+
+def options(args: EngineArgs, platform: Platform) -> Any:
+    """The platform's own knobs, checked against what it has."""
+    said = dict(args.additional_config or {})
+    if args.threads is not None:
+        said["threads"] = args.threads
+    if not said:
+        return platform.options() if platform.options else None
+    kinds = get_type_hints(platform.options) if platform.options else {}
+    problems, converted = [], {}
+    for name, value in said.items():
+        if name not in kinds:
+            there = ", ".join(sorted(kinds)) or "none"
+            problems.append(f"{name}: platform {platform.name!r} has no such setting; it has: {there}")
+            continue
+        try:
+            converted[name] = msgspec.convert(value, kinds[name])
+        except (msgspec.ValidationError, TypeError) as e:  # TypeError: a knob that only code can set
+            problems.append(f"additional_config: {name}: {e}")
+    if problems:
+        raise ConfigError(*problems)
+    return platform.options(**converted) if platform.options else None
 
 
 def dtype(args: EngineArgs, facts: ModelFacts, device: DeviceInfo, defaults: Defaults) -> str:
