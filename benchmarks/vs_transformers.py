@@ -160,16 +160,16 @@ def _transformers(model: Path, args: argparse.Namespace) -> tuple[Run, int]:
 
 def shape_model(shape: str, layers: int | None, scratch: Path) -> Path:
     sys.path.insert(0, str(SCRIPTS))
-    import makeshape_model
+    import make_shape_model
 
     print(f"making random weights of the shape of {shape} ...", file=sys.stderr)
-    return makeshape_model.make(shape, scratch / shape, layers=layers)
+    return make_shape_model.make(shape, scratch / shape, layers=layers)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a local model directory instead of random weights")
-    parser.add_argument("--shape", default="qwen3-0.6b", help="see scripts/makeshape_model.py")
+    parser.add_argument("--shape", default="qwen3-0.6b", help="see scripts/make_shape_model.py")
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has, for a quick look")
     parser.add_argument("--device", default="cpu", help="thalweg's platform; transformers always runs on the host")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])

@@ -11,6 +11,7 @@ import numpy as np
 
 from thalweg.backends.tpu.arrays import pack
 from thalweg.backends.tpu.attention import backends
+from thalweg.backends.tpu.mesh import Ranks
 from thalweg.backends.tpu.program import Executable
 from thalweg.hal.comm import Solo
 from thalweg.hal.op import Binder
@@ -53,7 +54,12 @@ def step_of(
     batch.plans = tuple(a.plan(batch, g, s, shape) for g, (a, s) in enumerate(model.attention))
     buffer, cut_up, _ = pack(batch)
     exe = Executable(
-        make_step(model, binder, logprobs_mode="raw_logprobs"), params, StateBox(state), shape, None, jax.devices("cpu")[0]
+        make_step(model, binder, logprobs_mode="raw_logprobs"),
+        params,
+        StateBox(state),
+        shape,
+        None,
+        Ranks(jax.devices("cpu")[:1]),
     )
     return exe.program(cut_up), (params, state, jax.ShapeDtypeStruct(buffer.shape, np.int32))
 

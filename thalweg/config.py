@@ -25,6 +25,7 @@ LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed
 POLICIES = ("fcfs", "priority")
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+QUANTIZATIONS = ("int8", "int4")
 
 
 class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
@@ -47,17 +48,22 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
 
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
+    """Round the weights while they are loaded (see quantization.online); None = as the checkpoint holds them."""
     seed: int = 0
     max_model_len: int | None = None
     load_format: str = "auto"
     use_tqdm_on_load: bool = True
     strict_kernels: bool = False
-    batch_invariant: bool = True
-    """Only kernels whose rows do not depend on the rest of the batch, where the device has them: same seed, same text."""
+    batch_invariant: bool | None = None
+    """Only kernels whose rows do not depend on the rest of the batch: same seed, same text, whatever else runs. None: wherever
+    the device has them. True: refuse to start where it has not. False: the fastest kernels."""
     threads: int | None = None
     """CPU threads of the engine process; None = the platform's choice."""
     additional_config: dict[str, Any] | None = None
     """The platform's own knobs, by name."""
+    tensor_parallel_size: int = 1
+    """Devices that share the model, each with its part of every layer. More than one only where one process drives them all."""
 
     block_size: int | None = None
     kv_cache_memory_bytes: int | None = None
@@ -102,6 +108,7 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     vocab: int
     seed: int
     load_format: str
+    quantization: str | None = None
     logprobs_mode: str
     max_logprobs: int
     hf_overrides: dict[str, Any] = {}
@@ -146,7 +153,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
 
 
 _POSITIVE = ("max_model_len", "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override", "max_num_seqs",
-             "max_num_batched_tokens", "threads", "max_num_partial_prefills", "max_long_partial_prefills")  # fmt: skip
+             "max_num_batched_tokens", "threads", "tensor_parallel_size", "max_num_partial_prefills",
+             "max_long_partial_prefills")  # fmt: skip
 
 
 def check_args(args: EngineArgs) -> None:
@@ -164,6 +172,8 @@ def check_args(args: EngineArgs) -> None:
     ):
         if getattr(args, name) not in choices:
             problems.append(f"{name} must be one of {', '.join(choices)}, not {getattr(args, name)!r}")
+    if args.quantization is not None and args.quantization not in QUANTIZATIONS:
+        problems.append(f"quantization must be one of {', '.join(QUANTIZATIONS)}, not {args.quantization!r}")
     if not 0 < args.gpu_memory_utilization <= 1:
         problems.append(f"gpu_memory_utilization must be in (0, 1], not {args.gpu_memory_utilization}")
     if args.max_logprobs < -1:

@@ -3,8 +3,8 @@
     python ci/gpu/compile.py [--quick] [--arch sm_90 ...] [--only attend] [--seconds 120] [--json FILE]
 
 The launches are those that the library makes for real layers (`launches`), recorded instead of run, so a tile size, a type
-or an argument is never written down twice. Each is compiled for each architecture in a process of its own, because some
-compiler versions abort or take minutes. It fails if one does not compile, lacks the matrix instruction its target should
+or an argument is never written down twice. They are compiled in a process of their own, which another follows where a compiler
+aborts it or takes longer than the limit. It fails if one does not compile, lacks the matrix instruction its target should
 use, wants more shared memory than the device has, or spills more than SPILLED.
 """
 
@@ -30,11 +30,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from thalweg.backends.triton_kernels import library
+from thalweg.backends.triton_kernels import library, quantised
 from thalweg.backends.triton_kernels.tiles import tiles
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import SamplingArrays, StepBatch, StepShape
+from thalweg.hal.weights import QTensor, WeightFormat
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1201")
 """sm_90, sm_100 and sm_120 compile for their feature-complete variants, sm_90a and so on."""
@@ -43,8 +44,10 @@ MATRIX = {
     "sm_80": "mma.sync", "sm_89": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05.mma", "sm_120": "mma.sync",
     "gfx90a": "v_mfma", "gfx942": "v_mfma", "gfx950": "v_mfma", "gfx1100": "v_wmma", "gfx1201": "v_wmma",
 }  # fmt: skip
-SPILLED = 64
+SPILLED = 128
 """Bytes (or registers) per thread that may lie in memory."""
+QUICKLY = ("attend[8b", "random True", "product[6144")
+"""Launches of --quick, by what their names contain."""
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "num_ctas", "waves_per_eu", "matrix_instr_nonkdim", "maxnreg")
 
 
@@ -165,6 +168,8 @@ def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
     rows, logits, per_row = meta(seqs, **i32), meta(seqs, VOCAB, dtype=F32), meta(seqs, dtype=F32)
     history, ids = meta(257, 8193, **i32), meta(tokens, **i32)
     match k.op:
+        case "linear" if k.name.removesuffix("-as-it-comes") in quantised.FORMATS:
+            yield from quantised_calls(k)
         case "linear":
             for rows, cols, width in ((tokens, 6144, 4096), (tokens, 28672, 4096), (1, 4096, 14336)):
                 yield f"{cols}x{width}", [meta(rows, width), meta(cols, width)], {}
@@ -207,6 +212,33 @@ def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
             raise SystemExit(f"ci/gpu/compile.py does not know what layers ask of {k.op}: add it to calls()")
 
 
+FORMATS = (
+    WeightFormat("int", 8), WeightFormat("int", 4, 128), WeightFormat("int", 4, 32, symmetric=False), WeightFormat("float", 8),
+    WeightFormat("float", 8, 128), WeightFormat("float", 4, 32), WeightFormat("int", 8, act="int8"),
+    WeightFormat("float", 8, act="float8_e4m3fn"), WeightFormat("float", 8, 128, act="float8_e4m3fn"),
+)  # fmt: skip
+
+
+def qtensor(format: WeightFormat, cols: int, width: int) -> QTensor:
+    """A weight of this format, of which only the sizes are there."""
+    groups = {0: 1, -1: 1}.get(format.group, -(-width // max(1, format.group)))
+    kind = torch.float8_e4m3fn if format.kind == "float" else torch.int8 if format.symmetric else torch.uint8
+    data = {"codes": meta(cols, width, dtype=kind), "scales": meta(cols, groups, dtype=F32)}
+    if not format.symmetric:
+        data["zeros"] = meta(cols, groups, dtype=torch.uint8)
+    return QTensor(format, (cols, width), data)
+
+
+def quantised_calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+    """Of a kernel for quantised weights: each format it takes, in a prefill and a decode."""
+    for format in FORMATS:
+        for rows, cols, width in ((512, 6144, 4096), (1, 4096, 14336)):
+            if k.supports({"weight": format, "dtype": "bfloat16"}) is None:
+                weight = k.pack(qtensor(format, cols, width))
+                label = f"{cols}x{width} {format}{'' if k.batch_invariant else f' {rows}'}"
+                yield label, [meta(rows, width), weight], {"act": format.act, "group": format.group}
+
+
 def attention_call(backend: Any, spec: AttnSpec, uniform: int) -> Callable[[], Any]:
     """Sequences of up to 4096 tokens that decode, or (uniform 0) a step with prefills among them."""
     seqs, blocks = 16, 256
@@ -246,8 +278,26 @@ def expected(launch: Launch, arch: str) -> str:
     rows = a.get("M", 0)
     if not rows or a["q" if "q" in a else "x"].dtype == torch.float32:
         return ""
+    if MATRIX[arch] == "tcgen05.mma" and a.get("INTEGER"):
+        return "mma.sync"  # the compiler makes no integer products of that kind
     large = rows >= 64 and launch.options.get("num_warps", 4) % 4 == 0
     return MATRIX[arch] if large or not MATRIX[arch].startswith(("wgmma", "tcgen05")) else "mma.sync"
+
+
+NARROW = {
+    "float8": r"(wgmma|mma\.sync|tcgen05\.mma)[^;\n]*(e4m3|f8f6f4)|v_s?w?mf?ma\w*(fp8|f8)",
+    "int8": r"(wgmma|mma\.sync)[^;\n]*s8|v_s?w?mf?ma\w*(i8|iu8)",
+}
+"""What a matrix instruction of 8-bit operands looks like."""
+
+
+def narrow(launch: Launch, arch: str) -> str:
+    """Which 8-bit operands the matrix instruction should have, if any. Where mma.sync is the small tiles' alone, the compiler
+    widens 8-bit floats for it."""
+    a = launch.arguments
+    if expected(launch, arch) != MATRIX[arch] and not a.get("INTEGER"):
+        return ""
+    return "int8" if a.get("INTEGER") and "M" in a else "float8" if a.get("CODES") and a["NATIVE"] else ""
 
 
 def compile_one(launch: Launch, arch: str) -> Outcome:
@@ -265,6 +315,9 @@ def compile_one(launch: Launch, arch: str) -> Outcome:
     want = expected(launch, arch)
     if want and want not in found:
         out.problems.append(f"no {want}, found {out.matrix or 'no matrix instruction'}")
+    small = narrow(launch, arch)
+    if small and not re.search(NARROW[small], text):
+        out.problems.append(f"no matrix instruction of {small}")
     limit = tiles(arch).shared
     if out.shared > limit:
         out.problems.append(f"{out.shared} bytes of shared memory, the device has {limit}")
@@ -287,38 +340,58 @@ def _usage(asm: dict[str, Any]) -> tuple[int, int]:
     return numbers["vgpr_count"], numbers["vgpr_spill_count"] + numbers["sgpr_spill_count"]
 
 
-def _child(launch: Launch, arch: str, pipe: Any) -> None:
-    try:
-        pipe.send(compile_one(launch, arch))
-    except BaseException as e:
-        while e.__cause__ is not None:  # the compiler wraps what went wrong in where
-            e = e.__cause__
-        lines = str(e).strip().splitlines() or [""]
-        pipe.send(Outcome(launch.name, arch, problems=[f"{type(e).__name__}: {lines[-1][:200]}"]))
+def _worker(work: list[Launch], arch: str, pipe: Any) -> None:
+    """Compiles the launches whose numbers it is sent."""
+    while True:
+        launch = work[pipe.recv()]
+        try:
+            pipe.send(compile_one(launch, arch))
+        except BaseException as e:
+            while e.__cause__ is not None:  # the compiler wraps what went wrong in where
+                e = e.__cause__
+            lines = str(e).strip().splitlines() or [""]
+            pipe.send(Outcome(launch.name, arch, problems=[f"{type(e).__name__}: {lines[-1][:200]}"]))
 
 
-def guarded(launch: Launch, arch: str, seconds: float) -> Outcome:
-    """compile_one in a process of its own, which may die or be stopped."""
-    fork = multiprocessing.get_context("fork")
-    mine, other = fork.Pipe(duplex=False)
-    child = fork.Process(target=_child, args=(launch, arch, other))
-    child.start()
-    other.close()
-    try:
-        if not mine.poll(seconds):
-            return Outcome(launch.name, arch, seconds, problems=[f"not compiled in {seconds:g} s"])
-        return mine.recv()
-    except EOFError:
-        child.join()
-        return Outcome(launch.name, arch, problems=[f"the compiler ended the process (exit status {child.exitcode})"])
-    finally:
-        child.kill()
-        child.join()
+class Guarded:
+    """compile_one in a process that may die or be stopped; another takes its place."""
+
+    def __init__(self, work: list[Launch], arch: str, seconds: float) -> None:
+        self._work, self._arch, self._seconds = work, arch, seconds
+        self._child: Any = None
+        self._pipe: Any = None
+
+    def __call__(self, i: int) -> Outcome:
+        if self._child is None:
+            fork = multiprocessing.get_context("fork")
+            self._pipe, other = fork.Pipe()
+            self._child = fork.Process(target=_worker, args=(self._work, self._arch, other))
+            self._child.start()
+            other.close()
+        name = self._work[i].name
+        try:
+            self._pipe.send(i)
+            if self._pipe.poll(self._seconds):
+                return self._pipe.recv()  # type: ignore[no-any-return]
+            self.stop()
+            return Outcome(name, self._arch, self._seconds, problems=[f"not compiled in {self._seconds:g} s"])
+        except (EOFError, OSError):
+            self._child.join()
+            status = self._child.exitcode
+            self.stop()
+            return Outcome(name, self._arch, problems=[f"the compiler ended the process (exit status {status})"])
+
+    def stop(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.join()
+            self._pipe.close()
+            self._child = None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help=f"attention of one model, for {', '.join(QUICK)}")
+    parser.add_argument("--quick", action="store_true", help=f"the launches that matter most, for {', '.join(QUICK)}")
     parser.add_argument("--arch", nargs="*", help=f"default: {' '.join(ARCHS)}")
     parser.add_argument("--only", default="", help="launches whose name contains this")
     parser.add_argument("--seconds", type=float, default=120, help="time limit of one compilation")
@@ -329,15 +402,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as cache:
         triton.knobs.cache.dir = cache
         for arch in args.arch or (QUICK if args.quick else ARCHS):
-            for launch in launches(arch):
-                if args.only not in launch.name or (
-                    args.quick and "[8b" not in launch.name and "random True" not in launch.name
-                ):
-                    continue
-                o = guarded(launch, arch, args.seconds)
+            work = [x for x in launches(arch) if args.only in x.name and (not args.quick or any(q in x.name for q in QUICKLY))]
+            compiled = Guarded(work, arch, args.seconds)
+            for i in range(len(work)):
+                o = compiled(i)
                 outcomes.append(o)
                 print(f"{o.launch:44} {o.arch:8} {o.seconds:5.1f} {o.matrix:20} {o.shared:7} {o.registers:4} {o.spilled:5}  "
                       f"{'; '.join(o.problems) or 'ok'}", flush=True)  # fmt: skip
+            compiled.stop()
     if args.json:
         args.json.write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n")
     failed = sum(bool(o.problems) for o in outcomes)

@@ -43,10 +43,17 @@ def test_every_platform_of_this_package_passes(platform: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attention", ["xla"])
-def test_the_compiled_platform_passes_on_the_host(attention: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("attention", "cases"),
+    [
+        ("xla", "test_ops or test_device or xla-window-bfloat16-16 or padding and xla-gqa-float32"),
+        ("pallas", "ragged-window-bfloat16-8 or ragged-softcap-float32-32"),
+    ],
+)
+def test_the_compiled_platform_passes_on_the_host(attention: str, cases: str, tmp_path: Path) -> None:
+    """All of its cases are minutes: `pytest --pyargs thalweg.hal.testing --platform=tpu --platform-options '{...}'`."""
     options = {"jax_platform": "cpu", "attention": attention, "compilation_cache": str(tmp_path)}
-    _kit("--platform=tpu", "--platform-options", json.dumps(options), "-q", "-p", "no:timeout")
+    _kit("--platform=tpu", "--platform-options", json.dumps(options), "-q", "-p", "no:timeout", "-k", cases)
 
 
 def test_the_command_line_selects_platform_and_cases() -> None:

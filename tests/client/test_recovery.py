@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thalweg.engine.client.recovery import PROOF, Recovery
+from thalweg.engine.client.recovery import KILLS, PROOF, Recovery
 
 
 def test_a_kill_from_outside_suspects_nobody():
@@ -30,13 +30,22 @@ def test_a_crash_makes_those_that_ran_run_alone_and_the_second_crash_convicts():
     assert recovery.on_trial is None
 
 
-def test_one_kill_during_a_trial_is_bad_luck_and_two_are_not():
+def test_kills_during_a_trial_are_bad_luck_until_there_are_three_in_a_row():
     recovery = Recovery()
     recovery.died([1], [1, 2], crashed=True)
-    again = recovery.died([1], [1, 2], crashed=False)
-    assert again.submit == [1]
-    assert not again.convicted
+    for _ in range(KILLS - 1):
+        again = recovery.died([1], [1, 2], crashed=False)
+        assert again.submit == [1]
+        assert not again.convicted
     assert recovery.died([1], [1, 2], crashed=False).convicted == [1]
+
+
+def test_a_token_between_kills_says_that_the_suspect_was_not_to_blame_for_them():
+    recovery = Recovery()
+    recovery.died([1], [1, 2], crashed=True)
+    for _ in range(3 * KILLS):
+        assert not recovery.died([1], [1, 2], crashed=False).convicted
+        recovery.token(1)
 
 
 def test_deaths_without_progress_are_suspicious_whoever_killed():

@@ -167,7 +167,7 @@ def test_ranks_that_share_a_model_compute_what_one_computes(name, tmp_path):
 
     def rank(r: int) -> None:
         part = model(path, comm)
-        params = load_params(part, path, DEVICE, progress=False, rank=r)
+        params = load_params(part, path, DEVICE, progress=False, ranks=(r,))
         for keys, spec in walk(part.specs):
             if spec.sources:
                 assert _at(params, keys).shape == spec.shape(2)

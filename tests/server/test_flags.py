@@ -95,7 +95,7 @@ def test_every_engine_argument_and_server_setting_has_a_flag():
 
 def test_a_flag_that_asks_for_nothing_is_accepted():
     parse("--no-enable-lora", "--no-enforce-eager", "--tensor-parallel-size", "1", "--runner", "generate", "-pp", "1")
-    for words in (["-tp"], ["--tensor-parallel-size", "2"], ["--enforce-eager"], ["--no-scheduler-reserve-full-isl"]):
+    for words in (["-pp"], ["--pipeline-parallel-size", "2"], ["--enforce-eager"], ["--no-scheduler-reserve-full-isl"]):
         with pytest.raises(ConfigError):
             parse(*words)
 
@@ -107,7 +107,7 @@ def test_removed_flags_say_so():
 
 def test_all_refusals_at_once():
     with pytest.raises(ConfigError) as e:
-        parse("--enable-lora", "--quantization", "awq", "--speculative-config.method", "ngram")
+        parse("--enable-lora", "--kv-cache-dtype", "fp8", "--speculative-config.method", "ngram")
     assert len(e.value.problems) == 3
 
 

@@ -27,7 +27,14 @@ class AttnSpec:
     softcap: float = 0.0
     """0 = off; else scores become softcap * tanh(scores / softcap)."""
     kv_dtype: str = ""
-    """"" = the same as dtype."""
+    """What the cache holds. "" = the same as dtype. "float8_e4m3fn", "float8_e5m2": values cut off at the type's largest and
+    rounded, with no scale. "int8": the codes of `hal.ops.quantise.quantise_rows` per token and head, their float32 scale
+    kept beside them in the block."""
+    sinks: bool = False
+    """One learned logit per head joins the denominator of the softmax: weights are exp(s_i) / (sum_j exp(s_j) + exp(sink))."""
+    latent: int = 0
+    """kind "latent" (MLA): there is one KV head, and the first `latent` elements of a key are its value: only keys are kept,
+    v is not looked at, and out is [T, heads, latent]. Keys' up-projection is the caller's, in q and after out."""
 
 
 class AttentionBackend(ABC):
@@ -52,11 +59,13 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def attend(
-        self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec
-    ) -> tuple[Array, Array]:
+        self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec,
+        sinks: Array | None = None,
+    ) -> tuple[Array, Array]:  # fmt: skip
         """In the step: store k and v of the batch's tokens, then attend.
 
         q [T, heads, head_dim], k and v [T, kv_heads, head_dim], kv = what alloc_kv made for this layer;
+        sinks [heads] where the spec has them, in the units of scores after scale and softcap;
         batch holds device arrays; group = which of its block_tables and plans is this layer's.
         Returns (out [T, heads, head_dim], kv): the caller uses the returned kv, which may be the same memory."""
 

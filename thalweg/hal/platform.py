@@ -138,7 +138,8 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one worker process sits: its rank, how many devices it drives, and the environment it needs."""
+    """Where one worker process sits: its rank (of several devices, that of the first), how many devices it drives, and the
+    environment it needs."""
 
     rank: int = 0
     world: int = 1
@@ -197,6 +198,15 @@ class Device(ABC):
         """A host array (numpy, or the framework's host tensor) on the device. May share memory with a read-only source.
         An array that is on the device already stays as it is."""
 
+    def put_on(self, t: Array, rank: int) -> Any:
+        """`put`, on one of the ranks this device drives: its own share of a parameter. Only where place.devices are several."""
+        raise NotImplementedError(f"{self.info.kind}: put_on")
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        """What `put_on` placed, or a kernel packed of it, one nest of arrays per rank and all alike, as one parameter: inside
+        a step every rank sees its own. Only where place.devices are several."""
+        raise NotImplementedError(f"{self.info.kind}: join")
+
     def normal(self, shape: tuple[int, ...], dtype: str, *, std: float, seed: int) -> Array | None:
         """Made-up weights, drawn on the device: the same for the same seed, but not on another kind of device. Default:
         None, the host draws them."""
@@ -216,6 +226,16 @@ class Device(ABC):
     ) -> Executable:
         """An executable of the step, for batches padded to `shape` whose features `features` covers. None = any:
         what a platform whose Defaults.buckets is empty is asked for."""
+
+    def widen(self, features: Features) -> Features:
+        """What an executable is compiled for where these are asked for: a superset gives the same tokens, and few supersets
+        mean few executables. Default: nothing more."""
+        return features
+
+    def prepared(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
+        """Of the buckets, in the order of work, those whose executables are made before the first request (each runs once, on
+        scratch rows) because making one takes long. Default: none."""
+        return ()
 
     def measure(self, step: Step, params: Params, state: StateBox, batch: StepBatch) -> int:
         """Peak workspace bytes of this batch. Default: 0 (the platform reserves by its own memory rule)."""

@@ -10,6 +10,7 @@ from thalweg.errors import ConfigError
 from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.comm import Communicator
 from thalweg.hal.op import Binder, Bound, Op
+from thalweg.quantization.online import DENSE_FORMATS, Formats
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class Context:
     max_len: int
     """Longest sequence served, in tokens."""
     block_tokens: int
+    formats: Formats = DENSE_FORMATS
+    """What linear layers hold their weights in."""
 
     def bind(self, op: Op, **facts: Any) -> Bound:
         return self.binder.bind(op, dtype=self.dtype, **facts)

@@ -6,7 +6,7 @@ Values reach anonymous host memory one parameter at a time: read, converted, han
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ FLOATS = {"float64": torch.float64, "float32": torch.float32, "float16": torch.f
 DUMMY_STD = 0.02
 CHUNK = 1 << 22
 """Values converted at once."""
+Reader = Callable[[ParamSpec, int], Any]
+"""One rank's share of a parameter, on the host or on the device."""
 
 
 def load_params(
@@ -36,17 +38,18 @@ def load_params(
     load_format: str = "auto",
     seed: int = 0,
     progress: bool = True,
-    rank: int = 0,
+    ranks: Sequence[int] = (0,),
 ) -> Params:
     """Nested dicts with the keys of `model.specs`, on the device and packed for its kernels.
 
     load_format: "auto" and "safetensors" read the files of `path`; "dummy" draws reproducible random values (normal, std
-    0.02; norms are one) and reads none. rank: which share of divided parameters, of model.comm.size.
+    0.02; norms are one) and reads none. ranks: those the device drives, of model.comm.size: it holds their shares of divided
+    parameters.
     CheckpointError, before any weight is read, names missing and unexpected tensors and those of the wrong shape or dtype."""
     if load_format == "dummy":
         read = _dummy_reader(model, seed, device)
     elif load_format in ("auto", "safetensors"):
-        read = _file_reader(model, open_checkpoint(path), rank)
+        read = _file_reader(model, open_checkpoint(path))
     else:
         raise ConfigError(f"load_format: {load_format!r} is none of auto, safetensors, dummy")
     specs = list(walk(model.specs))
@@ -55,16 +58,24 @@ def load_params(
     params: dict[Any, Any] = {}
     for keys, spec in tqdm(specs, desc="Loading weights", disable=None if progress else True, leave=False):
         key = _key(spec, model.comm.size)
-        array = placed.get(key)
-        if array is None:
-            array = device.put(spec.make() if spec.make else read(spec))
-            if key in shared:
-                placed[key] = array
         node = params
         for k in keys[:-1]:
             node = node.setdefault(k, {})
-        node[keys[-1]] = array if spec.pack is None else spec.pack(QTensor(DENSE, tuple(array.shape), {"weight": array}))
+        if spec.shard is not None and len(ranks) > 1:
+            node[keys[-1]] = device.join([_packed(spec, device.put_on(read(spec, r), i)) for i, r in enumerate(ranks)])
+            continue
+        array = placed.get(key)
+        if array is None:
+            array = device.put(spec.make() if spec.make else read(spec, ranks[0]))
+            if key in shared:
+                placed[key] = array
+        node[keys[-1]] = _packed(spec, array)
     return params
+
+
+def _packed(spec: ParamSpec, array: Any) -> Any:
+    """As the kernel wants it."""
+    return array if spec.pack is None else spec.pack(QTensor(DENSE, tuple(array.shape), {"weight": array}))
 
 
 def _key(spec: ParamSpec, size: int) -> tuple[Any, ...]:
@@ -77,12 +88,12 @@ def _shared(specs: list[ParamSpec], size: int) -> set[tuple[Any, ...]]:
     return {k for k in keys if keys.count(k) > 1}
 
 
-def _file_reader(model: Model, checkpoint: Checkpoint, rank: int) -> Callable[[ParamSpec], torch.Tensor]:
+def _file_reader(model: Model, checkpoint: Checkpoint) -> Reader:
     stored = {known: name for name in checkpoint.names if (known := model.rename(name)) is not None}
     _check(model, checkpoint, stored)
     size = model.comm.size
 
-    def read(spec: ParamSpec) -> torch.Tensor:
+    def read(spec: ParamSpec, rank: int) -> torch.Tensor:
         out = torch.empty(spec.shape(size), dtype=FLOATS[spec.dtype])
         at = 0
         for source in spec.sources:
@@ -136,15 +147,15 @@ def _check(model: Model, checkpoint: Checkpoint, stored: Mapping[str, str]) -> N
         raise CheckpointError(f"{checkpoint.path}: the weights do not fit: " + "; ".join(problems[:5]) + more)
 
 
-def _dummy_reader(model: Model, seed: int, device: Device) -> Callable[[ParamSpec], Any]:
+def _dummy_reader(model: Model, seed: int, device: Device) -> Reader:
     """Values are drawn on the device if it does that, else here."""
 
-    def read(spec: ParamSpec) -> Any:
+    def read(spec: ParamSpec, rank: int) -> Any:
         shape = spec.shape(model.comm.size)
         if spec.dummy != "normal":
             return torch.full(shape, 1.0 if spec.dummy == "ones" else 0.0, dtype=FLOATS[spec.dtype])
-        # A parameter's own seed, so that its values do not depend on the order of loading.
-        own = ((seed & 0xFFFFFFFF) << 31) ^ zlib.crc32(spec.sources[0].name.encode())
+        # A parameter's own seed on each rank, so that its values do not depend on the order of loading.
+        own = ((seed & 0xFFFFFFFF) << 31) ^ zlib.crc32(f"{spec.sources[0].name}{f' {rank}' if rank else ''}".encode())
         drawn = device.normal(shape, spec.dtype, std=DUMMY_STD, seed=own)
         if drawn is not None:
             return drawn

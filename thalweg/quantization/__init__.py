@@ -1,2 +1,3 @@
 """Weight formats: how quantised checkpoints are written, and the canonical codes, scales and zeros they hold. Knows no
-device and no kernel. This version serves dense weights only; `checkpoint.config` refuses the others in words."""
+device and no kernel. This version rounds dense checkpoints itself (online.py); `checkpoint.config` refuses quantised ones in
+words."""

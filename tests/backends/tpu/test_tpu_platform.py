@@ -20,7 +20,7 @@ from thalweg.backends.tpu import TpuOptions, TpuPlatform
 from thalweg.backends.tpu.arrays import pack, to_host
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal.platform import Limits, ModelFacts, Place
-from thalweg.hal.step import SamplingArrays, StateBox, StepBatch, StepResult, StepShape
+from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
 
 HOST = {"jax_platform": "cpu", "compilation_cache": ""}
 SIZES = {"dtype": "float32", "max_model_len": 48, "max_num_seqs": 3, "max_num_batched_tokens": 16, "block_size": 8}
@@ -57,7 +57,7 @@ def test_drawn_and_penalised_tokens_are_those_of_the_definition(checkpoint: Path
 
 async def test_an_engine_process_gives_the_same(checkpoint: Path) -> None:
     engine = await AsyncLLM.start(
-        EngineArgs(str(checkpoint), device="tpu", additional_config=HOST, use_tqdm_on_load=False, **SIZES)
+        EngineArgs(model=str(checkpoint), device="tpu", additional_config=HOST, use_tqdm_on_load=False, **SIZES)
     )
     try:
         got = [out async for out in engine.generate(PROMPTS[1], GREEDY[0], "one")][-1]
@@ -156,10 +156,32 @@ def test_hardware_without_its_library_is_told_apart_from_no_hardware(tmp_path: P
 def test_wrong_knobs_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"jax_platfrom.*it has: attention"):
         LLM(device="tpu", additional_config={"jax_platfrom": "cpu"}, **SIZES)
-    with pytest.raises(DeviceError, match="auto, pallas or xla"):
+    with pytest.raises(DeviceError, match="auto, pallas, xla"):
         _open(attention="flash")
-    with pytest.raises(DeviceError, match="one device"):
-        TpuPlatform().open(Place(devices=(0, 1)), TpuOptions(**HOST))
+    with pytest.raises(DeviceError, match="precompile must be one of auto, all, first, none"):
+        _open(precompile="some")
+
+
+def test_it_does_not_promise_what_a_compiler_decides(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigError, match=r"batch_invariant: on tpu a compiler orders sums.*leave the flag out"):
+        LLM(str(checkpoint), device="tpu", additional_config=HOST, batch_invariant=True, **SIZES)
+    with caplog.at_level("INFO"):
+        llm = LLM(str(checkpoint), device="tpu", additional_config={**HOST, "precompile": "none"}, **SIZES)
+    assert "batch invariance: no: on tpu" in caplog.text
+    assert not any("[batch-invariant]" in line for line in llm.kernel_plan)
+
+
+def test_programs_are_few_and_prepared_ones_hold_the_smallest_steps() -> None:
+    buckets = TpuPlatform().buckets(TpuPlatform().defaults(None, _open().info), Limits(256, 16, 512, 32))
+    first = [s for s in buckets if s.tokens == 1 or (s.tokens == 16 and not s.uniform)]
+    assert set(_open().prepared(buckets)) == set(first)
+    assert len(first) == 2
+    assert tuple(_open(precompile="all").prepared(buckets)) == buckets
+    assert tuple(_open(precompile="none").prepared(buckets)) == ()
+    wide = _open().widen(Features(logprobs=3))
+    assert wide.covers(Features(random=True, logprobs=20))
+    assert not wide.truncate
+    assert _open().widen(Features()).logprobs == -1
 
 
 def test_some_bucket_holds_every_step_within_the_limits_and_they_are_few() -> None:

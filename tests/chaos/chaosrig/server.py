@@ -157,6 +157,19 @@ class Server:
             await asyncio.sleep(0.01)
         raise RowFailedError(f"no new engine process within {seconds:g} s")
 
+    async def stands_by(self, seconds: float = 30.0) -> None:
+        """Wait until a second engine process has loaded its code and waits: it uses no more processor time."""
+        end, before = time.monotonic() + seconds, (0, -1.0)
+        while time.monotonic() < end:
+            engines = [p for p in self.processes() if p != self.pid and ENGINE in proc.cmdline(p) and proc.alive(p)]
+            latest = max(engines, key=proc.started, default=0)
+            now = (latest, proc.sample(latest).cpu)
+            if len(engines) > 1 and now == before:
+                return
+            before = now
+            await asyncio.sleep(1.0)
+        raise RowFailedError(f"no engine process stands by within {seconds:g} s")
+
     def signal(self, number: int) -> None:
         assert self.process is not None
         self.process.send_signal(number)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -226,9 +227,12 @@ async def c7(ctx: Context) -> list[Figure]:
         status = (await ask(server.port, "GET", "/readyz")).status if not ended else 0
         told = server.log()
     reason = [line for line in told.splitlines() if "restart" in line.lower() and ("used up" in line or "max_restarts" in line)]
+    # By the log: the loop above also kills a process that only stands by.
+    gone = set(re.findall(r"engine process (\d+) is gone", told))
     note = f"server {'ended' if ended else f'lives, /readyz {status}'}; {reason[:1]}"
     return [
-        at_most("C7", "restarts", 5, len(engines) - 1, 1),
+        at_most("C7", "restarts", 5, len(gone) - 1, 1),
+        at_least("C7", "restarts before giving up", 1, len(gone) - 1, 1),
         exactly("C7", "not ready, or ended", True, ended or status == 503, 1, note),
         exactly("C7", "the log gives the reason", True, bool(reason), 1, note),
         at_least("C7", "seconds spent (backoff)", 2, took, 1),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import getpass
 import json
@@ -219,7 +218,7 @@ async def k12(ctx: Context) -> list[Figure]:
     with audit() as record:
         async with Server(env=record.env) as server:
             await _every_kind(server, rng)  # what is loaded or started on first use
-            await asyncio.sleep(0.5)
+            await server.stands_by()
             since = time.monotonic()
             for _ in range(ctx.size(3, 30)):
                 await _every_kind(server, rng)

@@ -23,6 +23,9 @@ class CpuOptions:
 
     threads: int = 0
     """0 = one per physical core this process may use, or fewer where OMP_NUM_THREADS says so."""
+    isa: str = ""
+    """Instruction set of the compiled kernels: avx512bf16, avx512, avx2 or portable; "" = the best there is; "none" = run
+    torch's kernels instead."""
 
 
 class CpuPlatform(Platform):
@@ -71,4 +74,4 @@ class CpuPlatform(Platform):
         threads = options.threads if options else 0
         if threads < 0:
             raise DeviceError(f"threads: {threads} is not a number of threads; leave it out for one per core")
-        return open_device(threads)
+        return open_device(threads, options.isa if options else "")

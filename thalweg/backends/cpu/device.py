@@ -9,18 +9,17 @@ from dataclasses import replace
 import torch
 
 from thalweg.backends.cpu import CpuPlatform
+from thalweg.backends.cpu.native import NoLibraryError, open_library
 from thalweg.backends.eager import EagerDevice, EagerExecutable
 from thalweg.backends.host import cores
 from thalweg.backends.torch_native import ATTENTION, KERNELS
+from thalweg.errors import DeviceError
 from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's malloc.h."""
-NATIVE: tuple[Kernel, ...] = ()
-"""Compiled kernels of this platform, preferred to torch's where they support the use."""
-NATIVE_ATTENTION: tuple[AttentionBackend, ...] = ()
 
 
 def _keep_freed_memory() -> None:
@@ -45,11 +44,32 @@ class CpuDevice(EagerDevice):
         return super().compile(step, params, state, shape, features)
 
 
-def open_device(threads: int) -> CpuDevice:
-    """threads: 0 = as many as there are cores for this process, unless torch was told fewer before."""
+def open_device(threads: int, isa: str = "") -> CpuDevice:
+    """threads: 0 = as many as there are cores for this process, unless torch was told fewer before. isa: see CpuOptions."""
     threads = threads or min(cores(), torch.get_num_threads())
     torch.set_num_threads(threads)
     _keep_freed_memory()
-    notes = {"torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability()}
+    kernels, attention, said = _native(threads, isa)
+    notes = {"torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability(), "kernels": said}
     info = replace(CpuPlatform().describe(), cores=threads, notes=notes)
-    return CpuDevice(info, (*NATIVE, *KERNELS), (*NATIVE_ATTENTION, *ATTENTION))
+    return CpuDevice(info, (*kernels, *KERNELS), (*attention, *ATTENTION))
+
+
+def _native(threads: int, isa: str) -> tuple[tuple[Kernel, ...], tuple[AttentionBackend, ...], str]:
+    """The compiled kernels, and a word on them. Without a library each op's kernel is there to refuse, with the reason, so
+    that the kernel plan tells it."""
+    try:
+        library = open_library(threads, isa)
+    except NoLibraryError as e:
+        reason = f"no compiled kernels: {e}"
+        return (Kernel("linear", "native", _refused, lambda spec: reason, batch_invariant=True),), (), reason
+    except ValueError as e:
+        raise DeviceError(str(e)) from None
+    from thalweg.backends.cpu.native.attention import NativeAttention
+    from thalweg.backends.cpu.native.linear import kernels
+
+    return kernels(library), (NativeAttention(library),), f"compiled, {library.level}"
+
+
+def _refused(*args: object, **static: object) -> object:
+    raise RuntimeError("a kernel that refuses every use was run")

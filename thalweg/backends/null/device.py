@@ -71,8 +71,9 @@ class HashAttention(AttentionBackend):
         return KVLayout((block_tokens,), "int64", f"hash64x{block_tokens}")
 
     def attend(
-        self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec
-    ) -> tuple[Array, Array]:
+        self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec,
+        sinks: Array | None = None,
+    ) -> tuple[Array, Array]:  # fmt: skip
         raise NotImplementedError("null: no model runs here, so no layer attends")
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
+from thalweg.hal.ops.quantise import KV_DTYPES, decode_kv, encode_kv
 from thalweg.hal.step import SCRATCH, StepBatch
 
 QUERIES = 256
@@ -21,24 +22,31 @@ class ReferenceAttention(AttentionBackend):
     batch_invariant = True
 
     def supports(self, spec: AttnSpec) -> str | None:
-        if spec.kind not in ("full", "window"):
-            return f"kind {spec.kind!r} is not defined here, only full and window"
+        if spec.kind not in ("full", "window", "latent"):
+            return f"kind {spec.kind!r} is not defined here, only full, window and latent"
+        if spec.kind == "latent" and (spec.kv_heads != 1 or not 0 < spec.latent <= spec.head_dim):
+            return (
+                f"latent attention has one KV head and values within its keys, not {spec.kv_heads} and {spec.latent} elements"
+            )
         if spec.heads % spec.kv_heads:
             return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
-        if spec.kv_dtype not in ("", spec.dtype):
-            return f"the cache holds {spec.dtype}, not {spec.kv_dtype}"
+        if spec.kv_dtype not in ("", spec.dtype, *KV_DTYPES):
+            return f"the cache holds {spec.dtype}, {', '.join(KV_DTYPES)}, not {spec.kv_dtype}"
         return None
 
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
-        shape = (2, block_tokens, spec.kv_heads, spec.head_dim)
-        return KVLayout(shape, spec.dtype, f"kv-token-head/{spec.dtype}/{'x'.join(map(str, shape))}")
+        width = spec.head_dim + (4 if spec.kv_dtype == "int8" else 0)
+        shape = (1 if spec.kind == "latent" else 2, block_tokens, spec.kv_heads, width)
+        dtype = spec.kv_dtype or spec.dtype
+        return KVLayout(shape, dtype, f"kv-token-head/{dtype}/{'x'.join(map(str, shape))}")
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec
-    ) -> tuple[Tensor, Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
+        sinks: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         table = batch.block_tables[group]
-        kv = _store(kv, k, v, table, batch)
-        out = torch.zeros_like(q)
+        kv = _store(kv, [k] if spec.kind == "latent" else [k, v], table, batch, spec)
+        out = q.new_zeros(*q.shape[:2], spec.latent or spec.head_dim)
         query, context, last = batch.query.tolist(), batch.context.tolist(), batch.last_row.tolist()
         for s, slot in enumerate(batch.slots.tolist()):
             if slot == SCRATCH:
@@ -47,30 +55,39 @@ class ReferenceAttention(AttentionBackend):
             for at in range(0, query[s], QUERIES):
                 n = min(QUERIES, query[s] - at)
                 rows = slice(first + at, first + at + n)
-                out[rows] = _attend_one(q[rows], kv, table[s], context[s] + at, spec)
+                out[rows] = _attend_one(q[rows], kv, table[s], context[s] + at, spec, sinks)
         return out, kv
 
 
-def _store(kv: Tensor, k: Tensor, v: Tensor, table: Tensor, batch: StepBatch) -> Tensor:
-    """A new cache that holds the batch's k and v as well. Padding goes to the scratch block."""
+def _store(kv: Tensor, new: list[Tensor], table: Tensor, batch: StepBatch, spec: AttnSpec) -> Tensor:
+    """A new cache that holds the batch's new keys (and values) as well. Padding goes to the scratch block."""
     size = kv.shape[2]
     column = (batch.positions // size).clamp(max=table.shape[1] - 1)
     block = torch.where(batch.slots[batch.token_seq.long()] == SCRATCH, SCRATCH, table[batch.token_seq.long(), column.long()])
-    where = (block.long()[:, None], torch.arange(2)[None, :], (batch.positions % size).long()[:, None])
-    return kv.index_put(where, torch.stack([k, v], 1))
+    where = (block.long()[:, None], torch.arange(len(new))[None, :], (batch.positions % size).long()[:, None])
+    made = encode_kv(torch.stack(new, 1), spec.kv_dtype)
+    if made.element_size() == 1:  # 8-bit floats have no index_put
+        return kv.view(torch.uint8).index_put(where, made.view(torch.uint8)).view(kv.dtype)
+    return kv.index_put(where, made)
 
 
-def _attend_one(q: Tensor, kv: Tensor, table: Tensor, start: int, spec: AttnSpec) -> Tensor:
+def _attend_one(q: Tensor, kv: Tensor, table: Tensor, start: int, spec: AttnSpec, sinks: Tensor | None) -> Tensor:
     """q [n, heads, D] of tokens at positions start, start + 1, ... of the sequence whose blocks are `table`."""
     n, size = q.shape[0], kv.shape[2]
     low = max(0, start - spec.window + 1) if spec.window else 0
     blocks = table[low // size : -(-(start + n) // size)].long()
     held = kv[blocks].transpose(0, 1).flatten(1, 2)[:, low % size :][:, : start + n - low]
-    keys, values = held.to(torch.float64).repeat_interleave(spec.heads // spec.kv_heads, dim=2)
+    held = decode_kv(held, spec.kv_dtype, torch.float64).repeat_interleave(spec.heads // spec.kv_heads, dim=2)
+    keys, values = held[0], held[0][..., : spec.latent] if spec.kind == "latent" else held[1]
     scores = torch.einsum("qhd,khd->hqk", q.to(torch.float64), keys) * spec.scale
     if spec.softcap:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     behind = torch.arange(start, start + n)[:, None] - torch.arange(low, start + n)[None, :]
     hidden = (behind < 0) | (behind >= spec.window) if spec.window else behind < 0
-    weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), -1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is None:
+        weights = torch.softmax(scores, -1)
+    else:
+        sink = sinks.to(torch.float64)[:, None, None].expand(-1, n, 1)
+        weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
     return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)

@@ -35,6 +35,8 @@ class GatherAttention(AttentionBackend):
             return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
         if spec.kv_dtype not in ("", spec.dtype):
             return f"the cache holds {spec.dtype}, not {spec.kv_dtype}"
+        if spec.sinks:
+            return "has no sinks"
         return None
 
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
@@ -49,8 +51,9 @@ class GatherAttention(AttentionBackend):
         return {"runs": tuple(_runs(batch))}
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec
-    ) -> tuple[Tensor, Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
+        sinks: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         table = batch.block_tables[group]
         _store(kv, k, v, table, batch)
         if batch.uniform == 1:

@@ -59,8 +59,9 @@ class Missing(AttentionBackend):
         _absent(self._why)
 
     def attend(
-        self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec
-    ) -> tuple[Array, Array]:
+        self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec,
+        sinks: Array | None = None,
+    ) -> tuple[Array, Array]:  # fmt: skip
         _absent(self._why)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
+from thalweg.hal.ops.quantise import KV_DTYPES, decode_kv, encode_kv
 from thalweg.hal.step import SCRATCH, StepBatch
 
 QUERIES = 256
@@ -57,28 +58,35 @@ class PagedAttention(AttentionBackend):
             return f"runs kinds full and window, not {spec.kind}"
         if spec.dtype not in ("float32", "bfloat16"):
             return f"runs float32 and bfloat16, not {spec.dtype}"
-        if spec.kv_dtype not in ("", spec.dtype):
-            return f"the cache holds {spec.dtype}, not {spec.kv_dtype}"
+        if spec.kv_dtype not in ("", spec.dtype, *KV_DTYPES):
+            return f"the cache holds {spec.dtype}, {', '.join(KV_DTYPES)}, not {spec.kv_dtype}"
         if spec.heads % spec.kv_heads:
             return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
         if spec.softcap:
             return "the fused attention underneath has no softcap"
+        if spec.sinks:
+            return "the fused attention underneath has no sinks"
         return None
 
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
-        shape = (2, block_tokens, spec.kv_heads, spec.head_dim)
-        return KVLayout(shape, spec.dtype, f"kv-token-head/{spec.dtype}/{'x'.join(map(str, shape))}")
+        shape = (2, block_tokens, spec.kv_heads, spec.head_dim + (4 if spec.kv_dtype == "int8" else 0))
+        dtype = spec.kv_dtype or spec.dtype
+        return KVLayout(shape, dtype, f"kv-token-head/{dtype}/{'x'.join(map(str, shape))}")
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec
-    ) -> tuple[Tensor, Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
+        sinks: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         plan = cast(dict[str, Any], batch.plans[group]) if batch.plans else {}
         size = kv.shape[2]
         if "write" not in plan:
             plan["write"] = _write_rows(batch, group, size)
         flat = kv.view(-1, kv.shape[-2], kv.shape[-1])
-        flat.index_copy_(0, plan["write"], k)
-        flat.index_copy_(0, plan["write"] + size, v)
+        for new, at in ((k, 0), (v, size)):
+            made = encode_kv(new, spec.kv_dtype)
+            if made.element_size() == 1:  # 8-bit floats have no index_copy
+                flat, made = flat.view(torch.uint8), made.view(torch.uint8)
+            flat.index_copy_(0, plan["write"] + at, made)
         key = f"work/{self.batch_invariant}/{spec.window}/{spec.heads // spec.kv_heads}/{spec.dtype}"
         if key not in plan:
             plan[key] = _work_list(batch, group, size, spec, self.batch_invariant)
@@ -91,9 +99,11 @@ class PagedAttention(AttentionBackend):
 def _attend(q: Tensor, kv: Tensor, work: _Work, spec: AttnSpec) -> Tensor:
     n, per = work.count, spec.heads // spec.kv_heads
     blocks = kv.view(kv.shape[0] * 2, -1)
+    blocks = blocks.view(torch.uint8) if kv.element_size() == 1 else blocks  # 8-bit floats have no index_select
     held = []
     for index in (work.blocks * 2, work.blocks * 2 + 1):
-        tokens = blocks.index_select(0, index).view(-1, spec.kv_heads, spec.head_dim)
+        tokens = blocks.index_select(0, index).view(kv.dtype).view(-1, spec.kv_heads, kv.shape[-1])
+        tokens = decode_kv(tokens, spec.kv_dtype, q.dtype)
         for start, end in work.stale:
             tokens[start:end].zero_()
         held.append(tokens.view(n, -1, spec.kv_heads, spec.head_dim).transpose(1, 2))

@@ -47,6 +47,9 @@ class TpuOptions:
     """Which of JAX's platforms runs the programs. "cpu": the host, for trying and testing without the hardware."""
     attention: str = "auto"
     """"pallas" or "xla" insists on that implementation; auto prefers the first."""
+    precompile: str = "auto"
+    """Programs compiled before serving: "all" of them, "first" (of the smallest prompt and decode steps), "none". auto: all on
+    hardware, first on the host. What is left is compiled when first met, and everybody waits for it."""
     compilation_cache: str = "~/.cache/thalweg/xla"
     """Folder that keeps compiled programs between starts; "" = none."""
 
@@ -122,10 +125,9 @@ class TpuPlatform(Platform):
         options = TpuOptions() if options is None else options
         if not isinstance(options, TpuOptions):
             raise DeviceError(f"device: tpu takes TpuOptions, not {type(options).__name__}")
-        if options.attention not in ("auto", "pallas", "xla"):
-            raise DeviceError(f"device: tpu: attention must be auto, pallas or xla, not {options.attention!r}")
-        if len(place.devices) != 1:
-            raise DeviceError(f"device: tpu: a model runs on one device in this version, not on {len(place.devices)}")
+        for name, choices in (("attention", ("auto", "pallas", "xla")), ("precompile", ("auto", "all", "first", "none"))):
+            if (value := getattr(options, name)) not in choices:
+                raise DeviceError(f"device: tpu: {name} must be one of {', '.join(choices)}, not {value!r}")
         probe = self.probe_with(options)
         if probe.score <= 0:
             raise DeviceError(f"device: tpu: {probe.reason}")

@@ -39,9 +39,9 @@ def to_host(a: Any) -> np.ndarray:
             a = a.contiguous().view(raw).numpy().view(kind)
         else:
             a = a.numpy()
-    a = np.asarray(a)
-    narrow = {"int64": np.int32, "uint64": np.uint32, "float64": np.float32}.get(a.dtype.name)
-    return a if narrow is None else a.astype(narrow)
+    there = np.asarray(a)
+    narrow = {"int64": np.int32, "uint64": np.uint32, "float64": np.float32}.get(there.dtype.name)
+    return there if narrow is None else there.astype(narrow)
 
 
 @dataclass(frozen=True, slots=True)

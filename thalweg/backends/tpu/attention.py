@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from thalweg.backends.tpu.interop import in_jax
 from thalweg.backends.tpu.pallas import ragged_attention
-from thalweg.backends.tpu.program import in_jax
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.step import SCRATCH, StepBatch, StepShape
@@ -61,6 +61,8 @@ class _Tiled(AttentionBackend):
             return f"the cache holds {spec.dtype}, not {spec.kv_dtype}"
         if spec.heads % spec.kv_heads:
             return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
+        if spec.sinks:
+            return "has no sinks"
         return None
 
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
@@ -88,7 +90,9 @@ class _Tiled(AttentionBackend):
             "place_size": np.zeros(queries, np.int32),
         }  # fmt: skip
 
-    def attend(self, q: Any, k: Any, v: Any, kv: Any, batch: StepBatch, group: int, spec: AttnSpec) -> tuple[Any, Any]:
+    def attend(
+        self, q: Any, k: Any, v: Any, kv: Any, batch: StepBatch, group: int, spec: AttnSpec, sinks: Any | None = None
+    ) -> tuple[Any, Any]:
         run = in_jax(partial(_attend, spec=spec, store=self._store, walk=self._walk))
         rows = (batch.token_seq, batch.positions, batch.slots, batch.last_row)
         out, kv = run(q, k, v, kv, batch.block_tables[group], *rows, dict(batch.plans[group]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from thalweg.backends.host import cores, cpu_name, host_memory
 from thalweg.backends.tpu import TpuOptions
 from thalweg.backends.tpu.arrays import to_host
 from thalweg.backends.tpu.attention import backends as attention_backends
+from thalweg.backends.tpu.mesh import Ranks
 from thalweg.backends.tpu.program import Executable
 from thalweg.errors import DeviceError
 from thalweg.hal.kv import KVLayout
@@ -22,74 +24,108 @@ from thalweg.hal.platform import Device, DeviceInfo, Memory, Place
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 
 KERNELS: tuple[Kernel, ...] = ()
+LOGPROBS = 20
+"""Of the most likely tokens, where some are asked for: as many as requests usually may."""
 
 
 def open_device(place: Place, options: TpuOptions) -> TpuDevice:
-    """DeviceError if JAX cannot reach the device of the platform asked for."""
-    if not jax._src.xla_bridge.backends_are_initialized():  # type: ignore[attr-defined]
+    """DeviceError if JAX cannot reach the devices of the platform asked for."""
+    on_host, want = options.jax_platform == "cpu", len(place.devices)
+    if not jax._src.xla_bridge.backends_are_initialized():
         jax.config.update("jax_platforms", options.jax_platform)
+        if on_host and want > max(1, jax.config.values["jax_num_cpu_devices"]):
+            jax.config.update("jax_num_cpu_devices", want)  # the host in the place of so many
     try:
         there = jax.devices(options.jax_platform)
     except RuntimeError as e:
         raise DeviceError(f"device: tpu: JAX cannot open its platform {options.jax_platform!r}: {e}") from e
-    index = place.devices[0]
-    if index >= len(there):
-        raise DeviceError(f"device: tpu: asked for device {index}, and JAX sees {len(there)}")
+    if max(place.devices) >= len(there):
+        why = "" if not on_host else ", because it was started with so many: use another process"
+        raise DeviceError(f"device: tpu: {want} devices are asked for, and JAX sees {len(there)}{why}")
     if options.compilation_cache:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(options.compilation_cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    return TpuDevice(there[index], options)
+    return TpuDevice([there[i] for i in place.devices], options)
 
 
 class TpuDevice(Device):
-    """One device of JAX's, and programs for it."""
+    """One JAX device, or several that share a model, and programs for them."""
 
     kernels: Sequence[Kernel] = KERNELS
     pads = True
     bodies_invariant = False
 
-    def __init__(self, device: Any, options: TpuOptions) -> None:
-        self._device = device
-        on_host = options.jax_platform == "cpu"
+    def __init__(self, devices: Sequence[Any], options: TpuOptions) -> None:
+        self._ranks = Ranks(devices)
+        self.comm = self._ranks.comm
+        self._precompile = options.precompile
+        self._on_host = options.jax_platform == "cpu"
         self.info = DeviceInfo(
-            name=f"JAX on {cpu_name()}" if on_host else device.device_kind,
+            name=f"JAX on {cpu_name()}" if self._on_host else devices[0].device_kind,
             kind="tpu",
             memory_bytes=self.memory().total,
-            cores=cores() if on_host else 1,
-            dtypes=("float32", "bfloat16") if on_host else ("bfloat16", "float32"),
+            cores=cores() if self._on_host else 1,
+            dtypes=("float32", "bfloat16") if self._on_host else ("bfloat16", "float32"),
             notes={"jax": jax.__version__, "jax_platform": options.jax_platform},
         )
-        self.attention = attention_backends(options.attention, interpret=on_host)
+        self.attention = attention_backends(options.attention, interpret=self._on_host)
 
     def memory(self) -> Memory:
-        stats = self._device.memory_stats()
-        return Memory(stats["bytes_limit"], stats["bytes_limit"] - stats["bytes_in_use"]) if stats else Memory(*host_memory())
+        """Of the rank that has least left; on the host, ranks share."""
+        stats = [d.memory_stats() for d in self._ranks.devices]
+        if all(stats):
+            return min((Memory(s["bytes_limit"], s["bytes_limit"] - s["bytes_in_use"]) for s in stats), key=lambda m: m.free)
+        total, free = host_memory()
+        return Memory(total // self._ranks.size, free // self._ranks.size)
 
     def put(self, t: Any) -> jax.Array:
-        return jax.device_put(to_host(t), self._device)
+        return jax.device_put(to_host(t), self._ranks.whole())
+
+    def put_on(self, t: Any, rank: int) -> jax.Array:
+        return jax.device_put(to_host(t), self._ranks.devices[rank])
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        return self._ranks.join(parts)
 
     def alloc_kv(self, layout: KVLayout, blocks: int) -> jax.Array:
-        return self.alloc((blocks, *layout.shape), layout.dtype)
+        """[blocks, ranks x the first dimension of a block, ...]: a block of all ranks is one piece for the host."""
+        first, *rest = layout.shape
+        return self._zeros((blocks, self._ranks.size * first, *rest), layout.dtype, self._ranks.divided(1))
 
     def alloc(self, shape: tuple[int, ...], dtype: str) -> jax.Array:
-        kind = {"int64": "int32"}.get(dtype, dtype)
-        with jax.default_device(self._device):
-            return jnp.zeros(shape, kind)
+        return self._zeros(shape, dtype, self._ranks.whole())
+
+    def _zeros(self, shape: tuple[int, ...], dtype: str, where: Any) -> jax.Array:
+        return jnp.zeros(shape, {"int64": "int32"}.get(dtype, dtype), device=where)
 
     def compile(
         self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None
     ) -> Executable:
-        return Executable(step, params, state, shape, features, self._device)
+        return Executable(step, params, state, shape, features, self._ranks)
+
+    def widen(self, features: Features) -> Features:
+        """Drawing costs next to nothing beside a greedy choice, and 20 logprobs no more than one: no programs of their own."""
+        some = {n: max(getattr(features, n), LOGPROBS) for n in ("logprobs", "score") if getattr(features, n) > 0}
+        return replace(features, random=True, **some)
+
+    def prepared(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
+        """On the host, where trying is what matters, the smallest of each kind."""
+        if self._precompile == "none":
+            return ()
+        if self._precompile == "all" or (self._precompile == "auto" and not self._on_host):
+            return buckets
+        first = {s.uniform: s for s in sorted(buckets, key=lambda s: -s.tokens)}
+        return [first[k] for k in (False, True) if k in first]
 
     def copy_blocks(self, kv: jax.Array, source: np.ndarray, target: np.ndarray) -> jax.Array:
-        return kv.at[jnp.asarray(target)].set(kv[jnp.asarray(source)])
+        return jax.device_put(kv.at[jnp.asarray(target)].set(kv[jnp.asarray(source)]), kv.sharding)
 
     def read_blocks(self, kv: jax.Array, blocks: np.ndarray) -> bytes:
         return np.asarray(kv[jnp.asarray(blocks)]).tobytes()
 
     def write_blocks(self, kv: jax.Array, blocks: np.ndarray, data: bytes) -> jax.Array:
         got = np.frombuffer(data, kv.dtype).reshape(len(blocks), *kv.shape[1:])
-        return kv.at[jnp.asarray(blocks)].set(got)
+        return jax.device_put(kv.at[jnp.asarray(blocks)].set(got), kv.sharding)
 
     def synchronize(self) -> None:
-        jax.device_put(0, self._device).block_until_ready()
+        jax.device_put(0, self._ranks.whole()).block_until_ready()

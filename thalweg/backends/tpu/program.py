@@ -6,39 +6,17 @@ old one's memory. Launching returns at once, as JAX dispatches asynchronously; r
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
-import torch
-import torchax
-from torchax import interop
 
 from thalweg.backends.tpu.arrays import pack
+from thalweg.backends.tpu.interop import trace
+from thalweg.backends.tpu.mesh import Ranks
 from thalweg.hal.step import Features, Params, StateBox, Step, StepBatch, StepResult, StepShape
-
-
-def in_jax(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of JAX arrays as one of torch tensors, to be called while a step is traced."""
-
-    def call(*args: Any, **static: Any) -> Any:
-        return interop.torch_view(f(*interop.jax_view(args), **static))
-
-    return call
-
-
-def trace(step: Step, params: Params, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
-    """The step on JAX values (tracers): torch sees views of them, and what it computes are JAX operations."""
-    with torchax.default_env(), warnings.catch_warnings():
-        # 64-bit indices are 32-bit here: they index tables far below 2^31 entries.
-        warnings.filterwarnings("ignore", message="Explicitly requested dtype")
-        views = jax.tree.map(interop.torch_view, (params, state))
-        state, result = step(*views, batch.map(interop.torch_view))
-    taken = jax.tree.map(interop.jax_view, (state, result), is_leaf=lambda x: isinstance(x, torch.Tensor))
-    return taken
 
 
 @dataclass(slots=True)
@@ -66,9 +44,9 @@ class Executable:
     decide how many programs there are: one, as long as flat lists are empty or within the same powers of two."""
 
     def __init__(
-        self, step: Step, params: Params, box: StateBox, shape: StepShape | None, features: Features | None, device: Any
+        self, step: Step, params: Params, box: StateBox, shape: StepShape | None, features: Features | None, ranks: Ranks
     ) -> None:
-        self._step, self._params, self._box, self._device = step, params, box, device
+        self._step, self._params, self._box, self._ranks = step, params, box, ranks
         self._features = features
         self._uniform = shape.tokens // shape.seqs if shape is not None and shape.uniform else 0
         self._programs: dict[Hashable, Any] = {}
@@ -80,7 +58,7 @@ class Executable:
             program = self._programs.get(key)
             if program is None:
                 program = self._programs[key] = self.program(cut_up)
-            state, result = program(self._params, self._box.value, jax.device_put(buffer, self._device))
+            state, result = program(self._params, self._box.value, jax.device_put(buffer, self._ranks.whole()))
         except Exception as e:
             return Launched(None, e)
         self._box.value = state
@@ -96,4 +74,4 @@ class Executable:
             with jax.default_matmul_precision("highest"):
                 return trace(self._step, params, state, cut_up.map(lambda cut: cut.out_of(buffer)))
 
-        return jax.jit(run, donate_argnums=(1,))
+        return jax.jit(self._ranks.over(run, self._params, self._box.value), donate_argnums=(1,))

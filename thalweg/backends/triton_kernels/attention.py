@@ -61,6 +61,8 @@ class PagedAttention(AttentionBackend):
             return f"{spec.heads // spec.kv_heads} query heads per KV head, at most {MOST_ROWS}"
         if spec.head_dim > 256:
             return f"runs head sizes up to 256, not {spec.head_dim}"
+        if spec.sinks:
+            return "has no sinks"
         return None
 
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
@@ -88,8 +90,9 @@ class PagedAttention(AttentionBackend):
         return {"tiles": tiles}
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec
-    ) -> tuple[Tensor, Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
+        sinks: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         table = batch.block_tables[group]
         self._store(k, v, kv, table, batch)
         if q.stride(-1) != 1:
@@ -111,12 +114,12 @@ class PagedAttention(AttentionBackend):
 
     def _fit(self, spec: AttnSpec, t: Attend) -> _Fit:
         """Tiles for this spec: rows enough for the heads that share a KV head, keys fewer where a key is larger than 128
-        elements of two bytes, stages fewer where the tiles of all stages would not fit, warps more where the results of
-        a row would not fit one's registers."""
+        elements of two bytes, stages fewer where the tiles of all stages would not fit, rows fewer and warps more where
+        the results of a row would not fit one's registers."""
         share, block = spec.heads // spec.kv_heads, _pad(spec.head_dim, 16)
         size = block * BYTES[spec.dtype]
         scalar = self._tiles.scalar if spec.dtype == "float32" else MOST_ROWS * 4
-        rows = max(min(t.rows, scalar), _pad(share))
+        rows = max(min(t.rows, scalar, MOST_ROWS if block <= 128 else 64), _pad(share))
         keys = max(16, min(t.keys, t.keys * 256 // size, scalar))
         stages = t.stages
         while stages > 1 and rows * size + 2 * stages * keys * size > self._tiles.shared:

@@ -17,6 +17,11 @@ PROOF = 4
 """New tokens a suspect must get alone to be cleared: more than any pipeline depth, so the step that crashed was repeated."""
 
 
+KILLS = 3
+"""Kills from outside that convict a suspect: while it ran alone, without a token in between. Fewer are bad luck: whoever
+kills engines may well kill two in a row."""
+
+
 @dataclass(slots=True)
 class Verdict:
     """What the caller does now. submit: in this order, prompt and emitted tokens; the rest of the open handles wait."""
@@ -33,7 +38,7 @@ class Recovery:
     def __init__(self) -> None:
         self.on_trial: int | None = None
         self._proof = 0
-        self._killed = False
+        self._kills = 0
         self._suspects: deque[int] = deque()
         self._progress = False
 
@@ -50,11 +55,12 @@ class Recovery:
         return Verdict(submit=list(everyone))
 
     def _died_in_trial(self, accused: int, everyone: Sequence[int], crashed: bool) -> Verdict:
-        """A crash convicts; so does the second kill from outside in one trial."""
-        if accused in everyone and not crashed and not self._killed:
+        """A crash convicts; so do KILLS kills from outside."""
+        kills = self._kills + 1
+        if accused in everyone and not crashed and kills < KILLS:
             self._suspects.appendleft(accused)
             verdict = self._next(everyone)
-            self._killed = True
+            self._kills = kills
             return verdict
         convicted = [accused] if accused in everyone else []
         verdict = self._next([h for h in everyone if h not in convicted])
@@ -70,7 +76,7 @@ class Recovery:
         """A sequence got a token."""
         self._progress = True
         if handle == self.on_trial:
-            self._proof += 1
+            self._proof, self._kills = self._proof + 1, 0
             if self._proof == PROOF:
                 return Verdict(hold=handle)
         return Verdict()
@@ -82,7 +88,7 @@ class Recovery:
     def _next(self, everyone: Sequence[int]) -> Verdict:
         """The next suspect alone; after the last one, everybody."""
         alive = set(everyone)
-        self._proof, self._killed, self.on_trial = 0, False, None
+        self._proof, self._kills, self.on_trial = 0, 0, None
         while self._suspects:
             suspect = self._suspects.popleft()
             if suspect in alive:

@@ -21,7 +21,7 @@ from thalweg.errors import ConfigError, ThalwegError
 from thalweg.hal import discovery
 from thalweg.hal.kv import KVLayout, KVSpec
 from thalweg.hal.op import Binder
-from thalweg.hal.platform import Defaults, Device, Limits, ModelFacts, Pending, Place, Platform
+from thalweg.hal.platform import Defaults, Device, Limits, ModelFacts, Pending, Platform
 from thalweg.hal.step import StateBox, StepBatch
 from thalweg.marks import mark
 from thalweg.models import registry
@@ -60,15 +60,15 @@ class _Job:
 def prepare(device: str) -> None:
     """Load the code that serving on `--device device` needs; open nothing. What is not there is `build`'s to refuse."""
     try:
-        platform = discovery.choose(device)
-    except ThalwegError:
-        return
-    if platform.runs_models:
-        import thalweg.models.build
-        import thalweg.models.load
-        import thalweg.models.step  # noqa: F401
+        platform = discovery.choose("auto") if device == "auto" else discovery.load(device)
+        if platform.runs_models:
+            import thalweg.models.build
+            import thalweg.models.load
+            import thalweg.models.step  # noqa: F401
 
-        platform.preload()
+            platform.preload()
+    except (ThalwegError, ImportError):
+        return
     mark("framework imported")
 
 
@@ -83,7 +83,7 @@ def build(args: EngineArgs) -> Worker:
     facts = read_facts(hf, path)
     registry.supported(hf)  # refuse an unknown architecture before a framework is imported
     platform = discovery.choose(args.device, lambda p: _options(p, args))
-    device = platform.open(Place(), _options(platform, args))
+    device = platform.open(resolve.place(args, platform), _options(platform, args))
     job = _Job(args, path, hf, facts, platform, device, platform.defaults(facts, device.info))
     try:
         worker = _build_model(job) if platform.runs_models else _build_without_model(job)
@@ -130,34 +130,52 @@ def _build_model(job: _Job) -> Worker:
     dtype = resolve.dtype(args, job.facts, device.info, job.defaults)
     length = resolve.max_len(args, job.facts)
     schedule = resolve.scheduler(args, job.defaults, length)
+    invariant = _invariant(job)
     binder = Binder(
-        device.kernels, strict=args.strict_kernels, batch_invariant=args.batch_invariant and device.bodies_invariant,
-        bodies_invariant=device.bodies_invariant,
-    )  # fmt: skip
-    if args.batch_invariant and not device.bodies_invariant:
-        logger.warning("on %s a compiler orders sums by the batch: equal requests may differ in last bits", job.platform.name)
+        device.kernels, strict=args.strict_kernels, batch_invariant=invariant, bodies_invariant=device.bodies_invariant
+    )
     model = build_model(
         job.hf, binder=binder, attention=device.attention, comm=device.comm, dtype=dtype, max_len=length,
-        block_tokens=resolve.block_tokens(args, job.defaults),
+        block_tokens=resolve.block_tokens(args, job.defaults), quantization=args.quantization,
     )  # fmt: skip
     # Everything a user can have got wrong about sizes is refused before a weight is read.
     size = resolve.cache_size(args, model.groups, _room(job, dtype, schedule, length), length, schedule.max_seqs)
     step = make_step(model, binder, logprobs_mode=args.logprobs_mode)
     before = device.used()
-    params = load_params(model, job.path, device, load_format=args.load_format, seed=args.seed, progress=args.use_tqdm_on_load)
+    params = load_params(
+        model, job.path, device, load_format=args.load_format, seed=args.seed, progress=args.use_tqdm_on_load,
+        ranks=range(device.comm.size),
+    )  # fmt: skip
     mark("weights loaded")
     _tell_memory(job, device.used() - before)
     slots = schedule.max_seqs + 1
     state = StateBox(make_state(model, device, blocks=size.blocks, slots=slots, max_len=size.max_len))
     limits = Limits(schedule.max_tokens, schedule.max_seqs, size.max_len, model.groups[0].block_tokens)
+    buckets = job.platform.buckets(job.defaults, limits)
     runner = Runner(
         lambda shape, features: device.compile(step, params, state, shape, features),
         model.attention,
-        job.platform.buckets(job.defaults, limits),
+        buckets,
         job.defaults.unpadded,
+        device.widen,
     )
+    runner.prepare(device.prepared(buckets))
     config = _config(job, dtype, size, model.groups, schedule, model.vocab)
     return Worker(config, runner.launch, [str(c) for c in binder.plan], device, 0.0)
+
+
+def _invariant(job: _Job) -> bool:
+    """Whether only batch-invariant kernels are bound. Says so in the log; ConfigError where that was insisted on in vain."""
+    wanted, can = job.args.batch_invariant, job.device.bodies_invariant
+    why = (
+        f"on {job.platform.name} a compiler orders sums by the shape of a step, so equal requests may differ in their last bits"
+    )
+    if wanted and not can:
+        raise ConfigError(f"batch_invariant: {why}: leave the flag out")
+    if wanted is False:
+        why = "not wanted"
+    logger.info("batch invariance: %s", "yes: same seed, same text" if can and wanted is not False else f"no: {why}")
+    return can and wanted is not False
 
 
 def _tell_memory(job: _Job, loaded: int) -> None:
@@ -197,9 +215,9 @@ def _no_step(params: Any, state: Any, batch: StepBatch) -> Any:
 
 def _room(job: _Job, dtype: str, schedule: SchedulerConfig, length: int) -> int:
     """Bytes for the KV cache, known before a weight is read."""
-    settings = registry.family(job.hf)(job.hf)
-    others = job.platform.workspace(step_sizes(settings, schedule, length, BYTES[dtype])) + history(schedule, length)
-    weights = weight_bytes(settings, job.platform, dtype, length)
+    settings, ranks = registry.family(job.hf)(job.hf), job.device.comm.size
+    others = job.platform.workspace(step_sizes(settings, schedule, length, BYTES[dtype], ranks)) + history(schedule, length)
+    weights = weight_bytes(settings, job.platform, dtype, length, ranks, job.args.quantization)
     return resolve.cache_bytes(job.args, job.defaults, job.device.memory(), weights, others)
 
 
@@ -216,6 +234,7 @@ def _config(
             vocab=vocab,
             seed=args.seed,
             load_format=args.load_format,
+            quantization=args.quantization,
             logprobs_mode=args.logprobs_mode,
             max_logprobs=args.max_logprobs,
             hf_overrides=args.hf_overrides or {},

@@ -21,19 +21,23 @@ from thalweg.hal.kv import KVSpec
 from thalweg.hal.platform import Defaults, DeviceInfo, Memory, ModelFacts, Platform, StepSizes
 from thalweg.models import registry
 from thalweg.models.settings import Parameters, Settings, kv_groups
+from thalweg.quantization.online import bytes_of, formats
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Sizes in bytes. `total` is what the engine's process will hold beyond the framework itself, at its fullest."""
+    """Sizes in bytes, of one device where several share the model. `total` is what the engine's process will hold there beyond
+    the framework itself, at its fullest."""
 
     model: str
     architecture: str
     platform: str
     device: str
     device_bytes: int
+    devices: int
+    """That share the model."""
     dtype: str
     stored_bytes: int
     """Of the weights as the files hold them; 0 = there are none."""
@@ -77,7 +81,9 @@ class _Known:
     settings: Settings
     platform: Platform
     info: DeviceInfo
+    """Of one of the devices that share the model."""
     defaults: Defaults
+    ranks: int
 
 
 def plan(args: EngineArgs) -> Plan:
@@ -94,7 +100,8 @@ def plan(args: EngineArgs) -> Plan:
         raise DeviceError(
             f"device: platform {platform.name!r} cannot be planned for in this version: {platform.probe().reason}"
         )
-    known = _Known(args, facts, settings, platform, info, platform.defaults(facts, info))
+    ranks = len(resolve.place(args, platform).devices)
+    known = _Known(args, facts, settings, platform, info, platform.defaults(facts, info), ranks)
     return _plan(known)
 
 
@@ -107,9 +114,12 @@ def _plan(k: _Known) -> Plan:
     parameters = k.settings.parameters(BYTES[dtype], length)
     if k.facts.weight_bytes and args.load_format != "dummy":
         _check_stored(k, parameters, dtype)
-    weights = weight_bytes(k.settings, k.platform, dtype, length) if k.platform.runs_models else 0
+    weights = 0
+    if k.platform.runs_models:
+        weights = weight_bytes(k.settings, k.platform, dtype, length, k.ranks, args.quantization)
     problems: list[str] = []
-    workspace = k.platform.workspace(step_sizes(k.settings, schedule, length, BYTES[dtype])) if k.platform.runs_models else 0
+    steps = step_sizes(k.settings, schedule, length, BYTES[dtype], k.ranks)
+    workspace = k.platform.workspace(steps) if k.platform.runs_models else 0
     try:
         memory = resolve.cache_bytes(
             args, k.defaults, Memory(k.info.memory_bytes, k.info.memory_bytes), weights, workspace + history(schedule, length)
@@ -118,12 +128,12 @@ def _plan(k: _Known) -> Plan:
     except ConfigError as e:
         problems += e.problems
         size = resolve.CacheSize((0,) * len(groups), length)
-    steps = step_sizes(k.settings, schedule, size.max_len, BYTES[dtype])
+    steps = step_sizes(k.settings, schedule, size.max_len, BYTES[dtype], k.ranks)
     per_block = sum(g.bytes_per_block for g in groups)
     room = max(0, size.blocks[0] - 1) * groups[0].block_tokens
     made = Plan(
         model=args.model, architecture=k.facts.architecture, platform=k.platform.name, device=k.info.name,
-        device_bytes=k.info.memory_bytes, dtype=dtype, stored_bytes=k.facts.weight_bytes, weights=weights,
+        device_bytes=k.info.memory_bytes, devices=k.ranks, dtype=dtype, stored_bytes=k.facts.weight_bytes, weights=weights,
         kv_per_token=-(-per_block // groups[0].block_tokens), kv_cache=per_block * size.blocks[0], blocks=size.blocks[0],
         block_tokens=groups[0].block_tokens,
         groups=[_shown(g) for g in groups],
@@ -140,19 +150,26 @@ def history(schedule: SchedulerConfig, length: int) -> int:
     return (schedule.max_seqs + 1) * (length + 1) * 4
 
 
-def step_sizes(s: Settings, schedule: SchedulerConfig, length: int, dtype_bytes: int) -> StepSizes:
-    """What bounds the temporaries of a model's largest step."""
+def step_sizes(s: Settings, schedule: SchedulerConfig, length: int, dtype_bytes: int, ranks: int) -> StepSizes:
+    """What bounds the temporaries of a model's largest step, on one of the ranks that share it."""
     return StepSizes(
-        tokens=schedule.max_tokens, seqs=schedule.max_seqs, max_len=length, hidden=s.hidden, inner=s.inner,
-        heads=s.attention.heads, kv_heads=s.attention.kv_heads, head_dim=s.attention.head_dim, vocab=s.vocab,
-        dtype_bytes=dtype_bytes,
+        tokens=schedule.max_tokens, seqs=schedule.max_seqs, max_len=length, hidden=s.hidden, inner=s.inner // ranks,
+        heads=s.attention.heads // ranks, kv_heads=s.attention.kv_heads // ranks, head_dim=s.attention.head_dim,
+        vocab=s.vocab, dtype_bytes=dtype_bytes,
     )  # fmt: skip
 
 
-def weight_bytes(s: Settings, platform: Platform, dtype: str, length: int) -> int:
-    """Of the weights in memory: in dtype, with the copies that kernels pack, and computed tables."""
-    p = s.parameters(BYTES[dtype], length)
-    return p.stored + p.tables + (p.head if p.tied and platform.packs(dtype) else 0)
+def weight_bytes(s: Settings, platform: Platform, dtype: str, length: int, ranks: int, quantization: str | None) -> int:
+    """Of the weights in memory, on one of the ranks that share them: in dtype or as `quantization` rounds them, with the copies
+    that kernels pack, and computed tables, which every rank has whole. A tied embedding is divided in two ways, so ranks
+    hold a share of each."""
+    p, wide = s.parameters(BYTES[dtype], length), BYTES[dtype]
+    if quantization is None:
+        twice = p.tied and (ranks > 1 or platform.packs(dtype))
+        return (p.stored + (p.head if twice else 0)) // ranks + p.tables
+    use = formats(quantization)
+    rounded = bytes_of(use.layers, p.layers, wide, s.hidden) + bytes_of(use.head, p.head, wide, s.hidden)
+    return (p.embedding + rounded) // ranks + p.tables
 
 
 def _shown(g: KVSpec) -> dict[str, Any]:
@@ -165,7 +182,7 @@ def _groups(k: _Known, length: int, block_tokens: int, dtype_bytes: int) -> tupl
         return (resolve.stand_in_group(k.facts, block_tokens),)
     a = k.settings.attention
     windows = k.settings.windows_within(length)
-    each = 2 * block_tokens * a.kv_heads * a.head_dim * dtype_bytes
+    each = 2 * block_tokens * (a.kv_heads // k.ranks) * a.head_dim * dtype_bytes
     return kv_groups(windows, block_tokens, [each] * len(windows))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from thalweg.config import EngineArgs, SchedulerConfig
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVSpec
-from thalweg.hal.platform import Defaults, DeviceInfo, Memory, ModelFacts
+from thalweg.hal.platform import Defaults, DeviceInfo, Memory, ModelFacts, Parallel, Place, Platform
 
 BLOCK_TOKENS = 16
 MAX_SEQS = 128
@@ -15,6 +15,17 @@ MAX_BATCHED_TOKENS = 2048
 """Global defaults, where neither user nor platform says otherwise."""
 
 _ALIASES = {"half": "float16", "float": "float32"}
+
+
+def place(args: EngineArgs, platform: Platform) -> Place:
+    """Where the one process of this engine sits: it drives every device of the model, or the model is refused."""
+    places = platform.topology(Parallel(tensor=args.tensor_parallel_size)).places
+    if len(places) > 1:
+        raise ConfigError(
+            f"tensor_parallel_size: {args.tensor_parallel_size} devices of platform {platform.name!r} need {len(places)} "
+            "processes, and this version starts one: leave it at 1"
+        )
+    return places[0]
 
 
 def dtype(args: EngineArgs, facts: ModelFacts, device: DeviceInfo, defaults: Defaults) -> str:

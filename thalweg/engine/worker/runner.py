@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.platform import Executable, Pending
-from thalweg.hal.step import Features, StepBatch, StepShape
+from thalweg.hal.step import SCRATCH, Features, SamplingArrays, StepBatch, StepShape
 
 Compile = Callable[[StepShape | None, Features | None], Executable]
 
@@ -19,6 +21,7 @@ class Runner:
     compile: makes an executable; called once for any shape without buckets or with `unpadded`, and once per bucket and set
     of features, when first met.
     unpadded: a batch that no bucket holds runs as it is.
+    widen: what Device.widen says.
     """
 
     def __init__(
@@ -27,8 +30,9 @@ class Runner:
         attention: Sequence[tuple[AttentionBackend, AttnSpec]],
         buckets: Sequence[StepShape],
         unpadded: bool = False,
+        widen: Callable[[Features], Features] = lambda f: f,
     ) -> None:
-        self._compile = compile
+        self._compile, self._widen = compile, widen
         self._attention = tuple(attention)
         self._buckets = sorted(buckets, key=lambda s: (s.tokens, s.seqs, s.blocks, not s.uniform))
         self._made: dict[StepShape | None, list[tuple[Features, Executable]]] = {}
@@ -45,6 +49,11 @@ class Runner:
         if shape is None and self._any is not None:
             return self._any(batch)
         return self._executable(shape, batch.features)(batch)
+
+    def prepare(self, shapes: Iterable[StepShape]) -> None:
+        """Make the executables of these buckets, for requests that ask for nothing special, and run each once."""
+        for shape in shapes:
+            self.launch(_scratch(shape, len(self._attention))).result()
 
     def _fit(self, batch: StepBatch) -> StepShape | None:
         """The smallest bucket that holds the batch; None = it runs as it is. Remembered for uniform batches, whose sizes
@@ -68,5 +77,18 @@ class Runner:
         for f, exe in made:
             if f.covers(features):
                 return exe
+        features = self._widen(features)
         made.append((features, self._compile(shape, features)))
         return made[-1][1]
+
+
+def _scratch(shape: StepShape, groups: int) -> StepBatch:
+    """The smallest batch of this bucket: one sequence that reads and writes scratch and samples nothing."""
+    n = shape.tokens // shape.seqs if shape.uniform else 1
+    i32 = np.int32
+    return StepBatch(
+        tokens=np.zeros(n, i32), token_seq=np.zeros(n, i32), positions=np.arange(n, dtype=i32), slots=np.full(1, SCRATCH, i32),
+        context=np.zeros(1, i32), query=np.full(1, n, i32), last_row=np.full(1, n - 1, i32), emit=np.zeros(1, bool),
+        block_tables=tuple(np.full((1, 1), SCRATCH, i32) for _ in range(groups)), sampling=SamplingArrays.greedy(1),
+        uniform=n if shape.uniform else 0,
+    ).pad(shape)  # fmt: skip

@@ -29,6 +29,31 @@ def quantise_rows(x: Tensor, act: str) -> tuple[Tensor, Tensor]:
     return (torch.round(codes) if act == "int8" else codes).clamp(-top, top).to(kind), scale
 
 
+KV_DTYPES = ("float8_e4m3fn", "float8_e5m2", "int8")
+"""What a KV cache may hold instead of the model's dtype."""
+
+
+def encode_kv(x: Tensor, kv_dtype: str) -> Tensor:
+    """Keys or values [..., D] as a cache of this `AttnSpec.kv_dtype` keeps them: [..., D], or for int8 [..., D + 4]: codes,
+    then the four bytes of their scale."""
+    if kv_dtype not in KV_DTYPES:
+        return x
+    if kv_dtype == "int8":
+        codes, scale = quantise_rows(x, kv_dtype)
+        return torch.cat([codes, scale.view(torch.int8)], -1)
+    kind = getattr(torch, kv_dtype)
+    top = torch.finfo(kind).max
+    return x.clamp(-top, top).to(kind)
+
+
+def decode_kv(held: Tensor, kv_dtype: str, dtype: torch.dtype) -> Tensor:
+    """What `encode_kv` made -> [..., D], codes times scale in float32 and rounded to dtype."""
+    if kv_dtype != "int8":
+        return held.to(dtype)
+    codes, scale = held[..., :-4].to(torch.float32), held[..., -4:].contiguous().view(torch.float32)
+    return (codes * scale).to(dtype)
+
+
 def dequantise(data: Mapping[str, Tensor], group: int, dtype: torch.dtype) -> Tensor:
     """The data of a quantised QTensor with this group -> weight [out, in]."""
     codes, fan_in = data["codes"].to(torch.float32), data["codes"].shape[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -151,7 +151,7 @@ def _attention_lines(device: Device) -> list[str]:
     lines = ["", "| attention | dtype | backend | same bits in any batch | not taken |", "|---|---|---|---|---|"]
     for name, spec in SPECS.items():
         for dtype in device.info.dtypes:
-            spec = type(spec)(spec.heads, spec.kv_heads, spec.head_dim, spec.scale, dtype, spec.kind, spec.window, spec.softcap)
+            spec = replace(spec, dtype=dtype)
             refusals = [(a, a.supports(spec)) for a in device.attention]
             taken = next((a for a, why in refusals if why is None), None)
             why = "; ".join(f"{a.name}: {r}" for a, r in refusals if r is not None)

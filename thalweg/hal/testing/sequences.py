@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
+from thalweg.hal.ops.quantise import decode_kv, encode_kv
 from thalweg.hal.platform import Device, Executable
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
 
@@ -32,14 +33,23 @@ def story(rng: np.random.Generator, spec: AttnSpec, length: int, query: int) -> 
     q, k, v = (
         rng.normal(size=(length, h, spec.head_dim)).astype(np.float32) for h in (spec.heads, spec.kv_heads, spec.kv_heads)
     )
-    return Story(q, k, v, query)
+    return Story(q, k, k[..., : spec.latent] if spec.kind == "latent" else v, query)
+
+
+def sinks(spec: AttnSpec) -> np.ndarray | None:
+    """[heads], some of which outweigh every score of a short sequence; None where the spec has none."""
+    return np.linspace(-2, 4, spec.heads, dtype=np.float32) if spec.sinks else None
 
 
 def dense(s: Story, spec: AttnSpec, dtype: torch.dtype) -> np.ndarray:
-    """softmax(q k^T * scale) v of the last `query` tokens, in float64 from inputs rounded to dtype -> [query, heads, D]."""
-    q, k, v = (torch.from_numpy(a).to(dtype).double().numpy() for a in (s.q, s.k, s.v))
+    """softmax(q k^T * scale) v of the last `query` tokens, in float64 from inputs rounded to dtype, keys and values also to
+    what the cache holds -> [query, heads, D]."""
+    q = torch.from_numpy(s.q).to(dtype).double().numpy()
+    k, v = (_held(torch.from_numpy(a).to(dtype), spec).double().numpy() for a in (s.k, s.v))
+    v = k[..., : spec.latent] if spec.kind == "latent" else v
+    more = sinks(spec)
     share = spec.heads // spec.kv_heads
-    out = np.empty((s.query, spec.heads, spec.head_dim))
+    out = np.empty((s.query, spec.heads, v.shape[-1]))
     for i in range(s.query):
         p = s.length - s.query + i
         low = max(0, p - spec.window + 1) if spec.window else 0
@@ -47,9 +57,16 @@ def dense(s: Story, spec: AttnSpec, dtype: torch.dtype) -> np.ndarray:
             scores = k[low : p + 1, h // share] @ q[p, h] * spec.scale
             if spec.softcap:
                 scores = spec.softcap * np.tanh(scores / spec.softcap)
-            w = np.exp(scores - scores.max())
-            out[i, h] = (w / w.sum()) @ v[low : p + 1, h // share]
+            top = scores.max() if more is None else max(scores.max(), more[h])
+            w = np.exp(scores - top)
+            total = w.sum() + (0 if more is None else np.exp(more[h] - top))
+            out[i, h] = (w / total) @ v[low : p + 1, h // share]
     return out
+
+
+def _held(x: torch.Tensor, spec: AttnSpec) -> torch.Tensor:
+    """x as the cache gives it back."""
+    return decode_kv(encode_kv(x, spec.kv_dtype), spec.kv_dtype, torch.float32) if spec.kv_dtype else x
 
 
 def tables(rng: np.random.Generator, stories: Sequence[Story], size: int, spare: int = 3) -> tuple[np.ndarray, int]:
@@ -83,6 +100,8 @@ class Cache:
         self._device, self._backend, self._spec = device, backend, spec
         self.box = StateBox(device.alloc_kv(backend.layout(spec, size), blocks))
         self._made: dict[StepShape | None, Executable] = {}
+        more = sinks(spec)
+        self._sinks = None if more is None else device.put(torch.from_numpy(more).to(getattr(torch, spec.dtype)))
 
     def attend(
         self, batch: StepBatch, q: np.ndarray, k: np.ndarray, v: np.ndarray, shape: StepShape | None = None
@@ -99,12 +118,12 @@ class Cache:
         plans = (self._backend.plan(batch, 0, self._spec, shape),)
         batch = replace(batch, plans=plans, features=Features(), extras=filled)
         if shape not in self._made:
-            self._made[shape] = self._device.compile(self._step, None, self.box, shape, None)
+            self._made[shape] = self._device.compile(self._step, self._sinks, self.box, shape, None)
         return np.asarray(self._made[shape](batch).result().extras["out"])[:tokens]
 
     def _step(self, params: Any, kv: Any, b: StepBatch) -> tuple[Any, StepResult]:
         q, k, v = (b.extras[n].to(getattr(torch, self._spec.dtype)) for n in ("q", "k", "v"))
-        out, kv = self._backend.attend(q, k, v, kv, b, 0, self._spec)
+        out, kv = self._backend.attend(q, k, v, kv, b, 0, self._spec, params)
         return kv, StepResult(b.slots[:, None], b.query, extras={"out": out.to(torch.float32)})
 
 
@@ -131,4 +150,4 @@ def poison(cache: Cache, blocks: int, size: int, spec: AttnSpec) -> None:
     table = np.arange(1, blocks, dtype=np.int32)[None]
     n = (blocks - 1) * size
     q, k = (np.full((n, h, spec.head_dim), np.nan, np.float32) for h in (spec.heads, spec.kv_heads))
-    cache.attend(batch_of(table, [0], [n]), q, k, k)
+    cache.attend(batch_of(table, [0], [n]), q, k, k[..., : spec.latent] if spec.kind == "latent" else k)

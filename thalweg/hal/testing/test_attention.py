@@ -22,6 +22,11 @@ SPECS = {
     "mqa": AttnSpec(4, 1, 64, 0.3, "float32"),
     "window": AttnSpec(4, 2, 32, 32**-0.5, "float32", "window", 20),
     "softcap": AttnSpec(4, 2, 32, 32**-0.5, "float32", softcap=5.0),
+    "sinks": AttnSpec(8, 2, 32, 32**-0.5, "float32", "window", 40, sinks=True),
+    "e4m3": AttnSpec(4, 2, 64, 64**-0.5, "float32", kv_dtype="float8_e4m3fn"),
+    "e5m2": AttnSpec(4, 2, 32, 32**-0.5, "float32", kv_dtype="float8_e5m2"),
+    "int8": AttnSpec(4, 2, 32, 32**-0.5, "float32", sinks=True, kv_dtype="int8"),
+    "latent": AttnSpec(4, 1, 48, 0.2, "float32", "latent", latent=32),
 }
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 4e-3}
 MIX = [(1, 1), (37, 1), (300, 1), (45, 20), (64, 64), (130, 2), (16, 16), (700, 1), (560, 30)]
@@ -67,6 +72,7 @@ def test_mixed_batch_equals_dense_attention_whatever_the_blocks_held_before(
     query = [s.query for s in stories]
     got = cache.attend(seq.batch_of(table, start, query), *seq.rows(stories, start, query))
     want = np.concatenate([seq.dense(s, spec, getattr(torch, dtype)) for s in stories])
+    assert got.shape == want.shape
     assert np.isfinite(got).all()
     assert np.abs(got - want).max() <= TOLERANCE[dtype] * np.abs(want).max()
 

@@ -9,9 +9,9 @@ import torch
 
 from thalweg.hal import ops
 from thalweg.hal.step import Array
-from thalweg.hal.weights import DENSE
 from thalweg.models.context import Context
 from thalweg.models.spec import ParamSpec, Source
+from thalweg.quantization.online import facts, packer
 
 
 class Embedding:
@@ -33,8 +33,10 @@ class LMHead:
     def __init__(self, ctx: Context, name: str, vocab: int, hidden: int) -> None:
         self._comm = ctx.comm
         here = ctx.share(vocab, "tokens of the vocabulary")
-        self._op = ctx.bind(ops.linear, in_features=hidden, out_features=here, weight=DENSE)
-        self.specs = {"weight": ParamSpec((Source(f"{name}.weight", (vocab, hidden)),), ctx.dtype, 0, self._op.pack)}
+        form = ctx.formats.head
+        self._op = ctx.bind(ops.linear, in_features=hidden, out_features=here, **facts(form))
+        source = Source(f"{name}.weight", (vocab, hidden))
+        self.specs = {"weight": ParamSpec((source,), ctx.dtype, 0, packer(self._op.pack, form))}
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         return self._comm.all_gather(self._op(x, p["weight"], None), -1).to(torch.float32)

@@ -7,9 +7,9 @@ from typing import Any
 
 from thalweg.hal import ops
 from thalweg.hal.step import Array
-from thalweg.hal.weights import DENSE
 from thalweg.models.context import Context
 from thalweg.models.spec import ParamSpec, Source
+from thalweg.quantization.online import facts, packer
 
 
 class Linear:
@@ -21,8 +21,9 @@ class Linear:
     def __init__(self, ctx: Context, parts: Mapping[str, int], inputs: int, bias: bool = False) -> None:
         self.outputs = [ctx.share(n, f"outputs of {name}") for name, n in parts.items()]
         """This rank's outputs of each part."""
-        self._op = ctx.bind(ops.linear, in_features=inputs, out_features=sum(self.outputs), weight=DENSE)
-        self.specs = _specs(ctx, [(name, n, inputs) for name, n in parts.items()], 0, bias, self._op.pack)
+        form = ctx.formats.layers
+        self._op = ctx.bind(ops.linear, in_features=inputs, out_features=sum(self.outputs), **facts(form))
+        self.specs = _specs(ctx, [(name, n, inputs) for name, n in parts.items()], 0, bias, packer(self._op.pack, form))
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         return self._op(x, p["weight"], p.get("bias"))
@@ -36,8 +37,9 @@ class RowLinear:
     def __init__(self, ctx: Context, name: str, inputs: int, outputs: int, bias: bool = False) -> None:
         self._comm = ctx.comm
         here = ctx.share(inputs, f"inputs of {name}")
-        self._op = ctx.bind(ops.linear, in_features=here, out_features=outputs, weight=DENSE)
-        self.specs = _specs(ctx, [(name, outputs, inputs)], 1, bias, self._op.pack)
+        form = ctx.formats.layers
+        self._op = ctx.bind(ops.linear, in_features=here, out_features=outputs, **facts(form))
+        self.specs = _specs(ctx, [(name, outputs, inputs)], 1, bias, packer(self._op.pack, form))
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         bias = p.get("bias")

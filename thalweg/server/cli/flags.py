@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from thalweg.config import DTYPES, LOAD_FORMATS, LOGPROBS_MODES, POLICIES, EngineArgs, check_args
+from thalweg.config import DTYPES, LOAD_FORMATS, LOGPROBS_MODES, POLICIES, QUANTIZATIONS, EngineArgs, check_args
 from thalweg.errors import ConfigError
 from thalweg.server.cli.grammar import VALUES, context_length, dotted, merge
 from thalweg.server.settings import ServerSettings
@@ -27,11 +27,11 @@ CHOICES = {
     "dtype": DTYPES,
     "load_format": LOAD_FORMATS,
     "logprobs_mode": LOGPROBS_MODES,
+    "quantization": QUANTIZATIONS,
     "scheduling_policy": POLICIES,
 }
 """Where this version has fewer (or other) values than the field."""
 SAME_AS_NOW: dict[str, tuple[Any, ...]] = {
-    "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "nnodes": (1,),

@@ -41,7 +41,7 @@ def as_text(p: Plan, name: str) -> str:
     groups = ", ".join(f"{g['layers']} {g['kind']}" + (f" ({g['window']})" if g["window"] else "") for g in p.groups)
     rows = [
         ("model", f"{name} ({p.architecture}), {p.dtype}"),
-        ("device", f"{p.platform}: {p.device}, {gib(p.device_bytes)}"),
+        ("device", f"{p.platform}: {f'{p.devices} x ' if p.devices > 1 else ''}{p.device}, {gib(p.device_bytes)}"),
         ("weights", f"{gib(p.weights)} in memory" + (f", {gib(p.stored_bytes)} in files" if p.stored_bytes else "")),
         ("KV cache", f"{gib(p.kv_cache)}: {p.tokens} tokens of {gib(p.kv_per_token)} each; layers: {groups}"),
         ("history", gib(p.history)),

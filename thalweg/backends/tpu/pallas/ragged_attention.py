@@ -77,7 +77,7 @@ def _tile(
         ]  # fmt: skip
 
     @pl.when(begin < stop)
-    def _() -> None:
+    def first_span() -> None:
         for c in copies(begin, 0):
             c.start()
 
@@ -85,7 +85,7 @@ def _tile(
         slot = lax.rem(i - begin, 2)
 
         @pl.when(i + 1 < stop)
-        def _() -> None:
+        def next_span() -> None:
             for c in copies(i + 1, 1 - slot):
                 c.start()
 

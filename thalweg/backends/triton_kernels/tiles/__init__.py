@@ -79,11 +79,13 @@ class Vocab:
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """All tile sizes of one architecture. shared: bytes of shared memory one program may use. scalar: most rows, columns and
-    keys of a tile of float32 products: no matrix unit makes those exactly, and the scalar instructions are all unrolled."""
+    keys of a tile of float32 products: no matrix unit makes those exactly, and the scalar instructions are all unrolled.
+    float8: it converts and multiplies float8_e4m3fn itself."""
 
     arch: str
     shared: int
     scalar: int
+    float8: bool
     rows: Rows
     attention: Attention
     product: Product

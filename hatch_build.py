@@ -1,0 +1,128 @@
+"""Compiles the CPU kernels, as part of every install (`pip install .`, also with -e) or by hand: `python hatch_build.py`.
+
+One translation unit per instruction set, chosen among at run time. Without a C++ compiler, or on a system this library is not
+written for, the package is pure Python and says at run time that there are no compiled kernels.
+    CXX               the compiler (default: c++, g++ or clang++)
+    THALWEG_NATIVE    "0": do not compile; "1": failing to compile fails the install; else it is only said
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+SOURCES = HERE / "thalweg/backends/cpu/native/src"
+LIBRARY = HERE / "thalweg/backends/cpu/native/libthalweg_cpu.so"
+FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-pthread",
+    "-Wall",
+    "-Wno-psabi",
+    "-Wno-maybe-uninitialized",
+]
+X86 = {
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mprefer-vector-width=512"],
+}
+X86["avx512bf16"] = [*X86["avx512"], "-mavx512bf16", "-mavx512vnni"]
+"""Instruction set -> flags of its file, beyond what every processor of the family has. Others compile the portable file."""
+
+
+class CannotBuildError(Exception):
+    """No compiler, or it failed: why, in a sentence."""
+
+
+def compiler() -> str:
+    for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
+        if name and shutil.which(name):
+            return name
+    raise CannotBuildError("no C++ compiler was found (c++, g++ or clang++; CXX names another)")
+
+
+def build(target: Path = LIBRARY, extra: tuple[str, ...] = ()) -> list[str]:
+    """Compile to `target`; the instruction sets it holds. extra: more flags (sanitizers, warnings)."""
+    if sys.platform != "linux":
+        raise CannotBuildError(f"the compiled kernels are written for Linux, not {sys.platform}")
+    cxx = compiler()
+    sets = dict(X86) if platform.machine() in ("x86_64", "AMD64") else {}
+    with tempfile.TemporaryDirectory() as scratch:
+        known = [name for name, flags in sets.items() if _accepts(cxx, flags, Path(scratch))]
+        jobs = {f"kernels_{name}": sets[name] for name in known} | {"kernels_portable": [], "pool": []}
+        jobs["api"] = [f"-DHAS_{name.upper()}" for name in known]
+        objects = {name: Path(scratch) / f"{name}.o" for name in jobs}
+
+        def one(name: str) -> None:
+            _run([cxx, *FLAGS, *jobs[name], *extra, "-c", str(SOURCES / f"{name}.cpp"), "-o", str(objects[name])])
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(one, jobs))
+        fresh = Path(scratch) / target.name
+        _run([cxx, "-shared", "-pthread", *extra, *map(str, objects.values()), "-o", str(fresh)])
+        # A running process may have the old file mapped: replace it, do not write into it.
+        shutil.copyfile(fresh, target.with_suffix(".new"))
+        target.with_suffix(".new").replace(target)
+    return [*known, "portable"]
+
+
+def _accepts(cxx: str, flags: list[str], scratch: Path) -> bool:
+    empty = scratch / "empty.cpp"
+    empty.write_text("")
+    return subprocess.run([cxx, *flags, "-c", str(empty), "-o", str(scratch / "empty.o")], capture_output=True).returncode == 0
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise CannotBuildError(f"{' '.join(command)} failed: {done.stderr.strip()[-2000:]}")
+    if done.stderr:
+        print(done.stderr, file=sys.stderr)
+
+
+def wanted() -> str:
+    return os.environ.get("THALWEG_NATIVE", "")
+
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # run by hand, outside an install
+    pass
+else:
+
+    class NativeKernels(BuildHookInterface):  # type: ignore[type-arg,unused-ignore]
+        """Compiles before the wheel is put together, and names the wheel after the machine it is for."""
+
+        def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+            if self.target_name != "wheel" or wanted() == "0":
+                return
+            try:
+                sets = build()
+            except CannotBuildError as e:
+                if wanted() == "1":
+                    raise
+                self.app.display_warning(
+                    f"thalweg: no compiled CPU kernels: {e}. The package works without them, slower on a CPU."
+                )
+                return
+            self.app.display_info(f"thalweg: CPU kernels compiled for {', '.join(sets)}")
+            if version != "editable":
+                build_data["pure_python"] = False
+                build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+                build_data["artifacts"].append(str(LIBRARY.relative_to(HERE)))
+
+
+if __name__ == "__main__":
+    print("compiled for", ", ".join(build()))

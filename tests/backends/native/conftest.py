@@ -1,0 +1,48 @@
+"""The compiled library, built first where an install has not done it; tests run at every instruction set there is here."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thalweg.backends.cpu.native import LIBRARY, Library, NoLibraryError, levels, open_library
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def builder() -> Any:
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "library" in metafunc.fixturenames:
+        try:
+            there = _levels()
+        except NoLibraryError as e:
+            metafunc.parametrize("library", [pytest.param(None, marks=pytest.mark.skip(reason=str(e)))], indirect=True)
+        else:
+            metafunc.parametrize("library", there, indirect=True, scope="module")
+
+
+def _levels() -> list[str]:
+    newest = max(p.stat().st_mtime for p in LIBRARY.parent.glob("src/*"))
+    if not LIBRARY.exists() or LIBRARY.stat().st_mtime < newest:
+        build = builder()
+        try:
+            build.build()
+        except build.CannotBuildError as e:
+            raise NoLibraryError(str(e)) from None
+    return levels()
+
+
+@pytest.fixture(scope="module")
+def library(request: pytest.FixtureRequest) -> Library:
+    return open_library(2, request.param)

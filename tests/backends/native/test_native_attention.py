@@ -1,0 +1,81 @@
+"""Compiled attention against a dense computation in float64, at every instruction set: head sizes, shares, windows, soft caps,
+sinks, block sizes, and what earlier owners left in the blocks; and the same bits in any company."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from thalweg.backends.cpu import CpuPlatform
+from thalweg.backends.cpu.native import Library
+from thalweg.backends.cpu.native.attention import NativeAttention
+from thalweg.errors import DeviceError
+from thalweg.hal.attention import AttnSpec
+from thalweg.hal.platform import Place
+from thalweg.hal.testing import sequences as seq
+from thalweg.hal.testing import test_attention as kit
+
+SPECS = {
+    "64": AttnSpec(4, 4, 64, 0.125, "bfloat16"),
+    "80-softcap": AttnSpec(6, 2, 80, 0.1, "bfloat16", softcap=5.0),
+    "96-window": AttnSpec(4, 1, 96, 0.1, "bfloat16", "window", 21),
+    "128": AttnSpec(16, 8, 128, 128**-0.5, "bfloat16"),
+    "256-many-heads": AttnSpec(40, 1, 256, 1 / 16, "bfloat16"),
+    "16-sinks": AttnSpec(4, 2, 16, 0.25, "bfloat16", sinks=True),
+}
+MIX = [(1, 1), (37, 1), (129, 1), (45, 20), (64, 64), (70, 2)]
+
+
+@pytest.fixture(scope="module")
+def device() -> Any:
+    return CpuPlatform().open(Place())
+
+
+@pytest.mark.parametrize("size", [6, 16, 32])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", SPECS)
+def test_every_shape_equals_dense_attention(library: Library, device: Any, name: str, dtype: str, size: int) -> None:
+    spec = replace(SPECS[name], dtype=dtype)
+    stories, cache, table, start = kit._filled(device, NativeAttention(library), spec, MIX, size, size)
+    query = [s.query for s in stories]
+    got = cache.attend(seq.batch_of(table, start, query), *seq.rows(stories, start, query))
+    want = np.concatenate([seq.dense(s, spec, getattr(torch, dtype)) for s in stories])
+    assert np.abs(got - want).max() <= kit.TOLERANCE[dtype] * np.abs(want).max()
+
+
+@pytest.mark.parametrize("name", ["96-window", "128"])
+def test_a_token_has_the_same_bits_alone_and_in_any_chunking(library: Library, device: Any, name: str) -> None:
+    spec, length, size = SPECS[name], 150, 16
+    rng = np.random.default_rng(3)
+    stories = [seq.story(rng, spec, length, length), seq.story(rng, spec, 61, 61)]
+    table, blocks = seq.tables(rng, stories, size)
+    attention = NativeAttention(library)
+    alone = seq.Cache(device, attention, spec, size, blocks)
+    whole = alone.attend(seq.batch_of(table[:1], [0], [length]), *seq.rows(stories[:1], [0], [length]))
+    for chunk in (1, 7, 40):
+        cache, got = seq.Cache(device, attention, spec, size, blocks), []
+        for at in range(0, length, chunk):
+            now = [s for s in (0, 1) if at < stories[s].length]
+            query = [min(chunk, stories[s].length - at) for s in now]
+            batch = seq.batch_of(table[now], [at] * len(now), query)
+            got.append(cache.attend(batch, *seq.rows([stories[s] for s in now], [at] * len(now), query))[: query[0]])
+        np.testing.assert_array_equal(np.concatenate(got), whole)
+
+
+def test_what_it_does_not_run_is_refused_in_words(library: Library) -> None:
+    attention = NativeAttention(library)
+    for change, why in (
+        ({"head_dim": 40}, "multiples of 16"),
+        ({"head_dim": 272}, "up to 256"),
+        ({"heads": 65, "kv_heads": 1}, "at most 64"),
+        ({"dtype": "float16"}, "not float16"),
+        ({"kv_dtype": "int8"}, "the cache holds"),
+        ({"kind": "latent", "latent": 64}, "not latent"),
+    ):
+        assert why in str(attention.supports(replace(SPECS["64"], **change)))
+    with pytest.raises(DeviceError, match="even number"):
+        attention.layout(SPECS["64"], 7)

@@ -1,0 +1,74 @@
+"""Finding, choosing and refusing the compiled library, and what the kernel plan says without it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from thalweg.backends.cpu import CpuOptions, CpuPlatform, native
+from thalweg.backends.cpu.native import Library, NoLibraryError, open_library
+from thalweg.backends.cpu.native.linear import kernels
+from thalweg.errors import DeviceError
+from thalweg.hal import ops
+from thalweg.hal.op import Binder
+from thalweg.hal.platform import Place
+from thalweg.hal.weights import DENSE, QTensor
+
+FACTS = {"dtype": "float32", "in_features": 8, "out_features": 8, "weight": DENSE}
+
+
+def test_the_plan_names_the_instruction_set(library: Library) -> None:
+    device = CpuPlatform().open(Place(), CpuOptions(isa=library.level))
+    choice = Binder(device.kernels).bind(ops.linear, **FACTS).choice
+    assert choice.kernel == f"native-{library.level}"
+    assert choice.batch_invariant
+    assert not choice.refused
+
+
+def test_without_a_library_torch_serves_and_the_plan_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(native, "LIBRARY", tmp_path / "none.so")
+    device = CpuPlatform().open(Place(), CpuOptions())
+    choice = Binder(device.kernels).bind(ops.linear, **FACTS).choice
+    assert choice.kernel == "onednn-as-it-comes"
+    assert "no compiled kernels: the package was installed without a C++ compiler" in str(choice)
+
+
+def test_a_file_that_is_no_library_or_of_another_version_is_refused(
+    library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(native, "ABI", 0)
+    with pytest.raises(NoLibraryError, match="another version"):
+        open_library(1)
+    (tmp_path / "broken.so").write_text("no machine code")
+    monkeypatch.setattr(native, "LIBRARY", tmp_path / "broken.so")
+    with pytest.raises(NoLibraryError, match="does not load"):
+        open_library(1)
+
+
+def test_none_turns_the_library_off_and_an_unknown_set_is_an_error(library: Library) -> None:
+    device = CpuPlatform().open(Place(), CpuOptions(isa="none"))
+    assert "turned off" in str(Binder(device.kernels).bind(ops.linear, **FACTS).choice)
+    with pytest.raises(DeviceError, match=r"isa: 'mmx' is not there.*portable, none"):
+        CpuPlatform().open(Place(), CpuOptions(isa="mmx"))
+
+
+def test_threads_change_no_bit_and_contexts_do_not_disturb_each_other(library: Library) -> None:
+    weight, x = torch.randn(500, 300), torch.randn(70, 300)
+    outs: dict[int, torch.Tensor] = {}
+
+    def work(threads: int) -> None:
+        (kernel,) = kernels(open_library(threads, library.level))
+        packed = kernel.pack(QTensor(DENSE, (500, 300), {"weight": weight}))
+        for _ in range(20):
+            outs[threads] = kernel.run(x, packed)
+
+    parallel = [threading.Thread(target=work, args=(n,)) for n in (1, 2, 5)]
+    for t in parallel:
+        t.start()
+    for t in parallel:
+        t.join()
+    assert torch.equal(outs[1], outs[2])
+    assert torch.equal(outs[1], outs[5])

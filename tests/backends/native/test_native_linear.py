@@ -1,0 +1,92 @@
+"""Compiled linear layers: what the op's body gives, at every instruction set, and the same bits whatever comes with a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from thalweg.backends.cpu.native import Library
+from thalweg.backends.cpu.native.linear import kernels
+from thalweg.hal import ops
+from thalweg.hal.ops.quantise import quantise
+from thalweg.hal.weights import DENSE, QTensor, WeightFormat
+
+FORMATS = {
+    "dense": DENSE,
+    "int8": WeightFormat("int", 8),
+    "int8-groups-zeros": WeightFormat("int", 8, 64, symmetric=False),
+    "int8-rows": WeightFormat("int", 8, act="int8"),
+    "int4": WeightFormat("int", 4, 128),
+    "int4-small-groups": WeightFormat("int", 4, 6),
+    "int4-zeros": WeightFormat("int", 4, 32, symmetric=False),
+    "int4-row": WeightFormat("int", 4),
+}
+SHAPES = [(1, 2), (64, 64), (65, 161), (200, 1030)]
+"""(outputs, inputs): less than a panel, one, an odd number of inputs, more than a block."""
+
+
+def make(n: int, k: int, dtype: torch.dtype, format: WeightFormat) -> tuple[Any, Any, torch.Tensor]:
+    """(QTensor, what the body takes, bias)"""
+    g = torch.Generator().manual_seed(n * 10_000 + k)
+    weight = (torch.randn(n, k, generator=g) / k**0.5).to(dtype)
+    bias = torch.randn(n, generator=g).to(dtype)
+    if format == DENSE:
+        return QTensor(DENSE, (n, k), {"weight": weight}), weight, bias
+    made = quantise(weight, format)
+    return made, dict(made.data), bias
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_every_shape_equals_the_body_and_rows_keep_their_bits(
+    library: Library, format: WeightFormat, dtype: torch.dtype
+) -> None:
+    (kernel,) = kernels(library)
+    for n, k in SHAPES:
+        made, plain, bias = make(n, k, dtype, format)
+        packed = kernel.pack(made)
+        x = torch.randn(140, k, generator=torch.Generator().manual_seed(1)).to(dtype)
+        want = ops.linear.reference(x, plain, bias, act=format.act, group=format.group).float()
+        whole = kernel.run(x, packed, bias)
+        worst = ((whole.float() - want).abs().max() / want.abs().max()).item()
+        assert worst <= (1e-2 if dtype == torch.bfloat16 else 1e-5), (n, k, worst)
+        for first, rows in ((0, 1), (5, 2), (7, 3), (100, 4), (30, 5), (2, 6), (3, 7), (130, 9), (1, 129)):
+            assert torch.equal(kernel.run(x[first : first + rows], packed, bias), whole[first : first + rows]), (n, k, rows)
+
+
+def test_no_rows_give_no_rows_and_leading_dimensions_stay(library: Library) -> None:
+    (kernel,) = kernels(library)
+    packed = kernel.pack(make(70, 48, torch.float32, DENSE)[0])
+    assert kernel.run(torch.empty(0, 48), packed).shape == (0, 70)
+    x = torch.randn(2, 3, 48)
+    assert torch.equal(kernel.run(x, packed).reshape(6, 70), kernel.run(x.reshape(6, 48), packed))
+    wide = torch.randn(3, 96)
+    assert torch.equal(kernel.run(wide[:, ::2], packed), kernel.run(wide[:, ::2].contiguous(), packed))
+
+
+def test_what_does_not_fit_is_refused_before_a_pointer_is_followed(library: Library) -> None:
+    (kernel,) = kernels(library)
+    packed = kernel.pack(make(70, 48, torch.float32, DENSE)[0])
+    for x, bias in (
+        (torch.zeros(2, 47), None),
+        (torch.zeros(2, 48, dtype=torch.bfloat16), None),
+        (torch.zeros(2, 48), torch.zeros(70).bfloat16()),
+        (torch.zeros(2, 48), torch.zeros(69)),
+    ):
+        with pytest.raises(ValueError, match="does not fit"):
+            kernel.run(x, packed, bias)
+
+
+def test_infinities_and_nan_stay_in_their_row(library: Library) -> None:
+    (kernel,) = kernels(library)
+    packed = kernel.pack(make(64, 64, torch.bfloat16, DENSE)[0])
+    x = torch.randn(8, 64).bfloat16()
+    clean = kernel.run(x, packed)
+    x[3, 5], x[4, 6] = float("nan"), float("inf")
+    got = kernel.run(x, packed)
+    keep = [0, 1, 2, 5, 6, 7]
+    assert torch.equal(got[keep], clean[keep])
+    assert got[3].isnan().all()
+    assert not got[4].isfinite().any()

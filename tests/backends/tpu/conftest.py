@@ -1,0 +1,7 @@
+"""Four of JAX's host devices for every test here: how many there are is settled when JAX is first used."""
+
+from __future__ import annotations
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 4)

@@ -1,0 +1,57 @@
+"""Rounding a checkpoint at load: every linear layer binds to its format, the model still answers, memory is planned for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from thalweg import LLM, SamplingParams
+from thalweg.checkpoint.hub import resolve_model
+from thalweg.config import QUANTIZATIONS, EngineArgs
+from thalweg.engine.worker.plan import plan
+from thalweg.errors import ConfigError
+from thalweg.hal.ops.quantise import dequantise
+from thalweg.hal.weights import DENSE, QTensor
+from thalweg.quantization.online import METHODS, bytes_of, rounded
+
+
+def test_the_names_users_give_are_those_there_are() -> None:
+    assert tuple(METHODS) == QUANTIZATIONS
+    with pytest.raises(ConfigError, match="quantization must be one of int8, int4"):
+        LLM("thalweg-nano", device="reference", quantization="fp8")
+
+
+@pytest.mark.parametrize("method", QUANTIZATIONS)
+def test_rounding_in_parts_is_rounding_at_once_and_stays_within_half_a_step(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = METHODS[method].layers
+    weight = torch.randn(37, 200)
+    whole = rounded(QTensor(DENSE, (37, 200), {"weight": weight}), form)
+    monkeypatch.setattr("thalweg.quantization.online.CHUNK", 600)
+    parts = rounded(QTensor(DENSE, (37, 200), {"weight": weight}), form)
+    assert all(torch.equal(whole.data[name], parts.data[name]) for name in whole.data)
+    back = dequantise(whole.data, form.group, torch.float32)
+    step = whole.data["scales"].repeat_interleave(form.group or 200, 1)[:, :200]
+    assert ((back - weight).abs() <= step * 1.001).all()
+    held = sum(t.numel() * t.element_size() for n, t in whole.data.items() if n != "codes") + 37 * 200 * form.bits // 8
+    assert bytes_of(form, 37 * 200 * 4, 4, 200) == pytest.approx(held, rel=0.2)
+
+
+@pytest.mark.parametrize("method", QUANTIZATIONS)
+def test_a_rounded_model_answers_and_its_plan_says_how(method: str) -> None:
+    llm = LLM("thalweg-nano", device="cpu", quantization=method, max_model_len=64, max_num_seqs=2)
+    out = llm.generate(["2 + 2 ="], SamplingParams(max_tokens=4, temperature=0))
+    assert len(out[0].outputs[0].token_ids) >= 1
+    lines = [line for line in llm.kernel_plan if line.startswith("linear(")]
+    assert lines
+    forms = METHODS[method]
+    held = {line.partition("weight=")[2].partition(")")[0] for line in lines}
+    assert held == {str(forms.layers), str(forms.head)}
+
+
+def test_less_memory_is_planned() -> None:
+    def weights(method: str | None) -> int:
+        return plan(EngineArgs(model=str(resolve_model("thalweg-nano")), device="cpu", quantization=method)).weights
+
+    assert weights("int4") < weights("int8") < weights(None)

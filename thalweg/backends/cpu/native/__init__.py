@@ -1,0 +1,94 @@
+"""The compiled kernels of the CPU platform: finding the library, opening it, and what its functions take.
+
+The library (src/, C++ without any framework) has a plain C interface, called through ctypes with addresses. It is compiled when
+the package is installed (hatch_build.py at the root). Importing this loads nothing; `open_library` does, and says why not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ABI = 1
+"""Of the interface; a library left over from another version is refused."""
+LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
+NONE = "none"
+"""The instruction set that means: no compiled kernels."""
+
+_P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+_SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
+    "thalweg_abi": (_I, ()),
+    "thalweg_levels": (ctypes.c_char_p, ()),
+    "thalweg_open": (_P, (_I, ctypes.c_char_p)),
+    "thalweg_close": (None, (_P,)),
+    "thalweg_level": (ctypes.c_char_p, (_P,)),
+    "thalweg_take": (_P, (ctypes.c_size_t,)),
+    "thalweg_give": (None, (_P, ctypes.c_size_t)),
+    "thalweg_pack": (_P, (_P, _I, _I, _P, _L, _L, _L, _P, _P)),
+    "thalweg_free": (None, (_P,)),
+    "thalweg_bytes": (_L, (_P,)),
+    "thalweg_attend": (None, (_P, _P)),
+    "thalweg_linear": (None, (_P, _P, _I, _P, _L, _P, _P)),
+}
+
+
+class NoLibraryError(Exception):
+    """There are no compiled kernels here: why, in words that fit after a colon."""
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Library:
+    """An open library: its functions by name, and the context (threads, chosen instruction set) they take first."""
+
+    functions: ctypes.CDLL
+    context: int
+    level: str
+    threads: int
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(self.functions, f"thalweg_{name}")
+        return function
+
+
+def levels() -> list[str]:
+    """Instruction sets that the library holds and this processor has, best first. NoLibraryError."""
+    text: bytes = _load().thalweg_levels()
+    return text.decode().split(",")
+
+
+def open_library(threads: int, level: str = "") -> Library:
+    """level: one of `levels()`, "" the best, "none" no library. The context ends with the last reference to the result.
+    NoLibraryError; ValueError for a level that is not there."""
+    if level == NONE:
+        raise NoLibraryError("turned off by isa=none")
+    dll = _load()
+    context = dll.thalweg_open(threads, level.encode())
+    if not context:
+        raise ValueError(f"isa: {level!r} is not there; this processor and library have {', '.join(levels())}, none")
+    made = Library(dll, context, dll.thalweg_level(context).decode(), threads)
+    weakref.finalize(made, dll.thalweg_close, context)
+    return made
+
+
+def _load() -> ctypes.CDLL:
+    if not LIBRARY.exists():
+        raise NoLibraryError(
+            "the package was installed without a C++ compiler; install one and reinstall, or run hatch_build.py"
+        )
+    try:
+        dll = ctypes.CDLL(str(LIBRARY))
+        found = dll.thalweg_abi()
+    except (OSError, AttributeError) as e:
+        raise NoLibraryError(f"{LIBRARY.name} does not load: {e}") from None
+    if found != ABI:
+        raise NoLibraryError(
+            f"{LIBRARY.name} is of another version (interface {found}, not {ABI}); reinstall, or run hatch_build.py"
+        )
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(dll, name)
+        function.restype, function.argtypes = result, list(arguments)
+    return dll

@@ -1,0 +1,121 @@
+"""Paged attention in compiled code, read straight from the block table: no gather, no mask, the same bits in any batch."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.backends.cpu.native import Library
+from thalweg.errors import DeviceError
+from thalweg.hal.attention import AttentionBackend, AttnSpec
+from thalweg.hal.kv import KVLayout
+from thalweg.hal.step import SCRATCH, StepBatch
+
+ROWS, MOST_ROWS, MOST_DIM = 48, 64, 256
+"""Rows (query tokens x query heads of a KV head) of one task; the last two are limits of attention.inc."""
+_L, _P, _F = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+
+
+class _Job(ctypes.Structure):
+    """`Attention` of core.h."""
+
+    _fields_ = (
+        *((n, _L) for n in ("type", "heads", "kv_heads", "dim", "size", "tokens", "seqs", "columns", "window", "q_stride",
+                            "k_stride", "v_stride")),
+        ("scale", _F), ("softcap", _F),
+        *((n, _P) for n in ("table", "token_seq", "positions", "slots", "context", "query", "first", "tasks")),
+        ("task_count", _L), ("per_task", _L),
+        *((n, _P) for n in ("q", "k", "v", "sinks", "kv", "out")),
+    )  # fmt: skip
+
+
+class NativeAttention(AttentionBackend):
+    """What a step's layers share is made by the first of them and kept in the step's plan, which lives as long as the step."""
+
+    batch_invariant = True
+
+    def __init__(self, library: Library) -> None:
+        self._context, self._attend = library.context, library.attend
+        self._threads = library.threads
+        self.name = f"native-{library.level}"
+
+    def supports(self, spec: AttnSpec) -> str | None:
+        if spec.kind not in ("full", "window"):
+            return f"runs kinds full and window, not {spec.kind}"
+        if spec.dtype not in ("float32", "bfloat16"):
+            return f"runs float32 and bfloat16, not {spec.dtype}"
+        if spec.kv_dtype not in ("", spec.dtype):
+            return f"the cache holds {spec.dtype}, not {spec.kv_dtype}"
+        if spec.head_dim % 16 or spec.head_dim > MOST_DIM:
+            return f"heads are multiples of 16 up to {MOST_DIM}, not {spec.head_dim}"
+        if spec.heads % spec.kv_heads or spec.heads // spec.kv_heads > MOST_ROWS:
+            return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly, at most {MOST_ROWS} each"
+        return None
+
+    def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
+        if block_tokens % 2:
+            raise DeviceError(f"block_size: {block_tokens}: compiled attention needs an even number of tokens; choose 16")
+        shape = (2, spec.kv_heads, block_tokens, spec.head_dim)
+        return KVLayout(shape, spec.dtype, f"kv-head-words/{spec.dtype}/{'x'.join(map(str, shape))}")
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
+        sinks: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        plan = cast(dict[str, Any], batch.plans[group]) if batch.plans else {}
+        q, k, v = (x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous() for x in (q, k, v))
+        key = f"native/{spec.window}/{spec.heads}/{spec.kv_heads}/{spec.head_dim}/{spec.dtype}"
+        made = plan.get(key)
+        if made is None:
+            made = plan[key] = self._job(batch, group, spec, kv.shape[3])
+        job: _Job = made[0]
+        out = made[1](q)
+        job.q_stride, job.k_stride, job.v_stride = q.stride(0), k.stride(0), v.stride(0)
+        job.scale, job.softcap = spec.scale, spec.softcap
+        job.q, job.k, job.v, job.kv, job.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), kv.data_ptr(), out.data_ptr()
+        sinks = None if sinks is None else sinks.to(q.dtype).contiguous()
+        job.sinks = None if sinks is None else sinks.data_ptr()
+        self._attend(self._context, ctypes.byref(job))
+        return out, kv
+
+    def _job(self, batch: StepBatch, group: int, spec: AttnSpec, size: int) -> tuple[Any, ...]:
+        """(the step's part of the job, how to make its output, what must stay alive)."""
+        held = [batch.block_tables[group], batch.token_seq, batch.positions, batch.slots, batch.context, batch.query]
+        held = [x.contiguous() for x in held]
+        first = (batch.last_row + 1 - batch.query).contiguous()
+        tasks, whole = _tasks(batch, spec)
+        tokens, seqs = batch.tokens.shape[0], batch.slots.shape[0]
+        job = _Job(
+            type=0 if spec.dtype == "bfloat16" else 1, heads=spec.heads, kv_heads=spec.kv_heads, dim=spec.head_dim, size=size,
+            tokens=tokens, seqs=seqs, columns=held[0].shape[1], window=spec.window, task_count=len(tasks),
+            per_task=max(1, min(64, -(-tokens // (2 * self._threads)))),
+        )  # fmt: skip
+        names = ("table", "token_seq", "positions", "slots", "context", "query")
+        for name, x in zip(names, held, strict=True):
+            setattr(job, name, x.data_ptr())
+        job.first, job.tasks = first.data_ptr(), tasks.ctypes.data
+        # Rows of padding belong to no task: they are not left as whatever the memory held.
+        return job, torch.empty_like if whole else torch.zeros_like, held, first, tasks
+
+
+def _tasks(batch: StepBatch, spec: AttnSpec) -> tuple[np.ndarray, bool]:
+    """(i32[n, 4] of core.h, longest first; does every row belong to one?)."""
+    query, context, slots = batch.query.numpy(), batch.context.numpy(), batch.slots.numpy()
+    heads = np.arange(spec.kv_heads, dtype=np.int32)
+    live = np.flatnonzero((slots != SCRATCH) & (query > 0))
+    tile = max(1, ROWS // (spec.heads // spec.kv_heads))
+    pieces = -(-query[live] // tile)
+    seq = np.repeat(live, pieces).astype(np.int32)
+    at = (np.arange(len(seq)) - np.repeat(np.cumsum(pieces) - pieces, pieces)).astype(np.int32) * tile
+    count = np.minimum(tile, query[seq] - at)
+    order = np.argsort(-(context[seq] + at).astype(np.int64) * count, kind="stable")
+    parts = [x[order] for x in (seq, at, count)]
+    tasks = np.empty((len(seq), len(heads), 4), np.int32)
+    tasks[:, :, 1] = heads
+    for column, values in zip((0, 2, 3), parts, strict=True):
+        tasks[:, :, column] = values[:, None]
+    return tasks.reshape(-1, 4), bool(int(query[live].sum()) == batch.tokens.shape[0])

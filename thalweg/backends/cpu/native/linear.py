@@ -1,0 +1,101 @@
+"""Linear layers in compiled code, from weights packed once: dense, int8 and int4 weights, int8 weights and activations.
+
+One kernel for every number of rows, each output summed over the inputs in order: a row has the same bits in any batch.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.backends.cpu.native import Library
+from thalweg.hal.op import Kernel
+from thalweg.hal.weights import QTensor, WeightFormat
+
+TYPES = {torch.bfloat16: 0, torch.float32: 1}
+NAMES = ("bfloat16", "float32")
+DENSE, INT8, INT4, INT8_ROWS = range(4)
+"""Of core.h."""
+
+
+class Packed:
+    """A weight in the library's layout, in memory of its own (huge pages where the system has them), freed with this object."""
+
+    __slots__ = ("__weakref__", "bytes", "dtype", "handle", "shape")
+
+    def __init__(self, library: Library, handle: int, shape: tuple[int, int], dtype: torch.dtype | None) -> None:
+        """dtype: of a dense weight; None = takes either."""
+        self.handle, self.shape, self.dtype, self.bytes = handle, shape, dtype, int(library.bytes(handle))
+        weakref.finalize(self, library.free, handle)
+
+
+def form_of(format: WeightFormat) -> int | str:
+    """How the library holds this format, or why it does not."""
+    if format.kind == "dense":
+        return DENSE
+    if format.kind != "int" or format.bits not in (4, 8):
+        return f"runs dense, int8 and int4 weights, not {format}"
+    if format.group == -1 or format.group % 2:
+        return f"scales belong to whole rows or to an even number of inputs, not {format}"
+    if not format.act:
+        return INT8 if format.bits == 8 else INT4
+    if format.act == "int8" and format.bits == 8 and format.group == 0 and format.symmetric:
+        return INT8_ROWS
+    return f"multiplies int8 by int8 with one scale per row, not {format}"
+
+
+class Linear:
+    """The kernel's functions, over one open library."""
+
+    def __init__(self, library: Library) -> None:
+        self._library, self._linear, self._context = library, library.linear, library.context
+
+    def supports(self, spec: Mapping[str, Any]) -> str | None:
+        if spec["dtype"] not in NAMES:
+            return f"runs bfloat16 and float32, not {spec['dtype']}"
+        form = form_of(spec["weight"])
+        return form if isinstance(form, str) else None
+
+    def pack(self, w: QTensor) -> Packed:
+        """A dense weight is packed for inputs of its own dtype, a quantised one for either."""
+        form = form_of(w.format)
+        if isinstance(form, str):
+            raise ValueError(form)
+        n, k = w.shape
+        codes = w.data["weight" if form == DENSE else "codes"].detach().contiguous()
+        scales = w.data["scales"].to(torch.float32).contiguous() if form != DENSE else None
+        zeros = w.data["zeros"].contiguous() if "zeros" in w.data else None
+        dtype = codes.dtype if form == DENSE else None
+        handle = self._library.pack(
+            self._context, form, 0 if dtype is None else TYPES[dtype], codes.data_ptr(), n, k, w.format.group or k,
+            None if scales is None else scales.data_ptr(), None if zeros is None else zeros.data_ptr(),
+        )  # fmt: skip
+        if not handle:
+            raise MemoryError(f"no memory for a packed weight of {n} x {k}")
+        return Packed(self._library, handle, w.shape, dtype)
+
+    def run(self, x: Tensor, weight: Packed, bias: Tensor | None = None, *, act: str = "", group: int = 0) -> Tensor:
+        """act, group: what the packed weight was made for already."""
+        x = x if x.is_contiguous() else x.contiguous()
+        n, k = weight.shape
+        if (
+            x.shape[-1] != k
+            or weight.dtype not in (None, x.dtype)
+            or (bias is not None and (bias.dtype != x.dtype or len(bias) != n))
+        ):
+            raise ValueError(f"linear: {x.dtype} {list(x.shape)} does not fit a weight of {weight.dtype} {[n, k]}")
+        out = torch.empty((*x.shape[:-1], n), dtype=x.dtype)
+        self._linear(
+            self._context, weight.handle, TYPES[x.dtype], x.data_ptr(), x.numel() // k,
+            None if bias is None else bias.data_ptr(), out.data_ptr(),
+        )  # fmt: skip
+        return out
+
+
+def kernels(library: Library) -> tuple[Kernel, ...]:
+    linear = Linear(library)
+    return (Kernel("linear", f"native-{library.level}", linear.run, linear.supports, linear.pack, batch_invariant=True),)

@@ -1,0 +1,254 @@
+// The plain C interface, and the choice of instruction set. Pointers are trusted: the Python side checks shapes and types.
+// One thread at a time drives a context.
+#include <sys/mman.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "core.h"
+
+namespace thalweg {
+Pool* pool_open(int threads);
+void pool_close(Pool* p);
+}  // namespace thalweg
+
+using namespace thalweg;
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+constexpr int ABI = 1;
+constexpr size_t HUGE = size_t(2) << 20;
+
+struct Context {
+    Pool* pool;
+    const Kernels* kernels;
+    void* scratch = nullptr;
+    size_t scratch_bytes = 0;
+
+    void* room(size_t bytes) {
+        if (bytes > scratch_bytes) {
+            free(scratch);
+            scratch_bytes = bytes + bytes / 4;
+            scratch = aligned_alloc(64, (scratch_bytes + 63) / 64 * 64);
+            if (!scratch) abort();
+        }
+        return scratch;
+    }
+};
+
+size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+// Zeroed memory, on huge pages where the system gives them and it is large enough for one.
+void* take(size_t bytes) {
+    bytes = up(bytes, 4096);
+    size_t extra = bytes >= HUGE ? HUGE : 0;
+    void* got = mmap(nullptr, bytes + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (got == MAP_FAILED) return nullptr;
+    if (!extra) return got;
+    auto start = (uintptr_t)got, aligned = up(start, HUGE);
+    if (aligned > start) munmap(got, aligned - start);
+    if (extra - (aligned - start)) munmap((void*)(aligned + bytes), extra - (aligned - start));
+#ifdef MADV_HUGEPAGE
+    madvise((void*)aligned, bytes, MADV_HUGEPAGE);
+#endif
+    return (void*)aligned;
+}
+
+void give(void* p, size_t bytes) { munmap(p, up(bytes, 4096)); }
+
+// Best first.
+struct Level {
+    const Kernels* kernels;
+    bool there;
+};
+int levels(Level* out) {
+    int n = 0;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                  __builtin_cpu_supports("avx512dq");
+#if defined(HAS_AVX512BF16)
+    out[n++] = {&avx512bf16_kernels, avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")};
+#endif
+#if defined(HAS_AVX512)
+    out[n++] = {&avx512_kernels, avx512};
+#endif
+#if defined(HAS_AVX2)
+    out[n++] = {&avx2_kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")};
+#endif
+#endif
+    out[n++] = {&portable_kernels, true};
+    return n;
+}
+
+}  // namespace
+
+EXPORT int thalweg_abi() { return ABI; }
+
+// Names of the instruction sets built in that this processor has, best first, with commas between.
+EXPORT const char* thalweg_levels() {
+    static char text[128];
+    Level all[8];
+    text[0] = 0;
+    for (int i = 0, n = levels(all); i < n; ++i)
+        if (all[i].there) {
+            if (text[0]) strcat(text, ",");
+            strcat(text, all[i].kernels->name);
+        }
+    return text;
+}
+
+// level "": the best. Null if there is no such level.
+EXPORT Context* thalweg_open(int threads, const char* level) {
+    Level all[8];
+    for (int i = 0, n = levels(all); i < n; ++i)
+        if (all[i].there && (!level[0] || !strcmp(level, all[i].kernels->name))) return new Context{pool_open(threads), all[i].kernels};
+    return nullptr;
+}
+
+EXPORT void thalweg_close(Context* c) {
+    pool_close(c->pool);
+    free(c->scratch);
+    delete c;
+}
+
+EXPORT const char* thalweg_level(Context* c) { return c->kernels->name; }
+EXPORT void* thalweg_take(size_t bytes) { return take(bytes); }
+EXPORT void thalweg_give(void* p, size_t bytes) { give(p, bytes); }
+
+namespace {
+
+struct Pack {
+    Weight* w;
+    const void* codes;
+    int64_t columns;  // of a row of codes
+};
+
+void pack_panel(void* job, int64_t panel) {
+    const Pack& p = *(const Pack*)job;
+    const Weight& w = *p.w;
+    uint8_t* out = w.data + panel * w.panel_bytes;
+    for (int64_t c = 0; c < PANEL; ++c) {
+        int64_t row = panel * PANEL + c;
+        if (row >= w.n) break;
+        if (w.form == Form::dense && w.type == Type::f32) {
+            const uint32_t* from = (const uint32_t*)p.codes + row * w.k;
+            for (int64_t k = 0; k < w.k; ++k) ((uint32_t*)out)[k * PANEL + c] = from[k];
+        } else if (w.form == Form::dense) {
+            const uint16_t* from = (const uint16_t*)p.codes + row * w.k;
+            for (int64_t k = 0; k < w.k; ++k) ((uint16_t*)out)[(k / 2 * PANEL + c) * 2 + k % 2] = from[k];
+        } else if (w.form == Form::int4) {
+            const uint8_t* from = (const uint8_t*)p.codes + row * w.k;
+            bool zeros = w.offsets != nullptr;
+            for (int64_t k = 0; k < (w.k + 1) / 2 * 2; ++k) {
+                int code = k < w.k ? (zeros ? from[k] : int8_t(from[k]) + 8) & 15 : 8;
+                uint16_t* word = (uint16_t*)(out + k / 2 * 64) + c % 16 * 2 + k % 2;
+                *word |= uint16_t(code << (4 * (c / 16)));
+            }
+        } else {
+            int per = w.form == Form::int8_rows ? 4 : 2;
+            const uint8_t* from = (const uint8_t*)p.codes + row * w.k;
+            uint8_t flip = w.offsets ? 128 : 0;  // unsigned codes with zeros become signed ones
+            int32_t sum = 0;
+            for (int64_t k = 0; k < w.k; ++k) {
+                out[(k / per * PANEL + c) * per + k % per] = from[k] ^ flip;
+                sum += int8_t(from[k]);
+            }
+            if (w.sums) w.sums[row] = 128 * sum;
+        }
+    }
+}
+
+}  // namespace
+
+// A packed weight, from rows of bfloat16, float32 or codes (a byte each: int8, or uint8 where there are zeros).
+// scales float32 [n, groups]; zeros uint8 [n, groups] or null; group: inputs of a scale, even; >= k: one group.
+EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* codes, int64_t n, int64_t k, int64_t group,
+                            const float* scales, const uint8_t* zeros) {
+    Weight* w = new Weight{};
+    w->form = Form(form), w->type = Type(type), w->n = n, w->k = k;
+    w->panels = (n + PANEL - 1) / PANEL;
+    int unit = w->form == Form::int8_rows ? 4 : w->form == Form::dense && w->type == Type::f32 ? 1 : 2;  // inputs side by side
+    int64_t units = (k + unit - 1) / unit;
+    w->group = group >= k ? units * unit : group;
+    w->groups = w->form == Form::dense ? 0 : (k + w->group - 1) / w->group;
+    w->panel_bytes = units * (w->form == Form::int8 ? 128 : w->form == Form::int4 ? 64 : 256);
+    w->panel_bytes = up(w->panel_bytes, 64);
+    size_t data = w->panels * w->panel_bytes, table = w->panels * w->groups * PANEL * 4;
+    w->bytes = data + table * (zeros ? 2 : 1) + (w->form == Form::int8_rows ? w->panels * PANEL * 4 : 0);
+    w->memory = take(w->bytes + 64);
+    if (!w->memory) {
+        delete w;
+        return nullptr;
+    }
+    w->bytes += 64;
+    uint8_t* at = w->data = (uint8_t*)w->memory;
+    at += data;
+    if (table) w->scales = (float*)at, at += table;
+    if (zeros) w->offsets = (float*)at, at += table;
+    if (w->form == Form::int8_rows) w->sums = (int32_t*)at;
+    int middle = w->form == Form::int4 ? 8 : 128;
+    for (int64_t row = 0; row < n && w->groups; ++row)
+        for (int64_t g = 0; g < w->groups; ++g) {
+            int64_t to = (row / PANEL * w->groups + g) * PANEL + row % PANEL;
+            w->scales[to] = scales[row * w->groups + g];
+            if (zeros) w->offsets[to] = float(zeros[row * w->groups + g] - middle);
+        }
+    Pack job{w, codes, k};
+    run(c->pool, w->panels, pack_panel, &job);
+    return w;
+}
+
+EXPORT void thalweg_free(Weight* w) {
+    give(w->memory, w->bytes);
+    delete w;
+}
+
+EXPORT int64_t thalweg_bytes(const Weight* w) { return int64_t(w->bytes); }
+
+// y [m, n] = x [m, k] * w^T + bias [n] (or null), rows contiguous; type: of all three, that of a dense weight.
+EXPORT void thalweg_linear(Context* c, const Weight* w, int type, const void* x, int64_t m, const void* bias, void* y) {
+    if (m <= 0) return;
+    int bytes = Type(type) == Type::bf16 ? 2 : 4;
+    bool sums = w->offsets != nullptr, rounds = w->form == Form::int8_rows, pads = !rounds && w->k % (4 / bytes);
+    Linear j{};
+    j.w = w, j.type = Type(type), j.m = m, j.bias = bias, j.y = y;
+    j.steps = j.row_words = rounds ? (w->k + 3) / 4 : (w->k * bytes + 3) / 4;
+    j.words = (const uint32_t*)x;
+    if (sums || rounds || pads) {
+        size_t rows = rounds || pads ? up(m * j.row_words * 4, 64) : 0, scales = up(m * 4, 64);
+        uint8_t* room = (uint8_t*)c->room(rows + scales + (sums ? m * w->groups * 4 : 0));
+        if (rows) j.words = (const uint32_t*)room;
+        float* after = (float*)(room + rows);
+        Quantise q{j.type, x, m, w->k, w->group, w->groups, j.row_words, room, after, after + scales / 4};
+        if (rounds) run(c->pool, (m + 15) / 16, c->kernels->quantise_rows, &q);
+        if (sums) run(c->pool, (m + 15) / 16, c->kernels->group_sums, &q);
+        for (int64_t r = 0; r < m && pads; ++r) {
+            uint8_t* to = room + r * j.row_words * 4;
+            memcpy(to, (const uint8_t*)x + r * w->k * bytes, w->k * bytes);
+            memset(to + w->k * bytes, 0, j.row_words * 4 - w->k * bytes);
+        }
+        j.row_scales = q.row_scales, j.group_sums = q.sums;
+    }
+    // Tasks small enough to share evenly, large enough that taking one costs nothing.
+    int threads = pool_threads(c->pool);
+    int64_t work = int64_t(w->panel_bytes) + m * w->k;
+    int64_t even = w->panels / (threads * 4), cheap = (int64_t(128) << 10) / work;
+    int64_t per = even < cheap ? even : cheap;
+    j.panels_per_task = per > 1 ? per : 1;
+    j.rows_per_chunk = m;
+    if (w->panels < threads * 4 && m >= 256) j.rows_per_chunk = 128;
+    j.row_chunks = (m + j.rows_per_chunk - 1) / j.rows_per_chunk;
+    int64_t groups = (w->panels + j.panels_per_task - 1) / j.panels_per_task;
+    run(c->pool, groups * j.row_chunks, c->kernels->linear, &j);
+}
+
+// Store keys and values of the step's tokens, then attend. Rows of sequences that no task names are not written.
+EXPORT void thalweg_attend(Context* c, const Attention* a) {
+    Attention j = *a;
+    run(c->pool, (j.tokens + j.per_task - 1) / j.per_task, c->kernels->write_kv, &j);
+    run(c->pool, j.task_count, c->kernels->attend, &j);
+}

@@ -1,0 +1,97 @@
+// What every file of the library shares: weights in packed form, jobs, and the table of kernels one instruction set provides.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace thalweg {
+
+enum class Type : int32_t { bf16 = 0, f32 = 1 };
+enum class Form : int32_t { dense = 0, int8 = 1, int4 = 2, int8_rows = 3 };  // int8_rows: activations rounded to int8, row by row
+
+constexpr int PANEL = 64;  // outputs packed side by side: the unit of work of a linear layer
+
+// A weight matrix [n, k] in panels of 64 outputs. Within a panel, step u holds what 64 outputs multiply with one 32-bit word of
+// a row of the input: one float32, two bfloat16 or four int8. int8 (weight only) holds bytes in the order of a bfloat16 step;
+// int4 holds 64 bytes for two inputs: 32 words of 16 bits, whose nibble c is the code of the word's place in quarter c of a step.
+struct Weight {
+    Form form;
+    Type type;  // dense: of the weight, and so of inputs and outputs; the others take either
+    int64_t n, k, group, groups, panels;
+    size_t panel_bytes;
+    uint8_t* data;
+    float* scales;   // [panels, groups, 64]; null if dense
+    float* offsets;  // [panels, groups, 64]: zero points in units of a code; null if symmetric
+    int32_t* sums;   // int8_rows: [panels, 64], 128 * sum of the codes of an output
+    void* memory;
+    size_t bytes;
+};
+
+struct Pool;
+using Task = void (*)(void* job, int64_t index);
+void run(Pool* pool, int64_t tasks, Task task, void* job);
+int pool_threads(const Pool* pool);
+
+// y [m, n] = rows [m, k] * weight^T + bias. `words` are the rows as 32-bit words, zero-filled to whole words.
+struct Linear {
+    const Weight* w;
+    Type type;      // of inputs and outputs
+    int64_t steps;  // words of a row
+    const uint32_t* words;
+    int64_t row_words, m;
+    const void* bias;
+    void* y;
+    const float* row_scales;  // int8_rows: [m]
+    const float* group_sums;  // with offsets: [m, groups]
+    int64_t panels_per_task, row_chunks, rows_per_chunk;
+};
+
+// Attention of query tokens over cached keys and values in blocks; attention.inc says how a block lies in memory.
+struct Attention {
+    // Of the step (the Python side has the same struct, field by field).
+    int64_t type, heads, kv_heads, dim, size, tokens, seqs, columns, window, q_stride, k_stride, v_stride;
+    float scale, softcap;
+    const int32_t *table, *token_seq, *positions, *slots, *context, *query, *first;  // first: row of a sequence's first token
+    const int32_t* tasks;  // [task_count, 4]: sequence, KV head, first query token, query tokens
+    int64_t task_count, per_task;  // per_task: tokens written at once
+    // Of the layer.
+    const void *q, *k, *v, *sinks;
+    void *kv, *out;
+};
+
+struct Rows {  // norms and activations
+    Type type;
+    const void *x, *residual, *weight;
+    void *y, *total;
+    int64_t rows, width, x_stride;
+    float eps;
+    int32_t act;
+    int64_t per_task;
+};
+
+struct Rope {
+    Type type;
+    const void *q, *k;
+    void *q_out, *k_out;
+    int64_t tokens, q_heads, k_heads, dim, rotary, q_stride, k_stride, interleaved;
+    const int32_t* positions;
+    const float* table;
+    int64_t per_task;
+};
+
+struct Kernels {
+    const char* name;
+    Task linear, quantise_rows, group_sums, write_kv, attend, norm, activate, rope;
+};
+
+struct Quantise {
+    Type type;
+    const void* x;
+    int64_t m, k, group, groups, row_words;
+    uint8_t* codes;     // [m, row_words * 4]: code + 128
+    float* row_scales;  // [m]
+    float* sums;        // [m, groups]
+};
+
+extern const Kernels portable_kernels, avx2_kernels, avx512_kernels, avx512bf16_kernels;
+
+}  // namespace thalweg

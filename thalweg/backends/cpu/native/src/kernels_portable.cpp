@@ -1,0 +1,3 @@
+#include "kernels.inc"
+
+const thalweg::Kernels thalweg::portable_kernels = THALWEG_TABLE("portable");

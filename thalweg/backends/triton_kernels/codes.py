@@ -1,0 +1,63 @@
+"""Small numbers in registers: 4- and 8-bit codes to what multiplies, and floats to 8-bit codes. Written out in integers and
+float16 because not every target has every 8-bit type, and the compiler refuses those that it has not."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def from_e4m3(bits, NATIVE: tl.constexpr):
+    """uint8 codes of float8_e4m3fn -> float32. NATIVE: the target converts them itself."""
+    if NATIVE:
+        return bits.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    wide = bits.to(tl.uint16)
+    half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)  # the same fields in float16, whose exponent is larger by 8
+    value = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    return tl.where((wide & 0x7F) == 0x7F, float("nan"), value)
+
+
+@triton.jit
+def from_e5m2(bits):
+    """uint8 codes of float8_e5m2, which are the upper halves of float16 -> float32."""
+    return (bits.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _to_float8(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr):
+    """float32 -> codes of an 8-bit float, to the nearest (ties to even), cut off at the largest, whose code is TOP."""
+    bits = x.to(tl.uint32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    drop: tl.constexpr = 23 - MANTISSA
+    rounded = (size + ((1 << (drop - 1)) - 1) + ((size >> drop) & 1)) >> drop
+    normal = rounded.to(tl.int32) - ((127 - BIAS) << MANTISSA)
+    # Below the smallest normal number codes count in steps of 2**(1 - BIAS - MANTISSA).
+    small = tl.minimum(tl.abs(x), 1.0) * (1 << (BIAS - 1 + MANTISSA))
+    even = ((small + 12582912.0) - 12582912.0).to(tl.int32)
+    code = tl.where(size < ((128 - BIAS) << 23), even, tl.minimum(normal, TOP))
+    code = tl.where(size > 0x7F800000, 0x7F, code)
+    return (code | (bits >> 24).to(tl.int32) & 0x80).to(tl.uint8)
+
+
+@triton.jit
+def to_e4m3(x):
+    return _to_float8(x, 3, 7, 0x7E)
+
+
+@triton.jit
+def to_e5m2(x):
+    return _to_float8(x, 2, 15, 0x7B)
+
+
+@triton.jit
+def twice_e2m1(nibbles):
+    """4-bit floats in int32 -> twice their values, which are integers, in int32."""
+    size = nibbles & 7
+    exponent = size >> 1
+    value = tl.where(exponent > 0, (2 | (size & 1)) << tl.maximum(exponent - 1, 0), size)
+    return tl.where(nibbles > 7, -value, value)
+
+
+@triton.jit
+def nearest(x):
+    """float32 of less than 2**22 -> the nearest integer, ties to even."""
+    return (x + 12582912.0) - 12582912.0

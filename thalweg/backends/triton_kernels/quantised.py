@@ -1,0 +1,285 @@
+"""Linear layers with quantised weights: codes are read from memory and become numbers in registers, where they multiply;
+scales multiply the sums. Codes are exact in every type that multiplies them, so results are nearer to the real numbers
+than those of a weight that was dequantised and rounded first.
+
+`pack` lays codes out as the product reads them. 4-bit codes lie in pairs: byte i of a chunk of inputs holds its element i and,
+in the upper half, element i + chunk / 2. Scales and zeros lie by group, so that a tile's are neighbours.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thalweg.backends.triton_kernels import codes
+from thalweg.backends.triton_kernels.linear import DTYPES
+from thalweg.backends.triton_kernels.tiles import Tiles
+from thalweg.hal.op import Kernel
+from thalweg.hal.weights import QTensor, WeightFormat
+
+CHUNK = 64
+"""Inputs whose 4-bit codes are packed together, where no smaller group says otherwise."""
+LEAST = 32
+"""Inputs of the smallest group whose scale can multiply a sum of its own: two matrix instructions of 16."""
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@triton.jit
+def tile(
+    weight, j, start, width, ok, kind, zero, KIND: tl.constexpr, HIGH: tl.constexpr, EVEN: tl.constexpr, K: tl.constexpr,
+    NATIVE: tl.constexpr,
+):  # fmt: skip
+    """The weight's tile of rows that begin at j [N], inputs start .. start + K - 1, as numbers of type `kind`, without
+    scales. 4 bits: of the lower or the upper (HIGH) half of a chunk of 2 K. zero: what symmetric codes are above."""
+    i = tl.arange(0, K)
+    if KIND == "int4" or KIND == "float4":
+        byte = tl.load(weight + j[:, None] + (start // 2 + i)[None, :], mask=ok[:, None], other=0).to(tl.int32)
+        nibble = (byte >> 4) if HIGH else (byte & 15)
+        value = nibble - zero[:, None] if KIND == "int4" else codes.twice_e2m1(nibble)
+        number = value.to(tl.float32).to(kind)
+    else:
+        if EVEN:
+            mask = ok[:, None]
+        else:
+            mask = ok[:, None] & (start + i < width)[None, :]
+        code = tl.load(weight + j[:, None] + (start + i)[None, :], mask=mask, other=0)
+        if KIND == "float8":
+            number = codes.from_e4m3(code, NATIVE).to(kind)
+        elif KIND == "raw8":
+            number = code.to(tl.float8e4nv, bitcast=True)
+        elif KIND == "raw":
+            number = code
+        else:
+            number = (code.to(tl.int32) - zero[:, None]).to(tl.float32).to(kind)
+    return number
+
+
+@triton.jit
+def _inputs(x, rows_at, start, width, ok, K: tl.constexpr, EVEN: tl.constexpr, kind, CODES: tl.constexpr, NATIVE: tl.constexpr):
+    """x's tile [M, K]; CODES: 8-bit floats, as they are where the target multiplies them, else as numbers of type kind."""
+    i = start + tl.arange(0, K)
+    if EVEN:
+        mask = ok[:, None]
+    else:
+        mask = ok[:, None] & (i < width)[None, :]
+    a = tl.load(x + rows_at[:, None] + i[None, :], mask=mask, other=0)
+    if CODES:
+        a = a.to(tl.float8e4nv, bitcast=True) if NATIVE else codes.from_e4m3(a, False).to(kind)
+    return a
+
+
+@triton.jit
+def sums(
+    x, rows_at, rows_ok, weight, scales, zeros, j, cols_at, cols_ok, width, cols, kind,
+    KIND: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, CODES: tl.constexpr, EVEN: tl.constexpr,
+    INTEGER: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """float32 [M, N]: rows of x times rows of the weight, with the scales of the weight's groups (GROUP > 0) but not those of
+    whole rows. rows_at [M], cols_at [N]: where they begin; j [N]: which columns they are, for scales and zeros."""
+    four: tl.constexpr = KIND == "int4" or KIND == "float4"
+    acc = tl.zeros([M, N], tl.int32 if INTEGER and GROUP <= 0 else tl.float32)
+    zero = tl.full([N], 8 if KIND == "int4" else 0, tl.int32)
+    for start in range(0, width, K):
+        if GROUP > 0:
+            group = start // GROUP
+        else:
+            group = 0
+        if ZEROS:
+            zero = tl.load(zeros + group * cols + j, mask=cols_ok, other=0).to(tl.int32)
+        if four:
+            half: tl.constexpr = K // 2
+            a = _inputs(x, rows_at, start, width, rows_ok, half, EVEN, kind, False, False)
+            b = tile(weight, cols_at, start, width, cols_ok, kind, zero, KIND, False, EVEN, half, NATIVE)
+            part = tl.dot(a, tl.trans(b), input_precision=PRECISION)
+            a = _inputs(x, rows_at, start + half, width, rows_ok, half, EVEN, kind, False, False)
+            b = tile(weight, cols_at, start, width, cols_ok, kind, zero, KIND, True, EVEN, half, NATIVE)
+            part = tl.dot(a, tl.trans(b), part, input_precision=PRECISION)
+        else:
+            a = _inputs(x, rows_at, start, width, rows_ok, K, EVEN, kind, CODES, NATIVE)
+            b = tile(weight, cols_at, start, width, cols_ok, kind, zero, KIND, False, EVEN, K, NATIVE)
+            if INTEGER:
+                part = tl.dot(a, tl.trans(b), out_dtype=tl.int32)
+            else:
+                part = tl.dot(a, tl.trans(b), input_precision=PRECISION)
+        if GROUP > 0:
+            scale = tl.load(scales + group * cols + j, mask=cols_ok, other=0.0)
+            acc += part.to(tl.float32) * scale[None, :]
+        else:
+            acc += part
+    return acc.to(tl.float32)
+
+
+@triton.jit
+def product(
+    x, x_scales, weight, scales, zeros, bias, out, rows, width, cols, x_row, w_row,
+    KIND: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, CODES: tl.constexpr, EVEN: tl.constexpr,
+    INTEGER: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """M x N of x [rows, width] (SCALED: codes, times x_scales [rows]) @ weight.T + bias."""
+    i = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
+    j = (tl.program_id(1) * N + tl.arange(0, N)).to(tl.int64)
+    i_ok, j_ok = i < rows, j < cols
+    kind = out.dtype.element_ty
+    acc = sums(
+        x, i * x_row, i_ok, weight, scales, zeros, j, j * w_row, j_ok, width, cols, kind,
+        KIND, GROUP, ZEROS, CODES, EVEN, INTEGER, NATIVE, PRECISION, M, N, K,
+    )  # fmt: skip
+    if GROUP == 0:
+        acc *= tl.load(scales + j, mask=j_ok, other=0.0)[None, :]
+    if GROUP < 0:
+        acc *= tl.load(scales)
+    if SCALED:
+        acc *= tl.load(x_scales + i, mask=i_ok, other=0.0)[:, None]
+    if BIAS:
+        acc += tl.load(bias + j, mask=j_ok, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + i[:, None] * cols + j[None, :], acc.to(kind), mask=i_ok[:, None] & j_ok[None, :])
+
+
+@triton.jit
+def _round(x, out, scales, width, x_row, INTEGER: tl.constexpr, BLOCK: tl.constexpr):
+    """One row of x to codes and their scale, as `hal.ops.quantise.quantise_rows` rounds them."""
+    r = tl.program_id(0).to(tl.int64)
+    top: tl.constexpr = 127.0 if INTEGER else 448.0
+    most = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, width, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        most = tl.maximum(most, tl.abs(tl.load(x + r * x_row + i, mask=i < width, other=0.0).to(tl.float32)))
+    scale = tl.div_rn(tl.max(most, 0), top)
+    scale = tl.where(scale > 0, scale, 1.0)
+    tl.store(scales + r, scale)
+    for start in range(0, width, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        code = tl.div_rn(tl.load(x + r * x_row + i, mask=i < width, other=0.0).to(tl.float32), scale)
+        if INTEGER:
+            made = tl.minimum(tl.maximum(codes.nearest(code), -top), top).to(tl.int8)
+        else:
+            made = codes.to_e4m3(code)
+        tl.store(out + r * width + i, made, mask=i < width)
+
+
+def round_rows(tiles: Tiles, x: Tensor, act: str) -> tuple[Tensor, Tensor]:
+    """x [rows, width] -> (codes [rows, width], int8 or the uint8 of float8_e4m3fn, scale float32 [rows])."""
+    rows, width = x.shape
+    out = torch.empty((rows, width), dtype=torch.int8 if act == "int8" else torch.uint8, device=x.device)
+    scales = torch.empty(rows, dtype=torch.float32, device=x.device)
+    block = min(triton.next_power_of_2(width), tiles.vocab.block)
+    _round[(rows,)](
+        x, out, scales, width, x.stride(0), INTEGER=act == "int8", BLOCK=block, num_warps=min(4, tiles.rows.warps)
+    )  # fmt: skip
+    return out, scales
+
+
+def linear(
+    tiles: Tiles, kind: str, exact: bool, x: Tensor, weight: dict[str, Tensor], bias: Tensor | None = None, *, act: str = "",
+    group: int = 0,
+) -> Tensor:  # fmt: skip
+    """exact: the tile has the same size whatever the number of rows."""
+    flat = x.reshape(-1, x.shape[-1])
+    flat = flat if flat.stride(1) == 1 else flat.contiguous()
+    (rows, width), packed = flat.shape, weight["codes"]
+    cols = packed.shape[0]
+    out = torch.empty((rows, cols), dtype=x.dtype, device=x.device)
+    if rows == 0:
+        return out.view(*x.shape[:-1], cols)
+    scales, x_scales = weight["scales"], weight["scales"]
+    if act:
+        flat, x_scales = round_rows(tiles, flat, act)
+    m, n, k = tile_sizes(tiles, kind, group, cols, rows, exact, x.dtype)
+    product[(triton.cdiv(rows, m), triton.cdiv(cols, n))](
+        flat, x_scales, packed, scales, weight.get("zeros", scales), scales if bias is None else bias, out, rows, width, cols,
+        flat.stride(0), packed.stride(0), KIND=tile_kind(tiles, kind, act), GROUP=group, ZEROS="zeros" in weight,
+        CODES=act == "float8_e4m3fn", EVEN=width % k == 0, INTEGER=act == "int8", SCALED=bool(act), BIAS=bias is not None,
+        NATIVE=tiles.float8, PRECISION="ieee", M=m, N=n, K=k, num_warps=tiles.product.warps, num_stages=tiles.product.stages,
+    )  # fmt: skip
+    return out.view(*x.shape[:-1], cols)
+
+
+def tile_kind(tiles: Tiles, kind: str, act: str) -> str:
+    """What `tile` makes of the codes: with integer inputs, or 8-bit floats the target multiplies, they stay as they are."""
+    if act == "int8":
+        return "raw"
+    return "raw8" if act and tiles.float8 else kind
+
+
+def tile_sizes(
+    tiles: Tiles, kind: str, group: int, cols: int, rows: int, exact: bool, dtype: torch.dtype
+) -> tuple[int, int, int]:
+    """(M, N, K). K is a chunk of 4-bit codes, or at most a group."""
+    t = tiles.product
+    m, n = t.rows, t.cols if cols >= t.wide else t.narrow
+    if not exact:
+        m = min(m, max(16, triton.next_power_of_2(rows)))
+    if dtype == torch.float32:
+        m, n = min(m, tiles.scalar), min(n, tiles.scalar)
+    if kind in ("int4", "float4"):
+        return m, n, chunk(group)
+    k = max(LEAST, t.inner * 4 // dtype.itemsize)
+    return m, n, min(k, group) if group > 0 else k
+
+
+def chunk(group: int) -> int:
+    return min(group, CHUNK) if group > 0 else CHUNK
+
+
+def pack(w: QTensor) -> dict[str, Tensor]:
+    """{"codes": uint8 or int8 [out, in] or for 4 bits [out, in / 2 in whole chunks], "scales" and "zeros": [groups, out]}."""
+    codes = w.data["codes"]
+    made = {"scales": w.data["scales"].to(torch.float32).t().contiguous()}
+    if "zeros" in w.data:
+        made["zeros"] = w.data["zeros"].t().contiguous()
+    if w.format.kind == "float" and codes.dtype != torch.float8_e4m3fn:
+        raise ValueError(f"weight {w.format} of shape {w.shape}: runs codes of float8_e4m3fn, not {codes.dtype}")
+    if w.format.bits != 4:
+        return made | {"codes": codes.contiguous().view(torch.uint8 if w.format.kind == "float" else codes.dtype)}
+    if w.format.kind == "float":
+        made["scales"] = made["scales"] * 0.5  # the product multiplies twice the values
+        levels = torch.tensor(E2M1, device=codes.device)
+        values = codes.to(torch.float32)
+        nibbles = torch.bucketize(values.abs(), levels) + 8 * torch.signbit(values)
+    else:
+        nibbles = codes.to(torch.int16) + (8 if w.format.symmetric else 0)
+    return made | {"codes": _pairs(nibbles.to(torch.uint8), chunk(w.format.group))}
+
+
+def _pairs(nibbles: Tensor, chunk: int) -> Tensor:
+    """[out, in] -> [out, in / 2], inputs filled up to whole chunks."""
+    out, width = nibbles.shape
+    full = torch.nn.functional.pad(nibbles, (0, -width % chunk)).view(out, -1, 2, chunk // 2)
+    return (full[:, :, 0] | full[:, :, 1] << 4).reshape(out, -1).contiguous()
+
+
+FORMATS: dict[str, tuple[str, str]] = {
+    "triton-int8": ("int8", ""), "triton-int4": ("int4", ""), "triton-float8": ("float8", ""), "triton-float4": ("float4", ""),
+    "triton-int8-int8": ("int8", "int8"), "triton-float8-float8": ("float8", "float8_e4m3fn"),
+}  # fmt: skip
+"""Kernel name -> (codes, type of the inputs)."""
+
+
+def refusal(kind: str, act: str, w: WeightFormat, dtype: str) -> str | None:
+    """None, or why codes of this kind with these inputs cannot run this format."""
+    bits = 4 if kind.endswith("4") else 8
+    held = w.kind == kind.rstrip("48") and (w.bits == bits or (kind == "int8" and w.bits < 8 and w.bits != 4))
+    if not held or w.act != act:
+        return f"runs {kind} weights{f' with {act} inputs' if act else ''}, not {w}"
+    if w.group > 0 and (w.group < LEAST or w.group & (w.group - 1)):
+        return f"runs groups that are a power of two and {LEAST} or more, not {w.group}"
+    if not w.symmetric and (act or w.group < 0):
+        return "has zero points only with groups or rows and the model's own inputs"
+    return None if dtype in DTYPES else f"runs {', '.join(DTYPES)}, not {dtype}"
+
+
+def kernels(t: Tiles) -> tuple[Kernel, ...]:
+    part, found = functools.partial, []
+    for name, (kind, act) in FORMATS.items():
+
+        def fits(spec, kind=kind, act=act) -> str | None:
+            return refusal(kind, act, spec["weight"], spec["dtype"])
+
+        for exact in (False, True):
+            run = part(linear, t, kind, exact)
+            label = name if exact else f"{name}-as-it-comes"
+            found.append(Kernel("linear", label, run, supports=fits, pack=pack, batch_invariant=exact))
+    return tuple(found)

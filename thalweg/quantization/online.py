@@ -1,0 +1,71 @@
+"""Rounding a 16- or 32-bit checkpoint while it is loaded: which matrices, to which formats.
+
+int8: layers hold int8 with a scale per output, and round each row of their input to int8 as well, so that products are of
+integers. int4: layers hold 4-bit codes with a scale and a zero point per 64 inputs; inputs keep their type. In both, the output
+matrix holds int8 and its inputs keep their type, because every rounding there moves logits directly; the embedding, of which a
+step reads a few rows, and norms and biases stay as they are. Values are rounded to nearest; nothing is calibrated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg.hal.weights import DENSE, QTensor, WeightFormat
+
+CHUNK = 1 << 24
+"""Weights rounded at once: bounds the float32 copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """Of the matrices inside layers, and of the output matrix."""
+
+    layers: WeightFormat = DENSE
+    head: WeightFormat = DENSE
+
+
+DENSE_FORMATS = Formats()
+METHODS: Mapping[str, Formats] = {
+    "int8": Formats(WeightFormat("int", 8, act="int8"), WeightFormat("int", 8)),
+    "int4": Formats(WeightFormat("int", 4, 64, symmetric=False), WeightFormat("int", 8)),
+}
+"""By the name users give; `thalweg.config.QUANTIZATIONS` has the same names."""
+
+
+def formats(method: str | None) -> Formats:
+    """None: nothing is rounded."""
+    return METHODS[method] if method else DENSE_FORMATS
+
+
+def facts(format: WeightFormat) -> dict[str, Any]:
+    """What a linear layer says of its weight when it binds."""
+    return {"weight": format} if format == DENSE else {"weight": format, "act": format.act, "group": format.group}
+
+
+def packer(pack: Callable[[QTensor], Any], format: WeightFormat) -> Callable[[QTensor], Any]:
+    """A kernel's pack for weights that arrive dense and are to be held in this format."""
+    return pack if format == DENSE else lambda w: pack(rounded(w, format))
+
+
+def rounded(w: QTensor, format: WeightFormat) -> QTensor:
+    """A dense weight in another format, some rows at a time (rows do not depend on each other)."""
+    import torch  # here, because memory is planned without a framework
+
+    from thalweg.hal.ops.quantise import quantise
+
+    dense, (out, fan_in) = w.data["weight"], w.shape
+    rows = max(1, CHUNK // fan_in)
+    parts = [quantise(dense[i : i + rows], format).data for i in range(0, out, rows)]
+    data = parts[0] if len(parts) == 1 else {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
+    return QTensor(format, w.shape, data)
+
+
+def bytes_of(format: WeightFormat, dense: int, dtype_bytes: int, fan_in: int) -> int:
+    """Bytes of matrices in this format that take `dense` bytes unrounded, fan_in being about their number of inputs."""
+    if format == DENSE:
+        return dense
+    groups = -(-fan_in // (format.group or fan_in))
+    each = format.bits / 8 + groups * (4 if format.symmetric else 8) / fan_in
+    return int(dense / dtype_bytes * each)
