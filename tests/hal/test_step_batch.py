@@ -33,6 +33,7 @@ def batch_of(query: list[int], context: list[int] | None = None, **more: Any) ->
 SHAPES = {
     "mixed": ([3, 1, 4], [0, 7, 2], StepShape(16, 6, 5)),
     "one padding sequence": ([3, 1], [0, 7], StepShape(16, 3, 2)),
+    "decodes in a mixed bucket": ([1, 1], [4, 9], StepShape(16, 4, 2)),
     "full of tokens": ([5, 3], [0, 0], StepShape(8, 4, 2)),
     "decode": ([1, 1, 1], [9, 0, 4], StepShape(8, 8, 3, True)),
     "verify": ([3, 3], [9, 1], StepShape(12, 4, 2, True)),
@@ -62,7 +63,9 @@ def test_padding_keeps_every_sequence_and_adds_scratch_alone(name: str) -> None:
     assert not padded.emit[seqs:].any()
     assert (padded.token_seq[tokens:] >= seqs).all()
     if shape.uniform:
-        assert set(padded.query.tolist()) == {shape.tokens // shape.seqs}
+        assert set(padded.query.tolist()) == {padded.uniform} == {shape.tokens // shape.seqs}
+    else:
+        assert padded.uniform == 0
     for field in fields(SamplingArrays):
         greedy = getattr(SamplingArrays.greedy(shape.seqs - seqs), field.name)
         assert np.array_equal(getattr(padded.sampling, field.name)[seqs:], greedy), field.name

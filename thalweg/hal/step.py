@@ -205,6 +205,7 @@ class StepBatch:
                 np.pad(t, ((0, extra_s), (0, shape.blocks - t.shape[1])), constant_values=SCRATCH) for t in self.block_tables
             ),
             sampling=sampling,
+            uniform=self.uniform if shape.uniform else 0,  # else one padding sequence owns as many tokens as are missing
             mask=None if self.mask is None else np.pad(self.mask, ((0, extra_s), (0, 0)), constant_values=0xFFFFFFFF),
             bias_row=_even(self.bias_row), bias_token=_even(self.bias_token), bias_value=_even(self.bias_value),
             bad_row=_even(self.bad_row), bad_words=_even_words(self.bad_words),

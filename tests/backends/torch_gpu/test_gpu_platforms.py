@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from machines import FakeDriver, amd, intel, nvidia, opened, torch_folder, write
 
+from thalweg import LLM
 from thalweg.backends.cuda import CudaPlatform
 from thalweg.backends.rocm import RocmPlatform, gfx
 from thalweg.backends.torch_gpu.arch import ARCHES, GIB, arch_of, defaults
 from thalweg.backends.torch_gpu.platform import GpuOptions, GpuPlatform, TorchBuild, torch_build
 from thalweg.backends.xpu import XpuPlatform
-from thalweg.errors import DeviceError
+from thalweg.errors import ConfigError, DeviceError
+from thalweg.hal import discovery
 from thalweg.hal.platform import ModelFacts, Parallel, Place, Probe
 
 LLAMA = ModelFacts("LlamaForCausalLM", "bfloat16", 32, 4096, 32, 8, 128, 128_256, 131_072, 16 << 30)
@@ -160,6 +163,33 @@ def test_a_driver_that_does_not_answer_a_number_too_high_and_a_full_card_are_ref
         _machine(kind, tmp_path, FakeDriver([card])).open(Place(), GpuOptions(device=-1))
     with pytest.raises(DeviceError, match="takes GpuOptions"):
         _machine(kind, tmp_path, FakeDriver([card])).open(Place(), {"device": 0})
+
+
+def test_without_triton_one_sentence_says_what_is_slow_and_what_to_install(
+    kind: type[GpuPlatform], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    platform = _machine(kind, tmp_path, FakeDriver([opened("card", "sm_90", 80)]))
+    for name in [m for m in sys.modules if m.startswith(("triton", "thalweg.backends.triton_kernels."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "triton", None)  # importing it raises, as if it were not there
+    device = platform.open(Place())
+    (record,) = caplog.records
+    assert "triton is not installed" in record.getMessage()
+    assert f"--index-url {kind.wheels}" in record.getMessage()
+    assert "\n" not in record.getMessage()
+    assert [a.name for a in device.attention] == ["triton", "torch-gather"]
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_sum_and_the_flags_to_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The made-up card claims 1 GiB; graphs, kernels and the driver alone take half of it."""
+    platform = _machine(CudaPlatform, tmp_path, FakeDriver([opened("NVIDIA L4", "sm_89", 24)]))
+    monkeypatch.setattr(discovery, "load", lambda name: platform)
+    with pytest.raises(
+        ConfigError, match=r"gpu_memory_utilization: 0\.92 of 1\.00 GiB .*too little\. Free memory.*smaller model"
+    ):
+        LLM(device="cuda", dtype="bfloat16", load_format="dummy", hf_overrides={"num_hidden_layers": 400})
 
 
 def test_an_opened_device_says_what_it_is(kind: type[GpuPlatform], tmp_path: Path) -> None:

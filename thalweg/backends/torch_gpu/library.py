@@ -30,6 +30,8 @@ class Parts:
 
     kernels: tuple[Kernel, ...] = ()
     attention: tuple[AttentionBackend, ...] = ()
+    absent: tuple[tuple[str, str], ...] = ()
+    """(source, why) of those that did not load."""
 
 
 Source = Callable[[str], Parts]
@@ -103,15 +105,17 @@ def assemble(arch: str, vendors: Sequence[Vendor], compiled: Source = triton) ->
     ]
     kernels: list[Kernel] = []
     attention: list[AttentionBackend] = []
+    absent: list[tuple[str, str]] = []
     for source in sources:
         try:
             parts = source.load(arch)
         except (ImportError, RuntimeError, OSError) as e:
             why = f"{e}".splitlines()[0] if f"{e}" else type(e).__name__
+            absent.append((source.name, why))
             parts = Parts(
                 tuple(missing(op, source.name, why) for op in source.ops),
                 (Missing(source.name, why),) if source.attention else (),
             )
         kernels += parts.kernels
         attention += parts.attention
-    return Parts((*kernels, IN_TILES, *ELEMENTWISE), (*attention, GatherAttention()))
+    return Parts((*kernels, IN_TILES, *ELEMENTWISE), (*attention, GatherAttention()), tuple(absent))

@@ -5,6 +5,7 @@ Imports no framework: what torch was built for is read from the file that says s
 
 from __future__ import annotations
 
+import logging
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from thalweg.backends.torch_gpu.library import Vendor
     from thalweg.backends.torch_gpu.runtime import Runtime
     from thalweg.hal.comm import Communicator
+
+logger = logging.getLogger(__name__)
 
 DRIVER_BYTES = 1 << 29
 """What a driver's context, graphs and compiled kernels take, about."""
@@ -200,6 +203,11 @@ class GpuPlatform(Platform):
         index = options.device if place.world == 1 else place.devices[0]
         seen = self._look(driver, index)
         parts = assemble(seen.arch, self.vendors())
+        for source, why in parts.absent:
+            if source == "triton":
+                slow = "Triton's kernels are not used, and torch's own operations, which serve in their place, are far slower"
+                remedy = f"pip install --force-reinstall torch --index-url {self.wheels}"
+                logger.warning("%s: %s: %s; %s, which brings it", self.name, why, slow, remedy)
         comm = driver.communicator(place) if place.world > 1 else None
         info = self._info(seen.name, seen.arch, seen.memory_bytes, seen.cores, seen.notes)
         return GpuDevice(info, driver.runtime(index), parts, graphs=options.graphs, comm=comm)

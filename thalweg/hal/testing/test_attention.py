@@ -78,6 +78,22 @@ def test_mixed_batch_equals_dense_attention_whatever_the_blocks_held_before(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_of_decodes_equals_dense_attention_padded_or_not(
+    device: Device, attention: Any, spec: AttnSpec, dtype: str
+) -> None:
+    """Such a step says so (`uniform`), and may take another way than a mixed one."""
+    spec = _ready(attention, spec, dtype)
+    size, mix = 16, [(length, 1) for length in (1, 37, 300, 64, 16, 700)]
+    for shape in (None, StepShape(8, 8, 50, uniform=True)):
+        stories, cache, table, start = _filled(device, attention, spec, mix, size, 2)
+        batch = replace(seq.batch_of(table, start, [1] * len(mix)), uniform=1)
+        got = cache.attend(batch, *seq.rows(stories, start, [1] * len(mix)), shape=shape)
+        want = np.concatenate([seq.dense(s, spec, getattr(torch, dtype)) for s in stories])
+        assert np.isfinite(got).all()
+        assert np.abs(got - want).max() <= TOLERANCE[dtype] * np.abs(want).max()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_padding_changes_no_row(device: Device, attention: Any, spec: AttnSpec, dtype: str) -> None:
     spec = _ready(attention, spec, dtype)
     size = 16
