@@ -115,8 +115,8 @@ def sums(
 def product(
     x, x_scales, weight, scales, zeros, bias, out, rows, width, cols, x_row, w_row,
     KIND: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, CODES: tl.constexpr, EVEN: tl.constexpr,
-    INTEGER: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr,
-    N: tl.constexpr, K: tl.constexpr,
+    INTEGER: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """M x N of x [rows, width] (SCALED: codes, times x_scales [rows]) @ weight.T + bias."""
     i = (tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
