@@ -44,9 +44,10 @@ MATRIX = {
     "sm_80": "mma.sync", "sm_89": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05.mma", "sm_120": "mma.sync",
     "gfx90a": "v_mfma", "gfx942": "v_mfma", "gfx950": "v_mfma", "gfx1100": "v_wmma", "gfx1201": "v_wmma",
 }  # fmt: skip
-SPILLED = 128
+SPILLED = 160
 """Bytes (or registers) per thread that may lie in memory."""
-QUICKLY = ("attend[8b", "random True", "product[6144")
+QUICKLY = ("attend[8b decode", "attend[8b mixed", "attend[8b exact", "attend[8b int8 exact mixed", "random True",
+           "product[6144x4096 int4-g128")  # fmt: skip
 """Launches of --quick, by what their names contain."""
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "num_ctas", "waves_per_eu", "matrix_instr_nonkdim", "maxnreg")
 
@@ -131,6 +132,10 @@ SPECS = {
     "8b": AttnSpec(32, 8, 128, 128**-0.5, "bfloat16"),
     "1b": AttnSpec(32, 8, 64, 64**-0.5, "bfloat16"),
     "256": AttnSpec(16, 8, 256, 1 / 16, "bfloat16", "window", 4096, softcap=50.0),
+    "8b e4m3": AttnSpec(32, 8, 128, 128**-0.5, "bfloat16", kv_dtype="float8_e4m3fn"),
+    "8b e5m2": AttnSpec(32, 8, 128, 128**-0.5, "bfloat16", kv_dtype="float8_e5m2"),
+    "8b int8": AttnSpec(32, 8, 128, 128**-0.5, "bfloat16", kv_dtype="int8"),
+    "sinks": AttnSpec(64, 8, 64, 0.125, "bfloat16", "window", 128, sinks=True),
     "half": AttnSpec(32, 32, 80, 80**-0.5, "float16"),
     "float": AttnSpec(14, 2, 64, 0.125, "float32"),
 }
@@ -259,7 +264,8 @@ def attention_call(backend: Any, spec: AttnSpec, uniform: int) -> Callable[[], A
     qkv = meta(tokens, heads, spec.head_dim, dtype=kind)
     q, k, v = qkv.split([spec.heads, spec.kv_heads, spec.kv_heads], 1)
     kv = meta(1000, *layout.shape, dtype=getattr(torch, layout.dtype))
-    return lambda: backend.attend(q, k, v, kv, batch, 0, spec)
+    sinks = meta(spec.heads) if spec.sinks else None
+    return lambda: backend.attend(q, k, v, kv, batch, 0, spec, sinks)
 
 
 # ---------------------------------------------------------------- compile, and read what came out

@@ -20,6 +20,7 @@ from thalweg.backends.triton_kernels import paged
 from thalweg.backends.triton_kernels.tiles import Attend, Tiles
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
+from thalweg.hal.ops.quantise import KV_DTYPES
 from thalweg.hal.step import StepBatch, StepShape
 
 LOG2E = 1.4426950408889634
@@ -39,6 +40,25 @@ class _Fit:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """A layer's cache as kernels take it. held: what its values are, "" for the model's dtype; scales: its bytes as float32."""
+
+    codes: Tensor
+    scales: Tensor
+    size: int
+    held: str
+
+    @classmethod
+    def of(cls, kv: Tensor, spec: AttnSpec) -> _Cache:
+        if spec.kv_dtype == "int8":
+            return cls(kv, kv.view(torch.float32), kv.shape[1] // (2 * spec.kv_heads * (spec.head_dim + 4)), "int8")
+        if spec.kv_dtype in KV_DTYPES:
+            codes = kv.view(torch.uint8)
+            return cls(codes, codes, kv.shape[2], spec.kv_dtype)
+        return cls(kv, kv, kv.shape[2], "")
+
+
 class PagedAttention(AttentionBackend):
     """exact: every tile of every launch has the same shape, and prefills join their keys in the same spans as decodes do,
     so a token's bits depend on nothing but its sequence. Otherwise decode and prefill use the tiles each likes best."""
@@ -53,21 +73,25 @@ class PagedAttention(AttentionBackend):
             return f"runs kinds full and window, not {spec.kind}"
         if spec.dtype not in BYTES:
             return f"runs {', '.join(BYTES)}, not {spec.dtype}"
-        if spec.kv_dtype not in ("", spec.dtype):
-            return f"the cache holds {spec.dtype}, not {spec.kv_dtype}"
+        if spec.kv_dtype not in ("", spec.dtype, *KV_DTYPES):
+            return f"the cache holds {spec.dtype}, {', '.join(KV_DTYPES)}, not {spec.kv_dtype}"
+        if spec.kv_dtype == "int8" and spec.head_dim % 2:
+            return f"int8 caches have even head sizes, not {spec.head_dim}"
         if spec.heads % spec.kv_heads:
             return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
         if spec.heads // spec.kv_heads > MOST_ROWS:
             return f"{spec.heads // spec.kv_heads} query heads per KV head, at most {MOST_ROWS}"
         if spec.head_dim > 256:
             return f"runs head sizes up to 256, not {spec.head_dim}"
-        if spec.sinks:
-            return "has no sinks"
         return None
 
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
-        shape = (2, block_tokens, spec.kv_heads, spec.head_dim)
-        return KVLayout(shape, spec.dtype, f"kv-token-head/{spec.dtype}/{'x'.join(map(str, shape))}")
+        dims = f"2x{block_tokens}x{spec.kv_heads}x{spec.head_dim}"
+        if spec.kv_dtype == "int8":  # scales lie behind all codes of a block, so that the codes of a head stay aligned
+            size = 2 * block_tokens * spec.kv_heads * (spec.head_dim + 4)
+            return KVLayout((size,), "int8", f"kv-token-head-scales/int8/{dims}")
+        dtype = spec.kv_dtype or spec.dtype
+        return KVLayout((2, block_tokens, spec.kv_heads, spec.head_dim), dtype, f"kv-token-head/{dtype}/{dims}")
 
     def plan(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
         """{"tiles": i32[N, 2]}: (sequence, first query token) of every tile of the sequences with more than one new token,
@@ -94,14 +118,15 @@ class PagedAttention(AttentionBackend):
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         table = batch.block_tables[group]
-        self._store(k, v, kv, table, batch)
+        cache = _Cache.of(kv, spec)
+        self._store(k, v, cache, table, batch)
         if q.stride(-1) != 1:
             q = q.contiguous()
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         tiles = batch.plans[group].get("tiles") if batch.plans else None
         if batch.plans and tiles is not None:
-            self._launch(q, kv, out, table, batch, spec, tiles, 0)
-        self._launch(q, kv, out, table, batch, spec, None, max(1, batch.uniform) if tiles is None else 1)
+            self._launch(q, cache, sinks, out, table, batch, spec, tiles, 0)
+        self._launch(q, cache, sinks, out, table, batch, spec, None, max(1, batch.uniform) if tiles is None else 1)
         return out, kv
 
     def _short(self, spec: AttnSpec) -> Attend:
@@ -120,31 +145,32 @@ class PagedAttention(AttentionBackend):
         size = block * BYTES[spec.dtype]
         scalar = self._tiles.scalar if spec.dtype == "float32" else MOST_ROWS * 4
         rows = max(min(t.rows, scalar, MOST_ROWS if block <= 128 else 64), _pad(share))
-        keys = max(16, min(t.keys, t.keys * 256 // size, scalar))
+        most = 64 if spec.kv_dtype == "int8" else t.keys  # its scales take registers
+        keys = max(16, min(t.keys, most, t.keys * 256 // size, scalar))
         stages = t.stages
         while stages > 1 and rows * size + 2 * stages * keys * size > self._tiles.shared:
             stages -= 1
         warps = max(t.warps, 8) if block > 128 and rows >= 64 else t.warps
         return _Fit(rows, keys, warps, stages, rows // share)
 
-    def _store(self, k: Tensor, v: Tensor, kv: Tensor, table: Tensor, batch: StepBatch) -> None:
+    def _store(self, k: Tensor, v: Tensor, cache: _Cache, table: Tensor, batch: StepBatch) -> None:
         tokens, heads, dim = k.shape
         rows = self._tiles.attention.write
         k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
         paged.store[(triton.cdiv(tokens, rows),)](
-            k, v, kv, table, batch.token_seq, batch.positions, batch.slots, tokens, k.stride(0), k.stride(1), v.stride(0),
-            v.stride(1), table.stride(0), table.shape[1], HEADS=heads, DIM=dim, SIZE=kv.shape[2], ROWS=rows,
-            HEADS_PAD=_pad(heads), BLOCK=_pad(dim, 16), num_warps=4,
+            k, v, cache.codes, cache.scales, table, batch.token_seq, batch.positions, batch.slots, tokens, k.stride(0),
+            k.stride(1), v.stride(0), v.stride(1), table.stride(0), table.shape[1], HEADS=heads, DIM=dim, SIZE=cache.size,
+            HELD=cache.held, ROWS=rows, HEADS_PAD=_pad(heads), BLOCK=_pad(dim, 16), num_warps=4,
         )  # fmt: skip
 
     def _launch(
-        self, q: Tensor, kv: Tensor, out: Tensor, table: Tensor, batch: StepBatch, spec: AttnSpec, tiles: Tensor | None,
-        decode: int,
+        self, q: Tensor, cache: _Cache, sinks: Tensor | None, out: Tensor, table: Tensor, batch: StepBatch, spec: AttnSpec,
+        tiles: Tensor | None, decode: int,
     ) -> None:  # fmt: skip
         """tiles: the tiled launch; None: that of sequences with up to `decode` new tokens, split over their keys."""
         fit = self._fit(spec, self._short(spec) if tiles is None else self._prefill(spec))
         split, seqs, exact = self._tiles.attention.split, table.shape[0], self.batch_invariant
-        spans = triton.cdiv(table.shape[1] * kv.shape[2], split)
+        spans = triton.cdiv(table.shape[1] * cache.size, split)
         parts = tiles is None and spans > 1
         part = part_ml = out
         if parts:
@@ -152,18 +178,22 @@ class PagedAttention(AttentionBackend):
             part_ml = torch.empty((seqs * decode, spec.heads, spans, 2), dtype=torch.float32, device=q.device)
         where = (batch.slots, batch.context, batch.query, batch.last_row)
         grid = (seqs, spec.kv_heads, spans) if tiles is None else (tiles.shape[0], spec.kv_heads, 1)
+        work = table if tiles is None else tiles
+        sinks = q if sinks is None else sinks
         paged.attend[grid](
-            q, kv, out, part, part_ml, table if tiles is None else tiles, table, *where, spec.scale * LOG2E, q.stride(0),
+            q, cache.codes, cache.scales, sinks, out, part, part_ml, work, table, *where, spec.scale * LOG2E, q.stride(0),
             q.stride(1), table.stride(0), spans, HEADS=spec.heads, KV_HEADS=spec.kv_heads, DIM=spec.head_dim,
-            SIZE=kv.shape[2], WINDOW=spec.window, SOFTCAP=spec.softcap, TILED=tiles is not None, DECODE=decode, SPLIT=split,
-            JOIN=exact, PARTS=parts, PRECISION="ieee", M=fit.rows, KEYS=fit.keys,
-            BLOCK=_pad(spec.head_dim, 16), num_warps=fit.warps, num_stages=fit.stages, enable_fp_fusion=not exact,
+            SIZE=cache.size, WINDOW=spec.window, SOFTCAP=spec.softcap, TILED=tiles is not None, DECODE=decode, SPLIT=split,
+            JOIN=exact, PARTS=parts, HELD=cache.held, NATIVE=self._tiles.float8, SINKS=spec.sinks, PRECISION="ieee",
+            M=fit.rows, KEYS=fit.keys, BLOCK=_pad(spec.head_dim, 16), num_warps=fit.warps, num_stages=fit.stages,
+            enable_fp_fusion=not exact,
         )  # fmt: skip
         if parts:
             rows = min(4, _pad(spec.heads))
             paged.join[(seqs * decode, triton.cdiv(spec.heads, rows))](
-                part, part_ml, out, *where, spans, HEADS=spec.heads, DIM=spec.head_dim, WINDOW=spec.window, DECODE=decode,
-                SPLIT=split, ROWS=rows, BLOCK=_pad(spec.head_dim, 16), num_warps=4, enable_fp_fusion=not exact,
+                part, part_ml, sinks, out, *where, spans, HEADS=spec.heads, DIM=spec.head_dim, WINDOW=spec.window,
+                DECODE=decode, SPLIT=split, SINKS=spec.sinks, ROWS=rows, BLOCK=_pad(spec.head_dim, 16), num_warps=4,
+                enable_fp_fusion=not exact,
             )  # fmt: skip
 
 

@@ -9,41 +9,78 @@ rows of a tile nor the number of spans visited can.
 import triton
 import triton.language as tl
 
+from thalweg.backends.triton_kernels import codes
+
+
+@triton.jit
+def _put(x, kv, scale, ok, put, put_scale, HELD: tl.constexpr):
+    """Rows x [N, BLOCK] into the cache as what it holds; put [N, BLOCK] where, put_scale [N] where their scales."""
+    if HELD == "float8_e4m3fn":
+        tl.store(kv + put, codes.to_e4m3(x.to(tl.float32)), mask=ok)
+    elif HELD == "float8_e5m2":
+        tl.store(kv + put, codes.to_e5m2(x.to(tl.float32)), mask=ok)
+    elif HELD == "int8":
+        wide = x.to(tl.float32)
+        most = tl.div_rn(tl.max(tl.abs(wide), 1), 127.0)
+        most = tl.where(most > 0, most, 1.0)
+        code = codes.nearest(tl.div_rn(wide, tl.broadcast_to(most[:, None], wide.shape)))
+        tl.store(kv + put, tl.minimum(tl.maximum(code, -127.0), 127.0).to(tl.int8), mask=ok)
+        tl.store(scale + put_scale, most, mask=tl.max(ok.to(tl.int32), 1) > 0)
+    else:
+        tl.store(kv + put, x, mask=ok)
+
 
 @triton.jit
 def store(
-    k, v, kv, table, token_seq, positions, slots, tokens, k_token, k_head, v_token, v_head, table_row, table_width,
-    HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, HEADS_PAD: tl.constexpr,
-    BLOCK: tl.constexpr,
+    k, v, kv, scales, table, token_seq, positions, slots, tokens, k_token, k_head, v_token, v_head, table_row, table_width,
+    HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, HELD: tl.constexpr, ROWS: tl.constexpr,
+    HEADS_PAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of ROWS tokens into kv [blocks, 2, SIZE, HEADS, DIM]; those of the scratch slot into block 0."""
-    t = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    there = t < tokens
+    """Keys and values of ROWS tokens into kv, whose blocks are [2, SIZE, HEADS, DIM] and, of int8 (HELD), scales
+    [2, SIZE, HEADS] after that; those of the scratch slot into block 0."""
+    i = tl.arange(0, ROWS * HEADS_PAD)
+    t, head = (tl.program_id(0) * ROWS + i // HEADS_PAD).to(tl.int64), i % HEADS_PAD
+    there = (t < tokens) & (head < HEADS)
     seq = tl.load(token_seq + t, mask=there, other=0).to(tl.int64)
     position = tl.load(positions + t, mask=there, other=0)
     slot = tl.load(slots + seq, mask=there, other=0)
     column = tl.minimum(position // SIZE, table_width - 1)
     block = tl.load(table + seq * table_row + column, mask=there & (slot != 0), other=0).to(tl.int64)
-    base = (block * 2 * SIZE + position % SIZE) * (HEADS * DIM)
-    i = tl.arange(0, HEADS_PAD * BLOCK)
-    head, d = i // BLOCK, i % BLOCK
-    ok = there[:, None] & ((head < HEADS) & (d < DIM))[None, :]
-    put = base[:, None] + (head * DIM + d)[None, :]
-    key = tl.load(k + t[:, None] * k_token + (head * k_head + d)[None, :], mask=ok)
-    tl.store(kv + put, key, mask=ok)
-    value = tl.load(v + t[:, None] * v_token + (head * v_head + d)[None, :], mask=ok)
-    tl.store(kv + put + SIZE * HEADS * DIM, value, mask=ok)
+    place = position % SIZE * HEADS + head
+    stride: tl.constexpr = 2 * SIZE * HEADS * (DIM + 4 if HELD == "int8" else DIM)
+    put_scale = block * (stride // 4) + SIZE * HEADS * DIM // 2 + place
+    d = tl.arange(0, BLOCK)
+    ok = there[:, None] & (d < DIM)[None, :]
+    put = (block * stride + place * DIM)[:, None] + d[None, :]
+    key = tl.load(k + (t * k_token + head * k_head)[:, None] + d[None, :], mask=ok, other=0.0)
+    _put(key, kv, scales, ok, put, put_scale, HELD)
+    value = tl.load(v + (t * v_token + head * v_head)[:, None] + d[None, :], mask=ok, other=0.0)
+    _put(value, kv, scales, ok, put + SIZE * HEADS * DIM, put_scale + SIZE * HEADS, HELD)
+
+
+@triton.jit
+def _numbers(code, kind, HELD: tl.constexpr, NATIVE: tl.constexpr):
+    """What was loaded from the cache as what multiplies, without scales."""
+    if HELD == "float8_e4m3fn":
+        code = codes.from_e4m3(code, NATIVE).to(kind)
+    elif HELD == "float8_e5m2":
+        code = codes.from_e5m2(code).to(kind)
+    elif HELD == "int8":
+        code = code.to(tl.float32).to(kind)
+    return code
 
 
 @triton.jit
 def _span(
-    rows, position, kv, table, low, begin, end, kv_head, scale,
+    rows, position, kv, scales, table, low, begin, end, kv_head, scale,
     HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr, M: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
+    HELD: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, KEYS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(m, total, acc) of query rows [M, BLOCK] at `position` [M] over the keys in [begin, end) that are not below `low`.
     scale: of scores, times log2(e). table: that of the sequence."""
     d, n = tl.arange(0, BLOCK), tl.arange(0, KEYS)
+    stride: tl.constexpr = 2 * SIZE * HEADS * (DIM + 4 if HELD == "int8" else DIM)
     m = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, BLOCK], tl.float32)
@@ -51,10 +88,14 @@ def _span(
         keys = start + n
         held = (keys >= low) & (keys >= begin) & (keys < end)
         block = tl.load(table + keys // SIZE, mask=held, other=0).to(tl.int64)
-        at = ((block * 2 * SIZE + keys % SIZE) * HEADS + kv_head) * DIM
+        place = keys % SIZE * HEADS + kv_head
+        at = block * stride + place * DIM
         ok = held[:, None] & (d < DIM)[None, :]
-        k = tl.load(kv + at[:, None] + d[None, :], mask=ok, other=0.0)
+        k = _numbers(tl.load(kv + at[:, None] + d[None, :], mask=ok, other=0), rows.dtype, HELD, NATIVE)
         scores = tl.dot(rows, tl.trans(k), input_precision=PRECISION) * scale
+        if HELD == "int8":
+            at_scale = block * (stride // 4) + SIZE * HEADS * DIM // 2 + place
+            scores *= tl.load(scales + at_scale, mask=held, other=0.0)[None, :]
         if SOFTCAP > 0:  # tanh(x) = 1 - 2 / (exp(2 x) + 1), here with exp2 and scores that carry log2(e)
             scores = SOFTCAP * 1.4426950408889634 * (1.0 - 2.0 / (tl.exp2(scores * (2.0 / SOFTCAP)) + 1.0))
         seen = held[None, :] & (keys[None, :] <= position[:, None])
@@ -65,8 +106,11 @@ def _span(
         safe = tl.where(new == float("-inf"), 0.0, new)
         p = tl.exp2(scores - safe[:, None])
         fade = tl.exp2(m - safe)
-        v = tl.load(kv + at[:, None] + d[None, :] + SIZE * HEADS * DIM, mask=ok, other=0.0)
+        v = tl.load(kv + at[:, None] + d[None, :] + SIZE * HEADS * DIM, mask=ok, other=0)
+        v = _numbers(v, rows.dtype, HELD, NATIVE)
         total = total * fade + tl.sum(p, 1)
+        if HELD == "int8":
+            p *= tl.load(scales + at_scale + SIZE * HEADS, mask=held, other=0.0)[None, :]
         acc = acc * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
         m = new
     return m, total, acc
@@ -82,11 +126,26 @@ def _joined(m, total, acc, m2, total2, acc2):
 
 
 @triton.jit
+def _finished(m, total, acc, sinks, head, mine, SINKS: tl.constexpr):
+    """The result of rows of these heads."""
+    if SINKS:
+        sink = tl.load(sinks + head, mask=mine, other=0.0).to(tl.float32) * 1.4426950408889634
+        both = tl.maximum(m, sink)
+        fade = tl.exp2(m - both)
+        total = total * fade + tl.exp2(sink - both)
+        acc = acc * fade[:, None]
+    total = tl.where(total > 0, total, 1.0)
+    return acc / total[:, None]
+
+
+@triton.jit
 def attend(
-    q, kv, out, part, part_ml, tiles, table, slots, context, query, last_row, scale, q_token, q_head, table_row, spans,
+    q, kv, scales, sinks, out, part, part_ml, tiles, table, slots, context, query, last_row, scale, q_token, q_head,
+    table_row, spans,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, TILED: tl.constexpr, DECODE: tl.constexpr, SPLIT: tl.constexpr, JOIN: tl.constexpr,
-    PARTS: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, HELD: tl.constexpr, NATIVE: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One tile of query rows of one KV head.
 
@@ -135,14 +194,14 @@ def attend(
             for span in range(low // SPLIT, tl.cdiv(end, SPLIT)):
                 stop = tl.minimum(span * SPLIT + SPLIT, end)
                 m2, total2, acc2 = _span(
-                    rows, at, kv, own, low, span * SPLIT, stop, kv_head, scale,
-                    KV_HEADS, DIM, SIZE, WINDOW, SOFTCAP, PRECISION, M, KEYS, BLOCK,
+                    rows, at, kv, scales, own, low, span * SPLIT, stop, kv_head, scale,
+                    KV_HEADS, DIM, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK,
                 )  # fmt: skip
                 m, total, acc = _joined(m, total, acc, m2, total2, acc2)
         else:
             m, total, acc = _span(
-                rows, at, kv, own, low, low, end, kv_head, scale,
-                KV_HEADS, DIM, SIZE, WINDOW, SOFTCAP, PRECISION, M, KEYS, BLOCK,
+                rows, at, kv, scales, own, low, low, end, kv_head, scale,
+                KV_HEADS, DIM, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK,
             )  # fmt: skip
     else:
         span = tl.program_id(2)
@@ -150,8 +209,8 @@ def attend(
         if PARTS and (begin >= end or begin + SPLIT <= low):
             return
         m, total, acc = _span(
-            rows, at, kv, own, low, begin, stop, kv_head, scale,
-            KV_HEADS, DIM, SIZE, WINDOW, SOFTCAP, PRECISION, M, KEYS, BLOCK,
+            rows, at, kv, scales, own, low, begin, stop, kv_head, scale,
+            KV_HEADS, DIM, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK,
         )  # fmt: skip
         if PARTS:
             place = ((seq * DECODE + token) * HEADS + head) * spans + span
@@ -159,15 +218,15 @@ def attend(
             tl.store(part_ml + place * 2 + 1, total, mask=mine)
             tl.store(part + place[:, None] * DIM + d[None, :], acc, mask=ok)
             return
-    total = tl.where(total > 0, total, 1.0)
-    tl.store(out + put, (acc / total[:, None]).to(out.dtype.element_ty), mask=ok)
+    done = _finished(m, total, acc, sinks, head, mine, SINKS)
+    tl.store(out + put, done.to(out.dtype.element_ty), mask=ok)
 
 
 @triton.jit
 def join(
-    part, part_ml, out, slots, context, query, last_row, spans,
+    part, part_ml, sinks, out, slots, context, query, last_row, spans,
     HEADS: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr, DECODE: tl.constexpr, SPLIT: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    SINKS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Joins the spans of ROWS heads of one query token, first to last, as `attend` does where it joins."""
     seq, first = (tl.program_id(0) // DECODE).to(tl.int64), tl.program_id(0) % DECODE
@@ -191,7 +250,7 @@ def join(
         total2 = tl.load(part_ml + place * 2 + 1, mask=mine, other=0.0)
         acc2 = tl.load(part + place[:, None] * DIM + d[None, :], mask=ok, other=0.0)
         m, total, acc = _joined(m, total, acc, m2, total2, acc2)
-    total = tl.where(total > 0, total, 1.0)
+    done = _finished(m, total, acc, sinks, head, mine, SINKS)
     row = tl.load(last_row + seq).to(tl.int64) + 1 - new + first
     put = (row * HEADS + head)[:, None] * DIM + d[None, :]
-    tl.store(out + put, (acc / total[:, None]).to(out.dtype.element_ty), mask=ok)
+    tl.store(out + put, done.to(out.dtype.element_ty), mask=ok)
