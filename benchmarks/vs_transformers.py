@@ -134,7 +134,10 @@ def _thalweg(model: Path, args: argparse.Namespace) -> tuple[Run, list[str]]:
         max_model_len=length, use_tqdm_on_load=False,
     )  # fmt: skip
 
+    threads = torch.get_num_threads()  # what the device chose; the other run changes it
+
     def run(prompts: list[list[int]], new: int) -> list[list[int]]:
+        torch.set_num_threads(threads)
         params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
         outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
         return [list(o.outputs[0].token_ids) for o in outputs]

@@ -22,6 +22,7 @@ from thalweg.engine.control import EngineCore
 from thalweg.engine.messages import Stats
 from thalweg.engine.worker.build import build
 from thalweg.errors import ConfigError, RequestError
+from thalweg.hal.platform import Device
 from thalweg.outputs import RequestOutput
 from thalweg.params import RequestOutputKind, SamplingParams
 from thalweg.text.tokenizer import Tokenizer
@@ -66,6 +67,11 @@ class LLM:
     def config(self) -> EngineConfig:
         """What the engine decided."""
         return self._worker.config
+
+    @property
+    def device(self) -> Device:
+        """What the model runs on."""
+        return self._worker.device
 
     @property
     def kernel_plan(self) -> list[str]:

@@ -66,6 +66,23 @@ def test_a_token_has_the_same_bits_alone_and_in_any_chunking(library: Library, d
         np.testing.assert_array_equal(np.concatenate(got), whole)
 
 
+def test_a_query_of_nan_gives_nan_and_disturbs_no_other_row(library: Library, device: Any) -> None:
+    spec, size = SPECS["64"], 16
+    rng = np.random.default_rng(4)
+    stories = [seq.story(rng, spec, 20, 20)]
+    table, blocks = seq.tables(rng, stories, size)
+    outs = []
+    for bad in (False, True):
+        q, k, v = seq.rows(stories, [0], [20])
+        if bad:
+            q[7, 1] = np.nan
+        cache = seq.Cache(device, NativeAttention(library), spec, size, blocks)
+        outs.append(cache.attend(seq.batch_of(table, [0], [20]), q, k, v))
+    assert np.isnan(outs[1][7, 1]).all()
+    outs[1][7, 1] = outs[0][7, 1]
+    np.testing.assert_array_equal(outs[0], outs[1])
+
+
 def test_what_it_does_not_run_is_refused_in_words(library: Library) -> None:
     attention = NativeAttention(library)
     for change, why in (

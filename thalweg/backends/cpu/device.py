@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from thalweg.backends.cpu import CpuPlatform
-from thalweg.backends.cpu.native import NoLibraryError, open_library
+from thalweg.backends.cpu.native import Library, NoLibraryError, open_library, zeroed
 from thalweg.backends.eager import EagerDevice, EagerExecutable
 from thalweg.backends.host import cores
 from thalweg.backends.torch_native import ATTENTION, KERNELS
 from thalweg.errors import DeviceError
 from thalweg.hal.attention import AttentionBackend
+from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
+from thalweg.hal.platform import DeviceInfo
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -33,7 +37,19 @@ def _keep_freed_memory() -> None:
 
 
 class CpuDevice(EagerDevice):
-    """The eager device, with loading's leftovers given back."""
+    """The eager device, with caches on huge pages, and loading's leftovers given back."""
+
+    def __init__(
+        self, info: DeviceInfo, kernels: Sequence[Kernel], attention: Sequence[AttentionBackend], library: Library | None
+    ) -> None:
+        super().__init__(info, kernels, attention)
+        self._library = library
+
+    def alloc_kv(self, layout: KVLayout, blocks: int) -> torch.Tensor:
+        if self._library is None:
+            return super().alloc_kv(layout, blocks)
+        held = zeroed(self._library, blocks * layout.bytes_per_block)
+        return torch.frombuffer(held, dtype=getattr(torch, layout.dtype)).view(blocks, *layout.shape)
 
     def compile(
         self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None
@@ -46,29 +62,43 @@ class CpuDevice(EagerDevice):
 
 def open_device(threads: int, isa: str = "") -> CpuDevice:
     """threads: 0 = as many as there are cores for this process, unless torch was told fewer before. isa: see CpuOptions."""
-    threads = threads or min(cores(), torch.get_num_threads())
-    torch.set_num_threads(threads)
+    told = _told()
+    threads = threads or min(cores(), told)
     _keep_freed_memory()
-    kernels, attention, said = _native(threads, isa)
+    library, missing = _library(threads, isa)
+    # Two pools would fight for the cores: between products, torch's threads wait by spinning. With compiled kernels there is
+    # little left for torch, and one thread does it.
+    torch.set_num_threads(1 if library else threads)
+    said = f"compiled, {library.level}" if library else missing
     notes = {"torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability(), "kernels": said}
     info = replace(CpuPlatform().describe(), cores=threads, notes=notes)
-    return CpuDevice(info, (*kernels, *KERNELS), (*attention, *ATTENTION))
+    if library is None:
+        return CpuDevice(info, (_absent(missing), *KERNELS), ATTENTION, None)
+    from thalweg.backends.cpu.native import attention, linear, rows
+
+    native = (*linear.kernels(library), *rows.kernels(library))
+    return CpuDevice(info, (*native, *KERNELS), (attention.NativeAttention(library), *ATTENTION), library)
 
 
-def _native(threads: int, isa: str) -> tuple[tuple[Kernel, ...], tuple[AttentionBackend, ...], str]:
-    """The compiled kernels, and a word on them. Without a library each op's kernel is there to refuse, with the reason, so
-    that the kernel plan tells it."""
+@functools.cache
+def _told() -> int:
+    """Threads torch would use, as it was before a device was opened."""
+    return torch.get_num_threads()
+
+
+def _library(threads: int, isa: str) -> tuple[Library | None, str]:
+    """The compiled kernels, or why there are none."""
     try:
-        library = open_library(threads, isa)
+        return open_library(threads, isa), ""
     except NoLibraryError as e:
-        reason = f"no compiled kernels: {e}"
-        return (Kernel("linear", "native", _refused, lambda spec: reason, batch_invariant=True),), (), reason
+        return None, f"no compiled kernels: {e}"
     except ValueError as e:
         raise DeviceError(str(e)) from None
-    from thalweg.backends.cpu.native.attention import NativeAttention
-    from thalweg.backends.cpu.native.linear import kernels
 
-    return kernels(library), (NativeAttention(library),), f"compiled, {library.level}"
+
+def _absent(reason: str) -> Kernel:
+    """Stands where the compiled kernels would, so that the kernel plan tells why they are not there."""
+    return Kernel("linear", "native", _refused, lambda spec: reason, batch_invariant=True)
 
 
 def _refused(*args: object, **static: object) -> object:

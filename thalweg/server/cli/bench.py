@@ -1,4 +1,4 @@
-"""`thalweg bench latency | throughput | serve | startup | host`: picks the benchmark; thalweg.bench does the measuring."""
+"""`thalweg bench latency | throughput | serve | startup | roofline | host`: picks the benchmark; thalweg.bench measures."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ KINDS = {
     "throughput": "many requests at once",
     "serve": "load on a running server: latencies, throughput, goodput",
     "startup": "from process start to the first token, cold and warm",
+    "roofline": "how much of the device's bandwidth and arithmetic a model's steps use",
     "host": "what the control loop costs per step, with no model at all",
 }
 NOT_HERE = ("sweep", "mm-processor")

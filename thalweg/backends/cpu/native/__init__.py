@@ -32,6 +32,10 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_free": (None, (_P,)),
     "thalweg_bytes": (_L, (_P,)),
     "thalweg_attend": (None, (_P, _P)),
+    "thalweg_norm": (None, (_P, _I, _P, _L, _L, _L, _L, _P, _P, _F, _P, _P)),
+    "thalweg_gate": (None, (_P, _I, _P, _L, _L, _I, _P)),
+    "thalweg_turn": (None, (_P, _I, _P, _P, _L, _L, _L, _L, _L, _L, _P, _P, _L, _P, _P)),
+    "thalweg_best": (None, (_P, _P, _L, _L, _P)),
     "thalweg_linear": (None, (_P, _P, _I, _P, _L, _P, _P)),
 }
 
@@ -71,6 +75,17 @@ def open_library(threads: int, level: str = "") -> Library:
         raise ValueError(f"isa: {level!r} is not there; this processor and library have {', '.join(levels())}, none")
     made = Library(dll, context, dll.thalweg_level(context).decode(), threads)
     weakref.finalize(made, dll.thalweg_close, context)
+    return made
+
+
+def zeroed(library: Library, size: int) -> ctypes.Array[ctypes.c_char]:
+    """Zeroed bytes on huge pages where the system has them; they cost memory where they are written, and are given back with
+    the last reference."""
+    address = library.take(size)
+    if not address:
+        raise MemoryError(f"no memory for {size:,} bytes")
+    made = (ctypes.c_char * size).from_address(address)
+    weakref.finalize(made, library.give, address, size)
     return made
 
 

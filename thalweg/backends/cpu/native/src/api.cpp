@@ -124,42 +124,45 @@ namespace {
 struct Pack {
     Weight* w;
     const void* codes;
-    int64_t columns;  // of a row of codes
 };
 
+// Inputs first .. last - 1 of one output.
+void pack_some(const Pack& p, int64_t row, int64_t first, int64_t last) {
+    const Weight& w = *p.w;
+    uint8_t* out = w.data + row / PANEL * w.panel_bytes;
+    const int64_t c = row % PANEL;
+    if (w.form == Form::dense && w.type == Type::f32) {
+        const uint32_t* from = (const uint32_t*)p.codes + row * w.k;
+        for (int64_t k = first; k < last; ++k) ((uint32_t*)out)[k * PANEL + c] = from[k];
+    } else if (w.form == Form::dense) {
+        const uint16_t* from = (const uint16_t*)p.codes + row * w.k;
+        for (int64_t k = first; k < last; ++k) ((uint16_t*)out)[(k / 2 * PANEL + c) * 2 + k % 2] = from[k];
+    } else if (w.form == Form::int4) {
+        const uint8_t* from = (const uint8_t*)p.codes + row * w.k;
+        for (int64_t k = first; k < (last + 1) / 2 * 2; ++k) {
+            int code = k < last ? (w.offsets ? from[k] : int8_t(from[k]) + 8) & 15 : 8;
+            ((uint16_t*)(out + k / 2 * 64))[c % 16 * 2 + k % 2] |= uint16_t(code << (4 * (c / 16)));
+        }
+    } else {
+        int per = w.form == Form::int8_rows ? 4 : 2;
+        const uint8_t* from = (const uint8_t*)p.codes + row * w.k;
+        uint8_t flip = w.offsets ? 128 : 0;  // unsigned codes with zeros become signed ones
+        int32_t sum = 0;
+        for (int64_t k = first; k < last; ++k) {
+            out[(k / per * PANEL + c) * per + k % per] = from[k] ^ flip;
+            sum += int8_t(from[k]);
+        }
+        if (w.sums) w.sums[row] += 128 * sum;
+    }
+}
+
+// A stretch of inputs at a time, so that what is written stays in the nearest cache until it is whole.
 void pack_panel(void* job, int64_t panel) {
     const Pack& p = *(const Pack*)job;
     const Weight& w = *p.w;
-    uint8_t* out = w.data + panel * w.panel_bytes;
-    for (int64_t c = 0; c < PANEL; ++c) {
-        int64_t row = panel * PANEL + c;
-        if (row >= w.n) break;
-        if (w.form == Form::dense && w.type == Type::f32) {
-            const uint32_t* from = (const uint32_t*)p.codes + row * w.k;
-            for (int64_t k = 0; k < w.k; ++k) ((uint32_t*)out)[k * PANEL + c] = from[k];
-        } else if (w.form == Form::dense) {
-            const uint16_t* from = (const uint16_t*)p.codes + row * w.k;
-            for (int64_t k = 0; k < w.k; ++k) ((uint16_t*)out)[(k / 2 * PANEL + c) * 2 + k % 2] = from[k];
-        } else if (w.form == Form::int4) {
-            const uint8_t* from = (const uint8_t*)p.codes + row * w.k;
-            bool zeros = w.offsets != nullptr;
-            for (int64_t k = 0; k < (w.k + 1) / 2 * 2; ++k) {
-                int code = k < w.k ? (zeros ? from[k] : int8_t(from[k]) + 8) & 15 : 8;
-                uint16_t* word = (uint16_t*)(out + k / 2 * 64) + c % 16 * 2 + k % 2;
-                *word |= uint16_t(code << (4 * (c / 16)));
-            }
-        } else {
-            int per = w.form == Form::int8_rows ? 4 : 2;
-            const uint8_t* from = (const uint8_t*)p.codes + row * w.k;
-            uint8_t flip = w.offsets ? 128 : 0;  // unsigned codes with zeros become signed ones
-            int32_t sum = 0;
-            for (int64_t k = 0; k < w.k; ++k) {
-                out[(k / per * PANEL + c) * per + k % per] = from[k] ^ flip;
-                sum += int8_t(from[k]);
-            }
-            if (w.sums) w.sums[row] = 128 * sum;
-        }
-    }
+    int64_t end = (panel + 1) * PANEL < w.n ? (panel + 1) * PANEL : w.n;
+    for (int64_t k = 0; k < w.k; k += PANEL)
+        for (int64_t row = panel * PANEL; row < end; ++row) pack_some(p, row, k, k + PANEL < w.k ? k + PANEL : w.k);
 }
 
 }  // namespace
@@ -197,7 +200,7 @@ EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* codes, i
             w->scales[to] = scales[row * w->groups + g];
             if (zeros) w->offsets[to] = float(zeros[row * w->groups + g] - middle);
         }
-    Pack job{w, codes, k};
+    Pack job{w, codes};
     run(c->pool, w->panels, pack_panel, &job);
     return w;
 }
@@ -251,4 +254,50 @@ EXPORT void thalweg_attend(Context* c, const Attention* a) {
     Attention j = *a;
     run(c->pool, (j.tokens + j.per_task - 1) / j.per_task, c->kernels->write_kv, &j);
     run(c->pool, j.task_count, c->kernels->attend, &j);
+}
+
+namespace {
+
+// Rows cost about `bytes` each: a task is worth handing to another thread from 32 KiB on.
+void by_rows(Context* c, Rows& j, Task task, int64_t bytes) {
+    int64_t share = (j.rows + pool_threads(c->pool) - 1) / pool_threads(c->pool), least = (int64_t(32) << 10) / (bytes + 1) + 1;
+    j.per_task = share > least ? share : least;
+    if (j.rows > 0) run(c->pool, (j.rows + j.per_task - 1) / j.per_task, task, &j);
+}
+
+}  // namespace
+
+// y = x / rms(x) * weight; with a residual, of total = x + residual. x [outer, inner, width], the outer `outer_stride` apart; the
+// rest contiguous.
+EXPORT void thalweg_norm(Context* c, int type, const void* x, int64_t outer, int64_t inner, int64_t width, int64_t outer_stride,
+                         const void* residual, const void* weight, float eps, void* y, void* total) {
+    Rows j{};
+    j.type = Type(type), j.x = x, j.residual = residual, j.weight = weight, j.y = y, j.total = total;
+    j.rows = outer * inner, j.width = width, j.inner = inner, j.outer_stride = outer_stride, j.eps = eps;
+    by_rows(c, j, c->kernels->norm, width * 8);
+}
+
+// y [rows, width] = act(x[:, :width]) * x[:, width:]
+EXPORT void thalweg_gate(Context* c, int type, const void* x, int64_t rows, int64_t width, int act, void* y) {
+    Rows j{};
+    j.type = Type(type), j.x = x, j.y = y, j.rows = rows, j.width = width, j.inner = 1, j.act = act;
+    by_rows(c, j, c->kernels->gate, width * 16);
+}
+
+// q [tokens, heads, width] and k [tokens, other, width] turned by their positions; table float32 [positions, rotary]: cos, sin.
+EXPORT void thalweg_turn(Context* c, int type, const void* q, const void* k, int64_t tokens, int64_t heads, int64_t other,
+                         int64_t width, int64_t q_stride, int64_t k_stride, const int32_t* positions, const float* table,
+                         int64_t rotary, void* q_out, void* k_out) {
+    Rows j{};
+    j.type = Type(type), j.x = q, j.residual = k, j.weight = table, j.y = q_out, j.total = k_out, j.rows = tokens;
+    j.width = width, j.inner = heads, j.other_inner = other, j.outer_stride = q_stride, j.other_stride = k_stride;
+    j.rotary = rotary, j.positions = positions;
+    by_rows(c, j, c->kernels->turn, (heads + other) * width * 8);
+}
+
+// The place of the largest of each row, of equals the first: x float32 [rows, width] -> y [rows].
+EXPORT void thalweg_best(Context* c, const float* x, int64_t rows, int64_t width, int32_t* y) {
+    Rows j{};
+    j.x = x, j.y = y, j.rows = rows, j.width = width, j.inner = 1;
+    by_rows(c, j, c->kernels->best, width * 4);
 }

@@ -58,29 +58,22 @@ struct Attention {
     void *kv, *out;
 };
 
-struct Rows {  // norms and activations
+// Rows treated one by one (rows.inc). Row r of x: r / inner * outer_stride + r % inner * width elements from its start.
+struct Rows {
     Type type;
     const void *x, *residual, *weight;
     void *y, *total;
-    int64_t rows, width, x_stride;
+    int64_t rows, width, inner, outer_stride, per_task;
     float eps;
-    int32_t act;
-    int64_t per_task;
-};
-
-struct Rope {
-    Type type;
-    const void *q, *k;
-    void *q_out, *k_out;
-    int64_t tokens, q_heads, k_heads, dim, rotary, q_stride, k_stride, interleaved;
+    int32_t act;  // 0 silu, 1 gelu_tanh
+    // Rotary positions: x and residual are q and k, with `inner` and `other_inner` heads; weight is the table.
+    int64_t other_inner, other_stride, rotary;
     const int32_t* positions;
-    const float* table;
-    int64_t per_task;
 };
 
 struct Kernels {
     const char* name;
-    Task linear, quantise_rows, group_sums, write_kv, attend, norm, activate, rope;
+    Task linear, quantise_rows, group_sums, write_kv, attend, norm, gate, turn, best;
 };
 
 struct Quantise {

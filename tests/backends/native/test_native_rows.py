@@ -1,0 +1,76 @@
+"""Compiled norms, activations, rotary positions and the greedy choice against the ops' bodies, at every instruction set and at
+widths that are no multiple of a vector."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from thalweg.backends.cpu.native import Library
+from thalweg.backends.cpu.native.rows import kernels
+from thalweg.hal import ops
+
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
+both = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "bfloat16"])
+
+
+def kernel(library: Library, name: str) -> Any:
+    return next(k.run for k in kernels(library) if k.op == name)
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    assert got.shape == want.shape
+    assert got.dtype == want.dtype
+    assert (got.float() - want.float()).abs().max() <= TOLERANCE[got.dtype] * want.float().abs().max()
+
+
+@both
+@pytest.mark.parametrize("width", [1, 15, 64, 100, 1031])
+def test_norms(library: Library, dtype: torch.dtype, width: int) -> None:
+    x, residual, weight = torch.randn(9, width).to(dtype), torch.randn(9, width).to(dtype), torch.randn(width).to(dtype)
+    close(kernel(library, "rms_norm")(x, weight, eps=1e-6), ops.rms_norm.reference(x, weight, eps=1e-6))
+    got = kernel(library, "add_rms_norm")(x, residual, weight, eps=1e-6)
+    want = ops.add_rms_norm.reference(x, residual, weight, eps=1e-6)
+    close(got[0], want[0])
+    assert torch.equal(got[1], want[1])
+    with pytest.raises(ValueError, match="does not fit"):
+        kernel(library, "rms_norm")(x, weight[:-1], eps=1e-6)
+
+
+@both
+def test_heads_cut_out_of_a_wider_row(library: Library, dtype: torch.dtype) -> None:
+    row, weight = torch.randn(7, 6 * 32).to(dtype), torch.randn(32).to(dtype)
+    q, k = row[:, :128].unflatten(-1, (4, 32)), row[:, 128:].unflatten(-1, (2, 32))
+    for x in (q, k, q.transpose(0, 1)):
+        close(kernel(library, "rms_norm")(x, weight, eps=1e-5), ops.rms_norm.reference(x, weight, eps=1e-5))
+    table, positions = torch.randn(50, 32), torch.randint(0, 50, (7,), dtype=torch.int32)
+    for rotary in (32, 12):
+        got = kernel(library, "rope")(q, k, positions, table[:, :rotary].contiguous(), rotary_dim=rotary)
+        want = ops.rope.reference(q, k, positions, table[:, :rotary], rotary_dim=rotary)
+        for g, w in zip(got, want, strict=True):
+            close(g, w)
+
+
+@both
+@pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
+def test_gates_also_far_from_zero(library: Library, dtype: torch.dtype, act: str) -> None:
+    x = torch.cat([torch.randn(5, 70), torch.linspace(-200, 200, 350).view(5, 70)]).to(dtype)
+    close(kernel(library, "act_and_mul")(x, act=act), ops.act_and_mul.reference(x, act=act))
+    x[0, 0], x[1, 0] = float("-inf"), float("nan")
+    got = kernel(library, "act_and_mul")(x, act=act)
+    assert got[0, 0] == 0
+    assert got[1, 0].isnan()
+
+
+def test_the_first_of_equals_is_chosen_and_nan_stays_in_range(library: Library) -> None:
+    logits = torch.randn(6, 1003)
+    logits[0, 1002], logits[1, 5], logits[1, 900], logits[2] = 9, 9, 9, float("-inf")
+    nothing = torch.zeros(6)
+    got = kernel(library, "sample")(logits, nothing, nothing, nothing, random=False)
+    assert got.tolist() == logits.argmax(-1).tolist()
+    logits[3, 7], logits[4] = float("nan"), float("nan")
+    got = kernel(library, "sample")(logits, nothing, nothing, nothing, random=False)
+    assert int(got.min()) >= 0
+    assert int(got.max()) < 1003

@@ -1,0 +1,109 @@
+"""Norms, rotary positions, gated activations and the greedy choice in compiled code, each one pass over its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.backends.cpu.native import Library
+from thalweg.backends.cpu.native.linear import NAMES, TYPES
+from thalweg.hal.op import Kernel
+
+ACTS = {"silu": 0, "gelu_tanh": 1}
+
+
+def _typed(spec: Mapping[str, Any]) -> str | None:
+    return None if spec["dtype"] in NAMES else f"runs bfloat16 and float32, not {spec['dtype']}"
+
+
+def _gates(spec: Mapping[str, Any]) -> str | None:
+    act = spec.get("act", "silu")
+    return _typed(spec) if act in ACTS else f"runs {' and '.join(ACTS)}, not {act}"
+
+
+def _turns(spec: Mapping[str, Any]) -> str | None:
+    return "pairs lie half a head apart, not side by side" if spec.get("interleaved") else _typed(spec)
+
+
+def _greedy(spec: Mapping[str, Any]) -> str | None:
+    return "takes the largest logit, draws nothing" if spec["random"] else None
+
+
+class RowOps:
+    """The kernels' functions, over one open library."""
+
+    def __init__(self, library: Library) -> None:
+        self._context, self._library = library.context, library
+        self._norm, self._gate, self._turn, self._best = library.norm, library.gate, library.turn, library.best
+
+    def rms_norm(self, x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        if x.dim() == 3 and x.stride(2) == 1 and x.stride(1) == x.shape[2]:  # heads cut out of a wider row
+            outer, inner, width = x.shape
+            stride = x.stride(0)
+        else:
+            x = x.contiguous()
+            inner, width = 1, x.shape[-1]
+            outer, stride = x.numel() // width, width
+        out = torch.empty(x.shape, dtype=x.dtype)
+        self._norm(
+            self._context, TYPES[x.dtype], x.data_ptr(), outer, inner, width, stride, None, _fit(weight, x).data_ptr(), eps,
+            out.data_ptr(), None,
+        )  # fmt: skip
+        return out
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+        x, residual = x.contiguous(), residual.contiguous()
+        if residual.shape != x.shape or residual.dtype != x.dtype:
+            raise ValueError(f"add_rms_norm: a residual of {residual.dtype} {list(residual.shape)} does not fit {x.dtype}")
+        out, total, width = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
+        self._norm(
+            self._context, TYPES[x.dtype], x.data_ptr(), x.numel() // width, 1, width, width, residual.data_ptr(),
+            _fit(weight, x).data_ptr(), eps, out.data_ptr(), total.data_ptr(),
+        )  # fmt: skip
+        return out, total
+
+    def act_and_mul(self, x: Tensor, *, act: str = "silu") -> Tensor:
+        x, width = x.contiguous(), x.shape[-1] // 2
+        out = torch.empty((*x.shape[:-1], width), dtype=x.dtype)
+        self._gate(self._context, TYPES[x.dtype], x.data_ptr(), out.numel() // width, width, ACTS[act], out.data_ptr())
+        return out
+
+    def rope(
+        self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, *, rotary_dim: int, interleaved: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        q, k = (x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous() for x in (q, k))
+        tokens, heads, width = q.shape
+        q_out, k_out = torch.empty(q.shape, dtype=q.dtype), torch.empty(k.shape, dtype=q.dtype)
+        if positions.shape != (tokens,) or cos_sin.shape[1] != rotary_dim or k.dtype != q.dtype or k.shape[0] != tokens:
+            raise ValueError("rope: positions, table, q and k do not fit each other")
+        self._turn(
+            self._context, TYPES[q.dtype], q.data_ptr(), k.data_ptr(), tokens, heads, k.shape[1], width, q.stride(0),
+            k.stride(0), positions.data_ptr(), cos_sin.data_ptr(), rotary_dim, q_out.data_ptr(), k_out.data_ptr(),
+        )  # fmt: skip
+        return q_out, k_out
+
+    def sample(self, logits: Tensor, temperature: Tensor, seed: Tensor, position: Tensor, *, random: bool) -> Tensor:
+        logits = logits.contiguous()
+        out = torch.empty(logits.shape[0], dtype=torch.int32)
+        self._best(self._context, logits.data_ptr(), logits.shape[0], logits.shape[1], out.data_ptr())
+        return out
+
+
+def _fit(weight: Tensor, x: Tensor) -> Tensor:
+    if weight.dtype != x.dtype or weight.shape != x.shape[-1:]:
+        raise ValueError(f"rms_norm: a weight of {weight.dtype} {list(weight.shape)} does not fit {x.dtype} {list(x.shape)}")
+    return weight
+
+
+def kernels(library: Library) -> tuple[Kernel, ...]:
+    ops, name = RowOps(library), f"native-{library.level}"
+    return (
+        Kernel("rms_norm", name, ops.rms_norm, _typed, batch_invariant=True),
+        Kernel("add_rms_norm", name, ops.add_rms_norm, _typed, batch_invariant=True),
+        Kernel("act_and_mul", name, ops.act_and_mul, _gates, batch_invariant=True),
+        Kernel("rope", name, ops.rope, _turns, batch_invariant=True),
+        Kernel("sample", name, ops.sample, _greedy, batch_invariant=True),
+    )
