@@ -35,19 +35,20 @@ class HeadMajorAttention(AttentionBackend):
         return {"runs": tuple((s, int(r), int(n), int(c)) for s, (slot, r, n, c) in enumerate(runs) if slot != SCRATCH and n)}
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec
-    ) -> tuple[Tensor, Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
+        sinks: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         table, size, seq = batch.block_tables[group], kv.shape[2], batch.token_seq.long()
         column = (batch.positions // size).clamp(max=table.shape[1] - 1).long()
         block = torch.where(batch.slots[seq] == SCRATCH, SCRATCH, table[seq, column]).long()  # padding writes to scratch
         kv[block, :, (batch.positions % size).long()] = torch.cat([k, v], -1)
         out = torch.zeros_like(q)
         for s, row, n, start in batch.plans[group]["runs"]:
-            out[row : row + n] = _attend(q[row : row + n], kv, table[s], start, spec)
+            out[row : row + n] = _attend(q[row : row + n], kv, table[s], start, spec, sinks)
         return out, kv
 
 
-def _attend(q: Tensor, kv: Tensor, table: Tensor, start: int, spec: AttnSpec) -> Tensor:
+def _attend(q: Tensor, kv: Tensor, table: Tensor, start: int, spec: AttnSpec, sinks: Tensor | None) -> Tensor:
     """q [n, heads, D] of the tokens at positions start, start + 1, ... of the sequence whose blocks are `table`."""
     end, size = start + q.shape[0], kv.shape[2]
     held = kv[table[: -(-end // size)].long()].transpose(0, 1).flatten(1, 2)[:, :end]  # [kv_heads, L, 2 D]
@@ -58,4 +59,7 @@ def _attend(q: Tensor, kv: Tensor, table: Tensor, start: int, spec: AttnSpec) ->
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     behind = torch.arange(start, end)[:, None] - torch.arange(low, end)
     hidden = (behind < 0) | (behind >= spec.window) if spec.window else behind < 0
-    return (scores.masked_fill(hidden, float("-inf")).softmax(-1) @ values).transpose(0, 1).to(q.dtype)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:  # one more logit in the denominator, without a value
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, q.shape[0], 1)], -1)
+    return (scores.softmax(-1)[..., : end - low] @ values).transpose(0, 1).to(q.dtype)
