@@ -18,6 +18,7 @@ from tpu_steps import LLAMA_1B, step_of
 from thalweg import LLM, AsyncLLM, EngineArgs, SamplingParams
 from thalweg.backends.tpu import TpuOptions, TpuPlatform
 from thalweg.backends.tpu.arrays import pack, to_host
+from thalweg.backends.tpu.mesh import Ranks
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal.platform import Limits, ModelFacts, Place
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
@@ -194,11 +195,25 @@ def test_probing_and_importing_load_no_framework() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
 
 
-def test_a_whole_decode_step_lowers_for_hardware() -> None:
-    """Of a 1B model's shapes, two layers: a cache write and an attention per layer, and every cache donated."""
-    step, shapes = step_of(LLAMA_1B | {"num_hidden_layers": 2}, StepShape(4, 4, 128, uniform=True))
+@pytest.mark.parametrize(
+    ("shape", "ranks"),
+    [
+        (StepShape(4, 4, 128, uniform=True), 1),
+        (StepShape(4, 4, 128, uniform=True), 2),
+        pytest.param(StepShape(64, 5, 128), 1, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_whole_step_lowers_for_hardware(shape: StepShape, ranks: int) -> None:
+    """Of a 1B model's shapes, two layers: a cache write and an attention per layer, every cache donated, and where the model
+    is divided a sum after attention and one after the MLP."""
     device = AbstractDevice(device_kind="TPU v6 lite", num_cores=1, platform="tpu")
-    with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=device)):
+    mesh = AbstractMesh((ranks,), ("rank",), abstract_device=device)
+    among = Ranks(jax.devices("cpu")[:ranks])
+    among.mesh = mesh if ranks > 1 else None
+    step, shapes = step_of(LLAMA_1B | {"num_hidden_layers": 2}, shape, ranks=among)
+    with jax.sharding.use_abstract_mesh(mesh):
         text = export.export(step, platforms=["tpu"])(*shapes).mlir_module()
     assert text.count("tpu_custom_call") == 4
+    assert text.count("stablehlo.all_reduce") == (4 if ranks > 1 else 0)
     assert text.count("tf.aliasing_output") + text.count("jax.buffer_donor") == 3  # two caches, the history

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from thalweg.backends.host import host_memory, process_memory
-from thalweg.backends.tpu import TpuOptions, on_host
+from thalweg.backends.tpu import TpuOptions, on_host, sampling
 from thalweg.backends.tpu.arrays import to_host
 from thalweg.backends.tpu.attention import backends as attention_backends
 from thalweg.backends.tpu.kinds import KINDS
@@ -24,7 +24,7 @@ from thalweg.hal.op import Kernel
 from thalweg.hal.platform import Device, DeviceInfo, Memory, Place
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 
-KERNELS: tuple[Kernel, ...] = ()
+KERNELS: tuple[Kernel, ...] = (*sampling.KERNELS,)
 LOGPROBS = 20
 """Of the most likely tokens, where some are asked for: as many as requests usually may."""
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from thalweg.backends.tpu.arrays import pack
 from thalweg.backends.tpu.attention import backends
+from thalweg.backends.tpu.device import KERNELS
 from thalweg.backends.tpu.mesh import Ranks
 from thalweg.backends.tpu.program import Executable
-from thalweg.hal.comm import Solo
 from thalweg.hal.op import Binder
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepShape
 from thalweg.models.build import build
@@ -33,40 +33,43 @@ LLAMA_8B = {
 
 def step_of(
     config: Mapping[str, Any], shape: StepShape, *, dtype: str = "bfloat16", block_tokens: int = 32, blocks: int = 1024,
-    max_len: int = 4096, features: Features | None = None,
+    max_len: int = 4096, features: Features | None = None, ranks: Ranks | None = None,
 ) -> tuple[Any, tuple[Any, Any, Any]]:  # fmt: skip
-    """(jitted function of parameters, state and batch buffer; their shapes), for one bucket of a model on one device."""
-    binder = Binder((), bodies_invariant=False)
+    """(jitted function of parameters, state and batch buffer; their shapes), for one bucket of a model.
+
+    ranks: the devices it is for, and then the shapes say where they lie; None: one device, whichever."""
+    made = ranks or Ranks(jax.devices("cpu")[:1])
+    binder = Binder(KERNELS, bodies_invariant=False)
     model = build(
-        config, binder=binder, attention=backends("pallas", interpret=False), comm=Solo(), dtype=dtype, max_len=max_len,
+        config, binder=binder, attention=backends("pallas", interpret=False), comm=made.comm, dtype=dtype, max_len=max_len,
         block_tokens=block_tokens,
     )  # fmt: skip
+    whole, by_heads, by_parts = (made.whole(), made.divided(1), made.divided(0)) if ranks else (None, None, None)
+
+    def parameter(spec: ParamSpec) -> jax.ShapeDtypeStruct:
+        first, *rest = tuple(spec.make().shape) if spec.make else spec.shape(made.size)
+        divided = spec.shard is not None and made.size > 1
+        return jax.ShapeDtypeStruct(
+            (made.size * first if divided else first, *rest), spec.dtype, sharding=by_parts if divided else whole
+        )
+
     params: dict[Any, Any] = {}
     for keys, spec in walk(model.specs):
         node = params
         for k in keys[:-1]:
             node = node.setdefault(k, {})
-        node[keys[-1]] = _shape_of(spec)
-    kv = [jax.ShapeDtypeStruct((blocks, *layout.shape), layout.dtype) for layout in model.layouts]
-    state = {"kv": kv, "history": jax.ShapeDtypeStruct((shape.seqs + 1, max_len + 1), np.int32)}
+        node[keys[-1]] = parameter(spec)
+    kv = [
+        jax.ShapeDtypeStruct((blocks, made.size * la.shape[0], *la.shape[1:]), la.dtype, sharding=by_heads)
+        for la in model.layouts
+    ]
+    state = {"kv": kv, "history": jax.ShapeDtypeStruct((shape.seqs + 1, max_len + 1), np.int32, sharding=whole)}
     batch = decode_batch(shape, len(model.groups))
     batch.features = features or Features()
     batch.plans = tuple(a.plan(batch, g, s, shape) for g, (a, s) in enumerate(model.attention))
     buffer, cut_up, _ = pack(batch)
-    exe = Executable(
-        make_step(model, binder, logprobs_mode="raw_logprobs"),
-        params,
-        StateBox(state),
-        shape,
-        None,
-        Ranks(jax.devices("cpu")[:1]),
-    )
-    return exe.program(cut_up), (params, state, jax.ShapeDtypeStruct(buffer.shape, np.int32))
-
-
-def _shape_of(spec: ParamSpec) -> jax.ShapeDtypeStruct:
-    made = spec.make() if spec.make else None
-    return jax.ShapeDtypeStruct(tuple(made.shape) if made is not None else spec.shape(1), spec.dtype)
+    exe = Executable(make_step(model, binder, logprobs_mode="raw_logprobs"), params, StateBox(state), shape, None, made)
+    return exe.program(cut_up), (params, state, jax.ShapeDtypeStruct(buffer.shape, np.int32, sharding=whole))
 
 
 def decode_batch(shape: StepShape, groups: int) -> StepBatch:

@@ -1,0 +1,91 @@
+"""Sampling without a sort. XLA sorts a vocabulary slowly, and takes minutes to compile that; what truncation needs of the order
+is one threshold per row, and that is found by bisection over the bits of a float: 32 passes, each a sum over the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from thalweg.backends.tpu.interop import in_jax
+from thalweg.hal.op import Kernel
+
+MOST = 64
+"""Logprobs found one by one; a sort finds more of them sooner."""
+
+
+def _keys(x: jax.Array) -> jax.Array:
+    """float32 -> uint32 in the same order. Both zeros are one value."""
+    bits = lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)
+    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def _largest(holds: Callable[[jax.Array], jax.Array], rows: int) -> jax.Array:
+    """u32[rows, 1]: the largest value that `holds`, which is monotone: true up to some value (0 counts as true)."""
+
+    def one(i: Any, found: jax.Array) -> jax.Array:
+        more = found | (jnp.uint32(1 << 31) >> i.astype(jnp.uint32))
+        return jnp.where(holds(more), more, found)
+
+    return lax.fori_loop(0, 32, one, jnp.zeros((rows, 1), jnp.uint32))
+
+
+def _truncate(logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array) -> jax.Array:
+    """See the op. The k-th largest is the largest value that k tokens reach. A value is cut if the values above it hold top_p;
+    of equals at the border, those by whose predecessors it is reached."""
+    rows, vocab = logits.shape
+    top = logits.max(-1, keepdims=True)
+    weights = jnp.exp(logits - top)
+    keep = weights >= min_p[:, None]
+    keys = _keys(jnp.where(keep, logits, -jnp.inf))
+
+    want = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab)[:, None]
+    least = _largest(lambda k: (keys >= k).sum(-1, keepdims=True) >= want, rows)
+    keep &= keys >= least
+
+    weights = jnp.where(keep, weights, 0.0)
+    share = jnp.maximum(top_p[:, None], 1e-30) * weights.sum(-1, keepdims=True)
+
+    def above(k: jax.Array) -> jax.Array:
+        return jnp.where(keys > k, weights, 0.0).sum(-1, keepdims=True)
+
+    cut = _largest(lambda k: above(k) >= share, rows)
+    border = cut + 1
+    same = keep & (keys == border)
+    each = jnp.where(same, weights, 0.0).max(-1, keepdims=True)
+    before = jnp.cumsum(same, -1, dtype=jnp.int32) - 1
+    chosen = (keys > border) | (same & (above(border) + before * each < share))
+    keep &= chosen | (top_p >= 1)[:, None]
+    return jnp.where(keep, logits, -jnp.inf)
+
+
+def _logprobs(
+    logits: jax.Array, tokens: jax.Array, *, k: int, normalise: bool
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+    """See the op. The best are taken out one by one."""
+    values = jax.nn.log_softmax(logits, -1) if normalise else logits
+    chosen = jnp.take_along_axis(values, tokens[:, None], 1)
+    ranks = (values > chosen).sum(-1, dtype=jnp.int32) + 1
+    ids = jnp.arange(values.shape[1], dtype=jnp.int32)
+
+    def one(keys: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        best = jnp.argmax(keys, -1).astype(jnp.int32)
+        return jnp.where(ids == best[:, None], 0, keys), best
+
+    _, best = lax.scan(one, _keys(values), None, length=k)
+    found = jnp.concatenate([tokens[:, None], best.T], 1)
+    return found, jnp.take_along_axis(values, found, 1), ranks
+
+
+def _few(facts: Mapping[str, Any]) -> str | None:
+    return None if facts["k"] <= min(MOST, facts["vocab"]) else f"takes up to {MOST} one by one, not {facts['k']}"
+
+
+KERNELS = (
+    Kernel("truncate", "bisect", in_jax(_truncate)),
+    Kernel("logprobs", "one-by-one", in_jax(_logprobs), supports=_few),
+)
