@@ -35,7 +35,7 @@ from thalweg.backends.triton_kernels.tiles import tiles
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import SamplingArrays, StepBatch, StepShape
-from thalweg.hal.weights import QTensor, WeightFormat
+from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1201")
 """sm_90, sm_100 and sm_120 compile for their feature-complete variants, sm_90a and so on."""
@@ -175,6 +175,17 @@ def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
     match k.op:
         case "linear" if k.name.removesuffix("-as-it-comes") in quantised.FORMATS:
             yield from quantised_calls(k)
+        case "lora_shrink":
+            yield "shrink 4096 to 16", [meta(tokens, 4096), ids, meta(9, 16, 4096)], {}
+        case "lora_expand":
+            yield "expand 16 to 6144", [meta(tokens, 6144), meta(tokens, 16), ids, meta(9, 6144, 16)], {}
+        case "experts":
+            yield from expert_calls(k)
+        case "route":
+            yield "128 of 8", [meta(tokens, 128, dtype=F32)], {"k": 8, "scores": "softmax", "renormalise": True}
+            grouped = {"scale": 2.5, "groups": 8, "top_groups": 4}
+            static = {"k": 8, "scores": "sigmoid", "renormalise": True} | grouped
+            yield "256 in groups", [meta(tokens, 256, dtype=F32), meta(256, dtype=F32)], static
         case "linear":
             for rows, cols, width in ((tokens, 6144, 4096), (tokens, 28672, 4096), (1, 4096, 14336)):
                 yield f"{cols}x{width}", [meta(rows, width), meta(cols, width)], {}
@@ -242,6 +253,22 @@ def quantised_calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]
                 weight = k.pack(qtensor(format, cols, width))
                 label = f"{cols}x{width} {format}{'' if k.batch_invariant else f' {rows}'}"
                 yield label, [meta(rows, width), weight], {"act": format.act, "group": format.group}
+
+
+def expert_calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
+    """Of a kernel for experts: 128 of them, of which a token has 8, in a prefill and a decode."""
+    count, hidden, ffn = 128, 2048, 768
+    for format in (DENSE, *FORMATS):
+        if k.supports({"weight": format, "dtype": "bfloat16", "act": "silu"}) is not None:
+            continue
+        shapes = ((count * 2 * ffn, hidden), (count * hidden, ffn))
+        first, second = (
+            k.pack(QTensor(DENSE, s, {"weight": meta(*s)}) if format == DENSE else qtensor(format, *s)) for s in shapes
+        )
+        for tokens in (512, 1):
+            args = [meta(tokens, hidden), meta(tokens, 8, dtype=I32), meta(tokens, 8, dtype=F32), first, second]
+            label = f"{format}{'' if k.batch_invariant else f' {tokens}'}"
+            yield label, args, {"experts": count, "act": "silu", "group": format.group}
 
 
 def attention_call(backend: Any, spec: AttnSpec, uniform: int) -> Callable[[], Any]:

@@ -27,11 +27,11 @@ class Library:
 def library(arch: str) -> Library:
     """The kernels for `arch` (sm_90, gfx942, xe2, ... or interpret). Raises ImportError without torch or Triton, ValueError
     for an architecture of no known family."""
-    from thalweg.backends.triton_kernels import elementwise, history, linear, logits, quantised, sampling
+    from thalweg.backends.triton_kernels import elementwise, history, linear, logits, lora, moe, quantised, sampling
     from thalweg.backends.triton_kernels.attention import attention
     from thalweg.backends.triton_kernels.tiles import tiles
 
     t = tiles(arch)
-    parts = (linear, quantised, elementwise, history, logits, sampling)
+    parts = (linear, quantised, moe, lora, elementwise, history, logits, sampling)
     kernels = tuple(k for part in parts for k in part.kernels(t))
     return Library(kernels, attention(t), t.arch)

@@ -82,6 +82,18 @@ def _rope(
 
 
 @triton.jit
+def activated(gate, ACT: tl.constexpr):
+    if ACT == "silu":
+        gate = gate / (1.0 + tl.exp(-gate))
+    elif ACT == "gelu":
+        gate = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    else:
+        y = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # tanh(y / 2) = 2 / (1 + exp(-y)) - 1
+        gate = gate / (1.0 + tl.exp(-y))
+    return gate
+
+
+@triton.jit
 def _gate(x, out, rows, stride, width, ACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """ROWS x BLOCK elements of act(first half) * second half."""
     r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -90,13 +102,7 @@ def _gate(x, out, rows, stride, width, ACT: tl.constexpr, ROWS: tl.constexpr, BL
     at = r[:, None] * stride + c[None, :]
     gate = tl.load(x + at, mask=ok, other=0.0).to(tl.float32)
     up = tl.load(x + at + width, mask=ok, other=0.0).to(tl.float32)
-    if ACT == "silu":
-        gate = gate / (1.0 + tl.exp(-gate))
-    elif ACT == "gelu":
-        gate = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
-    else:
-        y = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # tanh(y / 2) = 2 / (1 + exp(-y)) - 1
-        gate = gate / (1.0 + tl.exp(-y))
+    gate = activated(gate, ACT)
     gate = gate.to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + r[:, None] * width + c[None, :], (gate * up).to(out.dtype.element_ty), mask=ok)
 

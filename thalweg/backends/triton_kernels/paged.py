@@ -218,8 +218,7 @@ def attend(
             tl.store(part_ml + place * 2 + 1, total, mask=mine)
             tl.store(part + place[:, None] * DIM + d[None, :], acc, mask=ok)
             return
-    done = _finished(m, total, acc, sinks, head, mine, SINKS)
-    tl.store(out + put, done.to(out.dtype.element_ty), mask=ok)
+    tl.store(out + put, _finished(m, total, acc, sinks, head, mine, SINKS).to(out.dtype.element_ty), mask=ok)
 
 
 @triton.jit

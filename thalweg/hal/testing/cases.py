@@ -19,9 +19,14 @@ from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 ROWS: Mapping[str, tuple[int, ...]] = {
     "embed": (0,), "linear": (0,), "rms_norm": (0,), "add_rms_norm": (0, 1), "rope": (0, 1, 2), "act_and_mul": (0,),
     "penalties": (0, 2, 3, 4, 5, 6, 7), "token_mask": (0, 1), "truncate": (0, 1, 2, 3), "sample": (0, 1, 2, 3),
-    "logprobs": (0, 1), "resolve_tokens": (0, 2, 3),
+    "logprobs": (0, 1), "resolve_tokens": (0, 2, 3), "route": (0,), "experts": (0, 1, 2),
+    "lora_shrink": (0, 1), "lora_expand": (0, 1, 2),
 }  # fmt: skip
 """Which arguments have one row per token or sequence, for ops whose result does too."""
+
+
+WEIGHTS: Mapping[str, tuple[int, ...]] = {"linear": (1,), "experts": (3, 4)}
+"""Which arguments are weights that a kernel packs."""
 
 
 def rng(*name: object) -> np.random.Generator:
@@ -46,6 +51,8 @@ def facts(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str) -> d
     out: dict[str, Any] = {"dtype": dtype, **sample.static}
     if op.name == "linear":
         out = {"in_features": args[1].shape[1], "out_features": args[1].shape[0], "weight": DENSE} | out
+    if op.name == "experts":
+        out = {"weight": DENSE} | out
     if args[0].dtype == torch.float32 and op.name in ROWS and dtype == "float32":
         out |= {"vocab": args[0].shape[-1]}
     return out
@@ -59,8 +66,8 @@ def bind(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str, kerne
 def put(device: Device, op: Op, bound: Bound, args: Sequence[torch.Tensor]) -> list[Any]:
     """Arguments on the device, the weight packed as this kernel wants it."""
     placed = [device.put(a.clone()) for a in args]
-    if op.name == "linear":
-        placed[1] = bound.pack(_weight(device, args[1], bound.choice.facts["weight"]))
+    for i in WEIGHTS.get(op.name, ()):
+        placed[i] = bound.pack(_weight(device, args[i], bound.choice.facts["weight"]))
     return placed
 
 
@@ -110,8 +117,8 @@ def body_arguments(op: Op, sample: Sample, args: Sequence[torch.Tensor]) -> list
     """Copies of the arguments, the weight of a linear layer as the body takes it."""
     out: list[Any] = [a.clone() for a in args]
     format = sample.static.get("weight", DENSE)
-    if format != DENSE:
-        out[1] = dict(quantise(out[1], format).data)
+    for i in WEIGHTS.get(op.name, ()) if format != DENSE else ():
+        out[i] = dict(quantise(out[i], format).data)
     return out
 
 

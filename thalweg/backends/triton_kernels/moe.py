@@ -1,0 +1,266 @@
+"""Mixtures of experts: routing, and the experts' layers as products in which every tile has one expert.
+
+Pairs (token, expert) are sorted by expert, and each expert's pairs cut into tiles of rows. How many tiles that gives depends on
+the routing, so there are as many programs as there could be, and some find nothing to do: a captured step replays for any
+routing. A row is summed in one order wherever it lies in a tile.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from thalweg.backends.triton_kernels import quantised
+from thalweg.backends.triton_kernels.elementwise import activated
+from thalweg.backends.triton_kernels.linear import DTYPES
+from thalweg.backends.triton_kernels.tiles import Tiles
+from thalweg.hal.op import Kernel
+from thalweg.hal.ops.activation import ACTIVATIONS
+from thalweg.hal.weights import QTensor
+
+MOST_EXPERTS = 1024
+
+
+@triton.jit
+def _route(
+    logits, bias, ids, weights, tokens, row, scale, E: tl.constexpr, K: tl.constexpr, SIGMOID: tl.constexpr, BIAS: tl.constexpr,
+    NORMAL: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """One token."""
+    t = tl.program_id(0).to(tl.int64)
+    e = tl.arange(0, BLOCK)
+    there = e < E
+    x = tl.load(logits + t * row + e, mask=there, other=float("-inf"))
+    if SIGMOID:
+        value = 1.0 / (1.0 + tl.exp(-x))
+    else:
+        value = tl.exp(x - tl.max(x, 0))
+        value = value / tl.sum(value, 0)
+    by = value
+    if BIAS:
+        by += tl.load(bias + e, mask=there, other=0.0)
+    by = tl.where(there, by, float("-inf"))
+    if GROUPS > 1:
+        size: tl.constexpr = E // GROUPS
+        own = e // size
+        score = tl.full([BLOCK], float("-inf"), tl.float32)  # of the group that each expert is of
+        for g in range(0, GROUPS):
+            mine = tl.where(there & (own == g), by, float("-inf"))
+            first = tl.max(mine, 0)
+            at = tl.min(tl.where(mine == first, e, BLOCK), 0)
+            second = tl.max(tl.where(e == at, float("-inf"), mine), 0)
+            score = tl.where(own == g, first + second, score)
+        keep = e < 0
+        for _ in range(0, TOP):
+            free = tl.where(there & (keep == 0), score, float("-inf"))
+            at = tl.min(tl.where(there & (keep == 0) & (free == tl.max(free, 0)), e, BLOCK), 0)
+            keep = keep | (own == at // size)
+        by = tl.where(keep, by, float("-inf"))
+    slot = tl.arange(0, SLOTS)
+    chosen = tl.zeros([SLOTS], tl.int32)
+    kept = tl.zeros([SLOTS], tl.float32)
+    free = there
+    for i in range(0, K):
+        best = tl.max(tl.where(free, by, float("-inf")), 0)
+        at = tl.min(tl.where(free & (by == best), e, BLOCK), 0)
+        chosen = tl.where(slot == i, at, chosen)
+        kept = tl.where(slot == i, tl.sum(tl.where(e == at, value, 0.0), 0), kept)
+        free = free & (e != at)
+    if NORMAL:
+        total = tl.sum(kept, 0)
+        if SIGMOID:
+            total += 1e-20
+        kept = kept / total
+    tl.store(ids + t * K + slot, chosen, mask=slot < K)
+    tl.store(weights + t * K + slot, kept * scale, mask=slot < K)
+
+
+@triton.jit
+def _expert_of(starts, ends, firsts, pairs, tile_expert, M: tl.constexpr, E: tl.constexpr):
+    """(expert, pairs [M], which of them there are) of this program's tile."""
+    n = tl.program_id(0)
+    e = tl.load(tile_expert + n)
+    inside = tl.load(starts + e, mask=e < E, other=0) + (n - tl.load(firsts + e, mask=e < E, other=0)) * M + tl.arange(0, M)
+    ok = (e < E) & (inside < tl.load(ends + e, mask=e < E, other=0))
+    return e, tl.load(pairs + inside, mask=ok, other=0), ok
+
+
+@triton.jit
+def up(
+    x, weight, scales, zeros, out, starts, ends, firsts, pairs, tile_expert, width, ffn, k, x_row, w_row,
+    E: tl.constexpr, ACT: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, ZEROS: tl.constexpr,
+    EVEN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """act(gate) * up of one tile of pairs, N columns: x [T, width], weight [E * 2 ffn, width], out [pairs, ffn]."""
+    e, pair, ok = _expert_of(starts, ends, firsts, pairs, tile_expert, M, E)
+    if e >= E:
+        return
+    c = tl.program_id(1) * N + tl.arange(0, N)
+    c_ok = c < ffn
+    j = (e.to(tl.int64) * 2 * ffn + c).to(tl.int64)
+    cols = E * 2 * ffn
+    kind = out.dtype.element_ty
+    at = (pair // k).to(tl.int64) * x_row
+    gate = quantised.sums(
+        x, at, ok, weight, scales, zeros, j, j * w_row, c_ok, width, cols, kind,
+        KIND, GROUP, ZEROS, False, EVEN, False, NATIVE, PRECISION, M, N, K,
+    )  # fmt: skip
+    high = quantised.sums(
+        x, at, ok, weight, scales, zeros, j + ffn, (j + ffn) * w_row, c_ok, width, cols, kind,
+        KIND, GROUP, ZEROS, False, EVEN, False, NATIVE, PRECISION, M, N, K,
+    )  # fmt: skip
+    if SCALED and GROUP == 0:
+        gate *= tl.load(scales + j, mask=c_ok, other=0.0)[None, :]
+        high *= tl.load(scales + j + ffn, mask=c_ok, other=0.0)[None, :]
+    if SCALED and GROUP < 0:
+        gate *= tl.load(scales)
+        high *= tl.load(scales)
+    gate = activated(gate.to(kind).to(tl.float32), ACT).to(kind).to(tl.float32)
+    made = (gate * high.to(kind).to(tl.float32)).to(kind)
+    tl.store(out + pair[:, None].to(tl.int64) * ffn + c[None, :], made, mask=ok[:, None] & c_ok[None, :])
+
+
+@triton.jit
+def down(
+    x, weight, scales, zeros, out, starts, ends, firsts, pairs, tile_expert, width, hidden, w_row,
+    E: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, ZEROS: tl.constexpr, EVEN: tl.constexpr,
+    NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """x [pairs, width] through weight [E * hidden, width]: out [pairs, hidden]."""
+    e, pair, ok = _expert_of(starts, ends, firsts, pairs, tile_expert, M, E)
+    if e >= E:
+        return
+    c = tl.program_id(1) * N + tl.arange(0, N)
+    c_ok = c < hidden
+    j = (e.to(tl.int64) * hidden + c).to(tl.int64)
+    acc = quantised.sums(
+        x, pair.to(tl.int64) * width, ok, weight, scales, zeros, j, j * w_row, c_ok, width, E * hidden, out.dtype.element_ty,
+        KIND, GROUP, ZEROS, False, EVEN, False, NATIVE, PRECISION, M, N, K,
+    )  # fmt: skip
+    if SCALED and GROUP == 0:
+        acc *= tl.load(scales + j, mask=c_ok, other=0.0)[None, :]
+    if SCALED and GROUP < 0:
+        acc *= tl.load(scales)
+    put = pair[:, None].to(tl.int64) * hidden + c[None, :]
+    tl.store(out + put, acc.to(out.dtype.element_ty), mask=ok[:, None] & c_ok[None, :])
+
+
+@triton.jit
+def _together(y, weights, out, hidden, K: tl.constexpr, BLOCK: tl.constexpr):
+    """out[t] = the sum of weights[t, i] * y[t, i], in the order of i."""
+    t = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros([BLOCK], tl.float32)
+    for i in range(0, K):
+        part = tl.load(y + (t * K + i) * hidden + c, mask=c < hidden, other=0.0).to(tl.float32)
+        acc += tl.load(weights + t * K + i) * part
+    tl.store(out + t * hidden + c, acc.to(out.dtype.element_ty), mask=c < hidden)
+
+
+def route(
+    logits: Tensor, bias: Tensor | None = None, *, k: int, scores: str, renormalise: bool, scale: float = 1.0, groups: int = 1,
+    top_groups: int = 1,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    tokens, count = logits.shape
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    ids = torch.empty((tokens, k), dtype=torch.int32, device=logits.device)
+    weights = torch.empty((tokens, k), dtype=torch.float32, device=logits.device)
+    if tokens:
+        _route[(tokens,)](
+            logits, logits if bias is None else bias, ids, weights, tokens, logits.stride(0), float(scale), E=count, K=k,
+            SIGMOID=scores == "sigmoid", BIAS=bias is not None, NORMAL=renormalise, GROUPS=groups, TOP=top_groups,
+            BLOCK=triton.next_power_of_2(count), SLOTS=triton.next_power_of_2(k), num_warps=1,
+        )  # fmt: skip
+    return ids, weights
+
+
+def assign(ids: Tensor, count: int, m: int) -> tuple[tuple[Tensor, ...], int]:
+    """((starts, ends, firsts i32[E], pairs i32[T * k], tile_expert i32[tiles]), tiles): pairs sorted by expert; expert e
+    has those from starts[e] to ends[e], and the tiles from firsts[e] on; count in tile_expert = nobody's tile."""
+    flat = ids.flatten()
+    pairs = torch.argsort(flat, stable=True).to(torch.int32)
+    each = (flat[:, None] == torch.arange(count, device=ids.device)).sum(0)
+    ends = torch.cumsum(each, 0)
+    after = torch.cumsum((each + m - 1) // m, 0)
+    most = min(flat.shape[0], -(-flat.shape[0] // m) + count)
+    tile = torch.arange(most, device=ids.device)
+    expert = (tile[:, None] >= after).sum(1)
+    i32 = torch.int32
+    firsts = after - (each + m - 1) // m
+    return ((ends - each).to(i32), ends.to(i32), firsts.to(i32), pairs, expert.to(i32)), most
+
+
+def experts(
+    tiles: Tiles, kind: str, exact: bool, x: Tensor, ids: Tensor, weights: Tensor, gate_up: dict[str, Tensor],
+    down_: dict[str, Tensor], *, experts: int, act: str = "silu", group: int = 0,
+) -> Tensor:  # fmt: skip
+    """exact: tiles have the same size whatever the number of tokens."""
+    (tokens, hidden), k = x.shape, ids.shape[1]
+    x = x if x.stride(1) == 1 else x.contiguous()
+    out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
+    if tokens == 0:
+        return out
+    first, second = gate_up["codes"], down_["codes"]
+    ffn = first.shape[0] // experts // 2
+    rows = -(-tokens * k // experts) * 2
+    m, n, width = quantised.tile_sizes(tiles, "raw" if kind == "dense" else kind, group, 0, rows, exact, x.dtype)
+    m, n = min(m, 64), max(16, n)
+    work, most = assign(ids, experts, m)
+    middle = torch.empty((tokens * k, ffn), dtype=x.dtype, device=x.device)
+    y = torch.empty((tokens * k, hidden), dtype=x.dtype, device=x.device)
+    same = {
+        "E": experts, "KIND": "raw" if kind == "dense" else kind, "GROUP": group, "SCALED": kind != "dense",
+        "NATIVE": tiles.float8, "PRECISION": "ieee", "M": m, "N": n, "K": width, "num_warps": tiles.product.warps,
+        "num_stages": min(2, tiles.product.stages),
+    }  # fmt: skip
+    scales = gate_up.get("scales", first)
+    up[(most, triton.cdiv(ffn, n))](
+        x, first, scales, gate_up.get("zeros", scales), middle, *work, hidden, ffn, k, x.stride(0), first.stride(0), ACT=act,
+        ZEROS="zeros" in gate_up, EVEN=hidden % width == 0, **same,
+    )  # fmt: skip
+    scales = down_.get("scales", second)
+    down[(most, triton.cdiv(hidden, n))](
+        middle, second, scales, down_.get("zeros", scales), y, *work, ffn, hidden, second.stride(0), ZEROS="zeros" in down_,
+        EVEN=ffn % width == 0, **same,
+    )  # fmt: skip
+    block = min(1024, triton.next_power_of_2(hidden))
+    _together[(tokens, triton.cdiv(hidden, block))](y, weights.contiguous(), out, hidden, K=k, BLOCK=block, num_warps=4)
+    return out
+
+
+def _pack(w: QTensor) -> dict[str, Tensor]:
+    return {"codes": w.data["weight"].contiguous()} if w.format.kind == "dense" else quantised.pack(w)
+
+
+KINDS = {
+    "triton": "dense", "triton-int8": "int8", "triton-int4": "int4", "triton-float8": "float8", "triton-float4": "float4",
+}  # fmt: skip
+"""Kernel name -> codes."""
+
+
+def _refusal(kind: str, spec) -> str | None:
+    if spec["act"] not in ACTIVATIONS:
+        return f"runs {', '.join(ACTIVATIONS)}, not {spec['act']}"
+    if kind != "dense":
+        return quantised.refusal(kind, "", spec["weight"], spec["dtype"])
+    if spec["weight"].kind != "dense":
+        return f"runs dense weights, not {spec['weight']}"
+    return None if spec["dtype"] in DTYPES else f"runs {', '.join(DTYPES)}, not {spec['dtype']}"
+
+
+def _few(spec) -> str | None:
+    count = spec.get("experts", 0)
+    return None if count <= MOST_EXPERTS else f"routes among {MOST_EXPERTS} experts at most, not {count}"
+
+
+def kernels(t: Tiles) -> tuple[Kernel, ...]:
+    part = functools.partial
+    found = [Kernel("route", "triton", route, supports=_few, batch_invariant=True)]
+    for name, kind in KINDS.items():
+        for exact in (False, True):
+            label = name if exact else f"{name}-as-it-comes"
+            run = part(experts, t, kind, exact)
+            found.append(Kernel("experts", label, run, part(_refusal, kind), _pack, batch_invariant=exact))
+    return tuple(found)

@@ -1,0 +1,104 @@
+"""Mixtures of experts: which experts a token goes to, and what they make of it. Knows no shared experts, which are layers
+like any other, and no exchange between devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.hal.op import Sample, op
+from thalweg.hal.ops.activation import activate
+from thalweg.hal.ops.matmul import FP8, INT8, MXFP4, linear
+from thalweg.hal.ops.quantise import dequantise
+from thalweg.hal.weights import WeightFormat
+
+
+def _route_sample(name: str, experts: int, biased: bool, **static: object) -> Sample:
+    def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        logits = rng.normal(size=(7, experts)).astype(np.float32) * 2
+        return (logits, rng.normal(size=experts).astype(np.float32) * np.float32(0.3)) if biased else (logits,)
+
+    return Sample(name, make, {"scores": "softmax", "renormalise": True} | static)
+
+
+@op(
+    samples=[
+        _route_sample("softmax", 8, False, k=2),
+        _route_sample("softmax-as-it-is", 60, False, k=4, renormalise=False),
+        _route_sample("sigmoid-groups", 32, True, k=6, scores="sigmoid", scale=2.5, groups=8, top_groups=3),
+        _route_sample("sigmoid-bias", 24, True, k=8, scores="sigmoid", renormalise=False),
+    ],
+    tolerances={"float32": 2e-6},
+)
+def route(
+    logits: Tensor, bias: Tensor | None = None, *, k: int, scores: str, renormalise: bool, scale: float = 1.0, groups: int = 1,
+    top_groups: int = 1,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The k experts of each token and their weights: logits f32[T, E], bias f32[E] -> (ids i32[T, k], weights f32[T, k]), best
+    first, of equals the lower id.
+
+    Scores are softmax or sigmoid of the logits; those chosen are the weights, divided by their sum (renormalise; plus 1e-20
+    where they are sigmoids) and times scale. Choosing goes by score + bias. With groups (DeepSeek-V3, 2.1.2) only the
+    experts of the top_groups groups count whose two best add up to most.
+    """
+    if scores not in ("softmax", "sigmoid"):
+        raise ValueError(f"route: scores are softmax or sigmoid, not {scores!r}")
+    value = torch.softmax(logits, -1) if scores == "softmax" else torch.sigmoid(logits)
+    by = value if bias is None else value + bias
+    if groups > 1:
+        parts = by.reshape(by.shape[0], groups, -1)
+        best = torch.sort(parts, dim=-1, descending=True)[0][..., :2].sum(-1)
+        chosen = torch.sort(best, dim=-1, descending=True, stable=True)[1][:, :top_groups]
+        keep = (chosen[:, :, None] == torch.arange(groups, device=logits.device)).any(1)
+        by = torch.where(keep[..., None], parts, float("-inf")).flatten(1)
+    ids = torch.sort(by, dim=-1, descending=True, stable=True)[1][:, :k]
+    weights = value.gather(1, ids)
+    if renormalise:
+        weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if scores == "sigmoid" else 0.0))
+    return ids.to(torch.int32), weights * scale
+
+
+def _experts_sample(tokens: int, act: str = "silu", weight: WeightFormat | None = None) -> Sample:
+    experts, hidden, ffn, k = 6, 128, 64, 2
+
+    def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        ids = np.stack([rng.permutation(experts - 1)[:k] for _ in range(tokens)]).astype(np.int32)  # one expert has no token
+        half = np.float16
+        return (
+            rng.normal(size=(tokens, hidden)).astype(half), ids, rng.uniform(0.1, 1, (tokens, k)).astype(np.float32),
+            (rng.normal(size=(experts * 2 * ffn, hidden)) / hidden**0.5).astype(half),
+            (rng.normal(size=(experts * hidden, ffn)) / ffn**0.5).astype(half),
+        )  # fmt: skip
+
+    static = {"experts": experts, "act": act} | ({} if weight is None else {"weight": weight, "group": weight.group})
+    return Sample(f"{tokens}-{act}{f'-{weight}' if weight else ''}", make, static)
+
+
+@op(
+    samples=[
+        _experts_sample(1), _experts_sample(9, "gelu_tanh"), _experts_sample(40),
+        *(_experts_sample(5, weight=f) for f in (INT8, WeightFormat("int", 4, 64), FP8, MXFP4)),
+    ],
+    tolerances={"float32": 1e-5, "bfloat16": 1e-2},
+)  # fmt: skip
+def experts(
+    x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor | Mapping[str, Tensor], down: Tensor | Mapping[str, Tensor], *,
+    experts: int, act: str = "silu", group: int = 0,
+) -> Tensor:  # fmt: skip
+    """Gated feed-forward layers, of which each token has k: x [T, H], ids i32[T, k] (distinct in a row), weights f32[T, k]
+    -> [T, H], the sum over its experts e, in float32, of weight * down_e(act(gate_e(x)) * up_e(x)).
+
+    gate_up [experts * 2 F, H]: of each expert its F rows of gate, then those of up; down [experts * H, F]. Both are one weight,
+    quantised in one format. Facts at bind: dtype, weight (its WeightFormat), and of a quantised one its group.
+    """
+    first, second = (w if isinstance(w, Tensor) else dequantise(w, group, x.dtype) for w in (gate_up, down))
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for e, (w1, w2) in enumerate(zip(first.chunk(experts), second.chunk(experts), strict=True)):
+        gate, up = linear.reference(x, w1).chunk(2, -1)
+        y = linear.reference(activate(gate, act) * up, w2)
+        share = torch.where(ids == e, weights, 0.0).sum(-1, keepdim=True)
+        out = out + share * y.to(torch.float32)
+    return out.to(x.dtype)
