@@ -56,7 +56,7 @@ class CpuPlatform(Platform):
         return DeviceInfo(cpu_name(), "cpu", host_memory()[0], cores(), dtypes)
 
     def packs(self, dtype: str) -> bool:
-        """Compiled kernels pack every matrix. Without them oneDNN does; in bfloat16 only where the processor lets it run that."""
+        """Compiled kernels pack every matrix; without them oneDNN does, bfloat16 only where the processor lets it run that."""
         return LIBRARY.exists() or dtype == "float32" or bool(cpu_flags() & PACKS_BF16)
 
     def workspace(self, s: StepSizes) -> int:
