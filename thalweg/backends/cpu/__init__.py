@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from thalweg.backends.cpu.native import LIBRARY
 from thalweg.backends.host import cores, cpu_flags, cpu_name, has_torch, host_memory
 from thalweg.errors import DeviceError
 from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe, StepSizes
@@ -55,8 +56,8 @@ class CpuPlatform(Platform):
         return DeviceInfo(cpu_name(), "cpu", host_memory()[0], cores(), dtypes)
 
     def packs(self, dtype: str) -> bool:
-        """oneDNN reorders every matrix once; in bfloat16 only where the processor lets it run that."""
-        return dtype == "float32" or bool(cpu_flags() & PACKS_BF16)
+        """Compiled kernels pack every matrix; without them oneDNN does, bfloat16 only where the processor lets it run that."""
+        return LIBRARY.exists() or dtype == "float32" or bool(cpu_flags() & PACKS_BF16)
 
     def workspace(self, s: StepSizes) -> int:
         """Attention holds the masks of a whole step's prompt tokens; oneDNN keeps kernels and scratch for row counts it met."""

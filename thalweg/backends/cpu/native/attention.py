@@ -39,6 +39,7 @@ class NativeAttention(AttentionBackend):
     batch_invariant = True
 
     def __init__(self, library: Library) -> None:
+        self._library = library  # its context ends with it
         self._context, self._attend = library.context, library.attend
         self._threads = library.threads
         self.name = f"native-{library.level}"
