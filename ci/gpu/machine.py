@@ -100,8 +100,13 @@ def parts(platform: str, out: Path, quick: bool) -> dict[str, list[str]]:
         todo["support"] = [*kit, "--mode=support"]
         bench = [sys.executable, "-m", "thalweg", "bench"]
         todo["bench host"] = [*bench, "host"]
-        for kind in ("latency", "throughput"):
-            todo[f"bench {kind}"] = [*bench, kind, "--device", platform, "--output-json", str(out / f"{kind}.json")]
+        few = {
+            "latency": ["--output-len=16", "--num-iters-warmup=1", "--num-iters=2"],
+            "throughput": ["--num-prompts=4", "--input-len=16", "--output-len=8"],
+        }
+        for kind, sizes in few.items():
+            words = [*bench, kind, "--device", platform, "--output-json", str(out / f"{kind}.json")]
+            todo[f"bench {kind}"] = words if accelerated(platform) else [*words, *sizes]
     return todo
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import support
 
 from thalweg.hal.testing.evidence import LEVELS, Cells, note, write
 from thalweg.server.cli import backends, matrix
@@ -24,20 +25,60 @@ def _file(level: str, platforms: list[str], op: str, kernel: str, passed: int = 
 
 def test_the_page_is_what_is_generated() -> None:
     assert (ROOT / "docs" / "support.md").read_text() == matrix.page(matrix.evidence()), (
-        "thalweg backends --matrix > docs/support.md"
+        "python ci/support.py, or thalweg backends --matrix > docs/support.md"
     )
 
 
-def test_the_best_level_wins_and_a_failure_hides_behind_nothing() -> None:
+def test_every_level_a_kernel_reached_is_shown_and_a_failure_hides_behind_nothing() -> None:
     files = [
         _file("compiled", ["a", "b"], "rope", "fast"), _file("interpreted", ["a"], "rope", "fast"),
         _file("interpreted", ["a"], "rope", "other"), _file("executed", ["b"], "rope", "reference"),
-        _file("executed", ["c"], "rope", "fast", passed=9, failed=1), _file("executed", ["c"], "rope", "good"),
-        _file("executed", ["d"], "rope", "never", passed=0),
+        _file("executed", ["c"], "rope", "fast", passed=9, failed=1), _file("interpreted", ["c"], "rope", "fast"),
+        _file("executed", ["c"], "rope", "good"), _file("executed", ["d"], "rope", "never", passed=0),
+        _file("hosted", ["e"], "rope", "reference"),
     ]  # fmt: skip
     assert matrix.cells(files) == {
-        "rope": {"a": ("interpreted", ("fast", "other")), "b": ("compiled", ("fast",)), "c": ("FAILS", ("fast",))}
+        "rope": {
+            "a": {"fast": ("interpreted", "compiled"), "other": ("interpreted",)}, "b": {"fast": ("compiled",)},
+            "c": {"fast": ("FAILS",), "good": ("executed",)}, "e": {"reference": ("reference",)},
+        }
+    }  # fmt: skip
+    table = matrix.markdown(files)
+    assert (
+        "| rope | interpreted: other<br>interpreted, compiled: fast | compiled: fast | FAILS: fast<br>executed: good |" in table
+    )
+
+
+def test_what_was_compiled_counts_for_the_ops_that_launch_it_on_the_platform_of_its_target() -> None:
+    launches = {
+        "norm[4096]": {("rms_norm", "triton"), ("add_rms_norm", "triton")},
+        "attend[8b decode]": {("attention", "paged")},
     }
+    spilled = ["spills 900, at most 64"]
+    outcomes = [
+        {"launch": launch, "arch": arch, "problems": problems}
+        for launch, arch, problems in (
+            ("norm[4096]", "sm_90", []), ("norm[4096]", "sm_80", []), ("attend[8b decode]", "gfx942", spilled),
+            ("norm[4096]", "xe2", []),
+        )
+    ]  # fmt: skip
+    files = support.compiled(outcomes, launches)
+    assert sorted(files) == ["triton-compiled-cuda", "triton-compiled-rocm"]
+    assert files["triton-compiled-cuda"]["targets"] == ["sm_90", "sm_80"]
+    made = matrix.cells(list(files.values()))
+    assert made == {
+        "rms_norm": {"cuda": {"triton": ("compiled",)}}, "add_rms_norm": {"cuda": {"triton": ("compiled",)}},
+        "attention": {"rocm": {"paged": ("FAILS",)}},
+    }  # fmt: skip
+    assert "Compiled for: cuda: sm_90, sm_80; rocm: gfx942." in matrix.markdown(list(files.values()))
+    with pytest.raises(SystemExit, match="compile again"):
+        support.compiled([{"launch": "gone[1]", "arch": "sm_90", "problems": []}], launches)
+
+
+def test_every_run_behind_the_matrix_has_its_file() -> None:
+    """Evidence that no command makes anew would grow old unseen."""
+    there = {p.stem for p in matrix.FOLDER.glob("*.json")}
+    assert there == {*support.RUNS, *(f"triton-compiled-{p}" for p in support.COMPILED.values())}
 
 
 def test_the_kit_counts_by_kernel_what_it_ran(tmp_path: Path) -> None:

@@ -1,0 +1,157 @@
+"""Makes the support matrix anew: runs of the conformance kit and of the compile check, their evidence, and docs/support.md.
+
+    python ci/support.py [NAME ...] [--list] [--compiled FILE]
+
+Each NAME is one file of thalweg/assets/support; without names, all of them. --compiled: what `ci/gpu/compile.py --json FILE`
+wrote, in place of compiling again (minutes per architecture). Run it after kernels changed; nothing there is typed by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "thalweg" / "assets" / "support"
+PAGE = ROOT / "docs" / "support.md"
+GPUS = "cuda,rocm,xpu"
+COMPILED = {"sm_": "cuda", "gfx": "rocm"}
+"""Prefix of an architecture -> platform, for what can be compiled without the vendor's own tools."""
+JAX = {"jax_platform": "cpu", "compilation_cache": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of the kit. options: the platform's, as JSON. only: of its tests, where all take too long."""
+
+    platform: str
+    level: str
+    serves: str = ""
+    options: str = ""
+    only: str = ""
+
+    def command(self, file: Path) -> list[str]:
+        words = [sys.executable, "-m", "pytest", "-p", "thalweg.hal.testing.options", "--pyargs", "thalweg.hal.testing", "-q",
+                 "-p", "no:cacheprovider", "-o", "timeout=0", f"--platform={self.platform}", f"--evidence={file}",
+                 f"--evidence-level={self.level}"]  # fmt: skip
+        words += [f"--evidence-for={self.serves}"] if self.serves else []
+        words += ["--platform-options", self.options] if self.options else []
+        return words + (["-k", self.only] if self.only else [])
+
+
+KERNELS = "test_kernel_gives"
+ATTENTION = "(test_mixed or test_a_step_of) and (gqa-float32 or window-float32 or softcap-float32) and not -8 and not -32"
+BOTH = f"{KERNELS} or ({ATTENTION})"
+"""What evidence is made of: every sample of every op, and attention by each way it takes. Passing the whole kit is CI's."""
+RUNS = {
+    "reference": Run("reference", "executed", only=BOTH),
+    "cpu": Run("cpu", "executed", only=BOTH),
+    "torch-gpu-hosted": Run("thalweg.backends.torch_gpu.testing:HostGpuPlatform", "hosted", GPUS, only=BOTH),
+    "triton-interpreted": Run("thalweg.backends.triton_kernels.testing:InterpretPlatform", "interpreted", GPUS, only=BOTH),
+    "tpu-hosted": Run("tpu", "hosted", options=json.dumps({**JAX, "attention": "xla"}), only=BOTH),
+    "tpu-interpreted": Run("tpu", "interpreted", options=json.dumps({**JAX, "attention": "pallas"}), only=ATTENTION),
+}
+
+
+def compiled(outcomes: Iterable[Mapping[str, Any]], launches: Mapping[str, set[tuple[str, str]]]) -> dict[str, dict[str, Any]]:
+    """{file name: evidence} of compilations, a file per platform. launches: a launch's name -> the (op, kernel) it serves; a
+    launch that serves none is an error, as the evidence would be of something else."""
+    files: dict[str, dict[str, Any]] = {}
+    for o in outcomes:
+        platform = next((p for prefix, p in COMPILED.items() if o["arch"].startswith(prefix)), None)
+        if platform is None:
+            continue
+        if o["launch"] not in launches:
+            raise SystemExit(f"support: compiled {o['launch']!r}, which the library no longer launches: compile again")
+        file = files.setdefault(
+            f"triton-compiled-{platform}", {"level": "compiled", "platforms": [platform], "targets": [], "cells": {}}
+        )
+        if o["arch"] not in file["targets"]:
+            file["targets"].append(o["arch"])
+        for op, kernel in launches[o["launch"]]:
+            cell = file["cells"].setdefault(op, {}).setdefault(kernel, {"passed": 0, "failed": 0, "refused": 0})
+            cell["failed" if o["problems"] else "passed"] += 1
+    return files
+
+
+def launch_names() -> dict[str, set[tuple[str, str]]]:
+    """A launch's name, as the compile check tells it -> the (op, kernel) that make it."""
+    spec = importlib.util.spec_from_file_location("gpu_compile", ROOT / "ci" / "gpu" / "compile.py")
+    assert spec is not None
+    assert spec.loader is not None
+    check = sys.modules["gpu_compile"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(check)
+    names: dict[str, set[tuple[str, str]]] = {}
+    for arch in check.ARCHS:
+        lib = check.library(arch)
+        for k in lib.kernels:
+            for name, args, static in check.calls(k):
+                for launch in check.record(lambda k=k, args=args, static=static: k.run(*args, **static), name):
+                    names.setdefault(launch.name, set()).add((k.op, k.name))
+        for launch in check.launches(arch):
+            if launch.name not in names:  # what is no op's is attention's
+                names[launch.name] = {("attention", b.name) for b in lib.attention if _made_by(launch.name, b)}
+    return names
+
+
+def _made_by(name: str, backend: Any) -> bool:
+    """The compile check's labels name the attention that is exact; launches equal for both are told once, under the other."""
+    return backend.batch_invariant or " exact " not in name
+
+
+def make(name: str) -> None:
+    file = FOLDER / f"{name}.json"
+    before = file.read_text() if file.exists() else None
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(RUNS[name].command(file), cwd=ROOT, env=env, check=False)
+    if done.returncode not in (0, 1):  # 1: some test failed, and the matrix says so
+        if before is not None:
+            file.write_text(before)
+        raise SystemExit(f"support: {name}: pytest ended with {done.returncode}")
+
+
+def compile_all() -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "compiled.json"
+        subprocess.run([sys.executable, ROOT / "ci" / "gpu" / "compile.py", "--json", file], cwd=ROOT, check=False)
+        made: list[dict[str, Any]] = json.loads(file.read_text())
+        return made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join([*RUNS, 'compiled'])}; default: all")
+    parser.add_argument("--list", action="store_true", help="print the command of each and run nothing")
+    parser.add_argument("--compiled", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    if unknown := set(args.names) - {*RUNS, "compiled"}:
+        parser.error(f"there is no {', '.join(sorted(unknown))}")
+    if args.list:
+        print("\n".join(" ".join(r.command(FOLDER / f"{n}.json")) for n, r in RUNS.items()))
+        return 0
+    names = args.names or [*RUNS, "compiled"]
+    for name in names:
+        print(f"== {name}", flush=True)
+        if name in RUNS:
+            make(name)
+            continue
+        outcomes = json.loads(args.compiled.read_text()) if args.compiled else compile_all()
+        for file, evidence in compiled(outcomes, launch_names()).items():
+            (FOLDER / f"{file}.json").write_text(json.dumps(evidence, indent=1, sort_keys=True) + "\n")
+    page = subprocess.run([sys.executable, "-m", "thalweg", "backends", "--matrix"], capture_output=True, text=True, check=True)
+    PAGE.write_text(page.stdout)
+    print(f"{PAGE.relative_to(ROOT)} is up to date")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
