@@ -79,7 +79,7 @@ def _experts_sample(tokens: int, act: str = "silu", weight: WeightFormat | None 
 
 @op(
     samples=[
-        _experts_sample(1), _experts_sample(9, "gelu_tanh"), _experts_sample(40),
+        _experts_sample(1), _experts_sample(9, "gelu_tanh"), _experts_sample(18),
         *(_experts_sample(5, weight=f) for f in (INT8, WeightFormat("int", 4, 64), FP8, MXFP4)),
     ],
     tolerances={"float32": 1e-5, "bfloat16": 1e-2},
