@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from thalweg.backends.tpu import matmul, sampling
 from thalweg.backends.tpu.arrays import pack
 from thalweg.backends.tpu.attention import backends
-from thalweg.backends.tpu.device import KERNELS
 from thalweg.backends.tpu.mesh import Ranks
 from thalweg.backends.tpu.program import Executable
 from thalweg.hal.op import Binder
@@ -39,7 +39,7 @@ def step_of(
 
     ranks: the devices it is for, and then the shapes say where they lie; None: one device, whichever."""
     made = ranks or Ranks(jax.devices("cpu")[:1])
-    binder = Binder(KERNELS, bodies_invariant=False)
+    binder = Binder((*sampling.KERNELS, *matmul.kernels(interpret=False)), bodies_invariant=False)
     model = build(
         config, binder=binder, attention=backends("pallas", interpret=False), comm=made.comm, dtype=dtype, max_len=max_len,
         block_tokens=block_tokens,

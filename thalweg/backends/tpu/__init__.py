@@ -51,7 +51,8 @@ class TpuOptions:
     kind: str = ""
     """v4, v5e, v5p, v6e or v7x: the generation to plan for (`thalweg plan`), here or not; "" = the one that is here."""
     attention: str = "auto"
-    """"pallas" or "xla" insists on that implementation; auto prefers the first."""
+    """"pallas" or "xla" insists on that implementation; auto prefers the first on hardware, the second on the host. Where it
+    says pallas, the host runs the other Pallas kernels too, interpreted."""
     precompile: str = "auto"
     """Programs compiled before serving: "all" of them, "first" (of the smallest prompt and decode steps), "none". auto: all on
     hardware, first on the host. What is left is compiled when first met, and everybody waits for it."""

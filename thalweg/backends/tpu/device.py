@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from thalweg.backends.host import host_memory, process_memory
-from thalweg.backends.tpu import TpuOptions, on_host, sampling
+from thalweg.backends.tpu import TpuOptions, matmul, on_host, sampling
 from thalweg.backends.tpu.arrays import to_host
 from thalweg.backends.tpu.attention import backends as attention_backends
 from thalweg.backends.tpu.kinds import KINDS
@@ -24,7 +24,6 @@ from thalweg.hal.op import Kernel
 from thalweg.hal.platform import Device, DeviceInfo, Memory, Place
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 
-KERNELS: tuple[Kernel, ...] = (*sampling.KERNELS,)
 LOGPROBS = 20
 """Of the most likely tokens, where some are asked for: as many as requests usually may."""
 
@@ -62,7 +61,6 @@ def _info(device_kind: str, memory_bytes: int) -> DeviceInfo:
 class TpuDevice(Device):
     """One JAX device, or several that share a model, and programs for them."""
 
-    kernels: Sequence[Kernel] = KERNELS
     pads = True
     bodies_invariant = False
 
@@ -73,6 +71,8 @@ class TpuDevice(Device):
         self._on_host = options.jax_platform == "cpu"
         info = on_host(self._ranks.size) if self._on_host else _info(devices[0].device_kind, self.memory().total)
         self.info = replace(info, notes={**info.notes, "jax": jax.__version__})
+        pallas = not self._on_host or options.attention == "pallas"
+        self.kernels: Sequence[Kernel] = (*sampling.KERNELS, *(matmul.kernels(self._on_host) if pallas else ()))
         self.attention = attention_backends(options.attention, interpret=self._on_host)
 
     def memory(self) -> Memory:
