@@ -27,6 +27,7 @@ def test_tests_named_are_files_that_exist() -> None:
             assert not word.startswith("tests/") or (ROOT / word).is_file(), word
 
 
+@pytest.mark.slow
 def test_cheap_faults_are_caught_and_a_change_that_changes_nothing_survives() -> None:
     faults = [f for f in FAULTS if f.name in CHEAP]
     assert len(faults) == len(CHEAP)

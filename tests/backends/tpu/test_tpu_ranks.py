@@ -40,6 +40,7 @@ def _answers(path: Path, device: str, ranks: int, additional: dict[str, Any] | N
     return [(list(o.token_ids), [p[t].logprob for t, p in zip(o.token_ids, o.logprobs, strict=True)]) for o in outs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "ranks"), [("qwen3-windowed", 2), ("llama", 4), pytest.param("llama", 2, marks=pytest.mark.slow)]
 )

@@ -20,6 +20,7 @@ import pytest
 from thalweg import LLM, AsyncLLM, EngineArgs, SamplingParams
 from thalweg.params import RequestOutputKind
 
+pytestmark = pytest.mark.slow
 QUESTIONS = ["What is 3 plus 4?", "Spell the word river.", "What is the capital of France?", "Reverse: abc"]
 SIZES = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 64}
 GREEDY = SamplingParams(temperature=0, max_tokens=24)

@@ -35,6 +35,7 @@ def _kit(*args: str) -> str:
     return _run("-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "thalweg.hal.testing", f"--platform={PLATFORM}", *args)
 
 
+@pytest.mark.slow
 def test_ops_and_device_pass_the_conformance_kit_in_the_interpreter() -> None:
     """Only the other kernels' weight formats are refused. Rows of quantised experts take long: the slow test has them."""
     out = _kit("-q", "-rs", "-k", f"(test_ops or test_device) and not ({LONG})")
@@ -57,10 +58,12 @@ def test_all_attention_passes_the_conformance_kit_in_the_interpreter() -> None:
     _kit("-q", "-k", "test_attention", "-o", "timeout=1200")
 
 
+@pytest.mark.slow
 def test_what_the_kit_leaves_out_in_the_interpreter() -> None:
     _run("-m", "pytest", "-p", "no:cacheprovider", "-q", str(HERE / "interpreted.py"), TRITON_INTERPRET="1")
 
 
+@pytest.mark.slow
 def test_attention_compiles_to_matrix_instructions_within_the_limits_of_three_devices() -> None:
     out = _run("ci/gpu/compile.py", "--quick")
     assert ", 0 with problems" in out
@@ -68,8 +71,10 @@ def test_attention_compiles_to_matrix_instructions_within_the_limits_of_three_de
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_every_launch_compiles_for_every_device() -> None:
-    _run("ci/gpu/compile.py")
+def test_every_launch_compiles_for_every_device(compiling: tuple[subprocess.Popen[bytes], Path]) -> None:
+    process, log = compiling
+    assert process.wait() == 0, log.read_text()[-4000:]
+    assert ", 0 with problems" in log.read_text()
 
 
 def test_every_tile_file_is_complete_and_every_known_device_has_one() -> None:
