@@ -55,3 +55,28 @@ def test_less_memory_is_planned() -> None:
         return plan(EngineArgs(model=str(resolve_model("thalweg-nano")), device="cpu", quantization=method)).weights
 
     assert weights("int4") < weights("int8") < weights(None)
+
+
+HOSTED = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
+
+
+@pytest.mark.parametrize(
+    ("device", "options"),
+    [("cpu", {}), (HOSTED, {}), pytest.param("tpu", {"additional_config": {"jax_platform": "cpu"}}, marks=pytest.mark.slow)],
+    ids=["cpu", "hosted", "tpu"],
+)
+@pytest.mark.parametrize("method", QUANTIZATIONS)
+def test_every_platform_holds_the_same_rounded_weights(method: str, device: str, options: dict) -> None:
+    """Weights are rounded where they are read, before any platform sees them: float32 tokens are the definition's."""
+
+    def tokens(name: str, more: dict) -> list[list[int]]:
+        sizes = {"max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 64, "dtype": "float32"}
+        llm = LLM("thalweg-nano", device=name, quantization=method, use_tqdm_on_load=False, **sizes, **more)
+        try:
+            asked = [[{"role": "user", "content": q}] for q in ("Sort: pear, apple, plum", "What is 3 plus 4?")]
+            out = llm.chat(asked, SamplingParams(max_tokens=12, temperature=0), use_tqdm=False)
+            return [list(o.outputs[0].token_ids) for o in out]
+        finally:
+            llm.shutdown()
+
+    assert tokens(device, options) == tokens("reference", {})

@@ -5,6 +5,7 @@ Values reach anonymous host memory one parameter at a time: read, converted, han
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from thalweg.hal.step import Params
 from thalweg.hal.weights import DENSE, QTensor
 from thalweg.models.build import Model
 from thalweg.models.spec import ParamSpec, Source, divided, walk
+from thalweg.quantization.online import rounded
 
 FLOATS = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DUMMY_STD = 0.02
@@ -62,20 +64,29 @@ def load_params(
         for k in keys[:-1]:
             node = node.setdefault(k, {})
         if spec.shard is not None and len(ranks) > 1:
-            node[keys[-1]] = device.join([_packed(spec, device.put_on(read(spec, r), i)) for i, r in enumerate(ranks)])
-            continue
-        array = placed.get(key)
-        if array is None:
-            array = device.put(spec.make() if spec.make else read(spec, ranks[0]))
-            if key in shared:
-                placed[key] = array
-        node[keys[-1]] = _packed(spec, array)
+            puts = [functools.partial(device.put_on, rank=i) for i in range(len(ranks))]
+            shares = [_placed(spec, read(spec, r), put) for r, put in zip(ranks, puts, strict=True)]
+            node[keys[-1]] = device.join(shares)
+        elif spec.format != DENSE:
+            node[keys[-1]] = _placed(spec, read(spec, ranks[0]), device.put)
+        else:
+            array = placed.get(key)
+            if array is None:
+                array = device.put(spec.make() if spec.make else read(spec, ranks[0]))
+                if key in shared:
+                    placed[key] = array
+            node[keys[-1]] = _placed(spec, array, lambda a: a)
     return params
 
 
-def _packed(spec: ParamSpec, array: Any) -> Any:
-    """As the kernel wants it."""
-    return array if spec.pack is None else spec.pack(QTensor(DENSE, tuple(array.shape), {"weight": array}))
+def _placed(spec: ParamSpec, values: Any, put: Callable[[Any], Any]) -> Any:
+    """Values as the kernel wants them: rounded where they were read, then put on the device, then packed."""
+    if spec.pack is None:
+        return put(values)
+    w = QTensor(DENSE, tuple(values.shape), {"weight": values})
+    if spec.format != DENSE:
+        w = rounded(w, spec.format)
+    return spec.pack(QTensor(w.format, w.shape, {name: put(a) for name, a in w.data.items()}))
 
 
 def _key(spec: ParamSpec, size: int) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from thalweg.hal.step import Array
-from thalweg.hal.weights import QTensor
+from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,8 @@ class ParamSpec:
     """Dimension divided evenly among the ranks; None = every rank holds all of it."""
     pack: Callable[[QTensor], Any] | None = None
     """For matrices a kernel multiplies by: what it wants of them, once, at load."""
+    format: WeightFormat = DENSE
+    """What such a matrix is rounded to before it is packed."""
     make: Callable[[], Array] | None = None
     """A computed table instead of stored values; then there are no sources."""
     dummy: Literal["normal", "ones", "zeros"] = "normal"

@@ -8,7 +8,7 @@ step reads a few rows, and norms and biases stay as they are. Values are rounded
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,11 +42,6 @@ def formats(method: str | None) -> Formats:
 def facts(format: WeightFormat) -> dict[str, Any]:
     """What a linear layer says of its weight when it binds."""
     return {"weight": format} if format == DENSE else {"weight": format, "act": format.act, "group": format.group}
-
-
-def packer(pack: Callable[[QTensor], Any], format: WeightFormat) -> Callable[[QTensor], Any]:
-    """A kernel's pack for weights that arrive dense and are to be held in this format."""
-    return pack if format == DENSE else lambda w: pack(rounded(w, format))
 
 
 def rounded(w: QTensor, format: WeightFormat) -> QTensor:

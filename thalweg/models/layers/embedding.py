@@ -11,7 +11,7 @@ from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
 from thalweg.models.spec import ParamSpec, Source
-from thalweg.quantization.online import facts, packer
+from thalweg.quantization.online import facts
 
 
 class Embedding:
@@ -36,7 +36,7 @@ class LMHead:
         form = ctx.formats.head
         self._op = ctx.bind(ops.linear, in_features=hidden, out_features=here, **facts(form))
         source = Source(f"{name}.weight", (vocab, hidden))
-        self.specs = {"weight": ParamSpec((source,), ctx.dtype, 0, packer(self._op.pack, form))}
+        self.specs = {"weight": ParamSpec((source,), ctx.dtype, 0, self._op.pack, form)}
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         return self._comm.all_gather(self._op(x, p["weight"], None), -1).to(torch.float32)

@@ -9,7 +9,7 @@ from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
 from thalweg.models.spec import ParamSpec, Source
-from thalweg.quantization.online import facts, packer
+from thalweg.quantization.online import facts
 
 
 class Linear:
@@ -21,9 +21,8 @@ class Linear:
     def __init__(self, ctx: Context, parts: Mapping[str, int], inputs: int, bias: bool = False) -> None:
         self.outputs = [ctx.share(n, f"outputs of {name}") for name, n in parts.items()]
         """This rank's outputs of each part."""
-        form = ctx.formats.layers
-        self._op = ctx.bind(ops.linear, in_features=inputs, out_features=sum(self.outputs), **facts(form))
-        self.specs = _specs(ctx, [(name, n, inputs) for name, n in parts.items()], 0, bias, packer(self._op.pack, form))
+        self._op = ctx.bind(ops.linear, in_features=inputs, out_features=sum(self.outputs), **facts(ctx.formats.layers))
+        self.specs = _specs(ctx, [(name, n, inputs) for name, n in parts.items()], 0, bias, self._op.pack)
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         return self._op(x, p["weight"], p.get("bias"))
@@ -37,9 +36,8 @@ class RowLinear:
     def __init__(self, ctx: Context, name: str, inputs: int, outputs: int, bias: bool = False) -> None:
         self._comm = ctx.comm
         here = ctx.share(inputs, f"inputs of {name}")
-        form = ctx.formats.layers
-        self._op = ctx.bind(ops.linear, in_features=here, out_features=outputs, **facts(form))
-        self.specs = _specs(ctx, [(name, outputs, inputs)], 1, bias, packer(self._op.pack, form))
+        self._op = ctx.bind(ops.linear, in_features=here, out_features=outputs, **facts(ctx.formats.layers))
+        self.specs = _specs(ctx, [(name, outputs, inputs)], 1, bias, self._op.pack)
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         bias = p.get("bias")
@@ -51,7 +49,7 @@ class RowLinear:
 
 def _specs(ctx: Context, parts: Sequence[tuple[str, int, int]], shard: int, bias: bool, pack: Any) -> dict[str, ParamSpec]:
     weights = tuple(Source(f"{name}.weight", (outputs, inputs)) for name, outputs, inputs in parts)
-    specs = {"weight": ParamSpec(weights, ctx.dtype, shard, pack)}
+    specs = {"weight": ParamSpec(weights, ctx.dtype, shard, pack, ctx.formats.layers)}
     if bias:
         biases = tuple(Source(f"{name}.bias", (outputs,)) for name, outputs, _ in parts)
         specs["bias"] = ParamSpec(biases, ctx.dtype, 0 if shard == 0 else None)
