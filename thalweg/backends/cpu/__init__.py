@@ -14,6 +14,8 @@ BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Any of these: matrix products in bfloat16 are native (x86's names, then Arm's)."""
 KEPT = 44 << 20
 """Bytes of compiled kernels, their scratch memory and holes in the heap, about; measured (tests/bench)."""
+KEPT_COMPILED = 12 << 20
+"""The same with compiled kernels, which leave fewer holes."""
 PACKS_BF16 = BF16_FLAGS | {"avx512bw"}
 """Any of these: oneDNN multiplies in bfloat16."""
 
@@ -60,7 +62,10 @@ class CpuPlatform(Platform):
         return LIBRARY.exists() or dtype == "float32" or bool(cpu_flags() & PACKS_BF16)
 
     def workspace(self, s: StepSizes) -> int:
-        """Attention holds the masks of a whole step's prompt tokens; oneDNN keeps kernels and scratch for row counts it met."""
+        """Compiled kernels keep scratch memory for the largest input they have met, and a quarter more. Without them attention
+        holds the masks of a whole step's prompt tokens, and oneDNN keeps kernels and scratch for row counts it met."""
+        if LIBRARY.exists():
+            return super().workspace(s) + s.tokens * max(s.hidden, s.inner) * s.dtype_bytes * 5 // 4 + KEPT_COMPILED
         masks = s.tokens * (s.heads // s.kv_heads) * s.max_len * s.dtype_bytes
         return super().workspace(s) + masks + KEPT
 
