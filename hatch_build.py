@@ -38,7 +38,8 @@ X86 = {
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mprefer-vector-width=512"],
 }
-X86["avx512bf16"] = [*X86["avx512"], "-mavx512bf16", "-mavx512vnni"]
+X86["avx512vnni"] = [*X86["avx512"], "-mavx512vnni"]
+X86["avx512bf16"] = [*X86["avx512vnni"], "-mavx512bf16"]
 """Instruction set -> flags of its file, beyond what every processor of the family has. Others compile the portable file."""
 
 

@@ -18,7 +18,7 @@ from thalweg.backends.host import host_memory, process_memory
 from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
-from thalweg.hal.platform import Device, DeviceInfo, Memory
+from thalweg.hal.platform import Device, DeviceInfo, Executable, Memory
 from thalweg.hal.step import Features, Params, StateBox, Step, StepBatch, StepResult, StepShape
 
 
@@ -104,7 +104,7 @@ class EagerDevice(Device):
 
     def compile(
         self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None
-    ) -> EagerExecutable:
+    ) -> Executable:
         return EagerExecutable(step, params, state)
 
     def copy_blocks(self, kv: Tensor, source: np.ndarray, target: np.ndarray) -> Tensor:

@@ -12,14 +12,15 @@ import torch
 
 from thalweg.backends.cpu import CpuPlatform
 from thalweg.backends.cpu.native import Library, NoLibraryError, open_library, zeroed
-from thalweg.backends.eager import EagerDevice, EagerExecutable
+from thalweg.backends.cpu.recording import Arena, RecordingExecutable, opaque
+from thalweg.backends.eager import EagerDevice
 from thalweg.backends.host import cores
 from thalweg.backends.torch_native import ATTENTION, KERNELS
 from thalweg.errors import DeviceError
 from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
-from thalweg.hal.platform import DeviceInfo
+from thalweg.hal.platform import DeviceInfo, Executable
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -44,6 +45,7 @@ class CpuDevice(EagerDevice):
     ) -> None:
         super().__init__(info, kernels, attention)
         self._library = library
+        self._arena = Arena(library) if library else None
 
     def alloc_kv(self, layout: KVLayout, blocks: int) -> torch.Tensor:
         if self._library is None:
@@ -53,11 +55,13 @@ class CpuDevice(EagerDevice):
 
     def compile(
         self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None
-    ) -> EagerExecutable:
+    ) -> Executable:
         """The holes that packing left between the weights go back to the system: nothing of a step is as large."""
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
-        return super().compile(step, params, state, shape, features)
+        if self._library is None or self._arena is None:
+            return super().compile(step, params, state, shape, features)
+        return RecordingExecutable(step, params, state, self._library, self._arena)
 
 
 def open_device(threads: int, isa: str = "") -> CpuDevice:
@@ -77,7 +81,8 @@ def open_device(threads: int, isa: str = "") -> CpuDevice:
     from thalweg.backends.cpu.native import attention, linear, rows
 
     native = (*linear.kernels(library), *rows.kernels(library))
-    return CpuDevice(info, (*native, *KERNELS), (attention.NativeAttention(library), *ATTENTION), library)
+    torch_kernels = [opaque(k, library) for k in KERNELS]
+    return CpuDevice(info, (*native, *torch_kernels), (attention.NativeAttention(library), *ATTENTION), library)
 
 
 @functools.cache

@@ -7,13 +7,14 @@ the package is installed (hatch_build.py at the root). Importing this loads noth
 from __future__ import annotations
 
 import ctypes
+import struct
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-ABI = 1
+ABI = 2
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
@@ -37,14 +38,32 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_turn": (None, (_P, _I, _P, _P, _L, _L, _L, _L, _L, _L, _P, _P, _L, _P, _P)),
     "thalweg_best": (None, (_P, _P, _L, _L, _P)),
     "thalweg_linear": (None, (_P, _P, _I, _P, _L, _P, _P)),
+    "thalweg_replay": (None, (_P, _P, _L)),
 }
+REPLAYED = ("linear", "attend", "norm", "gate", "turn", "best")
+"""Functions that make up a step, which `thalweg_replay` calls again from a list; numbered as there."""
+WORDS = 20
+"""Of 64 bits, in an entry of that list: the function's number, and its arguments after the context."""
 
 
 class NoLibraryError(Exception):
     """There are no compiled kernels here: why, in words that fit after a colon."""
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Tape(Protocol):
+    """Where the calls of a step are written down (cpu/recording.py)."""
+
+    def note(self, entry: Sequence[int]) -> None:
+        """A call that was made, as an entry of `thalweg_replay`'s list."""
+
+    def keep(self, what: Any) -> None:
+        """Something whose address was passed lives as long as the tape."""
+
+    def call(self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], out: Any, writes: bool) -> Any:
+        """A call of something else that was made, and gave `out`; what to go on with in its place."""
+
+
+@dataclass(slots=True, weakref_slot=True)
 class Library:
     """An open library: its functions by name, and the context (threads, chosen instruction set) they take first."""
 
@@ -52,10 +71,29 @@ class Library:
     context: int
     level: str
     threads: int
+    tape: Tape | None = None
+    """Set while a step is recorded."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(self.functions, f"thalweg_{name}")
-        return function
+        return self._noted(name, function) if name in REPLAYED else function
+
+    def _noted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        number, kinds = REPLAYED.index(name), _SIGNATURES[f"thalweg_{name}"][1][1:]
+
+        def call(context: int, *arguments: Any) -> None:
+            function(context, *arguments)
+            if self.tape is not None:
+                self.tape.note([number, *map(_word, kinds, arguments)])
+
+        return call
+
+
+def _word(kind: Any, value: Any) -> int:
+    """An argument as 64 bits: a float32 as its own 32."""
+    if kind is _F:
+        return int.from_bytes(struct.pack("<f", value), "little")
+    return value or 0
 
 
 def levels() -> list[str]:

@@ -80,7 +80,10 @@ class NativeAttention(AttentionBackend):
         job.q, job.k, job.v, job.kv, job.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), kv.data_ptr(), out.data_ptr()
         sinks = None if sinks is None else sinks.to(q.dtype).contiguous()
         job.sinks = None if sinks is None else sinks.data_ptr()
-        self._attend(self._context, ctypes.byref(job))
+        if self._library.tape is not None:  # layers share a job, which each fills in anew: a tape needs one of each
+            job = _Job.from_buffer_copy(job)
+            self._library.tape.keep((job, made))
+        self._attend(self._context, ctypes.addressof(job))
         return out, kv
 
     def _job(self, batch: StepBatch, group: int, spec: AttnSpec, size: int) -> tuple[Any, ...]:
@@ -88,7 +91,7 @@ class NativeAttention(AttentionBackend):
         held = [batch.block_tables[group], batch.token_seq, batch.positions, batch.slots, batch.context, batch.query]
         held = [x.contiguous() for x in held]
         first = (batch.last_row + 1 - batch.query).contiguous()
-        tasks, whole = _tasks(batch, spec)
+        tasks, whole = _tasks(batch, spec, blind=self._library.tape is not None)
         tokens, seqs = batch.tokens.shape[0], batch.slots.shape[0]
         job = _Job(
             type=0 if spec.dtype == "bfloat16" else 1, heads=spec.heads, kv_heads=spec.kv_heads, dim=spec.head_dim, size=size,
@@ -103,10 +106,16 @@ class NativeAttention(AttentionBackend):
         return job, torch.empty_like if whole else torch.zeros_like, held, first, tasks
 
 
-def _tasks(batch: StepBatch, spec: AttnSpec) -> tuple[np.ndarray, bool]:
-    """(i32[n, 4] of core.h, longest first; does every row belong to one?)."""
-    query, context, slots = batch.query.numpy(), batch.context.numpy(), batch.slots.numpy()
+def _tasks(batch: StepBatch, spec: AttnSpec, blind: bool) -> tuple[np.ndarray, bool]:
+    """(i32[n, 4] of core.h, longest first; does every row belong to one?). blind: a step of one token per live sequence is
+    being recorded, for batches with other values too: only sizes count, and the order is as good as any."""
     heads = np.arange(spec.kv_heads, dtype=np.int32)
+    if blind:
+        seqs = batch.slots.shape[0]
+        tasks = np.zeros((seqs, len(heads), 4), np.int32)
+        tasks[:, :, 0], tasks[:, :, 1], tasks[:, :, 3] = np.arange(seqs)[:, None], heads, 1
+        return tasks.reshape(-1, 4), True
+    query, context, slots = batch.query.numpy(), batch.context.numpy(), batch.slots.numpy()
     live = np.flatnonzero((slots != SCRATCH) & (query > 0))
     tile = max(1, ROWS // (spec.heads // spec.kv_heads))
     pieces = -(-query[live] // tile)

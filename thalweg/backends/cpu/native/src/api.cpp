@@ -19,7 +19,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 1;
+constexpr int ABI = 2;
 constexpr size_t HUGE = size_t(2) << 20;
 
 struct Context {
@@ -72,6 +72,9 @@ int levels(Level* out) {
                   __builtin_cpu_supports("avx512dq");
 #if defined(HAS_AVX512BF16)
     out[n++] = {&avx512bf16_kernels, avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")};
+#endif
+#if defined(HAS_AVX512VNNI)
+    out[n++] = {&avx512vnni_kernels, avx512 && __builtin_cpu_supports("avx512vnni")};
 #endif
 #if defined(HAS_AVX512)
     out[n++] = {&avx512_kernels, avx512};
@@ -300,4 +303,37 @@ EXPORT void thalweg_best(Context* c, const float* x, int64_t rows, int64_t width
     Rows j{};
     j.x = x, j.y = y, j.rows = rows, j.width = width, j.inner = 1;
     by_rows(c, j, c->kernels->best, width * 4);
+}
+
+namespace {
+
+constexpr int WORDS = 20;  // of an entry of a recorded step: the number of a function, and its arguments after the context
+
+float as_float(int64_t word) {
+    int32_t low = int32_t(word);
+    float f;
+    memcpy(&f, &low, 4);
+    return f;
+}
+
+}  // namespace
+
+// The calls of a recorded step once more, in order, without a word between them to whoever recorded them.
+EXPORT void thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
+    for (const int64_t *e = entries, *end = entries + n * WORDS; e < end; e += WORDS) {
+        const int64_t* a = e + 1;
+        auto at = [a](int i) { return (void*)a[i]; };
+        switch (e[0]) {
+            case 0: thalweg_linear(c, (const Weight*)at(0), int(a[1]), at(2), a[3], at(4), at(5)); break;
+            case 1: thalweg_attend(c, (const Attention*)at(0)); break;
+            case 2: thalweg_norm(c, int(a[0]), at(1), a[2], a[3], a[4], a[5], at(6), at(7), as_float(a[8]), at(9), at(10)); break;
+            case 3: thalweg_gate(c, int(a[0]), at(1), a[2], a[3], int(a[4]), at(5)); break;
+            case 4:
+                thalweg_turn(c, int(a[0]), at(1), at(2), a[3], a[4], a[5], a[6], a[7], a[8], (const int32_t*)at(9),
+                             (const float*)at(10), a[11], at(12), at(13));
+                break;
+            case 5: thalweg_best(c, (const float*)at(0), a[1], a[2], (int32_t*)at(3)); break;
+            default: abort();
+        }
+    }
 }

@@ -85,6 +85,6 @@ struct Quantise {
     float* sums;        // [m, groups]
 };
 
-extern const Kernels portable_kernels, avx2_kernels, avx512_kernels, avx512bf16_kernels;
+extern const Kernels portable_kernels, avx2_kernels, avx512_kernels, avx512vnni_kernels, avx512bf16_kernels;
 
 }  // namespace thalweg

@@ -1,0 +1,209 @@
+"""Recorded decode steps: the same tokens as steps run as they are written, whatever is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from thalweg import LLM, SamplingParams
+from thalweg.backends.cpu import recording
+from thalweg.backends.cpu.native import Library, levels
+from thalweg.backends.cpu.recording import Arena, RecordingExecutable, opaque
+from thalweg.hal.op import Kernel
+from thalweg.hal.step import SamplingArrays, StateBox, StepBatch, StepResult
+
+PARAMS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.8, "seed": 5},
+    {"temperature": 1.0, "seed": 6, "top_k": 20, "top_p": 0.9},
+    {"presence_penalty": 0.5, "repetition_penalty": 1.2},
+    {"logit_bias": {5: 4.0, 9: -100.0}, "min_tokens": 6},
+    {"logprobs": 3},
+]
+
+
+@pytest.fixture
+def best(library: Library) -> Library:
+    """The same list is replayed at every instruction set: one will do for whole models."""
+    if library.level != levels()[0]:
+        pytest.skip("at the best instruction set only")
+    return library
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many steps were recorded and replayed."""
+    seen = {"_record": 0, "_replay": 0}
+
+    def counted(name: str) -> Any:
+        inner = getattr(RecordingExecutable, name)
+
+        def call(self: Any, *args: Any) -> Any:
+            seen[name] += 1
+            return inner(self, *args)
+
+        return call
+
+    for name in seen:
+        monkeypatch.setattr(RecordingExecutable, name, counted(name))
+    return seen
+
+
+def _serve(dtype: str, **config: Any) -> list[tuple[list[int], Any]]:
+    rng = np.random.default_rng(3)
+    llm = LLM(device="cpu", dtype=dtype, max_model_len=256, seed=0, additional_config=config)
+    try:
+        prompts = [{"prompt_token_ids": rng.integers(1, 200, int(n)).tolist()} for n in rng.integers(3, 90, 12)]
+        params = [
+            SamplingParams(max_tokens=20 + 9 * i, ignore_eos=True, **{"temperature": 0.0, **PARAMS[i % len(PARAMS)]})
+            for i in range(len(prompts))
+        ]
+        outputs = [o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)]
+        alone = llm.generate(prompts[0], SamplingParams(max_tokens=150, temperature=0.0, ignore_eos=True), use_tqdm=False)
+        return [
+            (list(o.token_ids), o.logprobs and [{t: v.logprob for t, v in p.items()} for p in o.logprobs])
+            for o in [*outputs, alone[0].outputs[0]]
+        ]
+    finally:
+        llm.shutdown()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_recorded_steps_give_the_tokens_and_logprobs_of_steps_as_written(
+    best: Library, dtype: str, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got = _serve(dtype, isa=best.level)
+    assert counts["_record"] >= 8
+    assert counts["_replay"] > 3 * counts["_record"]
+    before = dict(counts)
+    monkeypatch.setattr(RecordingExecutable, "__call__", lambda self, batch: self._eager(batch))
+    assert got == _serve(dtype, isa=best.level)
+    assert counts == before
+
+
+def test_few_tapes_are_kept(best: Library, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    want = _serve("float32", isa=best.level)
+    recorded = counts["_record"]
+    monkeypatch.setattr(recording, "KEPT", 1)
+    assert _serve("float32", isa=best.level) == want
+    assert counts["_record"] > recorded, "a tape that was given up is recorded anew"
+
+
+@pytest.fixture
+def arena(library: Library) -> Iterator[Arena]:
+    made = Arena(library)
+    made.restart()
+    yield made
+    library.tape = None
+
+
+def test_memory_is_used_again_when_the_last_view_is_gone(arena: Arena) -> None:
+    a = arena.like(torch.empty(100, 100))
+    address, view = a.data_ptr(), a[3:]
+    del a
+    b = arena.like(torch.empty(100, 100))
+    assert b.data_ptr() >= address + 40_000 or b.data_ptr() + 40_000 <= address
+    del view
+    c, d = arena.like(torch.empty(48, 100)), arena.like(torch.empty(48, 100))
+    assert {c.data_ptr() - address, d.data_ptr() - address} == {0, 19_200}, "in pieces too"
+    del b, c, d
+    assert arena.like(torch.empty(1000, 1000)).data_ptr() == address, "neighbours were joined"
+    assert arena.bytes == recording.CHUNK
+
+
+def test_memory_of_an_earlier_recording_is_not_given_back_into_a_later_one(arena: Arena) -> None:
+    old = arena.like(torch.empty(1000))
+    arena.restart()
+    new = arena.like(torch.empty(1000))
+    assert new.data_ptr() == old.data_ptr()
+    del old
+    assert arena.like(torch.empty(1000)).data_ptr() != new.data_ptr()
+
+
+def test_strides_and_empty_tensors(arena: Arena) -> None:
+    turned = torch.empty(3, 5).t()
+    assert arena.like(turned).stride() == turned.stride()
+    assert arena.like(torch.empty(0, 4)).shape == (0, 4)
+
+
+def _batch(tokens: list[int]) -> StepBatch:
+    n = len(tokens)
+    i32 = np.int32
+    return StepBatch(
+        tokens=np.array(tokens, i32), token_seq=np.arange(n, dtype=i32), positions=np.zeros(n, i32),
+        slots=np.arange(1, n + 1, dtype=i32), context=np.zeros(n, i32), query=np.ones(n, i32),
+        last_row=np.arange(n, dtype=i32), emit=np.ones(n, bool), block_tables=(np.ones((n, 1), i32),),
+        sampling=SamplingArrays.greedy(n), uniform=1,
+    )  # fmt: skip
+
+
+def _results(library: Library, step: Any, calls: int = 4) -> tuple[list[list[int]], RecordingExecutable]:
+    exe = RecordingExecutable(step, {}, StateBox({"kv": [], "history": torch.zeros(4, 4)}), library, Arena(library))
+    return [exe(_batch([i, 2 * i])).result().tokens[:, 0].tolist() for i in range(calls)], exe
+
+
+def test_values_are_those_of_each_batch_and_state_is_written_in_place(library: Library) -> None:
+    def step(params: Any, state: Any, batch: StepBatch) -> Any:
+        state["history"][0] += 1
+        return state, StepResult((batch.tokens * 3 + state["history"][0, 0].to(torch.int32))[:, None], batch.emit)
+
+    got, exe = _results(library, step)
+    assert got == [[3 * i + i + 1, 6 * i + i + 1] for i in range(4)]
+    assert [t is not None for t in exe._tapes.values()] == [True]
+
+
+def test_a_step_that_looks_at_a_value_or_brings_one_is_run_as_written(library: Library) -> None:
+    def looks(params: Any, state: Any, batch: StepBatch) -> Any:
+        return state, StepResult((batch.tokens + int(batch.tokens.max()))[:, None], batch.emit)
+
+    def brings(params: Any, state: Any, batch: StepBatch) -> Any:
+        return state, StepResult((batch.tokens + torch.tensor([5, 6]))[:, None], batch.emit)
+
+    for step, want in ((looks, [[3 * i, 4 * i] for i in range(4)]), (brings, [[i + 5, 2 * i + 6] for i in range(4)])):
+        got, exe = _results(library, step)
+        assert got == want
+        assert not exe._tapes
+        assert len(exe._never) == 1
+
+
+def test_an_opaque_kernel_may_look(library: Library) -> None:
+    def inner(x: torch.Tensor, *, plus: int) -> torch.Tensor:
+        return x + int(x.max()) + plus
+
+    kernel = opaque(Kernel("any", "looks", inner), library)
+
+    def step(params: Any, state: Any, batch: StepBatch) -> Any:
+        return state, StepResult(kernel.run(batch.tokens, plus=1)[:, None], batch.emit)
+
+    got, exe = _results(library, step)
+    assert got == [[3 * i + 1, 4 * i + 1] for i in range(4)]
+    assert [t is not None for t in exe._tapes.values()] == [True]
+
+
+def test_an_error_is_that_of_the_step_and_the_next_batch_is_served(library: Library) -> None:
+    fail = {"now": False}
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        if fail["now"]:
+            raise ValueError("no")
+        return x + 1
+
+    kernel = opaque(Kernel("any", "fails", inner), library)
+
+    def step(params: Any, state: Any, batch: StepBatch) -> Any:
+        return state, StepResult(kernel.run(batch.tokens)[:, None], batch.emit)
+
+    exe = RecordingExecutable(step, {}, StateBox({}), library, Arena(library))
+    for i, failing in enumerate((False, True, False, False, True, False)):
+        fail["now"] = failing
+        pending = exe(_batch([i]))
+        if failing:
+            with pytest.raises(ValueError, match="no"):
+                pending.result()
+        else:
+            assert pending.result().tokens.tolist() == [[i + 1]]
+    assert library.tape is None

@@ -1,0 +1,312 @@
+"""Decode steps recorded once and replayed: the compiled kernels of a step as one flat list, called from one function.
+
+A step of one token per sequence does the same calls every time; only what lies in its arrays differs. So the second batch
+of a layout runs under a recorder: its arrays lie in a buffer that stays, what it makes lies in an arena, and every call of
+a compiled kernel is written down with its addresses. Later batches of that layout are copied into the buffer, and the
+list is run: no Python between kernels. What is not a compiled kernel (sampling, the token history: a few calls per step)
+is called again as it was, its results copied to where they lay.
+
+All tapes share one arena, because nothing in it outlives a step. Memory that the recorded step freed is used again by the
+recorded step, as it would be when run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from thalweg.backends.cpu.native import WORDS, Library, zeroed
+from thalweg.backends.eager import Done, EagerExecutable, to_torch
+from thalweg.hal.op import Kernel
+from thalweg.hal.step import SCRATCH, Layout, Params, StateBox, Step, StepBatch, lay_out, pack, statics, unpack
+
+logger = logging.getLogger(__name__)
+KEPT = 128
+"""Recorded steps kept; the one used longest ago goes first. Some 100 KiB each."""
+CHUNK = 4 << 20
+"""Bytes by which the arena grows, at least."""
+COLUMNS = 8
+"""Block tables are widened to powers of two, at least this many blocks, so that growing sequences keep their layout."""
+MAKES = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
+
+
+class UnrecordableError(Exception):
+    """This step cannot be replayed: why."""
+
+
+class Arena:
+    """Memory for what a recorded step makes. `restart` before each recording: all of it is free again."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._chunks: list[ctypes.Array[ctypes.c_char]] = []
+        self._free: list[tuple[int, int]] = []
+        self._recording = 0
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(c) for c in self._chunks)
+
+    def restart(self) -> None:
+        self._recording += 1
+        self._free = sorted((ctypes.addressof(c), len(c)) for c in self._chunks)
+
+    def like(self, t: Tensor) -> Tensor:
+        """An uninitialised tensor of this form; its memory is free again when it and its views are gone."""
+        if t.numel() == 0:
+            return t
+        span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+        size = -(-span * t.element_size() // 64) * 64
+        address = self._take(size)
+        held = (ctypes.c_char * size).from_address(address)
+        weakref.finalize(held, self._give, self._recording, address, size).atexit = False
+        return torch.frombuffer(held, dtype=t.dtype, count=span).as_strided(t.shape, t.stride())
+
+    def _take(self, size: int) -> int:
+        at = next((i for i, (_, n) in enumerate(self._free) if n >= size), None)
+        if at is None:
+            chunk = zeroed(self._library, max(CHUNK, size))
+            self._chunks.append(chunk)
+            self._free.append((ctypes.addressof(chunk), len(chunk)))
+            at = len(self._free) - 1
+        address, n = self._free.pop(at)
+        if n > size:
+            self._free.insert(at, (address + size, n - size))
+        return address
+
+    def _give(self, recording: int, address: int, size: int) -> None:
+        """Neighbours are joined; what an earlier recording left is free since `restart`."""
+        if recording != self._recording:
+            return
+        joined: list[tuple[int, int]] = []
+        for start, n in sorted([*self._free, (address, size)]):
+            if joined and sum(joined[-1]) == start:
+                joined[-1] = (joined[-1][0], joined[-1][1] + n)
+            else:
+                joined.append((start, n))
+        self._free = joined
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs a step and writes it down, as a tape: lists of compiled calls, and Python calls between them."""
+
+    def __init__(self, library: Library, arena: Arena) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._library, self._arena = library, arena
+        self._parts: list[list[Sequence[int]] | Callable[[], None]] = []
+        self._kept: list[Any] = []
+        self.noted = 0
+
+    def note(self, entry: Sequence[int]) -> None:
+        if not self._parts or not isinstance(self._parts[-1], list):
+            self._parts.append([])
+        self._parts[-1].append(entry)  # type: ignore[union-attr]
+        self.noted += 1
+
+    def keep(self, what: Any) -> None:
+        self._kept.append(what)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        if name == "lift_fresh":
+            raise UnrecordableError(f"{name} brings a value from Python")
+        out = func(*args, **kwargs)
+        if name in MAKES:
+            return self._arena.like(out)
+        if any(not isinstance(t, Tensor) for t in (out if isinstance(out, tuple | list) else (out,))):
+            raise UnrecordableError(f"{name} looks at a value")
+        return self.call(func, args, kwargs, out, func._schema.is_mutable)
+
+    def call(self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], out: Any, writes: bool) -> Any:
+        """Note a call that gave `out`; what it made is moved into the arena. A call that made and wrote nothing (a view) is
+        not done again: its result stays where it is."""
+        inputs = {_memory(t) for t in _tensors((args, kwargs))}
+        moved: dict[int, Tensor] = {}
+        for i, t in enumerate(_tensors(out)):
+            if _memory(t) not in inputs:
+                moved[i] = self._arena.like(t).copy_(t)
+        if moved or writes:
+            self._parts.append(functools.partial(_again, func, args, kwargs, list(moved.items())))
+        return _replaced(out, moved)
+
+    def tape(self) -> Callable[[], None]:
+        """What runs the step again."""
+        parts = [
+            np.array([[*e, *[0] * (WORDS - len(e))] for e in p], np.int64) if isinstance(p, list) else p for p in self._parts
+        ]
+        replay, context, kept = self._library.replay, self._library.context, self._kept
+
+        def run() -> None:
+            for part in parts:
+                if isinstance(part, np.ndarray):
+                    replay(context, part.ctypes.data, len(part))
+                else:
+                    part()
+
+        run.kept = kept  # type: ignore[attr-defined]
+        return run
+
+
+def _table(entries: Sequence[Sequence[int]]) -> np.ndarray:
+    return np.array([[*e, *[0] * (WORDS - len(e))] for e in entries], np.int64)
+
+
+def _again(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], targets: list[tuple[int, Tensor]]) -> None:
+    if not targets:
+        func(*args, **kwargs)
+        return
+    got = list(_tensors(func(*args, **kwargs)))
+    for i, target in targets:
+        target.copy_(got[i])
+
+
+def opaque(kernel: Kernel, library: Library) -> Kernel:
+    """A kernel that decides by values (which rows draw, how far to look): recorded as one call, whatever it does inside.
+    The shapes of its results must follow from those of its arguments."""
+
+    @functools.wraps(kernel.run)
+    def run(*args: Any, **static: Any) -> Any:
+        if library.tape is None:
+            return kernel.run(*args, **static)
+        with _disable_current_modes():  # type: ignore[no-untyped-call]
+            out = kernel.run(*args, **static)
+            return library.tape.call(kernel.run, args, static, out, True)
+
+    return replace(kernel, run=run)
+
+
+@dataclass(slots=True)
+class _Recorded:
+    buffer: np.ndarray
+    """Where the batch must lie."""
+    run: Callable[[], None]
+    result: Any
+    """Of tensors that the tape fills."""
+    held: Any
+    """Tensors over the buffer, whose addresses the tape holds."""
+
+
+class RecordingExecutable:
+    """Steps of one token per sequence are recorded when a layout comes a second time; others run as they are written."""
+
+    def __init__(self, step: Step, params: Params, state: StateBox, library: Library, arena: Arena) -> None:
+        self._eager = EagerExecutable(step, params, state)
+        self._step, self._params, self._state, self._library, self._arena = step, params, state, library, arena
+        self._tapes: OrderedDict[Any, _Recorded | None] = OrderedDict()
+        """By layout and statics. None: met once, or not to be recorded."""
+        self._never: set[Any] = set()
+
+    def __call__(self, batch: StepBatch) -> Done:
+        if batch.uniform != 1 or (batch.slots == SCRATCH).any() or not len(batch.slots):
+            return self._eager(batch)
+        wide = replace(batch, block_tables=tuple(_widened(t) for t in batch.block_tables))
+        layout, size = lay_out(wide)
+        key = (layout, statics(wide))
+        if key in self._never:
+            return self._eager(batch)
+        if key not in self._tapes:
+            self._tapes[key] = None
+            if len(self._tapes) > KEPT:
+                self._tapes.popitem(last=False)
+            return self._eager(batch)
+        self._tapes.move_to_end(key)
+        tape = self._tapes[key]
+        try:
+            if tape is not None:
+                return self._replay(tape, wide, layout)
+            return self._record(key, wide, layout, size)
+        except UnrecordableError as e:
+            logger.debug("a step is not recorded: %s", e)
+            self._never.add(key)
+        except Exception as e:
+            if tape is not None:
+                return Done(None, e)
+        del self._tapes[key]
+        return self._eager(batch)  # every write of a step is the same when it is done again
+
+    def _replay(self, tape: _Recorded, batch: StepBatch, layout: Layout) -> Done:
+        pack(batch, layout, tape.buffer)
+        with torch.inference_mode():
+            tape.run()
+        return Done(_copied(tape.result))
+
+    def _record(self, key: Any, batch: StepBatch, layout: Layout, size: int) -> Done:
+        held = zeroed(self._library, size)
+        buffer = np.frombuffer(held, np.uint8)
+        pack(batch, layout, buffer)
+        arrays = {
+            name: to_torch(buffer[at : at + _bytes(kind, shape)].view(kind).reshape(shape)) for name, kind, shape, at in layout
+        }
+        laid = unpack(batch, arrays)
+        self._arena.restart()
+        recorder = Recorder(self._library, self._arena)
+        self._library.tape = recorder
+        try:
+            with torch.inference_mode(), recorder:
+                state, result = self._step(self._params, self._state.value, laid)
+        finally:
+            self._library.tape = None
+        if not _in_place(self._state.value, state):
+            raise UnrecordableError("the step returned a state in other memory")
+        self._tapes[key] = _Recorded(buffer, recorder.tape(), result, laid)
+        return Done(_copied(result))
+
+
+def _widened(table: np.ndarray) -> np.ndarray:
+    columns = max(COLUMNS, 1 << (table.shape[1] - 1).bit_length())
+    out = np.full((table.shape[0], columns), SCRATCH, table.dtype)
+    out[:, : table.shape[1]] = table
+    return out
+
+
+def _bytes(kind: str, shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape)) * np.dtype(kind).itemsize
+
+
+def _memory(t: Tensor) -> int:
+    return int(t.untyped_storage()._cdata)
+
+
+def _tensors(x: Any) -> Iterator[Tensor]:
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, Mapping):
+        for v in x.values():
+            yield from _tensors(v)
+    elif isinstance(x, list | tuple):
+        for v in x:
+            yield from _tensors(v)
+
+
+def _replaced(out: Any, moved: Mapping[int, Tensor]) -> Any:
+    """`out`, a tensor or a flat sequence of them, with some in other memory."""
+    if isinstance(out, Tensor):
+        return moved.get(0, out)
+    return type(out)(moved.get(i, t) for i, t in enumerate(out))
+
+
+def _in_place(old: Any, new: Any) -> bool:
+    before, after = list(_tensors(old)), list(_tensors(new))
+    return len(before) == len(after) and all(a.data_ptr() == b.data_ptr() for a, b in zip(before, after, strict=True))
+
+
+def _copied(x: Any) -> Any:
+    """A result with numpy arrays of its own in place of tensors."""
+    if isinstance(x, Tensor):
+        return x.numpy().copy()
+    if is_dataclass(x) and not isinstance(x, type):
+        return replace(x, **{f.name: _copied(getattr(x, f.name)) for f in fields(x)})
+    if isinstance(x, Mapping):
+        return {k: _copied(v) for k, v in x.items()}
+    return x
