@@ -14,8 +14,8 @@ from typing import Any
 
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 
-CHUNK = 1 << 24
-"""Weights rounded at once: bounds the float32 copy."""
+CHUNK = 1 << 20
+"""Weights rounded at once: their float32 copies stay in a cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for i, t in enumerate(_tensors(out)):
             if _memory(t) not in inputs:
                 moved[i] = self._arena.like(t).copy_(t)
-        if moved or writes:
+        if func is torch.ops.aten._to_copy.default and moved:  # straight to where it belongs: logits are large
+            self._parts.append(functools.partial(moved[0].copy_, args[0]))
+        elif moved or writes:
             self._parts.append(functools.partial(_again, func, args, kwargs, list(moved.items())))
         return _replaced(out, moved)
 

@@ -74,22 +74,25 @@ def quantise(weight: Tensor, format: WeightFormat) -> QTensor:
     out, fan_in = weight.shape
     size = {0: fan_in, -1: fan_in}.get(format.group, format.group)
     groups = -(-fan_in // size)
-    wide = F.pad(weight.to(torch.float32), (0, groups * size - fan_in)).reshape(out, groups, size)
+    wide, missing = weight.to(torch.float32), groups * size - fan_in
+    wide = (F.pad(wide, (0, missing)) if missing else wide).reshape(out, groups, size)
     data = _float_codes(wide, format) if format.kind == "float" else _int_codes(wide, format)
     data["codes"] = data["codes"].reshape(out, groups * size)[:, :fan_in].contiguous()
     return QTensor(format, (out, fan_in), data)
 
 
 def _int_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
+    """Whole checkpoints go through here: each result is worked on in place, `wide` itself is left as it is."""
     if format.symmetric:
         top = (1 << (format.bits - 1)) - 1
         scales = _nonzero(_largest(wide, format) / top)
-        return {"codes": torch.round(wide / scales[..., None]).clamp(-top - 1, top).to(torch.int8), "scales": scales}
+        codes = (wide / scales[..., None]).round_().clamp_(-top - 1, top)
+        return {"codes": codes.to(torch.int8), "scales": scales}
     top = (1 << format.bits) - 1
     low, high = wide.amin(-1).clamp(max=0), wide.amax(-1).clamp(min=0)
     scales = _nonzero((high - low) / top)
     zeros = torch.round(-low / scales)
-    codes = (torch.round(wide / scales[..., None]) + zeros[..., None]).clamp(0, top)
+    codes = (wide / scales[..., None]).round_().add_(zeros[..., None]).clamp_(0, top)
     return {"codes": codes.to(torch.uint8), "scales": scales, "zeros": zeros.to(torch.uint8)}
 
 
@@ -114,7 +117,7 @@ def _float_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
 
 def _largest(wide: Tensor, format: WeightFormat) -> Tensor:
     """[out, groups], or [1, 1] for one scale of the whole tensor."""
-    top = wide.abs().amax(-1)
+    top = torch.maximum(wide.amax(-1), -wide.amin(-1))
     return top.amax().reshape(1, 1) if format.group == -1 else top
 
 

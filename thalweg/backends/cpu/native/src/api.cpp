@@ -129,7 +129,7 @@ struct Pack {
     const void* codes;
 };
 
-// Inputs first .. last - 1 of one output.
+// Inputs first .. last - 1 of one output, one by one.
 void pack_some(const Pack& p, int64_t row, int64_t first, int64_t last) {
     const Weight& w = *p.w;
     uint8_t* out = w.data + row / PANEL * w.panel_bytes;
@@ -140,32 +140,98 @@ void pack_some(const Pack& p, int64_t row, int64_t first, int64_t last) {
     } else if (w.form == Form::dense) {
         const uint16_t* from = (const uint16_t*)p.codes + row * w.k;
         for (int64_t k = first; k < last; ++k) ((uint16_t*)out)[(k / 2 * PANEL + c) * 2 + k % 2] = from[k];
-    } else if (w.form == Form::int4) {
-        const uint8_t* from = (const uint8_t*)p.codes + row * w.k;
-        for (int64_t k = first; k < (last + 1) / 2 * 2; ++k) {
-            int code = k < last ? (w.offsets ? from[k] : int8_t(from[k]) + 8) & 15 : 8;
-            ((uint16_t*)(out + k / 2 * 64))[c % 16 * 2 + k % 2] |= uint16_t(code << (4 * (c / 16)));
-        }
     } else {
-        int per = w.form == Form::int8_rows ? 4 : 2;
-        const uint8_t* from = (const uint8_t*)p.codes + row * w.k;
-        uint8_t flip = w.offsets ? 128 : 0;  // unsigned codes with zeros become signed ones
-        int32_t sum = 0;
-        for (int64_t k = first; k < last; ++k) {
-            out[(k / per * PANEL + c) * per + k % per] = from[k] ^ flip;
-            sum += int8_t(from[k]);
-        }
-        if (w.sums) w.sums[row] += 128 * sum;
+        const int64_t per = w.form == Form::int8_rows ? 4 : 2;
+        const uint8_t *from = (const uint8_t*)p.codes + row * w.k, flip = w.offsets ? 128 : 0;
+        for (int64_t k = first; k < last; ++k) out[(k / per * PANEL + c) * per + k % per] = from[k] ^ flip;
     }
 }
 
-// A stretch of inputs at a time, so that what is written stays in the nearest cache until it is whole.
+typedef uint32_t Four __attribute__((vector_size(16)));
+
+// A panel of 64 outputs is the transpose of 64 rows of 32-bit words, as far as words are whole: four by four, one line of
+// four rows at a time. flip: of every word. Returns the words of a row that were done.
+int64_t transpose(const uint8_t* rows, int64_t row_bytes, uint32_t* out, uint32_t flip) {
+    const int64_t words = row_bytes / 16 * 4;
+    for (int64_t from = 0; from < words; from += 16) {
+        const int64_t to = from + 16 < words ? from + 16 : words;
+        for (int c = 0; c < PANEL; c += 4)
+            for (int64_t u = from; u < to; u += 4) {
+                Four a, b, d, e;
+                memcpy(&a, rows + c * row_bytes + u * 4, 16), memcpy(&b, rows + (c + 1) * row_bytes + u * 4, 16);
+                memcpy(&d, rows + (c + 2) * row_bytes + u * 4, 16), memcpy(&e, rows + (c + 3) * row_bytes + u * 4, 16);
+                Four ab = __builtin_shuffle(a, b, Four{0, 4, 1, 5}), ba = __builtin_shuffle(a, b, Four{2, 6, 3, 7});
+                Four de = __builtin_shuffle(d, e, Four{0, 4, 1, 5}), ed = __builtin_shuffle(d, e, Four{2, 6, 3, 7});
+                Four columns[4] = {__builtin_shuffle(ab, de, Four{0, 1, 4, 5}), __builtin_shuffle(ab, de, Four{2, 3, 6, 7}),
+                                   __builtin_shuffle(ba, ed, Four{0, 1, 4, 5}), __builtin_shuffle(ba, ed, Four{2, 3, 6, 7})};
+                for (int i = 0; i < 4; ++i) {
+                    Four word = columns[i] ^ flip;
+                    memcpy(out + (u + i) * PANEL + c, &word, 16);
+                }
+            }
+    }
+    return words;
+}
+
+// int8 with bfloat16 steps: the same, of 16-bit units.
+int64_t transpose16(const uint8_t* rows, int64_t row_bytes, uint16_t* out, uint16_t flip) {
+    const int64_t units = row_bytes / 2;
+    for (int64_t from = 0; from < units; from += 16) {
+        const int64_t to = from + 16 < units ? from + 16 : units;
+        for (int c = 0; c < PANEL; ++c)
+            for (int64_t u = from; u < to; ++u) {
+                uint16_t unit;
+                memcpy(&unit, rows + c * row_bytes + u * 2, 2);
+                out[u * PANEL + c] = unit ^ flip;
+            }
+    }
+    return units;
+}
+
+// 4-bit codes, a byte each: four outputs a quarter of a panel apart share a 16-bit word of two inputs. A word is written once.
+void pack_nibbles(const Pack& p, int64_t panel) {
+    const Weight& w = *p.w;
+    const uint8_t* rows = (const uint8_t*)p.codes + panel * PANEL * w.k;
+    uint8_t* out = w.data + panel * w.panel_bytes;
+    const int64_t left = w.n - panel * PANEL;
+    const uint8_t shift = w.offsets ? 0 : 8;
+    for (int64_t from = 0; from < w.k; from += 64)
+        for (int c = 0; c < 16; ++c) {
+            const int64_t to = from + 64 < w.k ? from + 64 : w.k;
+            for (int64_t k = from; k < (to + 1) / 2 * 2; ++k) {
+                uint16_t word = 0;
+                for (int q = 0; q < 4; ++q) {
+                    const int64_t row = q * 16 + c;
+                    const int code = k < w.k && row < left ? (rows[row * w.k + k] + shift) & 15 : k < w.k ? 0 : 8;
+                    word |= uint16_t(row < left ? code << (4 * q) : 0);
+                }
+                memcpy(out + k / 2 * 64 + c * 4 + k % 2 * 2, &word, 2);
+            }
+        }
+}
+
 void pack_panel(void* job, int64_t panel) {
     const Pack& p = *(const Pack*)job;
     const Weight& w = *p.w;
-    int64_t end = (panel + 1) * PANEL < w.n ? (panel + 1) * PANEL : w.n;
-    for (int64_t k = 0; k < w.k; k += PANEL)
-        for (int64_t row = panel * PANEL; row < end; ++row) pack_some(p, row, k, k + PANEL < w.k ? k + PANEL : w.k);
+    if (w.form == Form::int4) return pack_nibbles(p, panel);
+    const int64_t first = panel * PANEL, end = first + PANEL < w.n ? first + PANEL : w.n;
+    const int64_t bytes = w.form != Form::dense ? 1 : w.type == Type::f32 ? 4 : 2;
+    const uint8_t* rows = (const uint8_t*)p.codes + first * w.k * bytes;
+    uint8_t* out = w.data + panel * w.panel_bytes;
+    int64_t done = 0;  // inputs
+    if (end - first < PANEL) done = 0;  // a panel that is not full goes one by one
+    else if (w.form == Form::int8) done = transpose16(rows, w.k, (uint16_t*)out, w.offsets ? 0x8080 : 0) * 2;
+    else done = transpose(rows, w.k * bytes, (uint32_t*)out, 0) * 4 / bytes;
+    // The rest a stretch at a time, so that what is written stays in the nearest cache until it is whole.
+    for (int64_t k = done; k < w.k; k += PANEL)
+        for (int64_t row = first; row < end; ++row) pack_some(p, row, k, k + PANEL < w.k ? k + PANEL : w.k);
+    if (w.sums)
+        for (int64_t row = first; row < end; ++row) {
+            const int8_t* codes = (const int8_t*)p.codes + row * w.k;
+            int32_t sum = 0;
+            for (int64_t k = 0; k < w.k; ++k) sum += codes[k];
+            w.sums[row] = 128 * sum;
+        }
 }
 
 }  // namespace
