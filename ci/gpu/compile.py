@@ -138,6 +138,12 @@ SPECS = {
     "sinks": AttnSpec(64, 8, 64, 0.125, "bfloat16", "window", 128, sinks=True),
     "half": AttnSpec(32, 32, 80, 80**-0.5, "float16"),
     "float": AttnSpec(14, 2, 64, 0.125, "float32"),
+    "mla": AttnSpec(128, 1, 576, 0.1, "bfloat16", "latent", latent=512),
+    "mla 16": AttnSpec(16, 1, 576, 0.1, "float16", "latent", latent=512),
+    "mla e4m3": AttnSpec(128, 1, 576, 0.1, "bfloat16", "latent", latent=512, kv_dtype="float8_e4m3fn"),
+    "mla e5m2": AttnSpec(128, 1, 576, 0.1, "bfloat16", "latent", latent=512, kv_dtype="float8_e5m2"),
+    "mla int8": AttnSpec(128, 1, 576, 0.1, "bfloat16", "latent", latent=512, kv_dtype="int8"),
+    "mla float": AttnSpec(16, 1, 288, 0.1, "float32", "latent", latent=256),
 }
 VOCAB = 128_256
 

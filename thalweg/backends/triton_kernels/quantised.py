@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.backends.triton_kernels import codes
+from thalweg.backends.triton_kernels.codes import without_negative_zero
 from thalweg.backends.triton_kernels.linear import DTYPES
 from thalweg.backends.triton_kernels.tiles import Tiles
 from thalweg.hal.op import Kernel
@@ -48,7 +49,7 @@ def tile(
         if KIND == "float8":
             number = codes.from_e4m3(code, NATIVE).to(kind)
         elif KIND == "raw8":
-            number = code.to(tl.float8e4nv, bitcast=True)
+            number = codes.as_native(code, NATIVE)
         elif KIND == "raw":
             number = code
         else:
@@ -66,7 +67,7 @@ def _inputs(x, rows_at, start, width, ok, K: tl.constexpr, EVEN: tl.constexpr, k
         mask = ok[:, None] & (i < width)[None, :]
     a = tl.load(x + rows_at[:, None] + i[None, :], mask=mask, other=0)
     if CODES:
-        a = a.to(tl.float8e4nv, bitcast=True) if NATIVE else codes.from_e4m3(a, False).to(kind)
+        a = codes.as_native(a, NATIVE) if NATIVE != "" else codes.from_e4m3(a, "").to(kind)
     return a
 
 
@@ -112,6 +113,16 @@ def sums(
 
 
 @triton.jit
+def scaled(acc, scales, j, ok, GROUP: tl.constexpr):
+    """Sums [M, N] times the scales of whole rows of the weight (GROUP 0), j [N], or of all of it (below 0)."""
+    if GROUP == 0:
+        acc *= tl.load(scales + j, mask=ok, other=0.0)[None, :]
+    if GROUP < 0:
+        acc *= tl.load(scales)
+    return acc
+
+
+@triton.jit
 def product(
     x, x_scales, weight, scales, zeros, bias, out, rows, width, cols, x_row, w_row,
     KIND: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, CODES: tl.constexpr, EVEN: tl.constexpr,
@@ -127,10 +138,7 @@ def product(
         x, i * x_row, i_ok, weight, scales, zeros, j, j * w_row, j_ok, width, cols, kind,
         KIND, GROUP, ZEROS, CODES, EVEN, INTEGER, NATIVE, PRECISION, M, N, K,
     )  # fmt: skip
-    if GROUP == 0:
-        acc *= tl.load(scales + j, mask=j_ok, other=0.0)[None, :]
-    if GROUP < 0:
-        acc *= tl.load(scales)
+    acc = scaled(acc, scales, j, j_ok, GROUP)
     if SCALED:
         acc *= tl.load(x_scales + i, mask=i_ok, other=0.0)[:, None]
     if BIAS:
@@ -139,8 +147,8 @@ def product(
 
 
 @triton.jit
-def _round(x, out, scales, width, x_row, INTEGER: tl.constexpr, BLOCK: tl.constexpr):
-    """One row of x to codes and their scale, as `hal.ops.quantise.quantise_rows` rounds them."""
+def _round(x, out, scales, width, x_row, INTEGER: tl.constexpr, NATIVE: tl.constexpr, BLOCK: tl.constexpr):
+    """One row of x to codes and the scale of what they are read as, as `hal.ops.quantise.quantise_rows` rounds them."""
     r = tl.program_id(0).to(tl.int64)
     top: tl.constexpr = 127.0 if INTEGER else 448.0
     most = tl.zeros([BLOCK], tl.float32)
@@ -149,14 +157,14 @@ def _round(x, out, scales, width, x_row, INTEGER: tl.constexpr, BLOCK: tl.conste
         most = tl.maximum(most, tl.abs(tl.load(x + r * x_row + i, mask=i < width, other=0.0).to(tl.float32)))
     scale = tl.div_rn(tl.max(most, 0), top)
     scale = tl.where(scale > 0, scale, 1.0)
-    tl.store(scales + r, scale)
+    tl.store(scales + r, scale * 2.0 if not INTEGER and codes.halved(NATIVE) else scale)
     for start in range(0, width, BLOCK):
         i = start + tl.arange(0, BLOCK)
         code = tl.div_rn(tl.load(x + r * x_row + i, mask=i < width, other=0.0).to(tl.float32), scale)
         if INTEGER:
             made = tl.minimum(tl.maximum(codes.nearest(code), -top), top).to(tl.int8)
         else:
-            made = codes.to_e4m3(code)
+            made = codes.to_e4m3(code, NATIVE)
         tl.store(out + r * width + i, made, mask=i < width)
 
 
@@ -167,7 +175,8 @@ def round_rows(tiles: Tiles, x: Tensor, act: str) -> tuple[Tensor, Tensor]:
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
     block = min(triton.next_power_of_2(width), tiles.vocab.block)
     _round[(rows,)](
-        x, out, scales, width, x.stride(0), INTEGER=act == "int8", BLOCK=block, num_warps=min(4, tiles.rows.warps)
+        x, out, scales, width, x.stride(0), INTEGER=act == "int8", NATIVE=tiles.float8, BLOCK=block,
+        num_warps=min(4, tiles.rows.warps),
     )  # fmt: skip
     return out, scales
 
@@ -224,7 +233,7 @@ def chunk(group: int) -> int:
     return min(group, CHUNK) if group > 0 else CHUNK
 
 
-def pack(w: QTensor) -> dict[str, Tensor]:
+def pack(tiles: Tiles, w: QTensor) -> dict[str, Tensor]:
     """{"codes": uint8 or int8 [out, in] or for 4 bits [out, in / 2 in whole chunks], "scales" and "zeros": [groups, out]}."""
     codes = w.data["codes"]
     made = {"scales": w.data["scales"].to(torch.float32).t().contiguous()}
@@ -233,7 +242,10 @@ def pack(w: QTensor) -> dict[str, Tensor]:
     if w.format.kind == "float" and codes.dtype != torch.float8_e4m3fn:
         raise ValueError(f"weight {w.format} of shape {w.shape}: runs codes of float8_e4m3fn, not {codes.dtype}")
     if w.format.bits != 4:
-        return made | {"codes": codes.contiguous().view(torch.uint8 if w.format.kind == "float" else codes.dtype)}
+        codes = codes.contiguous().view(torch.uint8 if w.format.kind == "float" else codes.dtype)
+        if w.format.kind == "float" and tiles.float8 == "float8_e4m3fnuz":
+            codes, made["scales"] = without_negative_zero(codes), made["scales"] * 2
+        return made | {"codes": codes}
     if w.format.kind == "float":
         made["scales"] = made["scales"] * 0.5  # the product multiplies twice the values
         levels = torch.tensor(E2M1, device=codes.device)
@@ -281,5 +293,5 @@ def kernels(t: Tiles) -> tuple[Kernel, ...]:
         for exact in (False, True):
             run = part(linear, t, kind, exact)
             label = name if exact else f"{name}-as-it-comes"
-            found.append(Kernel("linear", label, run, supports=fits, pack=pack, batch_invariant=exact))
+            found.append(Kernel("linear", label, run, supports=fits, pack=part(pack, t), batch_invariant=exact))
     return tuple(found)
