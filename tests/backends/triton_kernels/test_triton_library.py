@@ -47,7 +47,7 @@ def test_ops_and_device_pass_the_conformance_kit_in_the_interpreter() -> None:
 
 
 def test_attention_passes_the_conformance_kit_in_the_interpreter() -> None:
-    """Chosen cases; all of them take minutes of one core: `pytest --pyargs thalweg.hal.testing --platform=...`."""
+    """Chosen cases; all of them take minutes of one core: docs/status.md has the command, in parts."""
     _kit("-q", "-k", "test_attention and (window or int8 or e4m3) and 16 and float32 and not chunking")
 
 

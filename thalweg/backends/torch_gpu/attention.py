@@ -32,7 +32,7 @@ class GatherAttention(AttentionBackend):
         if spec.kind not in ("full", "window", "latent"):
             return f"runs kinds full, window and latent, not {spec.kind}"
         if spec.kind == "latent" and (spec.kv_heads != 1 or not 0 < spec.latent <= spec.head_dim):
-            return f"latent attention has one KV head and values within its keys, not {spec.kv_heads} and {spec.latent} elements"
+            return f"latent attention has one KV head and values in its keys, not {spec.kv_heads} and {spec.latent} elements"
         if spec.heads % spec.kv_heads:
             return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
         if spec.kv_dtype not in ("", spec.dtype):

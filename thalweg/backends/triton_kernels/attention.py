@@ -99,7 +99,7 @@ class PagedAttention(AttentionBackend):
 
     def _refuses_latent(self, spec: AttnSpec) -> str | None:
         if spec.kv_heads != 1 or not 0 < spec.latent <= spec.head_dim:
-            return f"latent attention has one KV head and values within its keys, not {spec.kv_heads} and {spec.latent} elements"
+            return f"latent attention has one KV head and values in its keys, not {spec.kv_heads} and {spec.latent} elements"
         beyond = spec.head_dim - spec.latent
         if spec.latent > MOST_LATENT or beyond > MOST_BEYOND:
             return f"runs latent sizes up to {MOST_LATENT} and {MOST_BEYOND} elements beyond, not {spec.latent} and {beyond}"

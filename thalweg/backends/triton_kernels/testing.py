@@ -62,7 +62,7 @@ class InterpretPlatform(Platform):
 
 def _repair() -> None:
     """What the interpreter gets wrong: products of bfloat16 (it multiplies the bit patterns), rounding to bfloat16 and to
-    the 8-bit floats (it truncates, or carries wrongly), and what the codes of float8_e4m3fnuz mean."""
+    the 8-bit floats (it truncates, or carries wrongly), and codes of those that are no number."""
     import numpy as np
     import torch
     import triton.language as tl
@@ -76,10 +76,14 @@ def _repair() -> None:
         tl.bfloat16: (torch.bfloat16, np.uint16), tl.float8e4nv: (torch.float8_e4m3fn, np.uint8),
         tl.float8e5: (torch.float8_e5m2, np.uint8),
     }  # fmt: skip
+    eight = {
+        tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2, tl.float8e4b8: torch.float8_e4m3fnuz,
+    }  # fmt: skip
+    tl.float8e4b8.to_ir = lambda builder: builder.get_fp8e4b8_ty()  # a type that the interpreter's own list lacks
 
     def wide(h: Any) -> Any:
-        if h.dtype.scalar == tl.float8e4b8:
-            values = torch.from_numpy(np.ascontiguousarray(h.data)).view(torch.float8_e4m3fnuz)
+        if h.dtype.scalar in eight:
+            values = torch.from_numpy(np.ascontiguousarray(h.data)).view(eight[h.dtype.scalar])
             return interpreter.TensorHandle(values.to(torch.float32).numpy(), tl.float32)
         if h.dtype.scalar != tl.bfloat16:
             return h
@@ -96,7 +100,7 @@ def _repair() -> None:
         return cast(self, src, to)
 
     def create_fp_to_fp(self: Any, src: Any, to: Any, rounding: Any) -> Any:
-        if src.dtype.scalar == tl.float8e4b8:
+        if src.dtype.scalar in eight:
             src = wide(src)
         return cast_impl(self, src, to) if src.dtype.scalar == tl.float32 else old_fp(self, src, to, rounding)
 
