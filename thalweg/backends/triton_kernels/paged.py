@@ -147,6 +147,33 @@ def _joined(m, total, acc, m2, total2, acc2):
 
 
 @triton.jit
+def _spans(
+    rows, rest, position, kv, scales, table, low, end, kv_head, scale, SPLIT: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, LATENT: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, HELD: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr,
+    KEYS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    """What `_span` gives of all keys from low to end: in spans of SPLIT keys, joined one after another, or (0) in one."""
+    if SPLIT > 0:
+        m = tl.full([M], float("-inf"), tl.float32)
+        total = tl.zeros([M], tl.float32)
+        acc = tl.zeros([M, BLOCK], tl.float32)
+        for span in range(low // SPLIT, tl.cdiv(end, SPLIT)):
+            stop = tl.minimum(span * SPLIT + SPLIT, end)
+            m2, total2, acc2 = _span(
+                rows, rest, position, kv, scales, table, low, span * SPLIT, stop, kv_head, scale,
+                HEADS, DIM, LATENT, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK, REST,
+            )  # fmt: skip
+            m, total, acc = _joined(m, total, acc, m2, total2, acc2)
+    else:
+        m, total, acc = _span(
+            rows, rest, position, kv, scales, table, low, low, end, kv_head, scale,
+            HEADS, DIM, LATENT, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK, REST,
+        )  # fmt: skip
+    return m, total, acc
+
+
+@triton.jit
 def _finished(m, total, acc, sinks, head, mine, SINKS: tl.constexpr):
     """The result of rows of these heads."""
     if SINKS:
@@ -229,22 +256,10 @@ def attend(
         tl.store(part_ml + place * 2 + 1, total, mask=mine)
         tl.store(part + place[:, None] * width + d[None, :], acc, mask=ok)
         return
-    if JOIN:
-        m = tl.full([M], float("-inf"), tl.float32)
-        total = tl.zeros([M], tl.float32)
-        acc = tl.zeros([M, BLOCK], tl.float32)
-        for span in range(low // SPLIT, tl.cdiv(end, SPLIT)):
-            stop = tl.minimum(span * SPLIT + SPLIT, end)
-            m2, total2, acc2 = _span(
-                rows, rest, at, kv, scales, own, low, span * SPLIT, stop, kv_head, scale,
-                KV_HEADS, DIM, LATENT, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK, REST,
-            )  # fmt: skip
-            m, total, acc = _joined(m, total, acc, m2, total2, acc2)
-    else:
-        m, total, acc = _span(
-            rows, rest, at, kv, scales, own, low, low, end, kv_head, scale,
-            KV_HEADS, DIM, LATENT, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK, REST,
-        )  # fmt: skip
+    m, total, acc = _spans(
+        rows, rest, at, kv, scales, own, low, end, kv_head, scale, SPLIT if JOIN else 0,
+        KV_HEADS, DIM, LATENT, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK, REST,
+    )  # fmt: skip
     tl.store(out + put, _finished(m, total, acc, sinks, head, mine, SINKS).to(out.dtype.element_ty), mask=ok)
 
 
