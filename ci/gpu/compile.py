@@ -237,6 +237,7 @@ def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
 FORMATS = (
     WeightFormat("int", 8), WeightFormat("int", 4, 128), WeightFormat("int", 4, 32, symmetric=False), WeightFormat("float", 8),
     WeightFormat("float", 8, 128), WeightFormat("float", 4, 32), WeightFormat("int", 8, act="int8"),
+    WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn"),
     WeightFormat("float", 8, act="float8_e4m3fn"), WeightFormat("float", 8, 128, act="float8_e4m3fn"),
 )  # fmt: skip
 
@@ -246,6 +247,8 @@ def qtensor(format: WeightFormat, cols: int, width: int) -> QTensor:
     groups = {0: 1, -1: 1}.get(format.group, -(-width // max(1, format.group)))
     kind = torch.float8_e4m3fn if format.kind == "float" else torch.int8 if format.symmetric else torch.uint8
     data = {"codes": meta(cols, width, dtype=kind), "scales": meta(cols, groups, dtype=F32)}
+    if format.scale_dtype:
+        data |= {"scales": meta(cols, groups, dtype=getattr(torch, format.scale_dtype)), "scale": meta(1, 1, dtype=F32)}
     if not format.symmetric:
         data["zeros"] = meta(cols, groups, dtype=torch.uint8)
     return QTensor(format, (cols, width), data)
