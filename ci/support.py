@@ -1,9 +1,9 @@
 """Makes the support matrix anew: runs of the conformance kit and of the compile check, their evidence, and docs/support.md.
 
-    python ci/support.py [NAME ...] [--list] [--compiled FILE]
+    python ci/support.py [NAME ...] [--list] [--compiled FILE ...]
 
 Each NAME is one file of thalweg/assets/support; without names, all of them. --compiled: what `ci/gpu/compile.py --json FILE`
-wrote, in place of compiling again (minutes per architecture). Run it after kernels changed; nothing there is typed by hand.
+wrote (in parts, a file for each), in place of compiling again (minutes per architecture). Run it after kernels changed; nothing there is typed by hand.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"of {', '.join([*RUNS, 'compiled'])}; default: all")
     parser.add_argument("--list", action="store_true", help="print the command of each and run nothing")
-    parser.add_argument("--compiled", type=Path, metavar="FILE")
+    parser.add_argument("--compiled", type=Path, nargs="*", default=[], metavar="FILE")
     args = parser.parse_args()
     if unknown := set(args.names) - {*RUNS, "compiled"}:
         parser.error(f"there is no {', '.join(sorted(unknown))}")
@@ -145,7 +145,7 @@ def main() -> int:
         if name in RUNS:
             make(name)
             continue
-        outcomes = json.loads(args.compiled.read_text()) if args.compiled else compile_all()
+        outcomes = [o for file in args.compiled for o in json.loads(file.read_text())] or compile_all()
         for file, evidence in compiled(outcomes, launch_names()).items():
             (FOLDER / f"{file}.json").write_text(json.dumps(evidence, indent=1, sort_keys=True) + "\n")
     page = subprocess.run([sys.executable, "-m", "thalweg", "backends", "--matrix"], capture_output=True, text=True, check=True)

@@ -1,6 +1,6 @@
 """Compiles every kernel launch of the Triton library for GPUs that are not here, and reads what came out.
 
-    python ci/gpu/compile.py [--quick] [--arch sm_90 ...] [--only attend] [--seconds 120] [--json FILE]
+    python ci/gpu/compile.py [--quick] [--arch sm_90 ...] [--only attend] [--part 1/2] [--seconds 120] [--json FILE]
 
 The launches are those that the library makes for real layers (`launches`), recorded instead of run, so a tile size, a type
 or an argument is never written down twice. They are compiled in a process of their own, which another follows where a compiler
@@ -436,15 +436,20 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help=f"the launches that matter most, for {', '.join(QUICK)}")
     parser.add_argument("--arch", nargs="*", help=f"default: {' '.join(ARCHS)}")
     parser.add_argument("--only", default="", help="launches whose name contains this")
+    parser.add_argument("--part", metavar="I/N", default="1/1", help="the I-th of N parts of each architecture's launches")
     parser.add_argument("--seconds", type=float, default=120, help="time limit of one compilation")
     parser.add_argument("--json", type=Path, help="also write the outcomes here")
     args = parser.parse_args()
+    part, parts = map(int, args.part.split("/"))
+    if not 1 <= part <= parts:
+        parser.error(f"--part: {args.part} is not the I-th of N parts, as in 1/2")
     outcomes = []
     print(f"{'launch':44} {'arch':8} {'s':>5} {'matrix':20} {'shared':>7} {'regs':>4} {'spill':>5}  problems")
     with tempfile.TemporaryDirectory() as cache:
         triton.knobs.cache.dir = cache
         for arch in args.arch or (QUICK if args.quick else ARCHS):
             work = [x for x in launches(arch) if args.only in x.name and (not args.quick or any(q in x.name for q in QUICKLY))]
+            work = work[part - 1 :: parts]
             compiled = Guarded(work, arch, args.seconds)
             for i in range(len(work)):
                 o = compiled(i)

@@ -28,6 +28,8 @@ MOST_ROWS = 256
 """Query heads that may share a KV head: they lie in one tile (of latent attention: in several)."""
 MOST_LATENT, MOST_BEYOND = 512, 128
 """Elements of a latent key that are its value, and beyond those: a tile's sums over all of them lie in registers."""
+CODED_ROWS = 32
+"""Most rows of a latent tile whose cache holds codes."""
 PARTS = 1 << 28
 """Bytes that partial results of a decode may take. Where more would be needed, spans are longer; where their length may not
 change (exact), one program goes through all of a sequence's spans, to the same bits."""
@@ -103,6 +105,8 @@ class PagedAttention(AttentionBackend):
         beyond = spec.head_dim - spec.latent
         if spec.latent > MOST_LATENT or beyond > MOST_BEYOND:
             return f"runs latent sizes up to {MOST_LATENT} and {MOST_BEYOND} elements beyond, not {spec.latent} and {beyond}"
+        if spec.dtype == "float32" and not self._tiles.attention.latent.float32:
+            return f"runs latent attention in bfloat16 and float16: {self._tiles.arch} has no matrix products of float32"
         return None
 
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
@@ -180,16 +184,17 @@ class PagedAttention(AttentionBackend):
 
     def _fit_latent(self, spec: AttnSpec, t: Attend) -> _Fit:
         """Tiles of latent attention: heads share rows as far as a tile has them, and where rows may differ between launches
-        a decode has no more than its heads; keys and stages fewer as above, where two bytes of 512 elements are more."""
+        a decode has no more than its heads; keys fewer where a key is larger than 576 elements of two bytes; both fewer where
+        what codes are turned into takes registers too."""
         size = (_pad(spec.latent, 16) + _pad(spec.head_dim - spec.latent)) * BYTES[spec.dtype]
         scalar = self._tiles.scalar if spec.dtype == "float32" else MOST_ROWS
-        rows = min(t.rows, scalar)
+        rows = min(t.rows, scalar, CODED_ROWS if spec.kv_dtype in KV_DTYPES else t.rows)
         if not self.batch_invariant and t is self._tiles.attention.latent.decode:
             rows = min(rows, _pad(spec.heads, 16))
-        keys, stages = max(16, min(t.keys, scalar, t.keys * 1152 // size)), t.stages
-        while stages > 1 and (rows + stages * keys) * size > self._tiles.shared:
-            stages -= 1
-        return _Fit(rows, keys, t.warps, stages, min(spec.heads, rows))
+        by_hand = spec.kv_dtype == "int8" or (spec.kv_dtype == "float8_e4m3fn" and not self._tiles.float8)
+        most = t.keys // 2 if by_hand else t.keys
+        keys = max(16, min(most, scalar, t.keys * 1152 // size))
+        return _Fit(rows, keys, t.warps, t.stages, min(spec.heads, rows))
 
     def _store(self, k: Tensor, v: Tensor, cache: _Cache, latent: int, table: Tensor, batch: StepBatch) -> None:
         tokens, heads, dim = k.shape

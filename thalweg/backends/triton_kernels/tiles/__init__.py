@@ -42,11 +42,13 @@ class Attend:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Launches of latent attention: rows are query tokens x query heads; keys are those for 576 elements of two bytes."""
+    """Launches of latent attention: rows are query tokens x query heads; keys are those for 576 elements of two bytes.
+    float32: there are matrix instructions for it; scalar ones would need more registers than there are."""
 
     decode: Attend
     prefill: Attend
     exact: Attend
+    float32: bool
 
 
 @dataclass(frozen=True, slots=True)
