@@ -3,7 +3,8 @@
     python ci/support.py [NAME ...] [--list] [--compiled FILE ...]
 
 Each NAME is one file of thalweg/assets/support; without names, all of them. --compiled: what `ci/gpu/compile.py --json FILE`
-wrote (in parts, a file for each), in place of compiling again (minutes per architecture). Run it after kernels changed; nothing there is typed by hand.
+wrote (in parts, a file for each), in place of compiling again (minutes per architecture). Run it after kernels changed;
+nothing there is typed by hand.
 """
 
 from __future__ import annotations
