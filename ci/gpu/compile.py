@@ -143,7 +143,7 @@ SPECS = {
     "mla e4m3": AttnSpec(128, 1, 576, 0.1, "bfloat16", "latent", latent=512, kv_dtype="float8_e4m3fn"),
     "mla e5m2": AttnSpec(128, 1, 576, 0.1, "bfloat16", "latent", latent=512, kv_dtype="float8_e5m2"),
     "mla int8": AttnSpec(128, 1, 576, 0.1, "bfloat16", "latent", latent=512, kv_dtype="int8"),
-    "mla float": AttnSpec(16, 1, 288, 0.1, "float32", "latent", latent=256),
+    "mla float": AttnSpec(128, 1, 576, 0.1, "float32", "latent", latent=512),
 }
 VOCAB = 128_256
 
