@@ -196,6 +196,17 @@ class PagedAttention(AttentionBackend):
         keys = max(16, min(most, scalar, t.keys * 1152 // size))
         return _Fit(rows, keys, t.warps, t.stages, min(spec.heads, rows))
 
+    def _spans(self, spec: AttnSpec, rows: int, keys: int) -> tuple[int, int]:
+        """(keys of a span, spans) of a decode of this many tokens x heads, with tables of so many keys. See PARTS."""
+        split = self._tiles.attention.split
+        spans, most = triton.cdiv(keys, split), max(1, PARTS // (rows * (_width(spec) + 2) * 4))
+        if spans <= most:
+            return split, spans
+        if self.batch_invariant:
+            return split, 1
+        split *= triton.next_power_of_2(triton.cdiv(spans, most))
+        return split, triton.cdiv(keys, split)
+
     def _store(self, k: Tensor, v: Tensor, cache: _Cache, latent: int, table: Tensor, batch: StepBatch) -> None:
         tokens, heads, dim = k.shape
         rows = self._tiles.attention.write
@@ -213,18 +224,15 @@ class PagedAttention(AttentionBackend):
     ) -> None:  # fmt: skip
         """tiles: the tiled launch; None: that of sequences with up to `decode` new tokens, split over their keys."""
         fit = self._fit(spec, self._short(spec) if tiles is None else self._prefill(spec))
-        seqs, exact, width = table.shape[0], self.batch_invariant, _width(spec)
-        split = self._tiles.attention.split
-        spans = 1 if tiles is not None else triton.cdiv(table.shape[1] * cache.size, split)
-        rows, most = seqs * decode * spec.heads, max(1, PARTS // (seqs * max(1, decode) * spec.heads * (width + 2) * 4))
-        if spans > most:
-            split = split if exact else split * triton.next_power_of_2(triton.cdiv(spans, most))
-            spans = 1 if exact else triton.cdiv(table.shape[1] * cache.size, split)
+        tokens, exact, width = table.shape[0] * decode, self.batch_invariant, _width(spec)
+        split, spans = self._tiles.attention.split, 1
+        if tiles is None:
+            split, spans = self._spans(spec, tokens * spec.heads, table.shape[1] * cache.size)
         parts = spans > 1
         part = part_ml = out
         if parts:
-            part = torch.empty((rows, spans, width), dtype=torch.float32, device=q.device)
-            part_ml = torch.empty((rows, spans, 2), dtype=torch.float32, device=q.device)
+            part = torch.empty((tokens, spec.heads, spans, width), dtype=torch.float32, device=q.device)
+            part_ml = torch.empty((tokens, spec.heads, spans, 2), dtype=torch.float32, device=q.device)
         where = (batch.slots, batch.context, batch.query, batch.last_row)
         work = table if tiles is None else tiles
         sinks = q if sinks is None else sinks
@@ -239,7 +247,7 @@ class PagedAttention(AttentionBackend):
         )  # fmt: skip
         if parts:
             rows = min(4, _pad(spec.heads))
-            paged.join[(seqs * decode, triton.cdiv(spec.heads, rows))](
+            paged.join[(tokens, triton.cdiv(spec.heads, rows))](
                 part, part_ml, sinks, out, *where, spans, HEADS=spec.heads, DIM=width, WINDOW=spec.window, DECODE=decode,
                 SPLIT=split, SINKS=spec.sinks, ROWS=rows, BLOCK=_pad(width, 16), num_warps=4, enable_fp_fusion=not exact,
             )  # fmt: skip

@@ -234,7 +234,7 @@ def attend(
         if TILED or tl.program_id(2) == 0:
             tl.store(out + put, tl.zeros([M, BLOCK], out.dtype.element_ty), mask=ok)
         return
-    at_row = (row[:, None] * q_token + head[:, None] * q_head).to(tl.int64)
+    at_row = row[:, None] * q_token + head[:, None] * q_head
     rows = tl.load(q + at_row + d[None, :], mask=ok, other=0.0)
     rest = rows
     if REST > 0:
