@@ -440,7 +440,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120, help="time limit of one compilation")
     parser.add_argument("--json", type=Path, help="also write the outcomes here")
     args = parser.parse_args()
-    part, parts = map(int, args.part.split("/"))
+    numbers = re.fullmatch(r"(\d+)/(\d+)", args.part)
+    part, parts = map(int, numbers.groups()) if numbers else (0, 0)
     if not 1 <= part <= parts:
         parser.error(f"--part: {args.part} is not the I-th of N parts, as in 1/2")
     outcomes = []
