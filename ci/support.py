@@ -1,9 +1,10 @@
 """Makes the support matrix anew: runs of the conformance kit and of the compile check, their evidence, and docs/support.md.
 
-    python ci/support.py [NAME ...] [--list] [--compiled FILE]
+    python ci/support.py [NAME ...] [--list] [--compiled FILE ...]
 
 Each NAME is one file of thalweg/assets/support; without names, all of them. --compiled: what `ci/gpu/compile.py --json FILE`
-wrote, in place of compiling again (minutes per architecture). Run it after kernels changed; nothing there is typed by hand.
+wrote (in parts, a file for each), in place of compiling again (minutes per architecture). Run it after kernels changed;
+nothing there is typed by hand.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Run:
 
 
 KERNELS = "test_kernel_gives"
-ATTENTION = "(test_mixed or test_a_step_of) and (gqa-float32 or window-float32 or softcap-float32) and not -8 and not -32"
+ATTENTION = ("(test_mixed or test_a_step_of) and (gqa-float32 or window-float32 or softcap-float32 or latent-float32)"
+             " and not -8 and not -32")  # fmt: skip
 BOTH = f"{KERNELS} or ({ATTENTION})"
 """What evidence is made of: every sample of every op, and attention by each way it takes. Passing the whole kit is CI's."""
 RUNS = {
@@ -131,7 +133,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"of {', '.join([*RUNS, 'compiled'])}; default: all")
     parser.add_argument("--list", action="store_true", help="print the command of each and run nothing")
-    parser.add_argument("--compiled", type=Path, metavar="FILE")
+    parser.add_argument("--compiled", type=Path, nargs="*", default=[], metavar="FILE")
     args = parser.parse_args()
     if unknown := set(args.names) - {*RUNS, "compiled"}:
         parser.error(f"there is no {', '.join(sorted(unknown))}")
@@ -144,7 +146,7 @@ def main() -> int:
         if name in RUNS:
             make(name)
             continue
-        outcomes = json.loads(args.compiled.read_text()) if args.compiled else compile_all()
+        outcomes = [o for file in args.compiled for o in json.loads(file.read_text())] or compile_all()
         for file, evidence in compiled(outcomes, launch_names()).items():
             (FOLDER / f"{file}.json").write_text(json.dumps(evidence, indent=1, sort_keys=True) + "\n")
     page = subprocess.run([sys.executable, "-m", "thalweg", "backends", "--matrix"], capture_output=True, text=True, check=True)

@@ -1,6 +1,6 @@
 """Compiles every kernel launch of the Triton library for GPUs that are not here, and reads what came out.
 
-    python ci/gpu/compile.py [--quick] [--arch sm_90 ...] [--only attend] [--seconds 120] [--json FILE]
+    python ci/gpu/compile.py [--quick] [--arch sm_90 ...] [--only attend] [--part 1/2] [--seconds 120] [--json FILE]
 
 The launches are those that the library makes for real layers (`launches`), recorded instead of run, so a tile size, a type
 or an argument is never written down twice. They are compiled in a process of their own, which another follows where a compiler
@@ -138,6 +138,12 @@ SPECS = {
     "sinks": AttnSpec(64, 8, 64, 0.125, "bfloat16", "window", 128, sinks=True),
     "half": AttnSpec(32, 32, 80, 80**-0.5, "float16"),
     "float": AttnSpec(14, 2, 64, 0.125, "float32"),
+    "mla": AttnSpec(128, 1, 576, 0.1, "bfloat16", "latent", latent=512),
+    "mla 16": AttnSpec(16, 1, 576, 0.1, "float16", "latent", latent=512),
+    "mla e4m3": AttnSpec(128, 1, 576, 0.1, "bfloat16", "latent", latent=512, kv_dtype="float8_e4m3fn"),
+    "mla e5m2": AttnSpec(128, 1, 576, 0.1, "bfloat16", "latent", latent=512, kv_dtype="float8_e5m2"),
+    "mla int8": AttnSpec(128, 1, 576, 0.1, "bfloat16", "latent", latent=512, kv_dtype="int8"),
+    "mla float": AttnSpec(128, 1, 576, 0.1, "float32", "latent", latent=512),
 }
 VOCAB = 128_256
 
@@ -231,6 +237,7 @@ def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
 FORMATS = (
     WeightFormat("int", 8), WeightFormat("int", 4, 128), WeightFormat("int", 4, 32, symmetric=False), WeightFormat("float", 8),
     WeightFormat("float", 8, 128), WeightFormat("float", 4, 32), WeightFormat("int", 8, act="int8"),
+    WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn"),
     WeightFormat("float", 8, act="float8_e4m3fn"), WeightFormat("float", 8, 128, act="float8_e4m3fn"),
 )  # fmt: skip
 
@@ -240,6 +247,8 @@ def qtensor(format: WeightFormat, cols: int, width: int) -> QTensor:
     groups = {0: 1, -1: 1}.get(format.group, -(-width // max(1, format.group)))
     kind = torch.float8_e4m3fn if format.kind == "float" else torch.int8 if format.symmetric else torch.uint8
     data = {"codes": meta(cols, width, dtype=kind), "scales": meta(cols, groups, dtype=F32)}
+    if format.scale_dtype:
+        data |= {"scales": meta(cols, groups, dtype=getattr(torch, format.scale_dtype)), "scale": meta(1, 1, dtype=F32)}
     if not format.symmetric:
         data["zeros"] = meta(cols, groups, dtype=torch.uint8)
     return QTensor(format, (cols, width), data)
@@ -427,15 +436,21 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help=f"the launches that matter most, for {', '.join(QUICK)}")
     parser.add_argument("--arch", nargs="*", help=f"default: {' '.join(ARCHS)}")
     parser.add_argument("--only", default="", help="launches whose name contains this")
+    parser.add_argument("--part", metavar="I/N", default="1/1", help="the I-th of N parts of each architecture's launches")
     parser.add_argument("--seconds", type=float, default=120, help="time limit of one compilation")
     parser.add_argument("--json", type=Path, help="also write the outcomes here")
     args = parser.parse_args()
+    numbers = re.fullmatch(r"(\d+)/(\d+)", args.part)
+    part, parts = map(int, numbers.groups()) if numbers else (0, 0)
+    if not 1 <= part <= parts:
+        parser.error(f"--part: {args.part} is not the I-th of N parts, as in 1/2")
     outcomes = []
     print(f"{'launch':44} {'arch':8} {'s':>5} {'matrix':20} {'shared':>7} {'regs':>4} {'spill':>5}  problems")
     with tempfile.TemporaryDirectory() as cache:
         triton.knobs.cache.dir = cache
         for arch in args.arch or (QUICK if args.quick else ARCHS):
             work = [x for x in launches(arch) if args.only in x.name and (not args.quick or any(q in x.name for q in QUICKLY))]
+            work = work[part - 1 :: parts]
             compiled = Guarded(work, arch, args.seconds)
             for i in range(len(work)):
                 o = compiled(i)

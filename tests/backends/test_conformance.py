@@ -56,6 +56,22 @@ def test_the_compiled_platform_passes_on_the_host(attention: str, cases: str, tm
     _kit("--platform=tpu", "--platform-options", json.dumps(options), "-q", "-p", "no:timeout", "-k", cases)
 
 
+def test_parts_are_every_chosen_test_once() -> None:
+    def tests(*args: str) -> list[str]:
+        out = _kit("--platform=null", "--collect-only", "-k", "test_device and not memory", *args)
+        return sorted(line for line in out.splitlines() if "::" in line)
+
+    parts = [tests("--part", f"{i}/3") for i in (1, 2, 3)]
+    assert all(parts)
+    assert sorted(t for part in parts for t in part) == tests()
+
+
+@pytest.mark.parametrize("part", ["0/2", "3/2", "2", "a/b"])
+def test_a_part_that_is_none_is_refused(part: str) -> None:
+    with pytest.raises(AssertionError, match="--part: "):
+        _kit("--platform=null", "--collect-only", "--part", part)
+
+
 def test_the_command_line_selects_platform_and_cases() -> None:
     assert "passed" in _kit("--platform=cpu", "-k", "rms_norm or memory", "-p", "no:cacheprovider", "-v")
 

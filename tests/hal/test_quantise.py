@@ -17,6 +17,7 @@ FORMATS = {
     "int4 zeros": (WeightFormat("int", 4, 32, symmetric=False), 1 / 15),
     "float8": (WeightFormat("float", 8, 32), 1 / 16),
     "mxfp4": (WeightFormat("float", 4, 32), 1 / 4),
+    "nvfp4": (WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn"), 1 / 4),
 }
 """With the largest error of a code, as a share of the largest magnitude of what shares its scale."""
 
@@ -51,6 +52,20 @@ def test_mxfp4_holds_the_nearest_of_its_levels_under_a_power_of_two() -> None:
             x = weight[i, j].item() / scales[i, j // 32]
             assert abs(made.data["codes"][i, j].float().item() - x) == pytest.approx(np.abs(levels - x).min(), abs=1e-6)
             assert abs(x) <= 6
+
+
+def test_nvfp4_has_8_bit_scales_under_one_of_the_tensor() -> None:
+    """By the formula of the format: the largest scale is the largest float8_e4m3fn, and values are code * scale * scale."""
+    weight = torch.randn(5, 64) * 0.02
+    weight[1, :16], weight[2, :16] = 0, 1e-9
+    made = quantise(weight, WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn"))
+    assert made.data["scales"].dtype == torch.float8_e4m3fn
+    assert made.data["scales"].float().max() == 448
+    assert made.data["scale"].item() == pytest.approx(weight.abs().max().item() / 6 / 448)
+    codes, scales = made.data["codes"].double().numpy(), made.data["scales"].double().numpy()
+    assert set(np.abs(codes).ravel()) <= set(E2M1)
+    want = codes * np.repeat(scales, 16, 1) * made.data["scale"].item()
+    np.testing.assert_allclose(dequantise(made.data, 16, torch.float32).numpy(), want, rtol=1e-6)
 
 
 def test_rows_of_activations_round_as_numpy_does() -> None:

@@ -24,6 +24,7 @@ class WeightFormat:
     symmetric: bool = True
     """kind "int": False = every group has a zero point."""
     scale_dtype: str = ""
+    """"" = float32. Otherwise scales are of this type, under one of the whole tensor (NVFP4: "float8_e4m3fn")."""
     act: str = ""
     """Activation type the product runs in, if not the model's ("int8", "float8_e4m3fn"): each row of the input is scaled by
     its largest magnitude and rounded."""
@@ -32,7 +33,8 @@ class WeightFormat:
         if self.kind == "dense":
             return "dense"
         group = {0: "row", -1: "tensor"}.get(self.group, f"g{self.group}")
-        return f"{self.kind}{self.bits}-{group}{'' if self.symmetric else '-zeros'}{f'-{self.act}' if self.act else ''}"
+        more = f"-scales-{self.scale_dtype}" if self.scale_dtype else ""
+        return f"{self.kind}{self.bits}-{group}{'' if self.symmetric else '-zeros'}{more}{f'-{self.act}' if self.act else ''}"
 
 
 DENSE = WeightFormat()
@@ -46,7 +48,8 @@ class QTensor:
     Quantised: data = {"codes": [out, in], "scales": [out, groups] (or [1, 1]), "zeros": [out, groups] where not symmetric};
     weight = (codes - zeros) * scales. kind "int": codes i8 (symmetric, -2**(bits-1) .. 2**(bits-1) - 1) or u8 with u8 zeros.
     kind "float": codes are 8-bit floats of torch's dtypes; 4-bit floats (e2m1) are held as the float8_e4m3fn of their value.
-    Scales are float32 unless `format.scale_dtype` says otherwise. groups = in / group, the last may be short.
+    groups = in / group, the last may be short. Scales are float32, or of `format.scale_dtype`: then data["scale"], float32
+    [1, 1], multiplies them all.
     """
 
     format: WeightFormat

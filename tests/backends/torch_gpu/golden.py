@@ -9,6 +9,8 @@ line there is a change somebody should see.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,13 @@ from thalweg.backends.torch_gpu import library
 from thalweg.backends.torch_gpu.arch import ARCHES, Arch, defaults
 from thalweg.backends.torch_gpu.platform import GpuPlatform
 from thalweg.backends.xpu import XpuPlatform
+from thalweg.hal import ops
+from thalweg.hal.attention import AttentionBackend, AttnSpec, choose_attention
 from thalweg.hal.comm import Solo
-from thalweg.hal.op import Binder
+from thalweg.hal.op import Binder, Choice
+from thalweg.hal.ops.matmul import FP8_BLOCKS, NVFP4
 from thalweg.hal.platform import ModelFacts
+from thalweg.hal.weights import DENSE
 from thalweg.models.build import build
 from thalweg.models.step import make_step
 
@@ -56,8 +62,29 @@ def plan(arch: Arch, compiled: library.Source) -> str:
             block_tokens=chosen.block_tokens,
         )  # fmt: skip
         make_step(model, binder, logprobs_mode="raw_logprobs")
+        bind_more(binder, parts.attention, chosen.dtype)
         lines += ["", "batch-invariant:" if invariant else "as it comes:", *sorted(map(str, binder.plan))]
     return "\n".join(lines) + "\n"
+
+
+LATENT = AttnSpec(128, 1, 576, 192**-0.5, "bfloat16", "latent", latent=512)
+"""DeepSeek V3."""
+
+
+def bind_more(binder: Binder, attention: Sequence[AttentionBackend], dtype: str) -> None:
+    """What layers of other models would ask for: latent attention, in this dtype and in float32; a layer of experts; an
+    adapter; weights in formats of checkpoints."""
+    for spec in (replace(LATENT, dtype=dtype), replace(LATENT, dtype="float32")):
+        backend, refused = choose_attention(attention, spec, batch_invariant=binder.batch_invariant)
+        binder.record(Choice("attention", asdict(spec), backend.name, backend.batch_invariant, refused))
+    every = ops.all_ops()
+    binder.bind(every["route"], k=8, scores="sigmoid", renormalise=True, experts=256)
+    binder.bind(every["experts"], dtype=dtype, weight=DENSE, experts=256, act="silu")
+    for name in ("lora_shrink", "lora_expand"):
+        binder.bind(every[name], dtype=dtype)
+    for weight in (FP8_BLOCKS, NVFP4):
+        static = {"weight": weight, "act": weight.act, "group": weight.group}
+        binder.bind(every["linear"], dtype=dtype, in_features=4096, out_features=6144, **static)
 
 
 def absent(arch: str) -> library.Parts:

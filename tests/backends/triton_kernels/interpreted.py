@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from thalweg.backends.triton_kernels import attention, codes, paged
 from thalweg.backends.triton_kernels.sampling import _gumbel
 from thalweg.backends.triton_kernels.testing import InterpretPlatform
 from thalweg.hal import noise, ops
@@ -49,6 +51,10 @@ SPECS = {
     "seven-share": AttnSpec(14, 2, 64, 0.125, "float32"),
     "half": AttnSpec(4, 2, 64, 0.125, "float16"),
     "window-softcap": AttnSpec(4, 2, 32, 0.2, "float32", "window", 50, softcap=3.0),
+    "latent-80-and-20": AttnSpec(6, 1, 100, 0.1, "float32", "latent", latent=80, softcap=4.0, sinks=True),
+    "latent-alone": AttnSpec(3, 1, 64, 0.125, "float16", "latent", latent=64),
+    "latent-int8": AttnSpec(6, 1, 100, 0.1, "float32", "latent", latent=80, kv_dtype="int8"),
+    "latent-e4m3": AttnSpec(6, 1, 100, 0.1, "float32", "latent", latent=80, kv_dtype="float8_e4m3fn"),
 }
 
 
@@ -74,6 +80,18 @@ def test_shapes_that_need_masks_equal_dense_attention(device: Device, name: str,
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["as-it-comes", "exact"])
+def test_latent_heads_that_do_not_fit_one_tile_take_several(device: Device, which: int) -> None:
+    spec, rng = AttnSpec(520, 1, 24, 0.2, "float32", "latent", latent=16), np.random.default_rng(7)
+    stories = [seq.story(rng, spec, n, q) for n, q in ((4, 4), (3, 1))]
+    table, blocks = seq.tables(rng, stories, 16)
+    cache = seq.Cache(device, device.attention[which], spec, 16, blocks)
+    cache.attend(seq.batch_of(table[1:], [0], [2]), *seq.rows(stories[1:], [0], [2]))
+    got = cache.attend(seq.batch_of(table, [0, 2], [4, 1]), *seq.rows(stories, [0, 2], [4, 1]))
+    want = np.concatenate([seq.dense(s, spec, torch.float32) for s in stories])
+    assert np.abs(got - want).max() <= 2e-5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["as-it-comes", "exact"])
 def test_several_new_tokens_each_are_split_over_their_keys_too(device: Device, which: int) -> None:
     """A verifying step: the same number of new tokens for all, few enough to be one tile."""
     spec, rng = AttnSpec(4, 2, 32, 0.2, "float32"), np.random.default_rng(4)
@@ -88,6 +106,74 @@ def test_several_new_tokens_each_are_split_over_their_keys_too(device: Device, w
     got = cache.attend(batch, *seq.rows(stories, start, [3] * 3))
     want = np.concatenate([seq.dense(s, spec, torch.float32) for s in stories])
     assert np.abs(got - want).max() <= 2e-5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["as-it-comes", "exact"])
+@pytest.mark.parametrize("name", ["seven-share", "latent-80-and-20"])
+def test_partial_results_that_would_take_too_much_memory_are_not_left(
+    device: Device, name: str, which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1200 keys are three spans. Without room for three, spans are longer; where that would change bits (exact), nothing is
+    left, and the result has the same bits."""
+    spec, rng, outs = SPECS[name], np.random.default_rng(8), []
+    stories = [seq.story(rng, spec, n, 1) for n in (1200, 70)]
+    table, blocks = seq.tables(rng, stories, 16)
+    want = np.concatenate([seq.dense(s, spec, torch.float32) for s in stories])
+    start, seen = [s.length - 1 for s in stories], []
+    monkeypatch.setattr(paged, "attend", _Watched(paged.attend, seen))
+    row = 2 * spec.heads * ((spec.latent or spec.head_dim) + 2) * 4
+    for room in (3 * row, 2 * row, 1):
+        monkeypatch.setattr(attention, "PARTS", room)
+        cache = seq.Cache(device, device.attention[which], spec, 16, blocks)
+        cache.attend(seq.batch_of(table, [0, 0], start), *seq.rows(stories, [0, 0], start))
+        seen.clear()
+        outs.append(cache.attend(replace(seq.batch_of(table, start, [1, 1]), uniform=1), *seq.rows(stories, start, [1, 1])))
+        assert np.abs(outs[-1] - want).max() <= 2e-5 * np.abs(want).max()
+        assert seen == [{3 * row: 3, 2 * row: 1 if which else 2, 1: 1}[room]]
+        if which:
+            np.testing.assert_array_equal(outs[-1], outs[0])
+
+
+class _Watched:
+    """A kernel whose launches say how many spans they have."""
+
+    def __init__(self, kernel: Any, seen: list[int]) -> None:
+        self._kernel, self._seen = kernel, seen
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+        self._seen.append(grid[2])
+        return self._kernel[grid]
+
+
+@triton.jit
+def _hold(x, out, NATIVE: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, codes.to_e4m3(tl.load(x + i).to(tl.float32), NATIVE))
+
+
+@triton.jit
+def _read(x, out, NATIVE: tl.constexpr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out + i, codes.from_e4m3(tl.load(x + i), NATIVE))
+
+
+@pytest.mark.parametrize("native", ["", "float8_e4m3fn", "float8_e4m3fnuz"])
+def test_eight_bit_floats_are_held_and_read_as_torch_holds_and_reads_them(device: Device, native: str) -> None:
+    """Every float16 that is in range, and NaN; what fnuz gives is half of what float8_e4m3fn gives, with one zero."""
+    x = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    x = torch.where(x.abs() <= 448, x, x.new_zeros(())).nan_to_num(0)
+    x[0] = float("nan")
+    held, read = torch.empty(1 << 16, dtype=torch.uint8), torch.empty(1 << 16)
+    _hold[(1,)](x, held, native, 1 << 16)
+    _read[(1,)](held, read, native, 1 << 16)
+    want = x.to(torch.float32).to(torch.float8_e4m3fn)
+    if native == "float8_e4m3fnuz":
+        half = held.view(torch.float8_e4m3fnuz)
+        torch.testing.assert_close(half.to(torch.float32) * 2, want.to(torch.float32), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(read, half.to(torch.float32), rtol=0, atol=0, equal_nan=True)
+    else:
+        assert torch.equal(held[1:], want.view(torch.uint8)[1:])
+        torch.testing.assert_close(read, want.to(torch.float32), rtol=0, atol=0, equal_nan=True)
 
 
 def test_noise_is_that_of_the_definition(device: Device) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from thalweg.backends.triton_kernels.tiles import known, nearest, tiles
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.step import StepBatch, StepShape
 from thalweg.hal.testing.sequences import batch_of
+from thalweg.hal.weights import WeightFormat
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -43,8 +47,23 @@ def test_ops_and_device_pass_the_conformance_kit_in_the_interpreter() -> None:
 
 
 def test_attention_passes_the_conformance_kit_in_the_interpreter() -> None:
-    """Chosen cases; all of them take minutes of one core: `pytest --pyargs thalweg.hal.testing --platform=...`."""
+    """Chosen cases; all of them take minutes of one core: docs/status.md has the command, in parts."""
     _kit("-q", "-k", "test_attention and (window or int8 or e4m3) and 16 and float32 and not chunking")
+
+
+def test_latent_attention_passes_the_conformance_kit_in_the_interpreter() -> None:
+    """Served by the kernels, both of them, in both dtypes: nothing is refused."""
+    out = _kit("-q", "-rs", "-k", "test_attention and latent and (step_of or (mixed and 16)) and not chunking")
+    assert re.search(r"\b8 passed", out), out
+    assert "skipped" not in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("float8", ["float8_e4m3fn", "float8_e4m3fnuz"])
+def test_eight_bit_floats_of_a_target_pass_the_conformance_kit_in_the_interpreter(float8: str) -> None:
+    """As they lie in memory where the target multiplies them itself: weights, rounded inputs, caches."""
+    cases = "(test_ops and (linear or experts) and float8 and test_kernel_gives) or (test_attention and e4m3 and step_of)"
+    _kit("-q", "--platform-options", json.dumps({"float8": float8}), "-k", cases)
 
 
 @pytest.mark.slow
@@ -72,14 +91,56 @@ def test_every_launch_compiles_for_every_device(compiling: tuple[subprocess.Pope
     assert ", 0 with problems" in log.read_text()
 
 
+def test_codes_of_another_eight_bit_float_mean_half_of_what_they_mean_here() -> None:
+    """The target of gfx942 reads float8_e4m3fnuz: each code, with one exception for each -0 and NaN, is half its value."""
+    from thalweg.backends.triton_kernels.codes import without_negative_zero
+
+    codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+    want = codes.view(torch.float8_e4m3fn).to(torch.float32)
+    got = without_negative_zero(codes).view(torch.float8_e4m3fnuz).to(torch.float32)
+    torch.testing.assert_close(got * 2, want, rtol=0, atol=0, equal_nan=True)
+    assert got.nan_to_num().abs().max() == 224
+    assert without_negative_zero(codes).unique().numel() == 254
+
+
+@pytest.mark.parametrize("group", [0, -1, 32])
+def test_weights_of_float8_are_packed_as_their_target_reads_them(group: int) -> None:
+    from thalweg.backends.triton_kernels import quantised
+    from thalweg.hal.ops.quantise import dequantise, quantise
+
+    weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    weight[0, :4] = -0.0
+    made = quantise(weight, WeightFormat("float", 8, group))
+    want = dequantise(made.data, group, torch.float32)
+    for arch, kind in (("sm_90", torch.float8_e4m3fn), ("gfx942", torch.float8_e4m3fnuz)):
+        packed = quantised.pack(tiles(arch), made)
+        scales = packed["scales"].t()
+        wide = scales if group <= 0 else scales.repeat_interleave(group, 1)
+        assert tiles(arch).float8 == str(kind).removeprefix("torch.")
+        torch.testing.assert_close(packed["codes"].view(kind).to(torch.float32) * wide, want, rtol=0, atol=0)
+
+
+def test_caches_of_devices_that_read_codes_otherwise_do_not_exchange_blocks() -> None:
+    from thalweg.backends.triton_kernels.attention import PagedAttention
+
+    spec = replace(SPEC, kv_dtype="float8_e4m3fn")
+    one, other = (PagedAttention(tiles(arch), True).layout(spec, 16) for arch in ("gfx942", "gfx950"))
+    assert one.shape == other.shape
+    assert one.signature != other.signature
+
+
 def test_every_tile_file_is_complete_and_every_known_device_has_one() -> None:
     for arch in known():
         t = tiles(arch)
-        for launch in (t.attention.decode, t.attention.prefill, t.attention.exact):
+        latent = t.attention.latent
+        assert t.float8 in ("", "float8_e4m3fn", "float8_e4m3fnuz"), arch
+        for launch in (
+            t.attention.decode, t.attention.prefill, t.attention.exact, latent.decode, latent.prefill, latent.exact,
+        ):  # fmt: skip
             assert launch.rows >= 16, arch
             assert launch.keys >= 16, arch
         assert 32 % t.vocab.bits == 0, arch
-        assert t.attention.split % max(launch.keys, t.attention.exact.keys) == 0, arch
+        assert t.attention.split % max(launch.keys, t.attention.exact.keys, latent.decode.keys, latent.exact.keys) == 0, arch
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,10 @@ class GatherAttention(AttentionBackend):
     batch_invariant = True
 
     def supports(self, spec: AttnSpec) -> str | None:
-        if spec.kind not in ("full", "window"):
-            return f"runs kinds full and window, not {spec.kind}"
+        if spec.kind not in ("full", "window", "latent"):
+            return f"runs kinds full, window and latent, not {spec.kind}"
+        if spec.kind == "latent" and (spec.kv_heads != 1 or not 0 < spec.latent <= spec.head_dim):
+            return f"latent attention has one KV head and values in its keys, not {spec.kv_heads} and {spec.latent} elements"
         if spec.heads % spec.kv_heads:
             return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
         if spec.kv_dtype not in ("", spec.dtype):
@@ -40,7 +42,7 @@ class GatherAttention(AttentionBackend):
         return None
 
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
-        shape = (2, block_tokens, spec.kv_heads, spec.head_dim)
+        shape = (1 if spec.kind == "latent" else 2, block_tokens, spec.kv_heads, spec.head_dim)
         return KVLayout(shape, spec.dtype, f"kv-token-head/{spec.dtype}/{'x'.join(map(str, shape))}")
 
     def plan(self, batch: StepBatch, group: int, *rest: Any) -> Mapping[str, Any]:
@@ -55,10 +57,10 @@ class GatherAttention(AttentionBackend):
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         table = batch.block_tables[group]
-        _store(kv, k, v, table, batch)
+        _store(kv, [k] if spec.kind == "latent" else [k, v], table, batch)
         if batch.uniform == 1:
             return _decode(q, kv, table, batch, spec), kv
-        out = torch.zeros_like(q)
+        out = q.new_zeros(*q.shape[:2], spec.latent or spec.head_dim)
         runs = batch.plans[group]["runs"] if batch.plans else tuple(_runs(batch))
         for seq, row, n, start in runs:
             out[row : row + n] = _stretch(q[row : row + n], kv, table[seq], start, spec)
@@ -74,13 +76,13 @@ def _runs(batch: StepBatch) -> Iterator[tuple[int, int, int, int]]:
             yield s, last[s] + 1 - query[s] + at, min(QUERIES, query[s] - at), context[s] + at
 
 
-def _store(kv: Tensor, k: Tensor, v: Tensor, table: Tensor, batch: StepBatch) -> None:
-    """In place. Padding goes to the scratch block."""
+def _store(kv: Tensor, new: list[Tensor], table: Tensor, batch: StepBatch) -> None:
+    """Keys (and values) in place. Padding goes to the scratch block."""
     size, seq = kv.shape[2], batch.token_seq
     column = (batch.positions // size).clamp(max=table.shape[1] - 1)
     block = torch.where(batch.slots[seq] == SCRATCH, SCRATCH, table[seq, column])
-    half = torch.arange(2, device=kv.device, dtype=torch.int32)
-    kv.index_put_((block[:, None], half[None, :], (batch.positions % size)[:, None]), torch.stack([k, v], 1))
+    half = torch.arange(len(new), device=kv.device, dtype=torch.int32)
+    kv.index_put_((block[:, None], half[None, :], (batch.positions % size)[:, None]), torch.stack(new, 1))
 
 
 def _decode(q: Tensor, kv: Tensor, table: Tensor, batch: StepBatch, spec: AttnSpec) -> Tensor:
@@ -90,10 +92,10 @@ def _decode(q: Tensor, kv: Tensor, table: Tensor, batch: StepBatch, spec: AttnSp
     parts = []
     for at in range(0, q.shape[0], most):
         rows = slice(at, at + most)
-        held = kv[table[rows]].transpose(1, 2).flatten(2, 3)  # [n, 2, L, kv_heads, D]
+        held = kv[table[rows]].transpose(1, 2).flatten(2, 3)  # [n, 2 or 1, L, kv_heads, D]
         behind = batch.positions[rows, None] - torch.arange(keys, device=q.device, dtype=torch.int32)
         seen = (behind >= 0) & (behind < spec.window) if spec.window else behind >= 0
-        k, v = torch.where(seen[:, None, :, None, None], held, 0).to(torch.float64).unbind(1)
+        k, v = _parts(torch.where(seen[:, None, :, None, None], held, 0).to(torch.float64), spec)
         parts.append(_formula(q[rows].unsqueeze(1), k, v, seen[:, None, :], spec)[:, 0])
     return torch.cat(parts)
 
@@ -103,15 +105,21 @@ def _stretch(q: Tensor, kv: Tensor, table: Tensor, start: int, spec: AttnSpec) -
     n, size = q.shape[0], kv.shape[2]
     low = max(0, start - spec.window + 1) if spec.window else 0
     blocks = table[low // size : -(-(start + n) // size)]
-    k, v = kv[blocks].transpose(0, 1).flatten(1, 2)[:, low % size :][:, : start + n - low].to(torch.float64)
+    held = kv[blocks].transpose(0, 1).flatten(1, 2)[:, low % size :][:, : start + n - low]
+    k, v = _parts(held.to(torch.float64)[None], spec)
     here = torch.arange(start, start + n, device=q.device)
     behind = here[:, None] - torch.arange(low, start + n, device=q.device)
     seen = (behind >= 0) & (behind < spec.window) if spec.window else behind >= 0
-    return _formula(q[None], k[None], v[None], seen[None], spec)[0]
+    return _formula(q[None], k, v, seen[None], spec)[0]
+
+
+def _parts(held: Tensor, spec: AttnSpec) -> tuple[Tensor, Tensor]:
+    """[n, 2 or 1, L, kv_heads, D] -> keys and values."""
+    return (held[:, 0], held[:, 0, ..., : spec.latent]) if spec.kind == "latent" else (held[:, 0], held[:, 1])
 
 
 def _formula(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, spec: AttnSpec) -> Tensor:
-    """q [n, m, heads, D], k and v f64[n, L, kv_heads, D], seen bool[n, m, L] -> [n, m, heads, D]."""
+    """q [n, m, heads, D], k and v f64[n, L, kv_heads, D], seen bool[n, m, L] -> [n, m, heads, D], or the latent D of v."""
     wide = q.to(torch.float64).view(*q.shape[:2], spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim)
     scores = torch.einsum("nmhpd,nlhd->nhpml", wide, k) * spec.scale
     if spec.softcap:

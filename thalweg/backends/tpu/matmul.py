@@ -26,6 +26,8 @@ def _supports(facts: Mapping[str, Any]) -> str | None:
         return "runs quantised weights; dense ones are XLA's"
     if format.act:
         return f"multiplies in the model's dtype, not in {format.act}"
+    if format.scale_dtype:
+        return f"runs float32 scales, not {format.scale_dtype}"
     if format.bits not in (4, 8):
         return f"runs 4 and 8 bits, not {format.bits}"
     if format.bits == 8 and not format.symmetric:

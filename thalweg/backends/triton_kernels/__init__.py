@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from thalweg.backends.triton_kernels.tiles import Tiles
     from thalweg.hal.attention import AttentionBackend
     from thalweg.hal.op import Kernel
 
@@ -27,11 +28,16 @@ class Library:
 def library(arch: str) -> Library:
     """The kernels for `arch` (sm_90, gfx942, xe2, ... or interpret). Raises ImportError without torch or Triton, ValueError
     for an architecture of no known family."""
-    from thalweg.backends.triton_kernels import elementwise, history, linear, logits, lora, moe, quantised, sampling
-    from thalweg.backends.triton_kernels.attention import attention
     from thalweg.backends.triton_kernels.tiles import tiles
 
-    t = tiles(arch)
+    return assembled(tiles(arch))
+
+
+def assembled(t: Tiles) -> Library:
+    """The kernels with these tile sizes. Raises ImportError without torch or Triton."""
+    from thalweg.backends.triton_kernels import elementwise, history, linear, logits, lora, moe, quantised, sampling
+    from thalweg.backends.triton_kernels.attention import attention
+
     parts = (linear, quantised, moe, lora, elementwise, history, logits, sampling)
     kernels = tuple(k for part in parts for k in part.kernels(t))
     return Library(kernels, attention(t), t.arch)

@@ -25,19 +25,30 @@ from thalweg.hal.step import StepBatch, StepShape
 
 LOG2E = 1.4426950408889634
 MOST_ROWS = 256
-"""Query heads that may share a KV head: they lie in one tile."""
+"""Query heads that may share a KV head: they lie in one tile (of latent attention: in several)."""
+MOST_LATENT, MOST_BEYOND = 512, 128
+"""Elements of a latent key that are its value, and beyond those: a tile's sums over all of them lie in registers."""
+CODED_ROWS = 32
+"""Most rows of a latent tile whose cache holds codes."""
+PARTS = 1 << 28
+"""Bytes that partial results of a decode may take. Where more would be needed, spans are longer; where their length may not
+change (exact), one program goes through all of a sequence's spans, to the same bits."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """A launch fitted to one spec: tile sizes, and the query tokens that fit one tile."""
+    """A launch fitted to one spec: tile sizes, query heads of one tile, and the query tokens that fit it."""
 
     rows: int
     keys: int
     warps: int
     stages: int
-    tokens: int
+    share: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rows // self.share
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +63,7 @@ class _Cache:
     @classmethod
     def of(cls, kv: Tensor, spec: AttnSpec) -> _Cache:
         if spec.kv_dtype == "int8":
-            return cls(kv, kv.view(torch.float32), kv.shape[1] // (2 * spec.kv_heads * (spec.head_dim + 4)), "int8")
+            return cls(kv, kv.view(torch.float32), kv.shape[1] // (_halves(spec) * spec.kv_heads * (spec.head_dim + 4)), "int8")
         if spec.kv_dtype in KV_DTYPES:
             codes = kv.view(torch.uint8)
             return cls(codes, codes, kv.shape[2], spec.kv_dtype)
@@ -69,14 +80,17 @@ class PagedAttention(AttentionBackend):
         self.name = "triton-paged" if exact else "triton-paged-as-it-comes"
 
     def supports(self, spec: AttnSpec) -> str | None:
-        if spec.kind not in ("full", "window"):
-            return f"runs kinds full and window, not {spec.kind}"
+        if spec.kind not in ("full", "window", "latent"):
+            return f"runs kinds full, window and latent, not {spec.kind}"
         if spec.dtype not in BYTES:
             return f"runs {', '.join(BYTES)}, not {spec.dtype}"
         if spec.kv_dtype not in ("", spec.dtype, *KV_DTYPES):
             return f"the cache holds {spec.dtype}, {', '.join(KV_DTYPES)}, not {spec.kv_dtype}"
-        if spec.kv_dtype == "int8" and spec.head_dim % 2:
-            return f"int8 caches have even head sizes, not {spec.head_dim}"
+        if spec.kv_dtype == "int8" and spec.head_dim * _halves(spec) % 4:
+            even = "even head sizes" if _halves(spec) == 2 else "head sizes that are multiples of 4"
+            return f"int8 caches have {even}, not {spec.head_dim}"
+        if spec.kind == "latent":
+            return self._refuses_latent(spec)
         if spec.heads % spec.kv_heads:
             return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
         if spec.heads // spec.kv_heads > MOST_ROWS:
@@ -85,13 +99,26 @@ class PagedAttention(AttentionBackend):
             return f"runs head sizes up to 256, not {spec.head_dim}"
         return None
 
+    def _refuses_latent(self, spec: AttnSpec) -> str | None:
+        if spec.kv_heads != 1 or not 0 < spec.latent <= spec.head_dim:
+            return f"latent attention has one KV head and values in its keys, not {spec.kv_heads} and {spec.latent} elements"
+        beyond = spec.head_dim - spec.latent
+        if spec.latent > MOST_LATENT or beyond > MOST_BEYOND:
+            return f"runs latent sizes up to {MOST_LATENT} and {MOST_BEYOND} elements beyond, not {spec.latent} and {beyond}"
+        if spec.dtype == "float32" and not self._tiles.attention.latent.float32:
+            return f"runs latent attention in bfloat16 and float16: {self._tiles.arch} has no matrix products of float32"
+        return None
+
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
-        dims = f"2x{block_tokens}x{spec.kv_heads}x{spec.head_dim}"
+        shape = (_halves(spec), block_tokens, spec.kv_heads, spec.head_dim)
+        dims = "x".join(map(str, shape))
         if spec.kv_dtype == "int8":  # scales lie behind all codes of a block, so that the codes of a head stay aligned
-            size = 2 * block_tokens * spec.kv_heads * (spec.head_dim + 4)
+            size = _halves(spec) * block_tokens * spec.kv_heads * (spec.head_dim + 4)
             return KVLayout((size,), "int8", f"kv-token-head-scales/int8/{dims}")
         dtype = spec.kv_dtype or spec.dtype
-        return KVLayout((2, block_tokens, spec.kv_heads, spec.head_dim), dtype, f"kv-token-head/{dtype}/{dims}")
+        # Where -0 is not a number, blocks of others must not come in.
+        special = "-without-negative-zero" if dtype == "float8_e4m3fn" and self._tiles.float8 == "float8_e4m3fnuz" else ""
+        return KVLayout(shape, dtype, f"kv-token-head/{dtype}{special}/{dims}")
 
     def plan(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
         """{"tiles": i32[N, 2]}: (sequence, first query token) of every tile of the sequences with more than one new token,
@@ -119,10 +146,10 @@ class PagedAttention(AttentionBackend):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         table = batch.block_tables[group]
         cache = _Cache.of(kv, spec)
-        self._store(k, v, cache, table, batch)
+        self._store(k, v, cache, spec.latent, table, batch)
         if q.stride(-1) != 1:
             q = q.contiguous()
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty((*q.shape[:2], _width(spec)), dtype=q.dtype, device=q.device)
         tiles = batch.plans[group].get("tiles") if batch.plans else None
         if batch.plans and tiles is not None:
             self._launch(q, cache, sinks, out, table, batch, spec, tiles, 0)
@@ -130,17 +157,19 @@ class PagedAttention(AttentionBackend):
         return out, kv
 
     def _short(self, spec: AttnSpec) -> Attend:
-        a = self._tiles.attention
+        a = self._tiles.attention.latent if spec.kind == "latent" else self._tiles.attention
         return a.exact if self.batch_invariant else a.decode
 
     def _prefill(self, spec: AttnSpec) -> Attend:
-        a = self._tiles.attention
+        a = self._tiles.attention.latent if spec.kind == "latent" else self._tiles.attention
         return a.exact if self.batch_invariant else a.prefill
 
     def _fit(self, spec: AttnSpec, t: Attend) -> _Fit:
         """Tiles for this spec: rows enough for the heads that share a KV head, keys fewer where a key is larger than 128
         elements of two bytes, stages fewer where the tiles of all stages would not fit, rows fewer and warps more where
         the results of a row would not fit one's registers."""
+        if spec.kind == "latent":
+            return self._fit_latent(spec, t)
         share, block = spec.heads // spec.kv_heads, _pad(spec.head_dim, 16)
         size = block * BYTES[spec.dtype]
         scalar = self._tiles.scalar if spec.dtype == "float32" else MOST_ROWS * 4
@@ -151,16 +180,42 @@ class PagedAttention(AttentionBackend):
         while stages > 1 and rows * size + 2 * stages * keys * size > self._tiles.shared:
             stages -= 1
         warps = max(t.warps, 8) if block > 128 and rows >= 64 else t.warps
-        return _Fit(rows, keys, warps, stages, rows // share)
+        return _Fit(rows, keys, warps, stages, share)
 
-    def _store(self, k: Tensor, v: Tensor, cache: _Cache, table: Tensor, batch: StepBatch) -> None:
+    def _fit_latent(self, spec: AttnSpec, t: Attend) -> _Fit:
+        """Tiles of latent attention: heads share rows as far as a tile has them, and where rows may differ between launches
+        a decode has no more than its heads; keys fewer where a key is larger than 576 elements of two bytes; both fewer where
+        what codes are turned into takes registers too."""
+        size = (_pad(spec.latent, 16) + _pad(spec.head_dim - spec.latent)) * BYTES[spec.dtype]
+        scalar = self._tiles.scalar if spec.dtype == "float32" else MOST_ROWS
+        rows = min(t.rows, scalar, CODED_ROWS if spec.kv_dtype in KV_DTYPES else t.rows)
+        if not self.batch_invariant and t is self._tiles.attention.latent.decode:
+            rows = min(rows, _pad(spec.heads, 16))
+        by_hand = spec.kv_dtype == "int8" or (spec.kv_dtype == "float8_e4m3fn" and not self._tiles.float8)
+        most = t.keys // 2 if by_hand else t.keys
+        keys = max(16, min(most, scalar, t.keys * 1152 // size))
+        return _Fit(rows, keys, t.warps, t.stages, min(spec.heads, rows))
+
+    def _spans(self, spec: AttnSpec, rows: int, keys: int) -> tuple[int, int]:
+        """(keys of a span, spans) of a decode of this many tokens x heads, with tables of so many keys. See PARTS."""
+        split = self._tiles.attention.split
+        spans, most = triton.cdiv(keys, split), max(1, PARTS // (rows * (_width(spec) + 2) * 4))
+        if spans <= most:
+            return split, spans
+        if self.batch_invariant:
+            return split, 1
+        split *= triton.next_power_of_2(triton.cdiv(spans, most))
+        return split, triton.cdiv(keys, split)
+
+    def _store(self, k: Tensor, v: Tensor, cache: _Cache, latent: int, table: Tensor, batch: StepBatch) -> None:
         tokens, heads, dim = k.shape
         rows = self._tiles.attention.write
-        k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
+        k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, k if latent else v))
         paged.store[(triton.cdiv(tokens, rows),)](
             k, v, cache.codes, cache.scales, table, batch.token_seq, batch.positions, batch.slots, tokens, k.stride(0),
-            k.stride(1), v.stride(0), v.stride(1), table.stride(0), table.shape[1], HEADS=heads, DIM=dim, SIZE=cache.size,
-            HELD=cache.held, ROWS=rows, HEADS_PAD=_pad(heads), BLOCK=_pad(dim, 16), num_warps=4,
+            k.stride(1), v.stride(0), v.stride(1), table.stride(0), table.shape[1], HEADS=heads, DIM=dim, LATENT=latent,
+            SIZE=cache.size, HELD=cache.held, NATIVE=self._tiles.float8, ROWS=rows, HEADS_PAD=_pad(heads),
+            BLOCK=_pad(dim, 16), num_warps=4,
         )  # fmt: skip
 
     def _launch(
@@ -169,32 +224,43 @@ class PagedAttention(AttentionBackend):
     ) -> None:  # fmt: skip
         """tiles: the tiled launch; None: that of sequences with up to `decode` new tokens, split over their keys."""
         fit = self._fit(spec, self._short(spec) if tiles is None else self._prefill(spec))
-        split, seqs, exact = self._tiles.attention.split, table.shape[0], self.batch_invariant
-        spans = triton.cdiv(table.shape[1] * cache.size, split)
-        parts = tiles is None and spans > 1
+        tokens, exact, width = table.shape[0] * decode, self.batch_invariant, _width(spec)
+        split, spans = self._tiles.attention.split, 1
+        if tiles is None:
+            split, spans = self._spans(spec, tokens * spec.heads, table.shape[1] * cache.size)
+        parts = spans > 1
         part = part_ml = out
         if parts:
-            part = torch.empty((seqs * decode, spec.heads, spans, spec.head_dim), dtype=torch.float32, device=q.device)
-            part_ml = torch.empty((seqs * decode, spec.heads, spans, 2), dtype=torch.float32, device=q.device)
+            part = torch.empty((tokens, spec.heads, spans, width), dtype=torch.float32, device=q.device)
+            part_ml = torch.empty((tokens, spec.heads, spans, 2), dtype=torch.float32, device=q.device)
         where = (batch.slots, batch.context, batch.query, batch.last_row)
-        grid = (seqs, spec.kv_heads, spans) if tiles is None else (tiles.shape[0], spec.kv_heads, 1)
         work = table if tiles is None else tiles
         sinks = q if sinks is None else sinks
-        paged.attend[grid](
+        paged.attend[(work.shape[0], triton.cdiv(spec.heads, fit.share), spans)](
             q, cache.codes, cache.scales, sinks, out, part, part_ml, work, table, *where, spec.scale * LOG2E, q.stride(0),
-            q.stride(1), table.stride(0), spans, HEADS=spec.heads, KV_HEADS=spec.kv_heads, DIM=spec.head_dim,
-            SIZE=cache.size, WINDOW=spec.window, SOFTCAP=spec.softcap, TILED=tiles is not None, DECODE=decode, SPLIT=split,
-            JOIN=exact, PARTS=parts, HELD=cache.held, NATIVE=self._tiles.float8, SINKS=spec.sinks, PRECISION="ieee",
-            M=fit.rows, KEYS=fit.keys, BLOCK=_pad(spec.head_dim, 16), num_warps=fit.warps, num_stages=fit.stages,
-            enable_fp_fusion=not exact,
+            q.stride(1), table.stride(0), spans, HEADS=spec.heads, KV_HEADS=spec.kv_heads, SHARE=fit.share,
+            DIM=spec.head_dim, LATENT=spec.latent, SIZE=cache.size, WINDOW=spec.window, SOFTCAP=spec.softcap,
+            TILED=tiles is not None, DECODE=decode, SPLIT=split, JOIN=exact, PARTS=parts, HELD=cache.held,
+            NATIVE=self._tiles.float8, SINKS=spec.sinks, PRECISION="ieee", M=fit.rows, KEYS=fit.keys, BLOCK=_pad(width, 16),
+            REST=_pad(spec.head_dim - width, 16) if spec.head_dim > width else 0, num_warps=fit.warps,
+            num_stages=fit.stages, enable_fp_fusion=not exact,
         )  # fmt: skip
         if parts:
             rows = min(4, _pad(spec.heads))
-            paged.join[(seqs * decode, triton.cdiv(spec.heads, rows))](
-                part, part_ml, sinks, out, *where, spans, HEADS=spec.heads, DIM=spec.head_dim, WINDOW=spec.window,
-                DECODE=decode, SPLIT=split, SINKS=spec.sinks, ROWS=rows, BLOCK=_pad(spec.head_dim, 16), num_warps=4,
-                enable_fp_fusion=not exact,
+            paged.join[(tokens, triton.cdiv(spec.heads, rows))](
+                part, part_ml, sinks, out, *where, spans, HEADS=spec.heads, DIM=width, WINDOW=spec.window, DECODE=decode,
+                SPLIT=split, SINKS=spec.sinks, ROWS=rows, BLOCK=_pad(width, 16), num_warps=4, enable_fp_fusion=not exact,
             )  # fmt: skip
+
+
+def _halves(spec: AttnSpec) -> int:
+    """Keys and values, or keys that are both."""
+    return 1 if spec.kind == "latent" else 2
+
+
+def _width(spec: AttnSpec) -> int:
+    """Elements of a value."""
+    return spec.latent if spec.kind == "latent" else spec.head_dim
 
 
 def _pad(n: int, least: int = 1) -> int:

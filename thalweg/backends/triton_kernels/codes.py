@@ -1,19 +1,41 @@
 """Small numbers in registers: 4- and 8-bit codes to what multiplies, and floats to 8-bit codes. Written out in integers and
-float16 because not every target has every 8-bit type, and the compiler refuses those that it has not."""
+float16 because not every target has every 8-bit type, and the compiler refuses those that it has not.
+
+NATIVE names the 8-bit float with 4 bits of exponent that a target converts and multiplies itself, "" = none. Where that is
+float8_e4m3fnuz, memory holds the codes of float8_e4m3fn all the same: read as fnuz, whose exponent is smaller by one, a code
+is exactly half its value, and whoever multiplies doubles the sums (`halved`). Two codes differ: 0x80 is NaN there and -0
+here, 0x7F and 0xFF are 240 there and NaN here. So -0 is held as 0 and NaN as 0x80 (`without_negative_zero`).
+"""
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 
 @triton.jit
 def from_e4m3(bits, NATIVE: tl.constexpr):
-    """uint8 codes of float8_e4m3fn -> float32. NATIVE: the target converts them itself."""
-    if NATIVE:
-        return bits.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    """uint8 codes of float8_e4m3fn -> float32, half of it where `halved`."""
+    if NATIVE != "":
+        return as_native(bits, NATIVE).to(tl.float32)
     wide = bits.to(tl.uint16)
     half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)  # the same fields in float16, whose exponent is larger by 8
     value = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
     return tl.where((wide & 0x7F) == 0x7F, float("nan"), value)
+
+
+@triton.jit
+def as_native(bits, NATIVE: tl.constexpr):
+    """uint8 codes as the target's own type."""
+    if NATIVE == "float8_e4m3fnuz":
+        return bits.to(tl.float8e4b8, bitcast=True)
+    else:
+        return bits.to(tl.float8e4nv, bitcast=True)
+
+
+@triton.constexpr_function
+def halved(NATIVE):
+    """Do codes of float8_e4m3fn read as half their values?"""
+    return NATIVE == "float8_e4m3fnuz"
 
 
 @triton.jit
@@ -39,8 +61,18 @@ def _to_float8(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr, TOP: tl.constexpr)
 
 
 @triton.jit
-def to_e4m3(x):
-    return _to_float8(x, 3, 7, 0x7E)
+def to_e4m3(x, NATIVE: tl.constexpr):
+    """float32 -> codes of float8_e4m3fn, as memory holds them for this target."""
+    code = _to_float8(x, 3, 7, 0x7E)
+    if halved(NATIVE):
+        code = tl.where((code & 0x7F) == 0x7F, 0x80, tl.where(code == 0x80, 0, code)).to(tl.uint8)
+    return code
+
+
+def without_negative_zero(codes: Tensor) -> Tensor:
+    """uint8 codes of float8_e4m3fn as a target of float8_e4m3fnuz holds them."""
+    codes = codes.masked_fill(codes == 0x80, 0)
+    return codes.masked_fill((codes & 0x7F) == 0x7F, 0x80)
 
 
 @triton.jit

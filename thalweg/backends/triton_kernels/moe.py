@@ -89,7 +89,7 @@ def _expert_of(starts, ends, firsts, pairs, tile_expert, M: tl.constexpr, E: tl.
 
 @triton.jit
 def up(
-    x, weight, scales, zeros, out, starts, ends, firsts, pairs, tile_expert, width, ffn, k, x_row, w_row,
+    x, weight, scales, zeros, out, starts, ends, firsts, pairs, tile_expert, width, ffn, w_row, x_row, k,
     E: tl.constexpr, ACT: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, ZEROS: tl.constexpr,
     EVEN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
@@ -111,12 +111,9 @@ def up(
         x, at, ok, weight, scales, zeros, j + ffn, (j + ffn) * w_row, c_ok, width, cols, kind,
         KIND, GROUP, ZEROS, False, EVEN, False, NATIVE, PRECISION, M, N, K,
     )  # fmt: skip
-    if SCALED and GROUP == 0:
-        gate *= tl.load(scales + j, mask=c_ok, other=0.0)[None, :]
-        high *= tl.load(scales + j + ffn, mask=c_ok, other=0.0)[None, :]
-    if SCALED and GROUP < 0:
-        gate *= tl.load(scales)
-        high *= tl.load(scales)
+    if SCALED:
+        gate = quantised.scaled(gate, scales, j, c_ok, GROUP)
+        high = quantised.scaled(high, scales, j + ffn, c_ok, GROUP)
     gate = activated(gate.to(kind).to(tl.float32), ACT).to(kind).to(tl.float32)
     made = (gate * high.to(kind).to(tl.float32)).to(kind)
     tl.store(out + pair[:, None].to(tl.int64) * ffn + c[None, :], made, mask=ok[:, None] & c_ok[None, :])
@@ -139,10 +136,8 @@ def down(
         x, pair.to(tl.int64) * width, ok, weight, scales, zeros, j, j * w_row, c_ok, width, E * hidden, out.dtype.element_ty,
         KIND, GROUP, ZEROS, False, EVEN, False, NATIVE, PRECISION, M, N, K,
     )  # fmt: skip
-    if SCALED and GROUP == 0:
-        acc *= tl.load(scales + j, mask=c_ok, other=0.0)[None, :]
-    if SCALED and GROUP < 0:
-        acc *= tl.load(scales)
+    if SCALED:
+        acc = quantised.scaled(acc, scales, j, c_ok, GROUP)
     put = pair[:, None].to(tl.int64) * hidden + c[None, :]
     tl.store(out + put, acc.to(out.dtype.element_ty), mask=ok[:, None] & c_ok[None, :])
 
@@ -202,8 +197,7 @@ def experts(
     out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
     if tokens == 0:
         return out
-    first, second = gate_up["codes"], down_["codes"]
-    ffn = first.shape[0] // experts // 2
+    ffn = gate_up["codes"].shape[0] // experts // 2
     rows = -(-tokens * k // experts) * 2
     m, n, width = quantised.tile_sizes(tiles, "raw" if kind == "dense" else kind, group, 0, rows, exact, x.dtype)
     m, n = min(m, 64), max(16, n)
@@ -215,23 +209,24 @@ def experts(
         "NATIVE": tiles.float8, "PRECISION": "ieee", "M": m, "N": n, "K": width, "num_warps": tiles.product.warps,
         "num_stages": min(2, tiles.product.stages),
     }  # fmt: skip
-    scales = gate_up.get("scales", first)
-    up[(most, triton.cdiv(ffn, n))](
-        x, first, scales, gate_up.get("zeros", scales), middle, *work, hidden, ffn, k, x.stride(0), first.stride(0), ACT=act,
-        ZEROS="zeros" in gate_up, EVEN=hidden % width == 0, **same,
-    )  # fmt: skip
-    scales = down_.get("scales", second)
-    down[(most, triton.cdiv(hidden, n))](
-        middle, second, scales, down_.get("zeros", scales), y, *work, ffn, hidden, second.stride(0), ZEROS="zeros" in down_,
-        EVEN=ffn % width == 0, **same,
-    )  # fmt: skip
+
+    def launch(kernel, x: Tensor, w: dict[str, Tensor], out: Tensor, *more: int, **static: str) -> None:
+        (inputs, cols), codes = (x.shape[1], out.shape[1]), w["codes"]
+        scales = w.get("scales", codes)
+        kernel[(most, triton.cdiv(cols, n))](
+            x, codes, scales, w.get("zeros", scales), out, *work, inputs, cols, codes.stride(0), *more, ZEROS="zeros" in w,
+            EVEN=inputs % width == 0, **same, **static,
+        )  # fmt: skip
+
+    launch(up, x, gate_up, middle, x.stride(0), k, ACT=act)
+    launch(down, middle, down_, y)
     block = min(1024, triton.next_power_of_2(hidden))
     _together[(tokens, triton.cdiv(hidden, block))](y, weights.contiguous(), out, hidden, K=k, BLOCK=block, num_warps=4)
     return out
 
 
-def _pack(w: QTensor) -> dict[str, Tensor]:
-    return {"codes": w.data["weight"].contiguous()} if w.format.kind == "dense" else quantised.pack(w)
+def _pack(tiles: Tiles, w: QTensor) -> dict[str, Tensor]:
+    return {"codes": w.data["weight"].contiguous()} if w.format.kind == "dense" else quantised.pack(tiles, w)
 
 
 KINDS = {
@@ -262,5 +257,5 @@ def kernels(t: Tiles) -> tuple[Kernel, ...]:
         for exact in (False, True):
             label = name if exact else f"{name}-as-it-comes"
             run = part(experts, t, kind, exact)
-            found.append(Kernel("experts", label, run, part(_refusal, kind), _pack, batch_invariant=exact))
+            found.append(Kernel("experts", label, run, part(_refusal, kind), part(_pack, t), batch_invariant=exact))
     return tuple(found)

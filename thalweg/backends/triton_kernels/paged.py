@@ -4,6 +4,10 @@ Softmax runs online over tiles of keys (Milakov & Gimelshein 2018; Dao 2022). A 
 keys: per query row the largest score m, the sum of exp2(score - m), and the weighted values acc. Spans are joined in the
 order of their keys. A tile or span in which a row sees nothing changes no bit of that row's result, so neither the other
 rows of a tile nor the number of spans visited can.
+
+LATENT > 0 (multi-head latent attention, DeepSeek-AI 2024): a token has one key, and the first LATENT elements of it are its
+value: only keys are kept, and a tile of them is read once for both products. The elements beyond (rotary, say) make a
+product of their own, as tiles are powers of two wide.
 """
 
 import triton
@@ -13,10 +17,10 @@ from thalweg.backends.triton_kernels import codes
 
 
 @triton.jit
-def _put(x, kv, scale, ok, put, put_scale, HELD: tl.constexpr):
+def _put(x, kv, scale, ok, put, put_scale, HELD: tl.constexpr, NATIVE: tl.constexpr):
     """Rows x [N, BLOCK] into the cache as what it holds; put [N, BLOCK] where, put_scale [N] where their scales."""
     if HELD == "float8_e4m3fn":
-        tl.store(kv + put, codes.to_e4m3(x.to(tl.float32)), mask=ok)
+        tl.store(kv + put, codes.to_e4m3(x.to(tl.float32), NATIVE), mask=ok)
     elif HELD == "float8_e5m2":
         tl.store(kv + put, codes.to_e5m2(x.to(tl.float32)), mask=ok)
     elif HELD == "int8":
@@ -33,11 +37,11 @@ def _put(x, kv, scale, ok, put, put_scale, HELD: tl.constexpr):
 @triton.jit
 def store(
     k, v, kv, scales, table, token_seq, positions, slots, tokens, k_token, k_head, v_token, v_head, table_row, table_width,
-    HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, HELD: tl.constexpr, ROWS: tl.constexpr,
-    HEADS_PAD: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, LATENT: tl.constexpr, SIZE: tl.constexpr, HELD: tl.constexpr,
+    NATIVE: tl.constexpr, ROWS: tl.constexpr, HEADS_PAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of ROWS tokens into kv, whose blocks are [2, SIZE, HEADS, DIM] and, of int8 (HELD), scales
-    [2, SIZE, HEADS] after that; those of the scratch slot into block 0."""
+    """Keys and (unless LATENT) values of ROWS tokens into kv, whose blocks are [2, SIZE, HEADS, DIM] (LATENT: 1) and, of
+    int8 (HELD), scales [2, SIZE, HEADS] after that; those of the scratch slot into block 0."""
     i = tl.arange(0, ROWS * HEADS_PAD)
     t, head = (tl.program_id(0) * ROWS + i // HEADS_PAD).to(tl.int64), i % HEADS_PAD
     there = (t < tokens) & (head < HEADS)
@@ -47,20 +51,23 @@ def store(
     column = tl.minimum(position // SIZE, table_width - 1)
     block = tl.load(table + seq * table_row + column, mask=there & (slot != 0), other=0).to(tl.int64)
     place = position % SIZE * HEADS + head
-    stride: tl.constexpr = 2 * SIZE * HEADS * (DIM + 4 if HELD == "int8" else DIM)
-    put_scale = block * (stride // 4) + SIZE * HEADS * DIM // 2 + place
+    values: tl.constexpr = SIZE * HEADS * DIM
+    codes_end: tl.constexpr = values if LATENT > 0 else 2 * values
+    stride: tl.constexpr = codes_end // DIM * (DIM + 4) if HELD == "int8" else codes_end
+    put_scale = block * (stride // 4) + codes_end // 4 + place
     d = tl.arange(0, BLOCK)
     ok = there[:, None] & (d < DIM)[None, :]
     put = (block * stride + place * DIM)[:, None] + d[None, :]
     key = tl.load(k + (t * k_token + head * k_head)[:, None] + d[None, :], mask=ok, other=0.0)
-    _put(key, kv, scales, ok, put, put_scale, HELD)
-    value = tl.load(v + (t * v_token + head * v_head)[:, None] + d[None, :], mask=ok, other=0.0)
-    _put(value, kv, scales, ok, put + SIZE * HEADS * DIM, put_scale + SIZE * HEADS, HELD)
+    _put(key, kv, scales, ok, put, put_scale, HELD, NATIVE)
+    if LATENT == 0:
+        value = tl.load(v + (t * v_token + head * v_head)[:, None] + d[None, :], mask=ok, other=0.0)
+        _put(value, kv, scales, ok, put + values, put_scale + SIZE * HEADS, HELD, NATIVE)
 
 
 @triton.jit
 def _numbers(code, kind, HELD: tl.constexpr, NATIVE: tl.constexpr):
-    """What was loaded from the cache as what multiplies, without scales."""
+    """What was loaded from the cache as what multiplies, without scales (float8_e4m3fn: half of it where `halved`)."""
     if HELD == "float8_e4m3fn":
         code = codes.from_e4m3(code, NATIVE).to(kind)
     elif HELD == "float8_e5m2":
@@ -72,15 +79,19 @@ def _numbers(code, kind, HELD: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def _span(
-    rows, position, kv, scales, table, low, begin, end, kv_head, scale,
-    HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    HELD: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, KEYS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    rows, rest, position, kv, scales, table, low, begin, end, kv_head, scale,
+    HEADS: tl.constexpr, DIM: tl.constexpr, LATENT: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, HELD: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr,
+    KEYS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     """(m, total, acc) of query rows [M, BLOCK] at `position` [M] over the keys in [begin, end) that are not below `low`.
-    scale: of scores, times log2(e). table: that of the sequence."""
+    scale: of scores, times log2(e). table: that of the sequence. rest [M, REST]: of the rows, what lies beyond LATENT."""
     d, n = tl.arange(0, BLOCK), tl.arange(0, KEYS)
-    stride: tl.constexpr = 2 * SIZE * HEADS * (DIM + 4 if HELD == "int8" else DIM)
+    width: tl.constexpr = LATENT if LATENT > 0 else DIM
+    values: tl.constexpr = SIZE * HEADS * DIM
+    codes_end: tl.constexpr = values if LATENT > 0 else 2 * values
+    stride: tl.constexpr = codes_end // DIM * (DIM + 4) if HELD == "int8" else codes_end
+    double: tl.constexpr = HELD == "float8_e4m3fn" and codes.halved(NATIVE)
     m = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, BLOCK], tl.float32)
@@ -90,11 +101,17 @@ def _span(
         block = tl.load(table + keys // SIZE, mask=held, other=0).to(tl.int64)
         place = keys % SIZE * HEADS + kv_head
         at = block * stride + place * DIM
-        ok = held[:, None] & (d < DIM)[None, :]
+        ok = held[:, None] & (d < width)[None, :]
         k = _numbers(tl.load(kv + at[:, None] + d[None, :], mask=ok, other=0), rows.dtype, HELD, NATIVE)
-        scores = tl.dot(rows, tl.trans(k), input_precision=PRECISION) * scale
+        scores = tl.dot(rows, tl.trans(k), input_precision=PRECISION)
+        if REST > 0:
+            more = LATENT + tl.arange(0, REST)
+            beyond = tl.load(kv + at[:, None] + more[None, :], mask=held[:, None] & (more < DIM)[None, :], other=0)
+            beyond = _numbers(beyond, rows.dtype, HELD, NATIVE)
+            scores = tl.dot(rest, tl.trans(beyond), scores, input_precision=PRECISION)
+        scores *= scale * 2.0 if double else scale
         if HELD == "int8":
-            at_scale = block * (stride // 4) + SIZE * HEADS * DIM // 2 + place
+            at_scale = block * (stride // 4) + codes_end // 4 + place
             scores *= tl.load(scales + at_scale, mask=held, other=0.0)[None, :]
         if SOFTCAP > 0:  # tanh(x) = 1 - 2 / (exp(2 x) + 1), here with exp2 and scores that carry log2(e)
             scores = SOFTCAP * 1.4426950408889634 * (1.0 - 2.0 / (tl.exp2(scores * (2.0 / SOFTCAP)) + 1.0))
@@ -106,14 +123,18 @@ def _span(
         safe = tl.where(new == float("-inf"), 0.0, new)
         p = tl.exp2(scores - safe[:, None])
         fade = tl.exp2(m - safe)
-        v = tl.load(kv + at[:, None] + d[None, :] + SIZE * HEADS * DIM, mask=ok, other=0)
-        v = _numbers(v, rows.dtype, HELD, NATIVE)
+        if LATENT > 0:
+            v = k
+        else:
+            v = tl.load(kv + at[:, None] + d[None, :] + values, mask=ok, other=0)
+            v = _numbers(v, rows.dtype, HELD, NATIVE)
         total = total * fade + tl.sum(p, 1)
         if HELD == "int8":
-            p *= tl.load(scales + at_scale + SIZE * HEADS, mask=held, other=0.0)[None, :]
+            at_scale += 0 if LATENT > 0 else SIZE * HEADS
+            p *= tl.load(scales + at_scale, mask=held, other=0.0)[None, :]
         acc = acc * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
         m = new
-    return m, total, acc
+    return m, total, acc * 2.0 if double else acc
 
 
 @triton.jit
@@ -123,6 +144,33 @@ def _joined(m, total, acc, m2, total2, acc2):
     safe = tl.where(both == float("-inf"), 0.0, both)
     a, b = tl.exp2(m - safe), tl.exp2(m2 - safe)
     return both, total * a + total2 * b, acc * a[:, None] + acc2 * b[:, None]
+
+
+@triton.jit
+def _spans(
+    rows, rest, position, kv, scales, table, low, end, kv_head, scale, SPLIT: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, LATENT: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, HELD: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr,
+    KEYS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    """What `_span` gives of all keys from low to end: in spans of SPLIT keys, joined one after another, or (0) in one."""
+    if SPLIT > 0:
+        m = tl.full([M], float("-inf"), tl.float32)
+        total = tl.zeros([M], tl.float32)
+        acc = tl.zeros([M, BLOCK], tl.float32)
+        for span in range(low // SPLIT, tl.cdiv(end, SPLIT)):
+            stop = tl.minimum(span * SPLIT + SPLIT, end)
+            m2, total2, acc2 = _span(
+                rows, rest, position, kv, scales, table, low, span * SPLIT, stop, kv_head, scale,
+                HEADS, DIM, LATENT, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK, REST,
+            )  # fmt: skip
+            m, total, acc = _joined(m, total, acc, m2, total2, acc2)
+    else:
+        m, total, acc = _span(
+            rows, rest, position, kv, scales, table, low, low, end, kv_head, scale,
+            HEADS, DIM, LATENT, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK, REST,
+        )  # fmt: skip
+    return m, total, acc
 
 
 @triton.jit
@@ -142,20 +190,21 @@ def _finished(m, total, acc, sinks, head, mine, SINKS: tl.constexpr):
 def attend(
     q, kv, scales, sinks, out, part, part_ml, tiles, table, slots, context, query, last_row, scale, q_token, q_head,
     table_row, spans,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, TILED: tl.constexpr, DECODE: tl.constexpr, SPLIT: tl.constexpr, JOIN: tl.constexpr,
-    PARTS: tl.constexpr, HELD: tl.constexpr, NATIVE: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
-    M: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SHARE: tl.constexpr, DIM: tl.constexpr, LATENT: tl.constexpr,
+    SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, TILED: tl.constexpr, DECODE: tl.constexpr,
+    SPLIT: tl.constexpr, JOIN: tl.constexpr, PARTS: tl.constexpr, HELD: tl.constexpr, NATIVE: tl.constexpr,
+    SINKS: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
+    REST: tl.constexpr,
 ):  # fmt: skip
-    """One tile of query rows of one KV head.
+    """One tile of query rows of the SHARE heads that program 1 takes, which share a KV head.
 
-    TILED: program 0 takes tile i, tiles i32[N, 2] = (sequence, its first query token; -1 = nothing), all its keys: in
-    spans of SPLIT that are joined (JOIN), or in one. Otherwise program 0 takes a sequence of at most DECODE query tokens
-    and program 2 one span of SPLIT keys of it, leaving (m, sum) and acc in part_ml and part (PARTS), or the result in out.
+    TILED: program 0 takes tile i, tiles i32[N, 2] = (sequence, its first query token; -1 = nothing). Otherwise it takes a
+    sequence of at most DECODE query tokens. PARTS: program 2 takes one span of SPLIT keys, and leaves (m, sum) and acc in
+    part_ml and part. Otherwise all keys are this program's, in spans of SPLIT that it joins (JOIN), or in one.
     """
-    share: tl.constexpr = HEADS // KV_HEADS
-    per_tile: tl.constexpr = M // share
-    kv_head = tl.program_id(1)
+    width: tl.constexpr = LATENT if LATENT > 0 else DIM
+    per_tile: tl.constexpr = M // SHARE
+    kv_head = 0 if LATENT > 0 else tl.program_id(1)
     if TILED:
         seq = tl.load(tiles + tl.program_id(0) * 2).to(tl.int64)
         first = tl.load(tiles + tl.program_id(0) * 2 + 1)
@@ -170,54 +219,47 @@ def attend(
             return
     past = tl.load(context + seq)
     i = tl.arange(0, M)
-    token = first + i // share
-    head = kv_head * share + i % share
-    mine = (i < per_tile * share) & (token < new)
+    token = first + i // SHARE
+    head = tl.program_id(1) * SHARE + i % SHARE
+    mine = (i < per_tile * SHARE) & (token < new)
+    if HEADS % SHARE:
+        mine = mine & (head < HEADS)
     row = tl.load(last_row + seq).to(tl.int64) + 1 - new + token
     d = tl.arange(0, BLOCK)
-    ok = mine[:, None] & (d < DIM)[None, :]
-    put = (row * HEADS + head)[:, None] * DIM + d[None, :]
+    ok = mine[:, None] & (d < width)[None, :]
+    put = (row * HEADS + head)[:, None] * width + d[None, :]
     end = past + tl.minimum(first + per_tile, new)
     low = tl.maximum(past + first - WINDOW + 1, 0) if WINDOW > 0 else 0
     if tl.load(slots + seq) == 0:  # padding: nobody looks, but what follows must be finite
         if TILED or tl.program_id(2) == 0:
             tl.store(out + put, tl.zeros([M, BLOCK], out.dtype.element_ty), mask=ok)
         return
-    rows = tl.load(q + row[:, None] * q_token + head[:, None] * q_head + d[None, :], mask=ok, other=0.0)
+    at_row = row[:, None] * q_token + head[:, None] * q_head
+    rows = tl.load(q + at_row + d[None, :], mask=ok, other=0.0)
+    rest = rows
+    if REST > 0:
+        more = LATENT + tl.arange(0, REST)
+        rest = tl.load(q + at_row + more[None, :], mask=mine[:, None] & (more < DIM)[None, :], other=0.0)
     at = past + token
     own = table + seq * table_row
-    if TILED:
-        if JOIN:
-            m = tl.full([M], float("-inf"), tl.float32)
-            total = tl.zeros([M], tl.float32)
-            acc = tl.zeros([M, BLOCK], tl.float32)
-            for span in range(low // SPLIT, tl.cdiv(end, SPLIT)):
-                stop = tl.minimum(span * SPLIT + SPLIT, end)
-                m2, total2, acc2 = _span(
-                    rows, at, kv, scales, own, low, span * SPLIT, stop, kv_head, scale,
-                    KV_HEADS, DIM, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK,
-                )  # fmt: skip
-                m, total, acc = _joined(m, total, acc, m2, total2, acc2)
-        else:
-            m, total, acc = _span(
-                rows, at, kv, scales, own, low, low, end, kv_head, scale,
-                KV_HEADS, DIM, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK,
-            )  # fmt: skip
-    else:
+    if PARTS:
         span = tl.program_id(2)
         begin, stop = span * SPLIT, tl.minimum(span * SPLIT + SPLIT, end)
-        if PARTS and (begin >= end or begin + SPLIT <= low):
+        if begin >= end or begin + SPLIT <= low:
             return
         m, total, acc = _span(
-            rows, at, kv, scales, own, low, begin, stop, kv_head, scale,
-            KV_HEADS, DIM, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK,
+            rows, rest, at, kv, scales, own, low, begin, stop, kv_head, scale,
+            KV_HEADS, DIM, LATENT, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK, REST,
         )  # fmt: skip
-        if PARTS:
-            place = ((seq * DECODE + token) * HEADS + head) * spans + span
-            tl.store(part_ml + place * 2, m, mask=mine)
-            tl.store(part_ml + place * 2 + 1, total, mask=mine)
-            tl.store(part + place[:, None] * DIM + d[None, :], acc, mask=ok)
-            return
+        place = ((seq * DECODE + token) * HEADS + head) * spans + span
+        tl.store(part_ml + place * 2, m, mask=mine)
+        tl.store(part_ml + place * 2 + 1, total, mask=mine)
+        tl.store(part + place[:, None] * width + d[None, :], acc, mask=ok)
+        return
+    m, total, acc = _spans(
+        rows, rest, at, kv, scales, own, low, end, kv_head, scale, SPLIT if JOIN else 0,
+        KV_HEADS, DIM, LATENT, SIZE, WINDOW, SOFTCAP, HELD, NATIVE, PRECISION, M, KEYS, BLOCK, REST,
+    )  # fmt: skip
     tl.store(out + put, _finished(m, total, acc, sinks, head, mine, SINKS).to(out.dtype.element_ty), mask=ok)
 
 
@@ -227,7 +269,7 @@ def join(
     HEADS: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr, DECODE: tl.constexpr, SPLIT: tl.constexpr,
     SINKS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Joins the spans of ROWS heads of one query token, first to last, as `attend` does where it joins."""
+    """Joins the spans of ROWS heads of one query token, first to last, as `attend` does where it joins. DIM: of values."""
     seq, first = (tl.program_id(0) // DECODE).to(tl.int64), tl.program_id(0) % DECODE
     new = tl.load(query + seq)
     if (new > DECODE) | (first >= new):

@@ -2,6 +2,9 @@
 scales multiply the sums. Codes are exact in every type that multiplies them, so results are nearer to the real numbers
 than those of a weight that was dequantised and rounded first.
 
+NVFP4's scales belong to 16 inputs, too few for a sum of their own: they multiply the codes, exactly, as 4-bit floats times
+float8_e4m3fn have 6 bits; the scale of the tensor multiplies the sums.
+
 `pack` lays codes out as the product reads them. 4-bit codes lie in pairs: byte i of a chunk of inputs holds its element i and,
 in the upper half, element i + chunk / 2. Scales and zeros lie by group, so that a tile's are neighbours.
 """
@@ -14,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from thalweg.backends.triton_kernels import codes
+from thalweg.backends.triton_kernels.codes import without_negative_zero
 from thalweg.backends.triton_kernels.linear import DTYPES
 from thalweg.backends.triton_kernels.tiles import Tiles
 from thalweg.hal.op import Kernel
@@ -34,7 +38,7 @@ def tile(
     """The weight's tile of rows that begin at j [N], inputs start .. start + K - 1, as numbers of type `kind`, without
     scales. 4 bits: of the lower or the upper (HIGH) half of a chunk of 2 K. zero: what symmetric codes are above."""
     i = tl.arange(0, K)
-    if KIND == "int4" or KIND == "float4":
+    if KIND == "int4" or KIND == "float4" or KIND == "nvfp4":
         byte = tl.load(weight + j[:, None] + (start // 2 + i)[None, :], mask=ok[:, None], other=0).to(tl.int32)
         nibble = (byte >> 4) if HIGH else (byte & 15)
         value = nibble - zero[:, None] if KIND == "int4" else codes.twice_e2m1(nibble)
@@ -48,12 +52,22 @@ def tile(
         if KIND == "float8":
             number = codes.from_e4m3(code, NATIVE).to(kind)
         elif KIND == "raw8":
-            number = code.to(tl.float8e4nv, bitcast=True)
+            number = codes.as_native(code, NATIVE)
         elif KIND == "raw":
             number = code
         else:
             number = (code.to(tl.int32) - zero[:, None]).to(tl.float32).to(kind)
     return number
+
+
+@triton.jit
+def _by_groups(number, scales, j, start, width, cols, ok, kind, N: tl.constexpr, K: tl.constexpr, NATIVE: tl.constexpr):
+    """A tile [N, K] of NVFP4, inputs from `start` on, times the scales of its groups (half of those where `halved`)."""
+    group = start // 16 + tl.arange(0, K // 16)
+    there = ok[:, None] & (group * 16 < width)[None, :]
+    scale = codes.from_e4m3(tl.load(scales + group[None, :] * cols + j[:, None], mask=there, other=0), NATIVE)
+    each = tl.reshape(tl.broadcast_to(scale[:, :, None], [N, K // 16, 16]), [N, K])
+    return (number.to(tl.float32) * each).to(kind)
 
 
 @triton.jit
@@ -66,7 +80,7 @@ def _inputs(x, rows_at, start, width, ok, K: tl.constexpr, EVEN: tl.constexpr, k
         mask = ok[:, None] & (i < width)[None, :]
     a = tl.load(x + rows_at[:, None] + i[None, :], mask=mask, other=0)
     if CODES:
-        a = a.to(tl.float8e4nv, bitcast=True) if NATIVE else codes.from_e4m3(a, False).to(kind)
+        a = codes.as_native(a, NATIVE) if NATIVE != "" else codes.from_e4m3(a, "").to(kind)
     return a
 
 
@@ -77,8 +91,9 @@ def sums(
     INTEGER: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """float32 [M, N]: rows of x times rows of the weight, with the scales of the weight's groups (GROUP > 0) but not those of
-    whole rows. rows_at [M], cols_at [N]: where they begin; j [N]: which columns they are, for scales and zeros."""
-    four: tl.constexpr = KIND == "int4" or KIND == "float4"
+    whole rows. rows_at [M], cols_at [N]: where they begin; j [N]: which columns they are, for scales and zeros. nvfp4:
+    `zeros` are the scales of its groups, `scales` that of the tensor."""
+    four: tl.constexpr = KIND == "int4" or KIND == "float4" or KIND == "nvfp4"
     acc = tl.zeros([M, N], tl.int32 if INTEGER and GROUP <= 0 else tl.float32)
     zero = tl.full([N], 8 if KIND == "int4" else 0, tl.int32)
     for start in range(0, width, K):
@@ -92,9 +107,13 @@ def sums(
             half: tl.constexpr = K // 2
             a = _inputs(x, rows_at, start, width, rows_ok, half, EVEN, kind, False, False)
             b = tile(weight, cols_at, start, width, cols_ok, kind, zero, KIND, False, EVEN, half, NATIVE)
+            if KIND == "nvfp4":
+                b = _by_groups(b, zeros, j, start, width, cols, cols_ok, kind, N, half, NATIVE)
             part = tl.dot(a, tl.trans(b), input_precision=PRECISION)
             a = _inputs(x, rows_at, start + half, width, rows_ok, half, EVEN, kind, False, False)
             b = tile(weight, cols_at, start, width, cols_ok, kind, zero, KIND, True, EVEN, half, NATIVE)
+            if KIND == "nvfp4":
+                b = _by_groups(b, zeros, j, start + half, width, cols, cols_ok, kind, N, half, NATIVE)
             part = tl.dot(a, tl.trans(b), part, input_precision=PRECISION)
         else:
             a = _inputs(x, rows_at, start, width, rows_ok, K, EVEN, kind, CODES, NATIVE)
@@ -109,6 +128,16 @@ def sums(
         else:
             acc += part
     return acc.to(tl.float32)
+
+
+@triton.jit
+def scaled(acc, scales, j, ok, GROUP: tl.constexpr):
+    """Sums [M, N] times the scales of whole rows of the weight (GROUP 0), j [N], or of all of it (below 0)."""
+    if GROUP == 0:
+        acc *= tl.load(scales + j, mask=ok, other=0.0)[None, :]
+    if GROUP < 0:
+        acc *= tl.load(scales)
+    return acc
 
 
 @triton.jit
@@ -127,10 +156,7 @@ def product(
         x, i * x_row, i_ok, weight, scales, zeros, j, j * w_row, j_ok, width, cols, kind,
         KIND, GROUP, ZEROS, CODES, EVEN, INTEGER, NATIVE, PRECISION, M, N, K,
     )  # fmt: skip
-    if GROUP == 0:
-        acc *= tl.load(scales + j, mask=j_ok, other=0.0)[None, :]
-    if GROUP < 0:
-        acc *= tl.load(scales)
+    acc = scaled(acc, scales, j, j_ok, GROUP)
     if SCALED:
         acc *= tl.load(x_scales + i, mask=i_ok, other=0.0)[:, None]
     if BIAS:
@@ -139,8 +165,8 @@ def product(
 
 
 @triton.jit
-def _round(x, out, scales, width, x_row, INTEGER: tl.constexpr, BLOCK: tl.constexpr):
-    """One row of x to codes and their scale, as `hal.ops.quantise.quantise_rows` rounds them."""
+def _round(x, out, scales, width, x_row, INTEGER: tl.constexpr, NATIVE: tl.constexpr, BLOCK: tl.constexpr):
+    """One row of x to codes and the scale of what they are read as, as `hal.ops.quantise.quantise_rows` rounds them."""
     r = tl.program_id(0).to(tl.int64)
     top: tl.constexpr = 127.0 if INTEGER else 448.0
     most = tl.zeros([BLOCK], tl.float32)
@@ -149,14 +175,14 @@ def _round(x, out, scales, width, x_row, INTEGER: tl.constexpr, BLOCK: tl.conste
         most = tl.maximum(most, tl.abs(tl.load(x + r * x_row + i, mask=i < width, other=0.0).to(tl.float32)))
     scale = tl.div_rn(tl.max(most, 0), top)
     scale = tl.where(scale > 0, scale, 1.0)
-    tl.store(scales + r, scale)
+    tl.store(scales + r, scale * 2.0 if not INTEGER and codes.halved(NATIVE) else scale)
     for start in range(0, width, BLOCK):
         i = start + tl.arange(0, BLOCK)
         code = tl.div_rn(tl.load(x + r * x_row + i, mask=i < width, other=0.0).to(tl.float32), scale)
         if INTEGER:
             made = tl.minimum(tl.maximum(codes.nearest(code), -top), top).to(tl.int8)
         else:
-            made = codes.to_e4m3(code)
+            made = codes.to_e4m3(code, NATIVE)
         tl.store(out + r * width + i, made, mask=i < width)
 
 
@@ -167,7 +193,8 @@ def round_rows(tiles: Tiles, x: Tensor, act: str) -> tuple[Tensor, Tensor]:
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
     block = min(triton.next_power_of_2(width), tiles.vocab.block)
     _round[(rows,)](
-        x, out, scales, width, x.stride(0), INTEGER=act == "int8", BLOCK=block, num_warps=min(4, tiles.rows.warps)
+        x, out, scales, width, x.stride(0), INTEGER=act == "int8", NATIVE=tiles.float8, BLOCK=block,
+        num_warps=min(4, tiles.rows.warps),
     )  # fmt: skip
     return out, scales
 
@@ -185,12 +212,14 @@ def linear(
     if rows == 0:
         return out.view(*x.shape[:-1], cols)
     scales, x_scales = weight["scales"], weight["scales"]
+    zeros = weight.get("groups", weight.get("zeros", scales))
+    group = -1 if kind == "nvfp4" else group
     if act:
         flat, x_scales = round_rows(tiles, flat, act)
     m, n, k = tile_sizes(tiles, kind, group, cols, rows, exact, x.dtype)
     product[(triton.cdiv(rows, m), triton.cdiv(cols, n))](
-        flat, x_scales, packed, scales, weight.get("zeros", scales), scales if bias is None else bias, out, rows, width, cols,
-        flat.stride(0), packed.stride(0), KIND=tile_kind(tiles, kind, act), GROUP=group, ZEROS="zeros" in weight,
+        flat, x_scales, packed, scales, zeros, scales if bias is None else bias, out, rows, width, cols, flat.stride(0),
+        packed.stride(0), KIND=tile_kind(tiles, kind, act), GROUP=group, ZEROS="zeros" in weight,
         CODES=act == "float8_e4m3fn", EVEN=width % k == 0, INTEGER=act == "int8", SCALED=bool(act), BIAS=bias is not None,
         NATIVE=tiles.float8, PRECISION="ieee", M=m, N=n, K=k, num_warps=tiles.product.warps, num_stages=tiles.product.stages,
     )  # fmt: skip
@@ -214,26 +243,35 @@ def tile_sizes(
         m = min(m, max(16, triton.next_power_of_2(rows)))
     if dtype == torch.float32:
         m, n = min(m, tiles.scalar), min(n, tiles.scalar)
-    if kind in ("int4", "float4"):
+    if kind in ("int4", "float4", "nvfp4"):
         return m, n, chunk(group)
     k = max(LEAST, t.inner * 4 // dtype.itemsize)
     return m, n, min(k, group) if group > 0 else k
 
 
 def chunk(group: int) -> int:
-    return min(group, CHUNK) if group > 0 else CHUNK
+    """Inputs packed together, or read in one iteration: of one group, or (NVFP4) of several."""
+    return min(group, CHUNK) if group >= LEAST else CHUNK
 
 
-def pack(w: QTensor) -> dict[str, Tensor]:
-    """{"codes": uint8 or int8 [out, in] or for 4 bits [out, in / 2 in whole chunks], "scales" and "zeros": [groups, out]}."""
-    codes = w.data["codes"]
-    made = {"scales": w.data["scales"].to(torch.float32).t().contiguous()}
+def pack(tiles: Tiles, w: QTensor) -> dict[str, Tensor]:
+    """{"codes": uint8 or int8 [out, in] or for 4 bits [out, in / 2 in whole chunks], "scales" and "zeros": [groups, out]};
+    of NVFP4 "scales" is that of the tensor, and "groups" [groups, out] are codes of the others."""
+    codes, fnuz = w.data["codes"], tiles.float8 == "float8_e4m3fnuz"
+    if w.format.scale_dtype:
+        groups = w.data["scales"].t().contiguous().view(torch.uint8)
+        made = {"scales": w.data["scale"] * (2 if fnuz else 1), "groups": without_negative_zero(groups) if fnuz else groups}
+    else:
+        made = {"scales": w.data["scales"].to(torch.float32).t().contiguous()}
     if "zeros" in w.data:
         made["zeros"] = w.data["zeros"].t().contiguous()
     if w.format.kind == "float" and codes.dtype != torch.float8_e4m3fn:
         raise ValueError(f"weight {w.format} of shape {w.shape}: runs codes of float8_e4m3fn, not {codes.dtype}")
     if w.format.bits != 4:
-        return made | {"codes": codes.contiguous().view(torch.uint8 if w.format.kind == "float" else codes.dtype)}
+        codes = codes.contiguous().view(torch.uint8 if w.format.kind == "float" else codes.dtype)
+        if w.format.kind == "float" and fnuz:
+            codes, made["scales"] = without_negative_zero(codes), made["scales"] * 2
+        return made | {"codes": codes}
     if w.format.kind == "float":
         made["scales"] = made["scales"] * 0.5  # the product multiplies twice the values
         levels = torch.tensor(E2M1, device=codes.device)
@@ -253,16 +291,21 @@ def _pairs(nibbles: Tensor, chunk: int) -> Tensor:
 
 FORMATS: dict[str, tuple[str, str]] = {
     "triton-int8": ("int8", ""), "triton-int4": ("int4", ""), "triton-float8": ("float8", ""), "triton-float4": ("float4", ""),
-    "triton-int8-int8": ("int8", "int8"), "triton-float8-float8": ("float8", "float8_e4m3fn"),
+    "triton-int8-int8": ("int8", "int8"), "triton-float8-float8": ("float8", "float8_e4m3fn"), "triton-nvfp4": ("nvfp4", ""),
 }  # fmt: skip
 """Kernel name -> (codes, type of the inputs)."""
 
 
 def refusal(kind: str, act: str, w: WeightFormat, dtype: str) -> str | None:
     """None, or why codes of this kind with these inputs cannot run this format."""
+    if kind == "nvfp4":
+        found = (w.kind, w.bits, w.group, w.scale_dtype, w.act)
+        if found != ("float", 4, 16, "float8_e4m3fn", ""):
+            return f"runs nvfp4 weights, not {w}"
+        return None if dtype in DTYPES else f"runs {', '.join(DTYPES)}, not {dtype}"
     bits = 4 if kind.endswith("4") else 8
     held = w.kind == kind.rstrip("48") and (w.bits == bits or (kind == "int8" and w.bits < 8 and w.bits != 4))
-    if not held or w.act != act:
+    if not held or w.act != act or w.scale_dtype:
         return f"runs {kind} weights{f' with {act} inputs' if act else ''}, not {w}"
     if w.group > 0 and (w.group < LEAST or w.group & (w.group - 1)):
         return f"runs groups that are a power of two and {LEAST} or more, not {w.group}"
@@ -281,5 +324,5 @@ def kernels(t: Tiles) -> tuple[Kernel, ...]:
         for exact in (False, True):
             run = part(linear, t, kind, exact)
             label = name if exact else f"{name}-as-it-comes"
-            found.append(Kernel("linear", label, run, supports=fits, pack=pack, batch_invariant=exact))
+            found.append(Kernel("linear", label, run, supports=fits, pack=part(pack, t), batch_invariant=exact))
     return tuple(found)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.backends.host import cores, cpu_name, has_torch, host_memory
@@ -20,8 +21,15 @@ from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place
 SWITCH = "TRITON_INTERPRET"
 
 
+@dataclass(frozen=True, slots=True)
+class InterpretOptions:
+    float8: str = ""
+    """The 8-bit float that the target is taken to have (`Tiles.float8`): kernels then take the way they take there."""
+
+
 class InterpretPlatform(Platform):
     name = "triton-interpret"
+    options = InterpretOptions
 
     def probe(self) -> Probe:
         if not has_torch():
@@ -43,16 +51,18 @@ class InterpretPlatform(Platform):
         except ImportError:
             raise DeviceError(f"device: {self.name}: Triton is not installed; pip install 'thalweg[gpu-test]'") from None
         from thalweg.backends.eager import EagerDevice
-        from thalweg.backends.triton_kernels import library
+        from thalweg.backends.triton_kernels import assembled
+        from thalweg.backends.triton_kernels.tiles import tiles
 
         _repair()
-        made = library("interpret")
+        options = InterpretOptions() if options is None else options
+        made = assembled(replace(tiles("interpret"), float8=options.float8))
         return EagerDevice(self.describe(), made.kernels, made.attention)
 
 
 def _repair() -> None:
-    """What the interpreter gets wrong: products of bfloat16 (it multiplies the bit patterns), and rounding to bfloat16 and
-    to the 8-bit floats (it truncates, or carries wrongly)."""
+    """What the interpreter gets wrong: products of bfloat16 (it multiplies the bit patterns), rounding to bfloat16 and to
+    the 8-bit floats (it truncates, or carries wrongly), and codes of those that are no number."""
     import numpy as np
     import torch
     import triton.language as tl
@@ -66,8 +76,15 @@ def _repair() -> None:
         tl.bfloat16: (torch.bfloat16, np.uint16), tl.float8e4nv: (torch.float8_e4m3fn, np.uint8),
         tl.float8e5: (torch.float8_e5m2, np.uint8),
     }  # fmt: skip
+    eight = {
+        tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2, tl.float8e4b8: torch.float8_e4m3fnuz,
+    }  # fmt: skip
+    tl.float8e4b8.to_ir = lambda builder: builder.get_fp8e4b8_ty()  # a type that the interpreter's own list lacks
 
     def wide(h: Any) -> Any:
+        if h.dtype.scalar in eight:
+            values = torch.from_numpy(np.ascontiguousarray(h.data)).view(eight[h.dtype.scalar])
+            return interpreter.TensorHandle(values.to(torch.float32).numpy(), tl.float32)
         if h.dtype.scalar != tl.bfloat16:
             return h
         return interpreter.TensorHandle((h.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
@@ -83,6 +100,8 @@ def _repair() -> None:
         return cast(self, src, to)
 
     def create_fp_to_fp(self: Any, src: Any, to: Any, rounding: Any) -> Any:
+        if src.dtype.scalar in eight:
+            src = wide(src)
         return cast_impl(self, src, to) if src.dtype.scalar == tl.float32 else old_fp(self, src, to, rounding)
 
     old_fp = builder.create_fp_to_fp

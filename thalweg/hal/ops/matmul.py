@@ -44,6 +44,7 @@ FP8 = WeightFormat("float", 8)
 FP8_BLOCKS = WeightFormat("float", 8, 128)
 FP8_SCALED = WeightFormat("float", 8, act="float8_e4m3fn")
 MXFP4 = WeightFormat("float", 4, 32)
+NVFP4 = WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn")
 
 
 @op(
@@ -55,6 +56,7 @@ MXFP4 = WeightFormat("float", 4, 32)
         *(_linear_sample(3, 256, 80, weight=f) for f in (INT8, INT8_W8A8, INT4, FP8, FP8_BLOCKS, FP8_SCALED, MXFP4)),
         _linear_sample(21, 160, 33, bias=True, weight=INT4_ZEROS),
         _linear_sample(40, 192, 64, bias=True, weight=INT4),
+        _linear_sample(5, 208, 48, bias=True, weight=NVFP4),
     ],
     tolerances={"float32": 1e-5, "bfloat16": 1e-2},
 )

@@ -59,7 +59,8 @@ def dequantise(data: Mapping[str, Tensor], group: int, dtype: torch.dtype) -> Te
     codes, fan_in = data["codes"].to(torch.float32), data["codes"].shape[1]
     if "zeros" in data:
         codes = codes - _per_input(data["zeros"], group, fan_in)
-    return (codes * _per_input(data["scales"], group, fan_in)).to(dtype)
+    scales = data["scales"].to(torch.float32) * data["scale"] if "scale" in data else data["scales"]
+    return (codes * _per_input(scales, group, fan_in)).to(dtype)
 
 
 def _per_input(groups: Tensor, group: int, fan_in: int) -> Tensor:
@@ -70,7 +71,8 @@ def _per_input(groups: Tensor, group: int, fan_in: int) -> Tensor:
 
 def quantise(weight: Tensor, format: WeightFormat) -> QTensor:
     """A dense weight [out, in] rounded to nearest in this format: scales from each group's largest magnitude (symmetric) or
-    its range, zero included (not symmetric). kind "float" with 4 bits rounds scales up to powers of two, as MX formats do."""
+    its range, zero included (not symmetric). kind "float" with 4 bits rounds scales up to powers of two, as MX formats do,
+    or to the nearest of `scale_dtype` under a scale of the tensor that puts the largest of them at its end, as NVFP4 does."""
     out, fan_in = weight.shape
     size = {0: fan_in, -1: fan_in}.get(format.group, format.group)
     groups = -(-fan_in // size)
@@ -104,7 +106,16 @@ def _float_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
     if format.bits == 8:
         scales = _nonzero(_largest(wide, format) / torch.finfo(torch.float8_e4m3fn).max)
         return {"codes": (wide / scales[..., None]).to(torch.float8_e4m3fn), "scales": scales}
-    scales = torch.exp2(torch.ceil(torch.log2(_nonzero(_largest(wide, format) / E2M1[-1]))))
+    whole: dict[str, Tensor] = {}
+    if format.scale_dtype:
+        kind = getattr(torch, format.scale_dtype)
+        ends = torch.finfo(kind)
+        want = _largest(wide, format) / E2M1[-1]
+        whole["scale"] = _nonzero(want.amax().reshape(1, 1) / ends.max)
+        held = (want / whole["scale"]).clamp(ends.smallest_normal * ends.eps, ends.max).to(kind)
+        scales = held.to(torch.float32) * whole["scale"]
+    else:
+        held = scales = torch.exp2(torch.ceil(torch.log2(_nonzero(_largest(wide, format) / E2M1[-1]))))
     levels = torch.tensor(E2M1)
     # To the nearer of two neighbours; a value in the middle goes to the one whose last bit is 0.
     below = torch.bucketize((wide / scales[..., None]).abs(), levels, right=True).sub(1).clamp(0, len(E2M1) - 2)
@@ -112,7 +123,7 @@ def _float_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
     middle = (levels[below] + levels[below + 1]) / 2
     up = (x > middle) | ((x == middle) & (below % 2 == 1))
     codes = torch.where(up, levels[below + 1], levels[below]) * wide.sign()
-    return {"codes": codes.to(torch.float8_e4m3fn), "scales": scales}
+    return {"codes": codes.to(torch.float8_e4m3fn), "scales": held, **whole}
 
 
 def _largest(wide: Tensor, format: WeightFormat) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,29 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{mode}_mode: runs with --mode {mode}")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Items without a mode marker run in mode test."""
+    """Items without a mode marker run in mode test. --part counts what -k and -m left, as they come before."""
     want = config.getoption("--mode", "test")
     keep: list[pytest.Item] = []
     drop: list[pytest.Item] = []
     for item in items:
         mode = next((m for m in MODES if item.get_closest_marker(f"{m}_mode")), "test")
         (keep if mode == want else drop).append(item)
+    part, parts = _part(config)
+    mine = keep[part - 1 :: parts]
+    drop += [item for i, item in enumerate(keep) if i % parts != part - 1]
     config.hook.pytest_deselected(items=drop)
-    items[:] = keep
+    items[:] = mine
+
+
+def _part(config: pytest.Config) -> tuple[int, int]:
+    said = config.getoption("--part", "1/1")
+    numbers = re.fullmatch(r"(\d+)/(\d+)", said)
+    part, parts = map(int, numbers.groups()) if numbers else (0, 0)
+    if not 1 <= part <= parts:
+        raise pytest.UsageError(f"--part: {said!r} is not the I-th of N parts, as in 2/5")
+    return part, parts
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -15,6 +15,7 @@ def pytest_addoption(parser: Any) -> None:
     )
     group.addoption("--platform-options", default="", help="its options, as a JSON object (default: its own defaults)")
     group.addoption("--mode", default="test", choices=MODES, help="test, perf (JSON lines) or support (a Markdown matrix)")
+    group.addoption("--part", metavar="I/N", default="1/1", help="run the I-th of N parts of the chosen tests (default: 1/1)")
     group.addoption("--evidence", metavar="FILE", help="write there which kernels passed, for the support matrix")
     group.addoption("--evidence-level", default="executed", help="how far the kernels were taken (default: executed)")
     group.addoption("--evidence-for", default="", help="platforms these kernels serve (default: the one tested)")

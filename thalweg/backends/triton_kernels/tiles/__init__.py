@@ -41,12 +41,24 @@ class Attend:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Launches of latent attention: rows are query tokens x query heads; keys are those for 576 elements of two bytes.
+    float32: there are matrix instructions for it; scalar ones would need more registers than there are."""
+
+    decode: Attend
+    prefill: Attend
+    exact: Attend
+    float32: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """split: keys whose partial result one program of a decode makes; write: tokens stored by one program."""
 
     decode: Attend
     prefill: Attend
     exact: Attend
+    latent: Latent
     split: int
     write: int
 
@@ -80,12 +92,12 @@ class Vocab:
 class Tiles:
     """All tile sizes of one architecture. shared: bytes of shared memory one program may use. scalar: most rows, columns and
     keys of a tile of float32 products: no matrix unit makes those exactly, and the scalar instructions are all unrolled.
-    float8: it converts and multiplies float8_e4m3fn itself."""
+    float8: the 8-bit float that it converts and multiplies itself, float8_e4m3fn or float8_e4m3fnuz; "" = none."""
 
     arch: str
     shared: int
     scalar: int
-    float8: bool
+    float8: str
     rows: Rows
     attention: Attention
     product: Product
@@ -129,7 +141,7 @@ def tiles(arch: str) -> Tiles:
 
 
 def _read(kind: Any, data: dict[str, Any], where: str) -> Any:
-    kinds = {"Rows": Rows, "Attention": Attention, "Attend": Attend, "Product": Product, "Vocab": Vocab}
+    kinds = {"Rows": Rows, "Attention": Attention, "Latent": Latent, "Attend": Attend, "Product": Product, "Vocab": Vocab}
     names = {f.name for f in fields(kind)}
     if set(data) != names:
         raise ValueError(f"{where}: fields {sorted(data)}, expected {sorted(names)}")
