@@ -49,8 +49,10 @@ class Run:
 
 
 KERNELS = "test_kernel_gives"
-ATTENTION = "(test_mixed or test_a_step_of) and (gqa-float32 or window-float32 or softcap-float32) and not -8 and not -32"
+WAYS = " or ".join(f"{spec}-float32" for spec in ("gqa", "window", "softcap", "sinks", "e4m3", "int8"))
+ATTENTION = f"(test_mixed or test_a_step_of) and ({WAYS}) and not -8 and not -32"
 BOTH = f"{KERNELS} or ({ATTENTION})"
+PALLAS = f"({KERNELS} and (pallas or megablox)) or ({ATTENTION})"
 """What evidence is made of: every sample of every op, and attention by each way it takes. Passing the whole kit is CI's."""
 RUNS = {
     "reference": Run("reference", "executed", only=BOTH),
@@ -58,7 +60,7 @@ RUNS = {
     "torch-gpu-hosted": Run("thalweg.backends.torch_gpu.testing:HostGpuPlatform", "hosted", GPUS, only=BOTH),
     "triton-interpreted": Run("thalweg.backends.triton_kernels.testing:InterpretPlatform", "interpreted", GPUS, only=BOTH),
     "tpu-hosted": Run("tpu", "hosted", options=json.dumps({**JAX, "attention": "xla"}), only=BOTH),
-    "tpu-interpreted": Run("tpu", "interpreted", options=json.dumps({**JAX, "attention": "pallas"}), only=ATTENTION),
+    "tpu-interpreted": Run("tpu", "interpreted", options=json.dumps({**JAX, "attention": "pallas"}), only=PALLAS),
 }
 
 

@@ -144,7 +144,7 @@ def test_without_hardware_it_refuses_and_names_the_way_to_try_it(tmp_path: Path)
 def test_wrong_knobs_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"jax_platfrom.*it has: attention"):
         LLM(device="tpu", additional_config={"jax_platfrom": "cpu"}, **SIZES)
-    with pytest.raises(DeviceError, match="auto, pallas, xla"):
+    with pytest.raises(DeviceError, match="auto, pallas, jax, xla"):
         _open(attention="flash")
     with pytest.raises(DeviceError, match="precompile must be one of auto, all, first, none"):
         _open(precompile="some")
@@ -205,8 +205,8 @@ def test_probing_and_importing_load_no_framework() -> None:
     ids=str,
 )
 def test_a_whole_step_lowers_for_hardware(shape: StepShape, ranks: int) -> None:
-    """Of a 1B model's shapes, two layers: a cache write and an attention per layer, every cache donated, and where the model
-    is divided a sum after attention and one after the MLP."""
+    """Of a 1B model's shapes, two layers: a cache write and an attention per layer and one draw, every cache donated, and where
+    the model is divided a sum after attention and one after the MLP."""
     device = AbstractDevice(device_kind="TPU v6 lite", num_cores=1, platform="tpu")
     mesh = AbstractMesh((ranks,), ("rank",), abstract_device=device)
     among = Ranks(jax.devices("cpu")[:ranks])
@@ -214,6 +214,6 @@ def test_a_whole_step_lowers_for_hardware(shape: StepShape, ranks: int) -> None:
     step, shapes = step_of(LLAMA_1B | {"num_hidden_layers": 2}, shape, ranks=among)
     with jax.sharding.use_abstract_mesh(mesh):
         text = export.export(step, platforms=["tpu"])(*shapes).mlir_module()
-    assert text.count("tpu_custom_call") == 4
+    assert text.count("tpu_custom_call") == 5
     assert text.count("stablehlo.all_reduce") == (4 if ranks > 1 else 0)
     assert text.count("tf.aliasing_output") + text.count("jax.buffer_donor") == 3  # two caches, the history

@@ -1,10 +1,12 @@
 """Sampling without a sort. XLA sorts a vocabulary slowly, and takes minutes to compile that; what truncation needs of the order
-is one threshold per row, and that is found by bisection over the bits of a float: 32 passes, each a sum over the row.
+is one threshold per row, and that is found by bisection over the bits of a float: 32 passes, each a sum over the row. By XLA
+every pass reads the rows anew; the Pallas kernel reads them once, and draws in one pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from thalweg.backends.tpu.interop import in_jax
+from thalweg.backends.tpu.pallas import vocabulary
+from thalweg.hal.noise import MULTIPLY, SALT_HIGH, SALT_LOW, STRIDE
 from thalweg.hal.op import Kernel
 
 MOST = 64
@@ -85,7 +89,43 @@ def _few(facts: Mapping[str, Any]) -> str | None:
     return None if facts["k"] <= min(MOST, facts["vocab"]) else f"takes up to {MOST} one by one, not {facts['k']}"
 
 
+def _draw(
+    logits: jax.Array, temperature: jax.Array, seed: jax.Array, position: jax.Array, *, random: bool, interpret: bool
+) -> jax.Array:  # fmt: skip
+    """See the op. What a row's noise depends on beside the token is hashed here."""
+    k0, k1 = _row_keys(seed, position)
+    noisy = temperature > 0
+    return vocabulary.draw(logits, noisy, k0, k1, multiply=MULTIPLY, random=random, interpret=interpret)
+
+
+def _row_keys(seed: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(k0, k1) of `thalweg.hal.noise`: seed i32[S, 2], position i32[S] -> i32[S] each."""
+    low, high, at = (lax.bitcast_convert_type(a, jnp.uint32) for a in (seed[:, 0], seed[:, 1], position))
+    k0 = _mix(_mix(_mix(low + jnp.uint32(SALT_LOW)) ^ high) + at)
+    k1 = _mix(_mix(_mix(high + jnp.uint32(SALT_HIGH)) ^ low) ^ (at * jnp.uint32(STRIDE)))
+    return lax.bitcast_convert_type(k0, jnp.int32), lax.bitcast_convert_type(k1, jnp.int32)
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    """`thalweg.hal.noise.mix` on uint32."""
+    x = (x ^ (x >> 16)) * jnp.uint32(MULTIPLY[0])
+    x = (x ^ (x >> 15)) * jnp.uint32(MULTIPLY[1])
+    return x ^ (x >> 16)
+
+
+def _fits(facts: Mapping[str, Any]) -> str | None:
+    most = vocabulary.LARGEST
+    return None if facts.get("vocab", 0) <= most else f"holds rows of {most} tokens at most, not {facts['vocab']}"
+
+
 KERNELS = (
     Kernel("truncate", "bisect", in_jax(_truncate)),
     Kernel("logprobs", "one-by-one", in_jax(_logprobs), supports=_few),
 )
+"""Those that XLA compiles."""
+
+
+def pallas(interpret: bool) -> tuple[Kernel, ...]:
+    """Preferred to them."""
+    cut, draw = (in_jax(partial(f, interpret=interpret)) for f in (vocabulary.truncate, _draw))
+    return (Kernel("truncate", "pallas-bisect", cut, supports=_fits), Kernel("sample", "pallas-draw", draw))
