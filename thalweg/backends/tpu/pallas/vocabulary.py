@@ -2,7 +2,7 @@
 look to its last, and the draw in one pass. Nothing is sorted: what truncation needs of the order is thresholds, found bit by
 bit, each bit by a sum over the row.
 
-Eight rows at a time, CHUNK tokens at a time, sums kept per lane until a pass ends.
+ROWS rows at a time (or as many as there are), CHUNK tokens at a time, sums kept per lane until a pass ends.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ def truncate(logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.A
     First goes what is less likely than min_p times the likeliest token, then what is below the top_k-th largest logit (0: off;
     its equals stay), then tokens whose likelier ones hold top_p (1: off) of what is left, equals in order of their ids."""
     rows, vocab = logits.shape
-    tall, wide = -rows % ROWS, -vocab % LANES
-    logits = jnp.pad(logits, ((0, tall), (0, wide)), constant_values=-jnp.inf)
-    words = [jnp.pad(a, (0, tall))[:, None] for a in (jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab), top_p, min_p)]
-    word = pl.BlockSpec((ROWS, 1), lambda i: (i, 0))
+    high = min(ROWS, rows)
+    logits = jnp.pad(logits, ((0, -rows % high), (0, -vocab % LANES)), constant_values=-jnp.inf)
+    words = [a[:, None] for a in (jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab), top_p, min_p)]
+    word = pl.BlockSpec((high, 1), lambda i: (i, 0))
     call = pl.pallas_call(
         partial(_truncate, vocab=vocab),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=0,
-            grid=(logits.shape[0] // ROWS,),
+            grid=(logits.shape[0] // high,),
             in_specs=[word, word, word, pl.BlockSpec(memory_space=pl.ANY)],
             out_specs=pl.BlockSpec(memory_space=pl.ANY),
             scratch_shapes=[
-                pltpu.VMEM((ROWS, -(-logits.shape[1] // CHUNK) * CHUNK), jnp.float32),
+                pltpu.VMEM((high, -(-logits.shape[1] // CHUNK) * CHUNK), jnp.float32),
                 pltpu.SemaphoreType.DMA(()),
             ],
         ),
@@ -55,11 +55,12 @@ def truncate(logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.A
 
 
 def _truncate(top_k: Any, top_p: Any, min_p: Any, logits: Any, out: Any, held: Any, arrived: Any, *, vocab: int) -> None:
-    """Eight rows. held: their logits, -inf where they are cut so far."""
-    i, width = pl.program_id(0), logits.shape[1]
-    _copy(logits.at[pl.ds(i * ROWS, ROWS)], held.at[:, :width], arrived)
+    """A few rows. held: their logits, -inf where they are cut so far."""
+    width, rows = logits.shape[1], held.shape[0]
+    mine = pl.ds(pl.multiple_of(pl.program_id(0) * rows, rows), rows)
+    _copy(logits.at[mine], held.at[:, :width], arrived)
     if width < held.shape[1]:
-        held[:, width:] = jnp.full((ROWS, held.shape[1] - width), -jnp.inf, jnp.float32)
+        held[:, width:] = jnp.full((rows, held.shape[1] - width), -jnp.inf, jnp.float32)
     top = _total(held, jnp.maximum, -jnp.inf, lambda x, _: x).max(1, keepdims=True)
     _keep(held, lambda x, _: jnp.exp(x - top) >= min_p[...])
 
@@ -68,7 +69,7 @@ def _truncate(top_k: Any, top_p: Any, min_p: Any, logits: Any, out: Any, held: A
     _keep(held, lambda x, _: _keys(x) >= least)
 
     def mass(which: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """f32[ROWS, 1]: what the likelihoods of `which` tokens add up to, the likeliest one's being 1."""
+        """f32[rows, 1]: what the likelihoods of `which` tokens add up to, the likeliest one's being 1."""
         return _total(held, jnp.add, 0.0, lambda x, _: jnp.where(which(x), jnp.exp(x - top), 0.0)).sum(1, keepdims=True)
 
     share = jnp.maximum(p, 1e-30) * mass(lambda x: x > -jnp.inf)
@@ -87,7 +88,7 @@ def _truncate(top_k: Any, top_p: Any, min_p: Any, logits: Any, out: Any, held: A
     crowded = (p < 1) & (above + (equals - 1).astype(jnp.float32) * each >= share)
     last = jnp.where(crowded, _largest(room, bits, 0, crowded), jnp.int32(1 << bits))
     _keep(held, lambda x, ids: (p >= 1) | (_keys(x) > border) | ((_keys(x) == border) & (ids <= last)))
-    _copy(held.at[:, :width], out.at[pl.ds(i * ROWS, ROWS)], arrived)
+    _copy(held.at[:, :width], out.at[mine], arrived)
 
 
 def _copy(source: Any, target: Any, arrived: Any) -> None:
@@ -115,18 +116,19 @@ def _at(c: Any) -> Any:
     return pl.ds(pl.multiple_of(c * CHUNK, CHUNK), CHUNK)
 
 
-def _ids(c: Any) -> jax.Array:
-    return c * CHUNK + lax.broadcasted_iota(jnp.int32, (ROWS, CHUNK), 1)
+def _ids(c: Any, rows: int) -> jax.Array:
+    return c * CHUNK + lax.broadcasted_iota(jnp.int32, (rows, CHUNK), 1)
 
 
 def _total(held: Any, add: Any, nothing: Any, of: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
-    """[ROWS, CHUNK]: of(logits, ids) of all chunks together, per lane."""
-    start = jnp.full((ROWS, CHUNK), nothing, jnp.asarray(nothing).dtype)
-    return lax.fori_loop(0, _chunks(held), lambda c, all: add(all, of(held[:, _at(c)], _ids(c))), start)
+    """[rows, CHUNK]: of(logits, ids) of all chunks together, per lane."""
+    rows = held.shape[0]
+    start = jnp.full((rows, CHUNK), nothing, jnp.float32)
+    return lax.fori_loop(0, _chunks(held), lambda c, all: add(all, of(held[:, _at(c)], _ids(c, rows))), start)
 
 
 def _count(held: Any, which: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
-    """i32[ROWS, 1]. Lanes count in float32, which is exact up to 2^24, as rows are summed in float32 alone."""
+    """i32[rows, 1]. Lanes count in float32, which is exact up to 2^24, as rows are summed in float32 alone."""
     lanes = _total(held, jnp.add, 0.0, lambda x, ids: jnp.where(which(x, ids), 1.0, 0.0))
     return lanes.sum(1, keepdims=True).astype(jnp.int32)
 
@@ -134,13 +136,13 @@ def _count(held: Any, which: Callable[[jax.Array, jax.Array], jax.Array]) -> jax
 def _keep(held: Any, which: Callable[[jax.Array, jax.Array], jax.Array]) -> None:
     def one(c: Any, carry: None) -> None:
         x = held[:, _at(c)]
-        held[:, _at(c)] = jnp.where(which(x, _ids(c)), x, -jnp.inf)
+        held[:, _at(c)] = jnp.where(which(x, _ids(c, held.shape[0])), x, -jnp.inf)
 
     lax.fori_loop(0, _chunks(held), one, None)
 
 
 def _largest(holds: Callable[[jax.Array], jax.Array], bits: int, least: int, wanted: jax.Array) -> jax.Array:
-    """i32[ROWS, 1]: the largest of the 2^bits values from `least` on that `holds`, which is monotone: true up to some value;
+    """i32[rows, 1]: the largest of the 2^bits values from `least` on that `holds`, which is monotone: true up to some value;
     `least` counts as true. Nothing is looked at, and `least` is it, if no row is `wanted`."""
 
     def one(i: Any, found: jax.Array) -> jax.Array:
@@ -148,7 +150,7 @@ def _largest(holds: Callable[[jax.Array], jax.Array], bits: int, least: int, wan
         return jnp.where(holds(more), more, found)
 
     some = jnp.max(jnp.where(wanted, 1.0, 0.0)) > 0
-    return lax.fori_loop(0, jnp.where(some, bits, 0), one, jnp.full((ROWS, 1), least, jnp.int32))
+    return lax.fori_loop(0, jnp.where(some, bits, 0), one, jnp.full(wanted.shape, least, jnp.int32))
 
 
 def draw(
@@ -159,31 +161,30 @@ def draw(
     k0 and k1 i32[S] -> i32[S]. Noise of token t is -log(-log1p(-v)), v = (mix(mix(t + k0) ^ k1) + 1/2) / 2^32, where mix is
     lowbias32 with these two multipliers. random=False: no row is noisy."""
     rows, vocab = logits.shape
-    tall = -rows % ROWS
-    logits = jnp.pad(logits, ((0, tall), (0, 0)))
-    words = [jnp.pad(a.astype(jnp.int32), (0, tall))[:, None] for a in (noisy, k0, k1)]
-    word = pl.BlockSpec((ROWS, 1), lambda i, c: (i, 0))
+    high = min(ROWS, rows)
+    words = [a.astype(jnp.int32)[:, None] for a in (noisy, k0, k1)]
+    word = pl.BlockSpec((high, 1), lambda i, c: (i, 0))
     call = pl.pallas_call(
         partial(_draw, vocab=vocab, multiply=multiply, random=random),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=0,
-            grid=(logits.shape[0] // ROWS, -(-vocab // BLOCK)),
-            in_specs=[word, word, word, pl.BlockSpec((ROWS, BLOCK), lambda i, c: (i, c))],
+            grid=(-(-rows // high), -(-vocab // BLOCK)),
+            in_specs=[word, word, word, pl.BlockSpec((high, BLOCK), lambda i, c: (i, c))],
             out_specs=word,
-            scratch_shapes=[pltpu.VMEM((ROWS, CHUNK), jnp.float32), pltpu.VMEM((ROWS, CHUNK), jnp.int32)],
+            scratch_shapes=[pltpu.VMEM((high, CHUNK), jnp.float32), pltpu.VMEM((high, CHUNK), jnp.int32)],
         ),
-        out_shape=jax.ShapeDtypeStruct((logits.shape[0], 1), jnp.int32),
+        out_shape=jax.ShapeDtypeStruct((rows, 1), jnp.int32),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=interpret,
     )
-    return call(*words, logits)[:rows, 0]
+    return call(*words, logits)[:, 0]
 
 
 def _draw(
     noisy: Any, k0: Any, k1: Any, logits: Any, out: Any, best: Any, token: Any, *, vocab: int, multiply: tuple[int, int],
     random: bool,
 ) -> None:  # fmt: skip
-    """One block of eight rows. best, token: the largest so far in each lane, and whose it is."""
+    """One block of a few rows. best, token: the largest so far in each lane, and whose it is."""
     start = pl.program_id(1) * BLOCK
 
     @pl.when(start == 0)
@@ -192,7 +193,7 @@ def _draw(
         token[...] = lax.broadcasted_iota(jnp.int32, token.shape, 1)
 
     def one(c: Any, carry: None) -> None:
-        ids = start + _ids(c)
+        ids = start + _ids(c, best.shape[0])
         x = logits[:, _at(c)]
         if random:
             x = jnp.where(noisy[...] > 0, x + _gumbel(_mix(_mix(ids + k0[...], multiply) ^ k1[...], multiply)), x)
