@@ -53,10 +53,9 @@ ATTENTION = "(test_mixed or test_a_step_of) and (gqa-float32 or window-float32 o
 BOTH = f"{KERNELS} or ({ATTENTION})"
 """What evidence is made of: every sample of every op, and attention by each way it takes. Passing the whole kit is CI's."""
 PALLAS = f"{KERNELS} and (pallas or megablox)"
-CACHES = (
-    "(test_mixed or test_a_step_of) and (gqa or window or softcap or sinks or e4m3 or int8) and float32 and not -8 and not -32"
-)
-"""Of the TPU's: attention takes a way of its own for each kind of cache too."""
+SPECS = "gqa or window or softcap or sinks or e4m3 or int8"
+CACHES = f"(test_mixed or test_a_step_of) and ({SPECS}) and float32 and not -8 and not -32"
+"""Attention by every kind of cache too, which take ways of their own on the TPU."""
 RUNS = {
     "reference": Run("reference", "executed", only=BOTH),
     "cpu": Run("cpu", "executed", only=BOTH),

@@ -52,8 +52,29 @@ def test_greedy_tokens_are_those_of_the_definition(checkpoint: Path, attention: 
     assert _tokens(checkpoint, "tpu", {**HOST, "attention": attention}, GREEDY) == want
 
 
-def test_drawn_and_penalised_tokens_are_those_of_the_definition(checkpoint: Path) -> None:
-    assert _tokens(checkpoint, "tpu", HOST, DRAWN) == _tokens(checkpoint, "reference", None, DRAWN)
+@pytest.mark.parametrize("attention", ["xla", pytest.param("pallas", marks=pytest.mark.slow)])
+def test_drawn_and_penalised_tokens_are_those_of_the_definition(checkpoint: Path, attention: str) -> None:
+    want = _tokens(checkpoint, "reference", None, DRAWN)
+    assert _tokens(checkpoint, "tpu", {**HOST, "attention": attention}, DRAWN) == want
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "kernel"), [("int8", "pallas-rounded"), ("int4", "pallas-quantised")])
+def test_the_kernels_of_the_hardware_serve_rounded_weights(method: str, kernel: str) -> None:
+    """The bundled model through every Pallas kernel its steps have, interpreted: its plan names them, its tokens are the
+    definition's."""
+
+    def answer(device: str, more: dict) -> tuple[list[int], list[str]]:
+        sizes = {**SIZES, "max_model_len": 64, "max_num_batched_tokens": 64}
+        llm = LLM("thalweg-nano", device=device, quantization=method, use_tqdm_on_load=False, **sizes, **more)
+        asked = [{"role": "user", "content": "Sort: pear, apple, plum"}]
+        out = llm.chat([asked], SamplingParams(max_tokens=6, temperature=0), use_tqdm=False)
+        return list(out[0].outputs[0].token_ids), list(llm.kernel_plan)
+
+    got, plan = answer("tpu", {"additional_config": {**HOST, "attention": "pallas"}})
+    assert got == answer("reference", {})[0]
+    for name in (kernel, "pallas-ragged", "pallas-draw", "pallas-bisect"):
+        assert any(f"-> {name}" in line for line in plan), "\n".join(plan)
 
 
 async def test_an_engine_process_gives_the_same(checkpoint: Path) -> None:

@@ -5,7 +5,7 @@ lanes of the vector unit even where head_dim is 64, and a block is one contiguou
 
 A cache of int8 has a few heads more, which hold what codes are multiplied by: of each token one row of bytes, in which byte
 8 h + b is byte b of the float32 scale of head h's key, and 8 h + 4 + b of its value's. So they come with the block, are written
-as rows like all others, and take an eighth of the cache where eight heads share one such head.
+as rows like all others, and take a ninth of the cache where eight heads share one such head.
 
 Work comes in tiles: a few query tokens of one sequence. One grid step serves one tile: it walks over the keys its tokens
 may see, a span of blocks at a time, copying the next span while it computes on the present one, with a running softmax
