@@ -93,6 +93,7 @@ def sampling_() -> Iterator[Case]:
         logits, name = Shape((rows, vocab), "float32"), f"{rows} rows of {vocab}"
         yield f"truncate {name}", vocabulary.truncate, (logits, number, row, row)
         draw = partial(sampling._draw, random=True, interpret=False)
+        yield f"best 20 {name}", partial(vocabulary.best, k=20), (logits,)
         yield f"sample {name}", draw, (logits, row, Shape((rows, 2), "int32"), number)
 
 

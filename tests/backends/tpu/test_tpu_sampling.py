@@ -14,7 +14,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 from thalweg.backends.tpu import TpuOptions
 from thalweg.backends.tpu.library import kernels
 from thalweg.backends.tpu.pallas import vocabulary
-from thalweg.backends.tpu.sampling import KERNELS, MOST, _draw, _logprobs, _truncate
+from thalweg.backends.tpu.sampling import KERNELS, MOST, _draw, _logprobs, _one_by_one, _truncate
 from thalweg.hal import noise, ops
 from thalweg.hal.op import Binder
 
@@ -98,7 +98,8 @@ def test_they_lower_for_hardware(kind: str) -> None:
             draw = export.export(jax.jit(partial(_draw, random=True, interpret=False)), platforms=["tpu"])(
                 logits, row, seed, number
             )
-        assert all("tpu_custom_call" in e.mlir_module() for e in (cut, draw))
+            best = export.export(jax.jit(partial(vocabulary.best, k=20)), platforms=["tpu"])(logits)
+        assert all("tpu_custom_call" in e.mlir_module() for e in (cut, draw, best))
 
 
 def test_on_hardware_they_serve_and_a_vocabulary_beyond_fast_memory_is_left_to_xla() -> None:
@@ -109,9 +110,13 @@ def test_on_hardware_they_serve_and_a_vocabulary_beyond_fast_memory_is_left_to_x
     assert (large.kernel, large.refused) == ("bisect", (("pallas-bisect", "holds rows of 360000 tokens at most, not 1048576"),))
 
 
+BEST = {"xla": _one_by_one, "pallas": partial(vocabulary.best, interpret=True)}
+
+
+@pytest.mark.parametrize("way", BEST)
 @pytest.mark.parametrize("k", [0, 1, 7])
-def test_logprobs_are_those_of_a_sort(k: int) -> None:
-    run = jax.jit(_logprobs, static_argnames=("k", "normalise"))
+def test_logprobs_are_those_of_a_sort(k: int, way: str) -> None:
+    run = jax.jit(partial(_logprobs, best=BEST[way]), static_argnames=("k", "normalise"))
     for seed in range(20):
         rng = np.random.default_rng(seed)
         logits, tokens = _logits(rng, 64, seed), rng.integers(0, 64, ROWS).astype(np.int32)
@@ -122,7 +127,18 @@ def test_logprobs_are_those_of_a_sort(k: int) -> None:
         np.testing.assert_allclose(got[1], values, atol=1e-5)
 
 
+def test_the_best_of_a_row_may_be_bans_and_lie_anywhere() -> None:
+    vocab = vocabulary.CHUNK + 9
+    logits = np.full((3, vocab), -np.inf, np.float32)
+    logits[0, [vocab - 1, 3]] = 2.0
+    logits[1] = np.round(np.random.default_rng(0).normal(size=vocab), 1)
+    want = np.argsort(-logits, 1, kind="stable")[:, :6]
+    np.testing.assert_array_equal(jax.jit(partial(BEST["pallas"], k=6))(logits), want)
+
+
 def test_more_than_a_few_logprobs_are_left_to_a_sort() -> None:
+    binder = Binder(kernels(TpuOptions(), on_host=False))
+    assert binder.bind(ops.logprobs, vocab=151_936, dtype="float32", k=20, normalise=True).choice.kernel == "pallas-best"
     binder = Binder(KERNELS)
     assert binder.bind(ops.logprobs, vocab=1000, dtype="float32", k=20, normalise=True).choice.kernel == "one-by-one"
     assert binder.bind(ops.logprobs, vocab=10, dtype="float32", k=20, normalise=True).choice.kernel == "reference"

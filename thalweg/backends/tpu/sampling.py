@@ -1,6 +1,6 @@
 """Sampling without a sort. XLA sorts a vocabulary slowly, and takes minutes to compile that; what truncation needs of the order
 is one threshold per row, and that is found by bisection over the bits of a float: 32 passes, each a sum over the row. By XLA
-every pass reads the rows anew; the Pallas kernel reads them once, and draws in one pass.
+every pass reads the rows anew; the Pallas kernels read them once.
 """
 
 from __future__ import annotations
@@ -68,21 +68,25 @@ def _truncate(logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.
 
 
 def _logprobs(
-    logits: jax.Array, tokens: jax.Array, *, k: int, normalise: bool
+    logits: jax.Array, tokens: jax.Array, *, k: int, normalise: bool, best: Callable[[jax.Array, int], jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
-    """See the op. The best are taken out one by one."""
+    """See the op. best: as `_one_by_one`."""
     values = jax.nn.log_softmax(logits, -1) if normalise else logits
     chosen = jnp.take_along_axis(values, tokens[:, None], 1)
     ranks = (values > chosen).sum(-1, dtype=jnp.int32) + 1
-    ids = jnp.arange(values.shape[1], dtype=jnp.int32)
+    found = jnp.concatenate([tokens[:, None], best(values, k)], 1) if k else tokens[:, None]
+    return found, jnp.take_along_axis(values, found, 1), ranks
+
+
+def _one_by_one(logits: jax.Array, k: int) -> jax.Array:
+    """i32[S, k]: the ids of the k largest of each row, each taken out when it is found."""
+    ids = jnp.arange(logits.shape[1], dtype=jnp.int32)
 
     def one(keys: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
         best = jnp.argmax(keys, -1).astype(jnp.int32)
         return jnp.where(ids == best[:, None], 0, keys), best
 
-    _, best = lax.scan(one, _keys(values), None, length=k)
-    found = jnp.concatenate([tokens[:, None], best.T], 1)
-    return found, jnp.take_along_axis(values, found, 1), ranks
+    return lax.scan(one, _keys(logits), None, length=k)[1].T
 
 
 def _few(facts: Mapping[str, Any]) -> str | None:
@@ -120,7 +124,7 @@ def _fits(facts: Mapping[str, Any]) -> str | None:
 
 KERNELS = (
     Kernel("truncate", "bisect", in_jax(_truncate)),
-    Kernel("logprobs", "one-by-one", in_jax(_logprobs), supports=_few),
+    Kernel("logprobs", "one-by-one", in_jax(partial(_logprobs, best=_one_by_one)), supports=_few),
 )
 """Those that XLA compiles."""
 
@@ -128,4 +132,9 @@ KERNELS = (
 def pallas(interpret: bool) -> tuple[Kernel, ...]:
     """Preferred to them."""
     cut, draw = (in_jax(partial(f, interpret=interpret)) for f in (vocabulary.truncate, _draw))
-    return (Kernel("truncate", "pallas-bisect", cut, supports=_fits), Kernel("sample", "pallas-draw", draw))
+    found = in_jax(partial(_logprobs, best=partial(vocabulary.best, interpret=interpret)))
+    return (
+        Kernel("truncate", "pallas-bisect", cut, supports=_fits),
+        Kernel("sample", "pallas-draw", draw),
+        Kernel("logprobs", "pallas-best", found, supports=lambda facts: _fits(facts) or _few(facts)),
+    )

@@ -1,6 +1,6 @@
-"""From a row of logits to one token, whatever the size of the vocabulary: truncation with a row in fast memory from its first
-look to its last, and the draw in one pass. Nothing is sorted: what truncation needs of the order is thresholds, found bit by
-bit, each bit by a sum over the row.
+"""From a row of logits to one token, whatever the size of the vocabulary: truncation and the best few tokens with a row in fast
+memory from the first look to the last, and the draw in one pass. Nothing is sorted: what truncation needs of the order is
+thresholds, found bit by bit, each bit by a sum over the row; the best few are found one after the other.
 
 ROWS rows at a time (or as many as there are), CHUNK tokens at a time, sums kept per lane until a pass ends.
 """
@@ -32,8 +32,7 @@ def truncate(logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.A
     First goes what is less likely than min_p times the likeliest token, then what is below the top_k-th largest logit (0: off;
     its equals stay), then tokens whose likelier ones hold top_p (1: off) of what is left, equals in order of their ids."""
     rows, vocab = logits.shape
-    high = min(ROWS, rows)
-    logits = jnp.pad(logits, ((0, -rows % high), (0, -vocab % LANES)), constant_values=-jnp.inf)
+    logits, high = _in_rows(logits)
     words = [a[:, None] for a in (jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab), top_p, min_p)]
     word = pl.BlockSpec((high, 1), lambda i: (i, 0))
     call = pl.pallas_call(
@@ -43,10 +42,7 @@ def truncate(logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.A
             grid=(logits.shape[0] // high,),
             in_specs=[word, word, word, pl.BlockSpec(memory_space=pl.ANY)],
             out_specs=pl.BlockSpec(memory_space=pl.ANY),
-            scratch_shapes=[
-                pltpu.VMEM((high, -(-logits.shape[1] // CHUNK) * CHUNK), jnp.float32),
-                pltpu.SemaphoreType.DMA(()),
-            ],
+            scratch_shapes=_room(logits, high),
         ),
         out_shape=jax.ShapeDtypeStruct(logits.shape, jnp.float32),
         interpret=interpret,
@@ -54,13 +50,31 @@ def truncate(logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.A
     return call(*words, logits)[:rows, :vocab]
 
 
-def _truncate(top_k: Any, top_p: Any, min_p: Any, logits: Any, out: Any, held: Any, arrived: Any, *, vocab: int) -> None:
-    """A few rows. held: their logits, -inf where they are cut so far."""
+def _in_rows(logits: jax.Array) -> tuple[jax.Array, int]:
+    """The logits with whole lanes and a whole number of groups of rows, and how many rows a group has."""
+    rows, vocab = logits.shape
+    high = min(ROWS, rows)
+    return jnp.pad(logits, ((0, -rows % high), (0, -vocab % LANES)), constant_values=-jnp.inf), high
+
+
+def _room(logits: jax.Array, high: int) -> list[Any]:
+    """Fast memory for a group of rows in whole chunks, and what tells that they have come."""
+    return [pltpu.VMEM((high, -(-logits.shape[1] // CHUNK) * CHUNK), jnp.float32), pltpu.SemaphoreType.DMA(())]
+
+
+def _fetch(logits: Any, held: Any, arrived: Any) -> Any:
+    """This step's rows into held, -inf beyond their ends. Gives which rows they are."""
     width, rows = logits.shape[1], held.shape[0]
     mine = pl.ds(pl.multiple_of(pl.program_id(0) * rows, rows), rows)
     _copy(logits.at[mine], held.at[:, :width], arrived)
     if width < held.shape[1]:
         held[:, width:] = jnp.full((rows, held.shape[1] - width), -jnp.inf, jnp.float32)
+    return mine
+
+
+def _truncate(top_k: Any, top_p: Any, min_p: Any, logits: Any, out: Any, held: Any, arrived: Any, *, vocab: int) -> None:
+    """A few rows. held: their logits, -inf where they are cut so far."""
+    mine = _fetch(logits, held, arrived)
     top = _total(held, jnp.maximum, -jnp.inf, lambda x, _: x).max(1, keepdims=True)
     _keep(held, lambda x, _: jnp.exp(x - top) >= min_p[...])
 
@@ -88,7 +102,7 @@ def _truncate(top_k: Any, top_p: Any, min_p: Any, logits: Any, out: Any, held: A
     crowded = (p < 1) & (above + (equals - 1).astype(jnp.float32) * each >= share)
     last = jnp.where(crowded, _largest(room, bits, 0, crowded), jnp.int32(1 << bits))
     _keep(held, lambda x, ids: (p >= 1) | (_keys(x) > border) | ((_keys(x) == border) & (ids <= last)))
-    _copy(held.at[:, :width], out.at[mine], arrived)
+    _copy(held.at[:, : out.shape[1]], out.at[mine], arrived)
 
 
 def _copy(source: Any, target: Any, arrived: Any) -> None:
@@ -151,6 +165,61 @@ def _largest(holds: Callable[[jax.Array], jax.Array], bits: int, least: int, wan
 
     some = jnp.max(jnp.where(wanted, 1.0, 0.0)) > 0
     return lax.fori_loop(0, jnp.where(some, bits, 0), one, jnp.full(wanted.shape, least, jnp.int32))
+
+
+def best(logits: jax.Array, k: int, *, interpret: Any = False) -> jax.Array:
+    """The ids of the k largest logits of each row, largest first, equals in order of their ids: f32[S, V], V up to LARGEST and
+    no less than k, k up to LANES -> i32[S, k]. Both zeros are one value."""
+    rows = logits.shape[0]
+    logits, high = _in_rows(logits)
+    call = pl.pallas_call(
+        partial(_best, k=k),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=0,
+            grid=(logits.shape[0] // high,),
+            in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
+            out_specs=pl.BlockSpec((high, LANES), lambda i: (i, 0)),
+            scratch_shapes=_room(logits, high),
+        ),
+        out_shape=jax.ShapeDtypeStruct((logits.shape[0], LANES), jnp.int32),
+        interpret=interpret,
+    )
+    return call(logits)[:rows, :k]
+
+
+def _best(logits: Any, out: Any, held: Any, arrived: Any, *, k: int) -> None:
+    """A few rows. Each look is for the largest of what comes after the last one found."""
+    _fetch(logits, held, arrived)
+    rows = held.shape[0]
+    column = lax.broadcasted_iota(jnp.int32, (rows, LANES), 1)
+
+    def one(j: Any, last: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        key, token, found = last
+
+        def look(c: Any, lanes: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            most, who = lanes
+            mine, ids = _keys(held[:, _at(c)]), _ids(c, rows)
+            after = (mine < key) | ((mine == key) & (ids > token))
+            more = after & (mine > most)
+            return jnp.where(more, mine, most), jnp.where(more, ids, who)
+
+        empty = jnp.full((rows, CHUNK), LOWEST, jnp.int32)
+        most, who = lax.fori_loop(0, _chunks(held), look, (empty, jnp.zeros((rows, CHUNK), jnp.int32)))
+        key = _largest_of(most)
+        token = -_largest_of(jnp.where(most == key, -who, LOWEST))
+        return key, token, jnp.where(column == j, token, found)
+
+    above = jnp.full((rows, 1), -LOWEST - 1, jnp.int32)
+    first = above, jnp.full((rows, 1), -LOWEST - 1, jnp.int32), jnp.zeros((rows, LANES), jnp.int32)
+    out[...] = lax.fori_loop(0, k, one, first)[2]
+
+
+def _largest_of(a: jax.Array) -> jax.Array:
+    """i32[rows, CHUNK] -> i32[rows, 1]. Halved lane by lane first: rows of integers are not reduced at once."""
+    while a.shape[1] > LANES:
+        low, high = jnp.split(a, 2, 1)
+        a = jnp.maximum(low, high)
+    return a.max(1, keepdims=True)
 
 
 def draw(
