@@ -54,13 +54,18 @@ ATTENTION = ("(test_mixed or test_a_step_of) and (gqa-float32 or window-float32 
              " and not -8 and not -32")  # fmt: skip
 BOTH = f"{KERNELS} or ({ATTENTION})"
 """What evidence is made of: every sample of every op, and attention by each way it takes. Passing the whole kit is CI's."""
+PALLAS = f"{KERNELS} and (pallas or megablox)"
+SPECS = "gqa or window or softcap or sinks or e4m3 or int8"
+CACHES = f"(test_mixed or test_a_step_of) and ({SPECS}) and float32 and not -8 and not -32"
+"""Attention by every kind of cache too, which take ways of their own on the TPU."""
 RUNS = {
     "reference": Run("reference", "executed", only=BOTH),
     "cpu": Run("cpu", "executed", only=BOTH),
     "torch-gpu-hosted": Run("thalweg.backends.torch_gpu.testing:HostGpuPlatform", "hosted", GPUS, only=BOTH),
     "triton-interpreted": Run("thalweg.backends.triton_kernels.testing:InterpretPlatform", "interpreted", GPUS, only=BOTH),
-    "tpu-hosted": Run("tpu", "hosted", options=json.dumps({**JAX, "attention": "xla"}), only=BOTH),
-    "tpu-interpreted": Run("tpu", "interpreted", options=json.dumps({**JAX, "attention": "pallas"}), only=ATTENTION),
+    "tpu-hosted": Run("tpu", "hosted", options=json.dumps({**JAX, "attention": "xla"}), only=f"{KERNELS} or ({CACHES})"),
+    "tpu-interpreted": Run("tpu", "interpreted", options=json.dumps({**JAX, "attention": "pallas"}), only=CACHES),
+    "tpu-interpreted-ops": Run("tpu", "interpreted", options=json.dumps({**JAX, "attention": "pallas"}), only=PALLAS),
 }
 
 

@@ -23,7 +23,7 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 import jax
 from jax.experimental import topologies
-from tpu_steps import LLAMA_1B, LLAMA_8B, step_of
+from tpu_steps import LLAMA_1B, LLAMA_8B, TOPOLOGIES, step_of
 
 from thalweg.backends.tpu import TpuPlatform
 from thalweg.backends.tpu.kinds import KINDS
@@ -33,7 +33,6 @@ from thalweg.engine.worker.plan import step_sizes
 from thalweg.hal.step import Features, StepShape
 from thalweg.models.registry import family
 
-TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2x1", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2x1", "v7x": "tpu7x:2x2x1"}
 MODELS = {"1b": LLAMA_1B, "8b": LLAMA_8B}
 SEQS, LENGTH = 64, 4096
 STEPS = {

@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from thalweg.backends.tpu import matmul, sampling
+from thalweg.backends.tpu import TpuOptions
 from thalweg.backends.tpu.arrays import pack
 from thalweg.backends.tpu.attention import backends
+from thalweg.backends.tpu.library import kernels
 from thalweg.backends.tpu.mesh import Ranks
 from thalweg.backends.tpu.program import Executable
 from thalweg.hal.op import Binder
@@ -20,6 +21,8 @@ from thalweg.models.build import build
 from thalweg.models.spec import ParamSpec, walk
 from thalweg.models.step import make_step
 
+TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2x1", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2x1", "v7x": "tpu7x:2x2x1"}
+"""A generation -> the smallest machine of it that libtpu compiles for."""
 LLAMA_1B = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192,
     "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256,
@@ -39,7 +42,7 @@ def step_of(
 
     ranks: the devices it is for, and then the shapes say where they lie; None: one device, whichever."""
     made = ranks or Ranks(jax.devices("cpu")[:1])
-    binder = Binder((*sampling.KERNELS, *matmul.kernels(interpret=False)), bodies_invariant=False)
+    binder = Binder(kernels(TpuOptions(), on_host=False), bodies_invariant=False)
     model = build(
         config, binder=binder, attention=backends("pallas", interpret=False), comm=made.comm, dtype=dtype, max_len=max_len,
         block_tokens=block_tokens,

@@ -30,6 +30,11 @@ def test_batch_invariance_refuses_faster_kernels_and_says_why():
     assert "[batch-invariant]" in str(binder.plan[0])
 
 
+def test_a_kernel_may_pack_by_the_facts_of_the_bind():
+    knows = Kernel("double", "knows", lambda x, eps: x, packer=lambda facts: lambda w: (facts["cut"], w))
+    assert Binder([knows]).bind(DOUBLE, eps=0.5, cut=3).pack("weight") == (3, "weight")
+
+
 def test_the_reference_body_is_the_last_resort_and_strict_forbids_it():
     assert Binder([PICKY]).bind(DOUBLE, eps=0.5)(4) == 4.5
     with pytest.raises(StrictKernelError, match=r"double.*picky: eps is small"):

@@ -84,6 +84,7 @@ class Kernel:
     run: called as the reference body is: arrays by position, static arguments by name (fixed at bind).
     supports: given the bind-time facts, None or the reason it cannot.
     pack: a weight in canonical form to what `run` takes in its place; called once, at load.
+    packer: in place of pack, where the layout depends on more than the weight: the bind-time facts to such a function.
     batch_invariant: a row's result is the same bits whatever else is in the batch.
     """
 
@@ -93,6 +94,7 @@ class Kernel:
     supports: Callable[[Mapping[str, Any]], str | None] = _yes
     pack: Callable[[QTensor], Any] = _plain
     batch_invariant: bool = False
+    packer: Callable[[Mapping[str, Any]], Callable[[QTensor], Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,4 +182,5 @@ class Binder:
     ) -> Bound:
         choice = Choice(op.name, dict(spec), k.name, k.batch_invariant, tuple(refused))
         self.record(choice)
-        return Bound(functools.partial(k.run, **static) if static else k.run, k.pack, choice)
+        pack = k.pack if k.packer is None else k.packer(choice.facts)
+        return Bound(functools.partial(k.run, **static) if static else k.run, pack, choice)

@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh
 
 from thalweg.backends.tpu.pallas import ragged_attention
+from thalweg.hal.ops.quantise import encode_kv
 
 SIZE, DIM, HEADS, PER = 8, 16, 2, 4
 RNG = np.random.default_rng
@@ -61,18 +63,43 @@ def test_a_write_changes_the_rows_it_names_and_no_others() -> None:
     np.testing.assert_array_equal(got, want)
 
 
+def test_a_cache_of_bytes_holds_what_the_definition_keeps() -> None:
+    """Codes are those of the definition; scales, which a device divides its own way, nearly."""
+    torch.manual_seed(0)
+    heads, dim = 6, 16  # scales of 6 heads fill one head and half of another
+    k, v = torch.randn(2, 5, heads, dim)
+    for kind in ("float8_e4m3fn", "float8_e5m2", "int8"):
+        got = np.asarray(jax.jit(partial(ragged_attention.encode, kind=kind))(k.numpy(), v.numpy()))
+        want = torch.cat([encode_kv(a, kind)[..., :dim] for a in (k, v)], -1)
+        assert got.shape == (5, heads + (ragged_attention.scale_heads(heads, dim) if kind == "int8" else 0), 2 * dim)
+        np.testing.assert_array_equal(got[:, :heads].astype(np.float32), want.to(torch.float32).numpy())
+    scales = got[:, heads:].reshape(5, -1)[:, : 8 * heads].copy().view(np.float32).reshape(5, heads, 2)
+    for n, a in enumerate((k, v)):
+        np.testing.assert_allclose(
+            scales[..., n], encode_kv(a, "int8")[..., dim:].contiguous().view(torch.float32)[..., 0], rtol=2e-7
+        )
+
+
 @pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v6 lite", "TPU7x"])
-@pytest.mark.parametrize(("heads", "rows", "dim", "dtype"), [(2, 16, 64, "float32"), (8, 64, 128, "bfloat16")])
-def test_kernels_lower_for_hardware(kind: str, heads: int, rows: int, dim: int, dtype: str) -> None:
-    cache, tile = jax.ShapeDtypeStruct((64, heads, 32, 2 * dim), dtype), jax.ShapeDtypeStruct((12,), jnp.int32)
+@pytest.mark.parametrize(
+    ("heads", "rows", "dim", "dtype", "kv_dtype"),
+    [
+        (2, 16, 64, "float32", "float32"), (8, 64, 128, "bfloat16", "bfloat16"), (2, 16, 64, "bfloat16", "int8"),
+        (8, 64, 128, "bfloat16", "float8_e4m3fn"), (8, 16, 128, "float32", "int8"),
+    ],
+)  # fmt: skip
+def test_kernels_lower_for_hardware(kind: str, heads: int, rows: int, dim: int, dtype: str, kv_dtype: str) -> None:
+    more = ragged_attention.scale_heads(heads, dim) if kv_dtype == "int8" else 0
+    cache, tile = jax.ShapeDtypeStruct((64, heads + more, 32, 2 * dim), kv_dtype), jax.ShapeDtypeStruct((12,), jnp.int32)
     q, table = jax.ShapeDtypeStruct((12, heads, rows, dim), dtype), jax.ShapeDtypeStruct((4, 20), jnp.int32)
+    sinks = jax.ShapeDtypeStruct((heads, rows), jnp.float32)
     device = AbstractDevice(device_kind=kind, num_cores=1, platform="tpu")
     attend = partial(ragged_attention.attend, per=4, scale=0.1, window=100, softcap=3.0)
     with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=device)):
         lowered = [
-            export.export(jax.jit(attend), platforms=["tpu"])(q, cache, table, tile, tile, tile),
+            export.export(jax.jit(attend), platforms=["tpu"])(q, cache, table, tile, tile, tile, sinks),
             export.export(jax.jit(ragged_attention.write), platforms=["tpu"])(
-                cache, jax.ShapeDtypeStruct((12, *cache.shape[1:]), dtype), tile, tile, tile
+                cache, jax.ShapeDtypeStruct((12, *cache.shape[1:]), kv_dtype), tile, tile, tile
             ),
         ]
     assert all("tpu_custom_call" in e.mlir_module() for e in lowered)

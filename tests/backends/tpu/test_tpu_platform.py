@@ -52,8 +52,29 @@ def test_greedy_tokens_are_those_of_the_definition(checkpoint: Path, attention: 
     assert _tokens(checkpoint, "tpu", {**HOST, "attention": attention}, GREEDY) == want
 
 
-def test_drawn_and_penalised_tokens_are_those_of_the_definition(checkpoint: Path) -> None:
-    assert _tokens(checkpoint, "tpu", HOST, DRAWN) == _tokens(checkpoint, "reference", None, DRAWN)
+@pytest.mark.parametrize("attention", ["xla", pytest.param("pallas", marks=pytest.mark.slow)])
+def test_drawn_and_penalised_tokens_are_those_of_the_definition(checkpoint: Path, attention: str) -> None:
+    want = _tokens(checkpoint, "reference", None, DRAWN)
+    assert _tokens(checkpoint, "tpu", {**HOST, "attention": attention}, DRAWN) == want
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "kernel"), [("int8", "pallas-rounded"), ("int4", "pallas-quantised")])
+def test_the_kernels_of_the_hardware_serve_rounded_weights(method: str, kernel: str) -> None:
+    """The bundled model through every Pallas kernel its steps have, interpreted: its plan names them, its tokens are the
+    definition's."""
+
+    def answer(device: str, more: dict) -> tuple[list[int], list[str]]:
+        sizes = {**SIZES, "max_model_len": 64, "max_num_batched_tokens": 64}
+        llm = LLM("thalweg-nano", device=device, quantization=method, use_tqdm_on_load=False, **sizes, **more)
+        asked = [{"role": "user", "content": "Sort: pear, apple, plum"}]
+        out = llm.chat([asked], SamplingParams(max_tokens=6, temperature=0), use_tqdm=False)
+        return list(out[0].outputs[0].token_ids), list(llm.kernel_plan)
+
+    got, plan = answer("tpu", {"additional_config": {**HOST, "attention": "pallas"}})
+    assert got == answer("reference", {})[0]
+    for name in (kernel, "pallas-ragged", "pallas-draw", "pallas-bisect"):
+        assert any(f"-> {name}" in line for line in plan), "\n".join(plan)
 
 
 async def test_an_engine_process_gives_the_same(checkpoint: Path) -> None:
@@ -144,7 +165,7 @@ def test_without_hardware_it_refuses_and_names_the_way_to_try_it(tmp_path: Path)
 def test_wrong_knobs_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"jax_platfrom.*it has: attention"):
         LLM(device="tpu", additional_config={"jax_platfrom": "cpu"}, **SIZES)
-    with pytest.raises(DeviceError, match="auto, pallas, xla"):
+    with pytest.raises(DeviceError, match="auto, pallas, jax, xla"):
         _open(attention="flash")
     with pytest.raises(DeviceError, match="precompile must be one of auto, all, first, none"):
         _open(precompile="some")
@@ -205,8 +226,8 @@ def test_probing_and_importing_load_no_framework() -> None:
     ids=str,
 )
 def test_a_whole_step_lowers_for_hardware(shape: StepShape, ranks: int) -> None:
-    """Of a 1B model's shapes, two layers: a cache write and an attention per layer, every cache donated, and where the model
-    is divided a sum after attention and one after the MLP."""
+    """Of a 1B model's shapes, two layers: a cache write and an attention per layer and one draw, every cache donated, and where
+    the model is divided a sum after attention and one after the MLP."""
     device = AbstractDevice(device_kind="TPU v6 lite", num_cores=1, platform="tpu")
     mesh = AbstractMesh((ranks,), ("rank",), abstract_device=device)
     among = Ranks(jax.devices("cpu")[:ranks])
@@ -214,6 +235,6 @@ def test_a_whole_step_lowers_for_hardware(shape: StepShape, ranks: int) -> None:
     step, shapes = step_of(LLAMA_1B | {"num_hidden_layers": 2}, shape, ranks=among)
     with jax.sharding.use_abstract_mesh(mesh):
         text = export.export(step, platforms=["tpu"])(*shapes).mlir_module()
-    assert text.count("tpu_custom_call") == 4
+    assert text.count("tpu_custom_call") == 5
     assert text.count("stablehlo.all_reduce") == (4 if ranks > 1 else 0)
     assert text.count("tf.aliasing_output") + text.count("jax.buffer_donor") == 3  # two caches, the history

@@ -51,8 +51,13 @@ class TpuOptions:
     kind: str = ""
     """v4, v5e, v5p, v6e or v7x: the generation to plan for (`thalweg plan`), here or not; "" = the one that is here."""
     attention: str = "auto"
-    """"pallas" or "xla" insists on that implementation; auto prefers the first on hardware, the second on the host. Where it
-    says pallas, the host runs the other Pallas kernels too, interpreted."""
+    """"pallas" (ours), "jax" (the kernel JAX ships, on hardware alone) or "xla" insists on that implementation; auto prefers
+    them in this order on hardware, and XLA's on the host. Where it says pallas, the host runs the other Pallas kernels too,
+    interpreted."""
+    experts: str = "auto"
+    """Of mixtures of experts: "pallas" (ours), "jax" (the product of groups JAX ships, for dense weights) or "xla" (every
+    expert for every token) insists on that implementation; auto prefers them in this order on hardware, and XLA's on the
+    host."""
     precompile: str = "auto"
     """Programs compiled before serving: "all" of them, "first" (of the smallest prompt and decode steps), "none". auto: all on
     hardware, first on the host. What is left is compiled when first met, and everybody waits for it."""
@@ -156,7 +161,8 @@ class TpuPlatform(Platform):
 
 def check(options: TpuOptions) -> None:
     """DeviceError names a knob whose value there is not."""
-    choices = {"attention": ("auto", "pallas", "xla"), "precompile": ("auto", "all", "first", "none"), "kind": ("", *KINDS)}
+    ways = ("auto", "pallas", "jax", "xla")
+    choices = {"attention": ways, "experts": ways, "precompile": ("auto", "all", "first", "none"), "kind": ("", *KINDS)}
     for name, values in choices.items():
         if (value := getattr(options, name)) not in values:
             raise DeviceError(f"device: tpu: {name} must be one of {', '.join(filter(None, values))}, not {value!r}")

@@ -2,7 +2,8 @@
 the walk over their keys. Two implementations take the same tiles: the Pallas kernel, and one that XLA compiles by itself,
 for what the kernel refuses.
 
-The cache of a layer is [blocks, kv_heads, block_tokens, 2 head_dim] for both: a token's key, then its value.
+The cache of a layer is [blocks, kv_heads, block_tokens, 2 head_dim] for both: a token's key, then its value. One of int8 has
+heads for scales beside them (`pallas.ragged_attention`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from thalweg.backends.tpu.interop import in_jax
 from thalweg.backends.tpu.pallas import ragged_attention
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
+from thalweg.hal.ops.quantise import KV_DTYPES
 from thalweg.hal.step import SCRATCH, StepBatch, StepShape
 
 SPAN = 128
@@ -33,10 +35,12 @@ QUERIES = 16
 def backends(choice: str, interpret: bool) -> tuple[AttentionBackend, ...]:
     """In order of preference. interpret: there is no hardware for Pallas kernels; `auto` then prefers what XLA compiles,
     which is much faster on a host."""
-    kernel, plain = PallasAttention(interpret), XlaAttention()
+    from thalweg.backends.tpu.shipped import ShippedAttention
+
+    kernel, shipped, plain = PallasAttention(interpret), ShippedAttention(interpret), XlaAttention()
     if choice == "auto":
-        return (plain, kernel) if interpret else (kernel, plain)
-    return (kernel,) if choice == "pallas" else (plain,)
+        return (plain, kernel) if interpret else (kernel, shipped, plain)
+    return ({"pallas": kernel, "jax": shipped, "xla": plain}[choice],)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +61,19 @@ class _Tiled(AttentionBackend):
             return f"runs kinds full and window, not {spec.kind}"
         if spec.dtype not in ("float32", "bfloat16"):
             return f"runs float32 and bfloat16, not {spec.dtype}"
-        if spec.kv_dtype not in ("", spec.dtype):
-            return f"the cache holds {spec.dtype}, not {spec.kv_dtype}"
+        if spec.kv_dtype not in ("", spec.dtype, *KV_DTYPES):
+            return f"the cache holds {spec.dtype}, {', '.join(KV_DTYPES)}, not {spec.kv_dtype}"
         if spec.heads % spec.kv_heads:
             return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
-        if spec.sinks:
-            return "has no sinks"
+        if spec.kv_dtype == "int8" and spec.head_dim % 4:
+            return f"a cache of int8 needs a head_dim that is a multiple of 4, not {spec.head_dim}"
         return None
 
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
-        shape = (spec.kv_heads, block_tokens, 2 * spec.head_dim)
-        return KVLayout(shape, spec.dtype, f"head-token-kv/{spec.dtype}/{'x'.join(map(str, shape))}")
+        dtype = spec.kv_dtype or spec.dtype
+        more = ragged_attention.scale_heads(spec.kv_heads, spec.head_dim) if dtype == "int8" else 0
+        shape = (spec.kv_heads + more, block_tokens, 2 * spec.head_dim)
+        return KVLayout(shape, dtype, f"head-token-kv/{dtype}/{'x'.join(map(str, shape))}")
 
     def plan(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
         """i32 arrays. Per tile: `tile_seq`, `tile_row` (of its first token), `tile_count`. Per token: `place` (tile x
@@ -95,38 +101,53 @@ class _Tiled(AttentionBackend):
     ) -> tuple[Any, Any]:
         run = in_jax(partial(_attend, spec=spec, store=self._store, walk=self._walk))
         rows = (batch.token_seq, batch.positions, batch.slots, batch.last_row)
-        out, kv = run(q, k, v, kv, batch.block_tables[group], *rows, dict(batch.plans[group]))
+        out, kv = run(q, k, v, kv, batch.block_tables[group], *rows, dict(batch.plans[group]), sinks)
         return out, kv
 
-    def _store(self, kv: jax.Array, k: jax.Array, v: jax.Array, at: _Where) -> jax.Array:
+    def _store(self, kv: jax.Array, new: jax.Array, at: _Where) -> jax.Array:
+        """The cache with `new` [T, heads of the cache, 2 head_dim] in it."""
         raise NotImplementedError
 
     def _walk(
-        self, q: jax.Array, kv: jax.Array, table: jax.Array, seq: jax.Array, first: jax.Array, count: jax.Array, spec: AttnSpec
-    ) -> jax.Array:
+        self, q: jax.Array, kv: jax.Array, table: jax.Array, seq: jax.Array, first: jax.Array, count: jax.Array,
+        sinks: jax.Array | None, spec: AttnSpec,
+    ) -> jax.Array:  # fmt: skip
+        """What `ragged_attention.attend` gives of tiles."""
         raise NotImplementedError
 
 
 def _attend(
     q: jax.Array, k: jax.Array, v: jax.Array, kv: jax.Array, table: jax.Array, seq: jax.Array, position: jax.Array,
-    slots: jax.Array, last_row: jax.Array, plan: Mapping[str, jax.Array], *, spec: AttnSpec, store: Any, walk: Any,
+    slots: jax.Array, last_row: jax.Array, plan: Mapping[str, jax.Array], sinks: jax.Array | None, *, spec: AttnSpec,
+    store: Any, walk: Any,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Store, gather the tiles' queries, walk, and put every token's result back in its row."""
     tokens, size, per = q.shape[0], kv.shape[2], spec.heads // spec.kv_heads
-    real = slots[seq] != SCRATCH
-    column = jnp.minimum(position // size, table.shape[1] - 1)
-    block = jnp.where(real, table[seq, column], SCRATCH)
-    kv = store(kv, k, v, _Where(block, position % size, real, seq, last_row))
+    block, offset, real = placed(table, seq, position, slots, size)
+    new = ragged_attention.encode(k, v, spec.kv_dtype or spec.dtype)
+    kv = store(kv, new, _Where(block, offset, real, seq, last_row))
 
     queries = plan["place_size"].shape[0]
     row = jnp.minimum(plan["tile_row"][:, None] + jnp.arange(queries), tokens - 1)
     tiles = q[row].reshape(-1, queries, spec.kv_heads, per, spec.head_dim)
     tiles = jnp.moveaxis(tiles, 1, 2).reshape(-1, spec.kv_heads, queries * per, spec.head_dim)
     tiles = jnp.pad(tiles, ((0, 0), (0, 0), (0, -queries * per % ROWS), (0, 0)))
-    out = walk(tiles, kv, table, plan["tile_seq"], position[plan["tile_row"]], plan["tile_count"], spec)
+    if sinks is not None:
+        sinks = jnp.tile(sinks.astype(jnp.float32).reshape(spec.kv_heads, per), (1, queries))
+        sinks = jnp.pad(sinks, ((0, 0), (0, -queries * per % ROWS)))
+    out = walk(tiles, kv, table, plan["tile_seq"], position[plan["tile_row"]], plan["tile_count"], sinks, spec)
     out = out[:, :, : queries * per].reshape(-1, spec.kv_heads, queries, per, spec.head_dim)
     out = jnp.moveaxis(out, 2, 1).reshape(-1, spec.heads, spec.head_dim)[plan["place"]]
     return jnp.where(real[:, None, None], out, 0), kv
+
+
+def placed(
+    table: jax.Array, seq: jax.Array, position: jax.Array, slots: jax.Array, size: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Per token: its block of `size` tokens (scratch for padding), its offset in it, and whether it is no padding."""
+    real = slots[seq] != SCRATCH
+    column = jnp.minimum(position // size, table.shape[1] - 1)
+    return jnp.where(real, table[seq, column], SCRATCH), position % size, real
 
 
 class PallasAttention(_Tiled):
@@ -143,9 +164,9 @@ class PallasAttention(_Tiled):
             why = f"head_dim {spec.head_dim} is not a multiple of 64"
         return why
 
-    def _store(self, kv: jax.Array, k: jax.Array, v: jax.Array, at: _Where) -> jax.Array:
+    def _store(self, kv: jax.Array, new: jax.Array, at: _Where) -> jax.Array:
         """Whole blocks are read, merged with their new tokens and written, each block once."""
-        tokens, size = k.shape[0], kv.shape[2]
+        tokens, size = new.shape[0], kv.shape[2]
         first = at.real & ((at.offset == 0) | (at.seq != jnp.roll(at.seq, 1)) | (jnp.arange(tokens) == 0))
         most = min(tokens, tokens // size + 2 * at.last_row.shape[0])
         start = jnp.nonzero(first, size=most, fill_value=tokens)[0].astype(jnp.int32)
@@ -153,15 +174,16 @@ class PallasAttention(_Tiled):
         low = jnp.where(some, at.offset[start], 0)
         high = jnp.where(some, jnp.minimum(size, low + at.last_row[at.seq[start]] + 1 - start), 0)
         row = jnp.clip((start - low)[:, None] + jnp.arange(size), 0, tokens - 1)
-        new = jnp.swapaxes(jnp.concatenate([k, v], -1)[row], 1, 2)  # [W, kv_heads, block_tokens, 2 head_dim]
+        new = jnp.swapaxes(new[row], 1, 2)  # [W, heads of the cache, block_tokens, 2 head_dim]
         block = jnp.where(some, at.block[start], SCRATCH)
         return ragged_attention.write(kv, new, block, low, high, interpret=self._interpret)
 
     def _walk(
-        self, q: jax.Array, kv: jax.Array, table: jax.Array, seq: jax.Array, first: jax.Array, count: jax.Array, spec: AttnSpec
-    ) -> jax.Array:
+        self, q: jax.Array, kv: jax.Array, table: jax.Array, seq: jax.Array, first: jax.Array, count: jax.Array,
+        sinks: jax.Array | None, spec: AttnSpec,
+    ) -> jax.Array:  # fmt: skip
         return ragged_attention.attend(
-            q, kv, table, seq, first, count, per=spec.heads // spec.kv_heads, scale=spec.scale, window=spec.window,
+            q, kv, table, seq, first, count, sinks, per=spec.heads // spec.kv_heads, scale=spec.scale, window=spec.window,
             softcap=spec.softcap, span=SPAN, interpret=self._interpret,
         )  # fmt: skip
 
@@ -171,12 +193,13 @@ class XlaAttention(_Tiled):
 
     name = "xla"
 
-    def _store(self, kv: jax.Array, k: jax.Array, v: jax.Array, at: _Where) -> jax.Array:
-        return kv.at[at.block, :, at.offset].set(jnp.concatenate([k, v], -1))
+    def _store(self, kv: jax.Array, new: jax.Array, at: _Where) -> jax.Array:
+        return kv.at[at.block, :, at.offset].set(new)
 
     def _walk(
-        self, q: jax.Array, kv: jax.Array, table: jax.Array, seq: jax.Array, first: jax.Array, count: jax.Array, spec: AttnSpec
-    ) -> jax.Array:
+        self, q: jax.Array, kv: jax.Array, table: jax.Array, seq: jax.Array, first: jax.Array, count: jax.Array,
+        sinks: jax.Array | None, spec: AttnSpec,
+    ) -> jax.Array:  # fmt: skip
         tiles, heads, rows, dim = q.shape
         size, per = kv.shape[2], spec.heads // spec.kv_heads
         step = max(1, SPAN // size)
@@ -193,8 +216,8 @@ class XlaAttention(_Tiled):
             at = i * span + jnp.arange(span)
             # What others left in these blocks, NaN included, must not reach a sum, not even times zero.
             own = (at >= low[:, None]) & (at < end[:, None])
-            held = jnp.moveaxis(held, 1, 2).reshape(tiles, heads, span, 2 * dim)
-            held = jnp.where(own[:, None, :, None], held, 0).astype(jnp.float32)
+            held = _decoded(jnp.moveaxis(held, 1, 2).reshape(tiles, -1, span, 2 * dim), heads, q.dtype)
+            held = jnp.where(own[:, None, :, None], held, 0)
             scores = jnp.einsum("nhrd,nhkd->nhrk", query, held[..., :dim])
             if spec.softcap:
                 scores = spec.softcap * jnp.tanh(scores / spec.softcap)
@@ -207,6 +230,19 @@ class XlaAttention(_Tiled):
 
         shape = (tiles, heads, rows)
         carry = (jnp.full(shape, jnp.finfo(jnp.float32).min), jnp.zeros(shape), jnp.zeros((*shape, dim)))
+        if sinks is not None:  # a key seen by all whose value is 0
+            carry = (jnp.broadcast_to(sinks, shape), jnp.ones(shape), carry[2])
         begin = jnp.where(count > 0, low, jnp.iinfo(jnp.int32).max).min() // span
         _, total, acc = jax.lax.fori_loop(begin, (end * (count > 0)).max() // span + 1, one, carry)
         return (acc / jnp.where(total > 0, total, 1)[..., None]).astype(q.dtype)
+
+
+def _decoded(held: jax.Array, heads: int, dtype: Any) -> jax.Array:
+    """held [tiles, heads of the cache, span, 2 head_dim] -> [tiles, heads, span, 2 head_dim], float32 rounded to dtype."""
+    tiles, _, span, both = held.shape
+    pairs = held[:, :heads].astype(jnp.float32)
+    if held.dtype == jnp.int8:
+        data = jnp.moveaxis(held[:, heads:], 1, 2).reshape(tiles, span, -1)[..., : 8 * heads]
+        scales = jax.lax.bitcast_convert_type(data.reshape(tiles, span, heads, 2, 4), jnp.float32)
+        pairs = pairs * jnp.repeat(jnp.swapaxes(scales, 1, 2), both // 2, -1)
+    return pairs.astype(dtype).astype(jnp.float32)

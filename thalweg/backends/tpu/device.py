@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from thalweg.backends.host import host_memory, process_memory
-from thalweg.backends.tpu import TpuOptions, matmul, on_host, sampling
+from thalweg.backends.tpu import TpuOptions, on_host
 from thalweg.backends.tpu.arrays import to_host
 from thalweg.backends.tpu.attention import backends as attention_backends
 from thalweg.backends.tpu.kinds import KINDS
+from thalweg.backends.tpu.library import kernels
 from thalweg.backends.tpu.mesh import Ranks
 from thalweg.backends.tpu.program import Executable
 from thalweg.errors import DeviceError
@@ -71,8 +72,7 @@ class TpuDevice(Device):
         self._on_host = options.jax_platform == "cpu"
         info = on_host(self._ranks.size) if self._on_host else _info(devices[0].device_kind, self.memory().total)
         self.info = replace(info, notes={**info.notes, "jax": jax.__version__})
-        pallas = not self._on_host or options.attention == "pallas"
-        self.kernels: Sequence[Kernel] = (*sampling.KERNELS, *(matmul.kernels(self._on_host) if pallas else ()))
+        self.kernels: Sequence[Kernel] = kernels(options, self._on_host)
         self.attention = attention_backends(options.attention, interpret=self._on_host)
 
     def memory(self) -> Memory:

@@ -1,10 +1,12 @@
 """Sampling without a sort. XLA sorts a vocabulary slowly, and takes minutes to compile that; what truncation needs of the order
-is one threshold per row, and that is found by bisection over the bits of a float: 32 passes, each a sum over the row.
+is one threshold per row, and that is found by bisection over the bits of a float: 32 passes, each a sum over the row. By XLA
+every pass reads the rows anew; the Pallas kernels read them once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from thalweg.backends.tpu.interop import in_jax
+from thalweg.backends.tpu.pallas import vocabulary
+from thalweg.hal.noise import MULTIPLY, SALT_HIGH, SALT_LOW, STRIDE
 from thalweg.hal.op import Kernel
 
 MOST = 64
@@ -64,28 +68,73 @@ def _truncate(logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.
 
 
 def _logprobs(
-    logits: jax.Array, tokens: jax.Array, *, k: int, normalise: bool
+    logits: jax.Array, tokens: jax.Array, *, k: int, normalise: bool, best: Callable[[jax.Array, int], jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
-    """See the op. The best are taken out one by one."""
+    """See the op. best: as `_one_by_one`."""
     values = jax.nn.log_softmax(logits, -1) if normalise else logits
     chosen = jnp.take_along_axis(values, tokens[:, None], 1)
     ranks = (values > chosen).sum(-1, dtype=jnp.int32) + 1
-    ids = jnp.arange(values.shape[1], dtype=jnp.int32)
+    found = jnp.concatenate([tokens[:, None], best(values, k)], 1) if k else tokens[:, None]
+    return found, jnp.take_along_axis(values, found, 1), ranks
+
+
+def _one_by_one(logits: jax.Array, k: int) -> jax.Array:
+    """i32[S, k]: the ids of the k largest of each row, each taken out when it is found."""
+    ids = jnp.arange(logits.shape[1], dtype=jnp.int32)
 
     def one(keys: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
         best = jnp.argmax(keys, -1).astype(jnp.int32)
         return jnp.where(ids == best[:, None], 0, keys), best
 
-    _, best = lax.scan(one, _keys(values), None, length=k)
-    found = jnp.concatenate([tokens[:, None], best.T], 1)
-    return found, jnp.take_along_axis(values, found, 1), ranks
+    return lax.scan(one, _keys(logits), None, length=k)[1].T
 
 
 def _few(facts: Mapping[str, Any]) -> str | None:
     return None if facts["k"] <= min(MOST, facts["vocab"]) else f"takes up to {MOST} one by one, not {facts['k']}"
 
 
+def _draw(
+    logits: jax.Array, temperature: jax.Array, seed: jax.Array, position: jax.Array, *, random: bool, interpret: bool
+) -> jax.Array:  # fmt: skip
+    """See the op. What a row's noise depends on beside the token is hashed here."""
+    k0, k1 = _row_keys(seed, position)
+    noisy = temperature > 0
+    return vocabulary.draw(logits, noisy, k0, k1, multiply=MULTIPLY, random=random, interpret=interpret)
+
+
+def _row_keys(seed: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(k0, k1) of `thalweg.hal.noise`: seed i32[S, 2], position i32[S] -> i32[S] each."""
+    low, high, at = (lax.bitcast_convert_type(a, jnp.uint32) for a in (seed[:, 0], seed[:, 1], position))
+    k0 = _mix(_mix(_mix(low + jnp.uint32(SALT_LOW)) ^ high) + at)
+    k1 = _mix(_mix(_mix(high + jnp.uint32(SALT_HIGH)) ^ low) ^ (at * jnp.uint32(STRIDE)))
+    return lax.bitcast_convert_type(k0, jnp.int32), lax.bitcast_convert_type(k1, jnp.int32)
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    """`thalweg.hal.noise.mix` on uint32."""
+    x = (x ^ (x >> 16)) * jnp.uint32(MULTIPLY[0])
+    x = (x ^ (x >> 15)) * jnp.uint32(MULTIPLY[1])
+    return x ^ (x >> 16)
+
+
+def _fits(facts: Mapping[str, Any]) -> str | None:
+    most = vocabulary.LARGEST
+    return None if facts.get("vocab", 0) <= most else f"holds rows of {most} tokens at most, not {facts['vocab']}"
+
+
 KERNELS = (
     Kernel("truncate", "bisect", in_jax(_truncate)),
-    Kernel("logprobs", "one-by-one", in_jax(_logprobs), supports=_few),
+    Kernel("logprobs", "one-by-one", in_jax(partial(_logprobs, best=_one_by_one)), supports=_few),
 )
+"""Those that XLA compiles."""
+
+
+def pallas(interpret: bool) -> tuple[Kernel, ...]:
+    """Preferred to them."""
+    cut, draw = (in_jax(partial(f, interpret=interpret)) for f in (vocabulary.truncate, _draw))
+    found = in_jax(partial(_logprobs, best=partial(vocabulary.best, interpret=interpret)))
+    return (
+        Kernel("truncate", "pallas-bisect", cut, supports=_fits),
+        Kernel("sample", "pallas-draw", draw),
+        Kernel("logprobs", "pallas-best", found, supports=lambda facts: _fits(facts) or _few(facts)),
+    )

@@ -3,6 +3,10 @@
 Cache of a layer: [blocks, kv_heads, block_tokens, 2 head_dim], a token's key and value side by side: then a row fills the 128
 lanes of the vector unit even where head_dim is 64, and a block is one contiguous copy.
 
+A cache of int8 has a few heads more, which hold what codes are multiplied by: of each token one row of bytes, in which byte
+8 h + b is byte b of the float32 scale of head h's key, and 8 h + 4 + b of its value's. So they come with the block, are written
+as rows like all others, and take a ninth of the cache where eight heads share one such head.
+
 Work comes in tiles: a few query tokens of one sequence. One grid step serves one tile: it walks over the keys its tokens
 may see, a span of blocks at a time, copying the next span while it computes on the present one, with a running softmax
 (Milakov & Gimelshein 2018; in tiles: Dao et al. 2022). The walk depends on the tile alone, so a token's result does not
@@ -25,22 +29,55 @@ LOWEST = -1e30
 LANES = 128
 
 
+def scale_heads(kv_heads: int, head_dim: int) -> int:
+    """How many heads more a cache of int8 has."""
+    return -(-8 * kv_heads // (2 * head_dim))
+
+
+def encode(k: jax.Array, v: jax.Array, kind: str) -> jax.Array:
+    """k, v [T, kv_heads, head_dim] -> [T, heads of the cache, 2 head_dim] of this type: 8-bit floats are cut off at the type's
+    largest, int8 is rounded to nearest by the largest magnitude of each key and value over 127 (1 for zeros)."""
+    both = jnp.stack([k, v], 2)  # [T, kv_heads, 2, head_dim]
+    tokens, heads, _, dim = both.shape
+    if kind == "int8":
+        wide = both.astype(jnp.float32)
+        scale = jnp.abs(wide).max(-1) / 127.0
+        scale = jnp.where(scale > 0, scale, 1.0)
+        codes = jnp.clip(jnp.round(wide / scale[..., None]), -127, 127).astype(jnp.int8).reshape(tokens, heads, 2 * dim)
+        more = scale_heads(heads, dim)
+        data = lax.bitcast_convert_type(scale, jnp.int8).reshape(tokens, 8 * heads)
+        data = jnp.pad(data, ((0, 0), (0, more * 2 * dim - 8 * heads))).reshape(tokens, more, 2 * dim)
+        return jnp.concatenate([codes, data], 1)
+    if kind.startswith("float8"):
+        top = float(jnp.finfo(kind).max)
+        both = jnp.clip(both, -top, top)
+    return both.astype(kind).reshape(tokens, heads, 2 * dim)
+
+
 def attend(
     q: jax.Array, cache: jax.Array, tables: jax.Array, tile_seq: jax.Array, tile_position: jax.Array, tile_count: jax.Array,
-    *, per: int, scale: float, window: int = 0, softcap: float = 0.0, span: int = 128, interpret: Any = False,
+    sinks: jax.Array | None = None, *, per: int, scale: float, window: int = 0, softcap: float = 0.0, span: int = 128,
+    interpret: Any = False,
 ) -> jax.Array:  # fmt: skip
     """q [tiles, kv_heads, rows, head_dim]: row r is query head r % per (of this KV head) of token r // per of the tile.
     tables i32[S, B]; per tile, i32: its sequence, the position of its first token, how many tokens it has (0: padding).
+    sinks float32 [kv_heads, rows]: a logit that joins the denominator of each row. cache: of q's dtype or as `encode` makes it.
     span: keys walked at once, a multiple of block_tokens. Gives an array like q; rows of no token mean nothing."""
     tiles, kv_heads, rows, dim = q.shape
     step = max(1, span // cache.shape[2])
     tables = jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % step)))
-    body = functools.partial(_tile, width=tables.shape[1], per=per, scale=scale, window=window, softcap=softcap)
+    body = functools.partial(
+        _tile, width=tables.shape[1], per=per, scale=scale, window=window, softcap=softcap, sinking=sinks is not None
+    )
     block = pl.BlockSpec((1, kv_heads, rows, dim), lambda n, *_: (n, 0, 0, 0))
+    more, specs = [], []
+    if sinks is not None:
+        more = [jnp.broadcast_to(sinks[..., None], (kv_heads, rows, LANES))]
+        specs = [pl.BlockSpec((kv_heads, rows, LANES), lambda n, *_: (0, 0, 0))]
     grid = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=4,
         grid=(tiles,),
-        in_specs=[block, pl.BlockSpec(memory_space=pl.ANY)],
+        in_specs=[block, *specs, pl.BlockSpec(memory_space=pl.ANY)],
         out_specs=block,
         scratch_shapes=[
             pltpu.VMEM((2, step, *cache.shape[1:]), cache.dtype),
@@ -51,24 +88,27 @@ def attend(
         ],
     )
     call = pl.pallas_call(body, grid_spec=grid, out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype), interpret=interpret)
-    return call(tables.reshape(-1), tile_seq, tile_position, tile_count, q, cache)
+    return call(tables.reshape(-1), tile_seq, tile_position, tile_count, q, *more, cache)
 
 
 def _tile(
-    tables: Any, seqs: Any, positions: Any, counts: Any, q: Any, cache: Any, out: Any, held: Any, acc: Any, top: Any,
-    total: Any, arrived: Any, *, width: int, per: int, scale: float, window: int, softcap: float,
+    tables: Any, seqs: Any, positions: Any, counts: Any, q: Any, *rest: Any, width: int, per: int, scale: float, window: int,
+    softcap: float, sinking: bool,
 ) -> None:  # fmt: skip
-    """One grid step. held [2, step, kv_heads, block_tokens, 2 head_dim]: the span computed on and the one on its way."""
-    _, step, kv_heads, size, both = held.shape
-    dim = q.shape[3]
-    rows, span = q.shape[2], step * size
+    """One grid step. held [2, step, heads, block_tokens, 2 head_dim]: the span computed on and the one on its way."""
+    cache, out, held, acc, top, total, arrived = rest[sinking:]
+    _, step, _, size, both = held.shape
+    _, kv_heads, rows, dim = q.shape
+    span = step * size
     n = pl.program_id(0)
     first, count = positions[n], counts[n]
     low = jnp.maximum(first - window + 1, 0) if window else jnp.int32(0)
     end = first + count
     begin, stop = lax.div(low, span), jnp.where(count > 0, lax.div(end + span - 1, span), 0)
-    acc[...], total[...] = jnp.zeros_like(acc), jnp.zeros_like(total)
-    top[...] = jnp.full_like(top, LOWEST)
+    # A sink is a key seen by all whose value is 0: the running sums begin with it.
+    acc[...] = jnp.zeros_like(acc)
+    top[...] = rest[0][...] if sinking else jnp.full_like(top, LOWEST)
+    total[...] = jnp.ones_like(total) if sinking else jnp.zeros_like(total)
 
     def copies(i: Any, slot: Any) -> list[Any]:
         at = seqs[n] * width + i * step
@@ -98,11 +138,19 @@ def _tile(
         own = column < end
         if window:
             seen, own = seen & (at > mine - window), own & (column >= low)
+        scales = _scales(held.at[slot], kv_heads) if held.dtype == jnp.int8 else []
         for h in range(kv_heads):
             pairs = held[slot, :, h].reshape(span, both)
+            if held.dtype != q.dtype:
+                pairs = pairs.astype(jnp.float32)
             # What others left in these blocks, NaN included, must not reach a sum, not even times zero.
             pairs = jnp.where(own, pairs, jnp.zeros_like(pairs))
             keys, values = pairs[:, :dim], pairs[:, dim:]
+            if scales:
+                by = jnp.where(own[:, :1], scales[h // (both // 8)], 0.0)
+                at_key = 8 * (h % (both // 8))
+                keys, values = keys * by[:, at_key : at_key + 1], values * by[:, at_key + 4 : at_key + 5]
+            keys, values = keys.astype(q.dtype), values.astype(q.dtype)
             scores = _dot(q[0, h], keys, 1) * scale
             if softcap:
                 scores = softcap * jnp.tanh(scores / softcap)
@@ -121,6 +169,19 @@ def _tile(
         out[0, h] = (acc[h] / jnp.where(whole > 0, whole, 1.0)).astype(out.dtype)
 
 
+def _scales(held: Any, kv_heads: int) -> list[jax.Array]:
+    """held [step, heads, block_tokens, 2 head_dim] of int8 -> of each head of scales, float32 [span, 2 head_dim]: in column
+    8 h the scale of head h's key, in column 8 h + 4 that of its value, anything in others."""
+    found = []
+    for head in range(kv_heads, held.shape[1]):
+        data = held[:, head].reshape(-1, held.shape[3]).astype(jnp.int32) & 255
+        word = data
+        for b in range(1, 4):
+            word = word | lax.shift_left(pltpu.roll(data, held.shape[3] - b, 1), jnp.full_like(data, 8 * b))
+        found.append(lax.bitcast_convert_type(word, jnp.float32))
+    return found
+
+
 def _dot(a: jax.Array, b: jax.Array, contract: int) -> jax.Array:
     """a [M, K] with dimension `contract` of b, summed in float32. float32 operands are multiplied as such."""
     exact = lax.Precision.HIGHEST if a.dtype == jnp.float32 else lax.Precision.DEFAULT
@@ -130,7 +191,7 @@ def _dot(a: jax.Array, b: jax.Array, contract: int) -> jax.Array:
 def write(
     cache: jax.Array, new: jax.Array, block: jax.Array, low: jax.Array, high: jax.Array, *, interpret: Any = False
 ) -> jax.Array:  # fmt: skip
-    """The cache with rows low..high - 1 of block[w] replaced by those of new[w], in place: new is [W, kv_heads,
+    """The cache with rows low..high - 1 of block[w] replaced by those of new[w], in place: new is [W, heads of the cache,
     block_tokens, 2 head_dim], the rest i32[W]. No block is named twice, except by entries with low = high."""
     shape = (1, *cache.shape[1:])
     grid = pltpu.PrefetchScalarGridSpec(

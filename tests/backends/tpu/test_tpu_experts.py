@@ -1,0 +1,161 @@
+"""Mixtures of experts in Pallas: every token through its own experts whatever the routing, and what serves which weights."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax import export
+from jax.sharding import AbstractDevice, AbstractMesh
+
+from thalweg.backends.tpu import TpuOptions, moe
+from thalweg.backends.tpu.arrays import to_host
+from thalweg.backends.tpu.library import kernels
+from thalweg.backends.tpu.pallas import grouped_matmul
+from thalweg.hal import ops
+from thalweg.hal.op import Binder
+from thalweg.hal.ops.quantise import dequantise, quantise
+from thalweg.hal.weights import DENSE, QTensor, WeightFormat
+
+EXPERTS, HIDDEN, FFN, K = 5, 320, 160, 2
+FORMATS = [
+    DENSE, WeightFormat("int", 8), WeightFormat("int", 4, 64), WeightFormat("int", 4, 32, symmetric=False),
+    WeightFormat("float", 8, -1), WeightFormat("float", 4, 32),
+]  # fmt: skip
+
+
+def _weight(rng: np.random.Generator, format: WeightFormat, out: int, fan_in: int) -> tuple[QTensor, np.ndarray]:
+    """A weight of EXPERTS matrices, and what it means, float64 [EXPERTS, out, in]."""
+    made = torch.from_numpy(rng.normal(size=(EXPERTS * out, fan_in)).astype(np.float32) / fan_in**0.5)
+    if format == DENSE:
+        return QTensor(DENSE, tuple(made.shape), {"weight": jnp.asarray(made.numpy())}), made.double().numpy().reshape(
+            -1, out, fan_in
+        )
+    q = quantise(made, format)
+    placed = QTensor(format, q.shape, {n: jnp.asarray(to_host(a)) for n, a in q.data.items()})
+    return placed, dequantise(q.data, format.group, torch.float32).double().numpy().reshape(-1, out, fan_in)
+
+
+def _dense(x: np.ndarray, ids: np.ndarray, weights: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """The definition in numpy, token by token, in float64."""
+    out = np.zeros(x.shape)
+    for t, token in enumerate(x.astype(np.float64)):
+        for e, w in zip(ids[t], weights[t], strict=True):
+            gate, up = np.split(first[e] @ token, 2)
+            out[t] += w * (second[e] @ (gate / (1 + np.exp(-gate)) * up))
+    return out
+
+
+def _routed(rng: np.random.Generator, tokens: int, how: str) -> np.ndarray:
+    """all to the same experts, or to random ones of which the last has no token."""
+    if how == "crowded":
+        return np.tile(np.array([3, 1], np.int32), (tokens, 1))
+    return np.stack([rng.permutation(EXPERTS - 1)[:K] for _ in range(tokens)]).astype(np.int32)
+
+
+QUICK = (DENSE, FORMATS[3], FORMATS[5])
+
+
+@pytest.mark.parametrize(
+    ("format", "tokens", "how"),
+    [
+        (DENSE, 1, "random"), (DENSE, 40, "crowded"),
+        *(pytest.param(f, 70, "random", marks=[] if f in QUICK else pytest.mark.slow) for f in FORMATS),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_token_goes_through_its_own_experts(format: WeightFormat, tokens: int, how: str) -> None:
+    rng = np.random.default_rng(tokens)
+    (first, means1), (second, means2) = _weight(rng, format, 2 * FFN, HIDDEN), _weight(rng, format, HIDDEN, FFN)
+    x, ids = rng.normal(size=(tokens, HIDDEN)).astype(np.float32), _routed(rng, tokens, how)
+    weights = rng.uniform(0.1, 1, ids.shape).astype(np.float32)
+    want = _dense(x, ids, weights, means1, means2)
+    runs = {"pallas-grouped": (moe._experts, partial(moe._pack, EXPERTS))}
+    if format == DENSE:
+        runs["jax-megablox"] = moe._megablox, lambda w: w.data["weight"]
+    for name, (body, pack) in runs.items():
+        run = jax.jit(partial(body, experts=EXPERTS, group=format.group, interpret=True))
+        got = run(x, ids, weights, pack(first), pack(second))
+        np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max(), err_msg=name)
+
+
+def test_places_are_whole_tiles_of_one_matrix_each_and_no_row_is_lost() -> None:
+    run = jax.jit(grouped_matmul.place, static_argnums=(1, 2))
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        rows, count, tile = ((1, 4, 16), (45, 8, 4), (45, 3, 1), (60, 7, 16), (16, 1, 16))[seed % 5]
+        groups = rng.choice(rng.integers(0, count, rng.integers(1, 9)), rows).astype(np.int32)
+        there, owner, used = (np.asarray(a) for a in run(groups, count, tile))
+        assert len(set(there)) == groups.size
+        np.testing.assert_array_equal(owner[there // tile], groups)
+        assert used[0] == sum(-(-n // tile) for n in np.bincount(groups)) <= owner.size
+        assert (there < used[0] * tile).all()
+        assert (owner[used[0] :] == owner[used[0] - 1]).all()  # so that steps without a tile read nothing new
+
+
+def test_tiles_without_rows_cost_no_product() -> None:
+    """What they would read is poisoned: the one matrix that no row has."""
+    rng = np.random.default_rng(0)
+    first, _ = _weight(rng, DENSE, 2 * FFN, HIDDEN)
+    data = np.array(first.data["weight"])
+    data[-2 * FFN :] = np.nan
+    poisoned = moe._pack(EXPERTS, QTensor(DENSE, first.shape, {"weight": jnp.asarray(data)}))
+    groups = np.array([0, 2, 2], np.int32)
+    there, owner, used = grouped_matmul.place(groups, EXPERTS, 16)
+    x = np.ones((owner.size * 16, HIDDEN), np.float32)
+    act = grouped_matmul.activation("silu")
+    got = np.asarray(grouped_matmul.gated(x, poisoned, owner, used, act=act, group=0, interpret=True))
+    assert np.isfinite(got[there]).all()
+
+
+@pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v6 lite", "TPU7x"])
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_it_lowers_for_hardware(format: WeightFormat, kind: str) -> None:
+    def packed(out: int, fan_in: int) -> dict[str, jax.Array]:
+        placed = _weight(np.random.default_rng(0), format, out, fan_in)[0]
+        if format == DENSE:
+            placed = QTensor(DENSE, placed.shape, {"weight": placed.data["weight"].astype(jnp.bfloat16)})
+        return moe._pack(EXPERTS, placed)
+
+    first, second = jax.eval_shape(lambda: (packed(2 * FFN, HIDDEN), packed(HIDDEN, FFN)))
+    mesh = AbstractMesh((1,), ("x",), abstract_device=AbstractDevice(device_kind=kind, num_cores=1, platform="tpu"))
+    with jax.sharding.use_abstract_mesh(mesh):
+        run = export.export(jax.jit(partial(moe._experts, experts=EXPERTS, group=format.group)), platforms=["tpu"])
+        for tokens in (1, 200):
+            x, ids = jax.ShapeDtypeStruct((tokens, HIDDEN), "bfloat16"), jax.ShapeDtypeStruct((tokens, K), "int32")
+            text = run(x, ids, jax.ShapeDtypeStruct(ids.shape, "float32"), first, second).mlir_module()
+            assert text.count("tpu_custom_call") == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "on_host", "serving"),
+    [
+        ({}, False, "pallas-grouped"), ({}, True, "reference"), ({"attention": "pallas"}, True, "pallas-grouped"),
+        ({"experts": "jax"}, False, "jax-megablox"), ({"experts": "jax"}, True, "jax-megablox"),
+        ({"experts": "xla"}, False, "reference"),
+    ],
+)  # fmt: skip
+def test_which_kernel_serves_is_a_choice(options: dict[str, str], on_host: bool, serving: str) -> None:
+    binder = Binder(kernels(TpuOptions(**options), on_host))
+    facts = {"experts": EXPERTS, "dtype": "bfloat16", "act": "silu", "weight": DENSE}
+    assert binder.bind(ops.experts, **facts).choice.kernel == serving
+    assert binder.bind(ops.route, k=2, scores="softmax", renormalise=True).choice.kernel == "top-k"
+
+
+def test_what_is_refused_is_said() -> None:
+    binder, facts = Binder(moe.kernels(interpret=True)), {"experts": EXPERTS, "dtype": "bfloat16", "act": "silu"}
+    quantised = binder.bind(ops.experts, **facts, weight=WeightFormat("int", 2)).choice
+    assert quantised.kernel == "reference"
+    assert dict(quantised.refused) == {
+        "pallas-grouped": "runs 4 and 8 bits, not 2", "jax-megablox": "runs dense weights, not int2-row",
+    }  # fmt: skip
+    rounded = binder.bind(ops.experts, **facts, weight=WeightFormat("int", 8, act="int8")).choice
+    assert "not in int8" in dict(rounded.refused)["pallas-grouped"]
+    binder = Binder(moe.kernels(interpret=True))
+    assert (
+        "not relu" in dict(binder.bind(ops.experts, **(facts | {"act": "relu"}), weight=DENSE).choice.refused)["jax-megablox"]
+    )

@@ -1,0 +1,149 @@
+"""Mixtures of experts on JAX arrays: routing by XLA, the experts' layers by the Pallas kernels or by those JAX ships."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from thalweg.backends.tpu import matmul
+from thalweg.backends.tpu.interop import in_jax
+from thalweg.backends.tpu.pallas import grouped_matmul
+from thalweg.backends.tpu.pallas.tiles import LANES, padded
+from thalweg.hal.op import Kernel
+from thalweg.hal.ops.activation import ACTIVATIONS
+from thalweg.hal.weights import DENSE, QTensor, WeightFormat
+
+try:
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm as theirs
+
+    gmm: Any = theirs
+except ImportError:  # it is an experiment of theirs
+    gmm = None
+
+DTYPES = ("float32", "bfloat16")
+MEGABLOX, LEAST = (128, 1024, 512), 16
+"""Of the shipped kernel's tiles, at most: rows (a multiple of LEAST), inputs, outputs."""
+
+
+def kernels(interpret: bool) -> tuple[Kernel, ...]:
+    """In order of preference. The shipped product of groups comes after ours: it takes dense weights alone, and a tile of rows
+    that experts share is multiplied by each in turn."""
+    ours, theirs = (in_jax(partial(f, interpret=interpret)) for f in (_experts, _megablox))
+    return (
+        Kernel("experts", "pallas-grouped", ours, supports=_supports, packer=lambda facts: partial(_pack, facts["experts"])),
+        Kernel("experts", "jax-megablox", theirs, supports=_dense),
+    )
+
+
+def _supports(facts: Mapping[str, Any]) -> str | None:
+    format: WeightFormat = facts["weight"]
+    if facts["act"] not in ACTIVATIONS:
+        return f"runs {', '.join(ACTIVATIONS)}, not {facts['act']}"
+    if facts["dtype"] not in DTYPES:
+        return f"runs {', '.join(DTYPES)}, not {facts['dtype']}"
+    if format == DENSE:
+        return None
+    return f"multiplies in the model's dtype, not in {format.act}" if format.act else matmul.unpackable(format)
+
+
+def _dense(facts: Mapping[str, Any]) -> str | None:
+    if gmm is None:
+        return f"jax {jax.__version__} does not ship the kernel"
+    return _supports(facts) if facts["weight"] == DENSE else f"runs dense weights, not {facts['weight']}"
+
+
+def _pack(count: int, w: QTensor) -> dict[str, jax.Array]:
+    """As the kernel takes it. The outputs of each of `count` experts are cut in two: gate and up, or the halves of what comes
+    down; each half is padded to whole tiles."""
+    out, fan_in = w.shape[0] // (2 * count), w.shape[1]
+    halves = {name: jnp.asarray(a) for name, a in w.data.items()}
+    if w.format == DENSE:
+        matrices = halves["weight"].reshape(2 * count, out, fan_in).swapaxes(1, 2)
+        return {"codes": jax.vmap(lambda a: padded(a, LANES, LANES))(matrices)}
+    if w.format.group == -1:
+        halves["scales"] = jnp.broadcast_to(halves["scales"], (w.shape[0], 1))
+
+    def one(data: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        made = matmul.pack(QTensor(w.format, (out, fan_in), data))
+        wide = made["codes"].shape[1] - out
+        return {n: a if n == "codes" else jnp.pad(a, ((0, 0), (0, 0), (0, wide))) for n, a in made.items()}
+
+    return jax.vmap(one)({n: a.reshape(2 * count, out, -1) for n, a in halves.items()})
+
+
+def _experts(
+    x: jax.Array, ids: jax.Array, weights: jax.Array, gate_up: Mapping[str, jax.Array], down: Mapping[str, jax.Array], *,
+    experts: int, act: str = "silu", group: int = 0, interpret: bool = False,
+) -> jax.Array:  # fmt: skip
+    """See the op."""
+    pairs, hidden = ids.size, x.shape[1]
+    tile, group = grouped_matmul.tile_rows(pairs, experts), max(group, 0)
+    there, owner, used = grouped_matmul.place(ids.reshape(-1), experts, tile)
+    rows = _spread(x, ids, there, owner.shape[0] * tile)
+    same = {"group": group, "interpret": interpret}
+    middle = grouped_matmul.gated(rows, gate_up, owner, used, act=grouped_matmul.activation(act), **same)
+    made = grouped_matmul.product(middle, down, owner, used, **same)[there]
+    made = made.reshape(pairs, 2, -1)[..., : hidden // 2].reshape(pairs, hidden)
+    return _together(made, weights).astype(x.dtype)
+
+
+def _megablox(
+    x: jax.Array, ids: jax.Array, weights: jax.Array, gate_up: jax.Array, down: jax.Array, *, experts: int, act: str = "silu",
+    group: int = 0, interpret: bool = False,
+) -> jax.Array:  # fmt: skip
+    """See the op. group: of quantised weights, which are refused."""
+    pairs = ids.size
+    there, _, _ = grouped_matmul.place(ids.reshape(-1), experts, 1)
+    tile = min(MEGABLOX[0], -(-pairs // LEAST) * LEAST)
+    rows = _spread(x, ids, there, -(-pairs // tile) * tile)
+    each = (ids.reshape(-1)[:, None] == jnp.arange(experts)).sum(0, dtype=jnp.int32)
+
+    def product(rows: jax.Array, weight: jax.Array) -> jax.Array:
+        matrices = weight.reshape(experts, -1, weight.shape[1])
+        tiling = (tile, min(MEGABLOX[1], matrices.shape[2]), min(MEGABLOX[2], matrices.shape[1]))
+        return gmm(rows, matrices, each, rows.dtype, tiling, transpose_rhs=True, interpret=interpret)
+
+    gate, up = jnp.split(product(rows, gate_up), 2, -1)
+    middle = grouped_matmul.activation(act)(gate.astype(jnp.float32)).astype(x.dtype) * up
+    return _together(product(middle, down)[there], weights).astype(x.dtype)
+
+
+def _spread(x: jax.Array, ids: jax.Array, there: jax.Array, rows: int) -> jax.Array:
+    """x [T, H] -> [rows, H]: in row there[p] the token of pair p, anything in rows of no pair."""
+    token = jnp.arange(there.shape[0], dtype=jnp.int32) // ids.shape[1]
+    return x[jnp.zeros(rows, jnp.int32).at[there].set(token, unique_indices=True)]
+
+
+def _together(made: jax.Array, weights: jax.Array) -> jax.Array:
+    """made [pairs, H], weights f32[T, k] -> f32[T, H], the weighted sum over each token's pairs."""
+    return (made.reshape(*weights.shape, -1).astype(jnp.float32) * weights[..., None]).sum(1)
+
+
+def _route(
+    logits: jax.Array, bias: jax.Array | None = None, *, k: int, scores: str, renormalise: bool, scale: float = 1.0,
+    groups: int = 1, top_groups: int = 1,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """See the op."""
+    value = jax.nn.softmax(logits, -1) if scores == "softmax" else jax.nn.sigmoid(logits)
+    by = value if bias is None else value + bias
+    if groups > 1:
+        parts = by.reshape(by.shape[0], groups, -1)
+        best = lax.top_k(parts, 2)[0].sum(-1)
+        chosen = lax.top_k(best, top_groups)[1]
+        keep = (chosen[:, :, None] == jnp.arange(groups)).any(1)
+        by = jnp.where(keep[..., None], parts, -jnp.inf).reshape(by.shape)
+    ids = lax.top_k(by, k)[1].astype(jnp.int32)
+    weights = jnp.take_along_axis(value, ids, 1)
+    if renormalise:
+        weights = weights / (weights.sum(-1, keepdims=True) + (1e-20 if scores == "sigmoid" else 0.0))
+    return ids, weights * scale
+
+
+ROUTE = Kernel("route", "top-k", in_jax(_route))
+"""The body sorts all experts; XLA has an operation for the best few, which takes the lower id of equals, as the op does. A
+kernel in Pallas would not pay: a decode step's scores are a few registers."""
