@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ SHAPES = ("qwen3-0.6b", "llama-3.2-1b")
 def main(argv: list[str] | None = None) -> int:
     """0, or 1 if an engine failed; 2 for flags that make no sense."""
     parser = arguments()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that engines are ended too
     a = parser.parse_args(argv)
     try:
         return int(a.command(a) or 0)

@@ -89,6 +89,10 @@ def environment(engine: Engine, envs: Path, limits: Limits) -> dict[str, str]:
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, limits.cores)),  # untold, it leaves a core for others
             "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
             "VLLM_CACHE_ROOT": str(envs / engine.name / "cache"),
+            "TORCHINDUCTOR_CACHE_DIR": str(envs / engine.name / "cache" / "inductor"),
             "VLLM_NO_USAGE_STATS": "1",
         }
+        openmp = envs / engine.name / "lib" / "libiomp5.so"
+        if openmp.exists():
+            env["LD_PRELOAD"] = str(openmp)  # its documentation asks for this, and its log complains without
     return env
