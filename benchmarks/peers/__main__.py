@@ -52,17 +52,31 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_run)
     add = parser.add_argument
     add("--engines", type=_words(ENGINES), default=["thalweg"], help=f"in this order, of {', '.join(ENGINES)}")
-    add("--weights", type=_words(FORMS), default=["bf16"], help=f"of {', '.join(FORMS)}; an engine without a form is left out of it")
+    add(
+        "--weights",
+        type=_words(FORMS),
+        default=["bf16"],
+        help=f"of {', '.join(FORMS)}; an engine without a form is left out of it",
+    )
     add("--workloads", type=_words(NAMES), default=[*NAMES], help=f"of {', '.join(NAMES)} (default: all)")
     add("--shape", choices=SHAPES, default=SHAPES[0], help="random weights of this shape")
     add("--layers", type=int, help="fewer layers than the shape has, for a quick look")
-    add("--model", type=_folder, help="this bfloat16 checkpoint of that shape, instead of making one; one safetensors file, and a tokenizer")
+    add(
+        "--model",
+        type=_folder,
+        help="this bfloat16 checkpoint of that shape, instead of making one; one safetensors file, and a tokenizer",
+    )
     add("--repeats", type=int, default=3, help="of every workload; figures are medians (default 3)")
     add("--scale", type=int, default=1, help="divide every length by it, to try things out")
     add("--seed", type=int, default=0)
     add("--kv-gib", type=int, default=4, help="cache of keys and values of every engine (default 4)")
     add("--max-model-len", type=int, default=4096, help="tokens of a request that engines prepare for (default 4096)")
-    add("--start-limit", type=float, default=20, help="an engine slower to start than this is started once (seconds; default 20)")
+    add(
+        "--start-limit",
+        type=float,
+        default=20,
+        help="an engine slower to start than this is started once (seconds; default 20)",
+    )
     add("--timeout", type=float, default=600, help="seconds that loading, or one call, may take (default 600)")
     add("--envs", type=_folder, default=_folder(str(ENVS)), help=f"where the peers were installed (default {ENVS})")
     add("--models", type=_folder, help="folder of weights made (default: models, among the environments)")

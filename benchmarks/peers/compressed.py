@@ -1,8 +1,8 @@
-"""Checkpoints in the compressed-tensors format, as vLLM reads them: every linear layer of the decoder rounded to nearest, symmetric.
-Embedding and output matrix stay as they are.
+"""Checkpoints in the compressed-tensors format, as vLLM reads them: every linear layer of the decoder rounded to nearest,
+symmetric. Embedding and output matrix stay as they are.
 
 `w8a8`: int8 weights with a scale per output row; activations are rounded to int8 per token while running.
-`w4a16`: int4 weights with a scale per 128 inputs, eight to an int32 (lowest bits first, 8 added to each); activations stay bfloat16.
+`w4a16`: int4 weights with a scale per 128 inputs, eight to an int32 (lowest bits first, 8 added to each); activations as they are.
 Field names and packing: the compressed-tensors project's description of "int-quantized" and "pack-quantized".
 """
 
@@ -24,7 +24,7 @@ def write(kind: str, source: Path, out: Path) -> None:
     """source: an unquantised checkpoint of one safetensors file. out: an empty directory; tokenizer files are not copied."""
     tensors: dict[str, torch.Tensor] = {}
     with safe_open(source / "model.safetensors", "pt") as file:
-        for name in file.keys():  # noqa: SIM118: not a dict
+        for name in file.keys():  # noqa: SIM118 (not a dict)
             weight = file.get_tensor(name)
             if name.endswith("_proj.weight"):
                 rounded = int8(weight) if kind == "w8a8" else int4(weight)

