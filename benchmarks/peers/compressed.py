@@ -2,7 +2,7 @@
 symmetric. Embedding and output matrix stay as they are.
 
 `w8a8`: int8 weights with a scale per output row; activations are rounded to int8 per token while running.
-`w4a16`: int4 weights with a scale per 128 inputs, eight to an int32 (lowest bits first, 8 added to each); activations as they are.
+`w4a16`: int4 weights with a scale per 128 inputs, eight to an int32 (lowest bits first, 8 added to each); activations stay.
 Field names and packing: the compressed-tensors project's description of "int-quantized" and "pack-quantized".
 """
 

@@ -103,8 +103,8 @@ class Session:
 def launch(
     command: Sequence[str], settings: Mapping[str, Any], env: Mapping[str, str], log: Path, timeout: float
 ) -> Iterator[Session]:
-    """Start a driver and wait until its engine is loaded; at the end its input is closed, and what is left of it then is
-    killed. timeout: seconds one answer may take."""
+    """Start a driver and wait until its engine is loaded; at the end its input is closed, which ends it, and what is left
+    of it then is killed: at once after a failure. timeout: seconds one answer may take."""
     with log.open("a") as errors:
         started = time.monotonic()
         process = subprocess.Popen(
@@ -113,11 +113,10 @@ def launch(
         )  # fmt: skip
     try:
         yield Session(process, log, timeout, started)
-    finally:
         assert process.stdin is not None
-        with contextlib.suppress(OSError):
-            process.stdin.close()
+        process.stdin.close()
         _wait(process, 30)
+    finally:
         _end_group(process)
         process.wait()
 
