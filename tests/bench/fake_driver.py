@@ -24,7 +24,7 @@ def load(s: dict) -> Loaded:
     child.stdout.readline()
 
     def generate(prompts: list[list[int]], new: int) -> list[list[int]]:
-        time.sleep(s.get("delay", 0))
+        time.sleep(s.get("delay", 0) + new * s.get("step", 0))
         out = []
         for p in prompts:
             tokens = list(p[-2:])

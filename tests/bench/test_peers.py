@@ -195,7 +195,7 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"vocab_size": 90}))
-    wrong = {"thalweg": {"delay": 0.02}, "vllm": {"delay": 0.1}, "transformers": {"fails": True}}
+    wrong = {"thalweg": {"step": 0.01}, "vllm": {"delay": 0.05, "step": 0.03}, "transformers": {"fails": True}}
 
     def told(engine: engines.Engine, *rest: Any) -> dict[str, Any]:
         return {"model": str(model), "pid_file": str(tmp_path / "pid"), **wrong[engine.name]}
