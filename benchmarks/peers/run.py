@@ -66,7 +66,14 @@ def main(a: argparse.Namespace) -> dict[str, Any]:
     report["conditions"].append(conditions.measure(len(cores), ceilings))
     for e in entries:
         print(f"== {e.engine.name} {e.form}", file=sys.stderr, flush=True)
-        report["runs"].append(measured(e, plan))
+        out = {"engine": e.engine.name, "weights": e.form, "files": e.engine.weights[e.form]}
+        report["runs"].append(out)
+        try:
+            measure(e, plan, out)
+        except BaseException:
+            out["error"] = "the run was broken off"  # what it has measured until then is kept
+            write(a.output_json, report)
+            raise
         report["conditions"].append(conditions.measure(len(cores), ceilings))
         write(a.output_json, report)
     return report
@@ -93,26 +100,26 @@ def entry(engine: Engine, form: str, source: Path, a: argparse.Namespace, limits
     return Entry(engine, form, command, told, engines.environment(engine, a.envs, limits), log, config["vocab_size"])
 
 
-def measured(e: Entry, plan: Plan) -> dict[str, Any]:
-    """All of the plan with one engine; "error" instead of figures if it failed."""
+def measure(e: Entry, plan: Plan, out: dict[str, Any]) -> None:
+    """All of the plan with one engine, into `out`; "error" instead of figures if it failed."""
     models.warm(Path(e.settings["model"]))
-    out: dict[str, Any] = {"engine": e.engine.name, "weights": e.form, "files": e.engine.weights[e.form]}
     try:
         with launch(e.command, e.settings, e.env, e.log, plan.timeout) as session:
             starts = [_started(session, e, plan)]
-            out |= {"versions": session.versions, "flags": session.flags}
-            out |= _loaded(session, e, plan)
+            out |= {"versions": session.versions, "flags": session.flags, "starts": starts, "samples": {}, "first_tokens": {}}
+            _loaded(session, e, plan, out)
             out["memory"] = session.memory()
         while plan.start and len(starts) < plan.repeats and starts[0]["start_s"] <= plan.start_limit:
             with launch(e.command, e.settings, e.env, e.log, plan.timeout) as session:
                 starts.append(_started(session, e, plan))
-        out["starts"] = starts
-        out["figures"] |= medians(starts) if plan.start else {"load_s": starts[0]["load_s"]}
-        out["figures"]["peak_rss_mib"] = out["memory"]["peak_rss_mib"]
     except PeerError as failure:
         print(failure, file=sys.stderr)
-        return {**out, "error": str(failure)}
-    return out
+        out["error"] = str(failure)
+        return
+    out["figures"] = {"load_s": starts[0]["load_s"], **(medians(starts) if plan.start else {})}
+    for w in plan.workloads:
+        out["figures"] |= medians([w.figures(w, s["seconds"]) for s in out["samples"][w.name]])
+    out["figures"]["peak_rss_mib"] = out["memory"]["peak_rss_mib"]
 
 
 def _started(session: Session, e: Entry, plan: Plan) -> dict[str, float]:
@@ -122,9 +129,8 @@ def _started(session: Session, e: Entry, plan: Plan) -> dict[str, float]:
     return {"load_s": session.load_seconds, "start_s": session.since_start}
 
 
-def _loaded(session: Session, e: Entry, plan: Plan) -> dict[str, Any]:
+def _loaded(session: Session, e: Entry, plan: Plan, out: dict[str, Any]) -> None:
     """Every workload, `repeats` times each in turn, after once in short that is not counted."""
-    out: dict[str, Any] = {"samples": {}, "figures": {}, "first_tokens": {}}
     for w in plan.workloads:
         for call, prompts in zip(w.calls, w.prompts(e.vocab, plan.seed, -1), strict=True):
             session.ask(prompts, min(call.new, 2))
@@ -140,6 +146,3 @@ def _loaded(session: Session, e: Entry, plan: Plan) -> dict[str, Any]:
                 line = f"{w.name:10} {call.name:6} {m.seconds:9.3f} s, {m.cores:.2f} cores, others {m.others:.2f}"
                 print(line, file=sys.stderr, flush=True)
             out["samples"].setdefault(w.name, []).append(sample)
-    for w in plan.workloads:
-        out["figures"] |= medians([w.figures(w, s["seconds"]) for s in out["samples"][w.name]])
-    return out

@@ -92,13 +92,13 @@ def _conditions(report: dict[str, Any]) -> str:
     ]
     around = report["conditions"]
     for i, run in enumerate(report["runs"]):
-        before, after = around[i], around[i + 1]
+        points = around[i : i + 2]  # one where the run was broken off
         pairs = [
-            "; ".join(f"{form} {before[key][form]}, {after[key][form]}" for form in before[key])
+            "; ".join(f"{form} {', '.join(str(p[key][form]) for p in points)}" for form in points[0][key])
             for key in ("read_gb_per_s", "gemm_gop_per_s")
         ]
         shares = [_mean(run, key) for key in ("cores", "others", "stolen")]
-        rows.append([f"{run['engine']}, {run['weights']}", *pairs, f"{before['load_average']:.2f}", *shares])
+        rows.append([f"{run['engine']}, {run['weights']}", *pairs, f"{points[0]['load_average']:.2f}", *shares])
     return _markdown(rows)
 
 

