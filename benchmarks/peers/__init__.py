@@ -5,6 +5,8 @@
     python -m benchmarks.peers table F...                     # the figures, and thalweg's ratios to each peer
 
 Each engine is loaded by a small driver that runs under that engine's own Python (`drivers/`) and answers requests made of token
-ids, so tokenizers, templates and HTTP frameworks are not what is compared. Lengths are exact and every answer is greedy.
+ids, so tokenizers and templates are not what is compared (the made model's tokenizer, padded to its vocabulary, would take
+thalweg and vLLM ten seconds to load; what llama.cpp and OpenVINO need of it is in their files). Lengths are exact and every
+answer is greedy.
 Linux only: memory and processor time are read from /proc.
 """

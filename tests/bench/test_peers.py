@@ -243,6 +243,26 @@ def test_the_table_has_figures_ratios_and_conditions(
     assert same == of == 3 * (2 + 1 + 16 + 32 + 32)  # the same engine twice
 
 
+@pytest.mark.slow
+def test_thalweg_and_transformers_side_by_side_give_the_same_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Real engines on a model of one layer; transformers' environment is this one."""
+    pytest.importorskip("transformers")
+    python = tmp_path / "transformers" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "transformers" / "peer.json").write_text("{}")
+    words = ["--engines", "thalweg,transformers", "--layers", "1", "--scale", "32", "--repeats", "1", "--kv-gib", "1"]
+    out = tmp_path / "r.json"
+    assert main(["run", "--envs", str(tmp_path), *words, "--output-json", str(out)]) == 0
+    report = json.loads(out.read_text())
+    assert [set(r["figures"]) for r in report["runs"]] == [{key for key, _, _ in table.COLUMNS}] * 2
+    (ratio,) = table.ratios(report)
+    same, of = ratio["tokens"]
+    assert same >= 0.9 * of
+    assert f"{same} of {of}" in capsys.readouterr().out
+
+
 # ---------------------------------------------------------------- ratios
 
 

@@ -1,4 +1,4 @@
-"""Drives thalweg's offline API."""
+"""Drives thalweg's offline API, without a tokenizer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ def load(s: dict[str, Any]) -> Loaded:
     flags = {
         "device": "cpu", "dtype": "bfloat16", "quantization": None if s["form"] == "bf16" else s["form"],
         "threads": s["threads"], "kv_cache_memory_bytes": s["kv_bytes"], "max_model_len": s["max_len"],
+        "skip_tokenizer_init": True,
     }  # fmt: skip
     llm = LLM(model=s["model"], use_tqdm_on_load=False, **flags)
 
     def generate(prompts: list[list[int]], new: int) -> list[list[int]]:
-        params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
+        params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
         done = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
         return [list(o.outputs[0].token_ids) for o in done]
 
