@@ -1,5 +1,5 @@
-"""Drives vLLM's offline API, without a tokenizer; with zentorch installed beside it, the plug-in takes over by itself. Cores and
-the KV pool are set by environment variables, which the engine's own processes read: see engines.environment."""
+"""Drives vLLM's offline API, without a tokenizer; with zentorch installed beside it, the plug-in takes over by itself. Cores
+and the KV pool are set by environment variables, which the engine's own processes read: see engines.environment."""
 
 from __future__ import annotations
 
