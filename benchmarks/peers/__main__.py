@@ -67,6 +67,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
         help="this bfloat16 checkpoint of that shape, instead of making one; one safetensors file, and a tokenizer",
     )
     add("--repeats", type=int, default=3, help="of every workload; figures are medians (default 3)")
+    add("--quiet", type=float, default=0.2, help="a repeat in which others kept more cores busy is made again (default 0.2)")
     add("--scale", type=int, default=1, help="divide every length by it, to try things out")
     add("--seed", type=int, default=0)
     add("--kv-gib", type=int, default=4, help="cache of keys and values of every engine (default 4)")

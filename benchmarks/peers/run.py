@@ -15,17 +15,21 @@ from typing import Any
 from benchmarks.peers import conditions, engines, host, models
 from benchmarks.peers.engines import ENGINES, Engine, Limits
 from benchmarks.peers.session import PeerError, Session, launch
-from benchmarks.peers.workloads import FIRST, START, Workload, medians, workloads
+from benchmarks.peers.workloads import FIRST, START, Workload, counted, disturbed, medians, workloads
 from thalweg.bench.common import random_prompts, write
+
+ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured of every engine. start: new processes are timed too, as many as `repeats` unless the first took longer
-    than `start_limit` seconds."""
+    """What is measured of every engine. quiet: a repeat during which others kept more than so many cores busy is made again,
+    until there are `repeats` quiet ones or ATTEMPTS times as many; the quietest count. start: new processes are timed too, as
+    many as `repeats` unless the first took longer than `start_limit` seconds."""
 
     workloads: tuple[Workload, ...]
     repeats: int
+    quiet: float
     seed: int
     start: bool
     start_limit: float
@@ -84,8 +88,8 @@ def heading(a: argparse.Namespace, limits: Limits, source: Path) -> dict[str, An
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "machine": host.machine(), "shape": a.shape,
         "layers": a.layers, "model": json.loads((source / "config.json").read_text()), "weights": "random",
-        "scale": a.scale, "repeats": a.repeats, "seed": a.seed, "cores": list(limits.cores), "kv_gib": a.kv_gib,
-        "max_model_len": limits.max_len, "conditions": [], "runs": [],
+        "scale": a.scale, "repeats": a.repeats, "quiet": a.quiet, "seed": a.seed, "cores": list(limits.cores),
+        "kv_gib": a.kv_gib, "max_model_len": limits.max_len, "conditions": [], "runs": [],
     }  # fmt: skip
 
 
@@ -118,7 +122,7 @@ def measure(e: Entry, plan: Plan, out: dict[str, Any]) -> None:
         return
     out["figures"] = {"load_s": starts[0]["load_s"], **(medians(starts) if plan.start else {})}
     for w in plan.workloads:
-        out["figures"] |= medians([w.figures(w, s["seconds"]) for s in out["samples"][w.name]])
+        out["figures"] |= medians([w.figures(w, s["seconds"]) for s in counted(out["samples"][w.name], plan.repeats)])
     out["figures"]["peak_rss_mib"] = out["memory"]["peak_rss_mib"]
 
 
@@ -130,19 +134,25 @@ def _started(session: Session, e: Entry, plan: Plan) -> dict[str, float]:
 
 
 def _loaded(session: Session, e: Entry, plan: Plan, out: dict[str, Any]) -> None:
-    """Every workload, `repeats` times each in turn, after once in short that is not counted."""
+    """Every workload in turn, after once in short that is not counted; more often than `repeats` where others were busy."""
     for w in plan.workloads:
         for call, prompts in zip(w.calls, w.prompts(e.vocab, plan.seed, -1), strict=True):
             session.ask(prompts, min(call.new, 2))
-    for repeat in range(plan.repeats):
+    for repeat in range(plan.repeats * ATTEMPTS):
         for w in plan.workloads:
-            sample: dict[str, Any] = {"seconds": {}, "cores": {}, "others": {}, "stolen": {}}
-            for call, prompts in zip(w.calls, w.prompts(e.vocab, plan.seed, repeat), strict=True):
-                m = session.ask(prompts, call.new)
-                for key in sample:
-                    sample[key][call.name] = round(getattr(m, key), 4)
-                firsts = out["first_tokens"].setdefault(f"{w.name}.{call.name}", [])
-                firsts += [t[0] for t in m.tokens]
-                line = f"{w.name:10} {call.name:6} {m.seconds:9.3f} s, {m.cores:.2f} cores, others {m.others:.2f}"
-                print(line, file=sys.stderr, flush=True)
-            out["samples"].setdefault(w.name, []).append(sample)
+            samples = out["samples"].setdefault(w.name, [])
+            if sum(disturbed(s) <= plan.quiet for s in samples) < plan.repeats:
+                samples.append(_sample(session, e, plan, w, repeat, out["first_tokens"]))
+
+
+def _sample(session: Session, e: Entry, plan: Plan, w: Workload, repeat: int, firsts: dict[str, list[int]]) -> dict[str, Any]:
+    """One repeat of a workload: what was measured, by call. The first token of every answer goes into `firsts`."""
+    sample: dict[str, Any] = {"seconds": {}, "cores": {}, "others": {}, "stolen": {}}
+    for call, prompts in zip(w.calls, w.prompts(e.vocab, plan.seed, repeat), strict=True):
+        m = session.ask(prompts, call.new)
+        for key in sample:
+            sample[key][call.name] = round(getattr(m, key), 4)
+        firsts[f"{w.name}.{call.name}.{repeat}"] = [t[0] for t in m.tokens]
+        line = f"{w.name:10} {call.name:6} {m.seconds:9.3f} s, {m.cores:.2f} cores, others {m.others:.2f}"
+        print(line, file=sys.stderr, flush=True)
+    return sample

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.peers.workloads import counted
+
 COLUMNS = (
     ("load_s", "load s", ".1f"), ("ttft_s", "TTFT 512 s", ".2f"), ("decode_tok_s", "decode tok/s", ".1f"),
     ("prefill_tok_s", "prefill 2,048 tok/s", ".0f"), ("streams16_tok_s", "16 streams tok/s", ".0f"),
@@ -52,8 +54,8 @@ def _head(report: dict[str, Any]) -> str:
     scaled = f" **Lengths divided by {report['scale']}: figures not to be quoted.**" if report["scale"] != 1 else ""
     return (
         f"{report['date']}: {shape} shape{cut}, random weights; {machine['processor']}, {len(report['cores'])} cores "
-        f"({', '.join(machine['instructions'])}), {machine['memory_gib']} GiB; medians of {report['repeats']}; "
-        f"KV pool {report['kv_gib']} GiB, at most {report['max_model_len']} tokens a request.{scaled}"
+        f"({', '.join(machine['instructions'])}), {machine['memory_gib']} GiB; medians of the {report['repeats']} quietest "
+        f"repeats; KV pool {report['kv_gib']} GiB, at most {report['max_model_len']} tokens a request.{scaled}"
     )
 
 
@@ -97,14 +99,15 @@ def _conditions(report: dict[str, Any]) -> str:
             "; ".join(f"{form} {', '.join(str(p[key][form]) for p in points)}" for form in points[0][key])
             for key in ("read_gb_per_s", "gemm_gop_per_s")
         ]
-        shares = [_mean(run, key) for key in ("cores", "others", "stolen")]
+        shares = [_mean(run, key, report["repeats"]) for key in ("cores", "others", "stolen")]
         rows.append([f"{run['engine']}, {run['weights']}", *pairs, f"{points[0]['load_average']:.2f}", *shares])
     return _markdown(rows)
 
 
-def _mean(run: dict[str, Any], key: str) -> str:
-    """Over all measured calls, weighted by their time."""
-    calls = [(s["seconds"][c], s[key][c]) for each in run.get("samples", {}).values() for s in each for c in s["seconds"]]
+def _mean(run: dict[str, Any], key: str, repeats: int) -> str:
+    """Over all calls that count, weighted by their time."""
+    samples = [s for each in run.get("samples", {}).values() for s in counted(each, repeats)]
+    calls = [(s["seconds"][c], s[key][c]) for s in samples for c in s["seconds"]]
     total = sum(seconds for seconds, _ in calls)
     return f"{sum(seconds * value for seconds, value in calls) / total:.2f}" if total else "-"
 

@@ -95,3 +95,19 @@ NAMES = (*workloads(), START)
 def medians(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Of each figure over the repeats."""
     return {key: statistics.median(s[key] for s in samples) for key in samples[0]} if samples else {}
+
+
+Sample = Mapping[str, Mapping[str, float]]
+"""One repeat of a workload. By key, then by call: seconds; cores kept busy by the engine and by others; those the host took."""
+
+
+def disturbed(sample: Sample) -> float:
+    """Cores that everything else kept busy meanwhile: other processes, and the host's other guests."""
+    seconds = sample["seconds"]
+    taken = sum(seconds[c] * (sample["others"][c] + sample["stolen"][c]) for c in seconds)
+    return taken / max(sum(seconds.values()), 1e-9)
+
+
+def counted(samples: Sequence[Sample], repeats: int) -> list[Sample]:
+    """Those that figures are made of: the least disturbed. Chosen by what others did, never by the time it took."""
+    return sorted(samples, key=disturbed)[:repeats]

@@ -19,8 +19,8 @@ import pytest
 from benchmarks.peers import engines, host, run, table
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.engines import ENGINES, Limits
-from benchmarks.peers.session import PeerError, Session, launch
-from benchmarks.peers.workloads import RESERVED, medians, workloads
+from benchmarks.peers.session import Measured, PeerError, Session, launch
+from benchmarks.peers.workloads import RESERVED, counted, disturbed, medians, workloads
 
 FAKE = Path(__file__).parent / "fake_driver.py"
 
@@ -84,6 +84,17 @@ def test_medians_are_of_figures_not_of_seconds() -> None:
     samples = [{"a": 1.0, "b": 9.0}, {"a": 3.0, "b": 1.0}, {"a": 2.0, "b": 5.0}]
     assert medians(samples) == {"a": 2.0, "b": 5.0}
     assert medians([]) == {}
+
+
+def sample(others: float, seconds: float, stolen: float = 0.0) -> dict[str, dict[str, float]]:
+    return {"seconds": {"a": seconds, "b": seconds}, "others": {"a": others, "b": 0.0}, "stolen": {"a": 0.0, "b": stolen}}
+
+
+def test_what_others_did_decides_which_repeats_count_and_not_how_long_they_took() -> None:
+    samples = [sample(0.8, 1.0), sample(0.1, 9.0), sample(0.0, 2.0, stolen=0.6), sample(0.2, 5.0)]
+    assert [disturbed(s) for s in samples] == pytest.approx([0.4, 0.05, 0.3, 0.1])
+    assert counted(samples, 2) == [samples[1], samples[3]]
+    assert len(counted(samples, 9)) == 4
 
 
 # ---------------------------------------------------------------- drivers
@@ -184,6 +195,28 @@ def test_llama_cpp_gets_as_many_tokens_of_cache_as_the_pool_holds(tmp_path: Path
     assert told["receipt"] == {"x": "1", "build": "-DY"}
 
 
+def test_a_repeat_that_others_disturbed_is_made_again_but_not_for_ever() -> None:
+    class Asked:
+        """Others are busy in the first and third repeat of the workload, or always."""
+
+        def __init__(self, busy: float) -> None:
+            self.calls, self.busy = 0, busy
+
+        def ask(self, prompts: list[list[int]], new: int) -> Measured:
+            self.calls += 1
+            others = 1.0 if self.calls in (2, 4) else self.busy
+            return Measured(1.0, [[0] * new for _ in prompts], 1.0, others, 0.0)
+
+    prefill = workloads(32)["prefill"]
+    plan = run.Plan((prefill,), 2, 0.2, 0, False, 0, 0)
+    entry = run.Entry(ENGINES["vllm"], "bf16", (), {}, {}, Path("log"), 100)
+    for busy, samples in ((0.0, 4), (0.5, 2 * run.ATTEMPTS)):
+        out: dict[str, Any] = {"samples": {}, "first_tokens": {}}
+        session: Any = Asked(busy)
+        run._loaded(session, entry, plan, out)
+        assert len(out["samples"]["prefill"]) == samples == session.calls - 1  # the first call warms up
+
+
 # ---------------------------------------------------------------- a run
 
 
@@ -207,7 +240,19 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for name in wrong:
         (tmp_path / name).mkdir()
         (tmp_path / name / "peer.json").write_text("{}")
-    words = ["run", "--engines", ",".join(wrong), "--scale", "32", "--envs", str(tmp_path), "--model", str(model)]
+    words = [
+        "run",
+        "--engines",
+        ",".join(wrong),
+        "--scale",
+        "32",
+        "--envs",
+        str(tmp_path),
+        "--model",
+        str(model),
+        "--quiet",
+        "9",
+    ]
     status = main([*words, "--weights", "bf16,int8", "--repeats", "3", "--output-json", str(tmp_path / "r.json")])
     assert status == 1  # one failed
     result: dict[str, Any] = json.loads((tmp_path / "r.json").read_text())
