@@ -54,14 +54,11 @@ def main(a: argparse.Namespace) -> dict[str, Any]:
     cores = tuple(sorted(os.sched_getaffinity(0)))
     limits = Limits(cores, a.kv_gib << 30, a.max_model_len)
     every = workloads(a.scale)
+    chosen = tuple(every[name] for name in a.workloads if name != START)
     plan = Plan(
-        tuple(every[name] for name in a.workloads if name != START),
-        a.repeats,
-        a.seed,
-        START in a.workloads,
-        a.start_limit,
-        a.timeout,
-    )
+        chosen, repeats=a.repeats, quiet=a.quiet, seed=a.seed, start=START in a.workloads, start_limit=a.start_limit,
+        timeout=a.timeout,
+    )  # fmt: skip
     source = a.model or models.checkpoint(a.shape, a.layers, a.models)
     entries = [entry(ENGINES[name], form, source, a, limits) for form in a.weights for name in a.engines
                if form in ENGINES[name].weights]  # fmt: skip
