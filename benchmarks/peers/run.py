@@ -72,7 +72,7 @@ def main(a: argparse.Namespace) -> dict[str, Any]:
         try:
             measure(e, plan, out)
         except BaseException:
-            out["error"] = "the run was broken off"  # what it has measured until then is kept
+            out["error"] = "the run was broken off"  # its samples are kept
             write(a.output_json, report)
             raise
         report["conditions"].append(conditions.measure(len(cores), ceilings))
