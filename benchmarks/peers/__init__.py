@@ -1,0 +1,12 @@
+"""thalweg beside other engines: the same weights, the same requests, the same cores, one engine after another, in one command.
+
+    python -m benchmarks.peers install vllm llamacpp          # each into an environment of its own
+    python -m benchmarks.peers run --engines thalweg,vllm,llamacpp --shape qwen3-0.6b --output-json F
+    python -m benchmarks.peers table F...                     # the figures, and thalweg's ratios to each peer
+
+Each engine is loaded by a small driver that runs under that engine's own Python (`drivers/`) and answers requests made of token
+ids, so tokenizers and templates are not what is compared (the made model's tokenizer, padded to its vocabulary, would take
+thalweg and vLLM ten seconds to load; what llama.cpp and OpenVINO need of it is in their files). Lengths are exact and every
+answer is greedy.
+Linux only: memory and processor time are read from /proc.
+"""
