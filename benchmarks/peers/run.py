@@ -82,9 +82,10 @@ def main(a: argparse.Namespace) -> dict[str, Any]:
 
 def heading(a: argparse.Namespace, limits: Limits, source: Path) -> dict[str, Any]:
     """What is the same for all; `conditions` holds one entry more than `runs`: before the first, and after each."""
+    config = json.loads((source / "config.json").read_text())
     return {
-        "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "machine": host.machine(), "shape": a.shape,
-        "layers": a.layers, "model": json.loads((source / "config.json").read_text()), "weights": "random",
+        "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()), "machine": host.machine(),
+        "shape": models.shape_of(config) if a.model else a.shape, "layers": a.layers, "model": config,
         "scale": a.scale, "repeats": a.repeats, "quiet": a.quiet, "seed": a.seed, "cores": list(limits.cores),
         "kv_gib": a.kv_gib, "max_model_len": limits.max_len, "conditions": [], "runs": [],
     }  # fmt: skip

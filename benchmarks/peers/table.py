@@ -53,7 +53,7 @@ def _head(report: dict[str, Any]) -> str:
     cut = f", cut to {report['layers']} layers" if report["layers"] else ""
     scaled = f" **Lengths divided by {report['scale']}: figures not to be quoted.**" if report["scale"] != 1 else ""
     return (
-        f"{report['date']}: {shape} shape{cut}, random weights; {machine['processor']}, {len(report['cores'])} cores "
+        f"{report['date']}: {shape} shape{cut}; {machine['processor']}, {len(report['cores'])} cores "
         f"({', '.join(machine['instructions'])}), {machine['memory_gib']} GiB; medians of the {report['repeats']} quietest "
         f"repeats; KV pool {report['kv_gib']} GiB, at most {report['max_model_len']} tokens a request.{scaled}"
     )

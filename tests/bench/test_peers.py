@@ -297,7 +297,20 @@ def test_thalweg_and_transformers_side_by_side_give_the_same_tokens(tmp_path: Pa
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     (tmp_path / "transformers" / "peer.json").write_text("{}")
-    words = ["--engines", "thalweg,transformers", "--layers", "1", "--scale", "32", "--repeats", "1", "--kv-gib", "1"]
+    words = [
+        "--engines",
+        "thalweg,transformers",
+        "--layers",
+        "1",
+        "--scale",
+        "32",
+        "--repeats",
+        "1",
+        "--kv-gib",
+        "1",
+        "--quiet",
+        "9",
+    ]
     out = tmp_path / "r.json"
     assert main(["run", "--envs", str(tmp_path), *words, "--output-json", str(out)]) == 0
     report = json.loads(out.read_text())

@@ -87,3 +87,9 @@ def test_what_a_broken_off_run_left_is_not_taken_for_weights(tmp_path: Path) -> 
     (left / "model.safetensors").write_text("half")
     assert models._fresh(tmp_path / "thing") == left
     assert not left.exists()
+
+
+def test_a_checkpoint_is_known_by_its_shape() -> None:
+    shape = models._maker().SHAPES["qwen3-0.6b"]
+    assert models.shape_of({**shape, "eos_token_id": 7}) == "qwen3-0.6b"
+    assert models.shape_of({**shape, "num_hidden_layers": 2}) == "unpublished"
