@@ -119,7 +119,7 @@ class PagedAttention(AttentionBackend):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         table = batch.block_tables[group]
         cache = _Cache.of(kv, spec)
-        self._store(k, v, cache, table, batch)
+        self.store(k, v, kv, batch, group, spec)
         if q.stride(-1) != 1:
             q = q.contiguous()
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -153,7 +153,9 @@ class PagedAttention(AttentionBackend):
         warps = max(t.warps, 8) if block > 128 and rows >= 64 else t.warps
         return _Fit(rows, keys, warps, stages, rows // share)
 
-    def _store(self, k: Tensor, v: Tensor, cache: _Cache, table: Tensor, batch: StepBatch) -> None:
+    def store(self, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec) -> None:
+        """In place. Padding goes to the scratch block."""
+        cache, table = _Cache.of(kv, spec), batch.block_tables[group]
         tokens, heads, dim = k.shape
         rows = self._tiles.attention.write
         k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
