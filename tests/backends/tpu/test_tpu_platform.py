@@ -52,10 +52,12 @@ def test_greedy_tokens_are_those_of_the_definition(checkpoint: Path, attention: 
     assert _tokens(checkpoint, "tpu", {**HOST, "attention": attention}, GREEDY) == want
 
 
+@pytest.mark.slow
 def test_drawn_and_penalised_tokens_are_those_of_the_definition(checkpoint: Path) -> None:
     assert _tokens(checkpoint, "tpu", HOST, DRAWN) == _tokens(checkpoint, "reference", None, DRAWN)
 
 
+@pytest.mark.slow
 async def test_an_engine_process_gives_the_same(checkpoint: Path) -> None:
     engine = await AsyncLLM.start(
         EngineArgs(model=str(checkpoint), device="tpu", additional_config=HOST, use_tqdm_on_load=False, **SIZES)
