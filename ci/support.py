@@ -51,12 +51,12 @@ class Run:
 
 KERNELS = "test_kernel_gives"
 ATTENTION = ("(test_mixed or test_a_step_of) and (gqa-float32 or window-float32 or softcap-float32 or latent-float32)"
-             " and not -8 and not -32")  # fmt: skip
+             " and not -8 and not -32 and not -256")  # fmt: skip
 BOTH = f"{KERNELS} or ({ATTENTION})"
 """What evidence is made of: every sample of every op, and attention by each way it takes. Passing the whole kit is CI's."""
 PALLAS = f"{KERNELS} and (pallas or megablox)"
 SPECS = "gqa or window or softcap or sinks or e4m3 or int8"
-CACHES = f"(test_mixed or test_a_step_of) and ({SPECS}) and float32 and not -8 and not -32"
+CACHES = f"(test_mixed or test_a_step_of) and ({SPECS}) and float32 and not -8 and not -32 and not -256"
 """Attention by every kind of cache too, which take ways of their own on the TPU."""
 RUNS = {
     "reference": Run("reference", "executed", only=BOTH),

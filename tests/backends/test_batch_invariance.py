@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,17 @@ def _tokens(device: str, dtype: str, temperature: float, crowd: int = 0, **args:
         llm.shutdown()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("device", ["reference", "cpu"])
+QUICK = ("cpu", "bfloat16", 0.9)
+"""What `make check` runs: kernels, the dtype that is served, draws from what the bits say."""
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "temperature"),
+    [
+        pytest.param(*case, marks=() if case == QUICK else pytest.mark.slow)
+        for case in itertools.product(["reference", "cpu"], ["float32", "bfloat16"], [0.0, 0.9])
+    ],
+)
 def test_tokens_and_logprob_bits_are_the_same_alone_in_a_crowd_chunked_and_preempted(
     device: str, dtype: str, temperature: float
 ) -> None:

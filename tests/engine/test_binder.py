@@ -57,6 +57,9 @@ class Attention(AttentionBackend):
     def supports(self, spec):
         return self._why
 
+    def refuses_blocks(self, block_tokens):
+        return "blocks are small" if self.name == "fast" and block_tokens < 256 else None
+
     layout = attend = None
 
 
@@ -67,5 +70,8 @@ def test_attention_is_chosen_as_kernels_are():
     assert (chosen.name, refused) == ("fast", (("narrow", "heads are wide"),))
     chosen, refused = choose_attention(backends, spec, batch_invariant=True)
     assert (chosen.name, refused[1]) == ("safe", ("fast", NOT_INVARIANT))
+    chosen, refused = choose_attention(backends, spec, block_tokens=16)
+    assert (chosen.name, refused[1]) == ("safe", ("fast", "blocks are small"))
+    assert choose_attention(backends, spec, block_tokens=256)[0].name == "fast"
     with pytest.raises(ValueError, match="narrow: heads are wide"):
         choose_attention(backends[:1], spec)

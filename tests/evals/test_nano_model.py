@@ -104,6 +104,7 @@ def test_transformers_reads_its_tokenizer_and_template():
     assert len(tok) == config["vocab_size"]
 
 
+@pytest.mark.slow
 def test_the_script_makes_such_a_tokenizer(monkeypatch, tmp_path):
     """Not the same to the byte: the tasks it learns from have changed since."""
     monkeypatch.syspath_prepend(str(ROOT.parent / "scripts" / "nano"))

@@ -47,6 +47,7 @@ def train(work: Path, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT, check=True).stdout
 
 
+@pytest.mark.slow
 def test_a_few_steps_lower_the_loss_and_a_second_run_goes_on(work, tmp_path):
     train(work, "--steps", "16")
     losses = torch.load(work / "draft.pt", weights_only=True)["losses"]

@@ -32,8 +32,13 @@ def expected(model: torch.nn.Module, prompt: list[int]) -> tuple[list[int], list
     return ids[len(prompt) :], logprobs
 
 
+QUICK = ("llama", "qwen3-windowed")
+"""What `make check` runs: one kind of cache, and two. tests/models has every family, without an engine."""
+NAMES = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in sorted(CONFIGS)]
+
+
 @pytest.mark.parametrize("device", ["reference", "cpu"])
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens_and_logprobs_equal_transformers_under_pressure(name, device, tmp_path):
     path = make_checkpoint(name, tmp_path)
     reference = load_reference(path, torch.float32)
@@ -62,7 +67,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers_under_pressure(name, devi
     llm.shutdown()
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", NAMES)
 def test_prompt_logprobs_equal_transformers(name, tmp_path):
     path = make_checkpoint(name, tmp_path)
     reference = load_reference(path, torch.float32)

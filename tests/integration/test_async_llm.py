@@ -11,6 +11,7 @@ import tempfile
 
 import msgspec
 import pytest
+import pytest_asyncio
 
 from thalweg import AsyncLLM, EngineArgs, SamplingParams
 from thalweg.errors import CheckpointError, ConfigError, EngineDeadError, RequestError, UnsupportedModelError
@@ -19,8 +20,12 @@ from thalweg.params import RequestOutputKind
 ARGS = EngineArgs(device="cpu", max_model_len=256, max_num_seqs=16, threads=1, use_tqdm_on_load=False)
 
 
-@pytest.fixture
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine():
+    """One for all tests that leave it as it was."""
     made = await AsyncLLM.start(ARGS)
     yield made
     await made.shutdown()

@@ -43,7 +43,9 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize(("args", "n"), [(ARGS, 8), (HASH, 24)], ids=["cpu", "hash model"])
+@pytest.mark.parametrize(
+    ("args", "n"), [pytest.param(ARGS, 8, id="cpu", marks=pytest.mark.slow), pytest.param(HASH, 24, id="hash model")]
+)
 async def test_streams_survive_a_killed_engine_with_no_token_lost_or_doubled(args, n):
     engine = await AsyncLLM.start(args)
     undisturbed = await asyncio.gather(*(collect(engine, i) for i in range(n)))

@@ -32,7 +32,13 @@ async def texts(engine, request_id, pauses, **fields):
     return parts
 
 
-@pytest.mark.parametrize("fields", [{}, {"n": 3, "temperature": 1.0}, {"logprobs": 3}, {"stop": ["never there"]}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 3, "temperature": 1.0},
+        *(pytest.param(f, marks=pytest.mark.slow) for f in ({}, {"logprobs": 3}, {"stop": ["never there"]})),
+    ],
+)
 async def test_what_a_slow_reader_gets_is_what_a_fast_one_gets(engine, fields):
     fast = await texts(engine, "fast", [], **fields)
     slow = await texts(engine, "slow", [0.7, 0.7, 0.01, 0.7], **fields)

@@ -28,7 +28,7 @@ def greedy(model: torch.nn.Module, prompt: list[int], new: int) -> tuple[list[in
     return ids, model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
 
 
-@pytest.mark.parametrize("platform", ["reference", "cpu"])
+@pytest.mark.parametrize("platform", [pytest.param("reference", marks=pytest.mark.slow), "cpu"])
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_greedy_tokens_and_logprobs_are_those_of_transformers(name, platform, tmp_path):
     path = make_checkpoint(name, tmp_path, tokenizer=False)

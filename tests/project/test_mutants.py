@@ -58,6 +58,7 @@ def test_five_in_a_hundred_may_survive_and_none_may_be_in_error(verdicts: list[s
     assert mutants.verdict([mutants.Outcome("n", "f", "t", v, 1.0) for v in verdicts])[1] is good
 
 
+@pytest.mark.slow
 def test_tests_that_fail_without_a_fault_prove_nothing() -> None:
     fault = mutants.Fault("any", "thalweg/hal/op.py", "refused.append((k.name, why))", "pass", "wrong")
     with pytest.raises(SystemExit, match=r"do not pass without a fault \(exit status 4\)"):

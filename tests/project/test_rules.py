@@ -179,7 +179,9 @@ def test_allowed_files_exist() -> None:
 # ---------------------------------------------------------------- the tree itself
 
 
+@pytest.mark.slow
 def test_the_tree_keeps_every_rule() -> None:
+    """`make check` asks each by itself."""
     code, output = import_rules(ROOT)
     assert code == 0, output
     for name in ("device_words.py", "choke_points.py"):

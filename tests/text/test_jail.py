@@ -97,6 +97,7 @@ print(json.dumps({"words": words, "worst": max(walls), "resident": children}))
 """
 
 
+@pytest.mark.slow
 def test_bombs_are_stopped_in_half_a_second_and_128_megabytes() -> None:
     """In a process of its own, whose only children are the ones measured."""
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
@@ -110,6 +111,7 @@ def test_bombs_are_stopped_in_half_a_second_and_128_megabytes() -> None:
     assert figures["resident"] <= 128 << 20
 
 
+@pytest.mark.slow
 def test_a_bomb_does_not_hold_up_the_models_own_template() -> None:
     chat = Chat(v.byte_level(), CHATML)
     chat.prompt(CHAT)
@@ -131,6 +133,7 @@ def test_a_bomb_does_not_hold_up_the_models_own_template() -> None:
     chat.close()
 
 
+@pytest.mark.slow
 def test_a_flood_of_bombs_has_one_process_at_a_time() -> None:
     others = children()
     chat = Chat(v.byte_level(), FULL)
@@ -282,7 +285,7 @@ def test_a_child_that_stands_still_is_replaced() -> None:
     jail.close()
 
 
-@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("busy", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_children_end_with_their_parent(busy: bool) -> None:
     code = f"""
 import sys, time

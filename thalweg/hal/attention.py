@@ -47,6 +47,10 @@ class AttentionBackend(ABC):
     def supports(self, spec: AttnSpec) -> str | None:
         """None, or why not."""
 
+    def refuses_blocks(self, block_tokens: int) -> str | None:
+        """None, or why it cannot work with blocks of so many tokens. Default: it takes any."""
+        return None
+
     @abstractmethod
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
         """How one block of one layer lies in memory."""
@@ -71,14 +75,16 @@ class AttentionBackend(ABC):
 
 
 def choose_attention(
-    backends: Sequence[AttentionBackend], spec: AttnSpec, *, batch_invariant: bool = False
+    backends: Sequence[AttentionBackend], spec: AttnSpec, *, batch_invariant: bool = False, block_tokens: int = 0
 ) -> tuple[AttentionBackend, tuple[tuple[str, str], ...]]:
-    """The first backend that supports the spec, and why the ones before it do not. ValueError if none does."""
+    """The first backend that supports the spec, and why the ones before it do not. ValueError if none does.
+    block_tokens: size of the cache's blocks; 0 = any."""
     refused: list[tuple[str, str]] = []
     for b in backends:
-        why = b.supports(spec)
-        if why is None and batch_invariant and not b.batch_invariant:
-            why = NOT_INVARIANT
+        if batch_invariant and not b.batch_invariant:  # before it is asked anything: that may load a library
+            why: str | None = NOT_INVARIANT
+        else:
+            why = b.supports(spec) or (b.refuses_blocks(block_tokens) if block_tokens else None)
         if why is None:
             return b, tuple(refused)
         refused.append((b.name, why))

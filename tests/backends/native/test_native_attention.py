@@ -3,6 +3,7 @@ sinks, block sizes, and what earlier owners left in the blocks; and the same bit
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -35,8 +36,17 @@ def device() -> Any:
     return CpuPlatform().open(Place())
 
 
-@pytest.mark.parametrize("size", [6, 16, 32])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+QUICK = (("bfloat16", 6), ("bfloat16", 16), ("float32", 32))
+"""(dtype, block size) that `make check` runs."""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in itertools.product(["bfloat16", "float32"], [6, 16, 32])
+    ],
+)
 @pytest.mark.parametrize("name", SPECS)
 def test_every_shape_equals_dense_attention(library: Library, device: Any, name: str, dtype: str, size: int) -> None:
     spec = replace(SPECS[name], dtype=dtype)

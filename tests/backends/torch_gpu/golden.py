@@ -14,6 +14,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import standins
+
 from thalweg.backends.cuda import CudaPlatform
 from thalweg.backends.rocm import RocmPlatform
 from thalweg.backends.torch_gpu import library
@@ -39,15 +41,25 @@ MODEL: dict[str, Any] = {
 }  # fmt: skip
 """Llama 3.1 8B in width, two layers deep: the others are the same."""
 PLATFORMS: dict[str, type[GpuPlatform]] = {"sm_": CudaPlatform, "gfx": RocmPlatform, "xe": XpuPlatform}
-SOURCES = {"triton": library.triton}
+INSTALLED: dict[tuple[str, str], int] = {
+    ("sm_80", "flash_attn"): 256, ("sm_90", "flash_attn_interface"): 16, ("sm_90", "flash_attn"): 16,
+    ("sm_100", "flashinfer"): 16, ("sm_75", "flashinfer"): 16, ("gfx942", "aiter"): 16, ("gfx950", "flash_attn"): 256,
+}  # fmt: skip
+"""(architecture, package that is there) whose plans are kept, and the tokens of a block."""
 
 
 def arches() -> list[Arch]:
     return [a for a in ARCHES.values() if a.dtypes]
 
 
-def plan(arch: Arch, compiled: library.Source) -> str:
-    """The kernel plan of MODEL on this architecture, as the worker binds it, with and without batch invariance."""
+def plan(arch: Arch, compiled: library.Source, package: str = "", block_tokens: int = 0) -> str:
+    """The kernel plan of MODEL on this architecture, as the worker binds it, with and without batch invariance. package: the
+    only attention library there is. block_tokens: 0 = by default."""
+    with standins.installed(package):
+        return _plan(arch, compiled, block_tokens)
+
+
+def _plan(arch: Arch, compiled: library.Source, block_tokens: int) -> str:
     platform = next(p for prefix, p in PLATFORMS.items() if arch.name.startswith(prefix))()
     parts = library.assemble(arch.name, platform.vendors(), compiled)
     facts = ModelFacts("LlamaForCausalLM", "bfloat16", 32, 4096, 32, 8, 128, 128256, 8192, 16 << 30)
@@ -59,7 +71,7 @@ def plan(arch: Arch, compiled: library.Source) -> str:
         binder = Binder(parts.kernels, batch_invariant=invariant)
         model = build(
             MODEL, binder=binder, attention=parts.attention, comm=Solo(), dtype=chosen.dtype, max_len=8192,
-            block_tokens=chosen.block_tokens,
+            block_tokens=block_tokens or chosen.block_tokens,
         )  # fmt: skip
         make_step(model, binder, logprobs_mode="raw_logprobs")
         bind_more(binder, parts.attention, chosen.dtype)
@@ -97,6 +109,9 @@ def main() -> None:
         (FOLDER / f"{arch.name}.txt").write_text(plan(arch, absent))
         if has_library():
             (FOLDER / f"{arch.name}-triton.txt").write_text(plan(arch, library.triton))
+    if has_library():
+        for (name, package), size in INSTALLED.items():
+            (FOLDER / f"{name}-{package}.txt").write_text(plan(ARCHES[name], library.triton, package, size))
     print(f"{len(list(FOLDER.glob('*.txt')))} plans in {FOLDER}")
 
 

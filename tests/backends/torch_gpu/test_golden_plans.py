@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from thalweg.backends.torch_gpu import library
-from thalweg.backends.torch_gpu.arch import Arch
+from thalweg.backends.torch_gpu.arch import ARCHES, Arch
 from thalweg.hal import ops
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.op import Binder, Kernel, StrictKernelError
@@ -29,6 +29,28 @@ def test_the_plan_with_compiled_kernels_is_the_committed_one(arch: Arch) -> None
     if not golden.has_library():
         pytest.skip("Triton is not installed here")
     assert golden.plan(arch, library.triton) == (golden.FOLDER / f"{arch.name}-triton.txt").read_text()
+
+
+@pytest.mark.parametrize(("arch", "package"), golden.INSTALLED)
+def test_the_plan_where_an_attention_library_is_installed_is_the_committed_one(arch: str, package: str) -> None:
+    if not golden.has_library():
+        pytest.skip("Triton is not installed here")
+    made = golden.plan(ARCHES[arch], library.triton, package, golden.INSTALLED[arch, package])
+    assert made == (golden.FOLDER / f"{arch}-{package}.txt").read_text()
+
+
+def test_an_attention_library_changes_attention_where_it_fits_and_batches_may_matter_and_nothing_else() -> None:
+    """Refused kernels apart: those of the plan without it."""
+    for arch, package in golden.INSTALLED:
+        names = [f"{arch}-triton.txt", f"{arch}-{package}.txt"]
+        plans = [[_chosen(line) for line in (golden.FOLDER / n).read_text().splitlines()] for n in names]
+        changed = [(b, a) for b, a in zip(*plans, strict=True) if b != a]
+        assert [b.split("(")[0] for b, _ in changed] in ([], ["attention"])
+        assert bool(changed) == ((arch, package) not in {("sm_90", "flash_attn"), ("sm_75", "flashinfer")})
+
+
+def _chosen(line: str) -> str:
+    return line.split(";")[0]
 
 
 def _vendor(name: str, kernel: str, fails: Exception | None = None) -> library.Vendor:

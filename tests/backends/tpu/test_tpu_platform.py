@@ -52,7 +52,8 @@ def test_greedy_tokens_are_those_of_the_definition(checkpoint: Path, attention: 
     assert _tokens(checkpoint, "tpu", {**HOST, "attention": attention}, GREEDY) == want
 
 
-@pytest.mark.parametrize("attention", ["xla", pytest.param("pallas", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["xla", "pallas"])
 def test_drawn_and_penalised_tokens_are_those_of_the_definition(checkpoint: Path, attention: str) -> None:
     want = _tokens(checkpoint, "reference", None, DRAWN)
     assert _tokens(checkpoint, "tpu", {**HOST, "attention": attention}, DRAWN) == want
@@ -77,6 +78,7 @@ def test_the_kernels_of_the_hardware_serve_rounded_weights(method: str, kernel: 
         assert any(f"-> {name}" in line for line in plan), "\n".join(plan)
 
 
+@pytest.mark.slow
 async def test_an_engine_process_gives_the_same(checkpoint: Path) -> None:
     engine = await AsyncLLM.start(
         EngineArgs(model=str(checkpoint), device="tpu", additional_config=HOST, use_tqdm_on_load=False, **SIZES)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from thalweg.backends.host import found, pci_devices_of
 from thalweg.backends.torch_gpu.arch import Card, Known, recognise
 from thalweg.backends.torch_gpu.platform import GpuPlatform
+from thalweg.hal.platform import StepSizes
+
+if TYPE_CHECKING:
+    from thalweg.backends.torch_gpu.library import Vendor
 
 NODES = "dev/nvidia[0-9]*"
 VENDOR = "0x10de"
@@ -24,6 +30,8 @@ CARDS: Known = (
     (r"P100", "sm_60", 16), (r"P40|P4\b|GTX 10", "sm_61", 8),
 )  # fmt: skip
 """Of a product name that states no memory: its smallest variant."""
+FLASHINFER_BYTES = 128 << 20
+"""Scratch memory that flashinfer asks for."""
 
 
 class CudaPlatform(GpuPlatform):
@@ -44,6 +52,16 @@ class CudaPlatform(GpuPlatform):
             name = model[1] if model else self.hardware
             made.append(Card(name, *recognise(name, CARDS), path.split("/")[-2]))
         return made[: len(nodes)] or [Card(self.hardware, "", 0, node) for node in nodes]
+
+    def vendors(self) -> tuple[Vendor, ...]:
+        from thalweg.backends.cuda import flash3, flashinfer
+        from thalweg.backends.torch_gpu import flash2
+        from thalweg.backends.torch_gpu.library import Vendor
+
+        return tuple(Vendor(m.NAME, (), True, m.load) for m in (flash3, flashinfer, flash2))
+
+    def workspace(self, s: StepSizes) -> int:
+        return super().workspace(s) + (FLASHINFER_BYTES if find_spec("flashinfer") else 0)
 
     def unseen(self) -> str:
         bus = pci_devices_of(VENDOR, ("0x0300", "0x0302"), self._root)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from thalweg.backends.host import found, pci_devices_of
 from thalweg.backends.torch_gpu.arch import Card, arch_of
 from thalweg.backends.torch_gpu.platform import GpuPlatform
+
+if TYPE_CHECKING:
+    from thalweg.backends.torch_gpu.library import Vendor
 
 NODES = "dev/kfd"
 VENDOR = "0x1002"
@@ -34,6 +38,13 @@ class RocmPlatform(GpuPlatform):
                 memory = sum(f.get("size_in_bytes", 0) for f in map(_facts, banks) if f.get("heap_type", 1) in (1, 2))
                 made.append(Card(f"AMD {arch_of(arch).family} ({arch})", arch, memory, node.name))
         return made
+
+    def vendors(self) -> tuple[Vendor, ...]:
+        from thalweg.backends.rocm import aiter
+        from thalweg.backends.torch_gpu import flash2
+        from thalweg.backends.torch_gpu.library import Vendor
+
+        return tuple(Vendor(m.NAME, (), True, m.load) for m in (aiter, flash2))
 
     def unseen(self) -> str:
         if found((NODES,), self._root):

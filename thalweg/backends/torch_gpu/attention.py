@@ -57,7 +57,7 @@ class GatherAttention(AttentionBackend):
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         table = batch.block_tables[group]
-        _store(kv, [k] if spec.kind == "latent" else [k, v], table, batch)
+        self.store(k, v, kv, batch, group, spec)
         if batch.uniform == 1:
             return _decode(q, kv, table, batch, spec), kv
         out = q.new_zeros(*q.shape[:2], spec.latent or spec.head_dim)
@@ -65,6 +65,15 @@ class GatherAttention(AttentionBackend):
         for seq, row, n, start in runs:
             out[row : row + n] = _stretch(q[row : row + n], kv, table[seq], start, spec)
         return out, kv
+
+    def store(self, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec) -> None:
+        """In place. Padding goes to the scratch block."""
+        table, size, seq = batch.block_tables[group], kv.shape[2], batch.token_seq
+        column = (batch.positions // size).clamp(max=table.shape[1] - 1)
+        block = torch.where(batch.slots[seq] == SCRATCH, SCRATCH, table[seq, column])
+        new = [k] if spec.kind == "latent" else [k, v]
+        half = torch.arange(len(new), device=kv.device, dtype=torch.int32)
+        kv.index_put_((block[:, None], half[None, :], (batch.positions % size)[:, None]), torch.stack(new, 1))
 
 
 def _runs(batch: StepBatch) -> Iterator[tuple[int, int, int, int]]:
@@ -74,15 +83,6 @@ def _runs(batch: StepBatch) -> Iterator[tuple[int, int, int, int]]:
             continue
         for at in range(0, query[s], QUERIES):
             yield s, last[s] + 1 - query[s] + at, min(QUERIES, query[s] - at), context[s] + at
-
-
-def _store(kv: Tensor, new: list[Tensor], table: Tensor, batch: StepBatch) -> None:
-    """Keys (and values) in place. Padding goes to the scratch block."""
-    size, seq = kv.shape[2], batch.token_seq
-    column = (batch.positions // size).clamp(max=table.shape[1] - 1)
-    block = torch.where(batch.slots[seq] == SCRATCH, SCRATCH, table[seq, column])
-    half = torch.arange(len(new), device=kv.device, dtype=torch.int32)
-    kv.index_put_((block[:, None], half[None, :], (batch.positions % size)[:, None]), torch.stack(new, 1))
 
 
 def _decode(q: Tensor, kv: Tensor, table: Tensor, batch: StepBatch, spec: AttnSpec) -> Tensor:

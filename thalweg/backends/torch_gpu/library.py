@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from thalweg.backends.torch_gpu import scaled
 from thalweg.backends.torch_gpu.attention import GatherAttention
 from thalweg.backends.torch_gpu.linear import AS_IT_COMES, IN_TILES
 from thalweg.backends.torch_native.elementwise import ELEMENTWISE
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
-from thalweg.hal.step import Array, StepBatch
+from thalweg.hal.step import Array, StepBatch, StepShape
 
 COMPILED_OPS = (
     "linear", "rms_norm", "add_rms_norm", "rope", "act_and_mul", "resolve_tokens", "history_write", "penalties", "bad_words",
@@ -40,7 +41,8 @@ Source = Callable[[str], Parts]
 
 @dataclass(frozen=True, slots=True)
 class Vendor:
-    """An optional library: its name in the plan, what it would serve, and how to load it."""
+    """An optional library: its name in the plan, what it would serve, and how to load it. One with attention alone is loaded
+    when a layer asks for it, and taken not to be batch-invariant."""
 
     name: str
     ops: tuple[str, ...]
@@ -50,6 +52,8 @@ class Vendor:
 
 class Missing(AttentionBackend):
     """Attention that a library which is not here would offer."""
+
+    batch_invariant = True  # so that it is asked, and says the reason that matters
 
     def __init__(self, name: str, why: str) -> None:
         self.name, self._why = name, why
@@ -65,6 +69,50 @@ class Missing(AttentionBackend):
         sinks: Array | None = None,
     ) -> tuple[Array, Array]:  # fmt: skip
         _absent(self._why)
+
+
+class Deferred(AttentionBackend):
+    """A library's attention, not batch-invariant, which is loaded when it is first asked something: importing one takes
+    seconds, and one that is never asked costs nothing."""
+
+    def __init__(self, vendor: Vendor, arch: str) -> None:
+        self.name, self._vendor, self._arch = vendor.name, vendor, arch
+        self._loaded: AttentionBackend | None = None
+
+    @property
+    def loaded(self) -> AttentionBackend:
+        if self._loaded is None:
+            try:
+                (self._loaded,) = self._vendor.load(self._arch).attention
+            except LOADING as e:
+                self._loaded = Missing(self.name, _reason(e))
+        return self._loaded
+
+    def supports(self, spec: AttnSpec) -> str | None:
+        return self.loaded.supports(spec)
+
+    def refuses_blocks(self, block_tokens: int) -> str | None:
+        return self.loaded.refuses_blocks(block_tokens)
+
+    def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
+        return self.loaded.layout(spec, block_tokens)
+
+    def plan(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
+        return self.loaded.plan(batch, group, spec, shape)
+
+    def attend(
+        self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec,
+        sinks: Array | None = None,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        return self.loaded.attend(q, k, v, kv, batch, group, spec, sinks)
+
+
+LOADING = (ImportError, RuntimeError, OSError)
+"""What loading a library may raise because it is not there or does not fit."""
+
+
+def _reason(e: Exception) -> str:
+    return f"{e}".splitlines()[0] if f"{e}" else type(e).__name__
 
 
 def _absent(why: str) -> NoReturn:
@@ -96,21 +144,29 @@ def triton(arch: str) -> Parts:
     return Parts(made.kernels, made.attention)
 
 
+def matrix_library(arch: str) -> Parts:
+    """The vendor's, as torch calls it: where any order of sums will do."""
+    return Parts((AS_IT_COMES, *scaled.kernels(arch, scaled.helpers(arch))))
+
+
 def assemble(arch: str, vendors: Sequence[Vendor], compiled: Source = triton) -> Parts:
     """Every kernel for this architecture, best first. A library that fails to load costs its kernels, not the start."""
     sources = [
         *vendors,
-        Vendor("torch", (), False, lambda arch: Parts((AS_IT_COMES,))),  # the vendor's matrix library, where any order will do
+        Vendor("torch", (), False, matrix_library),
         Vendor("triton", COMPILED_OPS, True, compiled),
     ]
     kernels: list[Kernel] = []
     attention: list[AttentionBackend] = []
     absent: list[tuple[str, str]] = []
     for source in sources:
+        if source.attention and not source.ops:
+            attention.append(Deferred(source, arch))
+            continue
         try:
             parts = source.load(arch)
-        except (ImportError, RuntimeError, OSError) as e:
-            why = f"{e}".splitlines()[0] if f"{e}" else type(e).__name__
+        except LOADING as e:
+            why = _reason(e)
             absent.append((source.name, why))
             parts = Parts(
                 tuple(missing(op, source.name, why) for op in source.ops),

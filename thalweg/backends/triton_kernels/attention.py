@@ -146,7 +146,7 @@ class PagedAttention(AttentionBackend):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         table = batch.block_tables[group]
         cache = _Cache.of(kv, spec)
-        self._store(k, v, cache, spec.latent, table, batch)
+        self.store(k, v, kv, batch, group, spec)
         if q.stride(-1) != 1:
             q = q.contiguous()
         out = torch.empty((*q.shape[:2], _width(spec)), dtype=q.dtype, device=q.device)
@@ -207,7 +207,9 @@ class PagedAttention(AttentionBackend):
         split *= triton.next_power_of_2(triton.cdiv(spans, most))
         return split, triton.cdiv(keys, split)
 
-    def _store(self, k: Tensor, v: Tensor, cache: _Cache, latent: int, table: Tensor, batch: StepBatch) -> None:
+    def store(self, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec) -> None:
+        """In place. Padding goes to the scratch block."""
+        cache, table, latent = _Cache.of(kv, spec), batch.block_tables[group], spec.latent
         tokens, heads, dim = k.shape
         rows = self._tiles.attention.write
         k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, k if latent else v))

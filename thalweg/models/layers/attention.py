@@ -61,7 +61,9 @@ class Attention:
 
 def _choose(ctx: Context, spec: AttnSpec) -> AttentionBackend:
     try:
-        backend, refused = choose_attention(ctx.attention, spec, batch_invariant=ctx.binder.batch_invariant)
+        backend, refused = choose_attention(
+            ctx.attention, spec, batch_invariant=ctx.binder.batch_invariant, block_tokens=ctx.block_tokens
+        )
     except ValueError as e:
         raise DeviceError(str(e)) from e
     ctx.binder.record(Choice("attention", asdict(spec), backend.name, backend.batch_invariant, refused))

@@ -1,0 +1,153 @@
+"""Linear layers with rounded inputs through torch's matrix libraries, whose products torch also has for a processor: against
+the definition, in the conformance kit's own cases and beyond; who runs few rows; and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from thalweg.backends.torch_gpu import scaled
+from thalweg.backends.torch_gpu.device import GpuDevice
+from thalweg.backends.torch_gpu.host import HostRuntime
+from thalweg.backends.torch_gpu.library import Parts, matrix_library
+from thalweg.hal import ops
+from thalweg.hal.op import Kernel
+from thalweg.hal.ops.quantise import quantise
+from thalweg.hal.platform import DeviceInfo
+from thalweg.hal.testing import test_ops as kit
+from thalweg.hal.weights import DENSE, QTensor, WeightFormat
+
+E4M3 = "float8_e4m3fn"
+FORMATS = {
+    "float8 rows": WeightFormat("float", 8, act=E4M3), "float8 tensor": WeightFormat("float", 8, -1, act=E4M3),
+    "int8 rows": WeightFormat("int", 8, act="int8"), "int8 tensor": WeightFormat("int", 8, -1, act="int8"),
+}  # fmt: skip
+ARCHES = {"torch-float8": ("sm_89", "sm_90", "sm_120", "gfx942", "gfx950"), "torch-int8": ("sm_75", "sm_90", "gfx90a")}
+CASES = [(name, arch, label) for name, arches in ARCHES.items() for arch in arches for label in FORMATS if name[6:] in label]
+
+
+def _kernel(name: str, arch: str, h: scaled.Helpers = scaled.ALONE) -> Kernel:
+    (kernel,) = [k for k in scaled.kernels(arch, h) if k.name == name]
+    return kernel
+
+
+def _spec(format: WeightFormat, dtype: str = "bfloat16", sizes: tuple[int, int] = (64, 48)) -> dict[str, Any]:
+    return {"in_features": sizes[0], "out_features": sizes[1], "dtype": dtype, "weight": format}
+
+
+@pytest.mark.parametrize(("name", "arch", "label"), CASES)
+@pytest.mark.parametrize("rows", [1, 40])
+def test_the_product_is_the_definition_s(name: str, arch: str, label: str, rows: int) -> None:
+    kernel, format = _kernel(name, arch), FORMATS[label]
+    assert kernel.supports(_spec(format)) is None
+    x, w, bias = (torch.randn(s).to(torch.bfloat16) for s in ((2, rows, 64), (48, 64), (48,)))
+    x[0, 0, ::3] = -1e-7  # rounds to -0, which one vendor's 8-bit float takes for no number
+    w[:, 5] = -1e-7
+    x[0, 0, 1], w[3] = 300.0, 0.0
+    weight = quantise(w, format)
+    got = kernel.run(x, kernel.pack(weight), bias, act=format.act, group=format.group)
+    want = ops.linear(x, dict(weight.data), bias, act=format.act, group=format.group)
+    assert got.shape == want.shape
+    assert got.dtype == x.dtype
+    assert (got - want).abs().max() <= 1e-2 * want.abs().max()
+    assert kernel.run(x, kernel.pack(weight), act=format.act, group=format.group).shape == want.shape
+
+
+@pytest.mark.parametrize(("name", "arch"), [("torch-float8", "sm_90"), ("torch-float8", "gfx942"), ("torch-int8", "sm_90")])
+def test_it_passes_the_kit_s_cases_of_its_format(name: str, arch: str) -> None:
+    kernel, ran = _kernel(name, arch), 0
+    device = GpuDevice(DeviceInfo("test", "test", 1 << 30, 1, ("bfloat16",)), HostRuntime(), Parts((kernel,)))
+    for sample in ops.linear.samples:
+        spec = {"in_features": 256, "out_features": 80, "dtype": "bfloat16", "weight": DENSE} | sample.static
+        if kernel.supports(spec) is None:
+            kit.test_kernel_gives_what_the_reference_body_gives(device, (ops.linear, sample, "bfloat16", kernel))
+            ran += 1
+    assert ran == 1
+
+
+@pytest.mark.parametrize("label", ["float8 rows", "int8 rows"])
+def test_few_rows_are_the_fused_product_s_and_many_are_the_library_s(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    format, fused, products = FORMATS[label], [], []
+    for product in ("_scaled_mm", "_int_mm"):
+        monkeypatch.setattr(torch, product, _recording(getattr(torch, product), products))
+
+    def few(x: Tensor, weight: Any, bias: Tensor | None, *, act: str, group: int) -> Tensor:
+        fused.append((x.shape, act, group))
+        return ops.linear(x, {"codes": codes, "scales": weight["scales"].t()}, bias, act=act, group=group)
+
+    kernel = _kernel(f"torch-{label[: -len(' rows')]}", "sm_90", scaled.Helpers(scaled.in_torch, lambda act: few))
+    weight = quantise(torch.randn(48, 64), format)
+    codes, packed = weight.data["codes"], kernel.pack(weight)
+    assert (packed["codes"].shape, packed["scales"].shape) == ((48, 64), (1, 48))
+    for n in (scaled.FEW, scaled.FEW + 1):
+        kernel.run(torch.randn(n, 64).to(torch.bfloat16), packed, act=format.act, group=0)
+    assert fused == [((scaled.FEW, 64), format.act, 0)]
+    assert products == [(scaled.FEW + 1, 64)]
+
+
+def _recording(f: Callable[..., Tensor], seen: list[tuple[int, ...]]) -> Callable[..., Tensor]:
+    def run(x: Tensor, *rest: Any, **more: Any) -> Tensor:
+        seen.append(tuple(x.shape))
+        return f(x, *rest, **more)
+
+    return run
+
+
+def test_integers_are_multiplied_by_enough_rows_for_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`_int_mm` refuses 16 rows or fewer on a GPU."""
+    products: list[tuple[int, ...]] = []
+    monkeypatch.setattr(torch, "_int_mm", _recording(torch._int_mm, products))
+    format, kernel = FORMATS["int8 rows"], _kernel("torch-int8", "sm_80")
+    kernel.run(torch.randn(3, 64), kernel.pack(quantise(torch.randn(48, 64), format)), act="int8", group=0)
+    assert products == [(scaled.FEW, 64)]
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "spec", "why"),
+    [
+        ("torch-float8", "sm_80", _spec(FORMATS["float8 rows"]), "sm_80 multiplies no 8-bit floats"),
+        ("torch-float8", "gfx90a", _spec(FORMATS["float8 rows"]), "gfx90a multiplies no 8-bit floats"),
+        ("torch-float8", "sm_90", _spec(FORMATS["float8 rows"], "float16"), "gives bfloat16, not float16"),
+        ("torch-float8", "sm_90", _spec(FORMATS["float8 rows"], sizes=(64, 40)), "runs sizes that 16 divides, not 64 x 40"),
+        ("torch-int8", "sm_80", _spec(FORMATS["int8 rows"], sizes=(60, 40)), "runs sizes that 8 divides, not 60 x 40"),
+        ("torch-int8", "gfx1100", _spec(FORMATS["int8 rows"]), "gfx1100 has no library of integer products"),
+        ("torch-int8", "sm_80", _spec(DENSE),
+         "runs int8 weights with int8 inputs and a scale per row or tensor, not dense"),
+        ("torch-float8", "sm_90", _spec(WeightFormat("float", 8, 128, act=E4M3)),
+         f"runs float8 weights with {E4M3} inputs and a scale per row or tensor, not float8-g128-{E4M3}"),
+        ("torch-int8", "sm_80", _spec(WeightFormat("int", 8)),
+         "runs int8 weights with int8 inputs and a scale per row or tensor, not int8-row"),
+    ],
+)  # fmt: skip
+def test_what_it_cannot_run_is_refused_in_words(name: str, arch: str, spec: dict[str, Any], why: str) -> None:
+    assert _kernel(name, arch).supports(spec) == why
+
+
+def test_they_are_offered_before_triton_s_and_claim_nothing_of_batches() -> None:
+    names = [k.name for k in matrix_library("sm_90").kernels]
+    assert names == ["torch-as-it-comes", "torch-float8", "torch-int8"]
+    assert not any(k.batch_invariant for k in matrix_library("sm_90").kernels)
+    assert [k.name for k in matrix_library("xe2").kernels] == ["torch-as-it-comes"]
+
+
+def test_codes_of_another_type_are_an_error_when_packed() -> None:
+    weight = quantise(torch.randn(48, 64), FORMATS["float8 rows"])
+    other = QTensor(weight.format, weight.shape, dict(weight.data) | {"codes": weight.data["codes"].to(torch.float8_e5m2)})
+    with pytest.raises(ValueError, match=r"float8_e4m3fn, not torch\.float8_e5m2"):
+        _kernel("torch-float8", "sm_90").pack(other)
+
+
+def test_the_packed_weight_is_the_one_triton_s_product_reads() -> None:
+    """Else few rows and many would need two copies of it."""
+    quantised = pytest.importorskip("thalweg.backends.triton_kernels.quantised", exc_type=ImportError)
+    for format in FORMATS.values():
+        weight = quantise(torch.randn(48, 64), format)
+        ours, theirs = scaled.pack(False, weight), quantised.pack(weight)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[k].view(torch.uint8), theirs[k].view(torch.uint8)) for k in ours)
+    assert scaled.helpers("sm_90").few("int8") is not None
+    assert scaled.helpers("mystery9") is scaled.ALONE

@@ -1,0 +1,157 @@
+"""Linear layers whose inputs are rounded too, by the matrix libraries that torch calls: 8-bit floats through
+`torch._scaled_mm`, which multiplies scales in as it writes, and integers through `torch._int_mm`, which leaves them to us.
+
+Few rows are bound by reading the weight once, and what rounds, multiplies and scales in one or two launches is then better
+than these: Triton's product has them where it is here. Weights are packed as that product wants them. With Triton's rounding
+or without, codes are those of `hal.ops.quantise.quantise_rows`.
+
+One vendor's 8-bit float (fnuz: float8_e4m3fnuz) has the other's bit patterns mean half as much, and -0 not a number: codes
+keep their bits but for -0, and each scale is doubled. Only the products have been run, by torch on a processor; never on a
+GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from thalweg.backends.torch_gpu.arch import FNUZ, arch_of
+from thalweg.hal.op import Kernel
+from thalweg.hal.ops.quantise import quantise_rows
+from thalweg.hal.weights import QTensor
+
+E4M3 = "float8_e4m3fn"
+FEW = 32
+"""Rows up to which Triton's product runs; and the fewest that `_int_mm` is given, which takes more than 16."""
+FLOAT_STEP, INT_STEP = 16, 8
+"""What divides both sizes of a weight, as the matrix libraries want it."""
+INT_FAMILIES = ("CDNA2", "CDNA3", "CDNA4")
+"""AMD's with a library for integers that torch calls."""
+
+Run = Callable[..., Tensor]
+Round = Callable[[Tensor, str], tuple[Tensor, Tensor]]
+"""rows [n, in] of the model's dtype, act -> (codes [n, in], one byte each, scale float32 [n])"""
+
+
+@dataclass(frozen=True, slots=True)
+class Helpers:
+    """What Triton does here. few: (act) -> its product for weights and inputs of 8 bits, or None where it is not installed."""
+
+    round: Round
+    few: Callable[[str], Run | None]
+
+
+def in_torch(rows: Tensor, act: str) -> tuple[Tensor, Tensor]:
+    codes, scale = quantise_rows(rows, act)
+    return codes, scale[:, 0]
+
+
+ALONE = Helpers(in_torch, lambda act: None)
+
+
+def helpers(arch: str) -> Helpers:
+    try:
+        from thalweg.backends.triton_kernels import quantised
+        from thalweg.backends.triton_kernels.tiles import tiles
+
+        t = tiles(arch)
+    except (ImportError, ValueError):
+        return ALONE
+    kinds = {E4M3: "float8", "int8": "int8"}
+    return Helpers(
+        functools.partial(quantised.round_rows, t), lambda act: functools.partial(quantised.linear, t, kinds[act], False)
+    )
+
+
+def _float8(
+    h: Helpers, kind: torch.dtype, x: Tensor, weight: Mapping[str, Tensor], bias: Tensor | None = None, *, act: str = "",
+    group: int = 0,
+) -> Tensor:  # fmt: skip
+    """kind: the target's 8-bit float."""
+    rows, few = x.reshape(-1, x.shape[-1]), h.few(act)
+    if few is not None and rows.shape[0] <= FEW:
+        return few(x, weight, bias, act=act, group=group)
+    codes, scale = h.round(rows, act)
+    scales = weight["scales"].expand(1, weight["codes"].shape[0])
+    if kind != torch.float8_e4m3fn:
+        codes, scale, scales = _without_minus_zero(codes.view(torch.uint8)), scale * 2, scales * 2
+    out = torch._scaled_mm(
+        codes.view(kind), weight["codes"].view(kind).t(), scale[:, None], scales.contiguous(), bias=bias, out_dtype=x.dtype
+    )
+    return out.view(*x.shape[:-1], out.shape[-1])
+
+
+def _int8(
+    h: Helpers, x: Tensor, weight: Mapping[str, Tensor], bias: Tensor | None = None, *, act: str = "", group: int = 0
+) -> Tensor:
+    rows, few = x.reshape(-1, x.shape[-1]), h.few(act)
+    n = rows.shape[0]
+    if few is not None and n <= FEW:
+        return few(x, weight, bias, act=act, group=group)
+    codes, scale = h.round(rows, act)
+    if n < FEW:
+        codes = F.pad(codes, (0, 0, 0, FEW - n))
+    sums = torch._int_mm(codes, weight["codes"].t())[:n]
+    out = sums.to(torch.float32) * weight["scales"] * scale[:, None]
+    out = out if bias is None else out + bias
+    return out.to(x.dtype).view(*x.shape[:-1], out.shape[-1])
+
+
+def _without_minus_zero(codes: Tensor) -> Tensor:
+    return codes.masked_fill(codes == 0x80, 0)
+
+
+def pack(fnuz: bool, w: QTensor) -> dict[str, Tensor]:
+    """{"codes": int8 or uint8 [out, in], "scales": float32 [1, out], or [1, 1] where the whole weight has one}: what Triton's
+    product takes."""
+    codes, kind = w.data["codes"].contiguous(), "int" if w.format.kind == "int" else "float"
+    want = torch.int8 if kind == "int" else torch.float8_e4m3fn
+    if codes.dtype != want:
+        raise ValueError(f"weight {w.format} of shape {w.shape}: runs codes of {want}, not {codes.dtype}")
+    if kind == "float":
+        codes = codes.view(torch.uint8)
+        codes = _without_minus_zero(codes) if fnuz else codes
+    return {"codes": codes, "scales": w.data["scales"].to(torch.float32).t().contiguous()}
+
+
+def _refusal(
+    kind: str, act: str, step: int, dtypes: tuple[str, ...], unable: str | None, spec: Mapping[str, Any]
+) -> str | None:
+    """unable: why this target runs none of it, or None."""
+    w = spec["weight"]
+    if (w.kind, w.bits, w.act) != (kind, 8, act) or w.group > 0 or not w.symmetric:
+        return f"runs {kind}8 weights with {act} inputs and a scale per row or tensor, not {w}"
+    if unable is not None:
+        return unable
+    if spec["dtype"] not in dtypes:
+        return f"gives {', '.join(dtypes)}, not {spec['dtype']}"
+    if spec["in_features"] % step or spec["out_features"] % step:
+        return f"runs sizes that {step} divides, not {spec['in_features']} x {spec['out_features']}"
+    return None
+
+
+def kernels(arch: str, h: Helpers) -> tuple[Kernel, ...]:
+    """Of NVIDIA's and AMD's targets; those that cannot say so in the plan."""
+    known, nvidia = arch_of(arch), arch.startswith("sm_")
+    if not nvidia and not arch.startswith("gfx"):
+        return ()
+    no_floats = None if known.fp8 else f"{arch} multiplies no 8-bit floats"
+    no_ints = None if nvidia or known.family in INT_FAMILIES else f"{arch} has no library of integer products"
+    part, native = functools.partial, known.fp8 or E4M3
+    return (
+        Kernel(
+            "linear", "torch-float8", part(_float8, h, getattr(torch, native)),
+            supports=part(_refusal, "float", E4M3, FLOAT_STEP, ("bfloat16",), no_floats), pack=part(pack, native == FNUZ),
+        ),
+        Kernel(
+            "linear", "torch-int8", part(_int8, h),
+            supports=part(_refusal, "int", "int8", INT_STEP, ("bfloat16", "float16", "float32"), no_ints),
+            pack=part(pack, False),
+        ),
+    )  # fmt: skip
