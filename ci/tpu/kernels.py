@@ -27,8 +27,9 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 from tpu_steps import TOPOLOGIES
 
-from thalweg.backends.tpu import matmul, moe, sampling
+from thalweg.backends.tpu import matmul, moe, sampling, shipped
 from thalweg.backends.tpu.pallas import ragged_attention, vocabulary
+from thalweg.hal.attention import AttnSpec
 from thalweg.hal.ops.quantise import KV_DTYPES
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 
@@ -115,7 +116,19 @@ def attention() -> Iterator[Case]:
         yield f"write {name}", ragged_attention.write, (cache, Shape((12, *cache.shape[1:]), kv), tile, tile, tile)
 
 
-CASES = (linears, experts, sampling_, attention)
+def shipped_() -> Iterator[Case]:
+    """JAX's own attention, of a prompt beside decodes and of decodes alone."""
+    spec = AttnSpec(32, 8, 128, 0.1, "bfloat16")
+    kv = Shape((256, *shipped.ShippedAttention(interpret=False).layout(spec, 32).shape), spec.dtype)
+    for tokens, seqs in ((1024, 65), (64, 64)):
+        plan = {"starts": Shape((seqs + 1,), "int32"), "lengths": Shape((seqs,), "int32"), "count": Shape((1,), "int32")}
+        q, k, each = Shape((tokens, 32, 128), spec.dtype), Shape((tokens, 8, 128), spec.dtype), Shape((tokens,), "int32")
+        run = partial(shipped.attend, spec=spec, kernel=shipped._kernel)
+        told = (Shape((seqs, 128), "int32"), each, each, Shape((seqs,), "int32"), plan)
+        yield f"shipped attention {tokens} tokens of {seqs} sequences", run, (q, k, k, kv, *told)
+
+
+CASES = (linears, experts, sampling_, attention, shipped_)
 
 
 def main() -> int:
