@@ -89,7 +89,7 @@ def _gguf(form: str, source: Path, out: Path, folder: Path, envs: Path) -> None:
 
 
 def _openvino(form: str, source: Path, out: Path, envs: Path) -> None:
-    export = [engines.python(envs, "openvino").parent / "optimum-cli", "export", "openvino", "--model", source, "--task",
+    export: list[str | Path] = [engines.python(envs, "openvino").parent / "optimum-cli", "export", "openvino", "--model", source, "--task",
               "text-generation-with-past", "--weight-format", form]  # fmt: skip
     _run([*export, out])
 
