@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from benchmarks import peers
@@ -111,13 +112,13 @@ def _table(a: argparse.Namespace) -> None:
     print(table.text([json.loads(path.read_text()) for path in a.reports]))
 
 
-def _words(known: object) -> object:
+def _words(known: Collection[str]) -> Callable[[str], list[str]]:
     """A parser of comma-separated names."""
 
     def parse(text: str) -> list[str]:
         words = text.split(",")
-        if odd := [w for w in words if w not in known]:  # type: ignore[operator]
-            raise argparse.ArgumentTypeError(f"{odd[0]!r} is none of {', '.join(known)}")  # type: ignore[call-overload]
+        if odd := [w for w in words if w not in known]:
+            raise argparse.ArgumentTypeError(f"{odd[0]!r} is none of {', '.join(known)}")
         return words
 
     return parse

@@ -89,9 +89,9 @@ def _gguf(form: str, source: Path, out: Path, folder: Path, envs: Path) -> None:
 
 
 def _openvino(form: str, source: Path, out: Path, envs: Path) -> None:
-    export = [engines.python(envs, "openvino").parent / "optimum-cli", "export", "openvino", "--model", source, "--task",
-              "text-generation-with-past", "--weight-format", form]  # fmt: skip
-    _run([*export, out])
+    tool = engines.python(envs, "openvino").parent / "optimum-cli"
+    task = "text-generation-with-past"
+    _run([tool, "export", "openvino", "--model", source, "--task", task, "--weight-format", form, out])
 
 
 def _run(command: list[str | Path]) -> None:

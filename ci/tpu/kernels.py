@@ -24,10 +24,11 @@ import jax
 import jax.numpy as jnp
 from jax import ShapeDtypeStruct as Shape
 from jax.experimental import topologies
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
 from tpu_steps import TOPOLOGIES
 
 from thalweg.backends.tpu import matmul, moe, sampling, shipped
+from thalweg.backends.tpu.kinds import KINDS
 from thalweg.backends.tpu.pallas import ragged_attention, vocabulary
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.ops.quantise import KV_DTYPES
@@ -131,6 +132,12 @@ def shipped_() -> Iterator[Case]:
 CASES = (linears, experts, sampling_, attention, shipped_)
 
 
+def chip_mesh(chip: str) -> AbstractMesh:
+    """One device of this generation, to be traced for."""
+    device = AbstractDevice(device_kind=KINDS[chip].device_kind, num_cores=1, platform="tpu")
+    return AbstractMesh((1,), ("x",), abstract_device=device)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chips", nargs="+", choices=TOPOLOGIES, default=["v5e", "v6e", "v7x"])
@@ -145,7 +152,9 @@ def main() -> int:
             placed = jax.tree.map(lambda a, there=there: Shape(a.shape, a.dtype, sharding=there), shapes)
             start = time.monotonic()
             try:
-                made = jax.jit(run).lower(*placed).compile()
+                with jax.sharding.use_abstract_mesh(chip_mesh(chip)):  # JAX's own kernels ask which chip they are for
+                    lowered = jax.jit(run).lower(*placed)
+                made = lowered.compile()
                 told = f"temporaries {made.memory_analysis().temp_size_in_bytes / (1 << 20):.1f} MiB"
             except Exception as e:  # every one is tried, and each refusal told
                 told, refused = f"REFUSED {type(e).__name__}: {str(e)[:500]}", refused + 1
