@@ -38,6 +38,7 @@ CHUNK = 4 << 20
 """Bytes by which the arena grows, at least."""
 COLUMNS = 8
 """Block tables are widened to powers of two, at least this many blocks, so that growing sequences keep their layout."""
+ONCE = "its layout came once"
 MAKES = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
 
 
@@ -205,37 +206,43 @@ class RecordingExecutable:
     def __init__(self, step: Step, params: Params, state: StateBox, library: Library, arena: Arena) -> None:
         self._eager = EagerExecutable(step, params, state)
         self._step, self._params, self._state, self._library, self._arena = step, params, state, library, arena
-        self._tapes: OrderedDict[Any, _Recorded | None] = OrderedDict()
-        """By layout and statics. None: met once, or not to be recorded."""
-        self._never: set[Any] = set()
+        self._tapes: OrderedDict[Any, _Recorded | str] = OrderedDict()
+        """By layout and statics. Words: why there is no tape."""
 
     def __call__(self, batch: StepBatch) -> Done:
         if batch.uniform != 1 or (batch.slots == SCRATCH).any() or not len(batch.slots):
-            return self._eager(batch)
+            return self._as_written(batch)
         wide = replace(batch, block_tables=tuple(_widened(t) for t in batch.block_tables))
         layout, size = lay_out(wide)
         key = (layout, statics(wide))
-        if key in self._never:
-            return self._eager(batch)
-        if key not in self._tapes:
-            self._tapes[key] = None
+        tape = self._tapes.get(key)
+        if tape is None:
+            self._tapes[key] = ONCE
             if len(self._tapes) > KEPT:
                 self._tapes.popitem(last=False)
-            return self._eager(batch)
+            return self._as_written(batch)
         self._tapes.move_to_end(key)
-        tape = self._tapes[key]
         try:
-            if tape is not None:
+            if isinstance(tape, _Recorded):
                 return self._replay(tape, wide, layout)
-            return self._record(key, wide, layout, size)
+            if tape == ONCE:
+                return self._record(key, wide, layout, size)
         except UnrecordableError as e:
+            self._tapes[key] = str(e)
             logger.debug("a step is not recorded: %s", e)
-            self._never.add(key)
         except Exception as e:
-            if tape is not None:
+            if isinstance(tape, _Recorded):
                 return Done(None, e)
-        del self._tapes[key]
-        return self._eager(batch)  # every write of a step is the same when it is done again
+            del self._tapes[key]
+        return self._as_written(batch)  # every write of a step is the same when it is done again
+
+    def _as_written(self, batch: StepBatch) -> Done:
+        """Tapes hold addresses of the state: they end with its memory."""
+        before = self._state.value
+        done = self._eager(batch)
+        if self._state.value is not before and not _in_place(before, self._state.value):
+            self._tapes.clear()
+        return done
 
     def _replay(self, tape: _Recorded, batch: StepBatch, layout: Layout) -> Done:
         pack(batch, layout, tape.buffer)
