@@ -138,7 +138,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if _memory(t) not in inputs:
                 moved[i] = self._arena.like(t).copy_(t)
         if func is torch.ops.aten._to_copy.default and moved:  # straight to where it belongs: logits are large
-            self._parts.append(functools.partial(moved[0].copy_, args[0]))
+            self._parts.append(functools.partial(_copy, args[0], moved[0]))
         elif moved or writes:
             self._parts.append(functools.partial(_again, func, args, kwargs, list(moved.items())))
         return _replaced(out, moved)
@@ -165,6 +165,10 @@ def _table(entries: Sequence[Sequence[int]]) -> np.ndarray:
     return np.array([[*e, *[0] * (WORDS - len(e))] for e in entries], np.int64)
 
 
+def _copy(source: Tensor, target: Tensor) -> None:
+    target.copy_(source)
+
+
 def _again(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], targets: list[tuple[int, Tensor]]) -> None:
     if not targets:
         func(*args, **kwargs)
@@ -182,7 +186,7 @@ def opaque(kernel: Kernel, library: Library) -> Kernel:
     def run(*args: Any, **static: Any) -> Any:
         if library.tape is None:
             return kernel.run(*args, **static)
-        with _disable_current_modes():  # type: ignore[no-untyped-call]
+        with _disable_current_modes():
             out = kernel.run(*args, **static)
             return library.tape.call(kernel.run, args, static, out, True)
 
@@ -252,7 +256,7 @@ class RecordingExecutable:
 
     def _record(self, key: Any, batch: StepBatch, layout: Layout, size: int) -> Done:
         held = zeroed(self._library, size)
-        buffer = np.frombuffer(held, np.uint8)
+        buffer = torch.frombuffer(held, dtype=torch.uint8).numpy()
         pack(batch, layout, buffer)
         arrays = {
             name: to_torch(buffer[at : at + _bytes(kind, shape)].view(kind).reshape(shape)) for name, kind, shape, at in layout
