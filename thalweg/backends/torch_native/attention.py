@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from thalweg.backends.host import cpu_name
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.ops.quantise import KV_DTYPES, decode_kv, encode_kv
@@ -21,13 +22,33 @@ ALIGN = 64
 """Decoding sequences whose key counts round up to the same multiple of this are attended together."""
 GATHER = 4 << 20
 """Bytes of keys and values gathered for one call, so that they are still in the cache when they are attended to."""
-ROWS = 4
-"""Rows (query tokens x query heads per KV head) are padded to a multiple of this: the matrix products underneath sum one
-to three odd rows in another order."""
-SPAN, SHORT, LONG = 512, 192, 384
-"""The fused attention takes keys in spans of 512, and its products split a span's sum in two unless it is short; up to
-192 keys in one piece, from 384 on after 384, in between half way. So a last span between the two is padded with masked
-keys to 384, and windows begin at a span: then a token's sums are the same however many keys are there."""
+SPAN = 512
+"""The fused attention takes keys in spans of 512; windows begin at a span."""
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """What makes a token's sums the same however many keys and rows (query tokens x query heads per KV head) come with it:
+    it depends on the matrix products underneath, so on the processor."""
+
+    rows: int
+    """Rows are padded to a multiple of this."""
+    tiled: bool
+    """Products are of exactly so many rows."""
+    short: int
+    long: int
+    """A last span of more keys than `short` and fewer than `long` is padded with masked keys to `long`."""
+
+
+ZEN = Padding(4, False, 192, 384)
+"""Seen on AMD's: one to three odd rows are summed in another order; a span's sum is split in two unless it is short: up to 192
+keys in one piece, from 384 on after 384, in between half way."""
+ANY = Padding(8, True, 0, SPAN)
+"""Supposes nothing: every product has one shape."""
+
+
+def padding() -> Padding:
+    return ZEN if "AMD" in cpu_name() else ANY
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +58,8 @@ class _Work:
     rows: Tensor  # i64[n * m]; rows of the batch
     count: int  # n
     blocks: Tensor  # i64[n * L / block_tokens]
-    hidden: Tensor  # [n, 1, m * heads per KV head, L]; 0 or -inf
+    hidden: Tensor  # [n, 1, rows, L], rows being m * heads per KV head or some more; 0 or -inf
+    tile: int  # rows of one product; 0 = all
     stale: tuple[tuple[int, int], ...]  # ranges of the n * L gathered tokens that are not their sequence's own
 
 
@@ -51,6 +73,7 @@ class PagedAttention(AttentionBackend):
     def __init__(self, batch_invariant: bool = True) -> None:
         """batch_invariant False: no padding of rows and spans, so the order of sums follows the batch."""
         self.batch_invariant = batch_invariant
+        self._padding = padding() if batch_invariant else None
         self.name = "torch-paged" if batch_invariant else "torch-paged-as-it-comes"
 
     def supports(self, spec: AttnSpec) -> str | None:
@@ -89,7 +112,7 @@ class PagedAttention(AttentionBackend):
             flat.index_copy_(0, plan["write"] + at, made)
         key = f"work/{self.batch_invariant}/{spec.window}/{spec.heads // spec.kv_heads}/{spec.dtype}"
         if key not in plan:
-            plan[key] = _work_list(batch, group, size, spec, self.batch_invariant)
+            plan[key] = _work_list(batch, group, size, spec, self._padding)
         out = torch.zeros_like(q)
         for work in plan[key]:
             out[work.rows] = _attend(q, kv, work, spec)
@@ -112,9 +135,22 @@ def _attend(q: Tensor, kv: Tensor, work: _Work, spec: AttnSpec) -> Tensor:
     m = rows.shape[1]
     rows = rows.permute(0, 2, 1, 3, 4).reshape(n, spec.kv_heads, m * per, spec.head_dim)
     rows = F.pad(rows, (0, 0, 0, work.hidden.shape[2] - m * per))
-    out = F.scaled_dot_product_attention(rows, held[0], held[1], attn_mask=work.hidden, scale=spec.scale)
+    out = _product(rows, held[0], held[1], work, spec.scale)
     out = out[:, :, : m * per].view(n, spec.kv_heads, m, per, spec.head_dim).permute(0, 2, 1, 3, 4)
     return out.reshape(n * m, spec.heads, spec.head_dim)
+
+
+def _product(q: Tensor, k: Tensor, v: Tensor, work: _Work, scale: float) -> Tensor:
+    """q [n, heads, rows, D], k and v [n, heads, L, D] -> [n, heads, rows, D]."""
+    n, heads, rows, dim = q.shape
+    if work.tile in (0, rows):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=work.hidden, scale=scale)
+    tiles = rows // work.tile
+    q = q.view(n, heads, tiles, work.tile, dim).transpose(1, 2).flatten(0, 1)
+    k, v = (x[:, None].expand(n, tiles, *x.shape[1:]).flatten(0, 1) for x in (k, v))  # of one sequence: no copy
+    hidden = work.hidden.view(n * tiles, 1, work.tile, -1)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=hidden, scale=scale)
+    return out.view(n, tiles, heads, work.tile, dim).transpose(1, 2).reshape(n, heads, rows, dim)
 
 
 def _write_rows(batch: StepBatch, group: int, size: int) -> Tensor:
@@ -126,7 +162,7 @@ def _write_rows(batch: StepBatch, group: int, size: int) -> Tensor:
     return rows
 
 
-def _work_list(batch: StepBatch, group: int, size: int, spec: AttnSpec, exact: bool) -> list[_Work]:
+def _work_list(batch: StepBatch, group: int, size: int, spec: AttnSpec, exact: Padding | None) -> list[_Work]:
     """Decoding sequences together by size; the others one by one, QUERIES tokens at a time. Scratch rows are left out."""
     query, context, last = batch.query.tolist(), batch.context.tolist(), batch.last_row.tolist()
     together: dict[int, list[tuple[int, int, int]]] = {}
@@ -148,7 +184,7 @@ def _work_list(batch: StepBatch, group: int, size: int, spec: AttnSpec, exact: b
     return works
 
 
-def _low(start: int, size: int, spec: AttnSpec, exact: bool) -> int:
+def _low(start: int, size: int, spec: AttnSpec, exact: Padding | None) -> int:
     """The first block gathered for a token at position `start`: the one its window begins in, or (exact) that of the span."""
     if not spec.window or (exact and SPAN % size):
         return 0
@@ -156,16 +192,22 @@ def _low(start: int, size: int, spec: AttnSpec, exact: bool) -> int:
     return max(0, start - spec.window + 1) // step * step // size
 
 
-def _width(keys: int, size: int, exact: bool) -> int:
+def _width(keys: int, size: int, exact: Padding | None) -> int:
     """Blocks gathered for this many keys."""
     width = -(-keys // size)
-    while exact and SHORT < width * size % SPAN < LONG:
+    while exact and exact.short < width * size % SPAN < exact.long:
         width += 1
     return width
 
 
 def _work(
-    batch: StepBatch, group: int, size: int, spec: AttnSpec, members: Sequence[tuple[int, int, int]], m: int, exact: bool
+    batch: StepBatch,
+    group: int,
+    size: int,
+    spec: AttnSpec,
+    members: Sequence[tuple[int, int, int]],
+    m: int,
+    exact: Padding | None,
 ) -> _Work:
     """members: (sequence, first row, its position) of runs of m query tokens. exact: pad so that sums keep their order."""
     seqs, first, start = (torch.tensor(x) for x in zip(*members, strict=True))
@@ -181,9 +223,9 @@ def _work(
     per = spec.heads // spec.kv_heads
     dtype = torch.bfloat16 if spec.dtype == "bfloat16" else torch.float32
     hidden = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf")).repeat_interleave(per, 1)
-    hidden = F.pad(hidden, (0, 0, 0, -m * per % ROWS if exact else 0))
+    hidden = F.pad(hidden, (0, 0, 0, -m * per % exact.rows if exact else 0))
     rows = (first[:, None] + torch.arange(m)).flatten()
-    return _Work(rows, len(members), blocks.flatten(), hidden[:, None], stale)
+    return _Work(rows, len(members), blocks.flatten(), hidden[:, None], exact.rows if exact and exact.tiled else 0, stale)
 
 
 def _false_runs(flags: Tensor) -> tuple[tuple[int, int], ...]:
