@@ -141,12 +141,16 @@ def test_codes_of_another_type_are_an_error_when_packed() -> None:
         _kernel("torch-float8", "sm_90").pack(other)
 
 
-def test_the_packed_weight_is_the_one_triton_s_product_reads() -> None:
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+def test_the_packed_weight_is_the_one_triton_s_product_reads(arch: str) -> None:
     """Else few rows and many would need two copies of it."""
     quantised = pytest.importorskip("thalweg.backends.triton_kernels.quantised", exc_type=ImportError)
+    tiles = pytest.importorskip("thalweg.backends.triton_kernels.tiles").tiles(arch)
     for format in FORMATS.values():
-        weight = quantise(torch.randn(48, 64), format)
-        ours, theirs = scaled.pack(False, weight), quantised.pack(weight)
+        dense = torch.randn(48, 64)
+        dense[:, 5] = -1e-7  # rounds to -0
+        weight = quantise(dense, format)
+        ours, theirs = _kernel(f"torch-{format.kind}8", arch).pack(weight), quantised.pack(tiles, weight)
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[k].view(torch.uint8), theirs[k].view(torch.uint8)) for k in ours)
     assert scaled.helpers("sm_90").few("int8") is not None

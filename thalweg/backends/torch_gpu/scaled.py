@@ -6,15 +6,15 @@ than these: Triton's product has them where it is here. Weights are packed as th
 or without, codes are those of `hal.ops.quantise.quantise_rows`.
 
 One vendor's 8-bit float (fnuz: float8_e4m3fnuz) has the other's bit patterns mean half as much, and -0 not a number: codes
-keep their bits but for -0, and each scale is doubled. Only the products have been run, by torch on a processor; never on a
-GPU.
+keep their bits but for -0 and what is no number, and each scale is doubled, as Triton's product has them. Only the products
+have been run, by torch on a processor; never on a GPU.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ INT_FAMILIES = ("CDNA2", "CDNA3", "CDNA4")
 
 Run = Callable[..., Tensor]
 Round = Callable[[Tensor, str], tuple[Tensor, Tensor]]
-"""rows [n, in] of the model's dtype, act -> (codes [n, in], one byte each, scale float32 [n])"""
+"""rows [n, in] of the model's dtype, act -> (codes [n, in], one byte each, scale float32 [n]), both as the target holds them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,11 @@ class Helpers:
 def in_torch(rows: Tensor, act: str) -> tuple[Tensor, Tensor]:
     codes, scale = quantise_rows(rows, act)
     return codes, scale[:, 0]
+
+
+def in_fnuz(rows: Tensor, act: str) -> tuple[Tensor, Tensor]:
+    codes, scale = in_torch(rows, act)
+    return _as_fnuz(codes.view(torch.uint8)), scale * 2
 
 
 ALONE = Helpers(in_torch, lambda act: None)
@@ -79,8 +84,6 @@ def _float8(
         return few(x, weight, bias, act=act, group=group)
     codes, scale = h.round(rows, act)
     scales = weight["scales"].expand(1, weight["codes"].shape[0])
-    if kind != torch.float8_e4m3fn:
-        codes, scale, scales = _without_minus_zero(codes.view(torch.uint8)), scale * 2, scales * 2
     out = torch._scaled_mm(
         codes.view(kind), weight["codes"].view(kind).t(), scale[:, None], scales.contiguous(), bias=bias, out_dtype=x.dtype
     )
@@ -103,8 +106,10 @@ def _int8(
     return out.to(x.dtype).view(*x.shape[:-1], out.shape[-1])
 
 
-def _without_minus_zero(codes: Tensor) -> Tensor:
-    return codes.masked_fill(codes == 0x80, 0)
+def _as_fnuz(codes: Tensor) -> Tensor:
+    """uint8 codes of float8_e4m3fn -> those that mean half of it: 0 for -0, 0x80 for what is no number."""
+    codes = codes.masked_fill(codes == 0x80, 0)
+    return codes.masked_fill((codes & 0x7F) == 0x7F, 0x80)
 
 
 def pack(fnuz: bool, w: QTensor) -> dict[str, Tensor]:
@@ -114,10 +119,11 @@ def pack(fnuz: bool, w: QTensor) -> dict[str, Tensor]:
     want = torch.int8 if kind == "int" else torch.float8_e4m3fn
     if codes.dtype != want:
         raise ValueError(f"weight {w.format} of shape {w.shape}: runs codes of {want}, not {codes.dtype}")
+    scales = w.data["scales"].to(torch.float32).t().contiguous()
     if kind == "float":
         codes = codes.view(torch.uint8)
-        codes = _without_minus_zero(codes) if fnuz else codes
-    return {"codes": codes, "scales": w.data["scales"].to(torch.float32).t().contiguous()}
+        codes, scales = (_as_fnuz(codes), scales * 2) if fnuz else (codes, scales)
+    return {"codes": codes, "scales": scales}
 
 
 def _refusal(
@@ -144,9 +150,10 @@ def kernels(arch: str, h: Helpers) -> tuple[Kernel, ...]:
     no_floats = None if known.fp8 else f"{arch} multiplies no 8-bit floats"
     no_ints = None if nvidia or known.family in INT_FAMILIES else f"{arch} has no library of integer products"
     part, native = functools.partial, known.fp8 or E4M3
+    floats = replace(h, round=in_fnuz) if native == FNUZ and h.round is in_torch else h
     return (
         Kernel(
-            "linear", "torch-float8", part(_float8, h, getattr(torch, native)),
+            "linear", "torch-float8", part(_float8, floats, getattr(torch, native)),
             supports=part(_refusal, "float", E4M3, FLOAT_STEP, ("bfloat16",), no_floats), pack=part(pack, native == FNUZ),
         ),
         Kernel(
