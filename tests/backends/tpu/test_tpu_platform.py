@@ -69,7 +69,7 @@ def test_the_kernels_of_the_hardware_serve_rounded_weights(method: str, kernel: 
         sizes = {**SIZES, "max_model_len": 64, "max_num_batched_tokens": 64}
         llm = LLM("thalweg-nano", device=device, quantization=method, use_tqdm_on_load=False, **sizes, **more)
         asked = [{"role": "user", "content": "Sort: pear, apple, plum"}]
-        out = llm.chat([asked], SamplingParams(max_tokens=6, temperature=0), use_tqdm=False)
+        out = llm.chat([asked], SamplingParams(max_tokens=2, temperature=0), use_tqdm=False)
         return list(out[0].outputs[0].token_ids), list(llm.kernel_plan)
 
     got, plan = answer("tpu", {"additional_config": {**HOST, "attention": "pallas"}})
