@@ -50,12 +50,10 @@ async def test_streams_survive_a_killed_engine_with_no_token_lost_or_doubled(arg
     engine = await AsyncLLM.start(args)
     undisturbed = await asyncio.gather(*(collect(engine, i) for i in range(n)))
     tasks = [asyncio.create_task(collect(engine, i)) for i in range(n)]
-    for _ in range(2):
+    for kills in (1, 2):
         await asyncio.sleep(0.05)
         os.kill(engine.engine_pid, signal.SIGKILL)
-        await asyncio.sleep(0.1)
-        assert not engine.ready
-        while not engine.ready:
+        while engine.restarts < kills or not engine.ready:  # it may be back before this looks
             await asyncio.sleep(0.01)
     assert await asyncio.gather(*tasks) == undisturbed
     assert engine.restarts == 2
