@@ -31,14 +31,14 @@ def to_torch(a: Any) -> Tensor:
     return torch.from_numpy(a.view(np.int32) if a.dtype == np.uint32 else a)
 
 
-def to_numpy(x: Any) -> Any:
-    """A step's result with every tensor as a numpy array, in whatever dataclass or mapping it lies."""
+def to_numpy(x: Any, copy: bool = False) -> Any:
+    """A step's result with every tensor as a numpy array, in whatever dataclass or mapping it lies. copy: of its own memory."""
     if isinstance(x, Tensor):
-        return x.numpy()
+        return x.numpy().copy() if copy else x.numpy()
     if is_dataclass(x) and not isinstance(x, type):
-        return replace(x, **{f.name: to_numpy(getattr(x, f.name)) for f in fields(x)})
+        return replace(x, **{f.name: to_numpy(getattr(x, f.name), copy) for f in fields(x)})
     if isinstance(x, dict):
-        return {k: to_numpy(v) for k, v in x.items()}
+        return {k: to_numpy(v, copy) for k, v in x.items()}
     return x
 
 

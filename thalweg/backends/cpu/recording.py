@@ -17,8 +17,8 @@ import functools
 import logging
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from thalweg.backends.cpu.native import WORDS, Library, zeroed
-from thalweg.backends.eager import Done, EagerExecutable, to_torch
+from thalweg.backends.eager import Done, EagerExecutable, to_numpy, to_torch
+from thalweg.backends.tensors import memory_of, tensors_in
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import SCRATCH, Layout, Params, StateBox, Step, StepBatch, lay_out, pack, statics, unpack
 
@@ -106,17 +107,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._library, self._arena = library, arena
         self._parts: list[list[Sequence[int]] | Callable[[], None]] = []
-        self._kept: list[Any] = []
-        self.noted = 0
+        self.kept: list[Any] = []
+        """What must live as long as the tape."""
 
     def note(self, entry: Sequence[int]) -> None:
         if not self._parts or not isinstance(self._parts[-1], list):
             self._parts.append([])
         self._parts[-1].append(entry)  # type: ignore[union-attr]
-        self.noted += 1
 
     def keep(self, what: Any) -> None:
-        self._kept.append(what)
+        self.kept.append(what)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         name, kwargs = func.overloadpacket.__name__, kwargs or {}
@@ -132,10 +132,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def call(self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], out: Any, writes: bool) -> Any:
         """Note a call that gave `out`; what it made is moved into the arena. A call that made and wrote nothing (a view) is
         not done again: its result stays where it is."""
-        inputs = {_memory(t) for t in _tensors((args, kwargs))}
+        inputs = {memory_of(t) for t in tensors_in((args, kwargs))}
         moved: dict[int, Tensor] = {}
-        for i, t in enumerate(_tensors(out)):
-            if _memory(t) not in inputs:
+        for i, t in enumerate(tensors_in(out)):
+            if memory_of(t) not in inputs:
                 moved[i] = self._arena.like(t).copy_(t)
         if func is torch.ops.aten._to_copy.default and moved:  # straight to where it belongs: logits are large
             self._parts.append(functools.partial(_copy, args[0], moved[0]))
@@ -145,10 +145,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def tape(self) -> Callable[[], None]:
         """What runs the step again."""
-        parts = [
-            np.array([[*e, *[0] * (WORDS - len(e))] for e in p], np.int64) if isinstance(p, list) else p for p in self._parts
-        ]
-        replay, context, kept = self._library.replay, self._library.context, self._kept
+        parts = [_table(p) if isinstance(p, list) else p for p in self._parts]
+        replay, context = self._library.replay, self._library.context
 
         def run() -> None:
             for part in parts:
@@ -157,7 +155,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 else:
                     part()
 
-        run.kept = kept  # type: ignore[attr-defined]
         return run
 
 
@@ -173,7 +170,7 @@ def _again(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], targe
     if not targets:
         func(*args, **kwargs)
         return
-    got = list(_tensors(func(*args, **kwargs)))
+    got = list(tensors_in(func(*args, **kwargs)))
     for i, target in targets:
         target.copy_(got[i])
 
@@ -201,7 +198,7 @@ class _Recorded:
     result: Any
     """Of tensors that the tape fills."""
     held: Any
-    """Tensors over the buffer, whose addresses the tape holds."""
+    """Whose addresses the tape holds: tensors over the buffer, jobs."""
 
 
 class RecordingExecutable:
@@ -252,7 +249,7 @@ class RecordingExecutable:
         pack(batch, layout, tape.buffer)
         with torch.inference_mode():
             tape.run()
-        return Done(_copied(tape.result))
+        return Done(to_numpy(tape.result, copy=True))
 
     def _record(self, key: Any, batch: StepBatch, layout: Layout, size: int) -> Done:
         held = zeroed(self._library, size)
@@ -272,8 +269,8 @@ class RecordingExecutable:
             self._library.tape = None
         if not _in_place(self._state.value, state):
             raise UnrecordableError("the step returned a state in other memory")
-        self._tapes[key] = _Recorded(buffer, recorder.tape(), result, laid)
-        return Done(_copied(result))
+        self._tapes[key] = _Recorded(buffer, recorder.tape(), result, (laid, recorder.kept))
+        return Done(to_numpy(result, copy=True))
 
 
 def _widened(table: np.ndarray) -> np.ndarray:
@@ -287,21 +284,6 @@ def _bytes(kind: str, shape: tuple[int, ...]) -> int:
     return int(np.prod(shape)) * np.dtype(kind).itemsize
 
 
-def _memory(t: Tensor) -> int:
-    return int(t.untyped_storage()._cdata)
-
-
-def _tensors(x: Any) -> Iterator[Tensor]:
-    if isinstance(x, Tensor):
-        yield x
-    elif isinstance(x, Mapping):
-        for v in x.values():
-            yield from _tensors(v)
-    elif isinstance(x, list | tuple):
-        for v in x:
-            yield from _tensors(v)
-
-
 def _replaced(out: Any, moved: Mapping[int, Tensor]) -> Any:
     """`out`, a tensor or a flat sequence of them, with some in other memory."""
     if isinstance(out, Tensor):
@@ -310,16 +292,5 @@ def _replaced(out: Any, moved: Mapping[int, Tensor]) -> Any:
 
 
 def _in_place(old: Any, new: Any) -> bool:
-    before, after = list(_tensors(old)), list(_tensors(new))
+    before, after = list(tensors_in(old)), list(tensors_in(new))
     return len(before) == len(after) and all(a.data_ptr() == b.data_ptr() for a, b in zip(before, after, strict=True))
-
-
-def _copied(x: Any) -> Any:
-    """A result with numpy arrays of its own in place of tensors."""
-    if isinstance(x, Tensor):
-        return x.numpy().copy()
-    if is_dataclass(x) and not isinstance(x, type):
-        return replace(x, **{f.name: _copied(getattr(x, f.name)) for f in fields(x)})
-    if isinstance(x, Mapping):
-        return {k: _copied(v) for k, v in x.items()}
-    return x

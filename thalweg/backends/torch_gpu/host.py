@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thalweg.backends.host import host_memory, process_memory
+from thalweg.backends.tensors import memory_of, tensors_in
 from thalweg.backends.torch_gpu.runtime import Work
 
 LOOKS = frozenset({"item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "nonzero", "__array__"})
@@ -175,14 +176,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         _refuse(func, args, kwargs)
-        inputs = {_memory(t) for t in _tensors((args, kwargs))}
+        inputs = {memory_of(t) for t in tensors_in((args, kwargs))}
         for t in _written(func, args, kwargs):
-            if _memory(t) not in self._own and _memory(t) not in self._before:
+            if memory_of(t) not in self._own and memory_of(t) not in self._before:
                 whole = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0)
-                self._before[_memory(t)] = (whole, whole.clone())
+                self._before[memory_of(t)] = (whole, whole.clone())
         out = func(*args, **kwargs)
-        fresh = [(i, t) for i, t in enumerate(_tensors(out)) if _memory(t) not in inputs]
-        self._own |= {_memory(t) for _, t in fresh}
+        fresh = [(i, t) for i, t in enumerate(tensors_in(out)) if memory_of(t) not in inputs]
+        self._own |= {memory_of(t) for _, t in fresh}
         self._calls.append((func, args, kwargs, fresh))
         return out
 
@@ -195,7 +196,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def replay(self) -> None:
         with torch.inference_mode():
             for func, args, kwargs, fresh in self._calls:
-                got = list(_tensors(func(*args, **kwargs)))
+                got = list(tensors_in(func(*args, **kwargs)))
                 for i, t in fresh:
                     t.copy_(got[i])
 
@@ -212,23 +213,8 @@ def _refuse(func: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         raise RuntimeError(f"cannot be captured: {name} brings a value from the host")
 
 
-def _memory(t: Tensor) -> int:
-    return int(t.untyped_storage()._cdata)
-
-
-def _tensors(x: Any) -> Iterator[Tensor]:
-    if isinstance(x, Tensor):
-        yield x
-    elif isinstance(x, Mapping):
-        for v in x.values():
-            yield from _tensors(v)
-    elif isinstance(x, list | tuple):
-        for v in x:
-            yield from _tensors(v)
-
-
 def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
     for i, a in enumerate(func._schema.arguments):
         if a.alias_info is not None and a.alias_info.is_write:
             value = args[i] if i < len(args) else kwargs.get(a.name)
-            yield from _tensors(value)
+            yield from tensors_in(value)

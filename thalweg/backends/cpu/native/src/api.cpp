@@ -150,8 +150,8 @@ void pack_some(const Pack& p, int64_t row, int64_t first, int64_t last) {
 typedef uint32_t Four __attribute__((vector_size(16)));
 
 // A panel of 64 outputs is the transpose of 64 rows of 32-bit words, as far as words are whole: four by four, one line of
-// four rows at a time. flip: of every word. Returns the words of a row that were done.
-int64_t transpose(const uint8_t* rows, int64_t row_bytes, uint32_t* out, uint32_t flip) {
+// four rows at a time. Returns the words of a row that were done.
+int64_t transpose(const uint8_t* rows, int64_t row_bytes, uint32_t* out) {
     const int64_t words = row_bytes / 16 * 4;
     for (int64_t from = 0; from < words; from += 16) {
         const int64_t to = from + 16 < words ? from + 16 : words;
@@ -164,16 +164,13 @@ int64_t transpose(const uint8_t* rows, int64_t row_bytes, uint32_t* out, uint32_
                 Four de = __builtin_shuffle(d, e, Four{0, 4, 1, 5}), ed = __builtin_shuffle(d, e, Four{2, 6, 3, 7});
                 Four columns[4] = {__builtin_shuffle(ab, de, Four{0, 1, 4, 5}), __builtin_shuffle(ab, de, Four{2, 3, 6, 7}),
                                    __builtin_shuffle(ba, ed, Four{0, 1, 4, 5}), __builtin_shuffle(ba, ed, Four{2, 3, 6, 7})};
-                for (int i = 0; i < 4; ++i) {
-                    Four word = columns[i] ^ flip;
-                    memcpy(out + (u + i) * PANEL + c, &word, 16);
-                }
+                for (int i = 0; i < 4; ++i) memcpy(out + (u + i) * PANEL + c, &columns[i], 16);
             }
     }
     return words;
 }
 
-// int8 with bfloat16 steps: the same, of 16-bit units.
+// int8 with bfloat16 steps: the same, of 16-bit units. flip: bits turned in each, which make unsigned codes signed.
 int64_t transpose16(const uint8_t* rows, int64_t row_bytes, uint16_t* out, uint16_t flip) {
     const int64_t units = row_bytes / 2;
     for (int64_t from = 0; from < units; from += 16) {
@@ -200,10 +197,9 @@ void pack_nibbles(const Pack& p, int64_t panel) {
             const int64_t to = from + 64 < w.k ? from + 64 : w.k;
             for (int64_t k = from; k < (to + 1) / 2 * 2; ++k) {
                 uint16_t word = 0;
-                for (int q = 0; q < 4; ++q) {
-                    const int64_t row = q * 16 + c;
-                    const int code = k < w.k && row < left ? (rows[row * w.k + k] + shift) & 15 : k < w.k ? 0 : 8;
-                    word |= uint16_t(row < left ? code << (4 * q) : 0);
+                for (int64_t q = 0, row = c; q < 4 && row < left; ++q, row += 16) {
+                    const int code = k < w.k ? (rows[row * w.k + k] + shift) & 15 : 8;  // past the end: 0
+                    word |= uint16_t(code << (4 * q));
                 }
                 memcpy(out + k / 2 * 64 + c * 4 + k % 2 * 2, &word, 2);
             }
@@ -218,10 +214,10 @@ void pack_panel(void* job, int64_t panel) {
     const int64_t bytes = w.form != Form::dense ? 1 : w.type == Type::f32 ? 4 : 2;
     const uint8_t* rows = (const uint8_t*)p.codes + first * w.k * bytes;
     uint8_t* out = w.data + panel * w.panel_bytes;
-    int64_t done = 0;  // inputs
-    if (end - first < PANEL) done = 0;  // a panel that is not full goes one by one
-    else if (w.form == Form::int8) done = transpose16(rows, w.k, (uint16_t*)out, w.offsets ? 0x8080 : 0) * 2;
-    else done = transpose(rows, w.k * bytes, (uint32_t*)out, 0) * 4 / bytes;
+    int64_t done = 0;  // inputs; those of a panel that is not full go one by one
+    if (end - first == PANEL)
+        done = w.form == Form::int8 ? transpose16(rows, w.k, (uint16_t*)out, w.offsets ? 0x8080 : 0) * 2
+                                    : transpose(rows, w.k * bytes, (uint32_t*)out) * 4 / bytes;
     // The rest a stretch at a time, so that what is written stays in the nearest cache until it is whole.
     for (int64_t k = done; k < w.k; k += PANEL)
         for (int64_t row = first; row < end; ++row) pack_some(p, row, k, k + PANEL < w.k ? k + PANEL : w.k);
