@@ -124,6 +124,9 @@ EXPORT void thalweg_give(void* p, size_t bytes) { give(p, bytes); }
 
 namespace {
 
+// Inputs that a step of a weight holds side by side.
+int64_t unit_of(const Weight* w) { return w->form == Form::int8_rows ? 4 : w->form == Form::dense && w->type == Type::f32 ? 1 : 2; }
+
 struct Pack {
     Weight* w;
     const void* codes;
@@ -239,7 +242,7 @@ EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* codes, i
     Weight* w = new Weight{};
     w->form = Form(form), w->type = Type(type), w->n = n, w->k = k;
     w->panels = (n + PANEL - 1) / PANEL;
-    int unit = w->form == Form::int8_rows ? 4 : w->form == Form::dense && w->type == Type::f32 ? 1 : 2;  // inputs side by side
+    const int64_t unit = unit_of(w);
     int64_t units = (k + unit - 1) / unit;
     w->group = group >= k ? units * unit : group;
     w->groups = w->form == Form::dense ? 0 : (k + w->group - 1) / w->group;
@@ -277,22 +280,29 @@ EXPORT void thalweg_free(Weight* w) {
 
 EXPORT int64_t thalweg_bytes(const Weight* w) { return int64_t(w->bytes); }
 
-// y [m, n] = x [m, k] * w^T + bias [n] (or null), rows contiguous; type: of all three, that of a dense weight.
-EXPORT void thalweg_linear(Context* c, const Weight* w, int type, const void* x, int64_t m, const void* bias, void* y) {
-    if (m <= 0) return;
-    int bytes = Type(type) == Type::bf16 ? 2 : 4;
-    bool sums = w->offsets != nullptr, rounds = w->form == Form::int8_rows, pads = !rounds && w->k % (4 / bytes);
+namespace {
+
+// Some rows of a linear layer, made ready in scratch memory where they do not fit as they are.
+void linear_rows(Context* c, const Weight* w, Type type, const void* x, int64_t m, const void* bias, void* y) {
+    const bool sums = w->offsets != nullptr, rounds = w->form == Form::int8_rows;
+    const bool widens = !rounds && type == Type::bf16 && c->kernels->widen_rows;
+    const int64_t bytes = type == Type::bf16 && !widens ? 2 : 4, unit = unit_of(w);
+    const bool pads = !rounds && !widens && w->k % unit;
     Linear j{};
-    j.w = w, j.type = Type(type), j.m = m, j.bias = bias, j.y = y;
-    j.steps = j.row_words = rounds ? (w->k + 3) / 4 : (w->k * bytes + 3) / 4;
+    j.w = w, j.type = type, j.m = m, j.bias = bias, j.y = y;
+    j.steps = (w->k + unit - 1) / unit;
+    j.row_words = rounds ? j.steps : j.steps * unit * bytes / 4;
+    // Rows whose distance is a multiple of 4 KiB would take each other's places in the nearest cache.
+    if (widens) j.row_words = int64_t(up(j.row_words, 16)) | 16;
     j.words = (const uint32_t*)x;
-    if (sums || rounds || pads) {
-        size_t rows = rounds || pads ? up(m * j.row_words * 4, 64) : 0, scales = up(m * 4, 64);
+    if (sums || rounds || widens || pads) {
+        size_t rows = rounds || widens || pads ? up(m * j.row_words * 4, 64) : 0, scales = up(m * 4, 64);
         uint8_t* room = (uint8_t*)c->room(rows + scales + (sums ? m * w->groups * 4 : 0));
         if (rows) j.words = (const uint32_t*)room;
         float* after = (float*)(room + rows);
         Quantise q{j.type, x, m, w->k, w->group, w->groups, j.row_words, room, after, after + scales / 4};
         if (rounds) run(c->pool, (m + 15) / 16, c->kernels->quantise_rows, &q);
+        if (widens) run(c->pool, (m + 15) / 16, c->kernels->widen_rows, &q);
         if (sums) run(c->pool, (m + 15) / 16, c->kernels->group_sums, &q);
         for (int64_t r = 0; r < m && pads; ++r) {
             uint8_t* to = room + r * j.row_words * 4;
@@ -312,6 +322,18 @@ EXPORT void thalweg_linear(Context* c, const Weight* w, int type, const void* x,
     j.row_chunks = (m + j.rows_per_chunk - 1) / j.rows_per_chunk;
     int64_t groups = (w->panels + j.panels_per_task - 1) / j.panels_per_task;
     run(c->pool, groups * j.row_chunks, c->kernels->linear, &j);
+}
+
+}  // namespace
+
+// y [m, n] = x [m, k] * w^T + bias [n] (or null), rows contiguous; type: of all three, that of a dense weight. So many rows at a
+// time that they stay in a cache of the processor while every panel is multiplied with them.
+EXPORT void thalweg_linear(Context* c, const Weight* w, int type, const void* x, int64_t m, const void* bias, void* y) {
+    const int64_t bytes = Type(type) == Type::bf16 ? 2 : 4, fit = (int64_t(4) << 20) / (w->k * 4) / 128 * 128;
+    const int64_t most = fit > 256 ? fit : 256;
+    for (int64_t row = 0; row < m; row += most)
+        linear_rows(c, w, Type(type), (const uint8_t*)x + row * w->k * bytes, m - row < most ? m - row : most, bias,
+                    (uint8_t*)y + row * w->n * bytes);
 }
 
 // Store keys and values of the step's tokens, then attend. Rows of sequences that no task names are not written.

@@ -34,8 +34,8 @@ int pool_threads(const Pool* pool);
 // y [m, n] = rows [m, k] * weight^T + bias. `words` are the rows as 32-bit words, zero-filled to whole words.
 struct Linear {
     const Weight* w;
-    Type type;      // of inputs and outputs
-    int64_t steps;  // words of a row
+    Type type;      // of outputs; of inputs too, but that bfloat16 may have been made float32
+    int64_t steps;  // of the weight
     const uint32_t* words;
     int64_t row_words, m;
     const void* bias;
@@ -73,7 +73,9 @@ struct Rows {
 
 struct Kernels {
     const char* name;
-    Task linear, quantise_rows, group_sums, write_kv, attend, norm, gate, turn, best;
+    Task linear, quantise_rows;
+    Task widen_rows;  // null: bfloat16 inputs are multiplied as they are
+    Task group_sums, write_kv, attend, norm, gate, turn, best;
 };
 
 struct Quantise {
