@@ -21,6 +21,7 @@ namespace {
 
 constexpr int ABI = 2;
 constexpr size_t HUGE = size_t(2) << 20;
+constexpr int64_t ROWS_BYTES = 4 << 20, ROWS_LEAST = 256;  // of a linear layer's input at a time; cpu/__init__.py counts them
 
 struct Context {
     Pool* pool;
@@ -329,8 +330,8 @@ void linear_rows(Context* c, const Weight* w, Type type, const void* x, int64_t 
 // y [m, n] = x [m, k] * w^T + bias [n] (or null), rows contiguous; type: of all three, that of a dense weight. So many rows at a
 // time that they stay in a cache of the processor while every panel is multiplied with them.
 EXPORT void thalweg_linear(Context* c, const Weight* w, int type, const void* x, int64_t m, const void* bias, void* y) {
-    const int64_t bytes = Type(type) == Type::bf16 ? 2 : 4, fit = (int64_t(4) << 20) / (w->k * 4) / 128 * 128;
-    const int64_t most = fit > 256 ? fit : 256;
+    const int64_t bytes = Type(type) == Type::bf16 ? 2 : 4, fit = ROWS_BYTES / (w->k * 4) / 128 * 128;
+    const int64_t most = fit > ROWS_LEAST ? fit : ROWS_LEAST;
     for (int64_t row = 0; row < m; row += most)
         linear_rows(c, w, Type(type), (const uint8_t*)x + row * w->k * bytes, m - row < most ? m - row : most, bias,
                     (uint8_t*)y + row * w->n * bytes);
