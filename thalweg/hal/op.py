@@ -86,6 +86,8 @@ class Kernel:
     pack: a weight in canonical form to what `run` takes in its place; called once, at load.
     packer: in place of pack, where the layout depends on more than the weight: the bind-time facts to such a function.
     batch_invariant: a row's result is the same bits whatever else is in the batch.
+    largest: for linear, called as `run` is: of each row of what that would give, (its place i32[N], the value f32[N]) of the
+    largest, of equals the first; NaN if one is. None: not offered.
     """
 
     op: str
@@ -95,6 +97,7 @@ class Kernel:
     pack: Callable[[QTensor], Any] = _plain
     batch_invariant: bool = False
     packer: Callable[[Mapping[str, Any]], Callable[[QTensor], Any]] | None = None
+    largest: Callable[..., tuple[Any, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,8 @@ class Bound:
     call: Callable[..., Any]
     pack: Callable[[QTensor], Any]
     choice: Choice
+    largest: Callable[..., tuple[Any, Any]] | None = None
+    """`Kernel.largest` of the same weight."""
 
     def __call__(self, *args: Any) -> Any:
         return self.call(*args)
@@ -183,4 +188,5 @@ class Binder:
         choice = Choice(op.name, dict(spec), k.name, k.batch_invariant, tuple(refused))
         self.record(choice)
         pack = k.pack if k.packer is None else k.packer(choice.facts)
-        return Bound(functools.partial(k.run, **static) if static else k.run, pack, choice)
+        largest = functools.partial(k.largest, **static) if k.largest else None
+        return Bound(functools.partial(k.run, **static) if static else k.run, pack, choice, largest)

@@ -64,8 +64,8 @@ class CpuPlatform(Platform):
         return LIBRARY.exists() or dtype == "float32" or bool(cpu_flags() & PACKS_BF16)
 
     def workspace(self, s: StepSizes) -> int:
-        """Compiled kernels keep scratch memory for the most rows they have made ready, and a quarter more. Without them attention
-        holds the masks of a whole step's prompt tokens, and oneDNN keeps kernels and scratch for row counts it met."""
+        """Compiled kernels keep scratch memory for the most rows they have made ready, and a quarter more. Without them
+        attention holds the masks of a step's prompt tokens, and oneDNN keeps kernels and scratch for row counts it met."""
         if LIBRARY.exists():
             width = max(s.hidden, s.inner)
             rows = min(s.tokens, max(ROWS_BYTES // (4 * width), ROWS_LEAST))

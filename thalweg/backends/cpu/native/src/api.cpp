@@ -19,7 +19,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 2;
+constexpr int ABI = 3;
 constexpr size_t HUGE = size_t(2) << 20;
 constexpr int64_t ROWS_BYTES = 4 << 20, ROWS_LEAST = 256;  // of a linear layer's input at a time; cpu/__init__.py counts them
 
@@ -283,14 +283,14 @@ EXPORT int64_t thalweg_bytes(const Weight* w) { return int64_t(w->bytes); }
 
 namespace {
 
-// Some rows of a linear layer, made ready in scratch memory where they do not fit as they are.
-void linear_rows(Context* c, const Weight* w, Type type, const void* x, int64_t m, const void* bias, void* y) {
+// Some rows of a linear layer, made ready in scratch memory where they do not fit as they are. best: where y is null.
+void linear_rows(Context* c, const Weight* w, Type type, const void* x, int64_t m, const void* bias, void* y, Best* best) {
     const bool sums = w->offsets != nullptr, rounds = w->form == Form::int8_rows;
     const bool widens = !rounds && type == Type::bf16 && c->kernels->widen_rows;
     const int64_t bytes = type == Type::bf16 && !widens ? 2 : 4, unit = unit_of(w);
     const bool pads = !rounds && !widens && w->k % unit;
     Linear j{};
-    j.w = w, j.type = type, j.m = m, j.bias = bias, j.y = y;
+    j.w = w, j.type = type, j.m = m, j.bias = bias, j.y = y, j.best = best;
     j.steps = (w->k + unit - 1) / unit;
     j.row_words = rounds ? j.steps : j.steps * unit * bytes / 4;
     // Rows whose distance is a multiple of 4 KiB would take each other's places in the nearest cache.
@@ -325,16 +325,34 @@ void linear_rows(Context* c, const Weight* w, Type type, const void* x, int64_t 
     run(c->pool, groups * j.row_chunks, c->kernels->linear, &j);
 }
 
-}  // namespace
-
-// y [m, n] = x [m, k] * w^T + bias [n] (or null), rows contiguous; type: of all three, that of a dense weight. So many rows at a
-// time that they stay in a cache of the processor while every panel is multiplied with them.
-EXPORT void thalweg_linear(Context* c, const Weight* w, int type, const void* x, int64_t m, const void* bias, void* y) {
-    const int64_t bytes = Type(type) == Type::bf16 ? 2 : 4, fit = ROWS_BYTES / (w->k * 4) / 128 * 128;
+// So many rows at a time that they stay in a cache of the processor while every panel is multiplied with them.
+void linear(Context* c, const Weight* w, Type type, const void* x, int64_t m, const void* bias, void* y, Best* best) {
+    const int64_t bytes = type == Type::bf16 ? 2 : 4, fit = ROWS_BYTES / (w->k * 4) / 128 * 128;
     const int64_t most = fit > ROWS_LEAST ? fit : ROWS_LEAST;
     for (int64_t row = 0; row < m; row += most)
-        linear_rows(c, w, Type(type), (const uint8_t*)x + row * w->k * bytes, m - row < most ? m - row : most, bias,
-                    (uint8_t*)y + row * w->n * bytes);
+        linear_rows(c, w, type, (const uint8_t*)x + row * w->k * bytes, m - row < most ? m - row : most, bias,
+                    y ? (uint8_t*)y + row * w->n * bytes : nullptr, best + row * w->panels);
+}
+
+}  // namespace
+
+// y [m, n] = x [m, k] * w^T + bias [n] (or null), rows contiguous; type: of all three, that of a dense weight.
+EXPORT void thalweg_linear(Context* c, const Weight* w, int type, const void* x, int64_t m, const void* bias, void* y) {
+    linear(c, w, Type(type), x, m, bias, y, nullptr);
+}
+
+// Of each row of that y, which is not written, the place [m] and the value [m] of the largest: NaN if one is, of equals the
+// first. room: 8 bytes for each row and 64 outputs.
+EXPORT void thalweg_largest(Context* c, const Weight* w, int type, const void* x, int64_t m, const void* bias, void* room, int32_t* at,
+                            float* most) {
+    Best* best = (Best*)room;
+    linear(c, w, Type(type), x, m, bias, nullptr, best);
+    for (int64_t r = 0; r < m; ++r, best += w->panels) {
+        Best found = best[0];
+        for (int64_t i = 1; i < w->panels; ++i)
+            if (best[i].most > found.most || best[i].most != best[i].most) found = best[i];
+        at[r] = found.at, most[r] = found.most;
+    }
 }
 
 // Store keys and values of the step's tokens, then attend. Rows of sequences that no task names are not written.
@@ -418,6 +436,9 @@ EXPORT void thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
                              (const float*)at(10), a[11], at(12), at(13));
                 break;
             case 5: thalweg_best(c, (const float*)at(0), a[1], a[2], (int32_t*)at(3)); break;
+            case 6:
+                thalweg_largest(c, (const Weight*)at(0), int(a[1]), at(2), a[3], at(4), at(5), (int32_t*)at(6), (float*)at(7));
+                break;
             default: abort();
         }
     }

@@ -31,6 +31,11 @@ using Task = void (*)(void* job, int64_t index);
 void run(Pool* pool, int64_t tasks, Task task, void* job);
 int pool_threads(const Pool* pool);
 
+struct Best {  // of some outputs of a row: the largest (NaN if one is), and which it is, of equals the first
+    float most;
+    int32_t at;
+};
+
 // y [m, n] = rows [m, k] * weight^T + bias. `words` are the rows as 32-bit words, zero-filled to whole words.
 struct Linear {
     const Weight* w;
@@ -39,7 +44,8 @@ struct Linear {
     const uint32_t* words;
     int64_t row_words, m;
     const void* bias;
-    void* y;
+    void* y;     // or null:
+    Best* best;  // [m, panels], of the outputs as y would hold them
     const float* row_scales;  // int8_rows: [m]
     const float* group_sums;  // with offsets: [m, groups]
     int64_t panels_per_task, row_chunks, rows_per_chunk;
