@@ -53,8 +53,8 @@ struct Linear {
 
 // Attention of query tokens over cached keys and values in blocks; attention.inc says how a block lies in memory.
 struct Attention {
-    // Of the step (the Python side has the same struct, field by field).
-    int64_t type, heads, kv_heads, dim, size, tokens, seqs, columns, window, q_stride, k_stride, v_stride;
+    // Of the step (the Python side has the same struct, field by field). rounds: the cache holds int8.
+    int64_t type, rounds, heads, kv_heads, dim, size, tokens, seqs, columns, window, q_stride, k_stride, v_stride;
     float scale, softcap;
     const int32_t *table, *token_seq, *positions, *slots, *context, *query, *first;  // first: row of a sequence's first token
     const int32_t* tasks;  // [task_count, 4]: sequence, KV head, first query token, query tokens
