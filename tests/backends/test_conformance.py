@@ -58,6 +58,7 @@ def test_the_compiled_platform_passes_on_the_host(attention: str, cases: str, tm
     _kit("--platform=tpu", "--platform-options", json.dumps(options), "-q", "-p", "no:timeout", "-k", cases)
 
 
+@pytest.mark.slow
 def test_parts_are_every_chosen_test_once() -> None:
     def tests(*args: str) -> list[str]:
         out = _kit("--platform=null", "--collect-only", "-k", "test_device and not memory", *args)
