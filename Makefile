@@ -3,6 +3,8 @@
 
 MODEL ?=
 ARGS ?=
+# One process per core, at most four: each takes up to 3 GB.
+PROCESSES ?= --numprocesses logical --maxprocesses 4 --dist worksteal
 
 .PHONY: help setup serve test check bench chaos eval
 
@@ -22,7 +24,7 @@ serve:
 	@ci/env thalweg serve $(MODEL) $(ARGS)
 
 test:
-	@ci/env python -m pytest $(ARGS)
+	@ci/env python -m pytest $(PROCESSES) $(ARGS)
 
 check:
 	@ci/env ci/check $(ARGS)

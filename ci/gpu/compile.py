@@ -1,6 +1,6 @@
 """Compiles every kernel launch of the Triton library for GPUs that are not here, and reads what came out.
 
-    python ci/gpu/compile.py [--quick] [--arch sm_90 ...] [--only attend] [--part 1/2] [--seconds 120] [--json FILE]
+    python ci/gpu/compile.py [--quick] [--each] [--arch sm_90 ...] [--only attend] [--part 1/2] [--seconds 120] [--json FILE]
 
 The launches are those that the library makes for real layers (`launches`), recorded instead of run, so a tile size, a type
 or an argument is never written down twice. They are compiled in a process of their own, which another follows where a compiler
@@ -434,6 +434,7 @@ class Guarded:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help=f"the launches that matter most, for {', '.join(QUICK)}")
+    parser.add_argument("--each", action="store_true", help="of each kernel only the first launch")
     parser.add_argument("--arch", nargs="*", help=f"default: {' '.join(ARCHS)}")
     parser.add_argument("--only", default="", help="launches whose name contains this")
     parser.add_argument("--part", metavar="I/N", default="1/1", help="the I-th of N parts of each architecture's launches")
@@ -450,6 +451,8 @@ def main() -> int:
         triton.knobs.cache.dir = cache
         for arch in args.arch or (QUICK if args.quick else ARCHS):
             work = [x for x in launches(arch) if args.only in x.name and (not args.quick or any(q in x.name for q in QUICKLY))]
+            if args.each:
+                work = list({x.kernel: x for x in reversed(work)}.values())
             work = work[part - 1 :: parts]
             compiled = Guarded(work, arch, args.seconds)
             for i in range(len(work)):

@@ -37,14 +37,17 @@ def _tokens(device: str, dtype: str, temperature: float, crowd: int = 0, **args:
 
 QUICK = ("cpu", "bfloat16", 0.9)
 """What `make check` runs: kernels, the dtype that is served, draws from what the bits say."""
+EVERY = [
+    *itertools.product(["cpu"], ["float32", "bfloat16"], [0.0, 0.9]),
+    ("reference", "float32", 0.9),
+    ("reference", "bfloat16", 0.0),
+]
+"""The reference, which is slow, takes each dtype and each temperature once."""
 
 
 @pytest.mark.parametrize(
     ("device", "dtype", "temperature"),
-    [
-        pytest.param(*case, marks=() if case == QUICK else pytest.mark.slow)
-        for case in itertools.product(["reference", "cpu"], ["float32", "bfloat16"], [0.0, 0.9])
-    ],
+    [pytest.param(*case, marks=() if case == QUICK else pytest.mark.slow) for case in EVERY],
 )
 def test_tokens_and_logprob_bits_are_the_same_alone_in_a_crowd_chunked_and_preempted(
     device: str, dtype: str, temperature: float

@@ -20,6 +20,20 @@ ARGS = EngineArgs(device="cpu", max_model_len=512, max_num_seqs=32, threads=1, u
 HASH = EngineArgs(device="null", max_model_len=512, max_num_seqs=64, additional_config={"base": 0.002}, max_restarts=50)
 
 
+@pytest.fixture
+async def start_engine():
+    """start_engine(args) -> AsyncLLM; all are shut down after the test, whatever came of it."""
+    made: list[AsyncLLM] = []
+
+    async def start(args: EngineArgs) -> AsyncLLM:
+        made.append(await AsyncLLM.start(args))
+        return made[-1]
+
+    yield start
+    for engine in made:
+        await engine.shutdown()
+
+
 def params(i: int, **more) -> SamplingParams:
     """Greedy and seeded ones in turn."""
     draw = {"temperature": 0.9, "seed": i} if i % 2 else {"temperature": 0.0}
@@ -46,8 +60,8 @@ def alive(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("args", "n"), [pytest.param(ARGS, 8, id="cpu", marks=pytest.mark.slow), pytest.param(HASH, 24, id="hash model")]
 )
-async def test_streams_survive_a_killed_engine_with_no_token_lost_or_doubled(args, n):
-    engine = await AsyncLLM.start(args)
+async def test_streams_survive_a_killed_engine_with_no_token_lost_or_doubled(start_engine, args, n):
+    engine = await start_engine(args)
     undisturbed = await asyncio.gather(*(collect(engine, i) for i in range(n)))
     tasks = [asyncio.create_task(collect(engine, i)) for i in range(n)]
     for kills in (1, 2):
@@ -57,12 +71,11 @@ async def test_streams_survive_a_killed_engine_with_no_token_lost_or_doubled(arg
             await asyncio.sleep(0.01)
     assert await asyncio.gather(*tasks) == undisturbed
     assert engine.restarts == 2
-    await engine.shutdown()
 
 
-async def test_the_process_that_stands_by_becomes_the_engine_and_ends_with_its_client(monkeypatch):
+async def test_the_process_that_stands_by_becomes_the_engine_and_ends_with_its_client(start_engine, monkeypatch):
     monkeypatch.setattr(supervisor, "STANDBY_AFTER", 0.0)
-    engine = await AsyncLLM.start(HASH)
+    engine = await start_engine(HASH)
 
     async def standby() -> int:
         while not (pid := engine._supervisor.standby_pid):
@@ -90,9 +103,9 @@ async def test_the_process_that_stands_by_becomes_the_engine_and_ends_with_its_c
 
 
 @pytest.mark.slow
-async def test_a_poison_fails_alone_and_the_others_finish(monkeypatch):
+async def test_a_poison_fails_alone_and_the_others_finish(start_engine, monkeypatch):
     monkeypatch.setenv("THALWEG_FAILPOINTS", "engine.step:token=1001:crash")
-    engine = await AsyncLLM.start(HASH)
+    engine = await start_engine(HASH)
     poison = {"prompt_token_ids": [5, 1001, 6]}
     innocents = [asyncio.create_task(collect(engine, i, allowed_token_ids=[10, 11, 12])) for i in range(31)]
     await asyncio.sleep(0.02)
@@ -102,12 +115,11 @@ async def test_a_poison_fails_alone_and_the_others_finish(monkeypatch):
     results = await asyncio.gather(*innocents)
     assert all(len(ids) == 60 for ids, _ in results)
     assert engine.restarts <= 2
-    await engine.shutdown()
 
 
 @pytest.mark.slow
-async def test_a_stopped_engine_is_noticed_and_replaced():
-    engine = await AsyncLLM.start(msgspec.structs.replace(HASH, heartbeat_timeout=2.0))
+async def test_a_stopped_engine_is_noticed_and_replaced(start_engine):
+    engine = await start_engine(msgspec.structs.replace(HASH, heartbeat_timeout=2.0))
     undisturbed = await collect(engine, 3, max_tokens=200)
     task = asyncio.create_task(collect(engine, 3, max_tokens=200))
     await asyncio.sleep(0.05)
@@ -116,28 +128,25 @@ async def test_a_stopped_engine_is_noticed_and_replaced():
     assert await task == undisturbed
     assert time.monotonic() - start < 30
     assert engine.restarts == 1
-    await engine.shutdown()
 
 
 @pytest.mark.slow
-async def test_a_hang_with_heartbeats_is_noticed(monkeypatch):
+async def test_a_hang_with_heartbeats_is_noticed(start_engine, monkeypatch):
     monkeypatch.setenv("THALWEG_FAILPOINTS", "engine.step:token=1001:hang")
-    engine = await AsyncLLM.start(msgspec.structs.replace(HASH, hang_timeout=1.0))
+    engine = await start_engine(msgspec.structs.replace(HASH, hang_timeout=1.0))
     good = asyncio.create_task(collect(engine, 2, allowed_token_ids=[10, 11], max_tokens=300))
     await asyncio.sleep(0.02)
     with pytest.raises(EngineDeadError, match="alone"):
         async for _ in engine.generate({"prompt_token_ids": [5, 1001, 6]}, params(0), "hang"):
             pass
     assert len((await good)[0]) == 300
-    await engine.shutdown()
 
 
-async def test_requests_made_while_the_engine_restarts_wait_for_it():
-    engine = await AsyncLLM.start(HASH)
+async def test_requests_made_while_the_engine_restarts_wait_for_it(start_engine):
+    engine = await start_engine(HASH)
     before = await collect(engine, 1)
     os.kill(engine.engine_pid, signal.SIGKILL)
     while engine.ready:
         await asyncio.sleep(0.005)
     assert engine.why_not_ready
     assert await collect(engine, 1) == before
-    await engine.shutdown()

@@ -72,7 +72,7 @@ def _serve(dtype: str, **config: Any) -> list[tuple[list[int], Any]]:
         llm.shutdown()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_recorded_steps_give_the_tokens_and_logprobs_of_steps_as_written(
     best: Library, dtype: str, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +85,7 @@ def test_recorded_steps_give_the_tokens_and_logprobs_of_steps_as_written(
     assert counts == before
 
 
+@pytest.mark.slow
 def test_few_tapes_are_kept(best: Library, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     want = _serve("float32", isa=best.level)
     recorded = counts["_record"]
