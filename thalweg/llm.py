@@ -15,7 +15,7 @@ import msgspec
 from tqdm import tqdm
 
 from thalweg.config import BUNDLED, BUNDLED_WORDS, EngineArgs, EngineConfig
-from thalweg.engine.client.frontend import load_frontend
+from thalweg.engine.client.frontend import load_frontend, locate
 from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor
 from thalweg.engine.control import EngineCore
@@ -52,7 +52,7 @@ class LLM:
         return made
 
     def _open(self, args: EngineArgs) -> None:
-        self._frontend = load_frontend(args)
+        self._frontend = load_frontend(locate(args))
         self._worker = build(self._frontend.args)
         self._core = EngineCore(self._worker.config, self._worker.launch)
         self._inputs = InputProcessor(
