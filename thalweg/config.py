@@ -25,6 +25,11 @@ LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed
 POLICIES = ("fcfs", "priority")
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+KV_CACHE_DTYPES = {
+    "auto": "", "float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "int8_per_token_head": "int8",
+}  # fmt: skip
+"""By name: `AttnSpec.kv_dtype`."""
 QUANTIZATIONS = ("int8", "int4")
 
 
@@ -66,6 +71,8 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     """Devices that share the model, each with its part of every layer. More than one only where one process drives them all."""
 
     block_size: int | None = None
+    kv_cache_dtype: str = "auto"
+    """What keys and values are kept as; auto: the model's dtype."""
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     gpu_memory_utilization: float = 0.92
@@ -127,6 +134,8 @@ class CacheConfig(msgspec.Struct, kw_only=True, frozen=True):
     blocks: tuple[int, ...]
     """Per group, scratch included; the engine may hand out blocks 1..n-1."""
     prefix_caching: bool = True
+    dtype: str = ""
+    """What keys and values are kept as; "": the model's dtype."""
 
 
 class SchedulerConfig(msgspec.Struct, kw_only=True, frozen=True):
@@ -166,6 +175,7 @@ def check_args(args: EngineArgs) -> None:
             problems.append(f"{name} must be at least 1, not {value}")
     for name, choices in (
         ("dtype", DTYPES),
+        ("kv_cache_dtype", KV_CACHE_DTYPES),
         ("load_format", LOAD_FORMATS),
         ("logprobs_mode", LOGPROBS_MODES),
         ("scheduling_policy", POLICIES),

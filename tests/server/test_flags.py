@@ -107,7 +107,7 @@ def test_removed_flags_say_so():
 
 def test_all_refusals_at_once():
     with pytest.raises(ConfigError) as e:
-        parse("--enable-lora", "--kv-cache-dtype", "fp8", "--speculative-config.method", "ngram")
+        parse("--enable-lora", "--data-parallel-size", "2", "--speculative-config.method", "ngram")
     assert len(e.value.problems) == 3
 
 

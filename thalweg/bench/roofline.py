@@ -18,15 +18,15 @@ from typing import Any
 
 from thalweg.bench.common import at_least, check_output, random_prompts, write
 from thalweg.checkpoint.config import read_config
-from thalweg.config import EngineArgs
+from thalweg.config import KV_CACHE_DTYPES, EngineArgs
 from thalweg.errors import ConfigError
+from thalweg.hal.kv import BYTES, kept_bytes
 from thalweg.models import registry
 from thalweg.models.settings import Settings
 from thalweg.params import SamplingParams
 from thalweg.quantization.online import bytes_of, facts, formats, rounded
 
 REFUSED = ()
-WIDE = {"float32": 4, "bfloat16": 2, "float16": 2}
 READ, RATE = (1, 4096, 32768), (512, 2048, 2048)
 """Rows, inputs, outputs of the two measurements."""
 
@@ -59,13 +59,16 @@ class Ceilings:
         return max(work.bytes / self.read, work.flops / self.rate)
 
 
-def step_work(s: Settings, dtype_bytes: int, quantization: str | None, requests: int, new: int, context: int) -> Work:
+def step_work(
+    s: Settings, dtype: str, quantization: str | None, requests: int, new: int, context: int, kv_dtype: str = ""
+) -> Work:
     """One step of `requests` sequences with `new` tokens each after `context` known ones: every matrix is read once, of the
     output matrix only the last rows are computed, keys and values of the context are read and those of new tokens written.
     Scores and weighted values count as products; norms and the like as nothing."""
+    dtype_bytes = BYTES[dtype]
     p, use, a = s.parameters(dtype_bytes, 0), formats(quantization), s.attention
     layers, head = bytes_of(use.layers, p.layers, dtype_bytes, s.hidden), bytes_of(use.head, p.head, dtype_bytes, s.hidden)
-    kv = 2 * a.kv_heads * a.head_dim * dtype_bytes * len(s.windows)
+    kv = 2 * a.kv_heads * kept_bytes(a.head_dim, kv_dtype or dtype) * len(s.windows)
     seen = sum(min(context + (new + 1) / 2, w or context + new) for w in s.windows)
     products = 2 * requests * (new * p.layers + p.head) // dtype_bytes
     attention = int(4 * a.heads * a.head_dim * requests * new * seen)
@@ -118,13 +121,14 @@ def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
     after = ceilings(llm.device, dtype, args.quantization)
     limit = Ceilings((before.read + after.read) / 2, (before.rate + after.rate) / 2)
     steps = n.output_len - 1
-    shared = (settings, WIDE[dtype], args.quantization, n.batch_size)
+    shared, kept = (settings, dtype, args.quantization, n.batch_size), KV_CACHE_DTYPES[args.kv_cache_dtype]
     phases = {
-        "prefill": (step_work(*shared, n.input_len, 0), first),
-        "decode": (step_work(*shared, 1, n.input_len + steps // 2), (whole - first) / steps),
+        "prefill": (step_work(*shared, n.input_len, 0, kept), first),
+        "decode": (step_work(*shared, 1, n.input_len + steps // 2, kept), (whole - first) / steps),
     }
     result = {
         "device": llm.device.info.name, "cores": llm.device.info.cores, "dtype": dtype, "quantization": args.quantization,
+        "kv_cache_dtype": args.kv_cache_dtype,
         "requests": n.batch_size, "input": n.input_len, "output": n.output_len,
         "read_bytes_per_second": {"before": before.read, "after": after.read},
         "operations_per_second": {"before": before.rate, "after": after.rate},

@@ -12,6 +12,14 @@ from typing import Literal
 KVKind = Literal["full", "window", "latent", "state", "cross", "encoder"]
 
 
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int64": 8}
+
+
+def kept_bytes(head_dim: int, dtype: str) -> int:
+    """Of the key or the value of a token and head in a cache of this dtype; int8 comes with a float32 scale."""
+    return head_dim * BYTES[dtype] + (4 if dtype == "int8" else 0)
+
+
 @dataclass(frozen=True, slots=True)
 class KVSpec:
     """One KV group: layers that share block tables because they keep the same tokens."""
@@ -44,17 +52,7 @@ class KVLayout:
 
     @property
     def bytes_per_block(self) -> int:
-        size = {
-            "float32": 4,
-            "bfloat16": 2,
-            "float16": 2,
-            "int8": 1,
-            "uint8": 1,
-            "float8_e4m3fn": 1,
-            "float8_e5m2": 1,
-            "int64": 8,
-        }
-        n = size[self.dtype]
+        n = BYTES[self.dtype]
         for d in self.shape:
             n *= d
         return n

@@ -90,6 +90,8 @@ class Kernel:
     pack_parts: pack, of a dense weight that lies in several host arrays, the rows of one after those of another (numpy;
         bfloat16 as uint16). They may be views of a mapped file, so nothing of them may be kept. None: `pack` serves.
     batch_invariant: a row's result is the same bits whatever else is in the batch.
+    largest: for linear, called as `run` is: of each row of what that would give, (its place i32[N], the value f32[N]) of the
+    largest, of equals the first; NaN if one is. None: not offered.
     """
 
     op: str
@@ -100,6 +102,7 @@ class Kernel:
     batch_invariant: bool = False
     packer: Callable[[Mapping[str, Any]], Callable[[QTensor], Any]] | None = None
     pack_parts: Callable[[Sequence[np.ndarray]], Any] | None = None
+    largest: Callable[..., tuple[Any, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,8 @@ class Bound:
     pack: Callable[[QTensor], Any]
     choice: Choice
     pack_parts: Callable[[Sequence[np.ndarray]], Any] | None = None
+    largest: Callable[..., tuple[Any, Any]] | None = None
+    """`Kernel.largest` of the same weight."""
 
     def __call__(self, *args: Any) -> Any:
         return self.call(*args)
@@ -189,4 +194,5 @@ class Binder:
         choice = Choice(op.name, dict(spec), k.name, k.batch_invariant, tuple(refused))
         self.record(choice)
         pack = k.pack if k.packer is None else k.packer(choice.facts)
-        return Bound(functools.partial(k.run, **static) if static else k.run, pack, choice, k.pack_parts)
+        largest = functools.partial(k.largest, **static) if k.largest else None
+        return Bound(functools.partial(k.run, **static) if static else k.run, pack, choice, k.pack_parts, largest)

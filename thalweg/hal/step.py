@@ -52,6 +52,11 @@ class Features:
     score: int = -1
     """-1: none; k >= 0: the same for `score_rows` (prompt logprobs)."""
 
+    @property
+    def plain(self) -> bool:
+        """Every row takes its likeliest token, and wants to know no more."""
+        return not (self.random or self.lookback or self.bias or self.mask) and self.logprobs < 0
+
     def covers(self, other: Features) -> bool:
         return all(getattr(self, f.name) >= getattr(other, f.name) for f in fields(self))
 

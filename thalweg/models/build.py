@@ -15,7 +15,8 @@ from thalweg.models.registry import family
 from thalweg.quantization.online import formats
 
 Model = Decoder
-"""Public parts: groups, layouts, layer_group, attention, vocab, hidden, max_len, specs, rename, forward, logits."""
+"""Public parts: groups, layouts, layer_group, attention, vocab, hidden, max_len, specs, rename, forward, logits, and where
+it `chooses`, largest."""
 
 
 def build(
@@ -28,14 +29,16 @@ def build(
     max_len: int,
     block_tokens: int,
     quantization: str | None = None,
+    kv_dtype: str = "",
 ) -> Model:
     """The model of a config.json, every op bound to the device's kernels (the choices are in `binder.plan`).
 
     max_len: longest sequence served. quantization: a name of quantization.online.METHODS; weights are
-    rounded at load. Raises UnsupportedModelError, CheckpointError (the configuration), ConfigError (it does not
+    rounded at load. kv_dtype: as in AttnSpec.
+    Raises UnsupportedModelError, CheckpointError (the configuration), ConfigError (it does not
     divide among the ranks), DeviceError (no attention backend fits)."""
     for name, value in (("max_len", max_len), ("block_tokens", block_tokens)):
         if value < 1:
             raise ConfigError(f"{name}: must be at least 1, not {value}")
-    ctx = Context(binder, attention, comm, dtype, max_len, block_tokens, formats(quantization))
+    ctx = Context(binder, attention, comm, dtype, max_len, block_tokens, formats(quantization), kv_dtype)
     return Decoder(ctx, family(config)(config))

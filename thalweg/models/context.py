@@ -26,6 +26,8 @@ class Context:
     block_tokens: int
     formats: Formats = DENSE_FORMATS
     """What linear layers hold their weights in."""
+    kv_dtype: str = ""
+    """What caches hold (`AttnSpec.kv_dtype`)."""
 
     def bind(self, op: Op, **facts: Any) -> Bound:
         return self.binder.bind(op, dtype=self.dtype, **facts)

@@ -95,3 +95,13 @@ class Decoder:
     def logits(self, params: Any, x: Array) -> Array:
         """x [N, hidden] of `forward` -> f32[N, vocab]."""
         return self._head(params["head"], x)
+
+    @property
+    def chooses(self) -> bool:
+        """Can the output matrix say which token is likeliest without giving logits?"""
+        return self._head.chooses
+
+    def largest(self, params: Any, x: Array) -> tuple[Array, Array]:
+        """x [N, hidden] of `forward` -> (the likeliest tokens i32[N], their logits f32[N]): what `logits` would give, but
+        faster. Only where the model `chooses`."""
+        return self._head.largest(params["head"], x)

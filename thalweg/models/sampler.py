@@ -44,7 +44,6 @@ class Sampler:
         the rows that emit. The noise of a row is that of the position its token will take."""
         want, s = batch.features, batch.sampling
         position = batch.context + batch.query
-        invalid = ~(logits.amax(-1) < float("inf"))  # true for NaN, which a maximum passes on, and for +inf
         processed = self._scale(self._shape(logits, history, position, batch), s.temperature, want)
         if want.truncate:
             processed = self._truncate(processed, s.top_k, s.top_p, s.min_p)
@@ -52,9 +51,16 @@ class Sampler:
         chosen = None
         if want.logprobs >= 0:
             chosen = self._best(processed if self._processed else logits, tokens, want.logprobs)
-        history = self._write(history, torch.where(batch.emit, batch.slots, SCRATCH), position, tokens)
-        counts = batch.emit.to(torch.int32)
-        return StepResult(tokens[:, None], counts, logprobs=chosen, invalid=invalid), history
+        return self.emit(tokens, logits.amax(-1), history, batch, chosen)
+
+    def emit(
+        self, tokens: Tensor, most: Tensor, history: Tensor, batch: StepBatch, logprobs: Logprobs | None = None
+    ) -> tuple[StepResult, Tensor]:
+        """The result and history of tokens i32[S] that were chosen already. most: f32[S], the largest logit of each row, NaN
+        if one is."""
+        history = self._write(history, torch.where(batch.emit, batch.slots, SCRATCH), batch.context + batch.query, tokens)
+        invalid = ~(most < float("inf"))  # true for NaN and for +inf
+        return StepResult(tokens[:, None], batch.emit.to(torch.int32), logprobs=logprobs, invalid=invalid), history
 
     def score(self, logits: Tensor, targets: Tensor, k: int) -> Logprobs:
         """Logprobs of known next tokens (of a prompt): logits f32[P, V] as the model gave them, targets i32[P]."""

@@ -45,8 +45,11 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
         batch = replace(batch, positions=positions, tokens=resolve(batch.tokens, history, slots, positions))
         history = write(history, slots, batch.positions, batch.tokens)
         x, kv = model.forward(params, batch, state["kv"])
-        logits = model.logits(params, x.index_select(0, batch.last_row))
-        result, history = sampler(logits, history, batch)
+        last = x.index_select(0, batch.last_row)
+        if model.chooses and batch.features.plain:
+            result, history = sampler.emit(*model.largest(params, last), history, batch)
+        else:
+            result, history = sampler(model.logits(params, last), history, batch)
         if batch.features.score >= 0 and batch.score_rows.shape[0]:
             result = replace(result, score=_score(model, sampler, params, x, batch))
         return {"kv": kv, "history": history}, result

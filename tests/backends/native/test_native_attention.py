@@ -27,6 +27,8 @@ SPECS = {
     "128": AttnSpec(16, 8, 128, 128**-0.5, "bfloat16"),
     "256-many-heads": AttnSpec(40, 1, 256, 1 / 16, "bfloat16"),
     "16-sinks": AttnSpec(4, 2, 16, 0.25, "bfloat16", sinks=True),
+    "128-int8": AttnSpec(16, 8, 128, 128**-0.5, "bfloat16", kv_dtype="int8"),
+    "80-int8-window": AttnSpec(6, 2, 80, 0.1, "bfloat16", "window", 21, softcap=5.0, kv_dtype="int8"),
 }
 MIX = [(1, 1), (37, 1), (129, 1), (45, 20), (64, 64), (70, 2)]
 
@@ -57,7 +59,7 @@ def test_every_shape_equals_dense_attention(library: Library, device: Any, name:
     assert np.abs(got - want).max() <= kit.TOLERANCE[dtype] * np.abs(want).max()
 
 
-@pytest.mark.parametrize("name", ["96-window", "128"])
+@pytest.mark.parametrize("name", ["96-window", "128", "80-int8-window"])
 def test_a_token_has_the_same_bits_alone_and_in_any_chunking(library: Library, device: Any, name: str) -> None:
     spec, length, size = SPECS[name], 150, 16
     rng = np.random.default_rng(3)
@@ -100,7 +102,7 @@ def test_what_it_does_not_run_is_refused_in_words(library: Library) -> None:
         ({"head_dim": 272}, "up to 256"),
         ({"heads": 65, "kv_heads": 1}, "at most 64"),
         ({"dtype": "float16"}, "not float16"),
-        ({"kv_dtype": "int8"}, "the cache holds"),
+        ({"kv_dtype": "float8_e4m3fn"}, "the cache holds bfloat16 or int8"),
         ({"kind": "latent", "latent": 64}, "not latent"),
     ):
         assert why in str(attention.supports(replace(SPECS["64"], **change)))

@@ -74,6 +74,43 @@ def test_a_weight_in_parts_is_the_same_as_in_one_piece(library: Library, dtype: 
             assert torch.equal(kernel.run(x, kernel.pack_parts(parts), bias), want)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+def test_more_rows_than_are_made_ready_at_once_keep_their_bits(library: Library, dtype: torch.dtype) -> None:
+    (kernel,) = kernels(library)
+    for format in (DENSE, FORMATS["int8-groups-zeros"], FORMATS["int8-rows"]):
+        packed = kernel.pack(make(3, 4160, dtype, format)[0])
+        x = torch.randn(300, 4160, generator=torch.Generator().manual_seed(2)).to(dtype)
+        whole = kernel.run(x, packed)
+        assert torch.equal(whole[250:], kernel.run(x[250:], packed))
+        assert kernel.largest is not None
+        assert torch.equal(kernel.largest(x, packed)[0], whole.argmax(-1).int())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+def test_the_largest_of_equals_is_the_first_and_nan_is_told(library: Library, dtype: torch.dtype) -> None:
+    (kernel,) = kernels(library)
+    n, inf, nan = 200, float("inf"), float("nan")
+    rows = {  # outputs by place, the others 0; which is the largest
+        "two panels": ({70: 2.0, 130: 2.0}, 70),
+        "one panel": ({75: 2.0, 91: 2.0, 66: 1.0}, 75),
+        "the last": ({199: 1.0}, 199),
+        "all negative": ({**dict.fromkeys(range(n), -3.0), 5: -1.0}, 5),
+        "none": ({}, 0),
+        "endless": ({64: inf, 65: inf}, 64),
+        "all lost": (dict.fromkeys(range(n), -inf), 0),
+        "no number": ({3: 7.0, 190: nan}, None),
+    }
+    weight = torch.tensor([[outputs.get(i, 0.0) for outputs, _ in rows.values()] for i in range(n)], dtype=dtype)
+    packed = kernel.pack(QTensor(DENSE, (n, 1), {"weight": torch.ones(n, 1, dtype=dtype)}))
+    assert kernel.largest is not None
+    for r, (name, (_, place)) in enumerate(rows.items()):  # one input of 1: the bias is the outputs
+        at, most = kernel.largest(torch.zeros(1, 1, dtype=dtype), packed, weight[:, r].contiguous())
+        if place is None:
+            assert most.isnan().all(), name
+        else:
+            assert (at.item(), most.item()) == (place, weight[place, r].item()), name
+
+
 def test_no_rows_give_no_rows_and_leading_dimensions_stay(library: Library) -> None:
     (kernel,) = kernels(library)
     packed = kernel.pack(make(70, 48, torch.float32, DENSE)[0])

@@ -16,6 +16,8 @@ KEPT = 44 << 20
 """Bytes of compiled kernels, their scratch memory and holes in the heap, about; measured (tests/bench)."""
 KEPT_COMPILED = 16 << 20
 """The same with compiled kernels, which leave fewer holes, and the arena of recorded steps beyond its logits."""
+ROWS_BYTES, ROWS_LEAST = 4 << 20, 256
+"""Of a linear layer's input, what compiled kernels make ready at a time: rows of so many bytes in float32, at least so many."""
 PACKS_BF16 = BF16_FLAGS | {"avx512bw"}
 """Any of these: oneDNN multiplies in bfloat16."""
 
@@ -62,10 +64,12 @@ class CpuPlatform(Platform):
         return LIBRARY.exists() or dtype == "float32" or bool(cpu_flags() & PACKS_BF16)
 
     def workspace(self, s: StepSizes) -> int:
-        """Compiled kernels keep scratch memory for the largest input they have met, and a quarter more. Without them attention
-        holds the masks of a whole step's prompt tokens, and oneDNN keeps kernels and scratch for row counts it met."""
+        """Compiled kernels keep scratch memory for the most rows they have made ready, and a quarter more. Without them
+        attention holds the masks of a step's prompt tokens, and oneDNN keeps kernels and scratch for row counts it met."""
         if LIBRARY.exists():
-            return super().workspace(s) + s.tokens * max(s.hidden, s.inner) * s.dtype_bytes * 5 // 4 + KEPT_COMPILED
+            width = max(s.hidden, s.inner)
+            rows = min(s.tokens, max(ROWS_BYTES // (4 * width), ROWS_LEAST))
+            return super().workspace(s) + rows * (width + 16) * 4 * 5 // 4 + KEPT_COMPILED
         masks = s.tokens * (s.heads // s.kv_heads) * s.max_len * s.dtype_bytes
         return super().workspace(s) + masks + KEPT
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.config import read_config
-from thalweg.config import EngineArgs, SchedulerConfig, check_args
+from thalweg.config import KV_CACHE_DTYPES, EngineArgs, SchedulerConfig, check_args
 from thalweg.engine.worker import resolve
 from thalweg.errors import CheckpointError, ConfigError, DeviceError
 from thalweg.hal import discovery
-from thalweg.hal.kv import KVSpec
+from thalweg.hal.kv import KVSpec, kept_bytes
 from thalweg.hal.platform import Defaults, DeviceInfo, Memory, ModelFacts, Platform, StepSizes
 from thalweg.models import registry
 from thalweg.models.settings import Parameters, Settings, kv_groups
@@ -108,7 +108,7 @@ def _plan(k: _Known) -> Plan:
     dtype = resolve.dtype(args, k.facts, k.info, k.defaults)
     length = resolve.max_len(args, k.facts)
     schedule = resolve.scheduler(args, k.defaults, length)
-    groups = _groups(k, length, resolve.block_tokens(args, k.defaults), BYTES[dtype])
+    groups = _groups(k, length, resolve.block_tokens(args, k.defaults), dtype)
     parameters = k.settings.parameters(BYTES[dtype], length)
     if k.facts.weight_bytes and args.load_format != "dummy":
         _check_stored(k, parameters, dtype)
@@ -174,13 +174,13 @@ def _shown(g: KVSpec) -> dict[str, Any]:
     return {"kind": g.kind, "window": g.window, "layers": len(g.layers), "bytes_per_block": g.bytes_per_block}
 
 
-def _groups(k: _Known, length: int, block_tokens: int, dtype_bytes: int) -> tuple[KVSpec, ...]:
-    """Keys and values side by side in the model's dtype: the layout every attention backend here has."""
+def _groups(k: _Known, length: int, block_tokens: int, dtype: str) -> tuple[KVSpec, ...]:
+    """Keys and values side by side: the layout every attention backend here has."""
     if not k.platform.runs_models:
         return (resolve.stand_in_group(k.facts, block_tokens),)
     a = k.settings.attention
     windows = k.settings.windows_within(length)
-    each = 2 * block_tokens * (a.kv_heads // k.ranks) * a.head_dim * dtype_bytes
+    each = 2 * block_tokens * (a.kv_heads // k.ranks) * kept_bytes(a.head_dim, KV_CACHE_DTYPES[k.args.kv_cache_dtype] or dtype)
     return kv_groups(windows, block_tokens, [each] * len(windows))
 
 

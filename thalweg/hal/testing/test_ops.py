@@ -26,6 +26,21 @@ def test_kernel_gives_what_the_reference_body_gives(device: Device, case: Any) -
     assert worst <= allowed, f"{bound.choice}: differs by {worst:.3g} of the largest magnitude, {allowed:g} is allowed"
 
 
+def test_the_largest_is_that_of_what_the_kernel_gives(device: Device, case: Any) -> None:
+    op, sample, dtype, kernel = case
+    if kernel is None or kernel.largest is None:
+        pytest.skip("not offered")
+    args = cases.host_arguments(op, sample, dtype)
+    bound = cases.bind(op, sample, args, dtype, kernel)
+    if bound.choice.kernel != kernel.name:
+        pytest.skip(f"{kernel.name} refuses: {bound.choice.refused[0][1]}")
+    assert bound.largest is not None
+    (whole,) = cases.run(device, bound, cases.put(device, op, bound, args))
+    at, most = cases.run(device, bound.largest, cases.put(device, op, bound, args))
+    np.testing.assert_array_equal(at, whole.argmax(-1))
+    np.testing.assert_array_equal(most, whole.max(-1))
+
+
 def test_a_row_is_the_same_bits_in_any_batch(device: Device, case: Any) -> None:
     op, sample, dtype, kernel = case
     if op.name not in cases.ROWS:

@@ -35,6 +35,7 @@ class Attention:
             dtype=ctx.dtype,
             kind="window" if window else "full",
             window=window,
+            kv_dtype=ctx.kv_dtype,
         )
         self.backend = _choose(ctx, self.spec)
         self._rope = ctx.bind(

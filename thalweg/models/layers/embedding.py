@@ -40,3 +40,14 @@ class LMHead:
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         return self._comm.all_gather(self._op(x, p["weight"], None), -1).to(torch.float32)
+
+    @property
+    def chooses(self) -> bool:
+        """Is there `largest`?"""
+        return self._op.largest is not None and self._comm.size == 1
+
+    def largest(self, p: Mapping[str, Any], x: Array) -> tuple[Array, Array]:
+        """The likeliest tokens i32[N] and their logits f32[N], without the others being written down."""
+        assert self._op.largest is not None
+        found: tuple[Array, Array] = self._op.largest(x, p["weight"], None)
+        return found

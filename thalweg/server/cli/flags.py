@@ -18,13 +18,23 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from thalweg.config import DTYPES, LOAD_FORMATS, LOGPROBS_MODES, POLICIES, QUANTIZATIONS, EngineArgs, check_args
+from thalweg.config import (
+    DTYPES,
+    KV_CACHE_DTYPES,
+    LOAD_FORMATS,
+    LOGPROBS_MODES,
+    POLICIES,
+    QUANTIZATIONS,
+    EngineArgs,
+    check_args,
+)
 from thalweg.errors import ConfigError
 from thalweg.server.cli.grammar import VALUES, context_length, dotted, merge
 from thalweg.server.settings import ServerSettings
 
 CHOICES = {
     "dtype": DTYPES,
+    "kv_cache_dtype": tuple(KV_CACHE_DTYPES),
     "load_format": LOAD_FORMATS,
     "logprobs_mode": LOGPROBS_MODES,
     "quantization": QUANTIZATIONS,
@@ -37,7 +47,6 @@ SAME_AS_NOW: dict[str, tuple[Any, ...]] = {
     "nnodes": (1,),
     "api_server_count": (1,),
     "stream_interval": (1,),
-    "kv_cache_dtype": ("auto",),
     "tokenizer_mode": ("auto", "hf"),
     "config_format": ("auto", "hf"),
     "runner": ("auto", "generate"),

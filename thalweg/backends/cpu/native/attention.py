@@ -24,8 +24,8 @@ class _Job(ctypes.Structure):
     """`Attention` of core.h."""
 
     _fields_ = (
-        *((n, _L) for n in ("type", "heads", "kv_heads", "dim", "size", "tokens", "seqs", "columns", "window", "q_stride",
-                            "k_stride", "v_stride")),
+        *((n, _L) for n in ("type", "rounds", "heads", "kv_heads", "dim", "size", "tokens", "seqs", "columns", "window",
+                            "q_stride", "k_stride", "v_stride")),
         ("scale", _F), ("softcap", _F),
         *((n, _P) for n in ("table", "token_seq", "positions", "slots", "context", "query", "first", "tasks")),
         ("task_count", _L), ("per_task", _L),
@@ -49,8 +49,8 @@ class NativeAttention(AttentionBackend):
             return f"runs kinds full and window, not {spec.kind}"
         if spec.dtype not in ("float32", "bfloat16"):
             return f"runs float32 and bfloat16, not {spec.dtype}"
-        if spec.kv_dtype not in ("", spec.dtype):
-            return f"the cache holds {spec.dtype}, not {spec.kv_dtype}"
+        if spec.kv_dtype not in ("", spec.dtype, "int8"):
+            return f"the cache holds {spec.dtype} or int8, not {spec.kv_dtype}"
         if spec.head_dim % 16 or spec.head_dim > MOST_DIM:
             return f"heads are multiples of 16 up to {MOST_DIM}, not {spec.head_dim}"
         if spec.heads % spec.kv_heads or spec.heads // spec.kv_heads > MOST_ROWS:
@@ -60,8 +60,9 @@ class NativeAttention(AttentionBackend):
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
         if block_tokens % 2:
             raise DeviceError(f"block_size: {block_tokens}: compiled attention needs an even number of tokens; choose 16")
-        shape = (2, spec.kv_heads, block_tokens, spec.head_dim)
-        return KVLayout(shape, spec.dtype, f"kv-head-words/{spec.dtype}/{'x'.join(map(str, shape))}")
+        dtype = spec.kv_dtype or spec.dtype
+        shape = (2, spec.kv_heads, block_tokens, spec.head_dim + (4 if dtype == "int8" else 0))  # a float32 scale
+        return KVLayout(shape, dtype, f"kv-head-units/{dtype}/{'x'.join(map(str, shape))}")
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
@@ -69,7 +70,7 @@ class NativeAttention(AttentionBackend):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         plan = cast(dict[str, Any], batch.plans[group]) if batch.plans else {}
         q, k, v = (x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous() for x in (q, k, v))
-        key = f"native/{spec.window}/{spec.heads}/{spec.kv_heads}/{spec.head_dim}/{spec.dtype}"
+        key = f"native/{spec.window}/{spec.heads}/{spec.kv_heads}/{spec.head_dim}/{spec.dtype}/{spec.kv_dtype}"
         made = plan.get(key)
         if made is None:
             made = plan[key] = self._job(batch, group, spec, kv.shape[3])
@@ -94,9 +95,9 @@ class NativeAttention(AttentionBackend):
         tasks, whole = _tasks(batch, spec, blind=self._library.tape is not None)
         tokens, seqs = batch.tokens.shape[0], batch.slots.shape[0]
         job = _Job(
-            type=0 if spec.dtype == "bfloat16" else 1, heads=spec.heads, kv_heads=spec.kv_heads, dim=spec.head_dim, size=size,
-            tokens=tokens, seqs=seqs, columns=held[0].shape[1], window=spec.window, task_count=len(tasks),
-            per_task=max(1, min(64, -(-tokens // (2 * self._threads)))),
+            type=0 if spec.dtype == "bfloat16" else 1, rounds=spec.kv_dtype == "int8", heads=spec.heads,
+            kv_heads=spec.kv_heads, dim=spec.head_dim, size=size, tokens=tokens, seqs=seqs, columns=held[0].shape[1],
+            window=spec.window, task_count=len(tasks), per_task=max(1, min(64, -(-tokens // (2 * self._threads)))),
         )  # fmt: skip
         names = ("table", "token_seq", "positions", "slots", "context", "query")
         for name, x in zip(names, held, strict=True):

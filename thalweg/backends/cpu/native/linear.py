@@ -21,7 +21,8 @@ from thalweg.hal.weights import QTensor, WeightFormat
 TYPES = {torch.bfloat16: 0, torch.float32: 1}
 NAMES = ("bfloat16", "float32")
 DENSE, INT8, INT4, INT8_ROWS = range(4)
-"""Of core.h."""
+PANEL = 64
+"""Both of core.h."""
 
 
 class Packed:
@@ -54,7 +55,8 @@ class Linear:
     """The kernel's functions, over one open library."""
 
     def __init__(self, library: Library) -> None:
-        self._library, self._linear, self._context = library, library.linear, library.context
+        self._library, self._context = library, library.context
+        self._linear, self._largest = library.linear, library.largest
 
     def supports(self, spec: Mapping[str, Any]) -> str | None:
         if spec["dtype"] not in NAMES:
@@ -104,25 +106,44 @@ class Linear:
 
     def run(self, x: Tensor, weight: Packed, bias: Tensor | None = None, *, act: str = "", group: int = 0) -> Tensor:
         """act, group: what the packed weight was made for already."""
-        x = x if x.is_contiguous() else x.contiguous()
-        n, k = weight.shape
-        if (
-            x.shape[-1] != k
-            or weight.dtype not in (None, x.dtype)
-            or (bias is not None and (bias.dtype != x.dtype or len(bias) != n))
-        ):
-            raise ValueError(f"linear: {x.dtype} {list(x.shape)} does not fit a weight of {weight.dtype} {[n, k]}")
-        out = torch.empty((*x.shape[:-1], n), dtype=x.dtype)
+        x = _fit(x, weight, bias)
+        out = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype)
         self._linear(
-            self._context, weight.handle, TYPES[x.dtype], x.data_ptr(), x.numel() // k,
+            self._context, weight.handle, TYPES[x.dtype], x.data_ptr(), x.numel() // x.shape[-1],
             None if bias is None else bias.data_ptr(), out.data_ptr(),
         )  # fmt: skip
         return out
 
+    def largest(
+        self, x: Tensor, weight: Packed, bias: Tensor | None = None, *, act: str = "", group: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """See hal.op.Kernel.largest."""
+        x = _fit(x, weight, bias)
+        rows = x.numel() // x.shape[-1]
+        room = torch.empty(rows, -(-weight.shape[0] // PANEL), 2, dtype=torch.float32)
+        at, most = torch.empty(x.shape[:-1], dtype=torch.int32), torch.empty(x.shape[:-1], dtype=torch.float32)
+        self._largest(
+            self._context, weight.handle, TYPES[x.dtype], x.data_ptr(), rows,
+            None if bias is None else bias.data_ptr(), room.data_ptr(), at.data_ptr(), most.data_ptr(),
+        )  # fmt: skip
+        return at, most
+
+
+def _fit(x: Tensor, weight: Packed, bias: Tensor | None) -> Tensor:
+    n, k = weight.shape
+    if (
+        x.shape[-1] != k
+        or weight.dtype not in (None, x.dtype)
+        or (bias is not None and (bias.dtype != x.dtype or len(bias) != n))
+    ):
+        raise ValueError(f"linear: {x.dtype} {list(x.shape)} does not fit a weight of {weight.dtype} {[n, k]}")
+    return x.contiguous()
+
 
 def kernels(library: Library) -> tuple[Kernel, ...]:
-    linear = Linear(library)
-    name = f"native-{library.level}"
-    return (
-        Kernel("linear", name, linear.run, linear.supports, linear.pack, batch_invariant=True, pack_parts=linear.pack_parts),
-    )
+    linear, name = Linear(library), f"native-{library.level}"
+    kernel = Kernel(
+        "linear", name, linear.run, linear.supports, linear.pack, batch_invariant=True, pack_parts=linear.pack_parts,
+        largest=linear.largest,
+    )  # fmt: skip
+    return (kernel,)

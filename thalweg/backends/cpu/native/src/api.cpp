@@ -20,8 +20,9 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 3;
+constexpr int ABI = 4;
 constexpr size_t HUGE = size_t(2) << 20;
+constexpr int64_t ROWS_BYTES = 4 << 20, ROWS_LEAST = 256;  // of a linear layer's input at a time; cpu/__init__.py counts them
 
 struct Context {
     Pool* pool;
@@ -124,6 +125,9 @@ EXPORT void* thalweg_take(size_t bytes) { return take(bytes); }
 EXPORT void thalweg_give(void* p, size_t bytes) { give(p, bytes); }
 
 namespace {
+
+// Inputs that a step of a weight holds side by side.
+int64_t unit_of(const Weight* w) { return w->form == Form::int8_rows ? 4 : w->form == Form::dense && w->type == Type::f32 ? 1 : 2; }
 
 struct Pack {
     Weight* w;
@@ -249,7 +253,7 @@ EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* const* p
     Weight* w = new Weight{};
     w->form = Form(form), w->type = Type(type), w->n = n, w->k = k;
     w->panels = (n + PANEL - 1) / PANEL;
-    int unit = w->form == Form::int8_rows ? 4 : w->form == Form::dense && w->type == Type::f32 ? 1 : 2;  // inputs side by side
+    const int64_t unit = unit_of(w);
     int64_t units = (k + unit - 1) / unit;
     w->group = group >= k ? units * unit : group;
     w->groups = w->form == Form::dense ? 0 : (k + w->group - 1) / w->group;
@@ -287,22 +291,29 @@ EXPORT void thalweg_free(Weight* w) {
 
 EXPORT int64_t thalweg_bytes(const Weight* w) { return int64_t(w->bytes); }
 
-// y [m, n] = x [m, k] * w^T + bias [n] (or null), rows contiguous; type: of all three, that of a dense weight.
-EXPORT void thalweg_linear(Context* c, const Weight* w, int type, const void* x, int64_t m, const void* bias, void* y) {
-    if (m <= 0) return;
-    int bytes = Type(type) == Type::bf16 ? 2 : 4;
-    bool sums = w->offsets != nullptr, rounds = w->form == Form::int8_rows, pads = !rounds && w->k % (4 / bytes);
+namespace {
+
+// Some rows of a linear layer, made ready in scratch memory where they do not fit as they are. best: where y is null.
+void linear_rows(Context* c, const Weight* w, Type type, const void* x, int64_t m, const void* bias, void* y, Best* best) {
+    const bool sums = w->offsets != nullptr, rounds = w->form == Form::int8_rows;
+    const bool widens = !rounds && type == Type::bf16 && c->kernels->widen_rows;
+    const int64_t bytes = type == Type::bf16 && !widens ? 2 : 4, unit = unit_of(w);
+    const bool pads = !rounds && !widens && w->k % unit;
     Linear j{};
-    j.w = w, j.type = Type(type), j.m = m, j.bias = bias, j.y = y;
-    j.steps = j.row_words = rounds ? (w->k + 3) / 4 : (w->k * bytes + 3) / 4;
+    j.w = w, j.type = type, j.m = m, j.bias = bias, j.y = y, j.best = best;
+    j.steps = (w->k + unit - 1) / unit;
+    j.row_words = rounds ? j.steps : j.steps * unit * bytes / 4;
+    // Rows whose distance is a multiple of 4 KiB would take each other's places in the nearest cache.
+    if (widens) j.row_words = int64_t(up(j.row_words, 16)) | 16;
     j.words = (const uint32_t*)x;
-    if (sums || rounds || pads) {
-        size_t rows = rounds || pads ? up(m * j.row_words * 4, 64) : 0, scales = up(m * 4, 64);
+    if (sums || rounds || widens || pads) {
+        size_t rows = rounds || widens || pads ? up(m * j.row_words * 4, 64) : 0, scales = up(m * 4, 64);
         uint8_t* room = (uint8_t*)c->room(rows + scales + (sums ? m * w->groups * 4 : 0));
         if (rows) j.words = (const uint32_t*)room;
         float* after = (float*)(room + rows);
         Quantise q{j.type, x, m, w->k, w->group, w->groups, j.row_words, room, after, after + scales / 4};
         if (rounds) run(c->pool, (m + 15) / 16, c->kernels->quantise_rows, &q);
+        if (widens) run(c->pool, (m + 15) / 16, c->kernels->widen_rows, &q);
         if (sums) run(c->pool, (m + 15) / 16, c->kernels->group_sums, &q);
         for (int64_t r = 0; r < m && pads; ++r) {
             uint8_t* to = room + r * j.row_words * 4;
@@ -322,6 +333,36 @@ EXPORT void thalweg_linear(Context* c, const Weight* w, int type, const void* x,
     j.row_chunks = (m + j.rows_per_chunk - 1) / j.rows_per_chunk;
     int64_t groups = (w->panels + j.panels_per_task - 1) / j.panels_per_task;
     run(c->pool, groups * j.row_chunks, c->kernels->linear, &j);
+}
+
+// So many rows at a time that they stay in a cache of the processor while every panel is multiplied with them.
+void linear(Context* c, const Weight* w, Type type, const void* x, int64_t m, const void* bias, void* y, Best* best) {
+    const int64_t bytes = type == Type::bf16 ? 2 : 4, fit = ROWS_BYTES / (w->k * 4) / 128 * 128;
+    const int64_t most = fit > ROWS_LEAST ? fit : ROWS_LEAST;
+    for (int64_t row = 0; row < m; row += most)
+        linear_rows(c, w, type, (const uint8_t*)x + row * w->k * bytes, m - row < most ? m - row : most, bias,
+                    y ? (uint8_t*)y + row * w->n * bytes : nullptr, best + row * w->panels);
+}
+
+}  // namespace
+
+// y [m, n] = x [m, k] * w^T + bias [n] (or null), rows contiguous; type: of all three, that of a dense weight.
+EXPORT void thalweg_linear(Context* c, const Weight* w, int type, const void* x, int64_t m, const void* bias, void* y) {
+    linear(c, w, Type(type), x, m, bias, y, nullptr);
+}
+
+// Of each row of that y, which is not written, the place [m] and the value [m] of the largest: NaN if one is, of equals the
+// first. room: 8 bytes for each row and 64 outputs.
+EXPORT void thalweg_largest(Context* c, const Weight* w, int type, const void* x, int64_t m, const void* bias, void* room, int32_t* at,
+                            float* most) {
+    Best* best = (Best*)room;
+    linear(c, w, Type(type), x, m, bias, nullptr, best);
+    for (int64_t r = 0; r < m; ++r, best += w->panels) {
+        Best found = best[0];
+        for (int64_t i = 1; i < w->panels; ++i)
+            if (best[i].most > found.most || best[i].most != best[i].most) found = best[i];
+        at[r] = found.at, most[r] = found.most;
+    }
 }
 
 // Store keys and values of the step's tokens, then attend. Rows of sequences that no task names are not written.
@@ -405,6 +446,9 @@ EXPORT void thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
                              (const float*)at(10), a[11], at(12), at(13));
                 break;
             case 5: thalweg_best(c, (const float*)at(0), a[1], a[2], (int32_t*)at(3)); break;
+            case 6:
+                thalweg_largest(c, (const Weight*)at(0), int(a[1]), at(2), a[3], at(4), at(5), (int32_t*)at(6), (float*)at(7));
+                break;
             default: abort();
         }
     }

@@ -31,15 +31,21 @@ using Task = void (*)(void* job, int64_t index);
 void run(Pool* pool, int64_t tasks, Task task, void* job);
 int pool_threads(const Pool* pool);
 
+struct Best {  // of some outputs of a row: the largest (NaN if one is), and which it is, of equals the first
+    float most;
+    int32_t at;
+};
+
 // y [m, n] = rows [m, k] * weight^T + bias. `words` are the rows as 32-bit words, zero-filled to whole words.
 struct Linear {
     const Weight* w;
-    Type type;      // of inputs and outputs
-    int64_t steps;  // words of a row
+    Type type;      // of outputs; of inputs too, but that bfloat16 may have been made float32
+    int64_t steps;  // of the weight
     const uint32_t* words;
     int64_t row_words, m;
     const void* bias;
-    void* y;
+    void* y;     // or null:
+    Best* best;  // [m, panels], of the outputs as y would hold them
     const float* row_scales;  // int8_rows: [m]
     const float* group_sums;  // with offsets: [m, groups]
     int64_t panels_per_task, row_chunks, rows_per_chunk;
@@ -47,8 +53,8 @@ struct Linear {
 
 // Attention of query tokens over cached keys and values in blocks; attention.inc says how a block lies in memory.
 struct Attention {
-    // Of the step (the Python side has the same struct, field by field).
-    int64_t type, heads, kv_heads, dim, size, tokens, seqs, columns, window, q_stride, k_stride, v_stride;
+    // Of the step (the Python side has the same struct, field by field). rounds: the cache holds int8.
+    int64_t type, rounds, heads, kv_heads, dim, size, tokens, seqs, columns, window, q_stride, k_stride, v_stride;
     float scale, softcap;
     const int32_t *table, *token_seq, *positions, *slots, *context, *query, *first;  // first: row of a sequence's first token
     const int32_t* tasks;  // [task_count, 4]: sequence, KV head, first query token, query tokens
@@ -73,7 +79,9 @@ struct Rows {
 
 struct Kernels {
     const char* name;
-    Task linear, quantise_rows, group_sums, write_kv, attend, norm, gate, turn, best;
+    Task linear, quantise_rows;
+    Task widen_rows;  // null: bfloat16 inputs are multiplied as they are
+    Task group_sums, write_kv, attend, norm, gate, turn, best;
 };
 
 struct Quantise {
