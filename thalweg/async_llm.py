@@ -6,6 +6,7 @@ This side owns every request's truth (prompt, parameters, seed, emitted tokens);
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import time
@@ -14,9 +15,10 @@ from typing import Any, Protocol
 
 from thalweg.config import EngineArgs, EngineConfig
 from thalweg.engine import messages as m
-from thalweg.engine.client.frontend import Frontend, load_frontend
+from thalweg.engine.client.frontend import Frontend, load_frontend, locate
 from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor
+from thalweg.engine.client.process import EngineProcess
 from thalweg.engine.client.standby import Standby
 from thalweg.engine.client.stream import Stream
 from thalweg.engine.client.supervisor import Supervisor
@@ -66,15 +68,22 @@ class AsyncLLM:
     async def start(cls, args: EngineArgs, *, loggers: Sequence[StatLogger] = (), standby: Standby | None = None) -> AsyncLLM:
         """Ready to serve, a canary generation behind it; or raises ConfigError, CheckpointError, UnsupportedModelError,
         DeviceError with the reason. `standby`: a process to make the engine of, already loading its code."""
-        frontend = await asyncio.to_thread(load_frontend, args)
-        mark("tokenizer loaded")
+        located = await asyncio.to_thread(locate, args)
+        engine = asyncio.create_task(EngineProcess.start(located.args, standby))  # it loads while the tokenizer does here
+        try:
+            frontend = await asyncio.to_thread(load_frontend, located)
+            mark("tokenizer loaded")
+            made = cls(frontend, loggers)
+        except BaseException:
+            await _abandon(engine)
+            raise
         if frontend.chat:
             frontend.chat.prepare()
-        made = cls(frontend, loggers)
         try:
-            ready = (await made._supervisor.start(standby)).ready
+            ready = (await made._supervisor.start(engine)).ready
         except BaseException:
             await made._supervisor.stop()
+            await _abandon(engine)
             if frontend.chat:
                 frontend.chat.close()
             raise
@@ -239,3 +248,10 @@ class AsyncLLM:
         for stream in self._streams.values():
             stream.fail(EngineDeadError(str(why)))
         self._streams.clear()
+
+
+async def _abandon(engine: asyncio.Task[EngineProcess]) -> None:
+    """End an engine that is starting or has started; one that failed to has ended."""
+    engine.cancel()
+    with contextlib.suppress(asyncio.CancelledError, ThalwegError):
+        await (await engine).stop()

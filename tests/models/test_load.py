@@ -112,6 +112,38 @@ def test_every_matrix_passes_through_its_kernels_pack_once(tmp_path):
     assert (64 + 2 * 32, 48) in packed  # q, k and v side by side
 
 
+def test_a_kernel_that_packs_from_the_file_gets_views_where_nothing_is_converted(tmp_path):
+    path = make_checkpoint("llama-biased", tmp_path, tokenizer=False)
+    given = []
+
+    def pack_parts(parts):
+        given.append(parts)
+        return torch.from_numpy(np.concatenate(parts))
+
+    spy = Kernel("linear", "spy", run=torch.nn.functional.linear, pack_parts=pack_parts)
+    params = load_params(model(path, kernels=(spy,)), path, DEVICE, progress=False)
+    assert sorted({len(parts) for parts in given}) == [1, 2, 3]  # one matrix; gate, up; q, k, v
+    assert len(given) == 2 * 4 + 1
+    assert not any(part.flags.writeable for parts in given for part in parts)
+    plain = load_params(model(path), path, DEVICE, progress=False)
+    for keys, _ in walk(model(path).specs):
+        assert torch.equal(_at(params, keys), _at(plain, keys))
+    given.clear()
+    load_params(model(path, dtype="bfloat16", kernels=(spy,)), path, DEVICE, progress=False)
+    assert not given
+
+
+@pytest.mark.parametrize("platform", ["reference", "cpu"])
+def test_a_file_cut_short_after_loading_harms_nothing(platform, tmp_path):
+    path = make_checkpoint("qwen3", tmp_path, tokenizer=False)
+    seqs = [Seq(1, [5, 6, 7], 3), Seq(1, [5, 6, 7], 3)]
+    Rig(path, platform=platform).step([(seqs[0], 3)])
+    rig = Rig(path, platform=platform)
+    (path / "model.safetensors").write_bytes(b"")
+    rig.step([(seqs[1], 3)])
+    assert seqs[0].tokens == seqs[1].tokens
+
+
 def test_dummy_weights_are_reproducible_and_need_no_files(tmp_path):
     path = make_checkpoint("qwen3", tmp_path, tokenizer=False)
     (path / "model.safetensors").unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -174,6 +175,13 @@ def test_special_text_is_found_across_the_slices_of_a_long_text() -> None:
         text = "a" * before + "</s>x<s>" + "a" * (1 << 20) + "</s>"
         spans = specials.spans(text)
         assert [text[a:b] for a, b in spans] == ["</s>x", "<s>", "</s>"]
+
+
+@given(st.sets(st.text("<|>as", min_size=1, max_size=5), max_size=8), st.text("<|>as", max_size=60))
+def test_of_several_special_tokens_the_longest_is_found(tokens: set[str], text: str) -> None:
+    pattern = "|".join(re.escape(t) for t in sorted(tokens, key=len, reverse=True))
+    found = [m.span() for m in re.finditer(pattern, text)] if tokens else []
+    assert SpecialText(sorted(tokens)).spans(text) == found
 
 
 def test_more_special_tokens_than_anybody_writes_are_refused() -> None:

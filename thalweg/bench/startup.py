@@ -27,10 +27,10 @@ from thalweg.config import EngineArgs
 from thalweg.errors import ThalwegError
 
 POINTS = (
-    "command line", "server imported", "tokenizer loaded", "engine started", "framework imported", "weights loaded",
-    "engine built", "canary answered", "first byte",
+    "command line", "server imported", "engine started", "framework imported", "weights loaded", "engine built",
+    "tokenizer loaded", "canary answered", "first byte",
 )  # fmt: skip
-"""In the order of the chain; each row of the breakdown is the time from the one before. Overlap shows as a small number."""
+"""In the order of the chain; each row of the breakdown is the time from the latest before. Overlap shows as a small number."""
 REFUSED = ()
 
 

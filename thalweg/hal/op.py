@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from thalweg.hal.weights import QTensor
 
 NOT_INVARIANT = "its rows depend on what else is in the batch"
@@ -85,6 +87,8 @@ class Kernel:
     supports: given the bind-time facts, None or the reason it cannot.
     pack: a weight in canonical form to what `run` takes in its place; called once, at load.
     packer: in place of pack, where the layout depends on more than the weight: the bind-time facts to such a function.
+    pack_parts: pack, of a dense weight that lies in several host arrays, the rows of one after those of another (numpy;
+        bfloat16 as uint16). They may be views of a mapped file, so nothing of them may be kept. None: `pack` serves.
     batch_invariant: a row's result is the same bits whatever else is in the batch.
     largest: for linear, called as `run` is: of each row of what that would give, (its place i32[N], the value f32[N]) of the
     largest, of equals the first; NaN if one is. None: not offered.
@@ -97,6 +101,7 @@ class Kernel:
     pack: Callable[[QTensor], Any] = _plain
     batch_invariant: bool = False
     packer: Callable[[Mapping[str, Any]], Callable[[QTensor], Any]] | None = None
+    pack_parts: Callable[[Sequence[np.ndarray]], Any] | None = None
     largest: Callable[..., tuple[Any, Any]] | None = None
 
 
@@ -119,11 +124,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A bound op: call it. `pack` prepares this kernel's weight, for ops that take one."""
+    """A bound op: call it. `pack` and `pack_parts` prepare this kernel's weight, for ops that take one."""
 
     call: Callable[..., Any]
     pack: Callable[[QTensor], Any]
     choice: Choice
+    pack_parts: Callable[[Sequence[np.ndarray]], Any] | None = None
     largest: Callable[..., tuple[Any, Any]] | None = None
     """`Kernel.largest` of the same weight."""
 
@@ -189,4 +195,4 @@ class Binder:
         self.record(choice)
         pack = k.pack if k.packer is None else k.packer(choice.facts)
         largest = functools.partial(k.largest, **static) if k.largest else None
-        return Bound(functools.partial(k.run, **static) if static else k.run, pack, choice, largest)
+        return Bound(functools.partial(k.run, **static) if static else k.run, pack, choice, k.pack_parts, largest)

@@ -1,12 +1,14 @@
 """From checkpoint files to the parameters a model declares: names and shapes checked first, then only the needed bytes read.
 
-Values reach anonymous host memory one parameter at a time: read, converted, handed to the device, packed.
+Values reach anonymous host memory one parameter at a time: packed straight from the mapped file where a kernel does that,
+else read, converted, handed to the device, packed.
 """
 
 from __future__ import annotations
 
 import functools
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ CHUNK = 1 << 22
 """Values converted at once."""
 Reader = Callable[[ParamSpec, int], Any]
 """One rank's share of a parameter, on the host or on the device."""
+Views = Callable[[ParamSpec, int], "list[np.ndarray] | None"]
+"""The same as it lies in the files, a view per source; None where values have to be converted or made."""
 
 
 def load_params(
@@ -48,10 +52,11 @@ def load_params(
     0.02; norms are one) and reads none. ranks: those the device drives, of model.comm.size: it holds their shares of divided
     parameters.
     CheckpointError, before any weight is read, names missing and unexpected tensors and those of the wrong shape or dtype."""
+    views: Views = _none
     if load_format == "dummy":
         read = _dummy_reader(model, seed, device)
     elif load_format in ("auto", "safetensors"):
-        read = _file_reader(model, open_checkpoint(path))
+        read, views = _file_reader(model, open_checkpoint(path))
     else:
         raise ConfigError(f"load_format: {load_format!r} is none of auto, safetensors, dummy")
     specs = list(walk(model.specs))
@@ -67,6 +72,8 @@ def load_params(
             puts = [functools.partial(device.put_on, rank=i) for i in range(len(ranks))]
             shares = [_placed(spec, read(spec, r), put) for r, put in zip(ranks, puts, strict=True)]
             node[keys[-1]] = device.join(shares)
+        elif spec.pack_parts and spec.format == DENSE and (parts := views(spec, ranks[0])):
+            node[keys[-1]] = spec.pack_parts(parts)
         elif spec.format != DENSE:
             node[keys[-1]] = _placed(spec, read(spec, ranks[0]), device.put)
         else:
@@ -95,26 +102,37 @@ def _key(spec: ParamSpec, size: int) -> tuple[Any, ...]:
 
 
 def _shared(specs: list[ParamSpec], size: int) -> set[tuple[Any, ...]]:
-    keys = [_key(s, size) for s in specs if s.sources]
-    return {k for k in keys if keys.count(k) > 1}
+    keys = Counter(_key(s, size) for s in specs if s.sources)
+    return {k for k, times in keys.items() if times > 1}
 
 
-def _file_reader(model: Model, checkpoint: Checkpoint) -> Reader:
+def _none(spec: ParamSpec, rank: int) -> None:
+    return None
+
+
+def _file_reader(model: Model, checkpoint: Checkpoint) -> tuple[Reader, Views]:
     stored = {known: name for name in checkpoint.names if (known := model.rename(name)) is not None}
     _check(model, checkpoint, stored)
     size = model.comm.size
 
+    def dtype(source: Source) -> str:
+        return checkpoint.entry(stored[source.name])[0]
+
+    def parts(spec: ParamSpec, rank: int) -> list[np.ndarray]:
+        return [checkpoint.read(stored[s.name], *_share(s, spec.shard, rank, size)) for s in spec.sources]
+
     def read(spec: ParamSpec, rank: int) -> torch.Tensor:
         out = torch.empty(spec.shape(size), dtype=FLOATS[spec.dtype])
         at = 0
-        for source in spec.sources:
-            name = stored[source.name]
-            part = checkpoint.read(name, *_share(source, spec.shard, rank, size))
-            _copy(out[at : at + part.shape[0]], part, FLOATS[checkpoint.entry(name)[0]])
+        for source, part in zip(spec.sources, parts(spec, rank), strict=True):
+            _copy(out[at : at + part.shape[0]], part, FLOATS[dtype(source)])
             at += part.shape[0]
         return out
 
-    return read
+    def views(spec: ParamSpec, rank: int) -> list[np.ndarray] | None:
+        return parts(spec, rank) if all(dtype(s) == spec.dtype for s in spec.sources) else None
+
+    return read, views
 
 
 def _share(source: Source, shard: int | None, rank: int, size: int) -> tuple[slice | None, slice | None]:

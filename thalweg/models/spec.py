@@ -5,9 +5,11 @@ The loader walks the tree of these; layers never see a file, and the loader neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import numpy as np
 
 from thalweg.hal.step import Array
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
@@ -31,6 +33,8 @@ class ParamSpec:
     """Dimension divided evenly among the ranks; None = every rank holds all of it."""
     pack: Callable[[QTensor], Any] | None = None
     """For matrices a kernel multiplies by: what it wants of them, once, at load."""
+    pack_parts: Callable[[Sequence[np.ndarray]], Any] | None = None
+    """The same straight from the checkpoint's tensors, where they hold `dtype` and are not rounded."""
     format: WeightFormat = DENSE
     """What such a matrix is rounded to before it is packed."""
     make: Callable[[], Array] | None = None

@@ -12,6 +12,7 @@ Not covered: a template that builds special tokens around a caller's string ('<|
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,35 +27,39 @@ _ESCAPED = re.compile(r"\\u[eEfF][0-9a-fA-F]{3}")
 """A mark as `tojson` writes it when asked for ASCII."""
 MOST = 1 << 16
 """Special tokens that one request may write out; more are refused, for the work they make."""
-_SLICE = 1 << 20
-"""Characters searched at a time: the search keeps other threads waiting."""
 
 
 class SpecialText:
     """Finds special tokens written out in text. Immutable."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
-        tokens = sorted({t for t in tokens if t}, key=len, reverse=True)  # of several that begin at one place, the longest
-        self._longest = len(tokens[0]) if tokens else 0
-        self._starts = sorted({t[:2] for t in tokens})
-        self._prefixes = {t[:n] for t in tokens for n in range(1, len(t))}
-        self._pattern = re.compile("|".join(map(re.escape, tokens))) if tokens else None
+        self._tokens = frozenset(tokens) - {""}
+        self._sorted = sorted(self._tokens)
+        self._longest = max(map(len, self._tokens), default=0)
+        lengths: dict[str, set[int]] = {}
+        for t in self._tokens:
+            lengths.setdefault(t[:2], set()).add(len(t))
+        # A token of one character may stand where longer ones could begin.
+        self._lengths = {s: sorted(n | lengths.get(s[0], set()), reverse=True) for s, n in lengths.items()}
+        # Not of whole tokens: some vocabularies have thousands, and such an expression takes seconds to compile.
+        self._starts = re.compile(f"(?=({'|'.join(map(re.escape, sorted(self._lengths, reverse=True)))}))")
 
     def spans(self, text: str) -> list[Span]:
-        """Where special tokens stand in it, from left to right, none inside another. RequestError for more than MOST."""
-        if self._pattern is None or not any(start in text for start in self._starts):
+        """Where special tokens stand in it, from left to right, none inside another; of several that begin at one place, the
+        longest. RequestError for more than MOST."""
+        if not any(start in text for start in self._lengths):
             return []
         out: list[Span] = []
-        at = 0
-        while at < len(text):
-            # A match may reach beyond the slice; one that begins beyond it is the next slice's.
-            end = at + _SLICE
-            for m in self._pattern.finditer(text, at, min(len(text), end + self._longest)):
-                if m.start() < end:
-                    out.append(m.span())
-                if len(out) > MOST:
-                    raise _too_many()
-            at = max(end, out[-1][1] if out else 0)
+        end = 0
+        for m in self._starts.finditer(text):
+            at = m.start()
+            for n in self._lengths[m[1]] if at >= end else ():
+                if text[at : at + n] in self._tokens:
+                    end = min(at + n, len(text))
+                    out.append((at, end))
+                    break
+            if len(out) > MOST:
+                raise _too_many()
         return out
 
     def mark(self, values: Any) -> tuple[Any, Marks | None]:
@@ -73,7 +78,12 @@ class SpecialText:
 
     def _unfinished(self, text: str) -> bool:
         """Does it end in the beginning of a special token?"""
-        return any(text[-n:] in self._prefixes for n in range(1, min(len(text) + 1, self._longest)))
+        return any(self._begins_one(text[-n:]) for n in range(1, min(len(text) + 1, self._longest)))
+
+    def _begins_one(self, text: str) -> bool:
+        """Is it the beginning of a special token, and not all of it? Such tokens sort right after it."""
+        i = bisect_right(self._sorted, text)
+        return i < len(self._sorted) and self._sorted[i].startswith(text)
 
 
 @dataclass(frozen=True, slots=True)

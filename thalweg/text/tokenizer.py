@@ -61,13 +61,13 @@ class Tokenizer:
         """From tokenizer_config.json alone; generation_config.json may name more."""
         self.max_length = _int_or_none(config.get("model_max_length"))
         self.pieces = make_pieces(_part(backend.decoder))
-        self.max_token_chars: float = self._most_chars(vocab)
+        self.max_token_chars: float = self._most_chars(vocab, any(t.lstrip or t.rstrip for t in added.values()))
         """No token stands for more characters of text than this; inf where that cannot be known."""
         self._bytes: dict[int, bytes] = {}
         self._names: dict[int, str] = {}
 
-    def _most_chars(self, vocab: Mapping[str, int]) -> float:
-        spaces = any(t.lstrip or t.rstrip for t in self.backend.get_added_tokens_decoder().values())
+    def _most_chars(self, vocab: Mapping[str, int], spaces: bool) -> float:
+        """spaces: some added token takes those beside it."""
         if self.pieces is None or not self.pieces.bounded or spaces:
             return math.inf
         normalizer = (_part(self.backend.normalizer) or {"type": ""})["type"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,6 +55,23 @@ def test_every_shape_equals_the_body_and_rows_keep_their_bits(
         assert worst <= (1e-2 if dtype == torch.bfloat16 else 1e-5), (n, k, worst)
         for first, rows in ((0, 1), (5, 2), (7, 3), (100, 4), (30, 5), (2, 6), (3, 7), (130, 9), (1, 129)):
             assert torch.equal(kernel.run(x[first : first + rows], packed, bias), whole[first : first + rows]), (n, k, rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+def test_a_weight_in_parts_is_the_same_as_in_one_piece(library: Library, dtype: torch.dtype) -> None:
+    """Parts end within a panel and at its edge; one begins at an odd address, as a tensor of a file may."""
+    (kernel,) = kernels(library)
+    for k in (33, 64):
+        made, weight, bias = make(261, k, dtype, DENSE)
+        whole = weight.view(torch.int16 if dtype == torch.bfloat16 else torch.float32).numpy()
+        whole = whole.view("uint16") if dtype == torch.bfloat16 else whole
+        odd = np.frombuffer(b"x" + whole[130:].tobytes(), np.uint8)[1:].view(whole.dtype).reshape(-1, k)
+        assert not odd.flags.aligned
+        x = torch.randn(3, k).to(dtype)
+        want = kernel.run(x, kernel.pack(made), bias)
+        for parts in ([whole], [whole[:64], whole[64:130], odd], [whole[:10], whole[10:11], whole[11:70], whole[70:]]):
+            assert kernel.pack_parts is not None
+            assert torch.equal(kernel.run(x, kernel.pack_parts(parts), bias), want)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])

@@ -14,6 +14,7 @@ from thalweg.checkpoint import config as hf
 from thalweg.checkpoint import hub
 from thalweg.config import EngineArgs, check_args
 from thalweg.errors import CheckpointError, ConfigError, RequestError
+from thalweg.hal.platform import ModelFacts
 from thalweg.params import SamplingParams
 from thalweg.text.chat import Chat
 from thalweg.text.tokenizer import Tokenizer, check_vocab, load_tokenizer
@@ -44,12 +45,29 @@ class Frontend:
         return SamplingParams(**{**self.default_sampling, **given})
 
 
-def load_frontend(args: EngineArgs) -> Frontend:
-    """CheckpointError or ConfigError, naming file or field, before any process is started."""
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A model directory whose configuration can be read."""
+
+    args: EngineArgs
+    """The user's, with `model` made that directory."""
+    given: EngineArgs
+    path: Path
+    config: dict[str, Any]
+    facts: ModelFacts
+
+
+def locate(args: EngineArgs) -> Located:
+    """CheckpointError or ConfigError, naming file or field, before any process is told to load."""
     check_args(args)
     path = hub.resolve_model(args.model, revision=args.revision, download_dir=args.download_dir, token=args.hf_token)
     config = hf.read_config(path, args.hf_overrides)
-    facts = hf.facts(config, path)
+    return Located(msgspec.structs.replace(args, model=str(path)), args, path, config, hf.facts(config, path))
+
+
+def load_frontend(located: Located) -> Frontend:
+    """Loads the tokenizer. CheckpointError or ConfigError, naming file or field."""
+    args, path = located.given, located.path
     tokenizer = None
     if not args.skip_tokenizer_init:
         where = path
@@ -60,10 +78,10 @@ def load_frontend(args: EngineArgs) -> Frontend:
                 args.tokenizer, revision=args.tokenizer_revision, download_dir=args.download_dir, token=args.hf_token
             )
         tokenizer = load_tokenizer(where)
-        check_vocab(tokenizer, facts.vocab)
-    eos = hf.eos_ids(path, config) or (tokenizer.eos_ids if tokenizer else ())
+        check_vocab(tokenizer, located.facts.vocab)
+    eos = hf.eos_ids(path, located.config) or (tokenizer.eos_ids if tokenizer else ())
     return Frontend(
-        args=msgspec.structs.replace(args, model=str(path)),
+        args=located.args,
         path=path,
         tokenizer=tokenizer,
         chat=Chat(tokenizer, tokenizer.chat_template) if tokenizer else None,

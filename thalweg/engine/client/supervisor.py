@@ -13,7 +13,7 @@ import logging
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -92,10 +92,9 @@ class Supervisor:
             return f"the engine has given no sign of life for {time.monotonic() - self._engine.heard:.1f} s"
         return ""
 
-    async def start(self, standby: Standby | None = None) -> EngineProcess:
-        """The first engine, made of `standby` if given, once a canary generation went through it. Raises what it said if it
-        could not start."""
-        self._engine = await EngineProcess.start(self._args, standby)
+    async def start(self, engine: Awaitable[EngineProcess]) -> EngineProcess:
+        """The first engine, once a canary generation went through it. Raises what it said if it could not start."""
+        self._engine = await engine
         self._config: EngineConfig = self._engine.ready.config
         self._task = asyncio.create_task(self._run())
         await self._first_ready

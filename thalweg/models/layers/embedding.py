@@ -36,7 +36,7 @@ class LMHead:
         form = ctx.formats.head
         self._op = ctx.bind(ops.linear, in_features=hidden, out_features=here, **facts(form))
         source = Source(f"{name}.weight", (vocab, hidden))
-        self.specs = {"weight": ParamSpec((source,), ctx.dtype, 0, self._op.pack, form)}
+        self.specs = {"weight": ParamSpec((source,), ctx.dtype, 0, self._op.pack, self._op.pack_parts, form)}
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         return self._comm.all_gather(self._op(x, p["weight"], None), -1).to(torch.float32)

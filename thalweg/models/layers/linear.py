@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thalweg.hal import ops
+from thalweg.hal.op import Bound
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
 from thalweg.models.spec import ParamSpec, Source
@@ -22,7 +23,7 @@ class Linear:
         self.outputs = [ctx.share(n, f"outputs of {name}") for name, n in parts.items()]
         """This rank's outputs of each part."""
         self._op = ctx.bind(ops.linear, in_features=inputs, out_features=sum(self.outputs), **facts(ctx.formats.layers))
-        self.specs = _specs(ctx, [(name, n, inputs) for name, n in parts.items()], 0, bias, self._op.pack)
+        self.specs = _specs(ctx, [(name, n, inputs) for name, n in parts.items()], 0, bias, self._op)
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         return self._op(x, p["weight"], p.get("bias"))
@@ -37,7 +38,7 @@ class RowLinear:
         self._comm = ctx.comm
         here = ctx.share(inputs, f"inputs of {name}")
         self._op = ctx.bind(ops.linear, in_features=here, out_features=outputs, **facts(ctx.formats.layers))
-        self.specs = _specs(ctx, [(name, outputs, inputs)], 1, bias, self._op.pack)
+        self.specs = _specs(ctx, [(name, outputs, inputs)], 1, bias, self._op)
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         bias = p.get("bias")
@@ -47,9 +48,9 @@ class RowLinear:
         return y if bias is None else y + bias  # once, not once per rank
 
 
-def _specs(ctx: Context, parts: Sequence[tuple[str, int, int]], shard: int, bias: bool, pack: Any) -> dict[str, ParamSpec]:
+def _specs(ctx: Context, parts: Sequence[tuple[str, int, int]], shard: int, bias: bool, op: Bound) -> dict[str, ParamSpec]:
     weights = tuple(Source(f"{name}.weight", (outputs, inputs)) for name, outputs, inputs in parts)
-    specs = {"weight": ParamSpec(weights, ctx.dtype, shard, pack, ctx.formats.layers)}
+    specs = {"weight": ParamSpec(weights, ctx.dtype, shard, op.pack, op.pack_parts, ctx.formats.layers)}
     if bias:
         biases = tuple(Source(f"{name}.bias", (outputs,)) for name, outputs, _ in parts)
         specs["bias"] = ParamSpec(biases, ctx.dtype, 0 if shard == 0 else None)

@@ -5,10 +5,12 @@ One kernel for every number of rows, each output summed over the inputs in order
 
 from __future__ import annotations
 
+import ctypes
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,18 +69,40 @@ class Linear:
         form = form_of(w.format)
         if isinstance(form, str):
             raise ValueError(form)
-        n, k = w.shape
         codes = w.data["weight" if form == DENSE else "codes"].detach().contiguous()
         scales = w.data["scales"].to(torch.float32).contiguous() if form != DENSE else None
         zeros = w.data["zeros"].contiguous() if "zeros" in w.data else None
         dtype = codes.dtype if form == DENSE else None
+        parts = [(codes.data_ptr(), w.shape[0])]
+        more = [None if a is None else a.data_ptr() for a in (scales, zeros)]
+        return self._packed(form, dtype, parts, w.shape, w.format.group, *more)
+
+    def pack_parts(self, parts: Sequence[np.ndarray]) -> Packed:
+        """A dense weight straight from where it lies, which may be a mapped file."""
+        parts = [np.require(p, requirements=["C", "ALIGNED"]) for p in parts]
+        dtype = torch.bfloat16 if parts[0].dtype == np.uint16 else torch.float32
+        return self._packed(DENSE, dtype, [(p.ctypes.data, len(p)) for p in parts], (sum(map(len, parts)), parts[0].shape[1]))
+
+    def _packed(
+        self,
+        form: int,
+        dtype: torch.dtype | None,
+        parts: Sequence[tuple[int, int]],
+        shape: tuple[int, int],
+        group: int = 0,
+        scales: int | None = None,
+        zeros: int | None = None,
+    ) -> Packed:
+        """parts: address and rows."""
+        n, k = shape
+        addresses, rows = zip(*parts, strict=True)
         handle = self._library.pack(
-            self._context, form, 0 if dtype is None else TYPES[dtype], codes.data_ptr(), n, k, w.format.group or k,
-            None if scales is None else scales.data_ptr(), None if zeros is None else zeros.data_ptr(),
+            self._context, form, 0 if dtype is None else TYPES[dtype], (ctypes.c_void_p * len(parts))(*addresses),
+            (ctypes.c_int64 * len(parts))(*rows), n, k, group or k, scales, zeros,
         )  # fmt: skip
         if not handle:
             raise MemoryError(f"no memory for a packed weight of {n} x {k}")
-        return Packed(self._library, handle, w.shape, dtype)
+        return Packed(self._library, handle, shape, dtype)
 
     def run(self, x: Tensor, weight: Packed, bias: Tensor | None = None, *, act: str = "", group: int = 0) -> Tensor:
         """act, group: what the packed weight was made for already."""
@@ -118,4 +142,8 @@ def _fit(x: Tensor, weight: Packed, bias: Tensor | None) -> Tensor:
 
 def kernels(library: Library) -> tuple[Kernel, ...]:
     linear, name = Linear(library), f"native-{library.level}"
-    return (Kernel("linear", name, linear.run, linear.supports, linear.pack, batch_invariant=True, largest=linear.largest),)
+    kernel = Kernel(
+        "linear", name, linear.run, linear.supports, linear.pack, batch_invariant=True, pack_parts=linear.pack_parts,
+        largest=linear.largest,
+    )  # fmt: skip
+    return (kernel,)

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "core.h"
 
@@ -19,7 +20,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 3;
+constexpr int ABI = 4;
 constexpr size_t HUGE = size_t(2) << 20;
 constexpr int64_t ROWS_BYTES = 4 << 20, ROWS_LEAST = 256;  // of a linear layer's input at a time; cpu/__init__.py counts them
 
@@ -130,23 +131,21 @@ int64_t unit_of(const Weight* w) { return w->form == Form::int8_rows ? 4 : w->fo
 
 struct Pack {
     Weight* w;
-    const void* codes;
+    const void* const* parts;  // one's rows after another's
+    const int64_t* part_rows;
 };
 
-// Inputs first .. last - 1 of one output, one by one.
-void pack_some(const Pack& p, int64_t row, int64_t first, int64_t last) {
-    const Weight& w = *p.w;
-    uint8_t* out = w.data + row / PANEL * w.panel_bytes;
-    const int64_t c = row % PANEL;
+// `rows` are those of a panel. Inputs first .. last - 1 of row c, one by one.
+void pack_some(const Weight& w, const uint8_t* rows, uint8_t* out, int64_t c, int64_t first, int64_t last) {
     if (w.form == Form::dense && w.type == Type::f32) {
-        const uint32_t* from = (const uint32_t*)p.codes + row * w.k;
+        const uint32_t* from = (const uint32_t*)rows + c * w.k;
         for (int64_t k = first; k < last; ++k) ((uint32_t*)out)[k * PANEL + c] = from[k];
     } else if (w.form == Form::dense) {
-        const uint16_t* from = (const uint16_t*)p.codes + row * w.k;
+        const uint16_t* from = (const uint16_t*)rows + c * w.k;
         for (int64_t k = first; k < last; ++k) ((uint16_t*)out)[(k / 2 * PANEL + c) * 2 + k % 2] = from[k];
     } else {
         const int64_t per = w.form == Form::int8_rows ? 4 : 2;
-        const uint8_t *from = (const uint8_t*)p.codes + row * w.k, flip = w.offsets ? 128 : 0;
+        const uint8_t *from = rows + c * w.k, flip = w.offsets ? 128 : 0;
         for (int64_t k = first; k < last; ++k) out[(k / per * PANEL + c) * per + k % per] = from[k] ^ flip;
     }
 }
@@ -190,11 +189,7 @@ int64_t transpose16(const uint8_t* rows, int64_t row_bytes, uint16_t* out, uint1
 }
 
 // 4-bit codes, a byte each: four outputs a quarter of a panel apart share a 16-bit word of two inputs. A word is written once.
-void pack_nibbles(const Pack& p, int64_t panel) {
-    const Weight& w = *p.w;
-    const uint8_t* rows = (const uint8_t*)p.codes + panel * PANEL * w.k;
-    uint8_t* out = w.data + panel * w.panel_bytes;
-    const int64_t left = w.n - panel * PANEL;
+void pack_nibbles(const Weight& w, const uint8_t* rows, uint8_t* out, int64_t left) {
     const uint8_t shift = w.offsets ? 0 : 8;
     for (int64_t from = 0; from < w.k; from += 64)
         for (int c = 0; c < 16; ++c) {
@@ -210,36 +205,51 @@ void pack_nibbles(const Pack& p, int64_t panel) {
         }
 }
 
+// Rows `first` .. `end` - 1 side by side: where they lie, or in `room` if they lie in several parts.
+const uint8_t* rows_of(const Pack& p, int64_t first, int64_t end, int64_t row_bytes, std::vector<uint8_t>& room) {
+    int64_t part = 0;
+    while (first >= p.part_rows[part]) first -= p.part_rows[part], end -= p.part_rows[part++];
+    const uint8_t* from = (const uint8_t*)p.parts[part] + first * row_bytes;
+    if (end <= p.part_rows[part]) return from;
+    room.resize((end - first) * row_bytes);
+    for (uint8_t* to = room.data(); end > 0; first = 0, end -= p.part_rows[part++]) {
+        int64_t rows = (end < p.part_rows[part] ? end : p.part_rows[part]) - first;
+        memcpy(to, (const uint8_t*)p.parts[part] + first * row_bytes, rows * row_bytes);
+        to += rows * row_bytes;
+    }
+    return room.data();
+}
+
 void pack_panel(void* job, int64_t panel) {
     const Pack& p = *(const Pack*)job;
     const Weight& w = *p.w;
-    if (w.form == Form::int4) return pack_nibbles(p, panel);
-    const int64_t first = panel * PANEL, end = first + PANEL < w.n ? first + PANEL : w.n;
+    const int64_t first = panel * PANEL, count = first + PANEL < w.n ? PANEL : w.n - first;
     const int64_t bytes = w.form != Form::dense ? 1 : w.type == Type::f32 ? 4 : 2;
-    const uint8_t* rows = (const uint8_t*)p.codes + first * w.k * bytes;
+    std::vector<uint8_t> room;
+    const uint8_t* rows = rows_of(p, first, first + count, w.k * bytes, room);
     uint8_t* out = w.data + panel * w.panel_bytes;
+    if (w.form == Form::int4) return pack_nibbles(w, rows, out, count);
     int64_t done = 0;  // inputs; those of a panel that is not full go one by one
-    if (end - first == PANEL)
+    if (count == PANEL)
         done = w.form == Form::int8 ? transpose16(rows, w.k, (uint16_t*)out, w.offsets ? 0x8080 : 0) * 2
                                     : transpose(rows, w.k * bytes, (uint32_t*)out) * 4 / bytes;
     // The rest a stretch at a time, so that what is written stays in the nearest cache until it is whole.
     for (int64_t k = done; k < w.k; k += PANEL)
-        for (int64_t row = first; row < end; ++row) pack_some(p, row, k, k + PANEL < w.k ? k + PANEL : w.k);
-    if (w.sums)
-        for (int64_t row = first; row < end; ++row) {
-            const int8_t* codes = (const int8_t*)p.codes + row * w.k;
-            int32_t sum = 0;
-            for (int64_t k = 0; k < w.k; ++k) sum += codes[k];
-            w.sums[row] = 128 * sum;
-        }
+        for (int64_t c = 0; c < count; ++c) pack_some(w, rows, out, c, k, k + PANEL < w.k ? k + PANEL : w.k);
+    for (int64_t c = 0; c < count && w.sums; ++c) {
+        int32_t sum = 0;
+        for (int64_t k = 0; k < w.k; ++k) sum += ((const int8_t*)rows)[c * w.k + k];
+        w.sums[first + c] = 128 * sum;
+    }
 }
 
 }  // namespace
 
-// A packed weight, from rows of bfloat16, float32 or codes (a byte each: int8, or uint8 where there are zeros).
+// A packed weight, from rows of bfloat16, float32 or codes (a byte each: int8, or uint8 where there are zeros), in parts of
+// part_rows rows, n in all.
 // scales float32 [n, groups]; zeros uint8 [n, groups] or null; group: inputs of a scale, even; >= k: one group.
-EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* codes, int64_t n, int64_t k, int64_t group,
-                            const float* scales, const uint8_t* zeros) {
+EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* const* parts, const int64_t* part_rows, int64_t n,
+                            int64_t k, int64_t group, const float* scales, const uint8_t* zeros) {
     Weight* w = new Weight{};
     w->form = Form(form), w->type = Type(type), w->n = n, w->k = k;
     w->panels = (n + PANEL - 1) / PANEL;
@@ -269,7 +279,7 @@ EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* codes, i
             w->scales[to] = scales[row * w->groups + g];
             if (zeros) w->offsets[to] = float(zeros[row * w->groups + g] - middle);
         }
-    Pack job{w, codes};
+    Pack job{w, parts, part_rows};
     run(c->pool, w->panels, pack_panel, &job);
     return w;
 }
