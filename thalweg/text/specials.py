@@ -27,6 +27,8 @@ _ESCAPED = re.compile(r"\\u[eEfF][0-9a-fA-F]{3}")
 """A mark as `tojson` writes it when asked for ASCII."""
 MOST = 1 << 16
 """Special tokens that one request may write out; more are refused, for the work they make."""
+_SLICE = 1 << 20
+"""Characters searched at a time: the search keeps other threads waiting."""
 
 
 class SpecialText:
@@ -51,16 +53,23 @@ class SpecialText:
             return []
         out: list[Span] = []
         end = 0
-        for m in self._starts.finditer(text):
-            at = m.start()
-            for n in self._lengths[m[1]] if at >= end else ():
-                if text[at : at + n] in self._tokens:
-                    end = min(at + n, len(text))
+        for at, start in self._places(text):
+            for n in self._lengths[start] if at >= end else ():
+                if (found := text[at : at + n]) in self._tokens:
+                    end = at + len(found)
                     out.append((at, end))
                     break
             if len(out) > MOST:
                 raise _too_many()
         return out
+
+    def _places(self, text: str) -> Iterator[tuple[int, str]]:
+        """Where a token could begin, and its first characters, of which there are at most two."""
+        for low in range(0, len(text), _SLICE):
+            high = low + _SLICE
+            for m in self._starts.finditer(text, low, high + 1):
+                if m.start() < high:
+                    yield m.start(), m[1]
 
     def mark(self, values: Any) -> tuple[Any, Marks | None]:
         """JSON values with every special token in their strings (and keys) marked, and what takes the marks out again;
