@@ -55,6 +55,29 @@ def test_reads_what_the_formats_library_reads(tmp_path):
     assert got.bytes == sum(t.nbytes for t in FULL.values())
 
 
+def test_what_was_forgotten_takes_no_memory_and_can_be_read_again(tmp_path):
+    rng = np.random.default_rng(0)
+    given = {name: torch.from_numpy(rng.standard_normal((1 << 20,), np.float32)) for name in ("a", "b", "c")}
+    save_file(given, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+
+    def resident() -> int:
+        """KiB of the file's pages in this process."""
+        lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+        after = (line for line in lines if line.endswith(str(tmp_path / "model.safetensors")))
+        return sum(int(next(x for x in lines if x.startswith("Rss:")).split()[1]) for _ in after)
+
+    views = {name: checkpoint.read(name) for name in given}
+    assert all(v.sum() == given[name].numpy().sum() for name, v in views.items())
+    assert resident() >= 12 << 10
+    checkpoint.forget("b")
+    assert resident() <= 8 << 10
+    np.testing.assert_array_equal(views["b"], given["b"])
+    for name in given:
+        checkpoint.forget(name)
+    assert resident() == 0
+
+
 def test_rows_and_columns_are_views_of_only_those(tmp_path):
     save_file({"w": torch.arange(24.0).reshape(4, 6)}, tmp_path / "model.safetensors")
     w = open_checkpoint(tmp_path).read("w", slice(1, 3), slice(2, 5))

@@ -89,6 +89,12 @@ class Shard:
         count = math.prod(e.shape)
         return np.frombuffer(self.data, e.stored, count, e.begin).reshape(e.shape)
 
+    def forget(self, name: str) -> None:
+        e = self.entries[name]
+        begin = e.begin // mmap.PAGESIZE * mmap.PAGESIZE
+        if e.end > begin and hasattr(mmap, "MADV_DONTNEED"):
+            self.data.madvise(mmap.MADV_DONTNEED, begin, e.end - begin)
+
 
 class Checkpoint:
     """Every tensor of a model directory, found by name."""
@@ -136,6 +142,10 @@ class Checkpoint:
                 raise ValueError(f"{name}: columns asked of a tensor of shape {shape}")
             view = view[:, cols]
         return view
+
+    def forget(self, name: str) -> None:
+        """The tensor's pages no longer count as this process's memory; reading views of it brings them back."""
+        self._home[name].forget(name)
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

@@ -32,8 +32,8 @@ CHUNK = 1 << 22
 """Values converted at once."""
 Reader = Callable[[ParamSpec, int], Any]
 """One rank's share of a parameter, on the host or on the device."""
-Views = Callable[[ParamSpec, int], "list[np.ndarray] | None"]
-"""The same as it lies in the files, a view per source; None where values have to be converted or made."""
+Packer = Callable[[ParamSpec, int], Any]
+"""The same packed straight from the files; None where values have to be converted or made."""
 
 
 def load_params(
@@ -52,11 +52,11 @@ def load_params(
     0.02; norms are one) and reads none. ranks: those the device drives, of model.comm.size: it holds their shares of divided
     parameters.
     CheckpointError, before any weight is read, names missing and unexpected tensors and those of the wrong shape or dtype."""
-    views: Views = _none
+    packed: Packer = _none
     if load_format == "dummy":
         read = _dummy_reader(model, seed, device)
     elif load_format in ("auto", "safetensors"):
-        read, views = _file_reader(model, open_checkpoint(path))
+        read, packed = _file_reader(model, open_checkpoint(path))
     else:
         raise ConfigError(f"load_format: {load_format!r} is none of auto, safetensors, dummy")
     specs = list(walk(model.specs))
@@ -72,8 +72,8 @@ def load_params(
             puts = [functools.partial(device.put_on, rank=i) for i in range(len(ranks))]
             shares = [_placed(spec, read(spec, r), put) for r, put in zip(ranks, puts, strict=True)]
             node[keys[-1]] = device.join(shares)
-        elif spec.pack_parts and spec.format == DENSE and (parts := views(spec, ranks[0])):
-            node[keys[-1]] = spec.pack_parts(parts)
+        elif (weight := packed(spec, ranks[0])) is not None:
+            node[keys[-1]] = weight
         elif spec.format != DENSE:
             node[keys[-1]] = _placed(spec, read(spec, ranks[0]), device.put)
         else:
@@ -110,7 +110,7 @@ def _none(spec: ParamSpec, rank: int) -> None:
     return None
 
 
-def _file_reader(model: Model, checkpoint: Checkpoint) -> tuple[Reader, Views]:
+def _file_reader(model: Model, checkpoint: Checkpoint) -> tuple[Reader, Packer]:
     stored = {known: name for name in checkpoint.names if (known := model.rename(name)) is not None}
     _check(model, checkpoint, stored)
     size = model.comm.size
@@ -118,21 +118,28 @@ def _file_reader(model: Model, checkpoint: Checkpoint) -> tuple[Reader, Views]:
     def dtype(source: Source) -> str:
         return checkpoint.entry(stored[source.name])[0]
 
-    def parts(spec: ParamSpec, rank: int) -> list[np.ndarray]:
-        return [checkpoint.read(stored[s.name], *_share(s, spec.shard, rank, size)) for s in spec.sources]
+    def part(spec: ParamSpec, source: Source, rank: int) -> np.ndarray:
+        return checkpoint.read(stored[source.name], *_share(source, spec.shard, rank, size))
 
     def read(spec: ParamSpec, rank: int) -> torch.Tensor:
         out = torch.empty(spec.shape(size), dtype=FLOATS[spec.dtype])
         at = 0
-        for source, part in zip(spec.sources, parts(spec, rank), strict=True):
-            _copy(out[at : at + part.shape[0]], part, FLOATS[dtype(source)])
-            at += part.shape[0]
+        for source in spec.sources:
+            values = part(spec, source, rank)
+            _copy(out[at : at + len(values)], values, FLOATS[dtype(source)])
+            at += len(values)
+            checkpoint.forget(stored[source.name])
         return out
 
-    def views(spec: ParamSpec, rank: int) -> list[np.ndarray] | None:
-        return parts(spec, rank) if all(dtype(s) == spec.dtype for s in spec.sources) else None
+    def packed(spec: ParamSpec, rank: int) -> Any:
+        if spec.pack_parts is None or spec.format != DENSE or any(dtype(s) != spec.dtype for s in spec.sources):
+            return None
+        made = spec.pack_parts([part(spec, s, rank) for s in spec.sources])
+        for s in spec.sources:
+            checkpoint.forget(stored[s.name])
+        return made
 
-    return read, views
+    return read, packed
 
 
 def _share(source: Source, shard: int | None, rank: int, size: int) -> tuple[slice | None, slice | None]:
