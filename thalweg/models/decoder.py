@@ -53,7 +53,7 @@ class Decoder:
         self.vocab, self.hidden, self.comm, self.tied = s.vocab, s.hidden, ctx.comm, s.tied
         self.max_len = ctx.max_len
         windows = s.windows_within(ctx.max_len)
-        self._embed = Embedding(ctx, "model.embed_tokens", s.vocab, s.hidden)
+        self._embed = Embedding(ctx, "model.embed_tokens", s.vocab, s.hidden, s.tied)
         self._blocks = [Block(ctx, f"model.layers.{i}", s, w) for i, w in enumerate(windows)]
         self._norm = AddRMSNorm(ctx, "model.norm", s.hidden, s.eps)
         self._head = LMHead(ctx, "model.embed_tokens" if s.tied else "lm_head", s.vocab, s.hidden)

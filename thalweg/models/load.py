@@ -62,12 +62,16 @@ def load_params(
     specs = list(walk(model.specs))
     shared = _shared([s for _, s in specs], model.comm.size)
     placed: dict[Any, Any] = {}
+    """Of shared values, as they are; and as one kernel's `pack` made them for another's too."""
     params: dict[Any, Any] = {}
     for keys, spec in tqdm(specs, desc="Loading weights", disable=None if progress else True, leave=False):
         key = _key(spec, model.comm.size)
         node = params
         for k in keys[:-1]:
             node = node.setdefault(k, {})
+        if (key, spec.pack) in placed and spec.format == DENSE:
+            node[keys[-1]] = placed[key, spec.pack]
+            continue
         if spec.shard is not None and len(ranks) > 1:
             puts = [functools.partial(device.put_on, rank=i) for i in range(len(ranks))]
             shares = [_placed(spec, read(spec, r), put) for r, put in zip(ranks, puts, strict=True)]
@@ -83,6 +87,8 @@ def load_params(
                 if key in shared:
                     placed[key] = array
             node[keys[-1]] = _placed(spec, array, lambda a: a)
+        if key in shared and spec.format == DENSE:
+            placed[key, spec.pack] = node[keys[-1]]
     return params
 
 

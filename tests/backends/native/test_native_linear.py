@@ -44,7 +44,7 @@ def make(n: int, k: int, dtype: torch.dtype, format: WeightFormat) -> tuple[Any,
 def test_every_shape_equals_the_body_and_rows_keep_their_bits(
     library: Library, format: WeightFormat, dtype: torch.dtype
 ) -> None:
-    (kernel,) = kernels(library)
+    kernel, _ = kernels(library)
     for n, k in SHAPES:
         made, plain, bias = make(n, k, dtype, format)
         packed = kernel.pack(made)
@@ -60,7 +60,7 @@ def test_every_shape_equals_the_body_and_rows_keep_their_bits(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 def test_a_weight_in_parts_is_the_same_as_in_one_piece(library: Library, dtype: torch.dtype) -> None:
     """Parts end within a panel and at its edge; one begins at an odd address, as a tensor of a file may."""
-    (kernel,) = kernels(library)
+    kernel, _ = kernels(library)
     for k in (33, 64):
         made, weight, bias = make(261, k, dtype, DENSE)
         whole = weight.view(torch.int16 if dtype == torch.bfloat16 else torch.float32).numpy()
@@ -76,7 +76,7 @@ def test_a_weight_in_parts_is_the_same_as_in_one_piece(library: Library, dtype: 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 def test_more_rows_than_are_made_ready_at_once_keep_their_bits(library: Library, dtype: torch.dtype) -> None:
-    (kernel,) = kernels(library)
+    kernel, _ = kernels(library)
     for format in (DENSE, FORMATS["int8-groups-zeros"], FORMATS["int8-rows"]):
         packed = kernel.pack(make(3, 4160, dtype, format)[0])
         x = torch.randn(300, 4160, generator=torch.Generator().manual_seed(2)).to(dtype)
@@ -88,7 +88,7 @@ def test_more_rows_than_are_made_ready_at_once_keep_their_bits(library: Library,
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 def test_the_largest_of_equals_is_the_first_and_nan_is_told(library: Library, dtype: torch.dtype) -> None:
-    (kernel,) = kernels(library)
+    kernel, _ = kernels(library)
     n, inf, nan = 200, float("inf"), float("nan")
     rows = {  # outputs by place, the others 0; which is the largest
         "two panels": ({70: 2.0, 130: 2.0}, 70),
@@ -111,8 +111,21 @@ def test_the_largest_of_equals_is_the_first_and_nan_is_told(library: Library, dt
             assert (at.item(), most.item()) == (place, weight[place, r].item()), name
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+def test_rows_come_back_out_of_a_packed_weight(library: Library, dtype: torch.dtype) -> None:
+    linear, embed = kernels(library)
+    assert linear.pack == embed.pack  # one weight serves both
+    for n, k in ((130, 33), (64, 48)):
+        made, weight, _ = make(n, k, dtype, DENSE)
+        tokens = torch.randint(0, n, (3, 19), dtype=torch.int32)
+        assert torch.equal(embed.run(tokens, linear.pack(made)), weight[tokens.long()])
+        assert embed.run(torch.tensor([n, -1, 1 << 30], dtype=torch.int32), linear.pack(made)).count_nonzero() == 0
+    with pytest.raises(ValueError, match="does not choose among rows"):
+        embed.run(tokens.long(), linear.pack(made))
+
+
 def test_no_rows_give_no_rows_and_leading_dimensions_stay(library: Library) -> None:
-    (kernel,) = kernels(library)
+    kernel, _ = kernels(library)
     packed = kernel.pack(make(70, 48, torch.float32, DENSE)[0])
     assert kernel.run(torch.empty(0, 48), packed).shape == (0, 70)
     x = torch.randn(2, 3, 48)
@@ -122,7 +135,7 @@ def test_no_rows_give_no_rows_and_leading_dimensions_stay(library: Library) -> N
 
 
 def test_what_does_not_fit_is_refused_before_a_pointer_is_followed(library: Library) -> None:
-    (kernel,) = kernels(library)
+    kernel, _ = kernels(library)
     packed = kernel.pack(make(70, 48, torch.float32, DENSE)[0])
     for x, bias in (
         (torch.zeros(2, 47), None),
@@ -135,7 +148,7 @@ def test_what_does_not_fit_is_refused_before_a_pointer_is_followed(library: Libr
 
 
 def test_infinities_and_nan_stay_in_their_row(library: Library) -> None:
-    (kernel,) = kernels(library)
+    kernel, _ = kernels(library)
     packed = kernel.pack(make(64, 64, torch.bfloat16, DENSE)[0])
     x = torch.randn(8, 64).bfloat16()
     clean = kernel.run(x, packed)

@@ -60,8 +60,9 @@ class CpuPlatform(Platform):
         return DeviceInfo(cpu_name(), "cpu", host_memory()[0], cores(), dtypes)
 
     def packs(self, dtype: str) -> bool:
-        """Compiled kernels pack every matrix; without them oneDNN does, bfloat16 only where the processor lets it run that."""
-        return LIBRARY.exists() or dtype == "float32" or bool(cpu_flags() & PACKS_BF16)
+        """Compiled kernels embed out of the packed output matrix. Without them oneDNN keeps a copy of each matrix, in bfloat16
+        only where the processor lets it run that."""
+        return not LIBRARY.exists() and (dtype == "float32" or bool(cpu_flags() & PACKS_BF16))
 
     def workspace(self, s: StepSizes) -> int:
         """Compiled kernels keep scratch memory for the most rows they have made ready, and a quarter more. Without them

@@ -25,7 +25,7 @@ ROWS: Mapping[str, tuple[int, ...]] = {
 """Which arguments have one row per token or sequence, for ops whose result does too."""
 
 
-WEIGHTS: Mapping[str, tuple[int, ...]] = {"linear": (1,), "experts": (3, 4)}
+WEIGHTS: Mapping[str, tuple[int, ...]] = {"embed": (1,), "linear": (1,), "experts": (3, 4)}
 """Which arguments are weights that a kernel packs."""
 
 
@@ -51,8 +51,10 @@ def facts(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str) -> d
     out: dict[str, Any] = {"dtype": dtype, **sample.static}
     if op.name == "linear":
         out = {"in_features": args[1].shape[1], "out_features": args[1].shape[0], "weight": DENSE} | out
-    if op.name == "experts":
+    if op.name in ("embed", "experts"):
         out = {"weight": DENSE} | out
+    if op.name == "embed":  # as most kernels take it
+        out["tied"] = True
     if args[0].dtype == torch.float32 and op.name in ROWS and dtype == "float32":
         out |= {"vocab": args[0].shape[-1]}
     return out

@@ -9,19 +9,23 @@ import torch
 
 from thalweg.hal import ops
 from thalweg.hal.step import Array
+from thalweg.hal.weights import DENSE
 from thalweg.models.context import Context
 from thalweg.models.spec import ParamSpec, Source
 from thalweg.quantization.online import facts
 
 
 class Embedding:
-    """tokens i32[T] -> [T, hidden]. Divided by hidden size, not by vocabulary: a rank needs not know which it is."""
+    """tokens i32[T] -> [T, hidden]. Divided by hidden size, not by vocabulary: a rank needs not know which it is. tied: it is
+    the output matrix too."""
 
-    def __init__(self, ctx: Context, name: str, vocab: int, hidden: int) -> None:
+    def __init__(self, ctx: Context, name: str, vocab: int, hidden: int, tied: bool) -> None:
         self._comm = ctx.comm
         here = ctx.share(hidden, "hidden units")
-        self._op = ctx.bind(ops.embed, vocab=vocab, size=here)
-        self.specs = {"weight": ParamSpec((Source(f"{name}.weight", (vocab, hidden)),), ctx.dtype, 1, self._op.pack)}
+        one = tied and ctx.comm.size == 1 and ctx.formats.head == DENSE  # the two need the same of it
+        self._op = ctx.bind(ops.embed, vocab=vocab, size=here, **({"tied": True} if one else {}))
+        source = Source(f"{name}.weight", (vocab, hidden))
+        self.specs = {"weight": ParamSpec((source,), ctx.dtype, 1, self._op.pack, self._op.pack_parts)}
 
     def __call__(self, p: Mapping[str, Any], tokens: Array) -> Array:
         return self._comm.all_gather(self._op(tokens, p["weight"]), -1)

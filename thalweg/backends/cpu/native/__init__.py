@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-ABI = 4
+ABI = 5
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
@@ -39,9 +39,10 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_best": (None, (_P, _P, _L, _L, _P)),
     "thalweg_linear": (None, (_P, _P, _I, _P, _L, _P, _P)),
     "thalweg_largest": (None, (_P, _P, _I, _P, _L, _P, _P, _P, _P)),
+    "thalweg_gather": (None, (_P, _P, _P, _L, _P)),
     "thalweg_replay": (None, (_P, _P, _L)),
 }
-REPLAYED = ("linear", "attend", "norm", "gate", "turn", "best", "largest")
+REPLAYED = ("linear", "attend", "norm", "gate", "turn", "best", "largest", "gather")
 """Functions that make up a step, which `thalweg_replay` calls again from a list; numbered as there."""
 WORDS = 20
 """Of 64 bits, in an entry of that list: the function's number, and its arguments after the context."""

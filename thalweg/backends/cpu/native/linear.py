@@ -56,7 +56,7 @@ class Linear:
 
     def __init__(self, library: Library) -> None:
         self._library, self._context = library, library.context
-        self._linear, self._largest = library.linear, library.largest
+        self._linear, self._largest, self._gather = library.linear, library.largest, library.gather
 
     def supports(self, spec: Mapping[str, Any]) -> str | None:
         if spec["dtype"] not in NAMES:
@@ -104,6 +104,20 @@ class Linear:
             raise MemoryError(f"no memory for a packed weight of {n} x {k}")
         return Packed(self._library, handle, shape, dtype)
 
+    def has_rows(self, spec: Mapping[str, Any]) -> str | None:
+        if not spec.get("tied"):
+            return "reads rows out of the packed output matrix, and this table is none"
+        return None if spec["dtype"] in NAMES else f"holds bfloat16 and float32, not {spec['dtype']}"
+
+    def rows(self, tokens: Tensor, weight: Packed) -> Tensor:
+        """Of a dense weight, as they were before it was packed."""
+        if weight.dtype is None or tokens.dtype != torch.int32:
+            raise ValueError(f"embed: {tokens.dtype} does not choose among rows of {weight.dtype}")
+        tokens = tokens.contiguous()
+        out = torch.empty((*tokens.shape, weight.shape[1]), dtype=weight.dtype)
+        self._gather(self._context, weight.handle, tokens.data_ptr(), tokens.numel(), out.data_ptr())
+        return out
+
     def run(self, x: Tensor, weight: Packed, bias: Tensor | None = None, *, act: str = "", group: int = 0) -> Tensor:
         """act, group: what the packed weight was made for already."""
         x = _fit(x, weight, bias)
@@ -146,4 +160,7 @@ def kernels(library: Library) -> tuple[Kernel, ...]:
         "linear", name, linear.run, linear.supports, linear.pack, batch_invariant=True, pack_parts=linear.pack_parts,
         largest=linear.largest,
     )  # fmt: skip
-    return (kernel,)
+    embed = Kernel(
+        "embed", name, linear.rows, linear.has_rows, linear.pack, batch_invariant=True, pack_parts=linear.pack_parts
+    )  # fmt: skip
+    return kernel, embed

@@ -20,7 +20,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 4;
+constexpr int ABI = 5;
 constexpr size_t HUGE = size_t(2) << 20;
 constexpr int64_t ROWS_BYTES = 4 << 20, ROWS_LEAST = 256;  // of a linear layer's input at a time; cpu/__init__.py counts them
 
@@ -365,6 +365,41 @@ EXPORT void thalweg_largest(Context* c, const Weight* w, int type, const void* x
     }
 }
 
+namespace {
+
+struct Gather {
+    const Weight* w;
+    const int32_t* tokens;
+    int64_t count;
+    uint8_t* out;
+};
+constexpr int64_t GATHERED = 8;  // rows of a task
+
+void gather_rows(void* job, int64_t index) {
+    const Gather& j = *(const Gather*)job;
+    const int64_t bytes = j.w->type == Type::bf16 ? 2 : 4, row_bytes = j.w->k * bytes;
+    for (int64_t i = index * GATHERED; i < (index + 1) * GATHERED && i < j.count; ++i) {
+        uint8_t* out = j.out + i * row_bytes;
+        const int64_t row = j.tokens[i];
+        if (row < 0 || row >= j.w->n) {
+            memset(out, 0, row_bytes);
+            continue;
+        }
+        const uint32_t* from = (const uint32_t*)(j.w->data + row / PANEL * j.w->panel_bytes) + row % PANEL;
+        int64_t at = 0;
+        for (; at + 4 <= row_bytes; at += 4, from += PANEL) memcpy(out + at, from, 4);
+        memcpy(out + at, from, row_bytes - at);
+    }
+}
+
+}  // namespace
+
+// Rows of a dense weight [n, k] as they were before they were packed: out [count, k]. Of a row there is none of, 0.
+EXPORT void thalweg_gather(Context* c, const Weight* w, const int32_t* tokens, int64_t count, void* out) {
+    Gather j{w, tokens, count, (uint8_t*)out};
+    run(c->pool, (count + GATHERED - 1) / GATHERED, gather_rows, &j);
+}
+
 // Store keys and values of the step's tokens, then attend. Rows of sequences that no task names are not written.
 EXPORT void thalweg_attend(Context* c, const Attention* a) {
     Attention j = *a;
@@ -449,6 +484,7 @@ EXPORT void thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
             case 6:
                 thalweg_largest(c, (const Weight*)at(0), int(a[1]), at(2), a[3], at(4), at(5), (int32_t*)at(6), (float*)at(7));
                 break;
+            case 7: thalweg_gather(c, (const Weight*)at(0), (const int32_t*)at(1), a[2], at(3)); break;
             default: abort();
         }
     }
