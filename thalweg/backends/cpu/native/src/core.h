@@ -49,6 +49,7 @@ struct Linear {
     const float* row_scales;  // int8_rows: [m]
     const float* group_sums;  // with offsets: [m, groups]
     int64_t panels_per_task, row_chunks, rows_per_chunk;
+    int64_t panels_ahead;  // from a panel to that which its thread is likely to take next
 };
 
 // Attention of query tokens over cached keys and values in blocks; attention.inc says how a block lies in memory.
