@@ -106,6 +106,11 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     max_logprobs: int = 20
     disable_log_stats: bool = False
 
+    @property
+    def kv_dtype(self) -> str:
+        """`kv_cache_dtype` as backends know it (`AttnSpec.kv_dtype`); "": the model's dtype."""
+        return KV_CACHE_DTYPES[self.kv_cache_dtype]
+
 
 class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     path: str

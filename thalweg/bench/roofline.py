@@ -18,7 +18,7 @@ from typing import Any
 
 from thalweg.bench.common import at_least, check_output, random_prompts, write
 from thalweg.checkpoint.config import read_config
-from thalweg.config import KV_CACHE_DTYPES, EngineArgs
+from thalweg.config import EngineArgs
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import BYTES, kept_bytes
 from thalweg.models import registry
@@ -121,7 +121,7 @@ def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
     after = ceilings(llm.device, dtype, args.quantization)
     limit = Ceilings((before.read + after.read) / 2, (before.rate + after.rate) / 2)
     steps = n.output_len - 1
-    shared, kept = (settings, dtype, args.quantization, n.batch_size), KV_CACHE_DTYPES[args.kv_cache_dtype]
+    shared, kept = (settings, dtype, args.quantization, n.batch_size), args.kv_dtype
     phases = {
         "prefill": (step_work(*shared, n.input_len, 0, kept), first),
         "decode": (step_work(*shared, 1, n.input_len + steps // 2, kept), (whole - first) / steps),

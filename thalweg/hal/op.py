@@ -91,7 +91,7 @@ class Kernel:
         bfloat16 as uint16). They may be views of a mapped file, so nothing of them may be kept. None: `pack` serves.
     batch_invariant: a row's result is the same bits whatever else is in the batch.
     largest: for linear, called as `run` is: of each row of what that would give, (its place i32[N], the value f32[N]) of the
-    largest, of equals the first; NaN if one is. None: not offered.
+        largest, of equals the first; NaN if one is. None: not offered.
     """
 
     op: str

@@ -61,8 +61,7 @@ def load_params(
         raise ConfigError(f"load_format: {load_format!r} is none of auto, safetensors, dummy")
     specs = list(walk(model.specs))
     shared = _shared([s for _, s in specs], model.comm.size)
-    placed: dict[Any, Any] = {}
-    """Of shared values, as they are; and as one kernel's `pack` made them for another's too."""
+    placed: dict[Any, Any] = {}  # shared values: by key as they are, by key and `pack` as that made them
     params: dict[Any, Any] = {}
     for keys, spec in tqdm(specs, desc="Loading weights", disable=None if progress else True, leave=False):
         key = _key(spec, model.comm.size)

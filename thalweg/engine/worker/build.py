@@ -11,16 +11,7 @@ from typing import Any
 
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.config import read_config
-from thalweg.config import (
-    KV_CACHE_DTYPES,
-    CacheConfig,
-    DeviceConfig,
-    EngineArgs,
-    EngineConfig,
-    ModelConfig,
-    SchedulerConfig,
-    check_args,
-)
+from thalweg.config import CacheConfig, DeviceConfig, EngineArgs, EngineConfig, ModelConfig, SchedulerConfig, check_args
 from thalweg.engine.worker import resolve
 from thalweg.engine.worker.plan import BYTES, gib, history, plan, step_sizes, weight_bytes
 from thalweg.engine.worker.runner import Runner
@@ -121,7 +112,7 @@ def _build_model(job: _Job) -> Worker:
     model = build_model(
         job.hf, binder=binder, attention=device.attention, comm=device.comm, dtype=dtype, max_len=length,
         block_tokens=resolve.block_tokens(args, job.defaults), quantization=args.quantization,
-        kv_dtype=KV_CACHE_DTYPES[args.kv_cache_dtype],
+        kv_dtype=args.kv_dtype,
     )  # fmt: skip
     # Everything a user can have got wrong about sizes is refused before a weight is read.
     size = resolve.cache_size(args, model.groups, _room(job, dtype, schedule, length), length, schedule.max_seqs)
@@ -235,7 +226,7 @@ def _config(
             groups=groups,
             blocks=size.blocks,
             prefix_caching=args.enable_prefix_caching,
-            dtype=KV_CACHE_DTYPES[args.kv_cache_dtype],
+            dtype=args.kv_dtype,
         ),
         scheduler=schedule,
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.config import read_config
-from thalweg.config import KV_CACHE_DTYPES, EngineArgs, SchedulerConfig, check_args
+from thalweg.config import EngineArgs, SchedulerConfig, check_args
 from thalweg.engine.worker import resolve
 from thalweg.errors import CheckpointError, ConfigError, DeviceError
 from thalweg.hal import discovery
@@ -180,7 +180,7 @@ def _groups(k: _Known, length: int, block_tokens: int, dtype: str) -> tuple[KVSp
         return (resolve.stand_in_group(k.facts, block_tokens),)
     a = k.settings.attention
     windows = k.settings.windows_within(length)
-    each = 2 * block_tokens * (a.kv_heads // k.ranks) * kept_bytes(a.head_dim, KV_CACHE_DTYPES[k.args.kv_cache_dtype] or dtype)
+    each = 2 * block_tokens * (a.kv_heads // k.ranks) * kept_bytes(a.head_dim, k.args.kv_dtype or dtype)
     return kv_groups(windows, block_tokens, [each] * len(windows))
 
 

@@ -342,7 +342,7 @@ void linear(Context* c, const Weight* w, Type type, const void* x, int64_t m, co
     const int64_t most = fit > ROWS_LEAST ? fit : ROWS_LEAST;
     for (int64_t row = 0; row < m; row += most)
         linear_rows(c, w, type, (const uint8_t*)x + row * w->k * bytes, m - row < most ? m - row : most, bias,
-                    y ? (uint8_t*)y + row * w->n * bytes : nullptr, best + row * w->panels);
+                    y ? (uint8_t*)y + row * w->n * bytes : nullptr, y ? nullptr : best + row * w->panels);
 }
 
 }  // namespace
@@ -354,8 +354,8 @@ EXPORT void thalweg_linear(Context* c, const Weight* w, int type, const void* x,
 
 // Of each row of that y, which is not written, the place [m] and the value [m] of the largest: NaN if one is, of equals the
 // first. room: 8 bytes for each row and 64 outputs.
-EXPORT void thalweg_largest(Context* c, const Weight* w, int type, const void* x, int64_t m, const void* bias, void* room, int32_t* at,
-                            float* most) {
+EXPORT void thalweg_largest(Context* c, const Weight* w, int type, const void* x, int64_t m, const void* bias, void* room,
+                            int32_t* at, float* most) {
     Best* best = (Best*)room;
     linear(c, w, Type(type), x, m, bias, nullptr, best);
     for (int64_t r = 0; r < m; ++r, best += w->panels) {
