@@ -62,7 +62,7 @@ def build(target: Path = LIBRARY, extra: tuple[str, ...] = ()) -> list[str]:
     sets = dict(X86) if platform.machine() in ("x86_64", "AMD64") else {}
     with tempfile.TemporaryDirectory() as scratch:
         known = [name for name, flags in sets.items() if _accepts(cxx, flags, Path(scratch))]
-        jobs = {f"kernels_{name}": sets[name] for name in known} | {"kernels_portable": [], "pool": []}
+        jobs = {f"kernels_{name}": sets[name] for name in known} | {"kernels_portable": [], "pack": [], "pool": []}
         jobs["api"] = [f"-DHAS_{name.upper()}" for name in known]
         objects = {name: Path(scratch) / f"{name}.o" for name in jobs}
 

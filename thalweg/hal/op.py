@@ -173,20 +173,31 @@ class Binder:
         ]
         if missing:
             raise TypeError(f"bind({op.name}): static arguments {missing} not given")
-        refused: list[tuple[str, str]] = []
-        for k in self._kernels.get(op.name, ()):
-            why = k.supports(spec)
-            if why is None and self.batch_invariant and not k.batch_invariant:
-                why = NOT_INVARIANT
-            if why is None:
-                return self._bound(op, spec, k, static, refused)
-            refused.append((k.name, why))
+        kernel, refused = self._choose(op, spec)
+        if kernel is not None:
+            return self._bound(op, spec, kernel, static, refused)
         if self._strict and self._kernels:
             reasons = "; ".join(f"{k}: {r}" for k, r in refused) or "the device has no kernel for it"
             raise StrictKernelError(f"{op.name} would fall back to its reference body ({reasons})")
         invariant = op.batch_invariant and self._bodies_invariant
         body = Kernel(op.name, "reference", op.reference, pack=_as_it_is, batch_invariant=invariant)
         return self._bound(op, spec, body, static, refused)
+
+    def offer(self, op: Op, **spec: Any) -> Bound | None:
+        """`bind`, of an op that others can stand for: None where the device has no kernel for this use."""
+        return self.bind(op, **spec) if self._choose(op, spec)[0] is not None else None
+
+    def _choose(self, op: Op, spec: Mapping[str, Any]) -> tuple[Kernel | None, list[tuple[str, str]]]:
+        """The first kernel that takes this use, and why those before it do not."""
+        refused: list[tuple[str, str]] = []
+        for k in self._kernels.get(op.name, ()):
+            why = k.supports(spec)
+            if why is None and self.batch_invariant and not k.batch_invariant:
+                why = NOT_INVARIANT
+            if why is None:
+                return k, refused
+            refused.append((k.name, why))
+        return None, refused
 
     def _bound(
         self, op: Op, spec: Mapping[str, Any], k: Kernel, static: Mapping[str, Any], refused: list[tuple[str, str]]

@@ -32,6 +32,8 @@ class Sampler:
         self._token_mask = self._bind(ops.token_mask)
         self._truncate = self._bind(ops.truncate)
         self._sample = {random: self._bind(ops.sample, random=random) for random in (False, True)}
+        self._draw = binder.offer(ops.draw, **self._facts)
+        """Temperature, truncation and draw in one, where the device has it."""
         self._logprobs: dict[int, Bound] = {}
         self._write = binder.bind(ops.history_write)
 
@@ -44,7 +46,12 @@ class Sampler:
         the rows that emit. The noise of a row is that of the position its token will take."""
         want, s = batch.features, batch.sampling
         position = batch.context + batch.query
-        processed = self._scale(self._shape(logits, history, position, batch), s.temperature, want)
+        shaped = self._shape(logits, history, position, batch)
+        if self._draw is not None and not (self._processed and want.logprobs >= 0):
+            tokens, most = self._draw(shaped, s.temperature, s.top_k, s.top_p, s.min_p, s.seed, position)
+            chosen = self._best(logits, tokens, want.logprobs) if want.logprobs >= 0 else None
+            return self.emit(tokens, most if shaped is logits else logits.amax(-1), history, batch, chosen)
+        processed = self._scale(shaped, s.temperature, want)
         if want.truncate:
             processed = self._truncate(processed, s.top_k, s.top_p, s.min_p)
         tokens = self._sample[want.random](processed, s.temperature, s.seed, position)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from thalweg.backends.cpu.native import Library
-from thalweg.backends.cpu.native.rows import kernels
+from thalweg.backends.cpu.native import Library, rows, sampling
 from thalweg.hal import ops
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
@@ -17,7 +16,7 @@ both = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "bfloat16"])
 
 
 def kernel(library: Library, name: str) -> Any:
-    return next(k.run for k in kernels(library) if k.op == name)
+    return next(k.run for k in (*rows.kernels(library), *sampling.kernels(library)) if k.op == name)
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> None:

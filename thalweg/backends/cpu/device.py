@@ -78,9 +78,9 @@ def open_device(threads: int, isa: str = "") -> CpuDevice:
     info = replace(CpuPlatform().describe(), cores=threads, notes=notes)
     if library is None:
         return CpuDevice(info, (_absent(missing), *KERNELS), ATTENTION, None)
-    from thalweg.backends.cpu.native import attention, linear, rows
+    from thalweg.backends.cpu.native import attention, linear, rows, sampling
 
-    native = (*linear.kernels(library), *rows.kernels(library))
+    native = (*linear.kernels(library), *rows.kernels(library), *sampling.kernels(library))
     torch_kernels = [opaque(k, library) for k in KERNELS]
     return CpuDevice(info, (*native, *torch_kernels), (attention.NativeAttention(library), *ATTENTION), library)
 

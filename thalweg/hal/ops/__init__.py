@@ -15,10 +15,10 @@ from thalweg.hal.ops.matmul import embed, linear
 from thalweg.hal.ops.moe import experts, route
 from thalweg.hal.ops.norm import add_rms_norm, rms_norm
 from thalweg.hal.ops.rope import rope
-from thalweg.hal.ops.sampling import logprobs, sample, truncate
+from thalweg.hal.ops.sampling import draw, logprobs, sample, truncate
 
 __all__ = [
-    "act_and_mul", "add_rms_norm", "all_ops", "bad_words", "embed", "experts", "history_write", "linear", "logit_bias",
+    "act_and_mul", "add_rms_norm", "all_ops", "bad_words", "draw", "embed", "experts", "history_write", "linear", "logit_bias",
     "logprobs", "lora_expand", "lora_shrink", "penalties", "resolve_tokens", "rms_norm", "rope", "route", "sample",
     "token_mask", "truncate",
 ]  # fmt: skip
@@ -28,7 +28,7 @@ def all_ops() -> dict[str, Op]:
     """Every op by name."""
     found = (
         embed, linear, rms_norm, add_rms_norm, rope, act_and_mul, resolve_tokens, history_write, penalties, bad_words,
-        logit_bias, token_mask, truncate, sample, logprobs, route, experts, lora_shrink,
+        logit_bias, token_mask, truncate, sample, draw, logprobs, route, experts, lora_shrink,
         lora_expand,
     )  # fmt: skip
     return {o.name: o for o in found}

@@ -109,6 +109,28 @@ def sample(logits: Tensor, temperature: Tensor, seed: Tensor, position: Tensor, 
     return torch.where(temperature > 0, drawn, greedy)
 
 
+def _all_at_once_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    logits, temperature, seed, position = _draw_sample(True).make(rng)
+    f32 = np.float32
+    top_k, top_p, min_p = np.array([0, 3, 7, 0, 0, 12, 0, 0]), np.array([1, 1, 0.8, 0.5, 1, 0.9, 1, 0.1]), np.full(8, 0.0)
+    min_p[4:6] = 0.1
+    return logits, temperature, top_k.astype(np.int32), top_p.astype(f32), min_p.astype(f32), seed, position
+
+
+@op(samples=[Sample("mixed", _all_at_once_sample)])
+def draw(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Temperature, `truncate` and `sample` in one: logits f32[S, V], seed i32[S, 2], the rest [S] -> (tokens i32[S], most
+    f32[S]: the largest of each row after division, NaN if one is).
+
+    For devices that save passes over the logits by it; others are asked for the parts.
+    """
+    scaled = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
+    kept = truncate(scaled, top_k, top_p, min_p)
+    return sample(kept, temperature, seed, position, random=True), scaled.amax(-1)
+
+
 def _logprobs_sample(k: int, normalise: bool, tied: bool = False) -> Sample:
     def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         logits = (rng.normal(size=(4, V)) * 3).astype(np.float32)

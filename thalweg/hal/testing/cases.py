@@ -19,6 +19,7 @@ from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 ROWS: Mapping[str, tuple[int, ...]] = {
     "embed": (0,), "linear": (0,), "rms_norm": (0,), "add_rms_norm": (0, 1), "rope": (0, 1, 2), "act_and_mul": (0,),
     "penalties": (0, 2, 3, 4, 5, 6, 7), "token_mask": (0, 1), "truncate": (0, 1, 2, 3), "sample": (0, 1, 2, 3),
+    "draw": (0, 1, 2, 3, 4, 5, 6),
     "logprobs": (0, 1), "resolve_tokens": (0, 2, 3), "route": (0,), "experts": (0, 1, 2),
     "lora_shrink": (0, 1), "lora_expand": (0, 1, 2),
 }  # fmt: skip

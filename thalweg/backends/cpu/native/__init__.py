@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-ABI = 5
+ABI = 6
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
@@ -40,9 +40,12 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_linear": (None, (_P, _P, _I, _P, _L, _P, _P)),
     "thalweg_largest": (None, (_P, _P, _I, _P, _L, _P, _P, _P, _P)),
     "thalweg_gather": (None, (_P, _P, _P, _L, _P)),
+    "thalweg_draw": (None, (_P, _P, _L, _L, _P, _I, _P, _P, _P, _P, _P, _P, _P, _P)),
+    "thalweg_logprobs": (None, (_P, _P, _P, _L, _L, _L, _I, _P, _P, _P)),
+    "thalweg_penalties": (None, (_P, _P, _L, _L, _P, _L, _P, _P, _P, _P, _P, _P, _P)),
     "thalweg_replay": (None, (_P, _P, _L)),
 }
-REPLAYED = ("linear", "attend", "norm", "gate", "turn", "best", "largest", "gather")
+REPLAYED = ("linear", "attend", "norm", "gate", "turn", "best", "largest", "gather", "draw", "logprobs", "penalties")
 """Functions that make up a step, which `thalweg_replay` calls again from a list; numbered as there."""
 WORDS = 20
 """Of 64 bits, in an entry of that list: the function's number, and its arguments after the context."""

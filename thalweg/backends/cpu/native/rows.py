@@ -1,4 +1,4 @@
-"""Norms, rotary positions, gated activations and the greedy choice in compiled code, each one pass over its rows."""
+"""Norms, rotary positions and gated activations in compiled code, each one pass over its rows."""
 
 from __future__ import annotations
 
@@ -28,16 +28,12 @@ def _turns(spec: Mapping[str, Any]) -> str | None:
     return "pairs lie half a head apart, not side by side" if spec.get("interleaved") else _typed(spec)
 
 
-def _greedy(spec: Mapping[str, Any]) -> str | None:
-    return "takes the largest logit, draws nothing" if spec["random"] else None
-
-
 class RowOps:
     """The kernels' functions, over one open library."""
 
     def __init__(self, library: Library) -> None:
         self._context, self._library = library.context, library
-        self._norm, self._gate, self._turn, self._best = library.norm, library.gate, library.turn, library.best
+        self._norm, self._gate, self._turn = library.norm, library.gate, library.turn
 
     def rms_norm(self, x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
         if x.dim() == 3 and x.stride(2) == 1 and x.stride(1) == x.shape[2]:  # heads cut out of a wider row
@@ -85,12 +81,6 @@ class RowOps:
         )  # fmt: skip
         return q_out, k_out
 
-    def sample(self, logits: Tensor, temperature: Tensor, seed: Tensor, position: Tensor, *, random: bool) -> Tensor:
-        logits = logits.contiguous()
-        out = torch.empty(logits.shape[0], dtype=torch.int32)
-        self._best(self._context, logits.data_ptr(), logits.shape[0], logits.shape[1], out.data_ptr())
-        return out
-
 
 def _fit(weight: Tensor, x: Tensor) -> Tensor:
     if weight.dtype != x.dtype or weight.shape != x.shape[-1:]:
@@ -105,5 +95,4 @@ def kernels(library: Library) -> tuple[Kernel, ...]:
         Kernel("add_rms_norm", name, ops.add_rms_norm, _typed, batch_invariant=True),
         Kernel("act_and_mul", name, ops.act_and_mul, _gates, batch_invariant=True),
         Kernel("rope", name, ops.rope, _turns, batch_invariant=True),
-        Kernel("sample", name, ops.sample, _greedy, batch_invariant=True),
     )

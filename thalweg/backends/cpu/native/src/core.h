@@ -78,11 +78,41 @@ struct Rows {
     const int32_t* positions;
 };
 
+// Rows of logits [rows, width] to tokens (sampling.inc). What is null is not asked for.
+struct Draw {
+    const float *logits, *temperature, *top_p, *min_p;  // temperature null: 1; the others null: nothing is cut
+    const int32_t *top_k, *seed, *position;
+    int64_t rows, width, divides;  // divides: logits are not yet divided by the temperature
+    float *kept, *most;            // kept: [rows, width], cut tokens -inf; most: of each row, NaN if one is
+    int32_t* tokens;
+    uint8_t* room;  // of each task
+    int64_t room_bytes, tasks;
+};
+constexpr int64_t RANKED_BYTES = 26 << 10;
+constexpr int64_t draw_bytes(int64_t width) { return (RANKED_BYTES + (3 * width + 64) * 4 + 63) / 64 * 64; }
+
+struct Logprobs {
+    const float* logits;  // [rows, width]
+    const int32_t* tokens;
+    int64_t width, k, normalises;
+    int32_t *ids, *ranks;  // [rows, 1 + k], [rows]
+    float* values;         // [rows, 1 + k]
+};
+
+struct Penalties {
+    const float *logits, *repetition, *presence, *frequency;
+    const int32_t *history, *slots, *lengths, *prompt_len;  // history: [slots, known]
+    int64_t rows, width, known;
+    float* out;
+    int32_t* room;  // [tasks, width]
+    int64_t tasks;
+};
+
 struct Kernels {
     const char* name;
     Task linear, quantise_rows;
     Task widen_rows;  // null: bfloat16 inputs are multiplied as they are
-    Task group_sums, write_kv, attend, norm, gate, turn, best;
+    Task group_sums, write_kv, attend, norm, gate, turn, best, draw, logprobs, penalties;
 };
 
 struct Quantise {
