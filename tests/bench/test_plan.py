@@ -129,6 +129,26 @@ def test_files_of_another_model_are_refused(model: Path) -> None:
         plan(args(model, load_format="auto"))
 
 
+def test_a_tied_embedding_is_planned_twice_where_compiled_kernels_are_turned_off_or_do_not_load(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from thalweg.backends.cpu import native
+
+    try:
+        native.levels()
+    except native.NoLibraryError as e:
+        pytest.skip(str(e))
+    (model / "config.json").write_text(json.dumps(CONFIG | {"tie_word_embeddings": True}))
+    sizes: dict[str, Any] = {"device": "cpu", "max_model_len": 128, "kv_cache_memory_bytes": 1 << 20}
+    compiled = plan(args(model, **sizes))
+    off = plan(args(model, **sizes, additional_config={"isa": "none"}))
+    assert off.weights - compiled.weights == CONFIG["vocab_size"] * CONFIG["hidden_size"] * 4
+    assert off.workspace > compiled.workspace
+    (tmp_path / "broken.so").write_text("no machine code")
+    monkeypatch.setattr(native, "LIBRARY", tmp_path / "broken.so")
+    assert plan(args(model, **sizes)) == off
+
+
 def test_flags_the_engine_would_refuse_are_refused_in_the_same_words(model: Path) -> None:
     with pytest.raises(ConfigError, match="max_model_len 9999 exceeds"):
         plan(args(model, max_model_len=9999))

@@ -192,8 +192,11 @@ def _no_step(params: Any, state: Any, batch: StepBatch) -> Any:
 def _room(job: _Job, dtype: str, schedule: SchedulerConfig, length: int) -> int:
     """Bytes for the KV cache, known before a weight is read."""
     settings, ranks = registry.family(job.hf)(job.hf), job.device.comm.size
-    others = job.platform.workspace(step_sizes(settings, schedule, length, BYTES[dtype], ranks)) + history(schedule, length)
-    weights = weight_bytes(settings, job.platform, dtype, length, ranks, job.args.quantization)
+    options = resolve.options(job.args, job.platform)
+    steps = step_sizes(settings, schedule, length, BYTES[dtype], ranks)
+    others = job.platform.workspace_with(steps, options) + history(schedule, length)
+    packs = job.platform.packs_with(dtype, options)
+    weights = weight_bytes(settings, dtype, length, ranks, job.args.quantization, packs)
     return resolve.cache_bytes(job.args, job.defaults, job.device.memory(), weights, others)
 
 

@@ -80,6 +80,8 @@ class _Known:
     facts: ModelFacts
     settings: Settings
     platform: Platform
+    options: Any
+    """The platform's own knobs."""
     info: DeviceInfo
     """Of one of the devices that share the model."""
     defaults: Defaults
@@ -95,11 +97,12 @@ def plan(args: EngineArgs) -> Plan:
     facts = read_facts(hf, path)
     settings = registry.family(hf)(hf)
     platform = discovery.choose("auto") if args.device == "auto" else discovery.load(args.device)
-    info = platform.describe_with(resolve.options(args, platform))
+    options = resolve.options(args, platform)
+    info = platform.describe_with(options)
     if info is None:
         raise DeviceError(f"device: {platform.name!r} cannot be planned for: {platform.unplanned()}")
     ranks = len(resolve.place(args, platform).devices)
-    known = _Known(args, facts, settings, platform, info, platform.defaults(facts, info), ranks)
+    known = _Known(args, facts, settings, platform, options, info, platform.defaults(facts, info), ranks)
     return _plan(known)
 
 
@@ -114,10 +117,11 @@ def _plan(k: _Known) -> Plan:
         _check_stored(k, parameters, dtype)
     weights = 0
     if k.platform.runs_models:
-        weights = weight_bytes(k.settings, k.platform, dtype, length, k.ranks, args.quantization)
+        packs = k.platform.packs_with(dtype, k.options)
+        weights = weight_bytes(k.settings, dtype, length, k.ranks, args.quantization, packs)
     problems: list[str] = []
     steps = step_sizes(k.settings, schedule, length, BYTES[dtype], k.ranks)
-    workspace = k.platform.workspace(steps) if k.platform.runs_models else 0
+    workspace = k.platform.workspace_with(steps, k.options) if k.platform.runs_models else 0
     try:
         memory = resolve.cache_bytes(
             args, k.defaults, Memory(k.info.memory_bytes, k.info.memory_bytes), weights, workspace + history(schedule, length)
@@ -136,7 +140,7 @@ def _plan(k: _Known) -> Plan:
         block_tokens=groups[0].block_tokens,
         groups=[_shown(g) for g in groups],
         tokens=room, sequences=_sequences(groups, size, schedule), history=history(schedule, size.max_len),
-        workspace=k.platform.workspace(steps) if k.platform.runs_models else 0, max_model_len=size.max_len,
+        workspace=k.platform.workspace_with(steps, k.options) if k.platform.runs_models else 0, max_model_len=size.max_len,
         max_num_seqs=schedule.max_seqs, max_num_batched_tokens=schedule.max_tokens, problems=problems,
     )  # fmt: skip
     _advise(made, k, length, per_block)
@@ -157,13 +161,13 @@ def step_sizes(s: Settings, schedule: SchedulerConfig, length: int, dtype_bytes:
     )  # fmt: skip
 
 
-def weight_bytes(s: Settings, platform: Platform, dtype: str, length: int, ranks: int, quantization: str | None) -> int:
+def weight_bytes(s: Settings, dtype: str, length: int, ranks: int, quantization: str | None, packs: bool) -> int:
     """Of the weights in memory, on one of the ranks that share them: in dtype or as `quantization` rounds them, with the copies
-    that kernels pack, and computed tables, which every rank has whole. A tied embedding is divided in two ways, so ranks
-    hold a share of each."""
+    that kernels pack where the platform says that they do, and computed tables, which every rank has whole. A tied embedding
+    is divided in two ways, so ranks hold a share of each."""
     p, wide = s.parameters(BYTES[dtype], length), BYTES[dtype]
     if quantization is None:
-        twice = p.tied and (ranks > 1 or platform.packs(dtype))
+        twice = p.tied and (ranks > 1 or packs)
         return (p.stored + (p.head if twice else 0)) // ranks + p.tables
     use = formats(quantization)
     rounded = bytes_of(use.layers, p.layers, wide, s.hidden) + bytes_of(use.head, p.head, wide, s.hidden)
