@@ -158,6 +158,20 @@ def test_flags_the_engine_would_refuse_are_refused_in_the_same_words(model: Path
         plan(args(model, device="cuda"))
 
 
+@pytest.mark.parametrize("start", ["plan", "build"])
+def test_how_values_are_kept_is_refused_where_none_are(model: Path, start: str) -> None:
+    from thalweg.engine.worker.build import build
+
+    sizes: dict[str, Any] = {"device": "null", "max_model_len": 64}
+    said: dict[str, Any] = {"quantization": "int8", "kv_cache_dtype": "fp8"}
+    do: Any = plan if start == "plan" else build
+    with pytest.raises(ConfigError) as refused:
+        do(args(model, **sizes, **said))
+    assert [p.partition(":")[0] for p in refused.value.problems] == list(said)
+    assert all("platform 'null' runs no model" in p and "leave it out" in p for p in refused.value.problems)
+    assert do(args(model, **sizes)) is not None
+
+
 def test_the_command_says_by_its_status_whether_it_fits(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", str(model), "--device", "cpu", "--load-format", "dummy", "--kv-cache-memory-bytes"]
     assert main([*words, "1m", "--json", "--max-model-len", "64"]) == 0

@@ -81,6 +81,7 @@ def build(args: EngineArgs) -> Worker:
     facts = read_facts(hf, path)
     registry.supported(hf)  # refuse an unknown architecture before a framework is imported
     platform = discovery.choose(args.device, lambda p: resolve.options(args, p))
+    resolve.check_values(args, platform)
     device = platform.open(resolve.place(args, platform), resolve.options(args, platform))
     job = _Job(args, path, hf, facts, platform, device, platform.defaults(facts, device.info))
     try:

@@ -97,6 +97,7 @@ def plan(args: EngineArgs) -> Plan:
     facts = read_facts(hf, path)
     settings = registry.family(hf)(hf)
     platform = discovery.choose("auto") if args.device == "auto" else discovery.load(args.device)
+    resolve.check_values(args, platform)
     options = resolve.options(args, platform)
     info = platform.describe_with(options)
     if info is None:
