@@ -13,6 +13,7 @@ KVKind = Literal["full", "window", "latent", "state", "cross", "encoder"]
 
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int64": 8}
+"""Of one value, by the name of its dtype."""
 
 
 def kept_bytes(head_dim: int, dtype: str) -> int:

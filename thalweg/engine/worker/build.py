@@ -13,11 +13,11 @@ from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.config import read_config
 from thalweg.config import CacheConfig, DeviceConfig, EngineArgs, EngineConfig, ModelConfig, SchedulerConfig, check_args
 from thalweg.engine.worker import resolve
-from thalweg.engine.worker.plan import BYTES, gib, history, plan, step_sizes, weight_bytes
+from thalweg.engine.worker.plan import gib, history, plan, step_sizes, weight_bytes
 from thalweg.engine.worker.runner import Runner
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.hal import discovery
-from thalweg.hal.kv import KVLayout, KVSpec
+from thalweg.hal.kv import BYTES, KVLayout, KVSpec
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Defaults, Device, Limits, ModelFacts, Pending, Platform
 from thalweg.hal.step import StateBox, StepBatch

@@ -17,13 +17,11 @@ from thalweg.config import EngineArgs, SchedulerConfig, check_args
 from thalweg.engine.worker import resolve
 from thalweg.errors import CheckpointError, ConfigError, DeviceError
 from thalweg.hal import discovery
-from thalweg.hal.kv import KVSpec, kept_bytes
+from thalweg.hal.kv import BYTES, KVSpec, kept_bytes
 from thalweg.hal.platform import Defaults, DeviceInfo, Memory, ModelFacts, Platform, StepSizes
 from thalweg.models import registry
 from thalweg.models.settings import Parameters, Settings, kv_groups
 from thalweg.quantization.online import bytes_of, formats
-
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,8 +190,6 @@ def _groups(k: _Known, length: int, block_tokens: int, dtype: str) -> tuple[KVSp
 def _check_stored(k: _Known, parameters: Parameters, dtype: str) -> None:
     """The files hold about as many values as the configuration makes. Not exactly: a tied output matrix may be stored too,
     and some checkpoints keep tables."""
-    if k.facts.dtype not in BYTES:
-        return
     held, described = k.facts.weight_bytes // BYTES[k.facts.dtype], parameters.stored // BYTES[dtype]
     extra = parameters.head // BYTES[dtype] if parameters.tied else 0
     if not 0.98 * described <= held <= 1.02 * (described + extra):
