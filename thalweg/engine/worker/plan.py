@@ -7,7 +7,7 @@ Decides nothing of its own: sizes come from `resolve`, shapes from `models.setti
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,16 +120,13 @@ def _plan(k: _Known) -> Plan:
         weights = weight_bytes(k.settings, dtype, length, k.ranks, args.quantization, packs)
     problems: list[str] = []
     steps = step_sizes(k.settings, schedule, length, BYTES[dtype], k.ranks)
-    workspace = k.platform.workspace_with(steps, k.options) if k.platform.runs_models else 0
+    others = _workspace(k, steps) + history(schedule, length)  # of the length asked for; shorter than that needs no more
     try:
-        memory = resolve.cache_bytes(
-            args, k.defaults, Memory(k.info.memory_bytes, k.info.memory_bytes), weights, workspace + history(schedule, length)
-        )
+        memory = resolve.cache_bytes(args, k.defaults, Memory(k.info.memory_bytes, k.info.memory_bytes), weights, others)
         size = resolve.cache_size(args, groups, memory, length, schedule.max_seqs)
     except ConfigError as e:
         problems += e.problems
         size = resolve.CacheSize((0,) * len(groups), length)
-    steps = step_sizes(k.settings, schedule, size.max_len, BYTES[dtype], k.ranks)
     per_block = sum(g.bytes_per_block for g in groups)
     room = max(0, size.blocks[0] - 1) * groups[0].block_tokens
     made = Plan(
@@ -139,11 +136,15 @@ def _plan(k: _Known) -> Plan:
         block_tokens=groups[0].block_tokens,
         groups=[_shown(g) for g in groups],
         tokens=room, sequences=_sequences(groups, size, schedule), history=history(schedule, size.max_len),
-        workspace=k.platform.workspace_with(steps, k.options) if k.platform.runs_models else 0, max_model_len=size.max_len,
+        workspace=_workspace(k, replace(steps, max_len=size.max_len)), max_model_len=size.max_len,
         max_num_seqs=schedule.max_seqs, max_num_batched_tokens=schedule.max_tokens, problems=problems,
     )  # fmt: skip
     _advise(made, k, length, per_block)
     return made
+
+
+def _workspace(k: _Known, steps: StepSizes) -> int:
+    return k.platform.workspace_with(steps, k.options) if k.platform.runs_models else 0
 
 
 def history(schedule: SchedulerConfig, length: int) -> int:
