@@ -76,6 +76,8 @@ class StepSizes:
     head_dim: int
     vocab: int
     dtype_bytes: int
+    batch_invariant: bool = True
+    """Kernels whose rows depend on the rest of the batch are ruled out, and need no room."""
 
 
 @dataclass(frozen=True, slots=True)

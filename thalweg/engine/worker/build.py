@@ -194,7 +194,7 @@ def _room(job: _Job, dtype: str, schedule: SchedulerConfig, length: int) -> int:
     """Bytes for the KV cache, known before a weight is read."""
     settings, ranks = registry.family(job.hf)(job.hf), job.device.comm.size
     options = resolve.options(job.args, job.platform)
-    steps = step_sizes(settings, schedule, length, BYTES[dtype], ranks)
+    steps = step_sizes(settings, schedule, length, BYTES[dtype], ranks, job.args.batch_invariant is not False)
     others = job.platform.workspace_with(steps, options) + history(schedule, length)
     packs = job.platform.packs_with(dtype, options)
     weights = weight_bytes(settings, dtype, length, ranks, job.args.quantization, packs)

@@ -119,7 +119,7 @@ def _plan(k: _Known) -> Plan:
         packs = k.platform.packs_with(dtype, k.options)
         weights = weight_bytes(k.settings, dtype, length, k.ranks, args.quantization, packs)
     problems: list[str] = []
-    steps = step_sizes(k.settings, schedule, length, BYTES[dtype], k.ranks)
+    steps = step_sizes(k.settings, schedule, length, BYTES[dtype], k.ranks, args.batch_invariant is not False)
     others = _workspace(k, steps) + history(schedule, length)  # of the length asked for; shorter than that needs no more
     try:
         memory = resolve.cache_bytes(args, k.defaults, Memory(k.info.memory_bytes, k.info.memory_bytes), weights, others)
@@ -152,12 +152,14 @@ def history(schedule: SchedulerConfig, length: int) -> int:
     return (schedule.max_seqs + 1) * (length + 1) * 4
 
 
-def step_sizes(s: Settings, schedule: SchedulerConfig, length: int, dtype_bytes: int, ranks: int) -> StepSizes:
+def step_sizes(
+    s: Settings, schedule: SchedulerConfig, length: int, dtype_bytes: int, ranks: int, batch_invariant: bool
+) -> StepSizes:
     """What bounds the temporaries of a model's largest step, on one of the ranks that share it."""
     return StepSizes(
         tokens=schedule.max_tokens, seqs=schedule.max_seqs, max_len=length, hidden=s.hidden, inner=s.inner // ranks,
         heads=s.attention.heads // ranks, kv_heads=s.attention.kv_heads // ranks, head_dim=s.attention.head_dim,
-        vocab=s.vocab, dtype_bytes=dtype_bytes,
+        vocab=s.vocab, dtype_bytes=dtype_bytes, batch_invariant=batch_invariant,
     )  # fmt: skip
 
 
