@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import struct
 import subprocess
 import sys
@@ -127,6 +128,19 @@ def test_files_of_another_model_are_refused(model: Path) -> None:
     write_header(model, {"model.embed_tokens.weight": (100, 64)})
     with pytest.raises(CheckpointError, match="belongs to another model"):
         plan(args(model, load_format="auto"))
+
+
+def test_files_in_another_dtype_than_config_json_names_are_the_same_model(tmp_path: Path) -> None:
+    from thalweg.llm import LLM
+
+    nano = Path(__file__).parents[2] / "thalweg/assets/nano"
+    copy = shutil.copytree(nano, tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+    (copy / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
+    sizes: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 64, "kv_cache_memory_bytes": 1 << 20}
+    assert plan(EngineArgs(model=str(copy), **sizes)).fits
+    LLM(str(copy), use_tqdm_on_load=False, **sizes).shutdown()
 
 
 def test_a_tied_embedding_is_planned_twice_where_compiled_kernels_are_turned_off_or_do_not_load(

@@ -13,6 +13,7 @@ from typing import Any
 
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.config import read_config
+from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.config import EngineArgs, SchedulerConfig, check_args
 from thalweg.engine.worker import resolve
 from thalweg.errors import CheckpointError, ConfigError, DeviceError
@@ -192,12 +193,12 @@ def _groups(k: _Known, length: int, block_tokens: int, dtype: str) -> tuple[KVSp
 
 def _check_stored(k: _Known, parameters: Parameters, dtype: str) -> None:
     """The files hold about as many values as the configuration makes. Not exactly: a tied output matrix may be stored too,
-    and some checkpoints keep tables."""
-    held, described = k.facts.weight_bytes // BYTES[k.facts.dtype], parameters.stored // BYTES[dtype]
+    and some checkpoints keep tables. Counted in values, as files may be in another dtype than config.json names."""
+    held, described = open_checkpoint(Path(k.args.model)).values, parameters.stored // BYTES[dtype]
     extra = parameters.head // BYTES[dtype] if parameters.tied else 0
     if not 0.98 * described <= held <= 1.02 * (described + extra):
         raise CheckpointError(
-            f"{k.args.model}: config.json describes {described:,} weights, and the files hold {held:,} ({k.facts.dtype}): "
+            f"{k.args.model}: config.json describes {described:,} weights, and the files hold {held:,}: "
             "one of the two belongs to another model"
         )
 
