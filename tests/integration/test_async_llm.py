@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import glob
 import json
 import os
 import signal
@@ -25,17 +24,16 @@ ARGS = EngineArgs(
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-def names():
-    """Of what lies in the folder for temporary files and may be ours."""
-    return set(glob.glob(os.path.join(tempfile.gettempdir(), "thalweg-*")))
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def started():
-    """An engine, and the names that its start added."""
-    before = names()
-    made = await AsyncLLM.start(ARGS)
-    yield made, names() - before
+async def started(tmp_path_factory):
+    """An engine, and the names its start left in the folder for temporary files: its own, as others start engines too."""
+    folder = tmp_path_factory.mktemp("names")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", str(folder))
+        made = await AsyncLLM.start(ARGS)
+        left = [p.name for p in folder.glob("thalweg-*")]
+    yield made, left
     await made.shutdown()
 
 
@@ -133,7 +131,7 @@ async def test_without_restarts_a_killed_engine_is_told_to_every_stream(without_
 
 
 async def test_the_engines_socket_has_no_name(started):
-    assert started[1] == set()
+    assert started[1] == []
 
 
 @pytest.mark.parametrize(
