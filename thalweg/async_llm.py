@@ -82,6 +82,8 @@ class AsyncLLM:
         try:
             ready = (await made._supervisor.start(engine)).ready
         except BaseException:
+            # Both: the supervisor ends what it made and the engine it holds; but who is cancelled as the engine becomes ready
+            # leaves it in the hands of nobody but the task. To end it twice does no harm.
             await made._supervisor.stop()
             await _abandon(engine)
             if frontend.chat:

@@ -24,12 +24,14 @@ SHAPES = ("qwen3-0.6b", "llama-3.2-1b")
 def main(argv: list[str] | None = None) -> int:
     """0, or 1 if an engine failed; 2 for flags that make no sense."""
     parser = arguments()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that engines are ended too
     a = parser.parse_args(argv)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that engines are ended too
     try:
         return int(a.command(a) or 0)
     except ConfigError as e:
         parser.error(str(e))
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def arguments() -> argparse.ArgumentParser:

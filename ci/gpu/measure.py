@@ -27,7 +27,8 @@ import numpy as np
 import torch
 
 from thalweg import LLM, SamplingParams
-from thalweg.engine.worker.plan import BYTES
+from thalweg.checkpoint.config import DTYPES
+from thalweg.hal.kv import BYTES
 from thalweg.models import registry
 
 LLAMA: dict[str, Any] = {
@@ -295,7 +296,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", required=True, help="platform to measure")
     parser.add_argument("--shapes", default="llama-1b,llama-8b", type=lambda s: s.split(","), help=f"of {', '.join(SHAPES)}")
-    parser.add_argument("--dtype", default="bfloat16", choices=sorted(BYTES))
+    parser.add_argument("--dtype", default="bfloat16", choices=sorted(set(DTYPES.values())))
     parser.add_argument("--length", type=int, default=16384, help="longest sequence served")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--as-it-comes", action="store_true", help="kernels that are not batch-invariant too")

@@ -253,7 +253,9 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "--quiet",
         "9",
     ]
+    before = signal.getsignal(signal.SIGTERM)
     status = main([*words, "--weights", "bf16,int8", "--repeats", "3", "--output-json", str(tmp_path / "r.json")])
+    assert signal.getsignal(signal.SIGTERM) is before
     assert status == 1  # one failed
     result: dict[str, Any] = json.loads((tmp_path / "r.json").read_text())
     return result
@@ -357,10 +359,12 @@ def test_only_weights_of_one_width_are_compared() -> None:
 def test_flags_that_make_no_sense_are_refused_first(
     words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as end:
         main(["run", "--envs", str(tmp_path), *words])
     assert end.value.code == 2
     assert says in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_run_that_is_terminated_ends_its_engine(tmp_path: Path) -> None:

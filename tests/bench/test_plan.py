@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import struct
 import subprocess
 import sys
@@ -129,6 +130,39 @@ def test_files_of_another_model_are_refused(model: Path) -> None:
         plan(args(model, load_format="auto"))
 
 
+def test_files_in_another_dtype_than_config_json_names_are_the_same_model(tmp_path: Path) -> None:
+    from thalweg.llm import LLM
+
+    nano = Path(__file__).parents[2] / "thalweg/assets/nano"
+    copy = shutil.copytree(nano, tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+    (copy / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
+    sizes: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 64, "kv_cache_memory_bytes": 1 << 20}
+    assert plan(EngineArgs(model=str(copy), **sizes)).fits
+    LLM(str(copy), use_tqdm_on_load=False, **sizes).shutdown()
+
+
+def test_a_tied_embedding_is_planned_twice_where_compiled_kernels_are_turned_off_or_do_not_load(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from thalweg.backends.cpu import native
+
+    try:
+        native.levels()
+    except native.NoLibraryError as e:
+        pytest.skip(str(e))
+    (model / "config.json").write_text(json.dumps(CONFIG | {"tie_word_embeddings": True}))
+    sizes: dict[str, Any] = {"device": "cpu", "max_model_len": 128, "kv_cache_memory_bytes": 1 << 20}
+    compiled = plan(args(model, **sizes))
+    off = plan(args(model, **sizes, additional_config={"isa": "none"}))
+    assert off.weights - compiled.weights == CONFIG["vocab_size"] * CONFIG["hidden_size"] * 4
+    assert off.workspace > compiled.workspace
+    (tmp_path / "broken.so").write_text("no machine code")
+    monkeypatch.setattr(native, "LIBRARY", tmp_path / "broken.so")
+    assert plan(args(model, **sizes)) == off
+
+
 def test_flags_the_engine_would_refuse_are_refused_in_the_same_words(model: Path) -> None:
     with pytest.raises(ConfigError, match="max_model_len 9999 exceeds"):
         plan(args(model, max_model_len=9999))
@@ -136,6 +170,20 @@ def test_flags_the_engine_would_refuse_are_refused_in_the_same_words(model: Path
         plan(args(model, dtype="float16"))
     with pytest.raises(DeviceError, match="cannot be planned for"):
         plan(args(model, device="cuda"))
+
+
+@pytest.mark.parametrize("start", ["plan", "build"])
+def test_how_values_are_kept_is_refused_where_none_are(model: Path, start: str) -> None:
+    from thalweg.engine.worker.build import build
+
+    sizes: dict[str, Any] = {"device": "null", "max_model_len": 64}
+    said: dict[str, Any] = {"quantization": "int8", "kv_cache_dtype": "fp8"}
+    do: Any = plan if start == "plan" else build
+    with pytest.raises(ConfigError) as refused:
+        do(args(model, **sizes, **said))
+    assert [p.partition(":")[0] for p in refused.value.problems] == list(said)
+    assert all("platform 'null' runs no model" in p and "leave it out" in p for p in refused.value.problems)
+    assert do(args(model, **sizes)) is not None
 
 
 def test_the_command_says_by_its_status_whether_it_fits(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

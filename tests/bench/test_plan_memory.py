@@ -32,6 +32,10 @@ def shape(
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama": (shape("Llama", 768, 2048, 6, 12, 12, 64, 16000), {}),
     "llama-tied": (shape("Llama", 768, 2048, 6, 12, 12, 64, 16000, tie_word_embeddings=True), {}),
+    "llama-tied-torch": (
+        shape("Llama", 768, 2048, 6, 12, 12, 64, 16000, tie_word_embeddings=True),
+        {"additional_config": {"isa": "none"}},
+    ),
     "llama-bfloat16": (shape("Llama", 1024, 2816, 8, 16, 16, 64, 32000), {"dtype": "bfloat16"}),
     "deep": (shape("Llama", 512, 1408, 16, 8, 8, 64, 8000), {}),
     "wide-vocabulary": (shape("Llama", 512, 1408, 4, 8, 8, 64, 64000), {"max_num_seqs": 16}),

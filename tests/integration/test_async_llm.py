@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import glob
 import json
 import os
 import signal
@@ -17,16 +16,37 @@ from thalweg import AsyncLLM, EngineArgs, SamplingParams
 from thalweg.errors import CheckpointError, ConfigError, EngineDeadError, RequestError, UnsupportedModelError
 from thalweg.params import RequestOutputKind
 
-ARGS = EngineArgs(device="cpu", max_model_len=256, max_num_seqs=16, threads=1, use_tqdm_on_load=False)
+ARGS = EngineArgs(
+    device="cpu", max_model_len=256, max_num_seqs=16, threads=1, use_tqdm_on_load=False, standby_engine=False
+)  # fmt: skip
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine():
+async def started(tmp_path_factory):
+    """An engine, and the names its start left in the folder for temporary files: its own, as others start engines too."""
+    folder = tmp_path_factory.mktemp("names")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", str(folder))
+        made = await AsyncLLM.start(ARGS)
+        left = [p.name for p in folder.glob("thalweg-*")]
+    yield made, left
+    await made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def engine(started):
     """One for all tests that leave it as it was."""
-    made = await AsyncLLM.start(ARGS)
+    return started[0]
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def without_restarts():
+    """For a test to kill; whatever becomes of the test, the engine ends with it."""
+    made = await AsyncLLM.start(msgspec.structs.replace(ARGS, max_restarts=0))
     yield made
     await made.shutdown()
 
@@ -96,8 +116,8 @@ async def test_a_wrong_request_is_told_and_harms_nobody(engine):
     assert (await good).outputs[0].finish_reason == "length"
 
 
-async def test_without_restarts_a_killed_engine_is_told_to_every_stream():
-    engine = await AsyncLLM.start(msgspec.structs.replace(ARGS, max_restarts=0))
+async def test_without_restarts_a_killed_engine_is_told_to_every_stream(without_restarts):
+    engine = without_restarts
     stream = engine.generate("The river", params(max_tokens=200), "cut")
     await anext(stream)
     os.kill(engine.engine_pid, signal.SIGKILL)
@@ -108,14 +128,10 @@ async def test_without_restarts_a_killed_engine_is_told_to_every_stream():
     with pytest.raises(EngineDeadError):
         await last(engine.generate("again", params(), "late"))
     assert engine.state == "failed"
-    await engine.shutdown()
 
 
-async def test_the_engines_socket_has_no_name():
-    before = set(glob.glob(os.path.join(tempfile.gettempdir(), "thalweg-*")))
-    engine = await AsyncLLM.start(ARGS)
-    assert set(glob.glob(os.path.join(tempfile.gettempdir(), "thalweg-*"))) <= before
-    await engine.shutdown()
+async def test_the_engines_socket_has_no_name(started):
+    assert started[1] == []
 
 
 @pytest.mark.parametrize(
@@ -123,8 +139,8 @@ async def test_the_engines_socket_has_no_name():
     [
         (EngineArgs(model="/nowhere/at/all"), CheckpointError, "does not exist"),
         (EngineArgs(device="abacus"), Exception, "abacus"),
-        (EngineArgs(dtype="int3"), ConfigError, "dtype"),
-        (EngineArgs(max_model_len=10**6), ConfigError, "max_model_len"),
+        (EngineArgs(device="null", dtype="int3"), ConfigError, "dtype"),  # null: no framework is loaded for it
+        (EngineArgs(device="null", max_model_len=10**6), ConfigError, "max_model_len"),
         (EngineArgs(kv_cache_memory_bytes=10), ConfigError, "kv_cache_memory_bytes"),
     ],
 )
@@ -139,4 +155,4 @@ async def test_an_unknown_architecture_is_refused_with_those_there_are(tmp_path)
                     "num_attention_heads": 1, "vocab_size": 16, "max_position_embeddings": 16, "intermediate_size": 8})
     )  # fmt: skip
     with pytest.raises(UnsupportedModelError, match=r"AbacusForCausalLM.*LlamaForCausalLM"):
-        await AsyncLLM.start(EngineArgs(model=str(tmp_path), skip_tokenizer_init=True))
+        await AsyncLLM.start(EngineArgs(model=str(tmp_path), device="null", skip_tokenizer_init=True))

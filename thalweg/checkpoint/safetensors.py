@@ -113,6 +113,11 @@ class Checkpoint:
         """Of all tensors."""
         return sum(e.end - e.begin for s in self.shards for e in s.entries.values())
 
+    @property
+    def values(self) -> int:
+        """How many numbers all tensors hold, whatever their dtypes."""
+        return sum(math.prod(e.shape) for s in self.shards for e in s.entries.values())
+
     def __contains__(self, name: str) -> bool:
         return name in self._home
 

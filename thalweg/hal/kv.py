@@ -13,11 +13,21 @@ KVKind = Literal["full", "window", "latent", "state", "cross", "encoder"]
 
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int64": 8}
+"""Of one value, by the name of its dtype."""
+
+
+SCALE_BYTES = BYTES["float32"]
+"""Of the scale that a cache of int8 keeps beside the codes of each key and value."""
+
+
+def kept_width(head_dim: int, dtype: str) -> int:
+    """Elements of the key or the value of a token and head in a cache of this dtype: those of int8 include the scale."""
+    return head_dim + (SCALE_BYTES if dtype == "int8" else 0)
 
 
 def kept_bytes(head_dim: int, dtype: str) -> int:
-    """Of the key or the value of a token and head in a cache of this dtype; int8 comes with a float32 scale."""
-    return head_dim * BYTES[dtype] + (4 if dtype == "int8" else 0)
+    """Of the key or the value of a token and head in a cache of this dtype."""
+    return kept_width(head_dim, dtype) * BYTES[dtype]
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,8 @@ class StepSizes:
     head_dim: int
     vocab: int
     dtype_bytes: int
+    batch_invariant: bool = True
+    """Kernels whose rows depend on the rest of the batch are ruled out, and need no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +309,10 @@ class Platform(ABC):
         also the output matrix lies in memory twice)? Default: no."""
         return False
 
+    def packs_with(self, dtype: str, options: Any) -> bool:
+        """`packs`, for a user who set the platform's own knobs: one may turn kernels off. Default: none does."""
+        return self.packs(dtype)
+
     def workspace(self, s: StepSizes) -> int:
         """Temporaries of the largest step in bytes, an estimate, for planning. Default: that of an eager step, where each
         layer's temporaries are freed before the next one's are made: the residual stream, and the largest of what
@@ -317,6 +323,10 @@ class Platform(ABC):
         mlp = s.tokens * 3 * s.inner * s.dtype_bytes
         sampling = s.seqs * s.vocab * (4 * 4 + s.dtype_bytes)
         return stream + max(attention, mlp, sampling)
+
+    def workspace_with(self, s: StepSizes, options: Any) -> int:
+        """`workspace`, for a user who set the platform's own knobs. Default: none changes it."""
+        return self.workspace(s)
 
     def validate(self, config: Any) -> list[Problem]:
         """Every objection to a resolved configuration, all at once. Default: none."""

@@ -287,14 +287,16 @@ def test_a_library_is_loaded_when_a_layer_may_use_it_and_not_before(monkeypatch:
     assert chosen.layout(BASE, 16) == GatherAttention().layout(BASE, 16)
 
 
-def test_scratch_memory_is_planned_for_the_library_that_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scratch_memory_is_planned_for_the_library_that_asks_for_it_where_it_may_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     from thalweg.backends import cuda
     from thalweg.hal.platform import StepSizes
 
-    sizes = StepSizes(*[16] * len(StepSizes.__dataclass_fields__))
-    without = CudaPlatform().workspace(sizes)
+    fields = {name: 16 for name in StepSizes.__dataclass_fields__ if name != "batch_invariant"}
+    exact, any_kernel = (StepSizes(**fields, batch_invariant=b) for b in (True, False))
+    without = CudaPlatform().workspace(any_kernel)
     monkeypatch.setattr(cuda, "find_spec", lambda name: name == "flashinfer")
-    assert CudaPlatform().workspace(sizes) == without + (128 << 20)
+    assert CudaPlatform().workspace(any_kernel) == without + (128 << 20)
+    assert CudaPlatform().workspace(exact) == without  # flashinfer is refused there: see the test above
 
 
 def test_pages_are_listed_as_the_table_has_them() -> None:

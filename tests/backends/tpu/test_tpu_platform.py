@@ -48,7 +48,8 @@ DRAWN = [
 
 def test_greedy_tokens_are_those_of_the_definition(checkpoint: Path) -> None:
     want = _tokens(checkpoint, "reference", None, GREEDY)
-    assert _tokens(checkpoint, "tpu", {**HOST, "attention": "xla"}, GREEDY) == want
+    # Nothing ahead of time: a program that this test does not run would take a third of it.
+    assert _tokens(checkpoint, "tpu", {**HOST, "attention": "xla", "precompile": "none"}, GREEDY) == want
 
 
 @pytest.mark.slow

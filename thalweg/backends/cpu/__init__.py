@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from thalweg.backends.cpu.native import LIBRARY
+from thalweg.backends.cpu.native import NONE, NoLibraryError, levels
 from thalweg.backends.host import cores, cpu_flags, cpu_name, has_torch, host_memory
 from thalweg.errors import DeviceError
 from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe, StepSizes
@@ -60,14 +60,20 @@ class CpuPlatform(Platform):
         return DeviceInfo(cpu_name(), "cpu", host_memory()[0], cores(), dtypes)
 
     def packs(self, dtype: str) -> bool:
+        return self.packs_with(dtype, CpuOptions())
+
+    def packs_with(self, dtype: str, options: Any) -> bool:
         """Compiled kernels embed out of the packed output matrix. Without them oneDNN keeps a copy of each matrix, in bfloat16
         only where the processor lets it run that."""
-        return not LIBRARY.exists() and (dtype == "float32" or bool(cpu_flags() & PACKS_BF16))
+        return not _compiled(options) and (dtype == "float32" or bool(cpu_flags() & PACKS_BF16))
 
     def workspace(self, s: StepSizes) -> int:
+        return self.workspace_with(s, CpuOptions())
+
+    def workspace_with(self, s: StepSizes, options: Any) -> int:
         """Compiled kernels keep scratch memory for the most rows they have made ready, and a quarter more. Without them
         attention holds the masks of a step's prompt tokens, and oneDNN keeps kernels and scratch for row counts it met."""
-        if LIBRARY.exists():
+        if _compiled(options):
             width = max(s.hidden, s.inner)
             rows = min(s.tokens, max(ROWS_BYTES // (4 * width), ROWS_LEAST))
             return super().workspace(s) + rows * (width + 16) * 4 * 5 // 4 + KEPT_COMPILED
@@ -86,3 +92,14 @@ class CpuPlatform(Platform):
         if threads < 0:
             raise DeviceError(f"threads: {threads} is not a number of threads; leave it out for one per core")
         return open_device(threads, options.isa if options else "")
+
+
+def _compiled(options: CpuOptions) -> bool:
+    """Will a device opened with these run compiled kernels? Loads the library, as only that tells whether it loads."""
+    if options.isa == NONE:
+        return False
+    try:
+        levels()
+    except NoLibraryError:
+        return False
+    return True

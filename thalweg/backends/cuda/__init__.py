@@ -61,7 +61,8 @@ class CudaPlatform(GpuPlatform):
         return tuple(Vendor(m.NAME, (), True, m.load) for m in (flash3, flashinfer, flash2))
 
     def workspace(self, s: StepSizes) -> int:
-        return super().workspace(s) + (FLASHINFER_BYTES if find_spec("flashinfer") else 0)
+        """flashinfer, where there is one, serves only where results may depend on the batch."""
+        return super().workspace(s) + (FLASHINFER_BYTES if not s.batch_invariant and find_spec("flashinfer") else 0)
 
     def unseen(self) -> str:
         bus = pci_devices_of(VENDOR, ("0x0300", "0x0302"), self._root)

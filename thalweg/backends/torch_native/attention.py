@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg.backends.host import cpu_name
 from thalweg.hal.attention import AttentionBackend, AttnSpec
-from thalweg.hal.kv import KVLayout
+from thalweg.hal.kv import KVLayout, kept_width
 from thalweg.hal.ops.quantise import KV_DTYPES, decode_kv, encode_kv
 from thalweg.hal.step import SCRATCH, StepBatch
 
@@ -92,8 +92,8 @@ class PagedAttention(AttentionBackend):
         return None
 
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
-        shape = (2, block_tokens, spec.kv_heads, spec.head_dim + (4 if spec.kv_dtype == "int8" else 0))
         dtype = spec.kv_dtype or spec.dtype
+        shape = (2, block_tokens, spec.kv_heads, kept_width(spec.head_dim, dtype))
         return KVLayout(shape, dtype, f"kv-token-head/{dtype}/{'x'.join(map(str, shape))}")
 
     def attend(

@@ -19,7 +19,7 @@ from torch import Tensor
 from thalweg.backends.triton_kernels import paged
 from thalweg.backends.triton_kernels.tiles import Attend, Tiles
 from thalweg.hal.attention import AttentionBackend, AttnSpec
-from thalweg.hal.kv import KVLayout
+from thalweg.hal.kv import BYTES, KVLayout, kept_width
 from thalweg.hal.ops.quantise import KV_DTYPES
 from thalweg.hal.step import StepBatch, StepShape
 
@@ -33,7 +33,7 @@ CODED_ROWS = 32
 PARTS = 1 << 28
 """Bytes that partial results of a decode may take. Where more would be needed, spans are longer; where their length may not
 change (exact), one program goes through all of a sequence's spans, to the same bits."""
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ class _Cache:
     @classmethod
     def of(cls, kv: Tensor, spec: AttnSpec) -> _Cache:
         if spec.kv_dtype == "int8":
-            return cls(kv, kv.view(torch.float32), kv.shape[1] // (_halves(spec) * spec.kv_heads * (spec.head_dim + 4)), "int8")
+            per_token = _halves(spec) * spec.kv_heads * kept_width(spec.head_dim, "int8")
+            return cls(kv, kv.view(torch.float32), kv.shape[1] // per_token, "int8")
         if spec.kv_dtype in KV_DTYPES:
             codes = kv.view(torch.uint8)
             return cls(codes, codes, kv.shape[2], spec.kv_dtype)
@@ -82,8 +83,8 @@ class PagedAttention(AttentionBackend):
     def supports(self, spec: AttnSpec) -> str | None:
         if spec.kind not in ("full", "window", "latent"):
             return f"runs kinds full, window and latent, not {spec.kind}"
-        if spec.dtype not in BYTES:
-            return f"runs {', '.join(BYTES)}, not {spec.dtype}"
+        if spec.dtype not in DTYPES:
+            return f"runs {', '.join(DTYPES)}, not {spec.dtype}"
         if spec.kv_dtype not in ("", spec.dtype, *KV_DTYPES):
             return f"the cache holds {spec.dtype}, {', '.join(KV_DTYPES)}, not {spec.kv_dtype}"
         if spec.kv_dtype == "int8" and spec.head_dim * _halves(spec) % 4:
@@ -113,7 +114,7 @@ class PagedAttention(AttentionBackend):
         shape = (_halves(spec), block_tokens, spec.kv_heads, spec.head_dim)
         dims = "x".join(map(str, shape))
         if spec.kv_dtype == "int8":  # scales lie behind all codes of a block, so that the codes of a head stay aligned
-            size = _halves(spec) * block_tokens * spec.kv_heads * (spec.head_dim + 4)
+            size = _halves(spec) * block_tokens * spec.kv_heads * kept_width(spec.head_dim, "int8")
             return KVLayout((size,), "int8", f"kv-token-head-scales/int8/{dims}")
         dtype = spec.kv_dtype or spec.dtype
         # Where -0 is not a number, blocks of others must not come in.

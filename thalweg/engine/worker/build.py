@@ -13,11 +13,11 @@ from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.config import read_config
 from thalweg.config import CacheConfig, DeviceConfig, EngineArgs, EngineConfig, ModelConfig, SchedulerConfig, check_args
 from thalweg.engine.worker import resolve
-from thalweg.engine.worker.plan import BYTES, gib, history, plan, step_sizes, weight_bytes
+from thalweg.engine.worker.plan import gib, history, plan, step_sizes, weight_bytes
 from thalweg.engine.worker.runner import Runner
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.hal import discovery
-from thalweg.hal.kv import KVLayout, KVSpec
+from thalweg.hal.kv import BYTES, KVLayout, KVSpec
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Defaults, Device, Limits, ModelFacts, Pending, Platform
 from thalweg.hal.step import StateBox, StepBatch
@@ -81,6 +81,7 @@ def build(args: EngineArgs) -> Worker:
     facts = read_facts(hf, path)
     registry.supported(hf)  # refuse an unknown architecture before a framework is imported
     platform = discovery.choose(args.device, lambda p: resolve.options(args, p))
+    resolve.check_values(args, platform)
     device = platform.open(resolve.place(args, platform), resolve.options(args, platform))
     job = _Job(args, path, hf, facts, platform, device, platform.defaults(facts, device.info))
     try:
@@ -192,8 +193,11 @@ def _no_step(params: Any, state: Any, batch: StepBatch) -> Any:
 def _room(job: _Job, dtype: str, schedule: SchedulerConfig, length: int) -> int:
     """Bytes for the KV cache, known before a weight is read."""
     settings, ranks = registry.family(job.hf)(job.hf), job.device.comm.size
-    others = job.platform.workspace(step_sizes(settings, schedule, length, BYTES[dtype], ranks)) + history(schedule, length)
-    weights = weight_bytes(settings, job.platform, dtype, length, ranks, job.args.quantization)
+    options = resolve.options(job.args, job.platform)
+    steps = step_sizes(settings, schedule, length, BYTES[dtype], ranks, job.args.batch_invariant is not False)
+    others = job.platform.workspace_with(steps, options) + history(schedule, length)
+    packs = job.platform.packs_with(dtype, options)
+    weights = weight_bytes(settings, dtype, length, ranks, job.args.quantization, packs)
     return resolve.cache_bytes(job.args, job.defaults, job.device.memory(), weights, others)
 
 

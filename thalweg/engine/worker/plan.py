@@ -7,23 +7,22 @@ Decides nothing of its own: sizes come from `resolve`, shapes from `models.setti
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.config import read_config
+from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.config import EngineArgs, SchedulerConfig, check_args
 from thalweg.engine.worker import resolve
 from thalweg.errors import CheckpointError, ConfigError, DeviceError
 from thalweg.hal import discovery
-from thalweg.hal.kv import KVSpec, kept_bytes
+from thalweg.hal.kv import BYTES, KVSpec, kept_bytes
 from thalweg.hal.platform import Defaults, DeviceInfo, Memory, ModelFacts, Platform, StepSizes
 from thalweg.models import registry
 from thalweg.models.settings import Parameters, Settings, kv_groups
 from thalweg.quantization.online import bytes_of, formats
-
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +79,8 @@ class _Known:
     facts: ModelFacts
     settings: Settings
     platform: Platform
+    options: Any
+    """The platform's own knobs."""
     info: DeviceInfo
     """Of one of the devices that share the model."""
     defaults: Defaults
@@ -95,11 +96,13 @@ def plan(args: EngineArgs) -> Plan:
     facts = read_facts(hf, path)
     settings = registry.family(hf)(hf)
     platform = discovery.choose("auto") if args.device == "auto" else discovery.load(args.device)
-    info = platform.describe_with(resolve.options(args, platform))
+    resolve.check_values(args, platform)
+    options = resolve.options(args, platform)
+    info = platform.describe_with(options)
     if info is None:
         raise DeviceError(f"device: {platform.name!r} cannot be planned for: {platform.unplanned()}")
     ranks = len(resolve.place(args, platform).devices)
-    known = _Known(args, facts, settings, platform, info, platform.defaults(facts, info), ranks)
+    known = _Known(args, facts, settings, platform, options, info, platform.defaults(facts, info), ranks)
     return _plan(known)
 
 
@@ -114,19 +117,17 @@ def _plan(k: _Known) -> Plan:
         _check_stored(k, parameters, dtype)
     weights = 0
     if k.platform.runs_models:
-        weights = weight_bytes(k.settings, k.platform, dtype, length, k.ranks, args.quantization)
+        packs = k.platform.packs_with(dtype, k.options)
+        weights = weight_bytes(k.settings, dtype, length, k.ranks, args.quantization, packs)
     problems: list[str] = []
-    steps = step_sizes(k.settings, schedule, length, BYTES[dtype], k.ranks)
-    workspace = k.platform.workspace(steps) if k.platform.runs_models else 0
+    steps = step_sizes(k.settings, schedule, length, BYTES[dtype], k.ranks, args.batch_invariant is not False)
+    others = _workspace(k, steps) + history(schedule, length)  # of the length asked for; shorter than that needs no more
     try:
-        memory = resolve.cache_bytes(
-            args, k.defaults, Memory(k.info.memory_bytes, k.info.memory_bytes), weights, workspace + history(schedule, length)
-        )
+        memory = resolve.cache_bytes(args, k.defaults, Memory(k.info.memory_bytes, k.info.memory_bytes), weights, others)
         size = resolve.cache_size(args, groups, memory, length, schedule.max_seqs)
     except ConfigError as e:
         problems += e.problems
         size = resolve.CacheSize((0,) * len(groups), length)
-    steps = step_sizes(k.settings, schedule, size.max_len, BYTES[dtype], k.ranks)
     per_block = sum(g.bytes_per_block for g in groups)
     room = max(0, size.blocks[0] - 1) * groups[0].block_tokens
     made = Plan(
@@ -136,11 +137,15 @@ def _plan(k: _Known) -> Plan:
         block_tokens=groups[0].block_tokens,
         groups=[_shown(g) for g in groups],
         tokens=room, sequences=_sequences(groups, size, schedule), history=history(schedule, size.max_len),
-        workspace=k.platform.workspace(steps) if k.platform.runs_models else 0, max_model_len=size.max_len,
+        workspace=_workspace(k, replace(steps, max_len=size.max_len)), max_model_len=size.max_len,
         max_num_seqs=schedule.max_seqs, max_num_batched_tokens=schedule.max_tokens, problems=problems,
     )  # fmt: skip
     _advise(made, k, length, per_block)
     return made
+
+
+def _workspace(k: _Known, steps: StepSizes) -> int:
+    return k.platform.workspace_with(steps, k.options) if k.platform.runs_models else 0
 
 
 def history(schedule: SchedulerConfig, length: int) -> int:
@@ -148,22 +153,24 @@ def history(schedule: SchedulerConfig, length: int) -> int:
     return (schedule.max_seqs + 1) * (length + 1) * 4
 
 
-def step_sizes(s: Settings, schedule: SchedulerConfig, length: int, dtype_bytes: int, ranks: int) -> StepSizes:
+def step_sizes(
+    s: Settings, schedule: SchedulerConfig, length: int, dtype_bytes: int, ranks: int, batch_invariant: bool
+) -> StepSizes:
     """What bounds the temporaries of a model's largest step, on one of the ranks that share it."""
     return StepSizes(
         tokens=schedule.max_tokens, seqs=schedule.max_seqs, max_len=length, hidden=s.hidden, inner=s.inner // ranks,
         heads=s.attention.heads // ranks, kv_heads=s.attention.kv_heads // ranks, head_dim=s.attention.head_dim,
-        vocab=s.vocab, dtype_bytes=dtype_bytes,
+        vocab=s.vocab, dtype_bytes=dtype_bytes, batch_invariant=batch_invariant,
     )  # fmt: skip
 
 
-def weight_bytes(s: Settings, platform: Platform, dtype: str, length: int, ranks: int, quantization: str | None) -> int:
+def weight_bytes(s: Settings, dtype: str, length: int, ranks: int, quantization: str | None, packs: bool) -> int:
     """Of the weights in memory, on one of the ranks that share them: in dtype or as `quantization` rounds them, with the copies
-    that kernels pack, and computed tables, which every rank has whole. A tied embedding is divided in two ways, so ranks
-    hold a share of each."""
+    that kernels pack where the platform says that they do, and computed tables, which every rank has whole. A tied embedding
+    is divided in two ways, so ranks hold a share of each."""
     p, wide = s.parameters(BYTES[dtype], length), BYTES[dtype]
     if quantization is None:
-        twice = p.tied and (ranks > 1 or platform.packs(dtype))
+        twice = p.tied and (ranks > 1 or packs)
         return (p.stored + (p.head if twice else 0)) // ranks + p.tables
     use = formats(quantization)
     rounded = bytes_of(use.layers, p.layers, wide, s.hidden) + bytes_of(use.head, p.head, wide, s.hidden)
@@ -186,14 +193,12 @@ def _groups(k: _Known, length: int, block_tokens: int, dtype: str) -> tuple[KVSp
 
 def _check_stored(k: _Known, parameters: Parameters, dtype: str) -> None:
     """The files hold about as many values as the configuration makes. Not exactly: a tied output matrix may be stored too,
-    and some checkpoints keep tables."""
-    if k.facts.dtype not in BYTES:
-        return
-    held, described = k.facts.weight_bytes // BYTES[k.facts.dtype], parameters.stored // BYTES[dtype]
+    and some checkpoints keep tables. Counted in values, as files may be in another dtype than config.json names."""
+    held, described = open_checkpoint(Path(k.args.model)).values, parameters.stored // BYTES[dtype]
     extra = parameters.head // BYTES[dtype] if parameters.tied else 0
     if not 0.98 * described <= held <= 1.02 * (described + extra):
         raise CheckpointError(
-            f"{k.args.model}: config.json describes {described:,} weights, and the files hold {held:,} ({k.facts.dtype}): "
+            f"{k.args.model}: config.json describes {described:,} weights, and the files hold {held:,}: "
             "one of the two belongs to another model"
         )
 

@@ -54,6 +54,17 @@ def options(args: EngineArgs, platform: Platform) -> Any:
     return platform.options(**converted) if platform.options else None
 
 
+def check_values(args: EngineArgs, platform: Platform) -> None:
+    """A platform that runs no model keeps no weights, keys or values, so it cannot keep them as asked. ConfigError."""
+    if platform.runs_models:
+        return
+    said = {"quantization": args.quantization is not None, "kv_cache_dtype": args.kv_cache_dtype != "auto"}
+    why = f"platform {platform.name!r} runs no model and keeps no values, so this would change nothing"
+    problems = [f"{name}: {why}; leave it out, or choose another device" for name, there in said.items() if there]
+    if problems:
+        raise ConfigError(*problems)
+
+
 def dtype(args: EngineArgs, facts: ModelFacts, device: DeviceInfo, defaults: Defaults) -> str:
     """auto = the checkpoint's own type if the device runs it well, else the platform's choice."""
     if args.dtype != "auto":

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from thalweg.hal.kv import SCALE_BYTES
 from thalweg.hal.weights import QTensor, WeightFormat
 
 
@@ -34,8 +35,8 @@ KV_DTYPES = ("float8_e4m3fn", "float8_e5m2", "int8")
 
 
 def encode_kv(x: Tensor, kv_dtype: str) -> Tensor:
-    """Keys or values [..., D] as a cache of this `AttnSpec.kv_dtype` keeps them: [..., D], or for int8 [..., D + 4]: codes,
-    then the four bytes of their scale."""
+    """Keys or values [..., D] as a cache of this `AttnSpec.kv_dtype` keeps them: [..., D], or for int8 [..., D + SCALE_BYTES]:
+    codes, then the bytes of their scale."""
     if kv_dtype not in KV_DTYPES:
         return x
     if kv_dtype == "int8":
@@ -50,7 +51,7 @@ def decode_kv(held: Tensor, kv_dtype: str, dtype: torch.dtype) -> Tensor:
     """What `encode_kv` made -> [..., D], codes times scale in float32 and rounded to dtype."""
     if kv_dtype != "int8":
         return held.to(dtype)
-    codes, scale = held[..., :-4].to(torch.float32), held[..., -4:].contiguous().view(torch.float32)
+    codes, scale = held[..., :-SCALE_BYTES].to(torch.float32), held[..., -SCALE_BYTES:].contiguous().view(torch.float32)
     return (codes * scale).to(dtype)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from thalweg.backends.cpu.native import Library
 from thalweg.errors import DeviceError
 from thalweg.hal.attention import AttentionBackend, AttnSpec
-from thalweg.hal.kv import KVLayout
+from thalweg.hal.kv import KVLayout, kept_width
 from thalweg.hal.step import SCRATCH, StepBatch
 
 ROWS, MOST_ROWS, MOST_DIM = 48, 64, 256
@@ -61,7 +61,7 @@ class NativeAttention(AttentionBackend):
         if block_tokens % 2:
             raise DeviceError(f"block_size: {block_tokens}: compiled attention needs an even number of tokens; choose 16")
         dtype = spec.kv_dtype or spec.dtype
-        shape = (2, spec.kv_heads, block_tokens, spec.head_dim + (4 if dtype == "int8" else 0))  # a float32 scale
+        shape = (2, spec.kv_heads, block_tokens, kept_width(spec.head_dim, dtype))
         return KVLayout(shape, dtype, f"kv-head-units/{dtype}/{'x'.join(map(str, shape))}")
 
     def attend(
