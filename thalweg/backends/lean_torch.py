@@ -9,8 +9,9 @@ two are simply not imported yet, as torch itself does with its compiler. From th
   - any part of torch that is not there yet is imported (its compiler, exporter, tests, distributed tensors; a fake tensor mode
     imports the compiler's settings when it is made), or
   - any attribute that torch lacks is asked for (`torch.export`, and what came along with the two, such as `torch._refs`).
-Nothing watches plain tensors on torch's meta device: an operator whose shapes were to come from there raises
-NotImplementedError, never a wrong result. Nothing here uses that device; who does calls `import_whole` first.
+Two things nothing watches, and both fail in words, never with a wrong result: an operator on plain tensors of torch's meta
+device raises NotImplementedError if its shapes were to come from there, and `torch.ops` lacks the compiler's own operators
+(`torch.ops.prims`). Nothing here uses either; who does calls `import_whole` first.
 
 A process that has imported torch already, or is not ours alone, is left as it is: only a platform's `preload` calls this.
 """
