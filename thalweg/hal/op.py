@@ -48,11 +48,16 @@ class Op:
     @property
     def static(self) -> tuple[str, ...]:
         """Names of the static arguments."""
-        kinds = inspect.signature(self.reference).parameters.values()
-        return tuple(p.name for p in kinds if p.kind is inspect.Parameter.KEYWORD_ONLY)
+        return tuple(p.name for p in _static_of(self.reference))
 
     def __call__(self, *args: Any, **static: Any) -> Any:
         return self.reference(*args, **static)
+
+
+@functools.lru_cache(maxsize=256)
+def _static_of(body: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    """Keyword-only parameters. Remembered: a model of many layers binds the same few ops hundreds of times."""
+    return tuple(p for p in inspect.signature(body).parameters.values() if p.kind is p.KEYWORD_ONLY)
 
 
 def op(*, samples: Iterable[Sample] = (), tolerances: Mapping[str, float] | None = None) -> Callable[[Callable[..., Any]], Op]:
@@ -166,11 +171,7 @@ class Binder:
         (dtype, sizes, weight format). Raises StrictKernelError when strict and only the reference body is left,
         unless the device offers no kernel for the op at all on purpose (an empty kernel list: the reference backend)."""
         static = {k: spec[k] for k in op.static if k in spec}
-        missing = [
-            p.name
-            for p in inspect.signature(op.reference).parameters.values()
-            if p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in spec
-        ]
+        missing = [p.name for p in _static_of(op.reference) if p.default is p.empty and p.name not in spec]
         if missing:
             raise TypeError(f"bind({op.name}): static arguments {missing} not given")
         kernel, refused = self._choose(op, spec)

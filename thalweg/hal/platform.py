@@ -334,7 +334,8 @@ class Platform(ABC):
 
     def preload(self) -> None:
         """Import what `open` and the device it returns will run (a tensor framework, kernels), so that a process standing by
-        starts quickly; touch no driver and no device. Default: nothing."""
+        starts quickly; touch no driver and no device. Comes before the models are imported, in a process that only serves, so a
+        platform may decide how its framework is. Default: nothing."""
         return
 
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from thalweg.backends import lean_torch
 from thalweg.backends.cpu.native import NONE, NoLibraryError, levels
 from thalweg.backends.host import cores, cpu_flags, cpu_name, has_torch, host_memory
 from thalweg.errors import DeviceError
@@ -81,6 +82,7 @@ class CpuPlatform(Platform):
         return super().workspace(s) + masks + KEPT
 
     def preload(self) -> None:
+        lean_torch.import_torch()
         import thalweg.backends.cpu.device  # noqa: F401
 
     def open(self, place: Place, options: Any = None) -> Device:

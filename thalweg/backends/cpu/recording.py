@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 from thalweg.backends.cpu.native import WORDS, Library, zeroed
 from thalweg.backends.eager import Done, EagerExecutable, to_numpy, to_torch
@@ -118,6 +118,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def keep(self, what: Any) -> None:
         self.kept.append(what)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch keeps its compiler away from a mode's functions, and to do so imports that compiler at the first call: a second
+        of the first answer, for a compiler that never sees this. Asked not to, it does not."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         name, kwargs = func.overloadpacket.__name__, kwargs or {}
         if name == "lift_fresh":
@@ -183,7 +189,7 @@ def opaque(kernel: Kernel, library: Library) -> Kernel:
     def run(*args: Any, **static: Any) -> Any:
         if library.tape is None:
             return kernel.run(*args, **static)
-        with _disable_current_modes():
+        with _pop_mode_temporarily():
             out = kernel.run(*args, **static)
             return library.tape.call(kernel.run, args, static, out, True)
 

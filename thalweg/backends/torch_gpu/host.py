@@ -173,6 +173,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._own: set[int] = set()
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch keeps its compiler away from a mode's functions, and to do so imports that compiler at the first call: a second
+        of the first capture, for a compiler that never sees this. Asked not to, it does not."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         _refuse(func, args, kwargs)

@@ -60,11 +60,10 @@ def prepare(device: str) -> None:
     try:
         platform = discovery.choose("auto") if device == "auto" else discovery.load(device)
         if platform.runs_models:
+            platform.preload()  # first: how its framework is imported is the platform's to say
             import thalweg.models.build
             import thalweg.models.load
             import thalweg.models.step  # noqa: F401
-
-            platform.preload()
     except (ThalwegError, ImportError):
         return
     mark("framework imported")

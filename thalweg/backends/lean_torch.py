@@ -1,0 +1,161 @@
+"""`import torch` without the parts that only its compiler, exporter and fake tensors need, until something needs them.
+
+Why: two of torch's modules, and what they alone pull in, are a quarter of the time `import torch` takes, and running models
+eagerly on the host uses neither: `torch._meta_registrations` writes down, for every operator, how to compute the shape of its
+result without its values, and `torch.export` saves traced programs. A process that serves waits for them at each start.
+
+What is safe about it: while `import torch` runs, empty modules stand in for these two, and nobody keeps them. Afterwards the
+two are simply not imported yet, as torch itself does with its compiler. From then on they are imported, both, before
+  - any part of torch that is not there yet is imported (its compiler, exporter, tests, distributed tensors; a fake tensor mode
+    imports the compiler's settings when it is made), or
+  - any attribute that torch lacks is asked for (`torch.export`, and what came along with the two, such as `torch._refs`).
+Two things nothing watches, and both fail in words, never with a wrong result: an operator on plain tensors of torch's meta
+device raises NotImplementedError if its shapes were to come from there, and `torch.ops` lacks the compiler's own operators
+(`torch.ops.prims`). Nothing here uses either; who does calls `import_whole` first.
+
+A process that has imported torch already, or is not ours alone, is left as it is: only a platform's `preload` calls this.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+PUT_OFF = ("torch.export", "torch._meta_registrations")
+"""In the order in which torch imports them. One that a version of torch does not import is none to put off."""
+
+
+def import_torch() -> None:
+    """Import torch, without PUT_OFF if this is the first import of it. One thread; others may import what they like."""
+    if "torch" in sys.modules:
+        return
+    finder = _StandIns()
+    sys.meta_path.insert(0, finder)
+    try:
+        torch = importlib.import_module("torch")
+    finally:
+        sys.meta_path.remove(finder)
+        put_off = finder.clear()
+    if put_off:
+        _Watch(torch, put_off).begin()
+
+
+def import_whole() -> None:
+    """Import what was put off, if it was."""
+    for finder in list(sys.meta_path):
+        if isinstance(finder, _Watch):
+            finder.end()
+
+
+class _StandIn(ModuleType):
+    """An empty module. Asked for anything of its own while torch is being imported, it gives way to the real one."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # somebody looks over all modules, and wants nothing of this one
+            raise AttributeError(name)
+        return getattr(self.real(), name)
+
+    def real(self) -> ModuleType:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return importlib.import_module(self.__name__)
+
+
+class _StandIns:
+    """Finds a stand-in for each module of PUT_OFF, once. Finder and loader."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, _StandIn] = {}
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name in PUT_OFF and name not in self._made:
+            return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+        parent = sys.modules.get(name.rpartition(".")[0])
+        return PathFinder.find_spec(name, parent.real().__path__) if isinstance(parent, _StandIn) else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        self._made[spec.name] = _StandIn(spec.name)
+        return self._made[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        return
+
+    def clear(self) -> list[str]:
+        """Take away the stand-ins. Names of those that nobody needed."""
+        names = [n for n, module in self._made.items() if sys.modules.get(n) is module]
+        for name in names:
+            parent, _, child = name.rpartition(".")
+            stand_in = sys.modules.pop(name)
+            if parent in sys.modules and vars(sys.modules[parent]).get(child) is stand_in:
+                delattr(sys.modules[parent], child)
+        return names
+
+
+class _Watch:
+    """Sees every import of a part of torch that is not there yet, and every look for an attribute it lacks; both make torch
+    whole first. It holds no lock of its own: the import system's keep two threads from importing one module, and a thread
+    that comes while another imports them waits there."""
+
+    def __init__(self, torch: ModuleType, put_off: Sequence[str]) -> None:
+        self._torch, self._put_off = torch, put_off
+        self._lacks: Callable[[str], Any] | None = vars(torch).get("__getattr__")
+        self._busy = threading.local()
+        self._whole = False
+
+    def begin(self) -> None:
+        sys.meta_path.insert(0, self)
+        self._torch.__getattr__ = self._attribute  # type: ignore[method-assign]
+
+    def end(self) -> None:
+        """Import what was put off, once. What these modules import in turn does not start it again."""
+        if self._whole or getattr(self._busy, "now", False):
+            return
+        self._busy.now = True
+        try:
+            for name in self._put_off:
+                importlib.import_module(name)
+        finally:
+            self._busy.now = False
+        self._whole = True
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if self._whole or not name.startswith("torch."):
+            return None
+        self.end()
+        return _AsItIs.spec(name) if name in sys.modules else None
+
+    def _attribute(self, name: str) -> Any:
+        """torch's own answer to a look for what it lacks, once it is whole. Stays in place of that."""
+        if not name.startswith("__"):
+            self.end()
+            if name in vars(self._torch):
+                return vars(self._torch)[name]
+        if self._lacks is None:
+            raise AttributeError(f"module 'torch' has no attribute {name!r}")
+        return self._lacks(name)
+
+
+class _AsItIs:
+    """Loads a module that is there already, by leaving it alone: the one asked for may have come along with the rest, and made
+    a second time it would lack what has been put into the first."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    @staticmethod
+    def spec(name: str) -> ModuleSpec:
+        """Also put into the module for the moment: the import system believes that before what a finder says."""
+        module = sys.modules[name]
+        made = module.__spec__ = ModuleSpec(name, _AsItIs(module))  # type: ignore[arg-type]
+        return made
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
