@@ -28,10 +28,12 @@ from thalweg.errors import ThalwegError
 
 POINTS = (
     "command line", "server imported", "engine started", "framework imported", "weights loaded", "engine built",
-    "tokenizer loaded", "canary answered", "first byte",
+    "tokenizer loaded", "canary answered", "first byte", "fourth token",
 )  # fmt: skip
 """In the order of the chain; each row of the breakdown is the time from the latest before. Overlap shows as a small number."""
 REFUSED = ()
+TOKENS = 4
+"""Asked for: what a process does for the first time with its second or third token shows too."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +107,7 @@ def drop_pages(path: Path) -> None:
 
 
 def start_once(flags: Sequence[str], timeout: float) -> dict[str, float]:
-    """Start a server, ask for one streamed token as soon as it is ready, stop it. Seconds from the start to each point."""
+    """Start a server, ask for a few streamed tokens as soon as it is ready, stop it. Seconds from the start to each point."""
     with tempfile.TemporaryDirectory(prefix="thalweg-startup-") as folder:
         marks, log = Path(folder, "marks"), Path(folder, "log")
         command = [sys.executable, "-m", "thalweg", "serve", *flags, "--port", "0", "--disable-uvicorn-access-log"]
@@ -113,7 +115,7 @@ def start_once(flags: Sequence[str], timeout: float) -> dict[str, float]:
             start = time.monotonic()
             process = subprocess.Popen(command, stdout=out, stderr=out, env=envs.with_startup_marks(str(marks)))
             try:
-                end = _first_byte(process, log, start + timeout)
+                first, last = _answer(process, log, start + timeout)
             finally:
                 process.terminate()
                 try:
@@ -121,12 +123,13 @@ def start_once(flags: Sequence[str], timeout: float) -> dict[str, float]:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-        return {**_read_marks(marks, start), "first byte": end - start}
+        return {**_read_marks(marks, start), "first byte": first - start, "fourth token": last - start}
 
 
-def _first_byte(process: subprocess.Popen[bytes], log: Path, until: float) -> float:
-    """When the first event of a one-token chat arrived."""
-    body = {"model": "", "messages": [{"role": "user", "content": "Hello"}], "max_completion_tokens": 1, "stream": True}
+def _answer(process: subprocess.Popen[bytes], log: Path, until: float) -> tuple[float, float]:
+    """When the first event of a chat of TOKENS tokens arrived, and when the last."""
+    body = {"model": "", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+    body |= {"max_completion_tokens": TOKENS, "ignore_eos": True}
     url = ""
     while time.monotonic() < until:
         if process.poll() is not None:
@@ -143,7 +146,9 @@ def _first_byte(process: subprocess.Popen[bytes], log: Path, until: float) -> fl
                 )
                 with request.urlopen(asked, timeout=30) as answer:
                     answer.readline()
-                    return time.monotonic()
+                    first = time.monotonic()
+                    answer.read()
+                    return first, time.monotonic()
             except (error.URLError, OSError):
                 pass
         time.sleep(0.005)
