@@ -24,7 +24,7 @@ serve:
 	@ci/env thalweg serve $(MODEL) $(ARGS)
 
 test:
-	@ci/env python -m pytest $(PROCESSES) $(ARGS)
+	@ci/env python -m pytest $(PROCESSES) --durations 15 $(ARGS)
 
 check:
 	@ci/env ci/check $(ARGS)

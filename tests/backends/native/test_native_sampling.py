@@ -154,6 +154,13 @@ def test_penalties_of_a_long_history(library: Library) -> None:
     assert torch.equal(logits, before)
 
 
+def test_no_rows_are_none(library: Library) -> None:
+    x, none, seed = torch.zeros(0, 40), torch.zeros(0), torch.zeros(0, 2, dtype=torch.int32)
+    assert kernel(library, "truncate")(x, none.int(), none, none).shape == (0, 40)
+    assert kernel(library, "draw")(x, none, none.int(), none, none, seed, none.int())[0].shape == (0,)
+    assert kernel(library, "logprobs")(x, none.int(), k=2, normalise=True)[0].shape == (0, 3)
+
+
 def test_columns_that_do_not_fit_are_refused(library: Library) -> None:
     x = torch.zeros(3, 40)
     for bad in (torch.zeros(2), torch.zeros(3, 2)[:, 0]):
