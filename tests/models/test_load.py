@@ -19,6 +19,7 @@ from thalweg.hal.comm import Communicator, Solo
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder, Kernel
 from thalweg.hal.platform import Place
+from thalweg.hal.weights import DENSE
 from thalweg.models.build import build
 from thalweg.models.load import load_params
 from thalweg.models.spec import walk
@@ -116,7 +117,8 @@ def test_a_kernel_that_packs_from_the_file_gets_views_where_nothing_is_converted
     path = make_checkpoint("llama-biased", tmp_path, tokenizer=False)
     given = []
 
-    def pack_parts(parts):
+    def pack_parts(parts, format):
+        assert format == DENSE
         given.append(parts)
         return torch.from_numpy(np.concatenate(parts))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.hal.weights import QTensor
+from thalweg.hal.weights import QTensor, WeightFormat
 
 NOT_INVARIANT = "its rows depend on what else is in the batch"
 
@@ -93,7 +93,8 @@ class Kernel:
     pack: a weight in canonical form to what `run` takes in its place; called once, at load.
     packer: in place of pack, where the layout depends on more than the weight: the bind-time facts to such a function.
     pack_parts: pack, of a dense weight that lies in several host arrays, the rows of one after those of another (numpy;
-        bfloat16 as uint16). They may be views of a mapped file, so nothing of them may be kept. None: `pack` serves.
+        bfloat16 as uint16), first rounded to the format given, as `hal.ops.quantise` does. They may be views of a mapped file,
+        so nothing of them may be kept. None, or where it gives None: `pack` serves.
     batch_invariant: a row's result is the same bits whatever else is in the batch.
     largest: for linear, called as `run` is: of each row of what that would give, (its place i32[N], the value f32[N]) of the
         largest, of equals the first; NaN if one is. None: not offered.
@@ -106,7 +107,7 @@ class Kernel:
     pack: Callable[[QTensor], Any] = _plain
     batch_invariant: bool = False
     packer: Callable[[Mapping[str, Any]], Callable[[QTensor], Any]] | None = None
-    pack_parts: Callable[[Sequence[np.ndarray]], Any] | None = None
+    pack_parts: Callable[[Sequence[np.ndarray], WeightFormat], Any] | None = None
     largest: Callable[..., tuple[Any, Any]] | None = None
 
 
@@ -134,7 +135,7 @@ class Bound:
     call: Callable[..., Any]
     pack: Callable[[QTensor], Any]
     choice: Choice
-    pack_parts: Callable[[Sequence[np.ndarray]], Any] | None = None
+    pack_parts: Callable[[Sequence[np.ndarray], WeightFormat], Any] | None = None
     largest: Callable[..., tuple[Any, Any]] | None = None
     """`Kernel.largest` of the same weight."""
 

@@ -137,10 +137,10 @@ def _file_reader(model: Model, checkpoint: Checkpoint) -> tuple[Reader, Packer]:
         return out
 
     def packed(spec: ParamSpec, rank: int) -> Any:
-        if spec.pack_parts is None or spec.format != DENSE or any(dtype(s) != spec.dtype for s in spec.sources):
+        if spec.pack_parts is None or any(dtype(s) != spec.dtype for s in spec.sources):
             return None
-        made = spec.pack_parts([part(spec, s, rank) for s in spec.sources])
-        for s in spec.sources:
+        made = spec.pack_parts([part(spec, s, rank) for s in spec.sources], spec.format)
+        for s in spec.sources if made is not None else ():
             checkpoint.forget(stored[s.name])
         return made
 

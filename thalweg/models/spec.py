@@ -33,8 +33,8 @@ class ParamSpec:
     """Dimension divided evenly among the ranks; None = every rank holds all of it."""
     pack: Callable[[QTensor], Any] | None = None
     """For matrices a kernel multiplies by: what it wants of them, once, at load."""
-    pack_parts: Callable[[Sequence[np.ndarray]], Any] | None = None
-    """The same straight from the checkpoint's tensors, where they hold `dtype` and are not rounded."""
+    pack_parts: Callable[[Sequence[np.ndarray], WeightFormat], Any] | None = None
+    """The same, rounding included, straight from the checkpoint's tensors, where they hold `dtype`."""
     format: WeightFormat = DENSE
     """What such a matrix is rounded to before it is packed."""
     make: Callable[[], Array] | None = None

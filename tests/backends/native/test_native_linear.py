@@ -71,7 +71,29 @@ def test_a_weight_in_parts_is_the_same_as_in_one_piece(library: Library, dtype: 
         want = kernel.run(x, kernel.pack(made), bias)
         for parts in ([whole], [whole[:64], whole[64:130], odd], [whole[:10], whole[10:11], whole[11:70], whole[70:]]):
             assert kernel.pack_parts is not None
-            assert torch.equal(kernel.run(x, kernel.pack_parts(parts), bias), want)
+            assert torch.equal(kernel.run(x, kernel.pack_parts(parts, DENSE), bias), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize("name", [n for n, f in FORMATS.items() if f != DENSE])
+def test_a_weight_rounded_on_the_way_is_the_one_that_quantise_rounds(library: Library, dtype: torch.dtype, name: str) -> None:
+    """To the bit, also of rows of nothing but zeros, of one sign, and with one value far from the rest."""
+    (kernel, _), format = kernels(library), FORMATS[name]
+    for n, k in ((70, 256), (261, 100), (64, 33)):
+        weight = torch.randn(n, k, generator=torch.Generator().manual_seed(n)).to(dtype)
+        weight[0], weight[1], weight[2], weight[3, 5] = 0, weight[1].abs(), -weight[2].abs(), 1000
+        raw = weight.view(torch.int16 if dtype == torch.bfloat16 else torch.float32).numpy()
+        raw = raw.view("uint16") if dtype == torch.bfloat16 else raw
+        x = torch.randn(5, k).to(dtype)
+        want = kernel.run(x, kernel.pack(quantise(weight, format)), None, act=format.act, group=format.group)
+        assert kernel.pack_parts is not None
+        for parts in ([raw], [raw[:64], raw[64:]], [raw[:10], raw[10:11], raw[11:]]):
+            packed = kernel.pack_parts([p for p in parts if len(p)], format)
+            if format.group % 4:  # torch rounds these
+                assert packed is None
+                continue
+            assert packed.dtype is None
+            assert torch.equal(kernel.run(x, packed, None, act=format.act, group=format.group), want), (n, k)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])

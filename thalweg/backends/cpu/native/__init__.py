@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-ABI = 6
+ABI = 7
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
@@ -29,7 +29,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_level": (ctypes.c_char_p, (_P,)),
     "thalweg_take": (_P, (ctypes.c_size_t,)),
     "thalweg_give": (None, (_P, ctypes.c_size_t)),
-    "thalweg_pack": (_P, (_P, _I, _I, _P, _P, _L, _L, _L, _P, _P)),
+    "thalweg_pack": (_P, (_P, _I, _I, _P, _P, _L, _L, _L, _P, _P, _I)),
     "thalweg_free": (None, (_P,)),
     "thalweg_bytes": (_L, (_P,)),
     "thalweg_attend": (None, (_P, _P)),

@@ -77,11 +77,16 @@ class Linear:
         more = [None if a is None else a.data_ptr() for a in (scales, zeros)]
         return self._packed(form, dtype, parts, w.shape, w.format.group, *more)
 
-    def pack_parts(self, parts: Sequence[np.ndarray]) -> Packed:
-        """A dense weight straight from where it lies, which may be a mapped file."""
+    def pack_parts(self, parts: Sequence[np.ndarray], format: WeightFormat) -> Packed | None:
+        """A dense weight straight from where it lies, which may be a mapped file; rounded on the way, a panel at a time, where
+        the format is one of codes."""
+        form = form_of(format)
+        if isinstance(form, str) or format.group % 4:
+            return None
         parts = [np.require(p, requirements=["C", "ALIGNED"]) for p in parts]
         dtype = torch.bfloat16 if parts[0].dtype == np.uint16 else torch.float32
-        return self._packed(DENSE, dtype, [(p.ctypes.data, len(p)) for p in parts], (sum(map(len, parts)), parts[0].shape[1]))
+        shape, where = (sum(map(len, parts)), parts[0].shape[1]), [(p.ctypes.data, len(p)) for p in parts]
+        return self._packed(form, dtype, where, shape, format.group, shifted=not format.symmetric)
 
     def _packed(
         self,
@@ -92,17 +97,20 @@ class Linear:
         group: int = 0,
         scales: int | None = None,
         zeros: int | None = None,
+        *,
+        shifted: bool = False,
     ) -> Packed:
-        """parts: address and rows."""
+        """parts: address and rows. dtype: of a dense weight, or of values to be rounded. shifted: with zero points."""
         n, k = shape
         addresses, rows = zip(*parts, strict=True)
         handle = self._library.pack(
             self._context, form, 0 if dtype is None else TYPES[dtype], (ctypes.c_void_p * len(parts))(*addresses),
             (ctypes.c_int64 * len(parts))(*rows), n, k, group or k, scales, zeros,
+            int(shifted or zeros is not None),
         )  # fmt: skip
         if not handle:
             raise MemoryError(f"no memory for a packed weight of {n} x {k}")
-        return Packed(self._library, handle, shape, dtype)
+        return Packed(self._library, handle, shape, dtype if form == DENSE else None)
 
     def has_rows(self, spec: Mapping[str, Any]) -> str | None:
         if not spec.get("tied"):

@@ -12,6 +12,7 @@ struct Pack {
     Weight* w;
     const void* const* parts;  // one's rows after another's
     const int64_t* part_rows;
+    bool rounds;  // parts hold values of the weight's type, for a form of codes
 };
 
 // `rows` are those of a panel. Inputs first .. last - 1 of row c, one by one.
@@ -99,13 +100,73 @@ const uint8_t* rows_of(const Pack& p, int64_t first, int64_t end, int64_t row_by
     return room.data();
 }
 
+typedef float Some __attribute__((vector_size(16)));
+constexpr int64_t SOME = 4;
+
+// A row of values as float32, then 0 up to whole vectors. (What is left to the compiler here, it makes vectors of.)
+void widen(const Weight& w, const uint8_t* row, float* x) {
+    if (w.type == Type::f32) {
+        memcpy(x, row, w.k * 4);
+    } else {
+        const uint16_t* from = (const uint16_t*)row;
+        for (int64_t k = 0; k < w.k; ++k) {
+            const uint32_t wide = uint32_t(from[k]) << 16;
+            memcpy(x + k, &wide, 4);
+        }
+    }
+    for (int64_t k = w.k; k % SOME; ++k) x[k] = 0;
+}
+float nearest(float x) {  // whole, ties to even: beside 1.5 * 2^23 there is no room for a fraction
+    x += 12582912.f;
+    return x - 12582912.f;
+}
+
+// A row of float32 to codes, as hal.ops.quantise rounds them: by the largest magnitude of a group, or by its range with 0 in it.
+// Groups are a multiple of four inputs, or the row.
+void round_row(const Weight& w, const float* x, int64_t output, uint8_t* codes) {
+    const bool zeros = w.offsets;
+    const float middle = w.form == Form::int4 ? 8 : 128, most = zeros ? 2 * middle - 1 : middle - 1, least = zeros ? 0 : -middle;
+    for (int64_t g = 0; g < w.groups; ++g) {
+        const int64_t from = g * w.group, to = from + w.group < w.k ? from + w.group : w.k;
+        Some low = {}, high = {};
+        for (int64_t k = from; k < to; k += SOME) {
+            Some v;
+            memcpy(&v, x + k, sizeof v);
+            low = v < low ? v : low, high = v > high ? v : high;
+        }
+        float bottom = 0, top = 0;
+        for (int i = 0; i < SOME; ++i) bottom = low[i] < bottom ? low[i] : bottom, top = high[i] > top ? high[i] : top;
+        float scale = zeros ? (top - bottom) / most : (top > -bottom ? top : -bottom) / most;
+        if (!(scale > 0)) scale = 1;
+        const float zero = zeros ? nearest(-bottom / scale) : 0.f;
+        for (int64_t k = from; k < to; ++k) {
+            float code = nearest(x[k] / scale) + zero;
+            code = code < least ? least : code;
+            code = code > most ? most : code;
+            codes[k] = uint8_t(int32_t(code));
+        }
+        const int64_t at = (output / PANEL * w.groups + g) * PANEL + output % PANEL;
+        w.scales[at] = scale;
+        if (zeros) w.offsets[at] = zero - middle;
+    }
+}
+
 void pack_panel(void* job, int64_t panel) {
     const Pack& p = *(const Pack*)job;
     const Weight& w = *p.w;
     const int64_t first = panel * PANEL, count = first + PANEL < w.n ? PANEL : w.n - first;
-    const int64_t bytes = w.form != Form::dense ? 1 : w.type == Type::f32 ? 4 : 2;
-    std::vector<uint8_t> room;
-    const uint8_t* rows = rows_of(p, first, first + count, w.k * bytes, room);
+    const int64_t held = w.type == Type::f32 ? 4 : 2, bytes = w.form == Form::dense ? held : 1;
+    std::vector<uint8_t> room, codes;
+    const uint8_t* rows = rows_of(p, first, first + count, w.k * (p.rounds ? held : bytes), room);
+    if (p.rounds) {
+        codes.resize(count * w.k);
+        std::vector<float> row(w.k + SOME);
+        for (int64_t c = 0; c < count; ++c) {
+            widen(w, rows + c * w.k * held, row.data());
+            round_row(w, row.data(), first + c, codes.data() + c * w.k);
+        }
+        rows = codes.data();
+    }
     uint8_t* out = w.data + panel * w.panel_bytes;
     if (w.form == Form::int4) return pack_nibbles(w, rows, out, count);
     int64_t done = 0;  // inputs; those of a panel that is not full go one by one
@@ -126,9 +187,10 @@ void pack_panel(void* job, int64_t panel) {
 
 // A packed weight, from rows of bfloat16, float32 or codes (a byte each: int8, or uint8 where there are zeros), in parts of
 // part_rows rows, n in all.
-// scales float32 [n, groups]; zeros uint8 [n, groups] or null; group: inputs of a scale, even; >= k: one group.
+// scales float32 [n, groups]; zeros uint8 [n, groups] or null; group: inputs of a scale, even; >= k: one group. Where scales are
+// null and the form is one of codes, parts hold values of `type`, which are rounded: shifted says whether with zero points.
 EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* const* parts, const int64_t* part_rows, int64_t n,
-                            int64_t k, int64_t group, const float* scales, const uint8_t* zeros) {
+                            int64_t k, int64_t group, const float* scales, const uint8_t* zeros, int shifted) {
     Weight* w = new Weight{};
     w->form = Form(form), w->type = Type(type), w->n = n, w->k = k;
     w->panels = (n + PANEL - 1) / PANEL;
@@ -139,7 +201,7 @@ EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* const* p
     w->panel_bytes = units * (w->form == Form::int8 ? 128 : w->form == Form::int4 ? 64 : 256);
     w->panel_bytes = up(w->panel_bytes, 64);
     size_t data = w->panels * w->panel_bytes, table = w->panels * w->groups * PANEL * 4;
-    w->bytes = data + table * (zeros ? 2 : 1) + (w->form == Form::int8_rows ? w->panels * PANEL * 4 : 0);
+    w->bytes = data + table * (shifted ? 2 : 1) + (w->form == Form::int8_rows ? w->panels * PANEL * 4 : 0);
     w->memory = take(w->bytes + 64);
     if (!w->memory) {
         delete w;
@@ -149,16 +211,16 @@ EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* const* p
     uint8_t* at = w->data = (uint8_t*)w->memory;
     at += data;
     if (table) w->scales = (float*)at, at += table;
-    if (zeros) w->offsets = (float*)at, at += table;
+    if (shifted) w->offsets = (float*)at, at += table;
     if (w->form == Form::int8_rows) w->sums = (int32_t*)at;
     int middle = w->form == Form::int4 ? 8 : 128;
-    for (int64_t row = 0; row < n && w->groups; ++row)
+    for (int64_t row = 0; row < n && scales; ++row)
         for (int64_t g = 0; g < w->groups; ++g) {
             int64_t to = (row / PANEL * w->groups + g) * PANEL + row % PANEL;
             w->scales[to] = scales[row * w->groups + g];
             if (zeros) w->offsets[to] = float(zeros[row * w->groups + g] - middle);
         }
-    Pack job{w, parts, part_rows};
+    Pack job{w, parts, part_rows, w->groups && !scales};
     run(c->pool, w->panels, pack_panel, &job);
     return w;
 }
