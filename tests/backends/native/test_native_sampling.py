@@ -166,3 +166,15 @@ def test_columns_that_do_not_fit_are_refused(library: Library) -> None:
     for bad in (torch.zeros(2), torch.zeros(3, 2)[:, 0]):
         with pytest.raises(ValueError, match="do not fit each other"):
             kernel(library, "truncate")(x, torch.zeros(3).int(), torch.ones(3), bad)
+
+
+def test_the_first_of_equals_is_chosen_and_nan_stays_in_range(library: Library) -> None:
+    logits = torch.randn(6, 1003)
+    logits[0, 1002], logits[1, 5], logits[1, 900], logits[2] = 9, 9, 9, float("-inf")
+    nothing = torch.zeros(6)
+    got = kernel(library, "sample")(logits, nothing, nothing, nothing, random=False)
+    assert got.tolist() == logits.argmax(-1).tolist()
+    logits[3, 7], logits[4] = float("nan"), float("nan")
+    got = kernel(library, "sample")(logits, nothing, nothing, nothing, random=False)
+    assert int(got.min()) >= 0
+    assert int(got.max()) < 1003

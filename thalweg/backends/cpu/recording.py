@@ -3,7 +3,7 @@
 A step of one token per sequence does the same calls every time; only what lies in its arrays differs. So the second batch
 of a layout runs under a recorder: its arrays lie in a buffer that stays, what it makes lies in an arena, and every call of
 a compiled kernel is written down with its addresses. Later batches of that layout are copied into the buffer, and the
-list is run: no Python between kernels. What is not a compiled kernel (sampling, the token history: a few calls per step)
+list is run: no Python between kernels. What is not a compiled kernel (the token history, biases, masks: a few calls per step)
 is called again as it was, its results copied to where they lay.
 
 All tapes share one arena, because nothing in it outlives a step. Memory that the recorded step freed is used again by the

@@ -64,12 +64,11 @@ class Sampling:
 
     def sample(self, logits: Tensor, temperature: Tensor, seed: Tensor, position: Tensor, *, random: bool) -> Tensor:
         logits = logits.contiguous()
-        rows, vocab = _rows("sample", logits)
+        rows, vocab = _rows("sample", logits, *((temperature, seed, position) if random else ()))
         tokens = torch.empty(rows, dtype=torch.int32)
         if not random:
             self._best(self._context, logits.data_ptr(), rows, vocab, tokens.data_ptr())
             return tokens
-        _rows("sample", logits, temperature, seed, position)
         self._draw(
             self._context, logits.data_ptr(), rows, vocab, temperature.data_ptr(), 0, None, None, None, seed.data_ptr(),
             position.data_ptr(), None, tokens.data_ptr(), None,
