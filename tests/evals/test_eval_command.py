@@ -98,7 +98,9 @@ def test_a_server_without_tool_parsing_is_judged_by_its_text(url, capsys, monkey
     [
         (["--tasks", "flying"], "--tasks: there is no flying; there are chat"),
         (["--base-url", "localhost"], "--base-url: 'localhost' must begin with http"),
-        (["--base-url", "http://127.0.0.1:9/v1"], "--base-url: cannot reach http://127.0.0.1:9/v1"),
+        (["--base-url", "http://127.0.0.1:9/v1"], "--base-url: cannot reach http://127.0.0.1:9/v1:"),
+        (["--base-url", "http://127.0.0.1:9/"], "--base-url: cannot reach http://127.0.0.1:9/v1:"),
+        (["--base-url", "http://127.0.0.1:9/api/"], "--base-url: cannot reach http://127.0.0.1:9/api:"),
         (["--base-url", "http://x/v1", "--dtype", "float32"], "--dtype: is for an engine started here"),
         (["--base-url", "http://x/v1", "model"], "MODEL: with --base-url the server has the model"),
         (["--model-name", "x"], "--model-name: is for --base-url"),

@@ -210,7 +210,7 @@ def test_the_port_is_taken(bundled):
 
 
 def test_chat_command_against_the_server(bundled, client):
-    words = ["chat", "--url", bundled.url() + "/v1", "--quick", "hello", "--max-tokens", "6", "--sampling-seed", "3"]
+    words = ["chat", "--url", bundled.url(), "--quick", "hello", "--max-tokens", "6", "--sampling-seed", "3"]
     said = subprocess.run(
         [sys.executable, "-m", "thalweg", *words], capture_output=True, text=True, timeout=60, env=ENVIRONMENT
     )

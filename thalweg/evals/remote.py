@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from thalweg.errors import ConfigError, ThalwegError
+from thalweg.errors import ThalwegError
 from thalweg.evals.nano.example import Example, call_text
 
 TIMEOUT = 600.0
@@ -21,12 +21,10 @@ class RefusedError(ThalwegError):
 
 
 class Remote:
-    """`url` is the base address, as OpenAI clients take it (http://localhost:8000/v1)."""
+    """`url`: the base address, as OpenAI clients take it (http://localhost:8000/v1), checked and without a slash at its end."""
 
     def __init__(self, url: str, key: str | None, model: str | None, max_tokens: int) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"--base-url: {url!r} must begin with http:// or https://")
-        self._url, self._key, self._max_tokens = url.rstrip("/"), key, max_tokens
+        self._url, self._key, self._max_tokens = url, key, max_tokens
         self.model = model or str(self._call("/models", None)["data"][0]["id"])
 
     def answer(self, examples: Sequence[Example]) -> list[str]:

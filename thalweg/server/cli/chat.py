@@ -34,7 +34,7 @@ def run(words: list[str]) -> int:
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="model to start; left out: thalweg-nano")
-    parser.add_argument("--url", help="talk to the server at this address instead (http://localhost:8000/v1)")
+    parser.add_argument("--url", help="talk to the server at this address instead (http://localhost:8000)")
     parser.add_argument("--model-name", help="with --url: which of its models; left out: the first")
     parser.add_argument("--api-key", help="with --url: the key to send; left out: OPENAI_API_KEY")
     parser.add_argument("--system-prompt", help="system message placed first")
@@ -54,7 +54,7 @@ def _partner(namespace: argparse.Namespace) -> AbstractContextManager[Partner]:
         given = {n: v for n in sampling.NAMES if (v := getattr(namespace, n)) is not None}
         if "sampling_seed" in given:
             given["seed"] = given.pop("sampling_seed")
-        return nullcontext(Remote(namespace.url, key, namespace.model_name, given))
+        return nullcontext(Remote(common.base_address("--url", namespace.url), key, namespace.model_name, given))
     for name in ("model_name", "api_key"):
         if getattr(namespace, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')}: is for --url, and no --url is given")

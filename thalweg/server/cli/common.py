@@ -58,6 +58,14 @@ def engine_args(namespace: argparse.Namespace, positional: str | None = None) ->
     return args
 
 
+def base_address(flag: str, url: str) -> str:
+    """The base address of a running server, as OpenAI clients take it (http://localhost:8000/v1). Without a path, /v1 is meant."""
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{flag}: {url!r} must begin with http:// or https://")
+    url = url.rstrip("/")
+    return url if "/" in url.partition("://")[2] else url + "/v1"
+
+
 def say_bundled(args: EngineArgs, how: str = "MODEL") -> None:
     if args.model == BUNDLED:
         print(BUNDLED_WORDS.format(how=how), file=sys.stderr, flush=True)

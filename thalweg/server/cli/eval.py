@@ -38,7 +38,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     from thalweg.evals.nano.score import N
 
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="model to judge; left out: the bundled one")
-    parser.add_argument("--base-url", help="judge the server at this address instead (http://localhost:8000/v1)")
+    parser.add_argument("--base-url", help="judge the server at this address instead (http://localhost:8000)")
     parser.add_argument("--model-name", help="with --base-url: which of its models; left out: the first")
     parser.add_argument("--api-key", help="with --base-url: the key to send; left out: OPENAI_API_KEY")
     parser.add_argument("--tasks", nargs="+", default=[], metavar="TASK", help="only these")
@@ -77,7 +77,8 @@ def _answerer(namespace: argparse.Namespace) -> Iterator[tuple[str, Callable[[Se
             raise ConfigError(*(f"{f}: is for an engine started here, and --base-url says there is one" for f in given))
         from thalweg.evals.remote import Remote
 
-        remote = Remote(namespace.base_url, namespace.api_key or envs.client_api_key(), namespace.model_name, MAX_TOKENS)
+        url, key = common.base_address("--base-url", namespace.base_url), namespace.api_key or envs.client_api_key()
+        remote = Remote(url, key, namespace.model_name, MAX_TOKENS)
         yield remote.model, remote.answer
         return
     for name in ("model_name", "api_key"):

@@ -8,18 +8,16 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from thalweg.errors import ConfigError, ThalwegError
+from thalweg.errors import ThalwegError
 
 TIMEOUT = 600.0
 
 
 class Remote:
-    """`url` is the base address, as OpenAI clients take it (http://localhost:8000/v1)."""
+    """`url`: as common.base_address gives it."""
 
     def __init__(self, url: str, key: str | None, model: str | None, sampling: dict[str, Any]) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"--url: {url!r} must begin with http:// or https://")
-        self._url, self._key, self._sampling = url.rstrip("/"), key, sampling
+        self._url, self._key, self._sampling = url, key, sampling
         self._model = model or self._first_model()
 
     def answer(self, messages: list[dict[str, str]], write: Callable[[str], object]) -> str:
