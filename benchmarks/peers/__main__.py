@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from benchmarks import peers
-from benchmarks.peers import install, run, table
-from benchmarks.peers.engines import ENGINES, FORMS
+from benchmarks.peers import host, install, run, table
+from benchmarks.peers.engines import ENGINES, FORMS, refuses
 from benchmarks.peers.workloads import NAMES
 from thalweg.bench.common import at_least, check_output
 from thalweg.errors import ConfigError
@@ -101,6 +101,9 @@ def _run(a: argparse.Namespace) -> bool:
     """Whether an engine failed."""
     at_least(1, repeats=a.repeats, scale=a.scale, kv_gib=a.kv_gib, layers=a.layers, max_model_len=a.max_model_len)
     check_output(a.output_json)
+    for name in a.engines:
+        if why := refuses(name, (host.PROC / "cpuinfo").read_text()):
+            raise ConfigError(f"--engines: {name}: {why}")
     missing = [n for n in a.engines if ENGINES[n].own_environment and not (a.envs / n / "peer.json").exists()]
     if missing:
         raise ConfigError(f"--engines: not installed in {a.envs}; run: python -m benchmarks.peers install {' '.join(missing)}")

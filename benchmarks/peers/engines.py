@@ -41,6 +41,13 @@ ENGINES = {
 }
 
 
+def refuses(name: str, cpuinfo: str) -> str | None:
+    """Why an engine is not what its name says on a processor of which Linux tells this; None if it is."""
+    if name == "vllm-zen" and not ("AuthenticAMD" in cpuinfo and "avx512" in cpuinfo):
+        return "vLLM uses zentorch on AMD processors with AVX512 only, and this is none: it would run as plain vllm does"
+    return None
+
+
 def python(envs: Path, name: str) -> Path:
     """The interpreter an engine runs under."""
     return envs / name / "bin" / "python" if ENGINES[name].own_environment else Path(sys.executable)

@@ -186,6 +186,14 @@ def test_an_engine_is_told_its_cores_and_nothing_the_caller_had_set(monkeypatch:
     assert "PYTHONPATH" in engines.environment(ENGINES["thalweg"], Path("/nowhere"), limits)
 
 
+def test_an_engine_that_would_run_as_another_is_refused() -> None:
+    amd, intel = "vendor_id : AuthenticAMD\nflags : avx512f\n", "vendor_id : GenuineIntel\nflags : avx512f\n"
+    assert "as plain vllm" in str(engines.refuses("vllm-zen", intel))
+    assert "as plain vllm" in str(engines.refuses("vllm-zen", amd.replace("avx512f", "avx2")))
+    assert engines.refuses("vllm-zen", amd) is None
+    assert all(engines.refuses(n, intel) is None for n in engines.ENGINES if n != "vllm-zen")
+
+
 def test_llama_cpp_gets_as_many_tokens_of_cache_as_the_pool_holds(tmp_path: Path) -> None:
     (tmp_path / "llamacpp").mkdir()
     (tmp_path / "llamacpp" / "peer.json").write_text('{"packages": {"x": "1"}, "build": "-DY"}')

@@ -22,6 +22,7 @@ FORMATS = {
     "int4": WeightFormat("int", 4, 128),
     "int4-small-groups": WeightFormat("int", 4, 6),
     "int4-zeros": WeightFormat("int", 4, 32, symmetric=False),
+    "int4-groups-of-no-vector": WeightFormat("int", 4, 36, symmetric=False),
     "int4-row": WeightFormat("int", 4),
 }
 SHAPES = [(1, 2), (64, 64), (65, 161), (200, 1030)]
@@ -94,6 +95,19 @@ def test_a_weight_rounded_on_the_way_is_the_one_that_quantise_rounds(library: Li
                 continue
             assert packed.dtype is None
             assert torch.equal(kernel.run(x, packed, None, act=format.act, group=format.group), want), (n, k)
+
+
+@pytest.mark.parametrize("name", [n for n, f in FORMATS.items() if f != DENSE and f.group % 4 == 0])
+def test_what_is_no_number_spoils_its_own_group_at_most(library: Library, name: str) -> None:
+    (kernel, _), format = kernels(library), FORMATS[name]
+    weight = torch.randn(70, 256, generator=torch.Generator().manual_seed(3))
+    broken = weight.clone()
+    broken[5, 200], broken[69, 255] = float("nan"), float("inf")
+    x = torch.randn(4, 256)
+    assert kernel.pack_parts is not None
+    want, got = (kernel.run(x, kernel.pack_parts([w.numpy()], format), None, act=format.act) for w in (weight, broken))
+    keep = [i for i in range(70) if i not in (5, 69)]
+    assert torch.equal(got[:, keep], want[:, keep])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])

@@ -113,6 +113,8 @@ struct Kernels {
     Task linear, quantise_rows;
     Task widen_rows;  // null: bfloat16 inputs are multiplied as they are
     Task group_sums, write_kv, attend, norm, gate, turn, best, draw, logprobs, penalties;
+    void (*pack_panel)(const Weight& w, const uint8_t* rows, int64_t stride, int64_t steps, uint8_t* out);
+    void (*round_row)(const Weight& w, const void* row, int64_t output, float* wide, uint8_t* codes);
 };
 
 struct Quantise {
