@@ -59,7 +59,7 @@ def engine_args(namespace: argparse.Namespace, positional: str | None = None) ->
 
 
 def base_address(flag: str, url: str) -> str:
-    """The base address of a running server, as OpenAI clients take it (http://localhost:8000/v1). Without a path, /v1 is meant."""
+    """The base address of a running server, as OpenAI clients take it (http://localhost:8000/v1). No path means /v1."""
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"{flag}: {url!r} must begin with http:// or https://")
     url = url.rstrip("/")
