@@ -183,13 +183,31 @@ def test_what_does_not_fit_is_refused_before_a_pointer_is_followed(library: Libr
             kernel.run(x, packed, bias)
 
 
-def test_infinities_and_nan_stay_in_their_row(library: Library) -> None:
+@pytest.mark.parametrize("name", ["int8", "int8-groups-zeros", "int4", "int4-zeros", "int4-row"])
+def test_an_input_far_larger_than_the_rest_leaves_them_their_precision(library: Library, name: str) -> None:
+    """Inputs of such formats count as they are, or as 16-bit integers by the largest of a group; 8 bits would not do."""
+    (kernel, _), format = kernels(library), FORMATS[name]
+    made, plain, _ = make(64, 512, torch.bfloat16, format)
+    x = torch.randn(3, 512, generator=torch.Generator().manual_seed(4)).bfloat16()
+    far = x.clone()
+    far[:, 7] += 100
+    got = [kernel.run(v, kernel.pack(made), act=format.act, group=format.group).float() for v in (far, x)]
+    want = [ops.linear.reference(v.double(), plain, None, act=format.act, group=format.group) for v in (far, x)]
+    rest = (got[0] - want[0].float()).abs() / want[0].abs().float().clamp(min=1)
+    assert rest.max() < 1e-2, rest.max()
+    assert ((got[1] - want[1].float()).abs().max() / want[1].abs().max()) < 1e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_infinities_and_nan_stay_in_their_row(library: Library, format: WeightFormat, dtype: torch.dtype) -> None:
+    """And spoil all of it, also where inputs are rounded: what a model has lost must be seen to be lost."""
     kernel, _ = kernels(library)
-    packed = kernel.pack(make(64, 64, torch.bfloat16, DENSE)[0])
-    x = torch.randn(8, 64).bfloat16()
-    clean = kernel.run(x, packed)
-    x[3, 5], x[4, 6] = float("nan"), float("inf")
-    got = kernel.run(x, packed)
+    packed, like = kernel.pack(make(64, 72, dtype, format)[0]), {"act": format.act, "group": format.group}
+    x = torch.randn(8, 72).to(dtype)
+    clean = kernel.run(x, packed, **like)
+    x[3, 5], x[4, 71] = float("nan"), float("inf")
+    got = kernel.run(x, packed, **like)
     keep = [0, 1, 2, 5, 6, 7]
     assert torch.equal(got[keep], clean[keep])
     assert got[3].isnan().all()

@@ -108,31 +108,34 @@ namespace {
 // Some rows of a linear layer, made ready in scratch memory where they do not fit as they are. best: where y is null.
 void linear_rows(Context* c, const Weight* w, Type type, const void* x, int64_t m, const void* bias, void* y, Best* best) {
     const bool sums = w->offsets != nullptr, rounds = w->form == Form::int8_rows;
-    const bool widens = !rounds && type == Type::bf16 && c->kernels->widen_rows;
+    const bool planes = w->quads && type == Type::bf16;
+    const bool widens = !rounds && !planes && type == Type::bf16 && c->kernels->widen_rows;
     const int64_t bytes = type == Type::bf16 && !widens ? 2 : 4, unit = unit_of(w);
-    const bool pads = !rounds && !widens && w->k % unit;
+    const bool pads = !rounds && !planes && !widens && w->k % unit;
     Linear j{};
     j.w = w, j.type = type, j.m = m, j.bias = bias, j.y = y, j.best = best;
     j.steps = (w->k + unit - 1) / unit;
-    j.row_words = rounds ? j.steps : j.steps * unit * bytes / 4;
+    j.row_words = rounds ? j.steps : planes ? j.steps : j.steps * unit * bytes / 4;
     // Rows whose distance is a multiple of 4 KiB would take each other's places in the nearest cache.
-    if (widens) j.row_words = int64_t(up(j.row_words, 16)) | 16;
+    if (widens || planes) j.row_words = int64_t(up(j.row_words, 16)) | 16;
     j.words = (const uint32_t*)x;
-    if (sums || rounds || widens || pads) {
-        size_t rows = rounds || widens || pads ? up(m * j.row_words * 4, 64) : 0, scales = up(m * 4, 64);
-        uint8_t* room = (uint8_t*)c->room(rows + scales + (sums ? m * w->groups * 4 : 0));
+    if (sums || rounds || planes || widens || pads) {
+        size_t rows = rounds || planes || widens || pads ? up(m * j.row_words * (planes ? 8 : 4), 64) : 0;
+        size_t scales = up(m * 4 * (planes ? w->groups : 1), 64);
+        uint8_t* room = (uint8_t*)c->room(rows + scales + (planes || sums ? m * w->groups * 8 : 0));
         if (rows) j.words = (const uint32_t*)room;
         float* after = (float*)(room + rows);
-        Quantise q{j.type, x, m, w->k, w->group, w->groups, j.row_words, room, after, after + scales / 4};
+        Quantise q{j.type, x, m, w->k, w->group, w->groups, j.row_words, room, after, after + scales / 4, (int32_t*)after + scales / 4};
         if (rounds) run(c->pool, (m + 15) / 16, c->kernels->quantise_rows, &q);
         if (widens) run(c->pool, (m + 15) / 16, c->kernels->widen_rows, &q);
-        if (sums) run(c->pool, (m + 15) / 16, c->kernels->group_sums, &q);
+        if (planes) run(c->pool, (m + 15) / 16, c->kernels->planes, &q);
+        if (sums && !planes) run(c->pool, (m + 15) / 16, c->kernels->group_sums, &q);
         for (int64_t r = 0; r < m && pads; ++r) {
             uint8_t* to = room + r * j.row_words * 4;
             memcpy(to, (const uint8_t*)x + r * w->k * bytes, w->k * bytes);
             memset(to + w->k * bytes, 0, j.row_words * 4 - w->k * bytes);
         }
-        j.row_scales = q.row_scales, j.group_sums = q.sums;
+        j.row_scales = j.plane_scales = q.row_scales, j.group_sums = q.sums, j.plane_sums = q.plane_sums;
     }
     // Tasks small enough to share evenly, large enough that taking one costs nothing.
     int threads = pool_threads(c->pool);

@@ -32,7 +32,7 @@ void* take(size_t bytes);
 void give(void* p, size_t bytes);
 
 // Inputs that a step of a weight holds side by side.
-inline int64_t unit_of(const Weight* w) { return w->form == Form::int8_rows ? 4 : w->form == Form::dense && w->type == Type::f32 ? 1 : 2; }
+inline int64_t unit_of(const Weight* w) { return w->form == Form::int8_rows || w->quads ? 4 : w->form == Form::dense && w->type == Type::f32 ? 1 : 2; }
 
 }  // namespace thalweg
 

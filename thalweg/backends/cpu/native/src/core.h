@@ -13,11 +13,14 @@ constexpr int PANEL = 64;  // outputs packed side by side: the unit of work of a
 // A weight matrix [n, k] in panels of 64 outputs. Within a panel, step u holds what 64 outputs multiply with one 32-bit word of
 // a row of the input: one float32, two bfloat16 or four int8. int8 (weight only) holds bytes in the order of a bfloat16 step;
 // int4 holds 64 bytes for two inputs: 32 words of 16 bits, whose nibble c is the code of the word's place in quarter c of a step.
+// In quads (int8 and int4, where integer products serve them) a step is four inputs, of codes without sign: int8 as a byte each;
+// int4 in 128 bytes, byte i of the halves holding in its low nibbles outputs of quarters 0 and 1, in its high ones of 2 and 3.
 struct Weight {
     Form form;
     Type type;  // dense: of the weight, and so of inputs and outputs; the others take either
     int64_t n, k, group, groups, panels;
     size_t panel_bytes;
+    bool quads;
     uint8_t* data;
     float* scales;   // [panels, groups, 64]; null if dense
     float* offsets;  // [panels, groups, 64]: zero points in units of a code; null if symmetric
@@ -25,6 +28,8 @@ struct Weight {
     void* memory;
     size_t bytes;
 };
+
+constexpr int64_t PLANES_MOST = 32768;  // inputs of a group in quads: their sums stay within 32 bits
 
 struct Pool;
 using Task = void (*)(void* job, int64_t index);
@@ -48,6 +53,8 @@ struct Linear {
     Best* best;  // [m, panels], of the outputs as y would hold them
     const float* row_scales;  // int8_rows: [m]
     const float* group_sums;  // with offsets: [m, groups]
+    const float* plane_scales;  // of quads, [m, groups]: of a row's inputs as 16-bit integers in two planes,
+    const int32_t* plane_sums;  // and [m, groups, 2] the sums of each plane
     int64_t panels_per_task, row_chunks, rows_per_chunk;
     int64_t panels_ahead;  // from a panel to that which its thread is likely to take next
 };
@@ -114,6 +121,7 @@ struct Kernels {
     Task widen_rows;  // null: bfloat16 inputs are multiplied as they are
     Task group_sums, write_kv, attend, norm, gate, turn, best, draw, logprobs, penalties;
     void (*pack_panel)(const Weight& w, const uint8_t* rows, int64_t stride, int64_t steps, uint8_t* out);
+    Task planes;  // null: weights are never held in quads
     void (*round_row)(const Weight& w, const void* row, int64_t output, float* wide, uint8_t* codes);
 };
 
@@ -124,6 +132,7 @@ struct Quantise {
     uint8_t* codes;     // [m, row_words * 4]: code + 128
     float* row_scales;  // [m]
     float* sums;        // [m, groups]
+    int32_t* plane_sums;  // [m, groups, 2]
 };
 
 extern const Kernels portable_kernels, avx2_kernels, avx512_kernels, avx512vnni_kernels, avx512bf16_kernels;

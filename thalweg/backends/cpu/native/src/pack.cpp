@@ -73,12 +73,14 @@ EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* const* p
                             int64_t k, int64_t group, const float* scales, const uint8_t* zeros, int shifted) {
     Weight* w = new Weight{};
     w->form = Form(form), w->type = Type(type), w->n = n, w->k = k;
+    const bool whole = group >= k, fits = whole ? k <= PLANES_MOST : group % 4 == 0 && group <= PLANES_MOST;
+    w->quads = c->kernels->planes && (w->form == Form::int8 || w->form == Form::int4) && fits;
     w->panels = (n + PANEL - 1) / PANEL;
     const int64_t unit = unit_of(w);
     int64_t units = (k + unit - 1) / unit;
     w->group = group >= k ? units * unit : group;
     w->groups = w->form == Form::dense ? 0 : (k + w->group - 1) / w->group;
-    w->panel_bytes = units * (w->form == Form::int8 ? 128 : w->form == Form::int4 ? 64 : 256);
+    w->panel_bytes = units * (w->form == Form::int8 ? 64 : w->form == Form::int4 ? 32 : 256 / unit) * unit;
     w->panel_bytes = up(w->panel_bytes, 64);
     size_t data = w->panels * w->panel_bytes, table = w->panels * w->groups * PANEL * 4;
     w->bytes = data + table * (shifted ? 2 : 1) + (w->form == Form::int8_rows ? w->panels * PANEL * 4 : 0);
