@@ -3,19 +3,15 @@ gives its codes and scales, its packed bytes mean what we say they do, and our c
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
-from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
-from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-from compressed_tensors.quantization.lifecycle.forward import dequantize
-from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
 from benchmarks.peers import compressed
 from thalweg.hal.ops.quantise import E2M1, dequantise, quantise
@@ -42,26 +38,42 @@ def drawn() -> torch.Tensor:
     return weight
 
 
-def scheme(**fields: Any) -> QuantizationScheme:
-    return QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(num_bits=4, **fields))
+KINDS: dict[str, dict[str, Any]] = {
+    "nvfp4-pack-quantized": {
+        "type": "float", "strategy": "tensor_group", "group_size": 16, "scale_dtype": torch.float8_e4m3fn,
+    },
+    "mxfp4-pack-quantized": {"type": "float", "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8},
+    "pack-quantized": {"type": "int", "strategy": "group", "group_size": 32, "symmetric": False, "zp_dtype": torch.int8},
+}  # fmt: skip
+"""What the library calls a format, and what it is told of it."""
 
 
-KINDS = {
-    "nvfp4-pack-quantized": scheme(
-        type="float", strategy="tensor_group", group_size=16, symmetric=True, scale_dtype=torch.float8_e4m3fn
-    ),
-    "mxfp4-pack-quantized": scheme(type="float", strategy="group", group_size=32, symmetric=True, scale_dtype=torch.uint8),
-    "pack-quantized": scheme(type="int", strategy="group", group_size=32, symmetric=False, zp_dtype=torch.int8),
-}
+@functools.cache
+def library() -> SimpleNamespace:
+    """Imported by the first test: it takes seconds, which nobody should pay who only lists tests."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+    from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
+    schemes = {
+        kind: QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(num_bits=4, **how)) for kind, how in KINDS.items()
+    }
+    return SimpleNamespace(
+        schemes=schemes, compressor=BaseCompressor.get_value_from_registry, floats=unpack_fp4_from_uint8,
+        integers=unpack_from_int32, dequantise=dequantize, scales=calculate_qparams, scale=generate_gparam,
+    )  # fmt: skip
 
 
 def file_of(kind: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
     """The tensors of a layer with this weight, by the name that a file has them under."""
-    how, groups = KINDS[kind], weight.unflatten(-1, (-1, KINDS[kind].weights.group_size))
-    whole = {"weight_global_scale": generate_gparam(weight.amin(), weight.amax())} if kind.startswith("nv") else {}
-    scale, zero = calculate_qparams(groups.amin(-1), groups.amax(-1), how.weights, *whole.values())
+    how, groups = library().schemes[kind], weight.unflatten(-1, (-1, KINDS[kind]["group_size"]))
+    whole = {"weight_global_scale": library().scale(weight.amin(), weight.amax())} if kind.startswith("nv") else {}
+    scale, zero = library().scales(groups.amin(-1), groups.amax(-1), how.weights, *whole.values())
     held = {"weight": weight, "weight_scale": scale, "weight_zero_point": zero, **whole}
-    return dict(BaseCompressor.get_value_from_registry(kind).compress(held, how))
+    return dict(library().compressor(kind).compress(held, how))
 
 
 def pairs(packed: torch.Tensor) -> np.ndarray:
@@ -91,9 +103,9 @@ def test_an_nvfp4_file_is_held_and_means_the_same() -> None:
         "codes": floats(file["weight_packed"]), "scales": file["weight_scale"],
         "scale": (1 / file["weight_global_scale"]).reshape(1, 1),
     }  # fmt: skip
-    codes = unpack_fp4_from_uint8(file["weight_packed"], *weight.shape, torch.float32)
-    how = KINDS["nvfp4-pack-quantized"].weights
-    want = dequantize(codes, file["weight_scale"].float(), args=how, global_scale=file["weight_global_scale"])
+    codes = library().floats(file["weight_packed"], *weight.shape, torch.float32)
+    how = library().schemes["nvfp4-pack-quantized"].weights
+    want = library().dequantise(codes, file["weight_scale"].float(), args=how, global_scale=file["weight_global_scale"])
     torch.testing.assert_close(dequantise(data, 16, torch.float32), want, rtol=1e-6, atol=0)
     assert (want - weight).abs().max() < 0.2 * weight.abs().max()
 
@@ -105,8 +117,8 @@ def test_an_mxfp4_file_is_held_means_the_same_and_has_our_codes_where_it_has_our
     file, made = file_of("mxfp4-pack-quantized", weight), quantise(weight, MXFP4)
     assert file["weight_scale"].dtype == torch.uint8
     data = {"codes": floats(file["weight_packed"]), "scales": torch.exp2(file["weight_scale"].float() - 127)}
-    codes = unpack_fp4_from_uint8(file["weight_packed"], *weight.shape, torch.float32)
-    want = dequantize(codes, data["scales"], args=KINDS["mxfp4-pack-quantized"].weights)
+    codes = library().floats(file["weight_packed"], *weight.shape, torch.float32)
+    want = library().dequantise(codes, data["scales"], args=library().schemes["mxfp4-pack-quantized"].weights)
     torch.testing.assert_close(dequantise(data, 32, torch.float32), want, rtol=0, atol=0)
     most = weight.unflatten(-1, (-1, 32)).abs().amax(-1) / data["scales"]
     same = made.data["scales"] == data["scales"]
@@ -129,7 +141,7 @@ def test_an_int4_file_is_held_and_means_the_same() -> None:
         "codes": nibbles(file["weight_packed"]), "scales": file["weight_scale"],
         "zeros": nibbles(file["weight_zero_point"].t().contiguous()).t(),
     }  # fmt: skip
-    want = BaseCompressor.get_value_from_registry("pack-quantized").decompress(file, KINDS["pack-quantized"])["weight"]
+    want = library().compressor("pack-quantized").decompress(file, library().schemes["pack-quantized"])["weight"]
     torch.testing.assert_close(dequantise(data, 32, torch.float32), want, rtol=1e-6, atol=0)
     made = quantise(weight, WeightFormat("int", 4, 32, symmetric=False))
     torch.testing.assert_close(made.data["scales"], file["weight_scale"], rtol=1e-6, atol=0)
@@ -140,6 +152,6 @@ def test_an_int4_file_is_held_and_means_the_same() -> None:
 def test_weights_made_for_other_engines_are_packed_as_their_library_packs() -> None:
     weight = torch.randn(6, 256).bfloat16()
     made = compressed.int4(weight)
-    codes = unpack_from_int32(made["_packed"], 4, torch.Size(weight.shape))
+    codes = library().integers(made["_packed"], 4, torch.Size(weight.shape))
     scale = made["_scale"].float().repeat_interleave(compressed.GROUP, 1)
     assert torch.equal(codes.float(), (weight.float() / scale).round().clamp(-8, 7))
