@@ -54,15 +54,16 @@ def compiler() -> str:
     raise CannotBuildError("no C++ compiler was found (c++, g++ or clang++; CXX names another)")
 
 
-def build(target: Path = LIBRARY, extra: tuple[str, ...] = ()) -> list[str]:
-    """Compile to `target`; the instruction sets it holds. extra: more flags (sanitizers, warnings)."""
+def build(target: Path = LIBRARY, extra: tuple[str, ...] = (), sets: tuple[str, ...] = tuple(X86)) -> list[str]:
+    """Compile to `target`; the instruction sets it holds. extra: more flags (sanitizers, warnings). sets: no others, besides
+    the portable one (for tests that compile often)."""
     if sys.platform != "linux":
         raise CannotBuildError(f"the compiled kernels are written for Linux, not {sys.platform}")
     cxx = compiler()
-    sets = dict(X86) if platform.machine() in ("x86_64", "AMD64") else {}
+    flags_of = {name: X86[name] for name in sets} if platform.machine() in ("x86_64", "AMD64") else {}
     with tempfile.TemporaryDirectory() as scratch:
-        known = [name for name, flags in sets.items() if _accepts(cxx, flags, Path(scratch))]
-        jobs = {f"kernels_{name}": sets[name] for name in known} | {"kernels_portable": [], "pack": [], "pool": []}
+        known = [name for name, flags in flags_of.items() if _accepts(cxx, flags, Path(scratch))]
+        jobs = {f"kernels_{name}": flags_of[name] for name in known} | {"kernels_portable": [], "pack": [], "pool": []}
         jobs["api"] = [f"-DHAS_{name.upper()}" for name in known]
         objects = {name: Path(scratch) / f"{name}.o" for name in jobs}
 

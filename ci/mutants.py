@@ -10,6 +10,7 @@ Exit status 0 if nothing is in error and at least RATE of the faults were caught
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shlex
@@ -35,6 +36,11 @@ RATE = 0.95
 SECONDS = 600
 """Of one run of tests without a fault; with one it may take FACTOR times as long as it did without, and MARGIN more."""
 FACTOR, MARGIN = 5, 60
+COMPILED = "COMPILED"
+"""Begins the arguments of tests that need the compiled CPU kernels. They are compiled from the copy, for the portable
+instruction set alone and with little optimisation: the sources are the same for all sets, and this one is compiled soonest."""
+BUILD = "import sys, pathlib, hatch_build; hatch_build.build(pathlib.Path(sys.argv[1]), ('-O1',), ())"
+NATIVE = Path("thalweg/backends/cpu/native")
 KIT = "-p thalweg.hal.testing.options --pyargs thalweg.hal.testing"
 
 
@@ -109,8 +115,32 @@ def injected(fault: Fault, tree: Path) -> Iterator[None]:
         path.write_text(before)
 
 
+@contextmanager
+def compiled(tree: Path) -> Iterator[None]:
+    """The library of this tree's sources in its place, and none afterwards. What was compiled is kept beside the trees, by
+    what the sources say. ValueError if they do not compile."""
+    sources = sorted((tree / NATIVE / "src").iterdir())
+    kept = tree.parent / f"{hashlib.sha256(b''.join(p.read_bytes() for p in sources)).hexdigest()}.so"
+    place = tree / NATIVE / "libthalweg_cpu.so"
+    if not kept.exists():
+        command = [sys.executable, "-c", BUILD, str(place)]
+        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ValueError(f"does not compile: {done.stderr.strip()[-300:]}")
+        place.replace(kept)
+    shutil.copy(kept, place)
+    try:
+        yield
+    finally:
+        place.unlink()
+
+
 def run(arguments: str, tree: Path, seconds: float) -> tuple[int | None, float, str]:
-    """(pytest's exit status or None if it did not end in time, seconds, the end of its output)."""
+    """(pytest's exit status or None if it did not end in time, seconds, the end of its output). ValueError if the kernels it
+    needs do not compile."""
+    if arguments.startswith(COMPILED):
+        with compiled(tree):
+            return run(arguments.removeprefix(COMPILED), tree, seconds)
     words = shlex.split(arguments.replace("KIT", KIT))
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", *words]
     path = os.pathsep.join(filter(None, [str(tree), os.environ.get("PYTHONPATH", "")]))

@@ -76,6 +76,7 @@ def test_a_part_that_is_none_is_refused(part: str) -> None:
         kit._part(config)
 
 
+@pytest.mark.slow
 def test_the_command_line_selects_platform_and_cases() -> None:
     assert "passed" in _kit("--platform=null", "-k", "memory", "-p", "no:cacheprovider", "-v")
 

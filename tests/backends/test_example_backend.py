@@ -42,6 +42,7 @@ def test_it_is_small_enough_to_read() -> None:
     assert sum(len(p.read_text().splitlines()) for p in EXAMPLE.rglob("thalweg_example/*.py")) < MOST_LINES
 
 
+@pytest.mark.slow
 def test_it_is_listed_once_installed_and_not_before(environment: dict[str, str]) -> None:
     listed = {row["platform"]: row for row in json.loads(_run(environment, "thalweg", "backends", "--json"))}
     assert listed["example"]["available"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # each starts a process that imports torch
 LEAN = "from thalweg.backends import lean_torch\nlean_torch.import_torch()\n"
 STATE = "\nimport sys\nprint([n for n in ('torch.export', 'torch._meta_registrations', 'torch._refs') if n in sys.modules])"
 EAGER = "import torch\nprint((torch.arange(6.0).view(2, 3) @ torch.ones(3, 2)).softmax(-1).tolist())"
@@ -69,7 +70,6 @@ def test_running_operators_needs_none_of_what_was_put_off() -> None:
     assert lean.splitlines()[:-1] == whole.splitlines()[:-1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("need", NEEDS)
 def test_whatever_needs_the_rest_finds_it_and_gives_the_same(need: str) -> None:
     lean = run(LEAN + "import torch\nassert 'torch._meta_registrations' not in sys.modules\n" + NEEDS[need] + STATE)

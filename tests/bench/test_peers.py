@@ -228,44 +228,40 @@ def test_a_repeat_that_others_disturbed_is_made_again_but_not_for_ever() -> None
 # ---------------------------------------------------------------- a run
 
 
-@pytest.fixture
-def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A whole run with two engines that are the fake one, the second slower, and a third that fails."""
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a whole run with two engines that are the fake one, the second slower, and a third that fails."""
+    folder = tmp_path_factory.mktemp("run")
     limits = {"load_average": 0.5, "read_gb_per_s": {"bf16": 10.0}, "gemm_gop_per_s": {"bf16": 100.0}}
-    monkeypatch.setattr(run.conditions, "measure", lambda threads, forms: limits)
-    model = tmp_path / "model"
+    model = folder / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"vocab_size": 90}))
     wrong = {"thalweg": {"step": 0.01}, "vllm": {"delay": 0.05, "step": 0.03}, "transformers": {"fails": True}}
 
     def told(engine: engines.Engine, *rest: Any) -> dict[str, Any]:
-        return {"model": str(model), "pid_file": str(tmp_path / "pid"), **wrong[engine.name]}
+        return {"model": str(model), "pid_file": str(folder / "pid"), **wrong[engine.name]}
 
-    monkeypatch.setattr(run.engines, "settings", told)
-    monkeypatch.setattr(run.engines, "python", lambda envs, name: Path(sys.executable))
-    monkeypatch.setattr(run.engines, "DRIVERS", FAKE.parent)
-    monkeypatch.setattr(run, "ENGINES", {n: engines.Engine(n, FAKE.name, {"bf16": "checkpoint"}) for n in wrong})
     for name in wrong:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "peer.json").write_text("{}")
-    words = [
-        "run",
-        "--engines",
-        ",".join(wrong),
-        "--scale",
-        "32",
-        "--envs",
-        str(tmp_path),
-        "--model",
-        str(model),
-        "--quiet",
-        "9",
-    ]
+        (folder / name).mkdir()
+        (folder / name / "peer.json").write_text("{}")
+    words = ["--engines", ",".join(wrong), "--scale", "32", "--envs", str(folder), "--model", str(model), "--quiet", "9"]
+    words += ["--weights", "bf16,int8", "--repeats", "3", "--output-json", str(folder / "r.json")]
     before = signal.getsignal(signal.SIGTERM)
-    status = main([*words, "--weights", "bf16,int8", "--repeats", "3", "--output-json", str(tmp_path / "r.json")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run.conditions, "measure", lambda threads, forms: limits)
+        patch.setattr(run.engines, "settings", told)
+        patch.setattr(run.engines, "python", lambda envs, name: Path(sys.executable))
+        patch.setattr(run.engines, "DRIVERS", FAKE.parent)
+        patch.setattr(run, "ENGINES", {n: engines.Engine(n, FAKE.name, {"bf16": "checkpoint"}) for n in wrong})
+        status = main(["run", *words])
     assert signal.getsignal(signal.SIGTERM) is before
     assert status == 1  # one failed
-    result: dict[str, Any] = json.loads((tmp_path / "r.json").read_text())
+    return folder / "r.json"
+
+
+@pytest.fixture
+def report(reported: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(reported.read_text())
     return result
 
 
@@ -284,9 +280,9 @@ def test_a_run_measures_every_workload_and_goes_on_after_a_failure(report: dict[
 
 
 def test_the_table_has_figures_ratios_and_conditions(
-    report: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    report: dict[str, Any], reported: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["table", str(tmp_path / "r.json")]) == 0
+    assert main(["table", str(reported)]) == 0
     text = capsys.readouterr().out
     assert "failed: ValueError: no such weights" in text
     assert "Lengths divided by 32: figures not to be quoted." in text
@@ -299,28 +295,25 @@ def test_the_table_has_figures_ratios_and_conditions(
 
 
 @pytest.mark.slow
-def test_thalweg_and_transformers_side_by_side_give_the_same_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Real engines on a model of one layer; transformers' environment is this one."""
+def test_thalweg_and_transformers_side_by_side_give_the_same_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real engines on a tiny model; transformers' environment is this one, and the machine's limits are measured once."""
     pytest.importorskip("transformers")
+    import torch
+    import zoo
+
+    limits = run.conditions.measure(len(os.sched_getaffinity(0)), ["bf16"])
+    assert limits["read_gb_per_s"]["bf16"] > 0 < limits["gemm_gop_per_s"]["bf16"]
+    monkeypatch.setattr(run.conditions, "measure", lambda threads, forms: limits)
     python = tmp_path / "transformers" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     (tmp_path / "transformers" / "peer.json").write_text("{}")
-    words = [
-        "--engines",
-        "thalweg,transformers",
-        "--layers",
-        "1",
-        "--scale",
-        "32",
-        "--repeats",
-        "1",
-        "--kv-gib",
-        "1",
-        "--quiet",
-        "9",
-    ]
+    model = zoo.make_checkpoint("qwen3", tmp_path, dtype=torch.bfloat16)
+    words = ["--engines", "thalweg,transformers", "--model", str(model), "--max-model-len", "256", "--scale", "32"]
+    words += ["--repeats", "1", "--kv-gib", "1", "--quiet", "9"]
     out = tmp_path / "r.json"
     assert main(["run", "--envs", str(tmp_path), *words, "--output-json", str(out)]) == 0
     report = json.loads(out.read_text())
@@ -375,6 +368,7 @@ def test_flags_that_make_no_sense_are_refused_first(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.slow
 def test_a_run_that_is_terminated_ends_its_engine(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys, time; from pathlib import Path\n"

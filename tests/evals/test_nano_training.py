@@ -21,7 +21,7 @@ from thalweg.text.tokenizer import load_tokenizer
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "nano"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-SMALL = ("--size", "draft", "--processes", "1", "--tokens", "2048", "--check", "2", "--every", "1000")
+SMALL = ("--size", "draft", "--processes", "1", "--tokens", "512", "--check", "2", "--every", "1000")
 
 
 @pytest.fixture(scope="module")

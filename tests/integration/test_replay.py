@@ -16,6 +16,7 @@ from thalweg.engine.client import supervisor
 from thalweg.errors import EngineDeadError
 from thalweg.params import RequestOutputKind
 
+pytestmark = pytest.mark.slow  # each starts processes
 ARGS = EngineArgs(device="cpu", max_model_len=512, max_num_seqs=32, threads=1, use_tqdm_on_load=False, max_restarts=50)
 HASH = EngineArgs(device="null", max_model_len=512, max_num_seqs=64, additional_config={"base": 0.002}, max_restarts=50)
 
@@ -57,9 +58,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize(
-    ("args", "n"), [pytest.param(ARGS, 8, id="cpu", marks=pytest.mark.slow), pytest.param(HASH, 24, id="hash model")]
-)
+@pytest.mark.parametrize(("args", "n"), [pytest.param(ARGS, 8, id="cpu"), pytest.param(HASH, 24, id="hash model")])
 async def test_streams_survive_a_killed_engine_with_no_token_lost_or_doubled(start_engine, args, n):
     engine = await start_engine(args)
     undisturbed = await asyncio.gather(*(collect(engine, i) for i in range(n)))
@@ -102,7 +101,6 @@ async def test_the_process_that_stands_by_becomes_the_engine_and_ends_with_its_c
     raise AssertionError("the process that stood by outlives the client")
 
 
-@pytest.mark.slow
 async def test_a_poison_fails_alone_and_the_others_finish(start_engine, monkeypatch):
     monkeypatch.setenv("THALWEG_FAILPOINTS", "engine.step:token=1001:crash")
     engine = await start_engine(HASH)
@@ -117,7 +115,6 @@ async def test_a_poison_fails_alone_and_the_others_finish(start_engine, monkeypa
     assert engine.restarts <= 2
 
 
-@pytest.mark.slow
 async def test_a_stopped_engine_is_noticed_and_replaced(start_engine):
     engine = await start_engine(msgspec.structs.replace(HASH, heartbeat_timeout=2.0))
     undisturbed = await collect(engine, 3, max_tokens=200)
@@ -130,7 +127,6 @@ async def test_a_stopped_engine_is_noticed_and_replaced(start_engine):
     assert engine.restarts == 1
 
 
-@pytest.mark.slow
 async def test_a_hang_with_heartbeats_is_noticed(start_engine, monkeypatch):
     monkeypatch.setenv("THALWEG_FAILPOINTS", "engine.step:token=1001:hang")
     engine = await start_engine(msgspec.structs.replace(HASH, hang_timeout=1.0))

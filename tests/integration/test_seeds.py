@@ -21,8 +21,16 @@ def strangers(n: int, vocab: int) -> list[dict]:
     return [{"prompt_token_ids": rng.integers(3, vocab, int(rng.integers(1, 30))).tolist()} for _ in range(n)]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("device", ["reference", "cpu"])
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        ("cpu", "bfloat16"),
+        *(
+            pytest.param(*c, marks=pytest.mark.slow)
+            for c in (("cpu", "float32"), ("reference", "float32"), ("reference", "bfloat16"))
+        ),
+    ],
+)
 def test_a_seed_gives_the_same_tokens_in_every_company(device, dtype, tmp_path):
     path = make_checkpoint("qwen3", tmp_path)
 

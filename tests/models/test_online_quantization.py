@@ -62,7 +62,11 @@ HOSTED = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
 
 @pytest.mark.parametrize(
     ("device", "options"),
-    [("cpu", {}), (HOSTED, {}), pytest.param("tpu", {"additional_config": {"jax_platform": "cpu"}}, marks=pytest.mark.slow)],
+    [
+        ("cpu", {}),
+        pytest.param(HOSTED, {}, marks=pytest.mark.slow),
+        pytest.param("tpu", {"additional_config": {"jax_platform": "cpu"}}, marks=pytest.mark.slow),
+    ],
     ids=["cpu", "hosted", "tpu"],
 )
 @pytest.mark.parametrize("method", QUANTIZATIONS)

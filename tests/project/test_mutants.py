@@ -18,7 +18,8 @@ def test_every_fault_still_has_its_place_and_leaves_a_program(fault: mutants.Fau
     text = (ROOT / fault.file).read_text()
     assert text.count(fault.old) == 1, f"{fault.file} has changed: bring ci/mutants.toml up to date"
     assert fault.new != fault.old
-    ast.parse(text.replace(fault.old, fault.new))
+    if fault.file.endswith(".py"):
+        ast.parse(text.replace(fault.old, fault.new))
 
 
 def test_tests_named_are_files_that_exist() -> None:

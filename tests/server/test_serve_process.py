@@ -18,6 +18,7 @@ import httpx
 import openai
 import pytest
 
+pytestmark = pytest.mark.slow  # each starts processes
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -243,7 +244,6 @@ def test_told_to_stop_it_lets_open_requests_finish_and_ends(bundled):
     assert "Traceback" not in "".join(bundled.log)
 
 
-@pytest.mark.slow
 def test_past_the_deadline_streams_end_with_an_error_and_a_second_signal_does_not_wait():
     slow = json.dumps({"base": 0.05})
     for timeout, again, most in (("1", False, 2.0), ("30", True, 1.5)):
@@ -266,7 +266,6 @@ def test_past_the_deadline_streams_end_with_an_error_and_a_second_signal_does_no
         assert "Traceback" not in "".join(process.log)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("after", [0.0, 0.15, 0.4])
 def test_told_to_stop_while_loading_it_ends_soon(after):
     process = Process("--port", "0", "--threads", "1")
@@ -277,7 +276,6 @@ def test_told_to_stop_while_loading_it_ends_soon(after):
     assert time.monotonic() - start < 2
 
 
-@pytest.mark.slow
 def test_a_lost_engine_is_told_to_probes_and_ends_the_server_with_a_failure():
     process = Process("--port", "0", "--device", "null", "--max-restarts", "0")
     url = process.url()
@@ -294,7 +292,6 @@ def test_a_lost_engine_is_told_to_probes_and_ends_the_server_with_a_failure():
     assert process.end() == 1
 
 
-@pytest.mark.slow
 def test_unix_socket_is_made_and_removed(tmp_path):
     path = tmp_path / "s.sock"
     dead = socket.socket(socket.AF_UNIX)

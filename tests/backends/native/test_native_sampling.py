@@ -75,6 +75,15 @@ def test_a_row_that_asks_for_nothing_stays_as_it_is(library: Library) -> None:
     assert torch.equal(kernel(library, "truncate")(x, nothing.int() + 515, one, nothing), x)
 
 
+@pytest.mark.parametrize("vocab", [8, 1000, 30000])
+def test_a_share_that_is_reached_exactly_ends_with_the_token_that_reaches_it(library: Library, vocab: int) -> None:
+    """Equal tokens weigh 1 each, so sums are exact."""
+    share = torch.tensor([0.5, 0.25, 0.125])
+    none = torch.zeros(3)
+    got = kernel(library, "truncate")(torch.full((3, vocab), -2.0), none.int(), share, none)
+    assert torch.equal(got > -INF, torch.arange(vocab) < (share * vocab)[:, None])
+
+
 @pytest.mark.parametrize("vocab", [1, 129, 30011])
 def test_the_draw_is_the_definitions(library: Library, vocab: int) -> None:
     x, n = rows_of(vocab, 1), 9

@@ -72,7 +72,8 @@ def _serve(dtype: str, **config: Any) -> list[tuple[list[int], Any]]:
         llm.shutdown()
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_recorded_steps_give_the_tokens_and_logprobs_of_steps_as_written(
     best: Library, dtype: str, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

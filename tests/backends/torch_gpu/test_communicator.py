@@ -65,6 +65,7 @@ WANT = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WANT)
 def test_a_collective_gives_every_rank_its_share(name: str, ranks: list[dict[str, torch.Tensor]]) -> None:
     for rank in range(SIZE):

@@ -69,6 +69,7 @@ def want() -> list[tuple[list[int], Any]]:
     return _serve("reference")
 
 
+@pytest.mark.slow
 def test_every_kind_of_request_gets_the_tokens_of_the_reference_from_graphs(want: Any, hosted: list[GpuDevice]) -> None:
     assert _serve(HOST) == want
     runtime: Any = hosted[0]._runtime

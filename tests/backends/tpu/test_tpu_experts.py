@@ -57,14 +57,11 @@ def _routed(rng: np.random.Generator, tokens: int, how: str) -> np.ndarray:
     return np.stack([rng.permutation(EXPERTS - 1)[:K] for _ in range(tokens)]).astype(np.int32)
 
 
-QUICK = FORMATS[3]
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("format", "tokens", "how"),
     [
-        (DENSE, 1, "random"), pytest.param(DENSE, 40, "crowded", marks=pytest.mark.slow),
-        *(pytest.param(f, 70, "random", marks=[] if f == QUICK else pytest.mark.slow) for f in FORMATS),
+        (DENSE, 1, "random"), (DENSE, 40, "crowded"), *((f, 70, "random") for f in FORMATS),
     ],
     ids=str,
 )  # fmt: skip

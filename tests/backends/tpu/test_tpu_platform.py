@@ -24,6 +24,7 @@ from thalweg.hal.platform import Limits, ModelFacts, Place
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
 
 HOST = {"jax_platform": "cpu", "compilation_cache": ""}
+"""With "precompile": "none" nothing is compiled ahead of time: a program that a test does not run would take a third of it."""
 SIZES = {"dtype": "float32", "max_model_len": 48, "max_num_seqs": 3, "max_num_batched_tokens": 16, "block_size": 8}
 PROMPTS = ["hello", "the quick brown fox jumps", "a"]
 
@@ -46,9 +47,9 @@ DRAWN = [
 ]
 
 
+@pytest.mark.slow
 def test_greedy_tokens_are_those_of_the_definition(checkpoint: Path) -> None:
     want = _tokens(checkpoint, "reference", None, GREEDY)
-    # Nothing ahead of time: a program that this test does not run would take a third of it.
     assert _tokens(checkpoint, "tpu", {**HOST, "attention": "xla", "precompile": "none"}, GREEDY) == want
 
 
@@ -56,23 +57,23 @@ def test_greedy_tokens_are_those_of_the_definition(checkpoint: Path) -> None:
 @pytest.mark.parametrize("attention", ["xla", "pallas"])
 def test_drawn_and_penalised_tokens_are_those_of_the_definition(checkpoint: Path, attention: str) -> None:
     want = _tokens(checkpoint, "reference", None, DRAWN)
-    assert _tokens(checkpoint, "tpu", {**HOST, "attention": attention}, DRAWN) == want
+    assert _tokens(checkpoint, "tpu", {**HOST, "attention": attention, "precompile": "none"}, DRAWN) == want
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "kernel"), [("int8", "pallas-rounded"), ("int4", "pallas-quantised")])
 def test_the_kernels_of_the_hardware_serve_rounded_weights(method: str, kernel: str) -> None:
-    """The bundled model through every Pallas kernel its steps have, interpreted: its plan names them, its tokens are the
-    definition's."""
+    """The bundled draft model through every Pallas kernel its steps have, interpreted: its plan names them, its tokens are
+    the definition's."""
 
     def answer(device: str, more: dict) -> tuple[list[int], list[str]]:
         sizes = {**SIZES, "max_model_len": 64, "max_num_batched_tokens": 64}
-        llm = LLM("thalweg-nano", device=device, quantization=method, use_tqdm_on_load=False, **sizes, **more)
+        llm = LLM("thalweg-nano-draft", device=device, quantization=method, use_tqdm_on_load=False, **sizes, **more)
         asked = [{"role": "user", "content": "Sort: pear, apple, plum"}]
         out = llm.chat([asked], SamplingParams(max_tokens=2, temperature=0), use_tqdm=False)
         return list(out[0].outputs[0].token_ids), list(llm.kernel_plan)
 
-    got, plan = answer("tpu", {"additional_config": {**HOST, "attention": "pallas"}})
+    got, plan = answer("tpu", {"additional_config": {**HOST, "attention": "pallas", "precompile": "none"}})
     assert got == answer("reference", {})[0]
     for name in (kernel, "pallas-ragged", "pallas-draw", "pallas-bisect"):
         assert any(f"-> {name}" in line for line in plan), "\n".join(plan)

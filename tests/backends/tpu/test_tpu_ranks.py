@@ -99,6 +99,7 @@ def test_one_process_drives_all_devices_and_others_refuse_in_words() -> None:
         _device(64)
 
 
+@pytest.mark.slow
 def test_a_fresh_process_gets_as_many_host_devices_as_are_asked_for() -> None:
     code = (
         "from thalweg.backends.tpu import *;"

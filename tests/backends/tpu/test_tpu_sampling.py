@@ -18,6 +18,7 @@ from thalweg.backends.tpu.sampling import KERNELS, MOST, _draw, _logprobs, _one_
 from thalweg.hal import noise, ops
 from thalweg.hal.op import Binder
 
+pytestmark = pytest.mark.slow  # every size is compiled, for seconds
 ROWS = 6
 WAYS = {"xla": _truncate, "pallas": partial(vocabulary.truncate, interpret=True)}
 

@@ -27,7 +27,8 @@ SPECS = {
 MIX = [(37, 1), (45, 20), (16, 16)]
 
 
-@pytest.mark.parametrize("spec", [SPECS["gqa"], pytest.param(SPECS["window"], marks=pytest.mark.slow)], ids=list(SPECS))
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", SPECS.values(), ids=list(SPECS))
 def test_what_it_is_handed_means_attention(spec: AttnSpec) -> None:
     rng, size = np.random.default_rng(0), 16
     stories = [seq.story(rng, spec, length, new) for length, new in MIX]

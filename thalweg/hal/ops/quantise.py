@@ -72,8 +72,9 @@ def _per_input(groups: Tensor, group: int, fan_in: int) -> Tensor:
 
 def quantise(weight: Tensor, format: WeightFormat) -> QTensor:
     """A dense weight [out, in] rounded to nearest in this format: scales from each group's largest magnitude (symmetric) or
-    its range, zero included (not symmetric). kind "float" with 4 bits rounds scales up to powers of two, as MX formats do,
-    or to the nearest of `scale_dtype` under a scale of the tensor that puts the largest of them at its end, as NVFP4 does."""
+    its range, zero included (not symmetric). kind "float" with 4 bits rounds scales up to powers of two (MX formats have such
+    scales; the rule of their specification rounds down, and cuts what then lies beyond the last level), or to the nearest of
+    `scale_dtype` under a scale of the tensor that puts the largest of them at its end, as NVFP4 does."""
     out, fan_in = weight.shape
     size = {0: fan_in, -1: fan_in}.get(format.group, format.group)
     groups = -(-fan_in // size)

@@ -47,20 +47,21 @@ def dense(s: Story, spec: AttnSpec, dtype: torch.dtype) -> np.ndarray:
     q = torch.from_numpy(s.q).to(dtype).double().numpy()
     k, v = (_held(torch.from_numpy(a).to(dtype), spec).double().numpy() for a in (s.k, s.v))
     v = k[..., : spec.latent] if spec.kind == "latent" else v
+    kv, share = spec.kv_heads, spec.heads // spec.kv_heads
     more = sinks(spec)
-    share = spec.heads // spec.kv_heads
+    sink = -np.inf if more is None else more.reshape(kv, share, 1).astype(np.float64)
     out = np.empty((s.query, spec.heads, v.shape[-1]))
     for i in range(s.query):
         p = s.length - s.query + i
         low = max(0, p - spec.window + 1) if spec.window else 0
-        for h in range(spec.heads):
-            scores = k[low : p + 1, h // share] @ q[p, h] * spec.scale
-            if spec.softcap:
-                scores = spec.softcap * np.tanh(scores / spec.softcap)
-            top = scores.max() if more is None else max(scores.max(), more[h])
-            w = np.exp(scores - top)
-            total = w.sum() + (0 if more is None else np.exp(more[h] - top))
-            out[i, h] = (w / total) @ v[low : p + 1, h // share]
+        # Heads that share keys are the rows of one product: [kv, share, keys].
+        scores = q[p].reshape(kv, share, -1) @ k[low : p + 1].transpose(1, 2, 0) * spec.scale
+        if spec.softcap:
+            scores = spec.softcap * np.tanh(scores / spec.softcap)
+        top = np.maximum(scores.max(-1, keepdims=True), sink)
+        w = np.exp(scores - top)
+        total = w.sum(-1, keepdims=True) + np.exp(sink - top)
+        out[i] = (w / total @ v[low : p + 1].transpose(1, 0, 2)).reshape(spec.heads, -1)
     return out
 
 
@@ -146,8 +147,12 @@ def rows(stories: Sequence[Story], start: Sequence[int], query: Sequence[int]) -
 
 
 def poison(cache: Cache, blocks: int, size: int, spec: AttnSpec) -> None:
-    """Fill every block but scratch with NaN, as an earlier owner whose numbers went wrong would have left them."""
-    table = np.arange(1, blocks, dtype=np.int32)[None]
-    n = (blocks - 1) * size
-    q, k = (np.full((n, h, spec.head_dim), np.nan, np.float32) for h in (spec.heads, spec.kv_heads))
-    cache.attend(batch_of(table, [0], [n]), q, k, k[..., : spec.latent] if spec.kind == "latent" else k)
+    """Fill every block but scratch with NaN, as an earlier owner whose numbers went wrong would have left them: eight owners,
+    as one would attend to thousands of tokens for nothing."""
+    owned = [part for part in np.array_split(np.arange(1, blocks, dtype=np.int32), 8) if len(part)]
+    table = np.zeros((len(owned), len(owned[0])), np.int32)
+    for row, part in zip(table, owned, strict=True):
+        row[: len(part)] = part
+    each = [len(part) * size for part in owned]
+    q, k = (np.full((sum(each), h, spec.head_dim), np.nan, np.float32) for h in (spec.heads, spec.kv_heads))
+    cache.attend(batch_of(table, [0] * len(each), each), q, k, k[..., : spec.latent] if spec.kind == "latent" else k)
