@@ -1,19 +1,26 @@
-"""Kernels of the CPU platform side by side in one run: `python benchmarks/ops_cpu.py [--threads N]`.
+"""Kernels of the CPU platform side by side in one run: `python benchmarks/ops_cpu.py [--threads N] [--only PART]`.
 
-Every line is one kernel on one workload of a small model (hidden 1,024, vocabulary 151,936), with the time relative to
-the reference body's in the same run; then attention of 16 decoding sequences with 256 tokens each, beside the bare
-gather of their cache. Quote ratios: times drift with what else the machine does.
+attention: of 16 decoding sequences with 256 tokens each, beside the bare gather of their cache. long: of one sequence with
+8,192 tokens and few KV heads, and of a prompt, by one thread beside all of them. layer: norms of q and k, rotary positions
+and attention of a layer (Qwen3-0.6B), op by op beside all at once. ops: one kernel on one workload of a small model (hidden
+1,024, vocabulary 151,936) a line, with the time relative to the reference body's in the same run. Quote ratios: times drift
+with what else the machine does.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from thalweg.backends.cpu import CpuOptions, CpuPlatform
-from thalweg.hal.attention import AttnSpec
+from thalweg.hal import ops as bodies
+from thalweg.hal.attention import AttentionBackend, AttnSpec, Turn
+from thalweg.hal.op import Binder
 from thalweg.hal.platform import Device, Place
 from thalweg.hal.step import StateBox, StepBatch, StepResult
 from thalweg.hal.testing import measure, sequences
@@ -63,10 +70,112 @@ def attention(device: Device) -> None:
               f"{size / seconds / 1e9:8.1f} GB/s    {gather / seconds:6.2f}x of a bare gather")  # fmt: skip
 
 
+def in_turn(calls: Mapping[str, Callable[[], object]], repeats: int = 15) -> dict[str, float]:
+    """Least seconds of each, called one after the other so that all see the same machine: what else it does only adds."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for i in range(repeats + 3):  # a step is recorded when it comes the second time
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if i >= 3:
+                times[name].append(time.perf_counter() - start)
+    return {name: min(t) for name, t in times.items()}
+
+
+Layer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, StepBatch], tuple[torch.Tensor, torch.Tensor]]
+"""(q, k, v, kv, batch) -> (out, kv)"""
+
+
+def step_of(
+    device: Device, spec: AttnSpec, context: Sequence[int], query: int, layers: int, layer: Layer, recorded: bool = True
+) -> Callable[[], object]:
+    """So many layers as one step, for sequences with `context` tokens in a cache of noise and `query` new ones each. recorded:
+    a step of one token each is, as in serving; else it runs as it is written, as a prompt's does."""
+    backend, rng = device.attention[0], np.random.default_rng(0)
+    need = [-(-(c + query) // BLOCK) for c in context]
+    table = np.zeros((len(context), max(need)), np.int32)
+    table[:] = 1 + np.arange(table.size).reshape(table.shape)
+    batch = sequences.batch_of(table, context, [query] * len(context))
+    batch.uniform = int(query == 1 and recorded)
+    made = device.alloc_kv(backend.layout(spec, BLOCK), table.size + 1)
+    made.normal_()
+    width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    row = torch.from_numpy(rng.standard_normal((batch.tokens.shape[0], width), np.float32)).to(made.dtype)
+    cuts = [spec.heads * spec.head_dim, *[spec.kv_heads * spec.head_dim] * 2]
+
+    def step(params: object, kv: Any, b: StepBatch) -> tuple[object, StepResult]:
+        for _ in range(layers):
+            q, k, v = (x.unflatten(-1, (-1, spec.head_dim)) for x in row.split(cuts, -1))
+            _, kv = layer(q, k, v, kv, b)
+        return kv, StepResult(b.slots[:, None], b.query)
+
+    run = device.compile(step, None, StateBox(made), None, None)
+
+    def call() -> object:
+        batch.plans = (backend.plan(batch, 0, spec, None),)
+        return run(batch).result()
+
+    return call
+
+
+def attends(backend: AttentionBackend, spec: AttnSpec) -> Layer:
+    return lambda q, k, v, kv, b: backend.attend(q, k, v, kv, b, 0, spec)
+
+
+def long(threads: int) -> None:
+    """Where one thread's time divided by that of N threads is N, nobody idles."""
+    devices = [CpuPlatform().open(Place(), CpuOptions(n)) for n in (1, threads)]
+    for kv_heads, context, query in ((1, [8191], 1), (8, [8191], 1), (8, [8191] + [255] * 7, 1), (8, [0], 2048)):
+        spec = AttnSpec(16, kv_heads, 128, 128**-0.5, "bfloat16")
+        calls = {}
+        for device in devices:
+            layers = 28 if query == 1 else 1
+            calls[str(device.info.cores)] = step_of(device, spec, context, query, layers, attends(device.attention[0], spec))
+        one, many = in_turn(calls).values()
+        what = f"{len(context)} x {context[0] + query}" if query == 1 else f"prompt {query}"
+        times = f"1 thread {one * 1e3:9.3f} ms, {threads} threads {many * 1e3:9.3f} ms {one / many:6.2f}x"
+        print(f"attention      {what:12} {kv_heads} KV heads {spec.dtype:9} {times}", flush=True)
+
+
+def layer(device: Device) -> None:
+    spec, turn = AttnSpec(16, 8, 128, 128**-0.5, "bfloat16"), Turn(128, eps=1e-6)
+    backend: AttentionBackend = device.attention[0]
+    if (why := backend.turns(spec, turn)) is not None:
+        print(f"layer          {backend.name}: {why}")
+        return
+    binder, facts = Binder(device.kernels), {"dtype": spec.dtype}
+    norm = binder.bind(bodies.rms_norm, eps=1e-6, size=128, **facts)
+    rope = binder.bind(bodies.rope, rotary_dim=128, interleaved=False, heads=16, kv_heads=8, head_dim=128, **facts)
+    table, weight = torch.rand(4096, 128), torch.ones(128, dtype=getattr(torch, spec.dtype))
+
+    def by_ops(q: Any, k: Any, v: Any, kv: Any, b: StepBatch) -> tuple[Any, Any]:
+        q, k = rope(norm(q, weight), norm(k, weight), b.positions, table)
+        return backend.attend(q, k, v, kv, b, 0, spec)
+
+    ways: dict[str, Layer] = {
+        "op by op": by_ops,
+        "at once": lambda q, k, v, kv, b: backend.attend_turned(q, k, v, kv, b, 0, spec, turn, table, (weight, weight)),
+        "attend alone": attends(backend, spec),
+    }
+    for context, query, recorded in (
+        ([255], 1, True), ([255] * 16, 1, True), ([255] * 16, 1, False), ([0] * 16, 128, False), ([0], 2048, False),
+    ):  # fmt: skip
+        layers = 28 if query == 1 else 1
+        calls = {n: step_of(device, spec, context, query, layers, way, recorded) for n, way in ways.items()}
+        got = in_turn(calls, 31 if query == 1 else 9)
+        times = ", ".join(f"{n} {t / layers * 1e3:.4f} ms" for n, t in got.items())
+        what = f"{len(context)} x {query} tokens {'recorded' if recorded else 'as written'}"
+        print(f"layer          {what:26} {spec.dtype} {times}: {got['op by op'] / got['at once']:.2f}x", flush=True)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=0)
-    device = CpuPlatform().open(Place(), CpuOptions(parser.parse_args().threads))
+    parser.add_argument("--only", choices=("attention", "long", "layer", "ops"))
+    asked = parser.parse_args()
+    device = CpuPlatform().open(Place(), CpuOptions(asked.threads))
     print(f"{device.info.name}, {device.info.cores} threads, {dict(device.info.notes)}")
-    attention(device)
-    ops(device)
+    parts = {"attention": attention, "long": lambda d: long(d.info.cores), "layer": layer, "ops": ops}
+    for name, part in parts.items():
+        if asked.only in (None, name) and (name != "long" or device.info.cores > 1):
+            part(device)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+from rig import Rig
 from zoo import make_checkpoint
 
 from thalweg.checkpoint.config import read_config
 from thalweg.errors import ConfigError, DeviceError
+from thalweg.hal import ops
 from thalweg.hal.comm import Solo
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
@@ -47,6 +51,49 @@ def test_the_plan_names_the_attention_and_every_op(tmp_path):
     (attention,) = (c for c in binder.plan if c.op == "attention")
     assert attention.facts["window"] == 12
     assert attention.kernel == DEVICE.attention[0].name
+
+
+class Turns(type(DEVICE.attention[0])):
+    """Attention that does the norms and positions of q and k by the ops' bodies, or says why not."""
+
+    name = "turns"
+
+    def __init__(self, why=None):
+        self.why, self.calls = why, 0
+
+    def turns(self, spec, turn):
+        return self.why
+
+    def attend_turned(self, q, k, v, kv, batch, group, spec, turn, cos_sin, weights=None, sinks=None):
+        self.calls += 1
+        q, k = (ops.rms_norm(x, w, eps=turn.eps) for x, w in zip((q, k), weights, strict=True)) if weights else (q, k)
+        q, k = ops.rope(q, k, batch.positions, cos_sin, rotary_dim=turn.rotary_dim, interleaved=turn.interleaved)
+        return self.attend(q, k, v, kv, batch, group, spec, sinks)
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen3"])
+def test_attention_that_turns_q_and_k_gets_them_as_they_are_and_no_op_is_bound_for_it(tmp_path, monkeypatch, name):
+    path, backend = make_checkpoint(name, tmp_path, tokenizer=False), Turns()
+    want = Rig(path).generate([[5, 6, 7, 8, 9]], 4, chunk=3, budget=3)[0]
+    monkeypatch.setattr(DEVICE, "attention", (backend,))
+    monkeypatch.setattr("rig.load", lambda platform: SimpleNamespace(open=lambda place: DEVICE))
+    got = Rig(path).generate([[5, 6, 7, 8, 9]], 4, chunk=3, budget=3)[0]
+    assert backend.calls
+    assert (got.tokens, got.logprobs) == (want.tokens, want.logprobs)
+    binder = Binder(())
+    heads = model(path, binder=binder).attention[0][1]
+    lines = {c.op: c for c in binder.plan if c.op in ("rope", "attend_turned") or c.facts.get("size") == heads.head_dim}
+    assert set(lines) == {"attend_turned"}
+    assert lines["attend_turned"].kernel == "turns"
+    assert (lines["attend_turned"].facts["eps"] is not None) == (name == "qwen3")
+
+
+def test_what_attention_does_not_turn_is_said_in_the_plan_and_done_by_ops(tmp_path):
+    path, binder = make_checkpoint("qwen3", tmp_path, tokenizer=False), Binder(())
+    model(path, binder=binder, attention=(Turns("angles are wide"),))
+    (line,) = (c for c in binder.plan if c.op == "attend_turned")
+    assert (line.kernel, line.refused) == ("ops", (("turns", "angles are wide"),))
+    assert "rope" in {c.op for c in binder.plan}
 
 
 def test_a_device_without_fitting_attention_is_refused_in_words(tmp_path):

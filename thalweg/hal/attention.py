@@ -37,6 +37,21 @@ class AttnSpec:
     v is not looked at, and out is [T, heads, latent]. Keys' up-projection is the caller's, in q and after out."""
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Everything static about what happens to q and k before they attend: `ops.rms_norm` of every head where there is one, then
+    `ops.rope`."""
+
+    rotary_dim: int
+    interleaved: bool = False
+    eps: float | None = None
+    """Of the norms of q and k; None = none."""
+
+
+TAKES_TURNED = "takes q and k already turned"
+"""What a backend says of `attend_turned` that does not offer it."""
+
+
 class AttentionBackend(ABC):
     """Stateless. One instance serves every layer whose spec it supports."""
 
@@ -72,6 +87,20 @@ class AttentionBackend(ABC):
         sinks [heads] where the spec has them, in the units of scores after scale and softcap;
         batch holds device arrays; group = which of its block_tables and plans is this layer's.
         Returns (out [T, heads, head_dim], kv): the caller uses the returned kv, which may be the same memory."""
+
+    def turns(self, spec: AttnSpec, turn: Turn) -> str | None:
+        """May `attend_turned` be called for this (supported) spec? None, or why not. Default: it may not."""
+        return TAKES_TURNED
+
+    def attend_turned(
+        self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec, turn: Turn,
+        cos_sin: Array, weights: tuple[Array, Array] | None = None, sinks: Array | None = None,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """`attend` of q and k as they leave their projections: what `turn` says is done here, with the rounding of the ops.
+
+        cos_sin: as `ops.rope` takes it, read at batch.positions; weights: of the norms of q and of k, [head_dim] each, where
+        `turn` has them; the rest as in `attend`. One cache may be written and read by both."""
+        raise NotImplementedError(f"{self.name}: attend_turned")
 
 
 def choose_attention(

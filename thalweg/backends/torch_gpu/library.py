@@ -13,7 +13,7 @@ from thalweg.backends.torch_gpu import scaled
 from thalweg.backends.torch_gpu.attention import GatherAttention
 from thalweg.backends.torch_gpu.linear import AS_IT_COMES, IN_TILES
 from thalweg.backends.torch_native.elementwise import ELEMENTWISE
-from thalweg.hal.attention import AttentionBackend, AttnSpec
+from thalweg.hal.attention import AttentionBackend, AttnSpec, Turn
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import Array, StepBatch, StepShape
@@ -105,6 +105,15 @@ class Deferred(AttentionBackend):
         sinks: Array | None = None,
     ) -> tuple[Array, Array]:  # fmt: skip
         return self.loaded.attend(q, k, v, kv, batch, group, spec, sinks)
+
+    def turns(self, spec: AttnSpec, turn: Turn) -> str | None:
+        return self.loaded.turns(spec, turn)
+
+    def attend_turned(
+        self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec, turn: Turn,
+        cos_sin: Array, weights: tuple[Array, Array] | None = None, sinks: Array | None = None,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        return self.loaded.attend_turned(q, k, v, kv, batch, group, spec, turn, cos_sin, weights, sinks)
 
 
 LOADING = (ImportError, RuntimeError, OSError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from thalweg.hal.attention import AttentionBackend, AttnSpec
+from thalweg.hal import ops
+from thalweg.hal.attention import AttentionBackend, AttnSpec, Turn
 from thalweg.hal.ops.quantise import decode_kv, encode_kv
 from thalweg.hal.platform import Device, Executable
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
@@ -70,6 +72,32 @@ def _held(x: torch.Tensor, spec: AttnSpec) -> torch.Tensor:
     return decode_kv(encode_kv(x, spec.kv_dtype), spec.kv_dtype, torch.float32) if spec.kv_dtype else x
 
 
+@dataclass(frozen=True, slots=True)
+class Turning:
+    """A turn and the (host) arrays it takes; norms have a weight for q and one for k."""
+
+    turn: Turn
+    cos_sin: torch.Tensor
+    weights: tuple[torch.Tensor, ...]
+
+    def of(self, s: Story) -> Story:
+        """The story with q and k as the ops give them, whose weights say the dtype."""
+        q, k = (torch.from_numpy(a).to(self.weights[0].dtype) for a in (s.q, s.k))
+        if self.turn.eps is not None:
+            q, k = (ops.rms_norm(x, w, eps=self.turn.eps) for x, w in zip((q, k), self.weights, strict=True))
+        positions = torch.arange(s.length, dtype=torch.int32)
+        q, k = ops.rope(q, k, positions, self.cos_sin, rotary_dim=self.turn.rotary_dim, interleaved=self.turn.interleaved)
+        return replace(s, q=q.float().numpy(), k=k.float().numpy())
+
+
+def turning(rng: np.random.Generator, spec: AttnSpec, turn: Turn, length: int) -> Turning:
+    """Angles of positions below `length`, weights about 1."""
+    half = turn.rotary_dim // 2
+    angle = torch.arange(length)[:, None] / 100 ** (torch.arange(half)[None] / half)
+    weights = torch.from_numpy(1 + 0.2 * rng.standard_normal((2, spec.head_dim))).to(getattr(torch, spec.dtype))
+    return Turning(turn, torch.cat([angle.cos(), angle.sin()], 1), (weights[0].clone(), weights[1].clone()))
+
+
 def tables(rng: np.random.Generator, stories: Sequence[Story], size: int, spare: int = 3) -> tuple[np.ndarray, int]:
     """Shuffled block tables i32[S, B], and how many blocks the cache has (scratch and a few unused ones included)."""
     need = [-(-s.length // size) for s in stories]
@@ -100,15 +128,16 @@ class Cache:
     def __init__(self, device: Device, backend: AttentionBackend, spec: AttnSpec, size: int, blocks: int) -> None:
         self._device, self._backend, self._spec = device, backend, spec
         self.box = StateBox(device.alloc_kv(backend.layout(spec, size), blocks))
-        self._made: dict[StepShape | None, Executable] = {}
+        self._made: dict[tuple[StepShape | None, Turn | None], Executable] = {}
         more = sinks(spec)
         self._sinks = None if more is None else device.put(torch.from_numpy(more).to(getattr(torch, spec.dtype)))
 
     def attend(
-        self, batch: StepBatch, q: np.ndarray, k: np.ndarray, v: np.ndarray, shape: StepShape | None = None
-    ) -> np.ndarray:
+        self, batch: StepBatch, q: np.ndarray, k: np.ndarray, v: np.ndarray, shape: StepShape | None = None,
+        turning: Turning | None = None,
+    ) -> np.ndarray:  # fmt: skip
         """q, k, v of the batch's tokens (float32) -> [T, heads, D]. With a shape, or on a device whose batches are always
-        padded, the batch is padded, and the padding tokens' q, k and v are NaN."""
+        padded, the batch is padded, and the padding tokens' q, k and v are NaN. turning: the backend turns q and k."""
         tokens = batch.tokens.shape[0]
         if shape is None and self._device.pads:
             shape = roomy(batch)
@@ -118,13 +147,26 @@ class Cache:
         filled = {n: np.pad(a, more, constant_values=np.nan) for n, a in (("q", q), ("k", k), ("v", v))}
         plans = (self._backend.plan(batch, 0, self._spec, shape),)
         batch = replace(batch, plans=plans, features=Features(), extras=filled)
-        if shape not in self._made:
-            self._made[shape] = self._device.compile(self._step, self._sinks, self.box, shape, None)
-        return np.asarray(self._made[shape](batch).result().extras["out"])[:tokens]
+        key = (shape, turning.turn if turning else None)
+        if key not in self._made:
+            step, params = functools.partial(self._step, key[1]), self._params(turning)
+            self._made[key] = self._device.compile(step, params, self.box, shape, None)
+        return np.asarray(self._made[key](batch).result().extras["out"])[:tokens]
 
-    def _step(self, params: Any, kv: Any, b: StepBatch) -> tuple[Any, StepResult]:
+    def _params(self, turning: Turning | None) -> Any:
+        """As `_step` takes them; a turn's arrays are those it is first used with."""
+        if turning is None:
+            return self._sinks
+        weights = () if turning.turn.eps is None else turning.weights
+        return self._sinks, self._device.put(turning.cos_sin), tuple(map(self._device.put, weights))
+
+    def _step(self, turn: Turn | None, params: Any, kv: Any, b: StepBatch) -> tuple[Any, StepResult]:
         q, k, v = (b.extras[n].to(getattr(torch, self._spec.dtype)) for n in ("q", "k", "v"))
-        out, kv = self._backend.attend(q, k, v, kv, b, 0, self._spec, params)
+        if turn is None:
+            out, kv = self._backend.attend(q, k, v, kv, b, 0, self._spec, params)
+        else:
+            more, table, weights = params
+            out, kv = self._backend.attend_turned(q, k, v, kv, b, 0, self._spec, turn, table, weights or None, more)
         return kv, StepResult(b.slots[:, None], b.query, extras={"out": out.to(torch.float32)})
 
 

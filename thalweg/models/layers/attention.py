@@ -9,12 +9,12 @@ from typing import Any
 
 from thalweg.errors import DeviceError
 from thalweg.hal import ops
-from thalweg.hal.attention import AttentionBackend, AttnSpec, choose_attention
+from thalweg.hal.attention import TAKES_TURNED, AttentionBackend, AttnSpec, Turn, choose_attention
 from thalweg.hal.op import Choice
 from thalweg.hal.step import Array, StepBatch
 from thalweg.models.context import Context
 from thalweg.models.layers.linear import Linear, RowLinear
-from thalweg.models.layers.norm import RMSNorm
+from thalweg.models.layers.norm import norm_specs
 from thalweg.models.settings import Heads
 
 
@@ -38,26 +38,62 @@ class Attention:
             kv_dtype=ctx.kv_dtype,
         )
         self.backend = _choose(ctx, self.spec)
-        self._rope = ctx.bind(
-            ops.rope, rotary_dim=d, interleaved=False, heads=self.spec.heads, kv_heads=self.spec.kv_heads, head_dim=d
-        )
         self.layout = self.backend.layout(self.spec, ctx.block_tokens)
         self.specs: dict[str, Any] = {"qkv": self._qkv.specs, "out": self._out.specs}
-        self._q_norm = self._k_norm = None
         if shape.norm_eps is not None:
-            self._q_norm = RMSNorm(ctx, f"{name}.q_norm", d, shape.norm_eps)
-            self._k_norm = RMSNorm(ctx, f"{name}.k_norm", d, shape.norm_eps)
-            self.specs |= {"q_norm": self._q_norm.specs, "k_norm": self._k_norm.specs}
+            self.specs |= {norm: norm_specs(ctx, f"{name}.{norm}", d) for norm in ("q_norm", "k_norm")}
+        turn = Turn(d, eps=shape.norm_eps)
+        self._attend = (_Turned if _offered(ctx, self.backend, self.spec, turn) else _Ops)(ctx, self.backend, self.spec, turn)
 
     def __call__(
         self, p: Mapping[str, Any], x: Array, kv: Array, batch: StepBatch, group: int, cos_sin: Array
     ) -> tuple[Array, Array]:
         q, k, v = (t.unflatten(-1, (-1, self._head_dim)) for t in self._qkv(p["qkv"], x).split(self._qkv.outputs, dim=-1))
-        if self._q_norm is not None and self._k_norm is not None:
-            q, k = self._q_norm(p["q_norm"], q), self._k_norm(p["k_norm"], k)
-        q, k = self._rope(q, k, batch.positions, cos_sin)
-        out, kv = self.backend.attend(q, k, v, kv, batch, group, self.spec)
+        out, kv = self._attend(p, q, k, v, kv, batch, group, cos_sin)
         return self._out(p["out"], out.flatten(-2)), kv
+
+
+class _Turned:
+    """Norms, rotary positions and attention, all the backend's."""
+
+    def __init__(self, ctx: Context, backend: AttentionBackend, spec: AttnSpec, turn: Turn) -> None:
+        self._backend, self._spec, self._turn = backend, spec, turn
+
+    def __call__(
+        self, p: Mapping[str, Any], q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, cos_sin: Array
+    ) -> tuple[Array, Array]:
+        weights = None if self._turn.eps is None else (p["q_norm"]["weight"], p["k_norm"]["weight"])
+        return self._backend.attend_turned(q, k, v, kv, batch, group, self._spec, self._turn, cos_sin, weights)
+
+
+class _Ops:
+    """The same with an op for each, for backends that attend and no more."""
+
+    def __init__(self, ctx: Context, backend: AttentionBackend, spec: AttnSpec, turn: Turn) -> None:
+        self._backend, self._spec = backend, spec
+        self._rope = ctx.bind(
+            ops.rope, rotary_dim=turn.rotary_dim, interleaved=turn.interleaved, heads=spec.heads, kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+        )  # fmt: skip
+        self._norm = None if turn.eps is None else ctx.bind(ops.rms_norm, eps=turn.eps, size=spec.head_dim)
+
+    def __call__(
+        self, p: Mapping[str, Any], q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, cos_sin: Array
+    ) -> tuple[Array, Array]:
+        if self._norm is not None:
+            q, k = self._norm(q, p["q_norm"]["weight"]), self._norm(k, p["k_norm"]["weight"])
+        q, k = self._rope(q, k, batch.positions, cos_sin)
+        return self._backend.attend(q, k, v, kv, batch, group, self._spec)
+
+
+def _offered(ctx: Context, backend: AttentionBackend, spec: AttnSpec, turn: Turn) -> bool:
+    """Does the backend do this turn? Recorded, unless it offers none to anybody: the lines of the ops say enough then."""
+    why = backend.turns(spec, turn)
+    if why != TAKES_TURNED:
+        facts = {"heads": spec.heads, "kv_heads": spec.kv_heads, "head_dim": spec.head_dim, "dtype": spec.dtype, **asdict(turn)}
+        kernel, refused = (backend.name, ()) if why is None else ("ops", ((backend.name, why),))
+        ctx.binder.record(Choice("attend_turned", facts, kernel, why is None and backend.batch_invariant, refused))
+    return why is None
 
 
 def _choose(ctx: Context, spec: AttnSpec) -> AttentionBackend:

@@ -1,4 +1,4 @@
-"""RMSNorm (Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467), alone or fused with the residual sum before it."""
+"""RMSNorm (Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467) of the residual stream, fused with the sum before it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,9 @@ from thalweg.models.context import Context
 from thalweg.models.spec import ParamSpec, Source
 
 
-class RMSNorm:
-    """x [..., size] -> the same shape."""
-
-    def __init__(self, ctx: Context, name: str, size: int, eps: float) -> None:
-        self._norm = ctx.bind(ops.rms_norm, eps=eps, size=size)
-        self.specs = {"weight": ParamSpec((Source(f"{name}.weight", (size,)),), ctx.dtype, dummy="ones")}
-
-    def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
-        return self._norm(x, p["weight"])
+def norm_specs(ctx: Context, name: str, size: int) -> dict[str, ParamSpec]:
+    """The parameters of a norm, whoever computes it."""
+    return {"weight": ParamSpec((Source(f"{name}.weight", (size,)),), ctx.dtype, dummy="ones")}
 
 
 class AddRMSNorm:
@@ -28,7 +22,7 @@ class AddRMSNorm:
     def __init__(self, ctx: Context, name: str, size: int, eps: float) -> None:
         self._first = ctx.bind(ops.rms_norm, eps=eps, size=size)
         self._norm = ctx.bind(ops.add_rms_norm, eps=eps, size=size)
-        self.specs = {"weight": ParamSpec((Source(f"{name}.weight", (size,)),), ctx.dtype, dummy="ones")}
+        self.specs = norm_specs(ctx, name, size)
 
     def __call__(self, p: Mapping[str, Any], x: Array, residual: Array | None) -> tuple[Array, Array]:
         """residual None: the first layer, where x itself is the residual."""

@@ -1,4 +1,5 @@
-"""Paged attention in compiled code, read straight from the block table: no gather, no mask, the same bits in any batch."""
+"""Paged attention in compiled code, read straight from the block table: no gather, no mask, the same bits in any batch. Norms
+and rotary positions of q and k are done on the way where the model has them."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from thalweg.backends.cpu.native import Library
 from thalweg.errors import DeviceError
-from thalweg.hal.attention import AttentionBackend, AttnSpec
+from thalweg.hal.attention import AttentionBackend, AttnSpec, Turn
 from thalweg.hal.kv import KVLayout, kept_width
 from thalweg.hal.step import SCRATCH, StepBatch
 
@@ -25,11 +26,11 @@ class _Job(ctypes.Structure):
 
     _fields_ = (
         *((n, _L) for n in ("type", "rounds", "heads", "kv_heads", "dim", "size", "tokens", "seqs", "columns", "window",
-                            "q_stride", "k_stride", "v_stride")),
-        ("scale", _F), ("softcap", _F),
+                            "q_stride", "k_stride", "v_stride", "rotary")),
+        ("scale", _F), ("softcap", _F), ("eps", _F),
         *((n, _P) for n in ("table", "token_seq", "positions", "slots", "context", "query", "first", "tasks")),
         ("task_count", _L), ("per_task", _L),
-        *((n, _P) for n in ("q", "k", "v", "sinks", "kv", "out")),
+        *((n, _P) for n in ("q", "k", "v", "sinks", "q_weight", "k_weight", "cos_sin", "kv", "out")),
     )  # fmt: skip
 
 
@@ -68,6 +69,32 @@ class NativeAttention(AttentionBackend):
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        return self._run(q, k, v, kv, batch, group, spec, sinks)
+
+    def turns(self, spec: AttnSpec, turn: Turn) -> str | None:
+        if turn.interleaved:
+            return "pairs lie half a head apart, not side by side"
+        if turn.rotary_dim % 2 or not 0 < turn.rotary_dim <= spec.head_dim:
+            return f"turns an even number of a head's {spec.head_dim} elements, not {turn.rotary_dim}"
+        return None
+
+    def attend_turned(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, turn: Turn,
+        cos_sin: Tensor, weights: tuple[Tensor, Tensor] | None = None, sinks: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        if cos_sin.dtype != torch.float32 or cos_sin.shape[1] != turn.rotary_dim or not cos_sin.is_contiguous():
+            raise ValueError(f"attend_turned: a table of {cos_sin.dtype} {list(cos_sin.shape)} does not fit {turn}")
+        if (weights is None) != (turn.eps is None) or any(
+            w.dtype != q.dtype or w.shape != q.shape[-1:] or not w.is_contiguous() for w in weights or ()
+        ):
+            raise ValueError(f"attend_turned: the norms' weights do not fit {turn} and heads of {q.dtype} {list(q.shape)}")
+        return self._run(q, k, v, kv, batch, group, spec, sinks, turn.rotary_dim, turn.eps or 0.0, cos_sin, weights)
+
+    def _run(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, sinks: Tensor | None,
+        rotary: int = 0, eps: float = 0.0, cos_sin: Tensor | None = None, weights: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """rotary 0: q and k are already turned."""
         plan = cast(dict[str, Any], batch.plans[group]) if batch.plans else {}
         q, k, v = (x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous() for x in (q, k, v))
         key = f"native/{spec.window}/{spec.heads}/{spec.kv_heads}/{spec.head_dim}/{spec.dtype}/{spec.kv_dtype}"
@@ -75,12 +102,14 @@ class NativeAttention(AttentionBackend):
         if made is None:
             made = plan[key] = self._job(batch, group, spec, kv.shape[3])
         job: _Job = made[0]
-        out = made[1](q)
+        out: Tensor = made[1](q.shape, dtype=q.dtype)
         job.q_stride, job.k_stride, job.v_stride = q.stride(0), k.stride(0), v.stride(0)
         job.scale, job.softcap = spec.scale, spec.softcap
         job.q, job.k, job.v, job.kv, job.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), kv.data_ptr(), out.data_ptr()
         sinks = None if sinks is None else sinks.to(q.dtype).contiguous()
         job.sinks = None if sinks is None else sinks.data_ptr()
+        job.rotary, job.eps, job.cos_sin = rotary, eps, None if cos_sin is None else cos_sin.data_ptr()
+        job.q_weight, job.k_weight = (w.data_ptr() for w in weights) if weights else (None, None)
         if self._library.tape is not None:  # layers share a job, which each fills in anew: a tape needs one of each
             job = _Job.from_buffer_copy(job)
             self._library.tape.keep((job, made))
@@ -104,7 +133,7 @@ class NativeAttention(AttentionBackend):
             setattr(job, name, x.data_ptr())
         job.first, job.tasks = first.data_ptr(), tasks.ctypes.data
         # Rows of padding belong to no task: they are not left as whatever the memory held.
-        return job, torch.empty_like if whole else torch.zeros_like, held, first, tasks
+        return job, torch.empty if whole else torch.zeros, held, first, tasks
 
 
 def _tasks(batch: StepBatch, spec: AttnSpec, blind: bool) -> tuple[np.ndarray, bool]:

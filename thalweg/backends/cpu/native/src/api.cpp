@@ -37,7 +37,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 7;
+constexpr int ABI = 8;
 constexpr int64_t ROWS_BYTES = 4 << 20, ROWS_LEAST = 256;  // of a linear layer's input at a time; cpu/__init__.py counts them
 
 // Best first.
@@ -181,11 +181,58 @@ EXPORT void thalweg_largest(Context* c, const Weight* w, int type, const void* x
     }
 }
 
+namespace {
+
+constexpr int64_t SHARES = 4;  // a piece is at most this part of what a thread has to do, so that all end at about the same time
+
+// Cuts tasks of one query token that are longer than a piece may be. A piece is at least a segment.
+void cut(Context* c, Attending& j) {
+    const Attention& a = j.attention;
+    auto high = [&a](const int32_t* task) { return int64_t(a.context[task[0]]) + task[2] + 1; };
+    auto low = [&](const int32_t* task) { return a.window && high(task) > a.window ? high(task) - a.window : 0; };
+    int64_t keys = 0, longest = 0;
+    for (const int32_t *task = a.tasks, *end = task + a.task_count * 4; task < end; task += 4) {
+        int64_t n = high(task) - low(task);
+        keys += n * task[3];
+        if (task[3] == 1 && n > longest) longest = n;
+    }
+    const int64_t fair = keys / (pool_threads(c->pool) * SHARES), per = fair > SEGMENT ? (fair + SEGMENT - 1) / SEGMENT : 1;
+    if (longest <= (per - 1) * SEGMENT + 1) return;  // even that lies in no more than `per` segments
+    auto segments = [&](const int32_t* task) {
+        return task[3] > 1 ? 1 : (high(task) - 1) / SEGMENT - low(task) / SEGMENT + 1;
+    };
+    int64_t slots = 0, parts = 0;
+    for (int64_t i = 0; i < a.task_count; ++i)
+        if (int64_t n = segments(a.tasks + i * 4); n > per) ++j.cut_count, slots += n, parts += (n + per - 1) / per;
+    if (!j.cut_count) return;
+    j.piece_count = parts + a.task_count - j.cut_count;
+    j.slot_floats = slot_floats(a.heads / a.kv_heads, a.dim);
+    j.sums = (float*)c->room(slots * j.slot_floats * 4 + (j.piece_count + j.cut_count) * sizeof(Piece));
+    Piece *part = (Piece*)(j.sums + slots * j.slot_floats), *whole = part + parts, *cuts = part + j.piece_count;  // long ones first
+    j.pieces = part, j.cuts = cuts, slots = 0;
+    for (int32_t i = 0; i < a.task_count; ++i) {
+        const int32_t* task = a.tasks + int64_t(i) * 4;
+        const int64_t n = segments(task), from = low(task) / SEGMENT;
+        if (n <= per) {
+            *whole++ = {i, 0, 0, -1};
+            continue;
+        }
+        *cuts++ = {i, int32_t(from), int32_t(from + n), int32_t(slots)};
+        for (int64_t s = 0; s < n; s += per)
+            *part++ = {i, int32_t(from + s), int32_t(from + (s + per < n ? s + per : n)), int32_t(slots + s)};
+        slots += n;
+    }
+}
+
+}  // namespace
+
 // Store keys and values of the step's tokens, then attend. Rows of sequences that no task names are not written.
 EXPORT void thalweg_attend(Context* c, const Attention* a) {
-    Attention j = *a;
-    run(c->pool, (j.tokens + j.per_task - 1) / j.per_task, c->kernels->write_kv, &j);
-    run(c->pool, j.task_count, c->kernels->attend, &j);
+    Attending j{*a};
+    run(c->pool, (a->tokens + a->per_task - 1) / a->per_task, c->kernels->write_kv, &j.attention);
+    if (pool_threads(c->pool) > 1) cut(c, j);
+    run(c->pool, j.pieces ? j.piece_count : a->task_count, c->kernels->attend, &j);
+    run(c->pool, j.cut_count, c->kernels->merge, &j);
 }
 
 namespace {

@@ -63,14 +63,35 @@ struct Linear {
 struct Attention {
     // Of the step (the Python side has the same struct, field by field). rounds: the cache holds int8.
     int64_t type, rounds, heads, kv_heads, dim, size, tokens, seqs, columns, window, q_stride, k_stride, v_stride;
-    float scale, softcap;
+    int64_t rotary;  // 0: q and k come turned; else so many elements of a head are turned here, after its norm where it has one
+    float scale, softcap, eps;
     const int32_t *table, *token_seq, *positions, *slots, *context, *query, *first;  // first: row of a sequence's first token
     const int32_t* tasks;  // [task_count, 4]: sequence, KV head, first query token, query tokens
     int64_t task_count, per_task;  // per_task: tokens written at once
-    // Of the layer.
-    const void *q, *k, *v, *sinks;
+    // Of the layer. q_weight, k_weight: of the norms, or null; cos_sin: as thalweg_turn's table.
+    const void *q, *k, *v, *sinks, *q_weight, *k_weight, *cos_sin;
     void *kv, *out;
 };
+
+// A row's keys are summed in segments of so many, from multiples of it on; the sums of segments are joined in order. So it is the
+// same whether one task computes a row's segments or several do. A multiple of 64.
+constexpr int64_t SEGMENT = 1024;
+constexpr int64_t LANES = 16;  // most that a vector of any instruction set has
+
+struct Piece {
+    int32_t task, from, to;  // of the task's keys, the segments from .. to - 1
+    int32_t slot;            // where the sums of the first of them go, those of the others after it; -1: the whole task, to the end
+};
+
+// Tasks of one query token may be cut into pieces, which leave their sums to be joined.
+struct Attending {
+    Attention attention;
+    const Piece *pieces, *cuts;  // pieces: null if no task is cut. cuts: each cut task, all its segments
+    int64_t piece_count, cut_count;
+    float* sums;
+    int64_t slot_floats;  // of a slot: for each head `dim` sums of values, then for each LANES sums of weights and the largest score
+};
+constexpr int64_t slot_floats(int64_t share, int64_t dim) { return share * (dim + 2 * LANES); }
 
 // Rows treated one by one (rows.inc). Row r of x: r / inner * outer_stride + r % inner * width elements from its start.
 struct Rows {
@@ -119,7 +140,7 @@ struct Kernels {
     const char* name;
     Task linear, quantise_rows;
     Task widen_rows;  // null: bfloat16 inputs are multiplied as they are
-    Task group_sums, write_kv, attend, norm, gate, turn, best, draw, logprobs, penalties;
+    Task group_sums, write_kv, attend, norm, gate, turn, best, merge, draw, logprobs, penalties;
     void (*pack_panel)(const Weight& w, const uint8_t* rows, int64_t stride, int64_t steps, uint8_t* out);
     Task planes;  // null: weights are never held in quads
     void (*round_row)(const Weight& w, const void* row, int64_t output, float* wide, uint8_t* codes);
