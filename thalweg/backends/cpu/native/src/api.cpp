@@ -52,7 +52,12 @@ int levels(Level* out) {
     bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                   __builtin_cpu_supports("avx512dq");
 #if defined(HAS_AVX512BF16)
-    out[n++] = {&avx512bf16_kernels, avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")};
+#if defined(EMULATED_BF16)  // ci/emulate
+    const bool bf16 = true;
+#else
+    const bool bf16 = __builtin_cpu_supports("avx512bf16");
+#endif
+    out[n++] = {&avx512bf16_kernels, avx512 && bf16 && __builtin_cpu_supports("avx512vnni")};
 #endif
 #if defined(HAS_AVX512VNNI)
     out[n++] = {&avx512vnni_kernels, avx512 && __builtin_cpu_supports("avx512vnni")};
