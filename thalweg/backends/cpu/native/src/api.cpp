@@ -120,14 +120,14 @@ void linear_rows(Context* c, const Weight* w, Type type, const void* x, int64_t 
     Linear j{};
     j.w = w, j.type = type, j.m = m, j.bias = bias, j.y = y, j.best = best;
     j.steps = (w->k + unit - 1) / unit;
-    j.row_words = rounds ? j.steps : planes ? j.steps : j.steps * unit * bytes / 4;
+    j.row_words = rounds || planes ? j.steps : j.steps * unit * bytes / 4;
     // Rows whose distance is a multiple of 4 KiB would take each other's places in the nearest cache.
     if (widens || planes) j.row_words = int64_t(up(j.row_words, 16)) | 16;
     j.words = (const uint32_t*)x;
-    if (sums || rounds || planes || widens || pads) {
-        size_t rows = rounds || planes || widens || pads ? up(m * j.row_words * (planes ? 8 : 4), 64) : 0;
-        size_t scales = up(m * 4 * (planes ? w->groups : 1), 64);
-        uint8_t* room = (uint8_t*)c->room(rows + scales + (planes || sums ? m * w->groups * 8 : 0));
+    const bool copies = rounds || planes || widens || pads;
+    if (sums || copies) {
+        size_t rows = copies ? up(m * j.row_words * (planes ? 8 : 4), 64) : 0, scales = up(m * 4 * (planes ? w->groups : 1), 64);
+        uint8_t* room = (uint8_t*)c->room(rows + scales + m * w->groups * (planes ? 8 : sums ? 4 : 0));
         if (rows) j.words = (const uint32_t*)room;
         float* after = (float*)(room + rows);
         Quantise q{j.type, x, m, w->k, w->group, w->groups, j.row_words, room, after, after + scales / 4, (int32_t*)after + scales / 4};
@@ -140,7 +140,7 @@ void linear_rows(Context* c, const Weight* w, Type type, const void* x, int64_t 
             memcpy(to, (const uint8_t*)x + r * w->k * bytes, w->k * bytes);
             memset(to + w->k * bytes, 0, j.row_words * 4 - w->k * bytes);
         }
-        j.row_scales = j.plane_scales = q.row_scales, j.group_sums = q.sums, j.plane_sums = q.plane_sums;
+        j.row_scales = q.row_scales, j.group_sums = q.sums, j.plane_sums = q.plane_sums;
     }
     // Tasks small enough to share evenly, large enough that taking one costs nothing.
     int threads = pool_threads(c->pool);

@@ -51,10 +51,9 @@ struct Linear {
     const void* bias;
     void* y;     // or null:
     Best* best;  // [m, panels], of the outputs as y would hold them
-    const float* row_scales;  // int8_rows: [m]
+    const float* row_scales;  // int8_rows: [m]; quads with bfloat16 inputs: [m, groups], of their 16-bit integers
     const float* group_sums;  // with offsets: [m, groups]
-    const float* plane_scales;  // of quads, [m, groups]: of a row's inputs as 16-bit integers in two planes,
-    const int32_t* plane_sums;  // and [m, groups, 2] the sums of each plane
+    const int32_t* plane_sums;  // of those integers, [m, groups, 2]: the sums of their higher and of their lower bytes
     int64_t panels_per_task, row_chunks, rows_per_chunk;
     int64_t panels_ahead;  // from a panel to that which its thread is likely to take next
 };
@@ -151,7 +150,7 @@ struct Quantise {
     const void* x;
     int64_t m, k, group, groups, row_words;
     uint8_t* codes;     // [m, row_words * 4]: code + 128
-    float* row_scales;  // [m]
+    float* row_scales;  // [m], of planes [m, groups]
     float* sums;        // [m, groups]
     int32_t* plane_sums;  // [m, groups, 2]
 };

@@ -8,6 +8,9 @@ using namespace thalweg;
 
 namespace {
 
+// Memory that is not filled with anything first.
+typedef std::unique_ptr<uint8_t[]> Room;
+
 struct Pack {
     const Kernels* kernels;
     Weight* w;
@@ -17,7 +20,7 @@ struct Pack {
 };
 
 // Rows `first` .. `end` - 1 side by side: where they lie, or in `room` if they lie in several parts.
-const uint8_t* rows_of(const Pack& p, int64_t first, int64_t end, int64_t row_bytes, std::unique_ptr<uint8_t[]>& room) {
+const uint8_t* rows_of(const Pack& p, int64_t first, int64_t end, int64_t row_bytes, Room& room) {
     int64_t part = 0;
     while (first >= p.part_rows[part]) first -= p.part_rows[part], end -= p.part_rows[part++];
     const uint8_t* from = (const uint8_t*)p.parts[part] + first * row_bytes;
@@ -30,9 +33,6 @@ const uint8_t* rows_of(const Pack& p, int64_t first, int64_t end, int64_t row_by
     }
     return room.get();
 }
-
-// Memory that is not filled with anything first.
-typedef std::unique_ptr<uint8_t[]> Room;
 
 void pack_panel(void* job, int64_t panel) {
     const Pack& p = *(const Pack*)job;
