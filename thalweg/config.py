@@ -30,7 +30,7 @@ KV_CACHE_DTYPES = {
     "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "int8_per_token_head": "int8",
 }  # fmt: skip
 """By name: `AttnSpec.kv_dtype`."""
-QUANTIZATIONS = ("int8", "int4")
+QUANTIZATIONS = ("int8", "int4", "w4a16", "w4a8")
 
 
 class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):

@@ -10,18 +10,19 @@ from thalweg.checkpoint.hub import resolve_model
 from thalweg.config import QUANTIZATIONS, EngineArgs
 from thalweg.engine.worker.plan import plan
 from thalweg.errors import ConfigError
-from thalweg.hal.ops.quantise import dequantise
+from thalweg.hal.ops import linear
+from thalweg.hal.ops.quantise import dequantise, quantise
 from thalweg.hal.weights import DENSE, QTensor
 from thalweg.quantization.online import METHODS, bytes_of, rounded
 
 
 def test_the_names_users_give_are_those_there_are() -> None:
-    assert tuple(METHODS) == QUANTIZATIONS
+    assert {*METHODS, "int4"} == set(QUANTIZATIONS)
     with pytest.raises(ConfigError, match="quantization must be one of int8, int4"):
         LLM("thalweg-nano", device="reference", quantization="fp8")
 
 
-@pytest.mark.parametrize("method", QUANTIZATIONS)
+@pytest.mark.parametrize("method", METHODS)
 def test_rounding_in_parts_is_rounding_at_once_and_stays_within_half_a_step(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,7 +39,7 @@ def test_rounding_in_parts_is_rounding_at_once_and_stays_within_half_a_step(
     assert bytes_of(form, 37 * 200 * 4, 4, 200) == pytest.approx(held, rel=0.2)
 
 
-@pytest.mark.parametrize("method", QUANTIZATIONS)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_rounded_model_answers_and_its_plan_says_how(method: str) -> None:
     llm = LLM("thalweg-nano", device="cpu", quantization=method, max_model_len=64, max_num_seqs=2)
     out = llm.generate(["2 + 2 ="], SamplingParams(max_tokens=4, temperature=0))
@@ -48,6 +49,30 @@ def test_a_rounded_model_answers_and_its_plan_says_how(method: str) -> None:
     forms = METHODS[method]
     held = {line.partition("weight=")[2].partition(")")[0] for line in lines}
     assert held == {str(forms.layers), str(forms.head)}
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_int4_is_what_the_platform_would_rather_run(device: str) -> None:
+    llm = LLM("thalweg-nano", device=device, quantization="int4", max_model_len=64, max_num_seqs=2)
+    made = llm.config.model.quantization
+    integers = device == "cpu" and "compiled, avx" in llm.device.info.notes["kernels"]
+    assert made == ("w4a8" if integers else "w4a16")
+    assert any(str(METHODS[made].layers) in line for line in llm.kernel_plan)
+
+
+def test_rounding_inputs_too_adds_little_to_what_rounding_weights_does() -> None:
+    """Of a product's error, in squares, on inputs of the kind that a norm gives."""
+    g = torch.Generator().manual_seed(1)
+    weight, x = torch.randn(64, 1024, generator=g), torch.randn(256, 1024, generator=g)
+    want = x @ weight.T
+
+    def lost(method: str) -> float:
+        form = METHODS[method].layers
+        made = quantise(weight, form)
+        return float((linear(x, dict(made.data), None, act=form.act, group=form.group) - want).square().mean())
+
+    more = lost("w4a8") / lost("w4a16") - 1
+    assert 0 < more < 0.02, more
 
 
 def test_less_memory_is_planned() -> None:
@@ -69,7 +94,7 @@ HOSTED = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
     ],
     ids=["cpu", "hosted", "tpu"],
 )
-@pytest.mark.parametrize("method", QUANTIZATIONS)
+@pytest.mark.parametrize("method", METHODS)
 def test_every_platform_holds_the_same_rounded_weights(method: str, device: str, options: dict) -> None:
     """Weights are rounded where they are read, before any platform sees them: float32 tokens are the definition's."""
 

@@ -115,19 +115,19 @@ def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
     if not llm.kernel_plan or (not llm.device.kernels and not llm.device.attention):
         raise ConfigError(f"--device {llm.device.info.kind} computes no model: there is nothing to measure")
     hf = read_config(Path(llm.config.model.path), args.hf_overrides)
-    settings, dtype = registry.family(hf)(hf), llm.config.model.dtype
-    before = ceilings(llm.device, dtype, args.quantization)
+    settings, dtype, method = registry.family(hf)(hf), llm.config.model.dtype, llm.config.model.quantization
+    before = ceilings(llm.device, dtype, method)
     first, whole = _times(llm, n, args)
-    after = ceilings(llm.device, dtype, args.quantization)
+    after = ceilings(llm.device, dtype, method)
     limit = Ceilings((before.read + after.read) / 2, (before.rate + after.rate) / 2)
     steps = n.output_len - 1
-    shared, kept = (settings, dtype, args.quantization, n.batch_size), args.kv_dtype
+    shared, kept = (settings, dtype, method, n.batch_size), args.kv_dtype
     phases = {
         "prefill": (step_work(*shared, n.input_len, 0, kept), first),
         "decode": (step_work(*shared, 1, n.input_len + steps // 2, kept), (whole - first) / steps),
     }
     result = {
-        "device": llm.device.info.name, "cores": llm.device.info.cores, "dtype": dtype, "quantization": args.quantization,
+        "device": llm.device.info.name, "cores": llm.device.info.cores, "dtype": dtype, "quantization": method,
         "kv_cache_dtype": args.kv_cache_dtype,
         "requests": n.batch_size, "input": n.input_len, "output": n.output_len,
         "read_bytes_per_second": {"before": before.read, "after": after.read},

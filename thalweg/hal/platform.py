@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -98,6 +98,9 @@ class Defaults:
     max_num_batched_tokens: int | None = None
     kv_cache_bytes: int | None = None
     """Fixed cache size; None = the rest of the memory fraction after weights and workspace."""
+    int4: Literal["w4a16", "w4a8"] = "w4a16"
+    """What `--quantization int4` means here (`quantization.online`): inputs as they are, or rounded to 8 bits too, where
+    integer products are faster."""
     pipeline_depth: int | None = None
     """Steps launched before the oldest is read. 1 where compile() runs eagerly on the calling thread."""
     buckets: tuple[StepShape, ...] = ()

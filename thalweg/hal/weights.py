@@ -26,8 +26,8 @@ class WeightFormat:
     scale_dtype: str = ""
     """"" = float32. Otherwise scales are of this type, under one of the whole tensor (NVFP4: "float8_e4m3fn")."""
     act: str = ""
-    """Activation type the product runs in, if not the model's ("int8", "float8_e4m3fn"): each row of the input is scaled by
-    its largest magnitude and rounded."""
+    """Activation type the product runs in, if not the model's. "int8", "float8_e4m3fn": each row of the input is scaled by its
+    largest magnitude and rounded. "int8_per_group": each of the weight's groups of a row on its own."""
 
     def __str__(self) -> str:
         if self.kind == "dense":

@@ -1,7 +1,9 @@
 """Rounding a 16- or 32-bit checkpoint while it is loaded: which matrices, to which formats.
 
 int8: layers hold int8 with a scale per output, and round each row of their input to int8 as well, so that products are of
-integers. int4: layers hold 4-bit codes with a scale and a zero point per 64 inputs; inputs keep their type. In both, the output
+integers. w4a16: layers hold 4-bit codes with a scale and a zero point per 64 inputs; inputs keep their type. w4a8: the same
+weights, but each 64 inputs of a row are rounded to int8 by their largest, a small part of the noise that 4 bits make, so that
+products are of integers. "int4" is the one of these two that the device would rather run (`Defaults.int4`). In all, the output
 matrix holds int8 and its inputs keep their type, because every rounding there moves logits directly; the embedding, of which a
 step reads a few rows, and norms and biases stay as they are. Values are rounded to nearest; nothing is calibrated.
 """
@@ -29,9 +31,10 @@ class Formats:
 DENSE_FORMATS = Formats()
 METHODS: Mapping[str, Formats] = {
     "int8": Formats(WeightFormat("int", 8, act="int8"), WeightFormat("int", 8)),
-    "int4": Formats(WeightFormat("int", 4, 64, symmetric=False), WeightFormat("int", 8)),
+    "w4a16": Formats(WeightFormat("int", 4, 64, symmetric=False), WeightFormat("int", 8)),
+    "w4a8": Formats(WeightFormat("int", 4, 64, symmetric=False, act="int8_per_group"), WeightFormat("int", 8)),
 }
-"""By the name users give; `thalweg.config.QUANTIZATIONS` has the same names."""
+"""By the names that `thalweg.config.QUANTIZATIONS` gives users, but for "int4"."""
 
 
 def formats(method: str | None) -> Formats:

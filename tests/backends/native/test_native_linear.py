@@ -24,6 +24,9 @@ FORMATS = {
     "int4-zeros": WeightFormat("int", 4, 32, symmetric=False),
     "int4-groups-of-no-vector": WeightFormat("int", 4, 36, symmetric=False),
     "int4-row": WeightFormat("int", 4),
+    "w4a8": WeightFormat("int", 4, 64, symmetric=False, act="int8_per_group"),
+    "w4a8-symmetric-small-groups": WeightFormat("int", 4, 12, act="int8_per_group"),
+    "w4a8-row": WeightFormat("int", 4, act="int8_per_group"),
 }
 SHAPES = [(1, 2), (64, 64), (65, 161), (200, 1030)]
 """(outputs, inputs): less than a panel, one, an odd number of inputs, more than a block."""
@@ -105,7 +108,10 @@ def test_what_is_no_number_spoils_its_own_group_at_most(library: Library, name: 
     broken[5, 200], broken[69, 255] = float("nan"), float("inf")
     x = torch.randn(4, 256)
     assert kernel.pack_parts is not None
-    want, got = (kernel.run(x, kernel.pack_parts([w.numpy()], format), None, act=format.act) for w in (weight, broken))
+    want, got = (
+        kernel.run(x, kernel.pack_parts([w.numpy()], format), None, act=format.act, group=format.group)
+        for w in (weight, broken)
+    )
     keep = [i for i in range(70) if i not in (5, 69)]
     assert torch.equal(got[:, keep], want[:, keep])
 
@@ -185,7 +191,8 @@ def test_what_does_not_fit_is_refused_before_a_pointer_is_followed(library: Libr
 
 @pytest.mark.parametrize("name", ["int8", "int8-groups-zeros", "int4", "int4-zeros", "int4-row"])
 def test_an_input_far_larger_than_the_rest_leaves_them_their_precision(library: Library, name: str) -> None:
-    """Inputs of such formats count as they are, or as 16-bit integers by the largest of a group; 8 bits would not do."""
+    """Inputs of such formats count as they are, or as 16-bit integers by the largest of a group; 8 bits would not do, and are a
+    format of their own."""
     (kernel, _), format = kernels(library), FORMATS[name]
     made, plain, _ = make(64, 512, torch.bfloat16, format)
     x = torch.randn(3, 512, generator=torch.Generator().manual_seed(4)).bfloat16()

@@ -61,7 +61,7 @@ def test_drawn_and_penalised_tokens_are_those_of_the_definition(checkpoint: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "kernel"), [("int8", "pallas-rounded"), ("int4", "pallas-quantised")])
+@pytest.mark.parametrize(("method", "kernel"), [("int8", "pallas-rounded"), ("w4a16", "pallas-quantised")])
 def test_the_kernels_of_the_hardware_serve_rounded_weights(method: str, kernel: str) -> None:
     """The bundled draft model through every Pallas kernel its steps have, interpreted: its plan names them, its tokens are
     the definition's."""

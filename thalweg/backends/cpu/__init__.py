@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thalweg.backends import lean_torch
-from thalweg.backends.cpu.native import NONE, NoLibraryError, levels
+from thalweg.backends.cpu.native import NONE, PORTABLE, NoLibraryError, levels
 from thalweg.backends.host import cores, cpu_flags, cpu_name, has_torch, host_memory
 from thalweg.errors import DeviceError
 from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe, StepSizes
@@ -45,13 +45,15 @@ class CpuPlatform(Platform):
         return Probe(10, f"{cpu_name()}, {cores()} cores{native}")
 
     def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
-        """dtype: what the processor multiplies fastest. The cache takes a quarter of what is free, at most 4 GiB."""
+        """dtype: what the processor multiplies fastest. The cache takes a quarter of what is free, at most 4 GiB. Compiled
+        kernels multiply integers faster, but for the portable ones."""
         return Defaults(
             dtype=device.dtypes[0],
             block_tokens=16,
             max_num_seqs=128,
             max_num_batched_tokens=2048,
             kv_cache_bytes=min(4 << 30, host_memory()[1] // 4),
+            int4="w4a8" if _best() not in (NONE, PORTABLE) else "w4a16",
             pipeline_depth=1,
         )
 
@@ -97,11 +99,13 @@ class CpuPlatform(Platform):
 
 
 def _compiled(options: CpuOptions) -> bool:
-    """Will a device opened with these run compiled kernels? Loads the library, as only that tells whether it loads."""
-    if options.isa == NONE:
-        return False
+    """Will a device opened with these run compiled kernels?"""
+    return NONE not in (options.isa, _best())
+
+
+def _best() -> str:
+    """The best instruction set there are compiled kernels for. Loads the library, as only that tells whether it loads."""
     try:
-        levels()
+        return levels()[0]
     except NoLibraryError:
-        return False
-    return True
+        return NONE

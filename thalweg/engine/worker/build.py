@@ -111,7 +111,7 @@ def _build_model(job: _Job) -> Worker:
     )
     model = build_model(
         job.hf, binder=binder, attention=device.attention, comm=device.comm, dtype=dtype, max_len=length,
-        block_tokens=resolve.block_tokens(args, job.defaults), quantization=args.quantization,
+        block_tokens=resolve.block_tokens(args, job.defaults), quantization=resolve.quantization(args, job.defaults),
         kv_dtype=args.kv_dtype,
     )  # fmt: skip
     # Everything a user can have got wrong about sizes is refused before a weight is read.
@@ -196,7 +196,7 @@ def _room(job: _Job, dtype: str, schedule: SchedulerConfig, length: int) -> int:
     steps = step_sizes(settings, schedule, length, BYTES[dtype], ranks, job.args.batch_invariant is not False)
     others = job.platform.workspace_with(steps, options) + history(schedule, length)
     packs = job.platform.packs_with(dtype, options)
-    weights = weight_bytes(settings, dtype, length, ranks, job.args.quantization, packs)
+    weights = weight_bytes(settings, dtype, length, ranks, resolve.quantization(job.args, job.defaults), packs)
     return resolve.cache_bytes(job.args, job.defaults, job.device.memory(), weights, others)
 
 
@@ -213,7 +213,7 @@ def _config(
             vocab=vocab,
             seed=args.seed,
             load_format=args.load_format,
-            quantization=args.quantization,
+            quantization=resolve.quantization(args, job.defaults),
             logprobs_mode=args.logprobs_mode,
             max_logprobs=args.max_logprobs,
             hf_overrides=args.hf_overrides or {},

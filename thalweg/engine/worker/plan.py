@@ -118,7 +118,7 @@ def _plan(k: _Known) -> Plan:
     weights = 0
     if k.platform.runs_models:
         packs = k.platform.packs_with(dtype, k.options)
-        weights = weight_bytes(k.settings, dtype, length, k.ranks, args.quantization, packs)
+        weights = weight_bytes(k.settings, dtype, length, k.ranks, resolve.quantization(args, k.defaults), packs)
     problems: list[str] = []
     steps = step_sizes(k.settings, schedule, length, BYTES[dtype], k.ranks, args.batch_invariant is not False)
     others = _workspace(k, steps) + history(schedule, length)  # of the length asked for; shorter than that needs no more

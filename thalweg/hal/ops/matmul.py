@@ -39,6 +39,7 @@ def _linear_sample(rows: int, fan_in: int, fan_out: int, bias: bool = False, wei
 INT8 = WeightFormat("int", 8)
 INT8_W8A8 = WeightFormat("int", 8, act="int8")
 INT4 = WeightFormat("int", 4, 128)
+INT4_W4A8 = WeightFormat("int", 4, 64, symmetric=False, act="int8_per_group")
 INT4_ZEROS = WeightFormat("int", 4, 32, symmetric=False)
 FP8 = WeightFormat("float", 8)
 FP8_BLOCKS = WeightFormat("float", 8, 128)
@@ -56,6 +57,7 @@ NVFP4 = WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn")
         *(_linear_sample(3, 256, 80, weight=f) for f in (INT8, INT8_W8A8, INT4, FP8, FP8_BLOCKS, FP8_SCALED, MXFP4)),
         _linear_sample(21, 160, 33, bias=True, weight=INT4_ZEROS),
         _linear_sample(40, 192, 64, bias=True, weight=INT4),
+        _linear_sample(7, 200, 66, bias=True, weight=INT4_W4A8),
         _linear_sample(5, 208, 48, bias=True, weight=NVFP4),
     ],
     tolerances={"float32": 1e-5, "bfloat16": 1e-2},
@@ -69,11 +71,11 @@ def linear(
     Rows are padded to a multiple of 16, because matrix libraries sum in another order for one row, or few, or a
     remainder: padded, a row's result does not depend on how many rows come with it.
     Quantised weights are turned back into the model's dtype first; with act, so is what is left of the input after it was
-    rounded to codes of that type with one scale per row.
+    rounded to codes of that type with one scale per row or group.
     """
     rows = x.reshape(-1, x.shape[-1])
     if act:
-        rows = round_rows(rows, act)
+        rows = round_rows(rows, act, group)
     dense = weight if isinstance(weight, Tensor) else dequantise(weight, group, x.dtype)
     out = F.linear(F.pad(rows, (0, 0, 0, -rows.shape[0] % ROWS)), dense, bias)
     return out[: rows.shape[0]].reshape(*x.shape[:-1], out.shape[-1])

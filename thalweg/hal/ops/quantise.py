@@ -11,11 +11,18 @@ from torch import Tensor
 from thalweg.hal.kv import SCALE_BYTES
 from thalweg.hal.weights import QTensor, WeightFormat
 
+PER_GROUP = "_per_group"
+"""Ends the name of a `WeightFormat.act` that rounds by groups."""
 
-def round_rows(x: Tensor, act: str) -> Tensor:
-    """x [rows, in] -> the same, rounded to codes of `act` and back, in x's dtype."""
-    codes, scale = quantise_rows(x, act)
-    return (codes.to(torch.float32) * scale).to(x.dtype)
+
+def round_rows(x: Tensor, act: str, group: int = 0) -> Tensor:
+    """x [rows, in] -> the same, rounded to codes of `act` and back, in x's dtype. group: of the weight."""
+    if not act.endswith(PER_GROUP) or group <= 0:
+        codes, scale = quantise_rows(x, act.removesuffix(PER_GROUP))
+        return (codes.to(torch.float32) * scale).to(x.dtype)
+    rows, width = x.shape
+    parts = F.pad(x, (0, -width % group)).reshape(-1, group)
+    return round_rows(parts, act).reshape(rows, -1)[:, :width]
 
 
 def quantise_rows(x: Tensor, act: str) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Linear layers in compiled code, from weights packed once: dense, int8 and int4 weights, int8 weights and activations.
+"""Linear layers in compiled code, from weights packed once: dense, int8 and int4, by inputs as they are or rounded to int8.
 
 One kernel for every number of rows, each output summed over the inputs in order: a row has the same bits in any batch.
 """
@@ -20,7 +20,7 @@ from thalweg.hal.weights import QTensor, WeightFormat
 
 TYPES = {torch.bfloat16: 0, torch.float32: 1}
 NAMES = ("bfloat16", "float32")
-DENSE, INT8, INT4, INT8_ROWS = range(4)
+DENSE, INT8, INT4, INT8_ROWS, INT4_GROUPS = range(5)
 PANEL = 64
 """Both of core.h."""
 
@@ -48,7 +48,9 @@ def form_of(format: WeightFormat) -> int | str:
         return INT8 if format.bits == 8 else INT4
     if format.act == "int8" and format.bits == 8 and format.group == 0 and format.symmetric:
         return INT8_ROWS
-    return f"multiplies int8 by int8 with one scale per row, not {format}"
+    if format.act == "int8_per_group" and format.bits == 4 and format.group % 4 == 0:
+        return INT4_GROUPS
+    return f"multiplies int8 by int8 with one scale per row, and int4 by int8 with groups of a multiple of 4, not {format}"
 
 
 class Linear:

@@ -37,7 +37,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 8;
+constexpr int ABI = 9;
 constexpr int64_t ROWS_BYTES = 4 << 20, ROWS_LEAST = 256;  // of a linear layer's input at a time; cpu/__init__.py counts them
 
 // Best first.
@@ -113,7 +113,7 @@ namespace {
 // Some rows of a linear layer, made ready in scratch memory where they do not fit as they are. best: where y is null.
 void linear_rows(Context* c, const Weight* w, Type type, const void* x, int64_t m, const void* bias, void* y, Best* best) {
     const bool sums = w->offsets != nullptr, rounds = w->form == Form::int8_rows;
-    const bool planes = w->quads && type == Type::bf16;
+    const int64_t planes = w->form == Form::int4_groups ? 1 : w->quads && type == Type::bf16 ? 2 : 0;
     const bool widens = !rounds && !planes && type == Type::bf16 && c->kernels->widen_rows;
     const int64_t bytes = type == Type::bf16 && !widens ? 2 : 4, unit = unit_of(w);
     const bool pads = !rounds && !planes && !widens && w->k % unit;
@@ -126,14 +126,16 @@ void linear_rows(Context* c, const Weight* w, Type type, const void* x, int64_t 
     j.words = (const uint32_t*)x;
     const bool copies = rounds || planes || widens || pads;
     if (sums || copies) {
-        size_t rows = copies ? up(m * j.row_words * (planes ? 8 : 4), 64) : 0, scales = up(m * 4 * (planes ? w->groups : 1), 64);
-        uint8_t* room = (uint8_t*)c->room(rows + scales + m * w->groups * (planes ? 8 : sums ? 4 : 0));
+        size_t rows = copies ? up(m * j.row_words * 4 * (planes ? planes : 1), 64) : 0, scales = up(m * 4 * (planes ? w->groups : 1), 64);
+        const size_t groups = sums || planes ? up(m * w->groups * 4, 64) : 0;
+        uint8_t* room = (uint8_t*)c->room(rows + scales + groups * (planes == 2 ? 3 : 1));
         if (rows) j.words = (const uint32_t*)room;
         float* after = (float*)(room + rows);
-        Quantise q{j.type, x, m, w->k, w->group, w->groups, j.row_words, room, after, after + scales / 4, (int32_t*)after + scales / 4};
+        Quantise q{j.type, x, m, w->k, w->group, w->groups, j.row_words, room, after, after + scales / 4,
+                   (int32_t*)after + (scales + groups) / 4};
         if (rounds) run(c->pool, (m + 15) / 16, c->kernels->quantise_rows, &q);
         if (widens) run(c->pool, (m + 15) / 16, c->kernels->widen_rows, &q);
-        if (planes) run(c->pool, (m + 15) / 16, c->kernels->planes, &q);
+        if (planes) run(c->pool, (m + 15) / 16, planes == 1 ? c->kernels->round_groups : c->kernels->planes, &q);
         if (sums && !planes) run(c->pool, (m + 15) / 16, c->kernels->group_sums, &q);
         for (int64_t r = 0; r < m && pads; ++r) {
             uint8_t* to = room + r * j.row_words * 4;

@@ -6,24 +6,28 @@
 namespace thalweg {
 
 enum class Type : int32_t { bf16 = 0, f32 = 1 };
-enum class Form : int32_t { dense = 0, int8 = 1, int4 = 2, int8_rows = 3 };  // int8_rows: activations rounded to int8, row by row
+// int8_rows: inputs are rounded to int8 row by row; int4_groups: each of the weight's groups of a row on its own.
+enum class Form : int32_t { dense = 0, int8 = 1, int4 = 2, int8_rows = 3, int4_groups = 4 };
+constexpr int bits_of(Form form) { return form == Form::int4 || form == Form::int4_groups ? 4 : 8; }  // of a code
+constexpr int middle_of(Form form) { return 1 << (bits_of(form) - 1); }
+constexpr int base_of(Form form) { return form == Form::int4_groups ? 0 : middle_of(form); }  // what offsets are counted from
 
 constexpr int PANEL = 64;  // outputs packed side by side: the unit of work of a linear layer
 
 // A weight matrix [n, k] in panels of 64 outputs. Within a panel, step u holds what 64 outputs multiply with one 32-bit word of
 // a row of the input: one float32, two bfloat16 or four int8. int8 (weight only) holds bytes in the order of a bfloat16 step;
 // int4 holds 64 bytes for two inputs: 32 words of 16 bits, whose nibble c is the code of the word's place in quarter c of a step.
-// In quads (int8 and int4, where integer products serve them) a step is four inputs, of codes without sign: int8 as a byte each;
-// int4 in 128 bytes, byte i of the halves holding in its low nibbles outputs of quarters 0 and 1, in its high ones of 2 and 3.
+// In quads (int4_groups; int8 and int4, where integer products serve them) a step is four inputs, of codes without sign: int8 as a byte each;
+// 4 bits in 128 bytes, byte i of the halves holding in its low nibbles outputs of quarters 0 and 1, in its high ones of 2 and 3.
 struct Weight {
     Form form;
     Type type;  // dense: of the weight, and so of inputs and outputs; the others take either
     int64_t n, k, group, groups, panels;
     size_t panel_bytes;
-    bool quads;
+    bool quads, shifted;  // shifted: codes came with zero points, and without sign
     uint8_t* data;
     float* scales;   // [panels, groups, 64]; null if dense
-    float* offsets;  // [panels, groups, 64]: zero points in units of a code; null if symmetric
+    float* offsets;  // [panels, groups, 64]: zero points, above `base_of`; int4_groups always, the others if shifted
     int32_t* sums;   // int8_rows: [panels, 64], 128 * sum of the codes of an output
     void* memory;
     size_t bytes;
@@ -51,9 +55,9 @@ struct Linear {
     const void* bias;
     void* y;     // or null:
     Best* best;  // [m, panels], of the outputs as y would hold them
-    const float* row_scales;  // int8_rows: [m]; quads with bfloat16 inputs: [m, groups], of their 16-bit integers
-    const float* group_sums;  // with offsets: [m, groups]
-    const int32_t* plane_sums;  // of those integers, [m, groups, 2]: the sums of their higher and of their lower bytes
+    const float* row_scales;  // int8_rows: [m]; inputs in planes: [m, groups]
+    const float* group_sums;  // with offsets: [m, groups], of inputs or, in planes, of their codes
+    const int32_t* plane_sums;  // two planes: [m, groups, 2], of each one's bytes
     int64_t panels_per_task, row_chunks, rows_per_chunk;
     int64_t panels_ahead;  // from a panel to that which its thread is likely to take next
 };
@@ -141,7 +145,8 @@ struct Kernels {
     Task widen_rows;  // null: bfloat16 inputs are multiplied as they are
     Task group_sums, write_kv, attend, norm, gate, turn, best, merge, draw, logprobs, penalties;
     void (*pack_panel)(const Weight& w, const uint8_t* rows, int64_t stride, int64_t steps, uint8_t* out);
-    Task planes;  // null: weights are never held in quads
+    Task round_groups;  // inputs in one plane of bytes, by groups
+    Task planes;        // in two; null: int8 and int4 are never held in quads
     void (*round_row)(const Weight& w, const void* row, int64_t output, float* wide, uint8_t* codes);
 };
 
@@ -149,8 +154,8 @@ struct Quantise {
     Type type;
     const void* x;
     int64_t m, k, group, groups, row_words;
-    uint8_t* codes;     // [m, row_words * 4]: code + 128
-    float* row_scales;  // [m], of planes [m, groups]
+    uint8_t* codes;     // [m, row_words * 4]: code + 128; planes: [m, planes, row_words * 4], with signs
+    float* row_scales;  // [m]; of planes [m, groups]
     float* sums;        // [m, groups]
     int32_t* plane_sums;  // [m, groups, 2]
 };

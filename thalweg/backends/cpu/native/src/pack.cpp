@@ -72,18 +72,19 @@ void pack_panel(void* job, int64_t panel) {
 EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* const* parts, const int64_t* part_rows, int64_t n,
                             int64_t k, int64_t group, const float* scales, const uint8_t* zeros, int shifted) {
     Weight* w = new Weight{};
-    w->form = Form(form), w->type = Type(type), w->n = n, w->k = k;
+    w->form = Form(form), w->type = Type(type), w->n = n, w->k = k, w->shifted = shifted;
     const bool whole = group >= k, fits = whole ? k <= PLANES_MOST : group % 4 == 0 && group <= PLANES_MOST;
-    w->quads = c->kernels->planes && (w->form == Form::int8 || w->form == Form::int4) && fits;
+    w->quads = w->form == Form::int4_groups || (c->kernels->planes && (w->form == Form::int8 || w->form == Form::int4) && fits);
     w->panels = (n + PANEL - 1) / PANEL;
     const int64_t unit = unit_of(w);
     int64_t units = (k + unit - 1) / unit;
     w->group = group >= k ? units * unit : group;
     w->groups = w->form == Form::dense ? 0 : (k + w->group - 1) / w->group;
-    w->panel_bytes = units * (w->form == Form::int8 ? 64 : w->form == Form::int4 ? 32 : 256 / unit) * unit;
+    w->panel_bytes = units * (w->form == Form::int8 ? 64 : bits_of(w->form) == 4 ? 32 : 256 / unit) * unit;
     w->panel_bytes = up(w->panel_bytes, 64);
     size_t data = w->panels * w->panel_bytes, table = w->panels * w->groups * PANEL * 4;
-    w->bytes = data + table * (shifted ? 2 : 1) + (w->form == Form::int8_rows ? w->panels * PANEL * 4 : 0);
+    const bool offsets = shifted || w->form == Form::int4_groups;
+    w->bytes = data + table * (offsets ? 2 : 1) + (w->form == Form::int8_rows ? w->panels * PANEL * 4 : 0);
     w->memory = take(w->bytes + 64);
     if (!w->memory) {
         delete w;
@@ -93,14 +94,13 @@ EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* const* p
     uint8_t* at = w->data = (uint8_t*)w->memory;
     at += data;
     if (table) w->scales = (float*)at, at += table;
-    if (shifted) w->offsets = (float*)at, at += table;
+    if (offsets) w->offsets = (float*)at, at += table;
     if (w->form == Form::int8_rows) w->sums = (int32_t*)at;
-    int middle = w->form == Form::int4 ? 8 : 128;
     for (int64_t row = 0; row < n && scales; ++row)
         for (int64_t g = 0; g < w->groups; ++g) {
             int64_t to = (row / PANEL * w->groups + g) * PANEL + row % PANEL;
             w->scales[to] = scales[row * w->groups + g];
-            if (zeros) w->offsets[to] = float(zeros[row * w->groups + g] - middle);
+            if (offsets) w->offsets[to] = float((zeros ? zeros[row * w->groups + g] : middle_of(w->form)) - base_of(w->form));
         }
     Pack job{c->kernels, w, parts, part_rows, w->groups && !scales};
     run(c->pool, w->panels, pack_panel, &job);
