@@ -1,8 +1,9 @@
-"""Kernels of the CPU platform side by side in one run: `python benchmarks/ops_cpu.py [--threads N] [--only PART]`.
+"""Kernels of the CPU platform side by side in one run: `python benchmarks/ops_cpu.py [--threads N] [--isa X] [--only PART]`.
 
 attention: of 16 decoding sequences with 256 tokens each, beside the bare gather of their cache. long: of one sequence with
 8,192 tokens and few KV heads, and of a prompt, by one thread beside all of them. layer: norms of q and k, rotary positions
-and attention of a layer (Qwen3-0.6B), op by op beside all at once. ops: one kernel on one workload of a small model (hidden
+and attention of a layer (Qwen3-0.6B), op by op beside all at once. formats: one linear layer in every format that
+`--quantization` knows, by rows. ops: one kernel on one workload of a small model (hidden
 1,024, vocabulary 151,936) a line, with the time relative to the reference body's in the same run. Quote ratios: times drift
 with what else the machine does.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,9 @@ from thalweg.hal.op import Binder
 from thalweg.hal.platform import Device, Place
 from thalweg.hal.step import StateBox, StepBatch, StepResult
 from thalweg.hal.testing import measure, sequences
+from thalweg.hal.weights import DENSE, QTensor
+from thalweg.quantization.online import METHODS, facts, rounded
+from thalweg.quantization.online import formats as methods
 
 SEQS, CONTEXT, BLOCK = 16, 256, 16
 
@@ -168,14 +173,32 @@ def layer(device: Device) -> None:
         print(f"layer          {what:26} {spec.dtype} {times}: {got['op by op'] / got['at once']:.2f}x", flush=True)
 
 
+def formats(device: Device) -> None:
+    """Of a layer's weights (10,000 outputs of 1,024 inputs), in the model's type first."""
+    dtype, fan_in, out = "bfloat16", 1024, 10_000
+    weight = torch.randn(out, fan_in).bfloat16()
+    for rows in (1, 4, 16, 64, 256):
+        x, calls = torch.randn(rows, fan_in).bfloat16(), {}
+        for name in (None, *METHODS):
+            form = methods(name).layers
+            bound = Binder(device.kernels).bind(bodies.linear, dtype=dtype, in_features=fan_in, out_features=out, **facts(form))
+            dense = QTensor(DENSE, (out, fan_in), {"weight": weight})
+            packed = bound.pack(dense if form == DENSE else rounded(dense, form))
+            calls[name or dtype] = partial(bound, x, packed)
+        got = in_turn(calls)
+        times = ", ".join(f"{n} {t * 1e3:.2f} ms ({2 * rows * fan_in * out / t / 1e9:.0f} GFLOP/s)" for n, t in got.items())
+        print(f"formats        {rows:3} rows: {times}; w4a8 {got['w4a16'] / got['w4a8']:.2f}x w4a16", flush=True)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--only", choices=("attention", "long", "layer", "ops"))
+    parser.add_argument("--isa", default="", help="instruction set of the compiled kernels (default: the best)")
+    parser.add_argument("--only", choices=("attention", "long", "layer", "formats", "ops"))
     asked = parser.parse_args()
-    device = CpuPlatform().open(Place(), CpuOptions(asked.threads))
+    device = CpuPlatform().open(Place(), CpuOptions(asked.threads, asked.isa))
     print(f"{device.info.name}, {device.info.cores} threads, {dict(device.info.notes)}")
-    parts = {"attention": attention, "long": lambda d: long(d.info.cores), "layer": layer, "ops": ops}
+    parts = {"attention": attention, "long": lambda d: long(d.info.cores), "layer": layer, "formats": formats, "ops": ops}
     for name, part in parts.items():
         if asked.only in (None, name) and (name != "long" or device.info.cores > 1):
             part(device)
