@@ -1,5 +1,6 @@
 """Shared by every test: the zoo of tiny models is importable as `zoo`, torch stays on one thread, chance is seeded."""
 
+import gc
 import os
 import random
 import sys
@@ -10,6 +11,8 @@ import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No test speaks TLS. An HTTP client reads all certificates of the system when it is made, unless they lie in a folder.
+os.environ.setdefault("SSL_CERT_DIR", str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "models"))
 
 # A failure must come back when it is looked for: the same examples in every run; THALWEG_TEST_SEED draws others.
@@ -17,12 +20,21 @@ EXTRA_SEED = int(os.environ.get("THALWEG_TEST_SEED", "0"))
 hypothesis.settings.register_profile("same-each-time", derandomize=not EXTRA_SEED, deadline=None)
 hypothesis.settings.load_profile("same-each-time")
 
+# Collection imports a million objects that live to the end: the garbage collector need not look for them, then or later.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
 
 @pytest.fixture(autouse=True)
 def _seeded(request: pytest.FixtureRequest) -> None:
     """Each test draws the numbers of its own name, whichever tests ran before it."""
     seed = zlib.crc32(request.node.nodeid.encode()) + EXTRA_SEED
     random.seed(seed)
-    for name in ("numpy", "torch"):
-        if module := sys.modules.get(name):
-            module.manual_seed(seed) if name == "torch" else module.random.seed(seed % 2**32)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % 2**32)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(seed)  # tests draw on the host; asking every device's takes 20 times as long
