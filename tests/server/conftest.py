@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import jails
 import openai
 import pytest
 import uvicorn
@@ -20,6 +21,12 @@ from thalweg.server.metrics import EngineMetrics
 from thalweg.server.serve import _config as serving_config
 from thalweg.server.serve import _loop_factory
 from thalweg.server.settings import ServerSettings
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _jails() -> Iterator[None]:
+    with jails.shared():
+        yield
 
 
 class Running:

@@ -117,11 +117,11 @@ KEYS = ["", "Bearer", "bearer", "Bearer \xff", "Bearer sentinel-key2", "Bearer s
         "Bearer sentinel-key sentinel-key", "Bearer " + "x" * 8000, "sentinel-key"]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", KEYS)
-def test_odd_keys_are_refused_and_nothing_else(start, value):
+def test_odd_keys_are_refused_and_nothing_else(start):
     running = start(api_key=["sentinel-key"])
-    r = httpx.get(running.url + "/version", headers=[("authorization", value.encode("latin-1"))])
-    assert r.status_code == 401
+    for value in KEYS:
+        r = httpx.get(running.url + "/version", headers=[("authorization", value.encode("latin-1"))])
+        assert r.status_code == 401, value
     twice = [("authorization", "Bearer sentinel-key")] * 2
     assert httpx.get(running.url + "/version", headers=twice).status_code == 401
     assert httpx.get(running.url + "/version?api_key=sentinel-key").status_code == 401

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jails
 import pytest
 import tokenizers
 import vocabularies as v
@@ -61,11 +62,9 @@ def chat(make: Callable[[], Tokenizer], source: str) -> Chat:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _close() -> Iterator[None]:
-    yield
-    for make in MAKERS:
-        for source in (SMALL, PARTS, SPLIT, ASCII, CHATML, LLAMA3):
-            chat(make, source).close()
+def _jails() -> Iterator[None]:
+    with jails.shared():
+        yield
 
 
 def control(tok: Tokenizer, ids: list[int]) -> list[int]:
