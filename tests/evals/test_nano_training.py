@@ -76,29 +76,31 @@ def test_the_model_trained_is_the_model_transformers_runs(module, tmp_path):
         )
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_training_sees_the_prompts_that_serving_makes(task, module):
-    """Template and tokenizer as the engine and transformers use them."""
+@pytest.fixture(scope="module")
+def readers():
+    """(chat of the engine, tokenizer of transformers, backend of both)."""
     path = resolve_model("thalweg-nano")
-    ours, theirs = load_tokenizer(path), transformers.AutoTokenizer.from_pretrained(path)
+    ours = load_tokenizer(path)
     chat = Chat(ours, ours.chat_template)
-    backend = Tokenizer.from_file(str(path / "tokenizer.json"))
-    try:
-        for e in islice(generate(task, "validation", 3), 4):
-            text = module("dialogues").render(list(e.messages), e.tools, prompt=True)
-            ids = backend.encode(text).ids
-            assert chat.prompt(list(e.messages), list(e.tools) or None) == {"prompt": text, "prompt_token_ids": ids}
-            parsed = json.loads(json.dumps(e.messages))
-            for m in parsed:
-                for call in m.get("tool_calls", ()):
-                    call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-            rendered = theirs.apply_chat_template(
-                parsed, tools=list(e.tools) or None, add_generation_prompt=True, tokenize=False
-            )
-            assert rendered == text
-            assert theirs(rendered, add_special_tokens=False)["input_ids"] == ids
-    finally:
-        chat.close()
+    yield chat, transformers.AutoTokenizer.from_pretrained(path), Tokenizer.from_file(str(path / "tokenizer.json"))
+    chat.close()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_training_sees_the_prompts_that_serving_makes(task, module, readers):
+    """Template and tokenizer as the engine and transformers use them."""
+    chat, theirs, backend = readers
+    for e in islice(generate(task, "validation", 3), 4):
+        text = module("dialogues").render(list(e.messages), e.tools, prompt=True)
+        ids = backend.encode(text).ids
+        assert chat.prompt(list(e.messages), list(e.tools) or None) == {"prompt": text, "prompt_token_ids": ids}
+        parsed = json.loads(json.dumps(e.messages))
+        for m in parsed:
+            for call in m.get("tool_calls", ()):
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        rendered = theirs.apply_chat_template(parsed, tools=list(e.tools) or None, add_generation_prompt=True, tokenize=False)
+        assert rendered == text
+        assert theirs(rendered, add_special_tokens=False)["input_ids"] == ids
 
 
 def test_only_what_the_assistant_writes_is_learned(module):
