@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from chips import CHIPS
 from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh
 
@@ -109,7 +110,7 @@ def test_tiles_without_rows_cost_no_product() -> None:
     assert np.isfinite(got[there]).all()
 
 
-@pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v6 lite", "TPU7x"])
+@pytest.mark.parametrize("kind", CHIPS)
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_it_lowers_for_hardware(format: WeightFormat, kind: str) -> None:
     def packed(out: int, fan_in: int) -> dict[str, jax.Array]:

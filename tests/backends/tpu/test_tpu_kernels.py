@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from chips import CHIPS
 from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh
 
@@ -80,7 +81,7 @@ def test_a_cache_of_bytes_holds_what_the_definition_keeps() -> None:
         )
 
 
-@pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v6 lite", "TPU7x"])
+@pytest.mark.parametrize("kind", CHIPS)
 @pytest.mark.parametrize(
     ("heads", "rows", "dim", "dtype", "kv_dtype"),
     [

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from chips import CHIPS
 from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh
 
@@ -92,7 +93,7 @@ def test_integers_of_4_bits_take_half_a_byte() -> None:
     assert weight["codes"].nbytes == 256 * 1024 // 2
 
 
-@pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v6 lite", "TPU7x"])
+@pytest.mark.parametrize("kind", CHIPS)
 @pytest.mark.parametrize("format", FORMATS + ROUNDED, ids=str)
 def test_it_lowers_for_hardware(format: WeightFormat, kind: str) -> None:
     weight = jax.eval_shape(lambda: _packed(format, 768, 512)[0])

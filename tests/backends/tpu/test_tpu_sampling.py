@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+from chips import CHIPS
 from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh
 
@@ -86,7 +87,7 @@ def test_a_row_of_nothing_but_bans_gives_some_token() -> None:
     assert ((np.asarray(got) >= 0) & (np.asarray(got) < 40)).all()
 
 
-@pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v6 lite", "TPU7x"])
+@pytest.mark.parametrize("kind", CHIPS)
 def test_they_lower_for_hardware(kind: str) -> None:
     mesh = AbstractMesh((1,), ("x",), abstract_device=AbstractDevice(device_kind=kind, num_cores=1, platform="tpu"))
     for rows, vocab in ((1, 151_936), (64, 50_257)):

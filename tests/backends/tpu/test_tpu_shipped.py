@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from chips import CHIPS
 from jax import export
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import ref_ragged_paged_attention
 from jax.sharding import AbstractDevice, AbstractMesh
@@ -61,7 +62,7 @@ def test_what_it_is_handed_means_attention(spec: AttnSpec) -> None:
     np.testing.assert_allclose(got, want, atol=2e-5 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v6 lite", "TPU7x"])
+@pytest.mark.parametrize("kind", CHIPS)
 def test_the_kernel_lowers_for_hardware(kind: str) -> None:
     spec, i32 = AttnSpec(32, 8, 128, 0.1, "bfloat16"), "int32"
     shape = partial(jax.ShapeDtypeStruct)
