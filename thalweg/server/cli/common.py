@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -24,7 +26,11 @@ def parse(
     skip: frozenset[str] = frozenset(),
 ) -> argparse.Namespace:
     """The command's own arguments (added by `own`) and the flags of the table, all checked. --help ends the program."""
-    parser = flags.Parser(prog=f"thalweg {command}", add_help=False, allow_abbrev=False, description=about)
+    # Left to itself argparse asks for the terminal's width at every flag, of which there are hundreds.
+    form = partial(argparse.HelpFormatter, width=shutil.get_terminal_size().columns - 2)
+    parser = flags.Parser(
+        prog=f"thalweg {command}", add_help=False, allow_abbrev=False, description=about, formatter_class=form
+    )
     own(parser)
     _maybe_help(parser, words, server)
     flags.add_flags(parser, server=server, skip=skip)
