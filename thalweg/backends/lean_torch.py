@@ -18,7 +18,10 @@ A process that has imported torch already, or is not ours alone, is left as it i
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import importlib.util
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -28,6 +31,26 @@ from typing import Any
 
 PUT_OFF = ("torch.export", "torch._meta_registrations")
 """In the order in which torch imports them. One that a version of torch does not import is none to put off."""
+
+
+def load_library() -> None:
+    """Begin to load torch's largest library, a quarter of the time that importing it takes. That needs nothing of the interpreter,
+    so it goes on in a thread while others import; who imports torch meanwhile waits in the system's loader. Whatever is
+    wrong with the library is for the import to say."""
+    found = importlib.util.find_spec("torch") if "torch" not in sys.modules else None
+    if found is not None and found.submodule_search_locations and sys.platform == "linux":
+        threading.Thread(target=_load, args=(found.submodule_search_locations[0],), name="load torch").start()
+
+
+def _load(folder: str) -> None:
+    """In torch's own order. Through the C function: ctypes' own loading holds the interpreter."""
+    dlopen = getattr(ctypes.CDLL(None), "dlopen", None)
+    if dlopen is None:
+        return
+    dlopen.restype, dlopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
+    for name, scope in (("libtorch_global_deps.so", os.RTLD_GLOBAL), ("libtorch_cpu.so", os.RTLD_LOCAL)):
+        if not dlopen(os.fsencode(os.path.join(folder, "lib", name)), os.RTLD_NOW | scope):
+            return
 
 
 def import_torch() -> None:

@@ -1,6 +1,6 @@
 """The engine process: one worker, one core, one channel to the client that started it. Crash-only: it owns no truth."""
 
-# ruff: noqa: E402  (it ties itself to its parent before it imports the rest)
+# ruff: noqa: E402  (it ties itself to its parent, and sets things going, before it imports the rest)
 from __future__ import annotations
 
 import ctypes
@@ -16,6 +16,9 @@ def _die_with_parent() -> None:
 
 if __name__ == "__main__":
     _die_with_parent()  # before the imports, which take a moment in which the parent may go
+    from thalweg.engine.worker.ahead import begin
+
+    begin(sys.argv[2])
 
 import contextlib
 import gc
@@ -24,7 +27,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -39,6 +42,7 @@ from thalweg.failpoints import fp
 from thalweg.hal.platform import Pending
 from thalweg.hal.step import StepBatch
 
+M = TypeVar("M")
 HEARTBEAT_SECONDS = 0.5
 LOG_FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
 
@@ -51,10 +55,8 @@ def main(fd: int, device: str) -> int:
     channel = Channel(fd, Codec[Any](m.ToCore))
     gc.disable()  # loading makes next to no garbage, and walking what it makes takes a tenth of its time
     try:
-        prepare(device)
-        start = channel.receive()
-        if not isinstance(start, m.Start):
-            raise FrameError(f"the first message must be Start, not {type(start).__name__}")
+        prepare(device, _next(channel, m.Expect).args)
+        start = _next(channel, m.Start)
         worker = build(start.args)
     except ChannelClosedError:
         return 0
@@ -77,6 +79,14 @@ def main(fd: int, device: str) -> int:
     finally:
         worker.close()
     return 0
+
+
+def _next(channel: Channel, kind: type[M]) -> M:
+    """The next message, which must be of this kind."""
+    message = channel.receive()
+    if not isinstance(message, kind):
+        raise FrameError(f"the process was to be told {kind.__name__}, not {type(message).__name__}")
+    return message
 
 
 class _Loop:

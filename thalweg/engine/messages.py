@@ -68,8 +68,15 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     read_prefix_cache: bool = True
 
 
+class Expect(msgspec.Struct, frozen=True, tag=True):
+    """The first message, sent as the process is made: what Start will say, as far as it is known by then (the model may be a
+    hub's name for it), so that it can be prepared for; None for a process that stands by. Promises nothing."""
+
+    args: EngineArgs | None
+
+
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """The first message: what the user asked for. `args.model` is a local directory by now. Answered by Ready or Failed."""
+    """The second message: what the user asked for. `args.model` is a local directory by now. Answered by Ready or Failed."""
 
     args: EngineArgs
 
@@ -92,7 +99,7 @@ class Control(msgspec.Struct, frozen=True, tag=True):
     """reset_prefix_cache | shutdown"""
 
 
-ToCore = Start | Add | Abort | Control
+ToCore = Expect | Start | Add | Abort | Control
 
 # ---------------------------------------------------------------- core -> client
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,12 @@ GROUP = "thalweg.platforms"
 
 def names() -> list[str]:
     """Names of every installed platform, in or out of tree."""
-    return sorted(e.name for e in entry_points(group=GROUP))
+    return sorted(_installed())
+
+
+def _installed() -> dict[str, EntryPoint]:
+    """By name. Looks through everything installed, which takes as long as importing a platform."""
+    return {e.name: e for e in entry_points(group=GROUP)}
 
 
 def load(name: str) -> Platform:
@@ -25,7 +30,10 @@ def load(name: str) -> Platform:
     DeviceError names what is installed, or which contract version does not fit."""
     if ":" in name:
         return _written_out(name)
-    found: dict[str, EntryPoint] = {e.name: e for e in entry_points(group=GROUP)}
+    return _load(name, _installed())
+
+
+def _load(name: str, found: Mapping[str, EntryPoint]) -> Platform:
     if name not in found:
         raise DeviceError(f"device: unknown platform {name!r}; installed: {', '.join(sorted(found)) or 'none'}")
     platform: Platform = found[name].load()()
@@ -47,9 +55,10 @@ def probe_all() -> dict[str, Probe]:
     from thalweg.hal.platform import Probe
 
     out: dict[str, Probe] = {}
-    for name in names():
+    found = _installed()
+    for name in sorted(found):
         try:
-            out[name] = load(name).probe()
+            out[name] = _load(name, found).probe()
         except Exception as e:  # an out-of-tree platform must not break the listing
             out[name] = Probe(0, f"does not load: {type(e).__name__}: {e}")
     return out

@@ -217,6 +217,11 @@ class Device(ABC):
         None, the host draws them."""
         return None
 
+    def blank(self, shape: tuple[int, ...], dtype: str) -> Array | None:
+        """Host memory, its contents unsaid, into which a parameter is read that is then `put` and kept as it is. Default:
+        None, wherever the framework takes it."""
+        return None
+
     @abstractmethod
     def alloc_kv(self, layout: KVLayout, blocks: int) -> Array:
         """A zeroed cache of one layer: `blocks` blocks of `layout`, block 0 being scratch."""
@@ -334,6 +339,18 @@ class Platform(ABC):
     def validate(self, config: Any) -> list[Problem]:
         """Every objection to a resolved configuration, all at once. Default: none."""
         return []
+
+    def begin(self) -> None:
+        """Begin, on other threads, what `preload` would otherwise spend time on, and return at once: it is called as soon as a
+        process that will preload knows its platform, and imports other things meanwhile. Default: nothing."""
+        return
+
+    def expect(self, weights: int, options: Any) -> None:
+        """A device opened later, with these options, will soon be given about `weights` bytes of parameters. Called before
+        `preload`, and only where they fit; a platform whose memory takes time to make ready may begin to, on a thread that ends
+        by itself, and count what it holds ready as free. It gives back what is not used once the first cache is
+        allocated or the device is closed. Default: nothing."""
+        return
 
     def preload(self) -> None:
         """Import what `open` and the device it returns will run (a tensor framework, kernels), so that a process standing by

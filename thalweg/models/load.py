@@ -56,7 +56,7 @@ def load_params(
     if load_format == "dummy":
         read = _dummy_reader(model, seed, device)
     elif load_format in ("auto", "safetensors"):
-        read, packed = _file_reader(model, open_checkpoint(path))
+        read, packed = _file_reader(model, open_checkpoint(path), device)
     else:
         raise ConfigError(f"load_format: {load_format!r} is none of auto, safetensors, dummy")
     specs = list(walk(model.specs))
@@ -115,7 +115,7 @@ def _none(spec: ParamSpec, rank: int) -> None:
     return None
 
 
-def _file_reader(model: Model, checkpoint: Checkpoint) -> tuple[Reader, Packer]:
+def _file_reader(model: Model, checkpoint: Checkpoint, device: Device) -> tuple[Reader, Packer]:
     stored = {known: name for name in checkpoint.names if (known := model.rename(name)) is not None}
     _check(model, checkpoint, stored)
     size = model.comm.size
@@ -127,7 +127,10 @@ def _file_reader(model: Model, checkpoint: Checkpoint) -> tuple[Reader, Packer]:
         return checkpoint.read(stored[source.name], *_share(source, spec.shard, rank, size))
 
     def read(spec: ParamSpec, rank: int) -> torch.Tensor:
-        out = torch.empty(spec.shape(size), dtype=FLOATS[spec.dtype])
+        # What is packed after it was read is not kept.
+        out = None if spec.pack else device.blank(spec.shape(size), spec.dtype)
+        if out is None:
+            out = torch.empty(spec.shape(size), dtype=FLOATS[spec.dtype])
         at = 0
         for source in spec.sources:
             values = part(spec, source, rank)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thalweg.backends import lean_torch
-from thalweg.backends.cpu.native import NONE, PORTABLE, NoLibraryError, levels
+from thalweg.backends.cpu.native import NONE, PORTABLE, NoLibraryError, expect, levels, waiting
 from thalweg.backends.host import cores, cpu_flags, cpu_name, has_torch, host_memory
 from thalweg.errors import DeviceError
 from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe, StepSizes
@@ -19,6 +19,8 @@ KEPT_COMPILED = 16 << 20
 """The same with compiled kernels, which leave fewer holes, and the arena of recorded steps beyond its logits."""
 ROWS_BYTES, ROWS_LEAST = 4 << 20, 256
 """Of a linear layer's input, what compiled kernels make ready at a time: rows of so many bytes in float32, at least so many."""
+EXPECTED_LEAST = 64 << 20
+"""Bytes of weights for which memory is made ready beforehand: fewer take no time worth a thread."""
 PACKS_BF16 = BF16_FLAGS | {"avx512bw"}
 """Any of these: oneDNN multiplies in bfloat16."""
 
@@ -52,7 +54,7 @@ class CpuPlatform(Platform):
             block_tokens=16,
             max_num_seqs=128,
             max_num_batched_tokens=2048,
-            kv_cache_bytes=min(4 << 30, host_memory()[1] // 4),
+            kv_cache_bytes=min(4 << 30, (host_memory()[1] + waiting()) // 4),
             int4="w4a8" if _best() not in (NONE, PORTABLE) else "w4a16",
             pipeline_depth=1,
         )
@@ -82,6 +84,14 @@ class CpuPlatform(Platform):
             return super().workspace(s) + rows * (width + 16) * 4 * 5 // 4 + KEPT_COMPILED
         masks = s.tokens * (s.heads // s.kv_heads) * s.max_len * s.dtype_bytes
         return super().workspace(s) + masks + KEPT
+
+    def begin(self) -> None:
+        lean_torch.load_library()
+
+    def expect(self, weights: int, options: Any) -> None:
+        """The system clears memory as it is first touched, which takes as long as packing weights into it."""
+        if weights >= EXPECTED_LEAST and weights <= host_memory()[1] * 3 // 4 and (options is None or options.isa != NONE):
+            expect(weights)
 
     def preload(self) -> None:
         lean_torch.import_torch()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from thalweg.backends.cpu import CpuPlatform
-from thalweg.backends.cpu.native import Library, NoLibraryError, open_library, zeroed
+from thalweg.backends.cpu.native import Library, NoLibraryError, open_library, settle, waiting, zeroed
 from thalweg.backends.cpu.recording import Arena, RecordingExecutable, opaque
 from thalweg.backends.eager import EagerDevice
 from thalweg.backends.host import cores
@@ -20,9 +21,11 @@ from thalweg.errors import DeviceError
 from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
-from thalweg.hal.platform import DeviceInfo, Executable
+from thalweg.hal.platform import DeviceInfo, Executable, Memory
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 
+BLANK_LEAST = 2 << 20
+"""Bytes: a huge page."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of glibc's malloc.h."""
 
@@ -47,7 +50,23 @@ class CpuDevice(EagerDevice):
         self._library = library
         self._arena = Arena(library) if library else None
 
+    def memory(self) -> Memory:
+        now = super().memory()
+        return Memory(now.total, now.free + waiting())
+
+    def used(self) -> int:
+        return super().used() - waiting()
+
+    def blank(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor | None:
+        """Where packed weights lie too, if it is large enough for that."""
+        kind = getattr(torch, dtype)
+        size = math.prod(shape) * kind.itemsize
+        if self._library is None or size < BLANK_LEAST:
+            return None
+        return torch.frombuffer(zeroed(self._library, size), dtype=kind).view(shape)
+
     def alloc_kv(self, layout: KVLayout, blocks: int) -> torch.Tensor:
+        settle()  # the weights are there
         if self._library is None:
             return super().alloc_kv(layout, blocks)
         held = zeroed(self._library, blocks * layout.bytes_per_block)
@@ -62,6 +81,10 @@ class CpuDevice(EagerDevice):
         if self._library is None or self._arena is None:
             return super().compile(step, params, state, shape, features)
         return RecordingExecutable(step, params, state, self._library, self._arena)
+
+    def close(self) -> None:
+        settle()
+        super().close()
 
 
 def open_device(threads: int, isa: str = "") -> CpuDevice:

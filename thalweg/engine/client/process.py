@@ -40,7 +40,7 @@ class EngineProcess:
         """An engine that is ready to serve, made of `standby` if that is alive. Raises what it said if it could not start:
         ConfigError, CheckpointError, UnsupportedModelError, DeviceError; EngineDeadError if it died without words."""
         if standby is None or not standby.alive:
-            standby = Standby(args.device)
+            standby = Standby(args.device, args)
         process, ours = standby.take()
         channel = await AsyncChannel.over(ours, Codec[Any](m.FromCore))
         try:

@@ -1,8 +1,12 @@
-"""Starting engine processes ahead of time. Imports next to nothing: it runs before anything slow is imported here."""
+"""Starting engine processes ahead of time. Imports next to nothing before it has: it runs before anything slow is imported here."""
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 from thalweg import processes
+from thalweg.config import EngineArgs
 from thalweg.engine.ipc.pair import End, pair
 
 
@@ -10,8 +14,9 @@ class Standby:
     """An engine process that loads its code and then waits to be told what to serve. Most of a start is that loading, so one
     that stands by makes a start, or a restart, short. It holds no device and no weights. Made without an event loop."""
 
-    def __init__(self, device: str) -> None:
-        """device: the `--device` it will be asked for."""
+    def __init__(self, device: str, expected: EngineArgs | None = None) -> None:
+        """device: the `--device` it will be asked for. expected: what it will be told to serve, if that comes at once: it may
+        then hold memory ready for the weights. A process that only stands by must not."""
         self._sock, theirs = pair()
         with theirs:
             try:
@@ -21,6 +26,19 @@ class Standby:
                 self._sock.close()
                 raise
         self._taken = False
+        try:
+            self._tell(expected)
+        except BaseException:
+            self.end()
+            raise
+
+    def _tell(self, expected: EngineArgs | None) -> None:
+        """A process that is gone already is found out later."""
+        from thalweg.engine import messages as m  # while the process starts
+        from thalweg.engine.ipc.codec import Codec
+
+        with contextlib.suppress(OSError):
+            self._sock.sendall(Codec[Any](m.ToCore).encode(m.Expect(expected)))
 
     @property
     def alive(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.config import read_config
 from thalweg.config import CacheConfig, DeviceConfig, EngineArgs, EngineConfig, ModelConfig, SchedulerConfig, check_args
 from thalweg.engine.worker import resolve
-from thalweg.engine.worker.plan import gib, history, plan, step_sizes, weight_bytes
+from thalweg.engine.worker.plan import gib, history, plan, step_sizes, to_load, weight_bytes
 from thalweg.engine.worker.runner import Runner
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.hal import discovery
@@ -55,11 +56,14 @@ class _Job:
     defaults: Defaults
 
 
-def prepare(device: str) -> None:
-    """Load the code that serving on `--device device` needs; open nothing. What is not there is `build`'s to refuse."""
+def prepare(device: str, expected: EngineArgs | None = None) -> None:
+    """Load the code that serving on `--device device` needs; open nothing. What is not there, or wrong, is `build`'s to refuse.
+    expected: what it will be asked to build."""
     try:
         platform = discovery.choose("auto") if device == "auto" else discovery.load(device)
         if platform.runs_models:
+            if expected is not None:
+                _expect(platform, expected)
             platform.preload()  # first: how its framework is imported is the platform's to say
             import thalweg.models.build
             import thalweg.models.load
@@ -67,6 +71,13 @@ def prepare(device: str) -> None:
     except (ThalwegError, ImportError):
         return
     mark("framework imported")
+
+
+def _expect(platform: Platform, args: EngineArgs) -> None:
+    """Tell the platform how much is about to be loaded, if the model is here."""
+    if Path(args.model).is_dir():
+        with contextlib.suppress(ThalwegError):
+            platform.expect(to_load(args, platform), resolve.options(args, platform))
 
 
 def build(args: EngineArgs) -> Worker:

@@ -90,20 +90,31 @@ class _Known:
 def plan(args: EngineArgs) -> Plan:
     """`args.model` is a local directory. Raises what `build` would raise for a model or flag that is wrong; memory that does
     not suffice is no error but `Plan.problems`."""
+    return _plan(_known(args, discovery.choose("auto") if args.device == "auto" else discovery.load(args.device)))
+
+
+def to_load(args: EngineArgs, platform: Platform) -> int:
+    """Bytes of parameters that a device of `platform` will be given, computed ones left out; 0 if they do not fit beside what
+    else is planned. `args` as for `plan`, and it raises the same."""
+    known = _known(args, platform)
+    made = _plan(known)
+    tables = known.settings.parameters(BYTES[made.dtype], resolve.max_len(args, known.facts)).tables
+    return made.weights - tables if made.fits else 0
+
+
+def _known(args: EngineArgs, platform: Platform) -> _Known:
     check_args(args)
     path = Path(args.model)
     hf = read_config(path, args.hf_overrides)
     facts = read_facts(hf, path)
     settings = registry.family(hf)(hf)
-    platform = discovery.choose("auto") if args.device == "auto" else discovery.load(args.device)
     resolve.check_values(args, platform)
     options = resolve.options(args, platform)
     info = platform.describe_with(options)
     if info is None:
         raise DeviceError(f"device: {platform.name!r} cannot be planned for: {platform.unplanned()}")
     ranks = len(resolve.place(args, platform).devices)
-    known = _Known(args, facts, settings, platform, options, info, platform.defaults(facts, info), ranks)
-    return _plan(known)
+    return _Known(args, facts, settings, platform, options, info, platform.defaults(facts, info), ranks)
 
 
 def _plan(k: _Known) -> Plan:

@@ -25,7 +25,7 @@ def run(words: list[str]) -> int:
     made = settings(flags.server_settings(namespace))
     common.say_bundled(args)
     # In this order: a taken port is told at once, and the engine's code loads while the web framework does here.
-    with listening(made) as sock, Standby(args.device) as standby:
+    with listening(made) as sock, Standby(args.device, args) as standby:
         from thalweg.server.serve import serve  # imports the web framework
 
         mark("server imported")

@@ -6,6 +6,7 @@ the package is installed (hatch_build.py at the root). Importing this loads noth
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
 import weakref
@@ -31,6 +32,9 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_level": (ctypes.c_char_p, (_P,)),
     "thalweg_take": (_P, (ctypes.c_size_t,)),
     "thalweg_give": (None, (_P, ctypes.c_size_t)),
+    "thalweg_expect": (None, (ctypes.c_size_t,)),
+    "thalweg_waiting": (_L, ()),
+    "thalweg_settle": (None, ()),
     "thalweg_pack": (_P, (_P, _I, _I, _P, _P, _L, _L, _L, _P, _P, _I)),
     "thalweg_free": (None, (_P,)),
     "thalweg_bytes": (_L, (_P,)),
@@ -132,6 +136,27 @@ def zeroed(library: Library, size: int) -> ctypes.Array[ctypes.c_char]:
     made = (ctypes.c_char * size).from_address(address)
     weakref.finalize(made, library.give, address, size)
     return made
+
+
+def expect(size: int) -> None:
+    """Begin to make memory ready, on a thread of the library's own: about so many bytes will be packed soon. What is not
+    taken by then, `settle` gives back. Nothing where there is no library."""
+    with contextlib.suppress(NoLibraryError):
+        _load().thalweg_expect(size)
+
+
+def waiting() -> int:
+    """Bytes that this process holds ready and that nothing uses yet: as good as free."""
+    try:
+        return int(_load().thalweg_waiting())
+    except NoLibraryError:
+        return 0
+
+
+def settle() -> None:
+    """Everything expected has come, or will not."""
+    with contextlib.suppress(NoLibraryError):
+        _load().thalweg_settle()
 
 
 def _load() -> ctypes.CDLL:

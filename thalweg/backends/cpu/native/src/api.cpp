@@ -1,7 +1,5 @@
 // The plain C interface, and the choice of instruction set. Pointers are trusted: the Python side checks shapes and types.
 // One thread at a time drives a context.
-#include <sys/mman.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -11,26 +9,6 @@
 namespace thalweg {
 Pool* pool_open(int threads);
 void pool_close(Pool* p);
-
-constexpr size_t HUGE = size_t(2) << 20;
-
-void* take(size_t bytes) {
-    bytes = up(bytes, 4096);
-    size_t extra = bytes >= HUGE ? HUGE : 0;
-    void* got = mmap(nullptr, bytes + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (got == MAP_FAILED) return nullptr;
-    if (!extra) return got;
-    auto start = (uintptr_t)got, aligned = up(start, HUGE);
-    if (aligned > start) munmap(got, aligned - start);
-    if (extra - (aligned - start)) munmap((void*)(aligned + bytes), extra - (aligned - start));
-#ifdef MADV_HUGEPAGE
-    madvise((void*)aligned, bytes, MADV_HUGEPAGE);
-#endif
-    return (void*)aligned;
-}
-
-void give(void* p, size_t bytes) { munmap(p, up(bytes, 4096)); }
-
 }  // namespace thalweg
 
 using namespace thalweg;
@@ -105,8 +83,6 @@ EXPORT void thalweg_close(Context* c) {
 }
 
 EXPORT const char* thalweg_level(Context* c) { return c->kernels->name; }
-EXPORT void* thalweg_take(size_t bytes) { return take(bytes); }
-EXPORT void thalweg_give(void* p, size_t bytes) { give(p, bytes); }
 
 namespace {
 
