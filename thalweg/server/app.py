@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import thalweg
+from thalweg.server.description import Described, pages_of
 from thalweg.server.errors import ApiError
 from thalweg.server.http import failure, respond
 from thalweg.server.lifecycle import PROBES, Gate, Lifecycle
@@ -57,23 +58,17 @@ class Application:
 
     def open(self, engine: AsyncLLM) -> None:
         """Serve with a started engine, which stays its owner's."""
-        docs = not self._settings.disable_fastapi_docs
-        routes = FastAPI(
-            title="thalweg",
-            version=thalweg.__version__,
-            openapi_url="/openapi.json" if docs else None,
-            docs_url="/docs" if docs else None,
-            redoc_url="/redoc" if docs else None,
-        )
         self.serving = Serving(engine, self._settings, self.lifecycle)
         if self._engine_metrics is not None:
             self._engine_metrics.bind(engine.model_names[0], engine.config)
             self._engine_metrics.queued = lambda: self.serving.admission.waiting
-        _openai_routes(routes, self.serving)
-        _ops_routes(routes, self.serving, self._metrics, self._http)
+        described = [*_openai_routes(self.serving), *_ops_routes(self.serving, self._metrics, self._http)]
+        pages = [] if self._settings.disable_fastapi_docs else pages_of(described)
+        routes = Starlette(
+            routes=[*(d.route() for d in described), *pages],
+            exception_handlers=dict.fromkeys((Exception, HTTPException, ApiError), _on_error),
+        )
         self._http.paths = frozenset(getattr(r, "path", "") for r in routes.routes) | PROBES
-        for kind in (Exception, HTTPException, ApiError):
-            routes.add_exception_handler(kind, _on_error)
         self._gate.app = routes
         self.lifecycle.open(engine)
 
@@ -111,40 +106,35 @@ async def _on_error(request: Request, error: Exception) -> Response:
     return failure(error)
 
 
-def _schema(*models: Any) -> dict[str, Any]:
-    """The request body for /openapi.json; bodies are read by hand, within bounds."""
-    forms = [m.model_json_schema(ref_template="#/components/schemas/{model}") for m in models]
-    for form in forms:
-        form.pop("$defs", None)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": forms[0]}}}}
-
-
-def _openai_routes(app: FastAPI, serving: Serving) -> None:
+def _openai_routes(serving: Serving) -> list[Described]:
     conversation = Conversation(serving)
 
-    @app.post("/v1/completions", openapi_extra=_schema(CompletionRequest))
     async def _completions(request: Request) -> Response:
         return await _safely(completions(serving, request))
 
-    @app.post("/v1/chat/completions", openapi_extra=_schema(ChatRequest))
     async def _chat(request: Request) -> Response:
         return await _safely(chat_completions(serving, conversation, request))
 
-    @app.post("/tokenize", openapi_extra=_schema(TokenizeText))
     async def _tokenize(request: Request) -> Response:
         return await _safely(tokenize(serving, conversation, request))
 
-    @app.post("/detokenize", openapi_extra=_schema(DetokenizeRequest))
     async def _detokenize(request: Request) -> Response:
         return await _safely(detokenize(serving, request))
 
-    @app.get("/v1/models")
-    async def _models() -> Response:
+    async def _models(request: Request) -> Response:
         return respond({"object": "list", "data": [_card(serving, name) for name in serving.engine.model_names]})
 
-    @app.get("/v1/models/{name:path}")
-    async def _model(name: str) -> Response:
-        return await _safely(_one_model(serving, name))
+    async def _model(request: Request) -> Response:
+        return await _safely(_one_model(serving, request.path_params["name"]))
+
+    return [
+        Described("/v1/completions", _completions, CompletionRequest),
+        Described("/v1/chat/completions", _chat, ChatRequest),
+        Described("/tokenize", _tokenize, TokenizeText),
+        Described("/detokenize", _detokenize, DetokenizeRequest),
+        Described("/v1/models", _models),
+        Described("/v1/models/{name:path}", _model),
+    ]
 
 
 async def _one_model(serving: Serving, name: str) -> Response:
@@ -171,16 +161,15 @@ async def _safely(work: Awaitable[Response]) -> Response:
         return failure(e)
 
 
-def _ops_routes(app: FastAPI, serving: Serving, metrics: EngineMetrics, http: HttpMetrics) -> None:
-    @app.get("/version")
-    async def _version() -> Response:
+def _ops_routes(serving: Serving, metrics: EngineMetrics, http: HttpMetrics) -> list[Described]:
+    async def _version(request: Request) -> Response:
         return respond({"version": thalweg.__version__})
 
-    @app.get("/load")
-    async def _load() -> Response:
+    async def _load(request: Request) -> Response:
         return respond({"server_load": http.load if serving.settings.enable_server_load_tracking else 0})
 
-    @app.get("/metrics")
-    async def _metrics() -> Response:
+    async def _metrics(request: Request) -> Response:
         body, kind = exposition(metrics.registry)
         return Response(body, media_type=kind)
+
+    return [Described("/version", _version), Described("/load", _load), Described("/metrics", _metrics)]
