@@ -34,9 +34,9 @@ PUT_OFF = ("torch.export", "torch._meta_registrations")
 
 
 def load_library() -> None:
-    """Begin to load torch's largest library, a quarter of the time that importing it takes. That needs nothing of the interpreter,
-    so it goes on in a thread while others import; who imports torch meanwhile waits in the system's loader. Whatever is
-    wrong with the library is for the import to say."""
+    """Begin to load torch's largest library, a quarter of the time that importing it takes. That needs nothing of the
+    interpreter, so it goes on in a thread while others import; who imports torch meanwhile waits in the system's loader.
+    Whatever is wrong with the library is for the import to say."""
     found = importlib.util.find_spec("torch") if "torch" not in sys.modules else None
     if found is not None and found.submodule_search_locations and sys.platform == "linux":
         threading.Thread(target=_load, args=(found.submodule_search_locations[0],), name="load torch").start()

@@ -74,7 +74,8 @@ def _yes(spec: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _plain(w: QTensor) -> Any:
+def plain(w: QTensor) -> Any:
+    """What a kernel that names no `pack` wants of a weight: itself."""
     if w.format.kind != "dense":
         raise ValueError(f"a kernel without its own pack runs dense weights, not {w.format}")
     return w.data["weight"]
@@ -104,7 +105,7 @@ class Kernel:
     name: str
     run: Callable[..., Any]
     supports: Callable[[Mapping[str, Any]], str | None] = _yes
-    pack: Callable[[QTensor], Any] = _plain
+    pack: Callable[[QTensor], Any] = plain
     batch_invariant: bool = False
     packer: Callable[[Mapping[str, Any]], Callable[[QTensor], Any]] | None = None
     pack_parts: Callable[[Sequence[np.ndarray], WeightFormat], Any] | None = None

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from thalweg.checkpoint.safetensors import Checkpoint, open_checkpoint
 from thalweg.errors import CheckpointError, ConfigError
+from thalweg.hal.op import plain
 from thalweg.hal.platform import Device
 from thalweg.hal.step import Params
 from thalweg.hal.weights import DENSE, QTensor
@@ -127,8 +128,8 @@ def _file_reader(model: Model, checkpoint: Checkpoint, device: Device) -> tuple[
         return checkpoint.read(stored[source.name], *_share(source, spec.shard, rank, size))
 
     def read(spec: ParamSpec, rank: int) -> torch.Tensor:
-        # What is packed after it was read is not kept.
-        out = None if spec.pack else device.blank(spec.shape(size), spec.dtype)
+        kept = spec.pack in (None, plain)
+        out = device.blank(spec.shape(size), spec.dtype) if kept else None
         if out is None:
             out = torch.empty(spec.shape(size), dtype=FLOATS[spec.dtype])
         at = 0

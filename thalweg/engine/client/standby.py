@@ -1,4 +1,4 @@
-"""Starting engine processes ahead of time. Imports next to nothing before it has: it runs before anything slow is imported here."""
+"""Starting engine processes ahead of time. Imports next to nothing: it runs before anything slow is imported here."""
 
 from __future__ import annotations
 
