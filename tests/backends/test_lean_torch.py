@@ -88,6 +88,30 @@ assert [len(r.outputs[0].token_ids) for r in llm.generate(["a", "b c", "d"], som
     assert run(code + STATE).splitlines()[-1] == "[]"
 
 
+def test_its_library_loads_beforehand_without_any_of_its_modules() -> None:
+    code = """
+import time
+from thalweg.backends import lean_torch
+lean_torch.load_library()
+until = time.monotonic() + 100
+while "libtorch_cpu" not in open("/proc/self/maps").read() and time.monotonic() < until:
+    time.sleep(0.01)
+assert time.monotonic() < until
+assert not [n for n in sys.modules if n.partition(".")[0] == "torch"]
+"""
+    assert run(code + LEAN + EAGER + STATE) == run(LEAN + EAGER + STATE)
+
+
+@pytest.mark.parametrize("lib", [None, b"no machine code"])
+def test_a_library_that_does_not_load_is_left_to_the_import(tmp_path: Path, lib: bytes | None) -> None:
+    (tmp_path / "torch/lib").mkdir(parents=True)
+    (tmp_path / "torch/__init__.py").write_text("print('imported')")
+    if lib is not None:
+        (tmp_path / "torch/lib/libtorch_global_deps.so").write_bytes(lib)
+    code = f"sys.path.insert(0, {str(tmp_path)!r})\nfrom thalweg.backends import lean_torch\nlean_torch.load_library()\n"
+    assert run(code + "import torch") == "imported\n"
+
+
 def test_nobody_keeps_a_stand_in() -> None:
     code = """
 for name, module in list(sys.modules.items()):

@@ -41,6 +41,8 @@ def test_a_request_survives_the_wire_with_infinite_bias_and_arrays_intact():
 def test_arguments_survive_the_wire():
     args = EngineArgs(model="x", hf_overrides={"a": {"b": 1}}, max_num_seqs=3)
     assert round_trip(TO_CORE, m.Start(args)).args == args
+    assert round_trip(TO_CORE, m.Expect(args)).args == args
+    assert round_trip(TO_CORE, m.Expect(None)).args is None
 
 
 def test_outputs_keep_shapes_and_types():

@@ -73,7 +73,15 @@ async def test_streams_survive_a_killed_engine_with_no_token_lost_or_doubled(sta
 
 
 async def test_the_process_that_stands_by_becomes_the_engine_and_ends_with_its_client(start_engine, monkeypatch):
+    expected = []
+
+    class Recorded(supervisor.Standby):
+        def __init__(self, device, told=None):
+            expected.append(told)
+            super().__init__(device, told)
+
     monkeypatch.setattr(supervisor, "STANDBY_AFTER", 0.0)
+    monkeypatch.setattr(supervisor, "Standby", Recorded)
     engine = await start_engine(HASH)
 
     async def standby() -> int:
@@ -94,6 +102,7 @@ async def test_the_process_that_stands_by_becomes_the_engine_and_ends_with_its_c
     assert len((await collect(engine, 2))[0]) == 60
     third = await standby()
     await engine.shutdown()
+    assert expected == [None] * 3  # who only waits holds no memory ready for weights
     for _ in range(200):
         if not alive(third):
             return

@@ -135,6 +135,27 @@ def test_a_kernel_that_packs_from_the_file_gets_views_where_nothing_is_converted
     assert not given
 
 
+def test_what_is_kept_as_it_was_read_lies_where_the_device_says(tmp_path, monkeypatch):
+    path = make_checkpoint("llama", tmp_path, tokenizer=False)
+    spy = Kernel("linear", "spy", lambda *a: None, pack=lambda w: w.data["weight"].clone())
+    plain = load_params(model(path, kernels=(spy,)), path, DEVICE, progress=False)
+    made = []
+
+    def blank(self, shape, dtype):
+        made.append(torch.full(shape, float("nan"), dtype=getattr(torch, dtype)))
+        return made[-1]
+
+    monkeypatch.setattr(type(DEVICE), "blank", blank)
+    params = load_params(model(path, kernels=(spy,)), path, DEVICE, progress=False)
+    places = {t.data_ptr() for t in made}
+    for keys, spec in walk(model(path, kernels=(spy,)).specs):
+        assert torch.equal(_at(params, keys), _at(plain, keys))
+        if spec.sources:
+            packed = spec.pack is spy.pack
+            assert (_at(params, keys).data_ptr() in places) is not packed, keys
+    assert any(spec.pack is spy.pack for _, spec in walk(model(path, kernels=(spy,)).specs))
+
+
 @pytest.mark.parametrize("platform", ["reference", "cpu"])
 def test_a_file_cut_short_after_loading_harms_nothing(platform, tmp_path):
     path = make_checkpoint("qwen3", tmp_path, tokenizer=False)

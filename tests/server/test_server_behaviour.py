@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 
 import httpx
@@ -159,8 +161,16 @@ def test_version_and_docs(start):
     assert running.get("/version").json() == {"version": thalweg.__version__}
     paths = running.get("/openapi.json").json()["paths"]
     assert {TEXT, CHAT, "/tokenize", "/v1/models"} <= set(paths)
+    assert "/v1/models/{name}" in paths
+    assert all("openapi.json" in running.get(p).text for p in ("/docs", "/redoc"))
     hidden = start(disable_fastapi_docs=True)
     assert [hidden.get(p).status_code for p in ("/docs", "/redoc", "/openapi.json")] == [404] * 3
+
+
+def test_what_writes_the_documentation_is_not_imported_before_somebody_looks():
+    code = "import sys\nimport thalweg.server.serve\nprint('fastapi' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_root_path(start):

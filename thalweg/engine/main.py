@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import signal
 import sys
 
@@ -16,12 +17,12 @@ def _die_with_parent() -> None:
 
 if __name__ == "__main__":
     _die_with_parent()  # before the imports, which take a moment in which the parent may go
+    gc.disable()  # imports and loading make next to no garbage, and walking what they make takes a tenth of their time
     from thalweg.engine.worker.ahead import begin
 
     begin(sys.argv[2])
 
 import contextlib
-import gc
 import logging
 import queue
 import threading
@@ -53,7 +54,6 @@ def main(fd: int, device: str) -> int:
     logging.basicConfig(level=envs.log_level(), format=LOG_FORMAT, datefmt="%H:%M:%S")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle; it then closes the channel
     channel = Channel(fd, Codec[Any](m.ToCore))
-    gc.disable()  # loading makes next to no garbage, and walking what it makes takes a tenth of its time
     try:
         prepare(device, _next(channel, m.Expect).args)
         start = _next(channel, m.Start)

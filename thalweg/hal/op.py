@@ -74,8 +74,7 @@ def _yes(spec: Mapping[str, Any]) -> str | None:
     return None
 
 
-def plain(w: QTensor) -> Any:
-    """What a kernel that names no `pack` wants of a weight: itself."""
+def _plain(w: QTensor) -> Any:
     if w.format.kind != "dense":
         raise ValueError(f"a kernel without its own pack runs dense weights, not {w.format}")
     return w.data["weight"]
@@ -83,6 +82,10 @@ def plain(w: QTensor) -> Any:
 
 def _as_it_is(w: QTensor) -> Any:
     return w.data["weight"] if w.format.kind == "dense" else dict(w.data)
+
+
+KEEP_DENSE = (_plain, _as_it_is)
+"""What packs a dense weight by leaving it where it is: a kernel's that names no `pack`, and a reference body's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ class Kernel:
     name: str
     run: Callable[..., Any]
     supports: Callable[[Mapping[str, Any]], str | None] = _yes
-    pack: Callable[[QTensor], Any] = plain
+    pack: Callable[[QTensor], Any] = _plain
     batch_invariant: bool = False
     packer: Callable[[Mapping[str, Any]], Callable[[QTensor], Any]] | None = None
     pack_parts: Callable[[Sequence[np.ndarray], WeightFormat], Any] | None = None

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from thalweg.checkpoint.safetensors import Checkpoint, open_checkpoint
 from thalweg.errors import CheckpointError, ConfigError
-from thalweg.hal.op import plain
+from thalweg.hal.op import KEEP_DENSE
 from thalweg.hal.platform import Device
 from thalweg.hal.step import Params
 from thalweg.hal.weights import DENSE, QTensor
@@ -128,7 +128,7 @@ def _file_reader(model: Model, checkpoint: Checkpoint, device: Device) -> tuple[
         return checkpoint.read(stored[source.name], *_share(source, spec.shard, rank, size))
 
     def read(spec: ParamSpec, rank: int) -> torch.Tensor:
-        kept = spec.pack in (None, plain)
+        kept = spec.pack is None or (spec.format == DENSE and spec.pack in KEEP_DENSE)
         out = device.blank(spec.shape(size), spec.dtype) if kept else None
         if out is None:
             out = torch.empty(spec.shape(size), dtype=FLOATS[spec.dtype])

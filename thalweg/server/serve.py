@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import os
 import signal
@@ -97,6 +98,8 @@ async def _main(args: EngineArgs, settings: ServerSettings, sock: socket.socket,
     try:
         engine = await _unless_stopped(AsyncLLM.start(args, loggers=loggers, standby=standby), signals.first)
         app.open(engine)
+        gc.freeze()  # what lives as long as the process is not walked while it serves
+        gc.enable()  # see cli/serve.py
         log.info("serving %s on %s", ", ".join(engine.model_names), where)
         status = await _until_told(engine, signals)
         await _drain(app, settings, signals)

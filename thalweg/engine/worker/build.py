@@ -75,9 +75,10 @@ def prepare(device: str, expected: EngineArgs | None = None) -> None:
 
 def _expect(platform: Platform, args: EngineArgs) -> None:
     """Tell the platform how much is about to be loaded, if the model is here."""
-    if Path(args.model).is_dir():
-        with contextlib.suppress(ThalwegError):
-            platform.expect(to_load(args, platform), resolve.options(args, platform))
+    with contextlib.suppress(ThalwegError, OSError):
+        size = to_load(args, platform) if Path(args.model).is_dir() else 0
+        if size:
+            platform.expect(size, resolve.options(args, platform))
 
 
 def build(args: EngineArgs) -> Worker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from thalweg.server.settings import ServerSettings
 
 def run(words: list[str]) -> int:
     mark("command line")
+    gc.disable()  # as in the engine's process, until there is something to serve
     namespace = common.parse("serve", words, _arguments, about="Serve a model over HTTP, OpenAI-compatible.", server=True)
     if namespace.model_tag is not None and "--model" in words:
         raise ConfigError("--model: the model is already given as the first argument; give it once")

@@ -1,0 +1,130 @@
+"""Memory made ready for weights before they come: it is theirs, nobody writes into it late, and what is left over goes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from thalweg.backends.cpu import CpuOptions, CpuPlatform, native
+from thalweg.backends.cpu.native import Library, zeroed
+from thalweg.backends.cpu.native.linear import kernels
+from thalweg.backends.host import process_memory
+from thalweg.hal.kv import KVLayout
+from thalweg.hal.platform import Place
+from thalweg.hal.weights import DENSE, QTensor
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def alone(library: Library) -> Iterator[None]:
+    """One process has one arena."""
+    native.settle()
+    yield
+    native.settle()
+
+
+def made_ready(size: int) -> None:
+    """Expect it, and wait until all of it is there."""
+    native.expect(size)
+    until = time.monotonic() + 60
+    while native.waiting() < size and time.monotonic() < until:
+        time.sleep(0.001)
+    assert native.waiting() == size
+
+
+def threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def test_what_is_expected_is_held_and_what_is_not_taken_goes_back(library: Library) -> None:
+    before, running = process_memory(), threads()
+    made_ready(128 * MIB)
+    assert process_memory() - before > 120 * MIB
+    mine = np.frombuffer(zeroed(library, 32 * MIB), np.uint8)
+    assert native.waiting() == 96 * MIB
+    assert not mine.any()
+    native.settle()
+    assert native.waiting() == 0
+    assert 30 * MIB < process_memory() - before < 40 * MIB
+    assert threads() == running
+    del mine
+    assert process_memory() - before < 8 * MIB
+
+
+def test_nothing_is_written_into_memory_that_was_taken_before_it_was_ready(library: Library) -> None:
+    for turn in range(10):
+        native.expect(64 * MIB)
+        kept = []
+        for i in range(16):
+            part = np.frombuffer(zeroed(library, 3 * MIB), np.uint8)
+            assert not part[:: 4096 // 2].any()
+            part[:] = 1 + (turn + i) % 255
+            kept.append((part, 1 + (turn + i) % 255))
+        native.settle()
+        assert all((part == value).all() for part, value in kept)
+
+
+def test_more_than_was_expected_is_served_all_the_same(library: Library) -> None:
+    made_ready(4 * MIB)
+    large = np.frombuffer(zeroed(library, 64 * MIB), np.uint8)
+    assert native.waiting() == 4 * MIB
+    large[:] = 1
+    native.expect(64 * MIB)  # not before the first has been settled
+    assert native.waiting() == 4 * MIB
+    native.settle()
+    made_ready(8 * MIB)
+    assert large.all()
+
+
+def test_a_weight_has_the_same_bits_wherever_it_lies(library: Library) -> None:
+    weight, x = torch.randn(700, 512), torch.randn(3, 512)
+    kernel, _ = kernels(library)
+    assert kernel.pack is not None
+
+    def packed() -> object:
+        return kernel.pack(QTensor(DENSE, (700, 512), {"weight": weight}))  # type: ignore[misc]
+
+    elsewhere = kernel.run(x, packed())
+    made_ready(8 * MIB)
+    there = packed()
+    assert native.waiting() < 8 * MIB
+    native.settle()
+    assert torch.equal(kernel.run(x, there), elsewhere)
+
+
+def test_a_device_counts_what_waits_as_free_and_gives_it_back_with_its_first_cache(library: Library) -> None:
+    device = CpuPlatform().open(Place(), CpuOptions(threads=1, isa=library.level))
+    before = device.used()
+    made_ready(256 * MIB)
+    assert abs(device.used() - before) < 16 * MIB
+    parameter = device.blank((1024, 1024), "bfloat16")
+    assert parameter is not None
+    assert parameter.shape == (1024, 1024)
+    assert native.waiting() == 254 * MIB
+    assert device.blank((1024,), "bfloat16") is None
+    device.alloc_kv(KVLayout((16, 4), "float32", "any"), 4)
+    assert native.waiting() == 0
+    made_ready(4 * MIB)
+    device.close()
+    assert native.waiting() == 0
+
+
+def test_only_weights_worth_a_thread_that_fit_into_memory_and_are_packed_are_prepared_for(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr("thalweg.backends.cpu.expect", told.append)
+    monkeypatch.setattr("thalweg.backends.cpu.host_memory", lambda: (8 << 30, 4 << 30))
+    platform = CpuPlatform()
+    platform.expect(1 << 20, CpuOptions())
+    platform.expect(15 << 28, CpuOptions())
+    platform.expect(1 << 30, CpuOptions(isa="none"))
+    assert told == []
+    platform.expect(1 << 30, CpuOptions())
+    assert told == [1 << 30]
