@@ -78,7 +78,7 @@ class AsyncLLM:
             await _abandon(engine)
             raise
         if frontend.chat:
-            frontend.chat.prepare()
+            frontend.chat.check_ahead()
         try:
             ready = (await made._supervisor.start(engine)).ready
         except BaseException:

@@ -335,6 +335,22 @@ def test_a_template_that_does_not_parse_blames_who_sent_it() -> None:
     chat.close()
 
 
+@pytest.mark.parametrize("source", [CHATML, "ok\n{% for %}", None])
+def test_what_was_read_ahead_is_there_for_the_check_and_says_nothing_itself(source: str | None) -> None:
+    chat = Chat(v.byte_level(), source)
+    chat.check_ahead()
+    chat._own_threads.shutdown(wait=True)  # that it has been done
+    ready = chat._own.pids()
+    assert len(ready) == (source is not None)
+    if source == CHATML:
+        chat.check()
+    elif source is not None:
+        with pytest.raises(CheckpointError, match="line 2"):
+            chat.check()
+    assert chat._own.pids() == ready
+    chat.close()
+
+
 @pytest.mark.parametrize("value", [10**30, object(), "\ud800"])
 def test_values_that_are_not_json_are_a_request_error(value: Any) -> None:
     chat = Chat(v.byte_level(), CHATML)

@@ -58,6 +58,11 @@ class Chat:
         if self.source is not None:
             self._own.prepare()
 
+    def check_ahead(self) -> None:
+        """As `prepare`, and have it read the template, so that `check` need not wait. What is wrong is for that to say."""
+        if self.source is not None:
+            self._own_threads.submit(self.check)
+
     def check(self) -> None:
         """CheckpointError if the template does not parse. Waits for the process (a tenth of a second)."""
         if self.source is not None:

@@ -58,7 +58,7 @@ def test_what_is_expected_is_held_and_what_is_not_taken_goes_back(library: Libra
 
 
 def test_nothing_is_written_into_memory_that_was_taken_before_it_was_ready(library: Library) -> None:
-    for turn in range(10):
+    for turn in range(25):
         native.expect(64 * MIB)
         kept = []
         for i in range(16):
