@@ -17,9 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import thalweg
 
-PAGES = {"openapi_url": "/openapi.json", "docs_url": "/docs", "redoc_url": "/redoc"}
-MORE = ("/docs/oauth2-redirect",)
-"""Which comes with these."""
+DOCUMENT, DOCS, REDOC = "/openapi.json", "/docs", "/redoc"
+PAGES = (DOCUMENT, DOCS, REDOC, f"{DOCS}/oauth2-redirect")
+"""The last comes with the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Described:
 def pages_of(described: list[Described]) -> list[BaseRoute]:
     """Routes of the pages that describe these."""
     pages = _Pages(described)
-    return [Route(path, pages) for path in (*PAGES.values(), *MORE)]
+    return [Route(path, pages) for path in PAGES]
 
 
 class _Pages:
@@ -75,7 +75,7 @@ class _Pages:
     def _make(self) -> ASGIApp:
         from fastapi import FastAPI
 
-        app = FastAPI(title="thalweg", version=thalweg.__version__, **PAGES)
+        app = FastAPI(title="thalweg", version=thalweg.__version__, openapi_url=DOCUMENT, docs_url=DOCS, redoc_url=REDOC)
         for d in self._described:
             app.add_api_route(d.path, d.endpoint, methods=[d.method], openapi_extra=d.extra())
         return app
