@@ -2,7 +2,7 @@
 
     python scripts/make_shape_model.py --shape qwen3-0.6b --out DIR [--dtype bfloat16] [--vocab N] [--layers N] [--tokenizer]
 
-With --tokenizer it gets thalweg-nano's tokenizer, padded with unused tokens to the model's vocabulary; without, use
+With --tokenizer it gets thalweg-nano's tokenizer, filled up to the model's vocabulary; without, use
 skip_tokenizer_init.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import weights
 
 NANO = Path(__file__).resolve().parent.parent / "thalweg" / "assets" / "nano"
+LONGEST = 11
+"""Letters of a token that fills up a vocabulary."""
 COMMON: dict[str, Any] = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "bos_token_id": None, "eos_token_id": 2}
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {
@@ -99,14 +102,24 @@ def make(
 
 
 def _tokenizer(out: Path, vocab: int) -> None:
-    from tokenizers import AddedToken, Tokenizer
-
-    tok = Tokenizer.from_file(str(NANO / "tokenizer.json"))
-    known = tok.get_vocab_size()
+    """As large as the vocabulary by merges of tokens that are there, as trained ones are: added tokens would be looked for in
+    every text first."""
+    held = json.loads((NANO / "tokenizer.json").read_text())
+    added = {t["content"]: t["id"] for t in held["added_tokens"]}
+    tokens, merges, rng = held["model"]["vocab"], held["model"]["merges"], random.Random(0)
+    parts = [t for t in tokens if t not in added and 2 * len(t) <= LONGEST]
+    known = 1 + max({**tokens, **added}.values())
     if vocab < known:
         raise SystemExit(f"--vocab {vocab}: the tokenizer has {known} tokens already")
-    tok.add_tokens([AddedToken(f"<|unused_{i}|>", normalized=False) for i in range(known, vocab)])
-    tok.save(str(out / "tokenizer.json"))
+    while known < vocab:
+        pair = rng.choice(parts), rng.choice(parts)
+        made = "".join(pair)
+        if len(made) <= LONGEST and made not in tokens:
+            tokens[made], known = known, known + 1
+            merges.append(list(pair))
+            if 2 * len(made) <= LONGEST:
+                parts.append(made)
+    (out / "tokenizer.json").write_text(json.dumps(held, ensure_ascii=False))
     for file in ("tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(NANO / file, out / file)
 
