@@ -41,10 +41,10 @@ def test_the_simulator_prints_one_line():
     assert done.stdout.count("\n") == 1
 
 
-def aborted_load(requests: int) -> World:
+def aborted_load(requests: int, blocks: int = 90) -> World:
     """Many requests, 30 % of them aborted at a random moment, in a cache too small for those that run."""
     rng = random.Random(requests)
-    config = make_config(vocab=101, max_len=72, block_tokens=4, blocks=90, max_seqs=32, max_tokens=128, depth=2)
+    config = make_config(vocab=101, max_len=72, block_tokens=4, blocks=blocks, max_seqs=32, max_tokens=128, depth=2)
     w = World(config, salt=1, share_from=8)
     w.check_batch = lambda batch: None  # checked by the simulator; here the pool is, at every step
     stems = [[rng.randrange(101) for _ in range(24)] for _ in range(6)]
@@ -64,10 +64,10 @@ def aborted_load(requests: int) -> World:
 
 
 def test_nothing_is_wrong_or_leaked_when_requests_are_aborted_at_random():
-    w = aborted_load(600)
+    w = aborted_load(600, blocks=40)  # of 90, one preemption, which depends on when a step is found to have ended
     ends = [t.finished for t in w.tracked.values()]
     assert ends.count("abort") > 60
-    assert w.core.stats().preemptions > 0
+    assert w.core.stats().preemptions > 3
     assert w.core.stats().prefix_hits > 1000
 
 

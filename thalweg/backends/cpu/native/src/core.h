@@ -17,8 +17,9 @@ constexpr int PANEL = 64;  // outputs packed side by side: the unit of work of a
 // A weight matrix [n, k] in panels of 64 outputs. Within a panel, step u holds what 64 outputs multiply with one 32-bit word of
 // a row of the input: one float32, two bfloat16 or four int8. int8 (weight only) holds bytes in the order of a bfloat16 step;
 // int4 holds 64 bytes for two inputs: 32 words of 16 bits, whose nibble c is the code of the word's place in quarter c of a step.
-// In quads (int4_groups; int8 and int4, where integer products serve them) a step is four inputs, of codes without sign: int8 as a byte each;
-// 4 bits in 128 bytes, byte i of the halves holding in its low nibbles outputs of quarters 0 and 1, in its high ones of 2 and 3.
+// In quads (int4_groups; int8 and int4, where integer products serve them) a step is four inputs, of codes without sign: 8 bits as a
+// byte each; 4 bits in 128 bytes, byte i of the halves holding in its low nibbles outputs of quarters 0 and 1, in its high ones of
+// 2 and 3.
 struct Weight {
     Form form;
     Type type;  // dense: of the weight, and so of inputs and outputs; the others take either
