@@ -176,16 +176,14 @@ def layer(device: Device) -> None:
 def formats(device: Device) -> None:
     """Of a layer's weights (10,000 outputs of 1,024 inputs), in the model's type first."""
     dtype, fan_in, out = "bfloat16", 1024, 10_000
-    weight = torch.randn(out, fan_in).bfloat16()
+    dense, layers = QTensor(DENSE, (out, fan_in), {"weight": torch.randn(out, fan_in).bfloat16()}), {}
+    for name in (None, *METHODS):
+        form = methods(name).layers
+        bound = Binder(device.kernels).bind(bodies.linear, dtype=dtype, in_features=fan_in, out_features=out, **facts(form))
+        layers[name or dtype] = bound, bound.pack(dense if form == DENSE else rounded(dense, form))
     for rows in (1, 4, 16, 64, 256):
-        x, calls = torch.randn(rows, fan_in).bfloat16(), {}
-        for name in (None, *METHODS):
-            form = methods(name).layers
-            bound = Binder(device.kernels).bind(bodies.linear, dtype=dtype, in_features=fan_in, out_features=out, **facts(form))
-            dense = QTensor(DENSE, (out, fan_in), {"weight": weight})
-            packed = bound.pack(dense if form == DENSE else rounded(dense, form))
-            calls[name or dtype] = partial(bound, x, packed)
-        got = in_turn(calls)
+        x = torch.randn(rows, fan_in).bfloat16()
+        got = in_turn({n: partial(bound, x, packed) for n, (bound, packed) in layers.items()})
         times = ", ".join(f"{n} {t * 1e3:.2f} ms ({2 * rows * fan_in * out / t / 1e9:.0f} GFLOP/s)" for n, t in got.items())
         print(f"formats        {rows:3} rows: {times}; w4a8 {got['w4a16'] / got['w4a8']:.2f}x w4a16", flush=True)
 

@@ -33,6 +33,11 @@ def load(name: str) -> Platform:
     return _load(name, _installed())
 
 
+def asked(device: str) -> Platform:
+    """The platform that `--device device` means, whether or not this machine can run it. DeviceError as of `load`, `choose`."""
+    return choose("auto") if device == "auto" else load(device)
+
+
 def _load(name: str, found: Mapping[str, EntryPoint]) -> Platform:
     if name not in found:
         raise DeviceError(f"device: unknown platform {name!r}; installed: {', '.join(sorted(found)) or 'none'}")

@@ -10,7 +10,7 @@ def begin(device: str) -> None:
     """Let the platform of `--device device` begin what other threads can do while this one imports. What is not there is
     the build's to refuse."""
     try:
-        platform = discovery.choose("auto") if device == "auto" else discovery.load(device)
+        platform = discovery.asked(device)
         if platform.runs_models:
             platform.begin()
     except (ThalwegError, ImportError):

@@ -60,7 +60,7 @@ def prepare(device: str, expected: EngineArgs | None = None) -> None:
     """Load the code that serving on `--device device` needs; open nothing. What is not there, or wrong, is `build`'s to refuse.
     expected: what it will be asked to build."""
     try:
-        platform = discovery.choose("auto") if device == "auto" else discovery.load(device)
+        platform = discovery.asked(device)
         if platform.runs_models:
             if expected is not None:
                 _expect(platform, expected)

@@ -90,7 +90,7 @@ class _Known:
 def plan(args: EngineArgs) -> Plan:
     """`args.model` is a local directory. Raises what `build` would raise for a model or flag that is wrong; memory that does
     not suffice is no error but `Plan.problems`."""
-    return _plan(_known(args, discovery.choose("auto") if args.device == "auto" else discovery.load(args.device)))
+    return _plan(_known(args, discovery.asked(args.device)))
 
 
 def to_load(args: EngineArgs, platform: Platform) -> int:
