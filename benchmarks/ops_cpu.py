@@ -105,7 +105,7 @@ def step_of(
     made = device.alloc_kv(backend.layout(spec, BLOCK), table.size + 1)
     made.normal_()
     width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
-    row = torch.from_numpy(rng.standard_normal((batch.tokens.shape[0], width), np.float32)).to(made.dtype)
+    row = torch.from_numpy(rng.standard_normal((batch.tokens.shape[0], width), np.float32)).to(getattr(torch, spec.dtype))
     cuts = [spec.heads * spec.head_dim, *[spec.kv_heads * spec.head_dim] * 2]
 
     def step(params: object, kv: Any, b: StepBatch) -> tuple[object, StepResult]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +24,9 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def alone(library: Library) -> Iterator[None]:
-    """One process has one arena."""
+    """One process has one arena; and its memory is not to shrink meanwhile by what other tests have left to the collector."""
     native.settle()
+    gc.collect()
     yield
     native.settle()
 

@@ -18,6 +18,8 @@ from thalweg.hal.step import SCRATCH, StepBatch
 
 ROWS, MOST_ROWS, MOST_DIM = 48, 64, 256
 """Rows (query tokens x query heads of a KV head) of one task; the last two are limits of attention.inc."""
+CODED = ("avx512vnni", "avx512bf16")
+"""Instruction sets that read a cache in int8 as it is, four numbers at a time (cache.inc)."""
 _L, _P, _F = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 
 
@@ -59,11 +61,13 @@ class NativeAttention(AttentionBackend):
         return None
 
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
-        if block_tokens % 2:
-            raise DeviceError(f"block_size: {block_tokens}: compiled attention needs an even number of tokens; choose 16")
         dtype = spec.kv_dtype or spec.dtype
+        per = 4 if dtype == "int8" else 2
+        if block_tokens % per:
+            raise DeviceError(f"block_size: {block_tokens}: compiled attention needs a multiple of {per} for a cache in {dtype}; choose 16")
         shape = (2, spec.kv_heads, block_tokens, kept_width(spec.head_dim, dtype))
-        return KVLayout(shape, dtype, f"kv-head-units/{dtype}/{'x'.join(map(str, shape))}")
+        fours = dtype == "int8" and spec.dtype == "bfloat16" and self._library.level in CODED
+        return KVLayout(shape, dtype, f"kv-head-{'fours' if fours else 'units'}/{dtype}/{'x'.join(map(str, shape))}")
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,

@@ -63,7 +63,7 @@ struct Linear {
     int64_t panels_ahead;  // from a panel to that which its thread is likely to take next
 };
 
-// Attention of query tokens over cached keys and values in blocks; attention.inc says how a block lies in memory.
+// Attention of query tokens over cached keys and values in blocks; cache.inc says how a block lies in memory.
 struct Attention {
     // Of the step (the Python side has the same struct, field by field). rounds: the cache holds int8.
     int64_t type, rounds, heads, kv_heads, dim, size, tokens, seqs, columns, window, q_stride, k_stride, v_stride;
