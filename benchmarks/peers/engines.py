@@ -13,6 +13,8 @@ from typing import Any
 DRIVERS = Path(__file__).parent / "drivers"
 FORMS = ("bf16", "int8", "int4")
 """What is compared with what: weights of the same width."""
+KV8 = "thalweg-kv8"
+"""thalweg with keys and values in 8 bits, as OpenVINO has them unless told otherwise."""
 SLOTS = 32
 """Requests that llama.cpp's server takes at once; its cache is divided among no fewer."""
 
@@ -32,6 +34,7 @@ ENGINES = {
     e.name: e
     for e in (
         Engine("thalweg", "drive_thalweg.py", dict.fromkeys(FORMS, "checkpoint"), own_environment=False),
+        Engine(KV8, "drive_thalweg.py", dict.fromkeys(FORMS, "checkpoint"), own_environment=False),
         Engine("vllm", "drive_vllm.py", _COMPRESSED),
         Engine("vllm-zen", "drive_vllm.py", _COMPRESSED),
         Engine("llamacpp", "drive_llamacpp.py", {"bf16": "gguf-bf16", "int8": "gguf-q8_0", "int4": "gguf-q4_k_m"}),
@@ -65,6 +68,8 @@ def settings(engine: Engine, envs: Path, weights: Path, form: str, config: Mappi
         "model": str(weights), "form": form, "threads": len(limits.cores), "kv_bytes": limits.kv_bytes,
         "max_len": limits.max_len,
     }  # fmt: skip
+    if engine.name == KV8:
+        out["kv_cache_dtype"] = "int8_per_token_head"
     if engine.name == "llamacpp":
         width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         per_token = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * width * 2  # keys and values of 2 bytes

@@ -5,9 +5,11 @@ A ratio compares two runs of one report only: figures from two reports were take
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.peers.engines import KV8
 from benchmarks.peers.workloads import counted
 
 COLUMNS = (
@@ -17,7 +19,7 @@ COLUMNS = (
     ("shared_warm_s", "warm s", ".1f"), ("start_s", "start to first token s", ".1f"), ("peak_rss_mib", "peak RSS MiB", ",.0f"),
 )  # fmt: skip
 """Figure, heading, format."""
-OURS = "thalweg"
+OURS = ("thalweg", KV8)
 
 
 def better(key: str) -> bool:
@@ -26,20 +28,19 @@ def better(key: str) -> bool:
 
 
 def ratios(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Per peer run, thalweg to it on weights of the same width, figure by figure: above 1, thalweg is ahead. tokens: how many
+    """Per run of thalweg and peer run, thalweg to it on weights of the same width, figure by figure: above 1, thalweg is ahead. tokens: how many
     of the answers' first tokens are the same, and of how many; rounding differs, so equal weights give most and not all."""
-    ours = {r["weights"]: r for r in report["runs"] if r["engine"] == OURS and "error" not in r}
+    whole = [r for r in report["runs"] if "error" not in r]
     out = []
-    for peer in report["runs"]:
-        mine = ours.get(peer["weights"])
-        if peer["engine"] == OURS or "error" in peer or mine is None:
+    for mine, peer in itertools.product(whole, whole):
+        if mine["engine"] not in OURS or peer["engine"] in OURS or mine["weights"] != peer["weights"]:
             continue
         a, b = mine["figures"], peer["figures"]
         cells = {key: a[key] / b[key] if better(key) else b[key] / a[key] for key, _, _ in COLUMNS if key in a and key in b}
         pairs = [pair for call, tokens in mine["first_tokens"].items()
                  for pair in zip(tokens, peer["first_tokens"].get(call, ()), strict=False)]  # fmt: skip
         same = sum(x == y for x, y in pairs)
-        out.append({"peer": peer["engine"], "weights": peer["weights"], "cells": cells, "tokens": (same, len(pairs))})
+        out.append({"ours": mine["engine"], "peer": peer["engine"], "weights": peer["weights"], "cells": cells, "tokens": (same, len(pairs))})
     return out
 
 
@@ -62,7 +63,7 @@ def _head(report: dict[str, Any]) -> str:
 def _figures(report: dict[str, Any]) -> str:
     rows = [["engine, weights", *(title for _, title, _ in COLUMNS)]]
     for run in report["runs"]:
-        name = f"{run['engine']} {_versions(run)}, {run['files'] if run['engine'] != OURS else run['weights']}"
+        name = f"{run['engine']} {_versions(run)}, {run['files'] if run['engine'] not in OURS else run['weights']}"
         if "error" in run:
             rows.append([name, f"failed: {run['error'].splitlines()[0]}", *[""] * (len(COLUMNS) - 1)])
             continue
@@ -72,10 +73,10 @@ def _figures(report: dict[str, Any]) -> str:
 
 
 def _ratios(report: dict[str, Any]) -> str:
-    rows = [["thalweg / peer (above 1: thalweg is ahead)", *(title for _, title, _ in COLUMNS), "same first token"]]
+    rows = [["above 1: thalweg is ahead", *(title for _, title, _ in COLUMNS), "same first token"]]
     for r in ratios(report):
         cells = [f"{r['cells'][key]:.2f}" if key in r["cells"] else "-" for key, _, _ in COLUMNS]
-        rows.append([f"{r['peer']}, {r['weights']}", *cells, f"{r['tokens'][0]} of {r['tokens'][1]}"])
+        rows.append([f"{r['ours']} / {r['peer']}, {r['weights']}", *cells, f"{r['tokens'][0]} of {r['tokens'][1]}"])
     return _markdown(rows) if len(rows) > 1 else "No peer and thalweg on weights of one width: no ratios."
 
 

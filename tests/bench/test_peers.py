@@ -344,6 +344,15 @@ def test_only_weights_of_one_width_are_compared() -> None:
     assert table.ratios({"runs": runs}) == []
 
 
+def test_a_cache_in_8_bits_is_an_engine_of_its_own() -> None:
+    limits = Limits((0,), 1 << 30, 4096)
+    told = {n: engines.settings(ENGINES[n], Path("/nowhere"), Path("/w"), "int8", {}, limits) for n in ("thalweg", "thalweg-kv8")}
+    assert told["thalweg-kv8"] == told["thalweg"] | {"kv_cache_dtype": "int8_per_token_head"}
+    runs = [made(n, "int8", decode_tok_s=x) for n, x in (("thalweg", 1.0), ("thalweg-kv8", 3.0), ("openvino", 2.0))]
+    got = {(r["ours"], r["peer"]): r["cells"]["decode_tok_s"] for r in table.ratios({"runs": runs})}
+    assert got == {("thalweg", "openvino"): 0.5, ("thalweg-kv8", "openvino"): 1.5}
+
+
 # ---------------------------------------------------------------- flags, and ending
 
 
@@ -351,7 +360,7 @@ def test_only_weights_of_one_width_are_compared() -> None:
     ("words", "says"),
     [
         (["--engines", "vllm"], "install vllm"),
-        (["--engines", "other"], "'other' is none of thalweg, vllm"),
+        (["--engines", "other"], "'other' is none of thalweg, thalweg-kv8, vllm"),
         (["--workloads", "single,double"], "'double' is none of"),
         (["--repeats", "0"], "--repeats: 0 must be at least 1"),
         (["--output-json", "/no/such/folder/r.json"], "no directory"),

@@ -13,7 +13,7 @@ def load(s: dict[str, Any]) -> Loaded:
     flags = {
         "device": "cpu", "dtype": "bfloat16", "quantization": None if s["form"] == "bf16" else s["form"],
         "threads": s["threads"], "kv_cache_memory_bytes": s["kv_bytes"], "max_model_len": s["max_len"],
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": True, "kv_cache_dtype": s.get("kv_cache_dtype", "auto"),
     }  # fmt: skip
     llm = LLM(model=s["model"], use_tqdm_on_load=False, **flags)
 
