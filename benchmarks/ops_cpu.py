@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -103,7 +104,10 @@ def step_of(
     batch = sequences.batch_of(table, context, [query] * len(context))
     batch.uniform = int(query == 1 and recorded)
     made = device.alloc_kv(backend.layout(spec, BLOCK), table.size + 1)
-    made.normal_()
+    if made.is_floating_point():
+        made.normal_()
+    else:
+        made.fill_(64)  # a scale of these bytes is about 3
     width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
     row = torch.from_numpy(rng.standard_normal((batch.tokens.shape[0], width), np.float32)).to(getattr(torch, spec.dtype))
     cuts = [spec.heads * spec.head_dim, *[spec.kv_heads * spec.head_dim] * 2]
@@ -173,6 +177,22 @@ def layer(device: Device) -> None:
         print(f"layer          {what:26} {spec.dtype} {times}: {got['op by op'] / got['at once']:.2f}x", flush=True)
 
 
+def caches(device: Device) -> None:
+    """Keys and values in the model's type and in int8, read for a token of each sequence, or by a prompt over cached ones."""
+    spec = AttnSpec(16, 8, 128, 128**-0.5, "bfloat16")
+    backend: AttentionBackend = device.attention[0]
+    for context, query in (([255] * 128, 1), ([1023] * 32, 1), ([32767], 1), ([0], 2048)):
+        specs = [s for s in (spec, replace(spec, kv_dtype="int8")) if backend.supports(s) is None]
+        calls = {s.kv_dtype or s.dtype: step_of(device, s, context, query, 1, attends(backend, s)) for s in specs}
+        got = in_turn(calls)
+        size = sum(context) * 2 * spec.kv_heads * spec.head_dim
+        wide = {"bfloat16": 2, "int8": 1}
+        rate = {n: f" ({size * wide[n] / t / 1e9:.1f} GB/s)" if query == 1 else "" for n, t in got.items()}
+        times = ", ".join(f"{n} {t * 1e3:7.3f} ms{rate[n]}" for n, t in got.items())
+        what = f"{len(context)} x {context[0] + 1} decode" if query == 1 else f"prompt {query}"
+        print(f"caches         {what:18} {times}; int8 {got[spec.dtype] / got['int8']:.2f}x", flush=True)
+
+
 def formats(device: Device) -> None:
     """Of a layer's weights (10,000 outputs of 1,024 inputs), in the model's type first."""
     dtype, fan_in, out = "bfloat16", 1024, 10_000
@@ -192,11 +212,14 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--isa", default="", help="instruction set of the compiled kernels (default: the best)")
-    parser.add_argument("--only", choices=("attention", "long", "layer", "formats", "ops"))
+    parser.add_argument("--only", choices=("attention", "long", "layer", "caches", "formats", "ops"))
     asked = parser.parse_args()
     device = CpuPlatform().open(Place(), CpuOptions(asked.threads, asked.isa))
     print(f"{device.info.name}, {device.info.cores} threads, {dict(device.info.notes)}")
-    parts = {"attention": attention, "long": lambda d: long(d.info.cores), "layer": layer, "formats": formats, "ops": ops}
+    parts = {
+        "attention": attention, "long": lambda d: long(d.info.cores), "layer": layer, "caches": caches, "formats": formats,
+        "ops": ops,
+    }  # fmt: skip
     for name, part in parts.items():
         if asked.only in (None, name) and (name != "long" or device.info.cores > 1):
             part(device)

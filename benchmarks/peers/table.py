@@ -28,8 +28,9 @@ def better(key: str) -> bool:
 
 
 def ratios(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Per run of thalweg and peer run, thalweg to it on weights of the same width, figure by figure: above 1, thalweg is ahead. tokens: how many
-    of the answers' first tokens are the same, and of how many; rounding differs, so equal weights give most and not all."""
+    """Per run of thalweg and of a peer, thalweg to it on weights of one width, figure by figure: above 1, it is ahead.
+    tokens: how many of the answers' first tokens are the same, and of how many; rounding differs, so equal weights give most
+    and not all."""
     whole = [r for r in report["runs"] if "error" not in r]
     out = []
     for mine, peer in itertools.product(whole, whole):
@@ -40,7 +41,15 @@ def ratios(report: dict[str, Any]) -> list[dict[str, Any]]:
         pairs = [pair for call, tokens in mine["first_tokens"].items()
                  for pair in zip(tokens, peer["first_tokens"].get(call, ()), strict=False)]  # fmt: skip
         same = sum(x == y for x, y in pairs)
-        out.append({"ours": mine["engine"], "peer": peer["engine"], "weights": peer["weights"], "cells": cells, "tokens": (same, len(pairs))})
+        out.append(
+            {
+                "ours": mine["engine"],
+                "peer": peer["engine"],
+                "weights": peer["weights"],
+                "cells": cells,
+                "tokens": (same, len(pairs)),
+            }
+        )
     return out
 
 

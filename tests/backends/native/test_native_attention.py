@@ -61,7 +61,7 @@ def test_every_shape_equals_dense_attention(library: Library, device: Any, name:
 
 
 def test_a_cache_in_int8_costs_no_more_than_its_own_rounding(library: Library, device: Any) -> None:
-    """Beside the exact result for the numbers that it holds: what an output in bfloat16 rounds away, 0.00166 here at every level."""
+    """Beside the exact result for the numbers that it holds: what an output in bfloat16 rounds away, 0.00166 at every level."""
     spec = SPECS["128-int8"]
     stories, cache, table, start = kit._filled(device, NativeAttention(library), spec, MIX, 16, 5)
     query = [s.query for s in stories]
@@ -118,6 +118,9 @@ def test_what_it_does_not_run_is_refused_in_words(library: Library) -> None:
         ({"kind": "latent", "latent": 64}, "not latent"),
     ):
         assert why in str(attention.supports(replace(SPECS["64"], **change)))
-    for name, size, per in (("64", 7, "a multiple of 2 for a cache in bfloat16"), ("128-int8", 6, "a multiple of 4 for a cache in int8")):
+    for name, size, per in (
+        ("64", 7, "a multiple of 2 for a cache in bfloat16"),
+        ("128-int8", 6, "a multiple of 4 for a cache in int8"),
+    ):
         with pytest.raises(DeviceError, match=per):
             attention.layout(SPECS[name], size)

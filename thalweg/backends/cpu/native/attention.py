@@ -64,7 +64,8 @@ class NativeAttention(AttentionBackend):
         dtype = spec.kv_dtype or spec.dtype
         per = 4 if dtype == "int8" else 2
         if block_tokens % per:
-            raise DeviceError(f"block_size: {block_tokens}: compiled attention needs a multiple of {per} for a cache in {dtype}; choose 16")
+            need = f"compiled attention needs a multiple of {per} for a cache in {dtype}; choose 16"
+            raise DeviceError(f"block_size: {block_tokens}: {need}")
         shape = (2, spec.kv_heads, block_tokens, kept_width(spec.head_dim, dtype))
         fours = dtype == "int8" and spec.dtype == "bfloat16" and self._library.level in CODED
         return KVLayout(shape, dtype, f"kv-head-{'fours' if fours else 'units'}/{dtype}/{'x'.join(map(str, shape))}")
