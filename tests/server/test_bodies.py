@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thalweg.server.bodies import MAX_DEPTH, SMALL, load
+from thalweg.server import bodies
+from thalweg.server.bodies import MAX_CONTAINERS, MAX_DEPTH, SMALL, load
 from thalweg.server.errors import ApiError
 
 VALUES = st.recursive(
@@ -80,14 +81,25 @@ def test_numbers_that_are_none_are_refused_by_field(number):
     assert refused(f'{{"a": [1, {number}]}}'.encode()).param == "a[1]"
 
 
-def test_depth_is_bounded_in_no_time():
+def forbid(monkeypatch: pytest.MonkeyPatch, *parsers: str) -> None:
+    """From here on, these are not to be asked."""
+
+    def asked(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the body was parsed")
+
+    for name in parsers:
+        monkeypatch.setattr(bodies, name, SimpleNamespace(loads=asked, JSONDecodeError=ValueError))
+
+
+def test_depth_is_bounded_before_the_parser_that_calls_itself(monkeypatch):
     load(b'{"a":' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}")
+    forbid(monkeypatch, "json")
     for n in (MAX_DEPTH, 1000, 100_000):
+        if n > MAX_CONTAINERS:
+            forbid(monkeypatch, "orjson")
         for left, right in ((b"[", b"]"), (b'{"a":', b"}")):
-            start = time.perf_counter()
             message = refused(b'{"a":' + left * n + b"1" + right * n + b"}").message
             assert "nested" in message or (n == 100_000 and "too many" in message)
-            assert time.perf_counter() - start < 0.05
 
 
 def test_text_in_strings_is_not_structure():
@@ -96,11 +108,10 @@ def test_text_in_strings_is_not_structure():
     assert load(text)["prompt"].endswith("\\" * 7)
 
 
-def test_a_bomb_of_values_is_refused_before_it_is_made():
+def test_a_bomb_of_values_is_refused_before_it_is_made(monkeypatch):
+    forbid(monkeypatch, "json", "orjson")
     for bomb in (b"1," * 3_000_000, b'"",' * 100_000, b"{}," * 3_000_000):
-        start = time.perf_counter()
         assert "too many values" in refused(b'{"prompt":[' + bomb + b"1]}").message
-        assert time.perf_counter() - start < 0.5
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_a_client_that_is_gone_frees_its_request_at_once(start, stream, how):
             s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         begin = time.monotonic()
     until(lambda: not running.engine.running)
-    assert time.monotonic() - begin < 0.05 * 2 + 0.1
+    assert time.monotonic() - begin < 2  # all of its tokens would take ten seconds
     assert len(running.engine.aborted) == 1
 
 
