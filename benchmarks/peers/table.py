@@ -41,15 +41,8 @@ def ratios(report: dict[str, Any]) -> list[dict[str, Any]]:
         pairs = [pair for call, tokens in mine["first_tokens"].items()
                  for pair in zip(tokens, peer["first_tokens"].get(call, ()), strict=False)]  # fmt: skip
         same = sum(x == y for x, y in pairs)
-        out.append(
-            {
-                "ours": mine["engine"],
-                "peer": peer["engine"],
-                "weights": peer["weights"],
-                "cells": cells,
-                "tokens": (same, len(pairs)),
-            }
-        )
+        names = {"ours": mine["engine"], "peer": peer["engine"], "weights": peer["weights"]}
+        out.append({**names, "cells": cells, "tokens": (same, len(pairs))})
     return out
 
 
