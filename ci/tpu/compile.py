@@ -81,7 +81,7 @@ def compiled(config: Mapping[str, Any], shape: StepShape, features: Features, ra
     made = step.lower(*shapes).compile()
     memory, text = made.memory_analysis(), made.as_text()
     schedule = SchedulerConfig(max_seqs=shape.seqs, max_tokens=shape.tokens)
-    sizes = step_sizes(family(config)(config), schedule, LENGTH, 2, ranks.size, batch_invariant=False)
+    sizes = step_sizes(family(config)(config), schedule, LENGTH, "bfloat16", ranks.size, batch_invariant=False)
     return {
         "arguments": memory.argument_size_in_bytes, "temporaries": memory.temp_size_in_bytes,
         "planned": TpuPlatform().workspace(sizes), "program": memory.generated_code_size_in_bytes,

@@ -18,8 +18,8 @@ from thalweg.backends.tpu.program import Executable
 from thalweg.hal.op import Binder
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepShape
 from thalweg.models.build import build
-from thalweg.models.spec import ParamSpec, walk
 from thalweg.models.step import make_step
+from thalweg.models.weights import ParamSpec, walk
 
 TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2x1", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2x1", "v7x": "tpu7x:2x2x1"}
 """A generation -> the smallest machine of it that libtpu compiles for."""

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from thalweg.bench import roofline
-from thalweg.bench.roofline import Ceilings, Work, step_work
+from thalweg.bench.roofline import Ceilings
 from thalweg.models import registry
+from thalweg.models.sizes import StepWork, step_work
+from thalweg.quantization.online import formats
 from thalweg.server.cli import main
 
 TINY = {
@@ -22,23 +24,23 @@ LAYER = 8 * (8 + 4 + 4) + 8 * 8 + 3 * 8 * 16 + 2 * 8
 
 
 def test_a_step_reads_every_matrix_once_and_the_keys_before_it() -> None:
-    settings = registry.family(TINY)(TINY)
-    work = step_work(settings, "bfloat16", None, 3, 1, 10)
+    spec = registry.family(TINY)(TINY)
+    work = step_work(spec, "bfloat16", formats(None), 3, 1, 10)
     assert work.bytes == (2 * LAYER + 8 + 100 * 8) * 2 + 3 * 2 * (2 * 4 * 2) * 12
     products, attention = 2 * 3 * (2 * LAYER + 8 + 100 * 8), 2 * 4 * 2 * 4 * 3 * 11
     assert work.flops == products + attention
 
 
 def test_a_prompt_computes_layers_for_every_token_and_the_head_for_the_last() -> None:
-    settings = registry.family(TINY)(TINY)
-    work = step_work(settings, "bfloat16", None, 1, 5, 0)
+    spec = registry.family(TINY)(TINY)
+    work = step_work(spec, "bfloat16", formats(None), 1, 5, 0)
     assert work.flops == 2 * (5 * (2 * LAYER + 8) + 800) + 2 * 4 * 2 * 4 * (1 + 2 + 3 + 4 + 5)
-    assert step_work(settings, "bfloat16", "int8", 1, 5, 0).bytes < work.bytes
+    assert step_work(spec, "bfloat16", formats("int8"), 1, 5, 0).bytes < work.bytes
 
 
 def test_the_tighter_ceiling_bounds() -> None:
-    assert Ceilings(10.0, 100.0).bound(Work(50, 100)) == 5.0
-    assert Ceilings(10.0, 100.0).bound(Work(5, 1000)) == 10.0
+    assert Ceilings(10.0, 100.0).bound(StepWork(50, 100)) == 5.0
+    assert Ceilings(10.0, 100.0).bound(StepWork(5, 1000)) == 10.0
 
 
 def test_it_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,9 +48,9 @@ def test_other_tokens_and_other_bits_fail_a_comparison() -> None:
 
 
 def test_the_shapes_are_those_of_the_published_models() -> None:
-    from thalweg.models import registry
+    from thalweg.models import registry, sizes
 
     measure = _script("measure")
     for name, billions in (("llama-1b", 1.236), ("llama-8b", 8.03)):
         config = measure.SHAPES[name]
-        assert registry.family(config)(config).parameters(1, 0).stored / 1e9 == pytest.approx(billions, rel=2e-3), name
+        assert sizes.stored_values(registry.family(config)(config)) / 1e9 == pytest.approx(billions, rel=2e-3), name

@@ -16,8 +16,8 @@ from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Place
 from thalweg.models.build import build
-from thalweg.models.spec import divided
 from thalweg.models.step import make_state
+from thalweg.models.weights import divided
 
 DEVICE = load("reference").open(Place())
 
@@ -66,7 +66,11 @@ class Turns(type(DEVICE.attention[0])):
 
     def attend_turned(self, q, k, v, kv, batch, group, spec, turn, cos_sin, weights=None, sinks=None):
         self.calls += 1
-        q, k = (ops.rms_norm(x, w, eps=turn.eps) for x, w in zip((q, k), weights, strict=True)) if weights else (q, k)
+        q, k = (
+            (ops.rms_norm(x, w, eps=turn.eps, offset=turn.offset) for x, w in zip((q, k), weights, strict=True))
+            if weights
+            else (q, k)
+        )
         q, k = ops.rope(q, k, batch.positions, cos_sin, rotary_dim=turn.rotary_dim, interleaved=turn.interleaved)
         return self.attend(q, k, v, kv, batch, group, spec, sinks)
 

@@ -22,7 +22,7 @@ from thalweg.hal.platform import Place
 from thalweg.hal.weights import DENSE
 from thalweg.models.build import build
 from thalweg.models.load import load_params
-from thalweg.models.spec import walk
+from thalweg.models.weights import walk
 
 DEVICE = load("reference").open(Place())
 
@@ -90,7 +90,7 @@ def test_stored_dtypes_are_converted(tmp_path):
     stored = load_file(path / "model.safetensors")
     assert torch.equal(params["embed"]["weight"], stored["model.embed_tokens.weight"].to(torch.bfloat16))
     parts = [stored[f"model.layers.1.self_attn.{x}_proj.bias"] for x in "qkv"]
-    assert torch.equal(params["layers"][1]["attention"]["qkv"]["bias"], torch.cat(parts).to(torch.bfloat16))
+    assert torch.equal(params["layers"][1]["mixer"]["qkv"]["bias"], torch.cat(parts).to(torch.bfloat16))
 
 
 def test_a_tied_embedding_is_placed_once(tmp_path):
@@ -175,7 +175,7 @@ def test_dummy_weights_are_reproducible_and_need_no_files(tmp_path):
         x, y, z = (_at(p, keys) for p in (a, b, c))
         assert x.shape == y.shape
         assert torch.equal(x, y)
-        if spec.sources and spec.dummy == "normal":
+        if spec.sources and spec.weight.fill == "normal":
             assert not torch.equal(x, z)
             assert x.std() < 0.03
     with pytest.raises(ConfigError, match="load_format: 'pt' is none of"):

@@ -9,8 +9,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from thalweg.checkpoint.config import max_len, rope_parameters
 from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.families.common import rope
 from thalweg.models.layers.rotary import cos_sin_table
-from thalweg.models.settings import rope_type as check
+from thalweg.models.spec import rope_type as check
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 FACTORS = [1.0 + i / 7 for i in range(32)]
@@ -123,11 +124,13 @@ def test_bad_settings_are_refused_by_name(rope, words):
 
 
 def test_what_this_version_lacks_is_refused_in_words():
-    for rope in ({"rope_type": "mrope"}, {"type": "su"}):
+    for scaling in ({"rope_type": "mrope"}, {"type": "su"}):
         with pytest.raises(UnsupportedModelError, match="rope_type"):
-            check(rope_parameters({"rope_scaling": rope}), 64)
+            check(rope_parameters({"rope_scaling": scaling}), 64)
+    whole = {"partial_rotary_factor": 0.5, "max_position_embeddings": 64}
     with pytest.raises(UnsupportedModelError, match="partial_rotary_factor"):
-        rope_parameters({"partial_rotary_factor": 0.5})
+        rope(whole, 64)
+    assert rope(whole, 64, partial=True).dim == 32
     with pytest.raises(UnsupportedModelError, match="per layer type"):
         rope_parameters({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}})
     with pytest.raises(CheckpointError, match="head_dim"):

@@ -76,7 +76,27 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
-}
+    "qwen3-moe": (
+        transformers.Qwen3MoeConfig,
+        {
+            "head_dim": 16, "num_hidden_layers": 3, "mlp_only_layers": [1], "num_experts": 6, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24, "norm_topk_prob": True,
+        },
+    ),
+    "glm4": (transformers.Glm4Config, {"head_dim": 24, "attention_bias": True, "pad_token_id": 0}),
+    "gemma3": (
+        transformers.Gemma3TextConfig,
+        {
+            "head_dim": 16, "num_hidden_layers": 4, "sliding_window": 10, "query_pre_attn_scalar": 24,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50000.0},
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
+}  # fmt: skip
 """Name -> (configuration class, what differs from SMALL)."""
 
 
@@ -101,7 +121,7 @@ def spread(model: torch.nn.Module, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         if "norm" in name:
-            p.normal_(1, 0.2, generator=g)
+            p.add_(torch.empty_like(p).normal_(0, 0.2, generator=g))  # about where they begin: 1, or 0 where 1 is added
         elif name.endswith("bias"):
             p.normal_(0, 0.3, generator=g)
         elif "embed" in name or "lm_head" in name:

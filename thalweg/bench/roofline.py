@@ -20,9 +20,8 @@ from thalweg.bench.common import at_least, check_output, random_prompts, write
 from thalweg.checkpoint.config import read_config
 from thalweg.config import EngineArgs
 from thalweg.errors import ConfigError
-from thalweg.hal.kv import BYTES, kept_bytes
 from thalweg.models import registry
-from thalweg.models.settings import Settings
+from thalweg.models.sizes import StepWork, step_work
 from thalweg.params import SamplingParams
 from thalweg.quantization.online import bytes_of, facts, formats, rounded
 
@@ -40,39 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What a phase must at least do."""
-
-    bytes: int
-    flops: int
-
-
-@dataclass(frozen=True, slots=True)
 class Ceilings:
     read: float
     """Bytes per second."""
     rate: float
     """Operations per second; a multiplication and an addition are two."""
 
-    def bound(self, work: Work) -> float:
+    def bound(self, work: StepWork) -> float:
         """Seconds."""
         return max(work.bytes / self.read, work.flops / self.rate)
-
-
-def step_work(
-    s: Settings, dtype: str, quantization: str | None, requests: int, new: int, context: int, kv_dtype: str = ""
-) -> Work:
-    """One step of `requests` sequences with `new` tokens each after `context` known ones: every matrix is read once, of the
-    output matrix only the last rows are computed, keys and values of the context are read and those of new tokens written.
-    Scores and weighted values count as products; norms and the like as nothing."""
-    dtype_bytes = BYTES[dtype]
-    p, use, a = s.parameters(dtype_bytes, 0), formats(quantization), s.attention
-    layers, head = bytes_of(use.layers, p.layers, dtype_bytes, s.hidden), bytes_of(use.head, p.head, dtype_bytes, s.hidden)
-    kv = 2 * a.kv_heads * kept_bytes(a.head_dim, kv_dtype or dtype) * len(s.windows)
-    seen = sum(min(context + (new + 1) / 2, w or context + new) for w in s.windows)
-    products = 2 * requests * (new * p.layers + p.head) // dtype_bytes
-    attention = int(4 * a.heads * a.head_dim * requests * new * seen)
-    return Work(layers + head + requests * kv * (context + 2 * new), products + attention)
 
 
 def ceilings(device: Any, dtype: str, quantization: str | None) -> Ceilings:
@@ -98,7 +73,7 @@ def ceilings(device: Any, dtype: str, quantization: str | None) -> Ceilings:
             dense = QTensor(DENSE, (out, fan_in), {"weight": device.put(weight)})
             packed = bound.pack(dense if form == DENSE else rounded(dense, form))
             seconds.append(median_seconds(device, bound, [x, packed], 5))
-        size = bytes_of(form, weight.nelement() * weight.element_size(), weight.element_size(), fan_in)
+        size = weight.nbytes if form == DENSE else bytes_of(form, out, fan_in)
         best.append((size if rows == 1 else 2 * rows * fan_in * out) / min(seconds))
     return Ceilings(*best)
 
@@ -115,13 +90,13 @@ def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
     if not llm.kernel_plan or (not llm.device.kernels and not llm.device.attention):
         raise ConfigError(f"--device {llm.device.info.kind} computes no model: there is nothing to measure")
     hf = read_config(Path(llm.config.model.path), args.hf_overrides)
-    settings, dtype, method = registry.family(hf)(hf), llm.config.model.dtype, llm.config.model.quantization
+    spec, dtype, method = registry.family(hf)(hf), llm.config.model.dtype, llm.config.model.quantization
     before = ceilings(llm.device, dtype, method)
     first, whole = _times(llm, n, args)
     after = ceilings(llm.device, dtype, method)
     limit = Ceilings((before.read + after.read) / 2, (before.rate + after.rate) / 2)
     steps = n.output_len - 1
-    shared, kept = (settings, dtype, method, n.batch_size), args.kv_dtype
+    shared, kept = (spec, dtype, formats(method), n.batch_size), args.kv_dtype
     phases = {
         "prefill": (step_work(*shared, n.input_len, 0, kept), first),
         "decode": (step_work(*shared, 1, n.input_len + steps // 2, kept), (whole - first) / steps),

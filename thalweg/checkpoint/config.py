@@ -87,6 +87,8 @@ def max_len(config: Config) -> int:
     if key not in config:
         raise CheckpointError("config.json: max_position_embeddings: missing")
     length = integer(config, key)
+    if _by_layer_type(config):
+        return min(length, 1 << 30)  # the families that differ by layer count positions as scaled
     rope = rope_parameters(config)
     if rope["rope_type"] == "linear":
         length = int(length * real(rope, "factor", 1, 1e6, where="rope_parameters"))
@@ -96,14 +98,24 @@ def max_len(config: Config) -> int:
     return min(length, 1 << 30)
 
 
-def rope_parameters(config: Config) -> dict[str, Any]:
+def rope_parameters(config: Config, kind: str = "") -> dict[str, Any]:
     """Rotary settings in one spelling, whichever the file uses: `rope_parameters`, or the older `rope_scaling` with
-    `rope_theta` beside it and `type` for `rope_type`. Always has rope_type and rope_theta."""
+    `rope_theta` beside it and `type` for `rope_type`. Always has rope_type and rope_theta, and partial_rotary_factor where
+    the file says so. kind: the layer type they are for, which families that differ by it must name."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         raise CheckpointError(f"config.json: rope_parameters: must be an object, not {rope!r:.80}")
+    local = config.get("rope_local_base_freq")
     if any(isinstance(v, dict) for v in rope.values()):
-        raise UnsupportedModelError("config.json: rope_parameters: settings per layer type are not supported by this version")
+        if not isinstance(rope.get(kind), dict):
+            raise UnsupportedModelError(
+                "config.json: rope_parameters: settings per layer type are not what this family has"
+                if not kind
+                else f"config.json: rope_parameters: no settings for layers of type {kind!r}"
+            )
+        rope = rope[kind]
+    elif kind == "sliding_attention" and local is not None:  # as Gemma 3's files were written before transformers 5
+        rope = {"rope_theta": real(config, "rope_local_base_freq", 1e-3, 1e15)}
     out = dict(rope)
     kind = out.pop("type", None)
     out.setdefault("rope_type", kind or "default")
@@ -118,9 +130,15 @@ def rope_parameters(config: Config) -> dict[str, Any]:
             known or out.get("original_max_position_embeddings") or config.get("max_position_embeddings")
         )
     partial = out.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if partial is not None and partial != 1:
-        raise UnsupportedModelError(f"config.json: partial_rotary_factor {partial!r}: not supported by this version")
+    if partial is not None:
+        out["partial_rotary_factor"] = partial
     return out
+
+
+def _by_layer_type(config: Config) -> bool:
+    rope = config.get("rope_scaling") or config.get("rope_parameters")
+    nested = isinstance(rope, dict) and any(isinstance(v, dict) for v in rope.values())
+    return nested or config.get("rope_local_base_freq") is not None
 
 
 def generation_defaults(path: str | Path) -> dict[str, Any]:

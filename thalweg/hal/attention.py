@@ -46,6 +46,8 @@ class Turn:
     interleaved: bool = False
     eps: float | None = None
     """Of the norms of q and k; None = none."""
+    offset: float = 0.0
+    """Of the same norms, as `ops.rms_norm` takes it."""
 
 
 TAKES_TURNED = "takes q and k already turned"

@@ -15,8 +15,8 @@ from thalweg.models.registry import family
 from thalweg.quantization.online import formats
 
 Model = Decoder
-"""Public parts: groups, layouts, layer_group, attention, vocab, hidden, max_len, specs, rename, forward, logits, and where
-it `chooses`, largest."""
+"""Public parts: spec, groups, layouts, layer_group, attention, vocab, hidden, max_len, specs, rename, forward, logits, and
+where it `chooses`, largest."""
 
 
 def build(

@@ -10,6 +10,8 @@ from thalweg.errors import ConfigError
 from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.comm import Communicator
 from thalweg.hal.op import Binder, Bound, Op
+from thalweg.hal.weights import WeightFormat
+from thalweg.models.weights import Weight
 from thalweg.quantization.online import DENSE_FORMATS, Formats
 
 
@@ -31,6 +33,10 @@ class Context:
 
     def bind(self, op: Op, **facts: Any) -> Bound:
         return self.binder.bind(op, dtype=self.dtype, **facts)
+
+    def format(self, weight: Weight) -> WeightFormat:
+        """What a parameter is held in."""
+        return self.formats.of(weight.role, weight.sources[0].name)
 
     def share(self, n: int, what: str) -> int:
         """One rank's part of n. ConfigError if the model does not divide so."""

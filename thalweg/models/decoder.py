@@ -1,96 +1,124 @@
-"""The decoder the Llama-like families share: norm, attention, norm, gated MLP, with a residual stream around them.
+"""Models assembled from their specs: an embedding, layers with a residual stream around them, a norm, an output matrix.
 
-A family (llama.py, qwen3.py, ...) is a function from its configuration to `settings.Settings`; nothing else differs.
+A family (`families/`) declares a `ModelSpec`; nothing here knows one. What a layer is made of is looked up by the kind of
+its declaration: `MIXERS` and `FFNS` are the two lists that a new kind of layer adds a line to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.step import Array, StepBatch
+from thalweg.models import sizes, spec
 from thalweg.models.context import Context
+from thalweg.models.flow import Flow, Place
 from thalweg.models.layers.attention import Attention
 from thalweg.models.layers.embedding import Embedding, LMHead
 from thalweg.models.layers.mlp import GatedMLP
-from thalweg.models.layers.norm import AddRMSNorm
+from thalweg.models.layers.moe import Experts
+from thalweg.models.layers.norm import RMSNorm
 from thalweg.models.layers.rotary import cos_sin_table
-from thalweg.models.settings import Settings, kv_groups
-from thalweg.models.spec import ParamSpec
+from thalweg.models.weights import ParamSpec, Weight
+
+MIXERS: Mapping[type, Callable[..., Any]] = {spec.Attention: Attention}
+FFNS: Mapping[type, Callable[..., Any]] = {spec.MLP: GatedMLP, spec.MoE: Experts}
 
 
 class Block:
-    """One layer. x [T, hidden] and the residual stream in; the same out."""
+    """One layer. What is to be added to the residual stream, and the stream, in; the same out."""
 
-    def __init__(self, ctx: Context, name: str, s: Settings, window: int) -> None:
-        self._norm = AddRMSNorm(ctx, f"{name}.input_layernorm", s.hidden, s.eps)
-        self.attention = Attention(ctx, f"{name}.self_attn", s.hidden, s.attention, window)
-        self._mlp_norm = AddRMSNorm(ctx, f"{name}.post_attention_layernorm", s.hidden, s.eps)
-        self._mlp = GatedMLP(ctx, f"{name}.mlp", s.hidden, s.inner, s.act, s.mlp_bias)
+    def __init__(self, ctx: Context, layer: spec.Layer, weights: Mapping[str, Any], place: Place) -> None:
+        self._parallel, self._multiplier = layer.parallel, layer.multiplier
+        norms = {k: RMSNorm(ctx, getattr(layer.norms, k), w) for k, w in weights["norms"].items()}
+        self._enter, self._leave, self._ffn_enter, self._ffn_leave = (norms.get(k) for k in spec.Norms.KEYS)
+        self.mixer = MIXERS[type(layer.mixer)](ctx, layer.mixer, weights["mixer"], place)
+        self._ffn = FFNS[type(layer.ffn)](ctx, layer.ffn, weights["ffn"])
         self.specs = {
-            "norm": self._norm.specs,
-            "attention": self.attention.specs,
-            "mlp_norm": self._mlp_norm.specs,
-            "mlp": self._mlp.specs,
+            "norms": {k: n.specs for k, n in norms.items()},
+            "mixer": self.mixer.specs,
+            "ffn": self._ffn.specs,
         }
 
-    def __call__(
-        self, p: Mapping[str, Any], x: Array, residual: Array | None, kv: Array, batch: StepBatch, group: int, cos_sin: Array
-    ) -> tuple[Array, Array, Array]:
-        x, residual = self._norm(p["norm"], x, residual)
-        x, kv = self.attention(p["attention"], x, kv, batch, group, cos_sin)
-        x, residual = self._mlp_norm(p["mlp_norm"], x, residual)
-        return self._mlp(p["mlp"], x), residual, kv
+    def __call__(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array]:
+        norms = p["norms"]
+        entered, residual = _entered(self._enter, norms.get("mixer"), x, residual)
+        x = self.mixer(p["mixer"], entered, flow)
+        if self._leave is not None:
+            x = self._leave(norms["mixer_out"], x)
+        if self._parallel:
+            if self._ffn_enter is not None:
+                entered = self._ffn_enter(norms["ffn"], residual)
+            x = x + self._last(p, entered, flow)
+            return self._scaled(x), residual
+        entered, residual = _entered(self._ffn_enter, norms.get("ffn"), self._scaled(x), residual)
+        return self._scaled(self._last(p, entered, flow)), residual
+
+    def _last(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
+        x = self._ffn(p["ffn"], x, flow)
+        return x if self._ffn_leave is None else self._ffn_leave(p["norms"]["ffn_out"], x)
+
+    def _scaled(self, x: Array) -> Array:
+        return x if self._multiplier == 1.0 else x * self._multiplier
+
+
+def _entered(norm: RMSNorm | None, p: Any, x: Array, residual: Array | None) -> tuple[Array, Array]:
+    """What enters a part of a layer, and the residual stream it is made of."""
+    if norm is not None:
+        return norm.add(p, x, residual)
+    total = x if residual is None else x + residual
+    return total, total
 
 
 class Decoder:
     """A model: what `build` returns. Holds no tensors; parameters and caches are passed."""
 
-    def __init__(self, ctx: Context, s: Settings) -> None:
-        self.vocab, self.hidden, self.comm, self.tied = s.vocab, s.hidden, ctx.comm, s.tied
-        self.max_len = ctx.max_len
-        windows = s.windows_within(ctx.max_len)
-        self._embed = Embedding(ctx, "model.embed_tokens", s.vocab, s.hidden, s.tied)
-        self._blocks = [Block(ctx, f"model.layers.{i}", s, w) for i, w in enumerate(windows)]
-        self._norm = AddRMSNorm(ctx, "model.norm", s.hidden, s.eps)
-        self._head = LMHead(ctx, "model.embed_tokens" if s.tied else "lm_head", s.vocab, s.hidden)
-        table = partial(cos_sin_table, dict(s.rope), s.attention.head_dim, s.trained, ctx.max_len)
+    def __init__(self, ctx: Context, s: spec.ModelSpec) -> None:
+        self.spec, self.comm, self.max_len = s, ctx.comm, ctx.max_len
+        self.vocab, self.hidden = s.vocab, s.hidden
+        kinds = sizes.attention(s, ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
+        weights: Mapping[str, Any] = s.weights()
+        self.layer_group = tuple(list(dict.fromkeys(kinds)).index(k) for k in kinds)
+        """Per layer: its index in `groups`."""
+        ropes = s.ropes
+        self._embed = Embedding(ctx, s, weights["embed"])
+        self._blocks = [
+            Block(ctx, layer, weights["layers"][i], Place(i, self.layer_group[i], _table(ropes, layer)))
+            for i, layer in enumerate(s.layers)
+        ]
+        self._norm = RMSNorm(ctx, s.norm, weights["norm"])
+        self._head = LMHead(ctx, s, weights["head"])
         self.specs: dict[str, Any] = {
-            "rope": ParamSpec((), "float32", make=table),
+            "rope": {i: _table_spec(rope, ctx.max_len) for i, rope in enumerate(ropes)},
             "embed": self._embed.specs,
             "layers": {i: b.specs for i, b in enumerate(self._blocks)},
             "norm": self._norm.specs,
             "head": self._head.specs,
         }
-        self.layouts: tuple[KVLayout, ...] = tuple(b.attention.layout for b in self._blocks)
+        self.layouts: tuple[KVLayout, ...] = tuple(b.mixer.layout for b in self._blocks)
         """Per layer."""
-        self.groups = kv_groups(windows, ctx.block_tokens, [layout.bytes_per_block for layout in self.layouts])
-        """Layers that keep the same tokens share a group."""
-        self.layer_group = tuple(next(g for g, k in enumerate(self.groups) if i in k.layers) for i in range(len(windows)))
-        """Per layer: its index in `groups`."""
-        first = [self._blocks[g.layers[0]].attention for g in self.groups]
+        self.groups = sizes.kv_groups(kinds, ctx.block_tokens, [layout.bytes_per_block for layout in self.layouts])
+        """Layers that keep the same tokens in the same way share a group."""
+        first = [self._blocks[g.layers[0]].mixer for g in self.groups]
         self.attention: tuple[tuple[AttentionBackend, AttnSpec], ...] = tuple((a.backend, a.spec) for a in first)
         """Per group: the backend whose `plan` fills StepBatch.plans, and the spec it plans for, that of all its layers."""
 
     def rename(self, name: str) -> str | None:
-        """A checkpoint's tensor name as the layers know it; None for tensors that hold nothing of their own: rotary
-        tables, and the output matrix of a model whose embedding serves as one. Bare decoders lack the `model.` prefix."""
-        if name.endswith("rotary_emb.inv_freq") or (self.tied and name == "lm_head.weight"):
-            return None
-        return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
+        """A checkpoint's tensor name as the layers know it; None for tensors that hold nothing of their own."""
+        return self.spec.known(name)
 
     def forward(self, params: Any, batch: StepBatch, kv: list[Array]) -> tuple[Array, list[Array]]:
         """The hidden states [T, hidden] after the final norm, and the new caches, one per layer. Token ids are known:
         batch.tokens holds no ON_DEVICE."""
-        x, residual, new = self._embed(params["embed"], batch.tokens), None, list(kv)
+        flow = Flow(batch, list(kv), params["rope"])
+        x, residual = self._embed(params["embed"], batch.tokens), None
         for i, block in enumerate(self._blocks):
-            p = params["layers"][i]
-            x, residual, new[i] = block(p, x, residual, kv[i], batch, self.layer_group[i], params["rope"])
-        x, _ = self._norm(params["norm"], x, residual)
-        return x, new
+            x, residual = block(params["layers"][i], x, residual, flow)
+        x, _ = self._norm.add(params["norm"], x, residual)
+        return x, flow.caches
 
     def logits(self, params: Any, x: Array) -> Array:
         """x [N, hidden] of `forward` -> f32[N, vocab]."""
@@ -105,3 +133,12 @@ class Decoder:
         """x [N, hidden] of `forward` -> (the likeliest tokens i32[N], their logits f32[N]): what `logits` would give, but
         faster. Only where the model `chooses`."""
         return self._head.largest(params["head"], x)
+
+
+def _table(ropes: Sequence[spec.Rope], layer: spec.Layer) -> int:
+    return -1 if layer.mixer.rope is None else ropes.index(layer.mixer.rope)
+
+
+def _table_spec(rope: spec.Rope, max_len: int) -> ParamSpec:
+    make = partial(cos_sin_table, dict(rope.parameters), rope.dim, rope.trained, max_len)
+    return ParamSpec(Weight(()), "float32", make=make)

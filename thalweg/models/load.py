@@ -24,7 +24,7 @@ from thalweg.hal.platform import Device
 from thalweg.hal.step import Params
 from thalweg.hal.weights import DENSE, QTensor
 from thalweg.models.build import Model
-from thalweg.models.spec import ParamSpec, Source, divided, walk
+from thalweg.models.weights import ParamSpec, Source, divided, walk
 from thalweg.quantization.online import rounded
 
 FLOATS = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -154,9 +154,12 @@ def _file_reader(model: Model, checkpoint: Checkpoint, device: Device) -> tuple[
 def _share(source: Source, shard: int | None, rank: int, size: int) -> tuple[slice | None, slice | None]:
     """Rows and columns of one rank's share of a tensor."""
     mine: list[slice | None] = [None, None]
+    if source.rows:
+        mine[0] = slice(source.first, source.first + source.shape[0])
     if shard is not None and size > 1:
         n = divided(source.shape, shard, size)[shard]
-        mine[shard] = slice(rank * n, (rank + 1) * n)
+        at = rank * n + (source.first if shard == 0 else 0)
+        mine[shard] = slice(at, at + n)
     return mine[0], mine[1]
 
 
@@ -183,8 +186,8 @@ def _check(model: Model, checkpoint: Checkpoint, stored: Mapping[str, str]) -> N
         problems.append(f"has {_some(extra)}, which the architecture of config.json does not")
     for name in sorted(wanted.keys() & stored.keys()):
         dtype, shape = checkpoint.entry(stored[name])
-        if shape != wanted[name].shape:
-            problems.append(f"{stored[name]} has shape {list(shape)}, config.json makes it {list(wanted[name].shape)}")
+        if shape != wanted[name].stored:
+            problems.append(f"{stored[name]} has shape {list(shape)}, config.json makes it {list(wanted[name].stored)}")
         elif dtype not in FLOATS:
             problems.append(f"{stored[name]} has dtype {dtype}; this version reads {', '.join(FLOATS)}")
     if problems:
@@ -197,8 +200,8 @@ def _dummy_reader(model: Model, seed: int, device: Device) -> Reader:
 
     def read(spec: ParamSpec, rank: int) -> Any:
         shape = spec.shape(model.comm.size)
-        if spec.dummy != "normal":
-            return torch.full(shape, 1.0 if spec.dummy == "ones" else 0.0, dtype=FLOATS[spec.dtype])
+        if spec.weight.fill != "normal":
+            return torch.full(shape, 1.0 if spec.weight.fill == "ones" else 0.0, dtype=FLOATS[spec.dtype])
         # A parameter's own seed on each rank, so that its values do not depend on the order of loading.
         own = ((seed & 0xFFFFFFFF) << 31) ^ zlib.crc32(f"{spec.sources[0].name}{f' {rank}' if rank else ''}".encode())
         drawn = device.normal(shape, spec.dtype, std=DUMMY_STD, seed=own)

@@ -1,71 +1,281 @@
-"""What a parameter is, declared by the layer that uses it: where its values come from, how they are divided, who packs it.
+"""What a model is, declared: a list of layers, what lies around them, and the tensors each part is made of.
 
-The loader walks the tree of these; layers never see a file, and the loader never sees a layer.
+A family (`families/`) turns a configuration into a `ModelSpec`; `decoder` assembles layers by the kinds named here, and
+`sizes` counts bytes by walking the same declarations. Loads no tensor framework, so that memory can be planned, and a
+configuration refused, before anything heavy is loaded.
+
+Names of tensors are those of the checkpoint: each part names its own, relative to what it is a part of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-import numpy as np
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.hal.attention import AttnSpec
+from thalweg.models.weights import Source, Weight, Weights, linear, matrices, vector
 
-from thalweg.hal.step import Array
-from thalweg.hal.weights import DENSE, QTensor, WeightFormat
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+"""What `layers.rotary` computes."""
+
+
+def rope_type(parameters: Mapping[str, Any], dim: int) -> str:
+    """UnsupportedModelError if this version lacks it, CheckpointError if dim is odd."""
+    kind = parameters["rope_type"]
+    if kind not in ROPE_TYPES:
+        raise UnsupportedModelError(
+            f"config.json: rope_type: {kind!r:.80} is not supported; this version has {', '.join(ROPE_TYPES)}"
+        )
+    if dim % 2:
+        raise CheckpointError(f"config.json: head_dim: rotary positions need an even number, not {dim}")
+    return str(kind)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """One tensor of the checkpoint, under the name the layer knows it by, with its whole (undivided) shape."""
+class Norm:
+    """RMSNorm over the last `size` values (`ops.rms_norm`)."""
 
     name: str
-    shape: tuple[int, ...]
+    size: int
+    eps: float
+    offset: float = 0.0
+    """Added to the weight; the product with it is then taken in float32 (Gemma: 1)."""
+
+    def weights(self, at: str) -> Weights:
+        return {"weight": vector(f"{at}{self.name}.weight", self.size, fill="zeros" if self.offset else "ones")}
 
 
 @dataclass(frozen=True, slots=True)
-class ParamSpec:
-    """One parameter. Several sources are joined along the first dimension, each divided among ranks first."""
+class Rope:
+    """Rotary positions (`ops.rope`)."""
 
-    sources: tuple[Source, ...]
-    dtype: str
-    shard: int | None = None
-    """Dimension divided evenly among the ranks; None = every rank holds all of it."""
-    pack: Callable[[QTensor], Any] | None = None
-    """For matrices a kernel multiplies by: what it wants of them, once, at load."""
-    pack_parts: Callable[[Sequence[np.ndarray], WeightFormat], Any] | None = None
-    """The same, rounding included, straight from the checkpoint's tensors, where they hold `dtype`."""
-    format: WeightFormat = DENSE
-    """What such a matrix is rounded to before it is packed."""
-    make: Callable[[], Array] | None = None
-    """A computed table instead of stored values; then there are no sources."""
-    dummy: Literal["normal", "ones", "zeros"] = "normal"
-    """What load_format "dummy" fills it with."""
-
-    def shape(self, size: int) -> tuple[int, ...]:
-        """On one of `size` ranks."""
-        parts = [divided(s.shape, self.shard, size) for s in self.sources]
-        return (sum(p[0] for p in parts), *parts[0][1:])
+    parameters: Mapping[str, Any]
+    """As `checkpoint.config.rope_parameters` gives them."""
+    dim: int
+    """Values of a head that turn, from its first."""
+    trained: int
+    """max_position_embeddings."""
+    interleaved: bool = False
 
 
-Specs = Mapping[Any, "Specs | ParamSpec"]
-"""Nested dicts of ParamSpec; the loaded parameters have the same keys."""
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """RMSNorm of q and k before rotation."""
+
+    eps: float
+    offset: float = 0.0
+    whole: bool = False
+    """Over all heads at once, not each head's own. Its sum crosses ranks, so such a model runs on one."""
+    q: str = "q_norm"
+    k: str = "k_norm"
 
 
-def divided(shape: tuple[int, ...], dim: int | None, size: int) -> tuple[int, ...]:
-    """One rank's part of `shape`. ValueError if it does not divide evenly."""
-    if dim is None or size == 1:
-        return shape
-    if shape[dim] % size:
-        raise ValueError(f"dimension {dim} of {shape} does not divide among {size} ranks")
-    return (*shape[:dim], shape[dim] // size, *shape[dim + 1 :])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Self-attention with grouped queries."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: Rope | None = None
+    """None: positions are not told."""
+    window: int = 0
+    """Tokens a token sees, itself included; 0 = all before it."""
+    scale: float = 0.0
+    """Of the scores; 0 = head_dim ** -0.5."""
+    softcap: float = 0.0
+    norm: HeadNorm | None = None
+    bias: bool = False
+    """Of q, k and v."""
+    out_bias: bool = False
+    name: str = "self_attn"
+    parts: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
+    fused: str = ""
+    """The tensor that holds q, k and v, one after the other; "" = one tensor each."""
+    out: str = "o_proj"
+
+    def attends(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> AttnSpec:
+        """What the attention backend is asked for, on one of `ranks`, where no sequence is longer than max_len: a window
+        that no sequence outgrows hides nothing."""
+        window = self.window if self.window < max_len else 0
+        return AttnSpec(
+            heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, head_dim=self.head_dim,
+            scale=self.scale or self.head_dim**-0.5, dtype=dtype, kind="window" if window else "full", window=window,
+            softcap=self.softcap, kv_dtype=kv_dtype,
+        )  # fmt: skip
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        at, d = f"{at}{self.name}.", self.head_dim
+        outputs = (self.heads * d, self.kv_heads * d, self.kv_heads * d)
+        parts = {f"{at}{part}": n for part, n in zip(self.parts, outputs, strict=True)}
+        made: dict[str, Any] = {
+            "qkv": linear(parts, hidden, shard=0, bias=self.bias, fused=f"{at}{self.fused}" if self.fused else ""),
+            "out": linear({f"{at}{self.out}": hidden}, self.heads * d, shard=1, bias=self.out_bias),
+        }
+        if self.norm is not None:
+            widths = outputs[:2] if self.norm.whole else (d, d)
+            for key, name, size in zip(("q_norm", "k_norm"), (self.norm.q, self.norm.k), widths, strict=True):
+                made[key] = Norm(name, size, self.norm.eps, self.norm.offset).weights(at)
+        return made
 
 
-def walk(specs: Specs) -> Iterator[tuple[tuple[Any, ...], ParamSpec]]:
-    """Every parameter with its keys from the root, in order."""
-    for key, value in specs.items():
-        if isinstance(value, ParamSpec):
-            yield (key,), value
-        else:
-            for keys, spec in walk(value):
-                yield (key, *keys), spec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLP:
+    """down(act(gate(x)) * up(x))."""
+
+    inner: int
+    act: str = "silu"
+    """As `ops.act_and_mul` names it."""
+    bias: bool = False
+    name: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    fused: str = ""
+    """The tensor that holds gate and up; "" = one tensor each."""
+
+    @property
+    def width(self) -> int:
+        """Inner values that one token's step holds."""
+        return self.inner
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        at = f"{at}{self.name}."
+        parts = {f"{at}{self.gate}": self.inner, f"{at}{self.up}": self.inner}
+        return {
+            "gate_up": linear(parts, hidden, shard=0, bias=self.bias, fused=f"{at}{self.fused}" if self.fused else ""),
+            "down": linear({f"{at}{self.down}": hidden}, self.inner, shard=1, bias=self.bias),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoE:
+    """A mixture of gated MLPs: every token goes to `top_k` of the experts (`ops.route`, `ops.experts`)."""
+
+    experts: int
+    top_k: int
+    inner: int
+    """Of one expert."""
+    act: str = "silu"
+    scores: str = "softmax"
+    renormalise: bool = False
+    """Weights of the chosen experts sum to one."""
+    scale: float = 1.0
+    name: str = "mlp"
+    router: str = "gate"
+    expert: str = "experts.{}"
+    """{}: the expert's index."""
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+    @property
+    def width(self) -> int:
+        return self.inner * self.top_k
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        at = f"{at}{self.name}."
+        each = [at + self.expert.format(e) for e in range(self.experts)]
+        gates = {f"{e}.{part}": self.inner for e in each for part in (self.gate, self.up)}
+        return {
+            "router": {"weight": Weight((Source(f"{at}{self.router}.weight", (self.experts, hidden)),))},
+            "gate_up": {"weight": matrices(gates, hidden, shard=0, role="experts")},
+            "down": {"weight": matrices({f"{e}.{self.down}": hidden for e in each}, self.inner, shard=1, role="experts")},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """Where a layer normalises: what enters attention and the feed-forward part, and what leaves them before it is added
+    to the residual stream. None: not there."""
+
+    mixer: Norm | None = None
+    mixer_out: Norm | None = None
+    ffn: Norm | None = None
+    ffn_out: Norm | None = None
+
+    KEYS: ClassVar[tuple[str, ...]] = ("mixer", "mixer_out", "ffn", "ffn_out")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """x + mixer(x), then x + ffn(x), normalised as `norms` says."""
+
+    mixer: Attention
+    ffn: MLP | MoE
+    norms: Norms
+    parallel: bool = False
+    """Both parts see the same x, and both are added to it. Without a norm of its own the ffn takes the mixer's input."""
+    multiplier: float = 1.0
+    """Of what both parts add to the residual stream."""
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        norms = {k: n.weights(at) for k in Norms.KEYS if (n := getattr(self.norms, k)) is not None}
+        return {"norms": norms, "mixer": self.mixer.weights(at, hidden), "ffn": self.ffn.weights(at, hidden)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """How a checkpoint's names differ from those that the parts of a spec give."""
+
+    replace: tuple[tuple[str, str], ...] = ()
+    """Prefixes and what takes their place; the first that fits. Bare decoders lack the `root`, which is added."""
+    skip: tuple[str, ...] = ()
+    """Prefixes of tensors that hold nothing of this model, such as another modality's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A decoder: embedding, layers, a last norm, an output matrix."""
+
+    vocab: int
+    hidden: int
+    layers: tuple[Layer, ...]
+    norm: Norm
+    tied: bool = False
+    """The embedding is also the output matrix."""
+    embed_scale: float = 1.0
+    """Of embedded tokens, rounded to the model's dtype."""
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
+    """0 = off; else logits become cap * tanh(logits / cap)."""
+    root: str = "model."
+    layer: str = "layers.{}."
+    embed: str = "embed_tokens"
+    head: str = "lm_head"
+    names: Names = field(default_factory=Names)
+
+    def weights(self) -> Weights:
+        """Every parameter, by the keys that loaded parameters have."""
+        table = f"{self.root}{self.embed}"
+        shape = {table if self.tied else self.head: self.vocab}
+        return {
+            "embed": {"weight": matrices({table: self.vocab}, self.hidden, shard=1, role="embedding")},
+            "layers": {i: each.weights(self.root + self.layer.format(i), self.hidden) for i, each in enumerate(self.layers)},
+            "norm": self.norm.weights(self.root),
+            "head": {"weight": matrices(shape, self.hidden, shard=0, role="head")},
+        }
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """Each rotary table that some layer reads, once."""
+        found: list[Rope] = []
+        for each in self.layers:
+            if each.mixer.rope is not None and each.mixer.rope not in found:
+                found.append(each.mixer.rope)
+        return tuple(found)
+
+    def known(self, name: str) -> str | None:
+        """A checkpoint's tensor name as the layers know it. None for tensors that hold nothing of their own: rotary tables,
+        the output matrix of a model whose embedding serves as one, and what `names` skips."""
+        if name.startswith(self.names.skip) or name.endswith("rotary_emb.inv_freq"):
+            return None
+        for old, new in self.names.replace:
+            if name.startswith(old):
+                name = new + name.removeprefix(old)
+                break
+        if self.tied and name == f"{self.head}.weight":
+            return None
+        return name if name.startswith((self.root, f"{self.head}.")) else self.root + name

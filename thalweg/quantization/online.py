@@ -11,7 +11,7 @@ step reads a few rows, and norms and biases stay as they are. Values are rounded
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
@@ -26,6 +26,14 @@ class Formats:
 
     layers: WeightFormat = DENSE
     head: WeightFormat = DENSE
+
+    def of(self, role: str, name: str) -> WeightFormat:
+        """What a parameter is held in. role: what it is for ("linear", "experts", "head", ...); name: its first tensor."""
+        if role == "linear":
+            return self.layers
+        if role == "experts":  # their op rounds no inputs
+            return replace(self.layers, act="")
+        return self.head if role == "head" else DENSE
 
 
 DENSE_FORMATS = Formats()
@@ -60,10 +68,7 @@ def rounded(w: QTensor, format: WeightFormat) -> QTensor:
     return QTensor(format, w.shape, data)
 
 
-def bytes_of(format: WeightFormat, dense: int, dtype_bytes: int, fan_in: int) -> int:
-    """Bytes of matrices in this format that take `dense` bytes unrounded, fan_in being about their number of inputs."""
-    if format == DENSE:
-        return dense
-    groups = -(-fan_in // (format.group or fan_in))
-    each = format.bits / 8 + groups * (4 if format.symmetric else 8) / fan_in
-    return int(dense / dtype_bytes * each)
+def bytes_of(format: WeightFormat, outputs: int, inputs: int) -> int:
+    """Bytes of a matrix [outputs, inputs] in this (quantised) format: codes, scales and zero points."""
+    groups = -(-inputs // (format.group or inputs))
+    return outputs * inputs * format.bits // 8 + outputs * groups * (4 if format.symmetric else 8)

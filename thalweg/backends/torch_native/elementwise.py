@@ -44,14 +44,16 @@ def _history_write(history: Tensor, slots: Tensor, positions: Tensor, tokens: Te
     return history.index_put_((row, column), tokens)
 
 
-def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
     total = x + residual
-    return _rms_norm(total, weight, eps=eps), total
+    return _rms_norm(total, weight, eps=eps, offset=offset), total
 
 
-def _rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+def _rms_norm(x: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> Tensor:
     wide = x.to(torch.float32)
     scale = (wide * wide).mean(-1, keepdim=True).add_(eps).rsqrt_()
+    if offset:
+        return (wide * scale).mul_(weight.to(torch.float32) + offset).to(x.dtype)
     return (wide * scale).to(x.dtype).mul_(weight)
 
 

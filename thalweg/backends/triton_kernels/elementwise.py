@@ -17,8 +17,8 @@ WIDEST = 65536
 
 @triton.jit
 def _norm(
-    x, residual, weight, out, total, rows, inner, x_outer, x_inner, r_outer, r_inner, width, eps,
-    ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x, residual, weight, out, total, rows, inner, x_outer, x_inner, r_outer, r_inner, width, eps, offset,
+    ADD: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of rms_norm, or of add_rms_norm. Row r of x starts at r // inner * x_outer + r % inner * x_inner."""
     r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -34,8 +34,12 @@ def _norm(
         tl.store(total + put, wide, mask=ok)
         wide = wide.to(tl.float32)
     scale = 1.0 / tl.sqrt_rn(tl.sum(wide * wide, 1) / width + eps)
-    normed = (wide * scale[:, None]).to(out.dtype.element_ty).to(tl.float32)
+    normed = wide * scale[:, None]
     w = tl.load(weight + c, mask=c < width, other=0.0).to(tl.float32)
+    if OFFSET:
+        w += offset
+    else:
+        normed = normed.to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + put, (normed * w[None, :]).to(out.dtype.element_ty), mask=ok)
 
 
@@ -118,7 +122,7 @@ def _places(x: Tensor) -> tuple[Tensor, int, int, int]:
     return x, 1, x.stride(0) if x.dim() == 2 else x.shape[-1], 0
 
 
-def _run_norm(t: Rows, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _run_norm(t: Rows, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = torch.empty_like(out) if residual is not None else out
@@ -134,17 +138,19 @@ def _run_norm(t: Rows, x: Tensor, residual: Tensor | None, weight: Tensor, eps: 
     per, block, warps = t.split(width)
     _norm[(triton.cdiv(rows, per),)](
         x, x if residual is None else residual, weight, out, total, rows, inner, outer_stride, inner_stride, r_outer, r_inner,
-        width, eps, ADD=residual is not None, ROWS=per, BLOCK=block, num_warps=warps,
+        width, eps, offset, ADD=residual is not None, OFFSET=offset != 0.0, ROWS=per, BLOCK=block, num_warps=warps,
     )  # fmt: skip
     return out, total
 
 
-def rms_norm(t: Rows, x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    return _run_norm(t, x, None, weight, eps)[0]
+def rms_norm(t: Rows, x: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> Tensor:
+    return _run_norm(t, x, None, weight, eps, offset)[0]
 
 
-def add_rms_norm(t: Rows, x: Tensor, residual: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
-    return _run_norm(t, x, residual, weight, eps)
+def add_rms_norm(
+    t: Rows, x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    return _run_norm(t, x, residual, weight, eps, offset)
 
 
 def rope(

@@ -14,16 +14,17 @@ from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.config import read_config
 from thalweg.config import CacheConfig, DeviceConfig, EngineArgs, EngineConfig, ModelConfig, SchedulerConfig, check_args
 from thalweg.engine.worker import resolve
-from thalweg.engine.worker.plan import gib, history, plan, step_sizes, to_load, weight_bytes
+from thalweg.engine.worker.plan import gib, history, plan, step_sizes, to_load
 from thalweg.engine.worker.runner import Runner
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.hal import discovery
-from thalweg.hal.kv import BYTES, KVLayout, KVSpec
+from thalweg.hal.kv import KVLayout, KVSpec
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Defaults, Device, Limits, ModelFacts, Pending, Platform
 from thalweg.hal.step import StateBox, StepBatch
 from thalweg.marks import mark
-from thalweg.models import registry
+from thalweg.models import registry, sizes
+from thalweg.quantization.online import formats
 
 logger = logging.getLogger(__name__)
 
@@ -203,12 +204,13 @@ def _no_step(params: Any, state: Any, batch: StepBatch) -> Any:
 
 def _room(job: _Job, dtype: str, schedule: SchedulerConfig, length: int) -> int:
     """Bytes for the KV cache, known before a weight is read."""
-    settings, ranks = registry.family(job.hf)(job.hf), job.device.comm.size
+    spec, ranks = registry.family(job.hf)(job.hf), job.device.comm.size
     options = resolve.options(job.args, job.platform)
-    steps = step_sizes(settings, schedule, length, BYTES[dtype], ranks, job.args.batch_invariant is not False)
+    steps = step_sizes(spec, schedule, length, dtype, ranks, job.args.batch_invariant is not False)
     others = job.platform.workspace_with(steps, options) + history(schedule, length)
     packs = job.platform.packs_with(dtype, options)
-    weights = weight_bytes(settings, dtype, length, ranks, resolve.quantization(job.args, job.defaults), packs)
+    use = formats(resolve.quantization(job.args, job.defaults))
+    weights = sizes.weight_bytes(spec, dtype, length, ranks, use, packs)
     return resolve.cache_bytes(job.args, job.defaults, job.device.memory(), weights, others)
 
 

@@ -2,7 +2,7 @@
 flag to change when they do not. From config.json and the headers of the weights alone: no device is opened, no weight is
 read, no tensor framework is loaded.
 
-Decides nothing of its own: sizes come from `resolve`, shapes from `models.settings`, estimates from the platform.
+Decides nothing of its own: sizes come from `resolve` and `models.sizes`, estimates from the platform.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from thalweg.config import EngineArgs, SchedulerConfig, check_args
 from thalweg.engine.worker import resolve
 from thalweg.errors import CheckpointError, ConfigError, DeviceError
 from thalweg.hal import discovery
-from thalweg.hal.kv import BYTES, KVSpec, kept_bytes
+from thalweg.hal.kv import KVSpec
 from thalweg.hal.platform import Defaults, DeviceInfo, Memory, ModelFacts, Platform, StepSizes
-from thalweg.models import registry
-from thalweg.models.settings import Parameters, Settings, kv_groups
-from thalweg.quantization.online import bytes_of, formats
+from thalweg.models import registry, sizes
+from thalweg.models.spec import ModelSpec
+from thalweg.quantization.online import formats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class _Known:
 
     args: EngineArgs
     facts: ModelFacts
-    settings: Settings
+    spec: ModelSpec
     platform: Platform
     options: Any
     """The platform's own knobs."""
@@ -98,8 +98,7 @@ def to_load(args: EngineArgs, platform: Platform) -> int:
     else is planned. `args` as for `plan`, and it raises the same."""
     known = _known(args, platform)
     made = _plan(known)
-    tables = known.settings.parameters(BYTES[made.dtype], resolve.max_len(args, known.facts)).tables
-    return made.weights - tables if made.fits else 0
+    return made.weights - sizes.table_bytes(known.spec, resolve.max_len(args, known.facts)) if made.fits else 0
 
 
 def _known(args: EngineArgs, platform: Platform) -> _Known:
@@ -107,14 +106,14 @@ def _known(args: EngineArgs, platform: Platform) -> _Known:
     path = Path(args.model)
     hf = read_config(path, args.hf_overrides)
     facts = read_facts(hf, path)
-    settings = registry.family(hf)(hf)
+    spec = registry.family(hf)(hf)
     resolve.check_values(args, platform)
     options = resolve.options(args, platform)
     info = platform.describe_with(options)
     if info is None:
         raise DeviceError(f"device: {platform.name!r} cannot be planned for: {platform.unplanned()}")
     ranks = len(resolve.place(args, platform).devices)
-    return _Known(args, facts, settings, platform, options, info, platform.defaults(facts, info), ranks)
+    return _Known(args, facts, spec, platform, options, info, platform.defaults(facts, info), ranks)
 
 
 def _plan(k: _Known) -> Plan:
@@ -123,15 +122,15 @@ def _plan(k: _Known) -> Plan:
     length = resolve.max_len(args, k.facts)
     schedule = resolve.scheduler(args, k.defaults, length)
     groups = _groups(k, length, resolve.block_tokens(args, k.defaults), dtype)
-    parameters = k.settings.parameters(BYTES[dtype], length)
     if k.facts.weight_bytes and args.load_format != "dummy":
-        _check_stored(k, parameters, dtype)
+        _check_stored(k)
     weights = 0
     if k.platform.runs_models:
         packs = k.platform.packs_with(dtype, k.options)
-        weights = weight_bytes(k.settings, dtype, length, k.ranks, resolve.quantization(args, k.defaults), packs)
+        use = formats(resolve.quantization(args, k.defaults))
+        weights = sizes.weight_bytes(k.spec, dtype, length, k.ranks, use, packs)
     problems: list[str] = []
-    steps = step_sizes(k.settings, schedule, length, BYTES[dtype], k.ranks, args.batch_invariant is not False)
+    steps = step_sizes(k.spec, schedule, length, dtype, k.ranks, args.batch_invariant is not False)
     others = _workspace(k, steps) + history(schedule, length)  # of the length asked for; shorter than that needs no more
     try:
         memory = resolve.cache_bytes(args, k.defaults, Memory(k.info.memory_bytes, k.info.memory_bytes), weights, others)
@@ -165,27 +164,13 @@ def history(schedule: SchedulerConfig, length: int) -> int:
 
 
 def step_sizes(
-    s: Settings, schedule: SchedulerConfig, length: int, dtype_bytes: int, ranks: int, batch_invariant: bool
+    spec: ModelSpec, schedule: SchedulerConfig, length: int, dtype: str, ranks: int, batch_invariant: bool
 ) -> StepSizes:
     """What bounds the temporaries of a model's largest step, on one of the ranks that share it."""
-    return StepSizes(
-        tokens=schedule.max_tokens, seqs=schedule.max_seqs, max_len=length, hidden=s.hidden, inner=s.inner // ranks,
-        heads=s.attention.heads // ranks, kv_heads=s.attention.kv_heads // ranks, head_dim=s.attention.head_dim,
-        vocab=s.vocab, dtype_bytes=dtype_bytes, batch_invariant=batch_invariant,
+    return sizes.step_sizes(
+        spec, tokens=schedule.max_tokens, seqs=schedule.max_seqs, max_len=length, dtype=dtype, ranks=ranks,
+        batch_invariant=batch_invariant,
     )  # fmt: skip
-
-
-def weight_bytes(s: Settings, dtype: str, length: int, ranks: int, quantization: str | None, packs: bool) -> int:
-    """Of the weights in memory, on one of the ranks that share them: in dtype or as `quantization` rounds them, with the copies
-    that kernels pack where the platform says that they do, and computed tables, which every rank has whole. A tied embedding
-    is divided in two ways, so ranks hold a share of each."""
-    p, wide = s.parameters(BYTES[dtype], length), BYTES[dtype]
-    if quantization is None:
-        twice = p.tied and (ranks > 1 or packs)
-        return (p.stored + (p.head if twice else 0)) // ranks + p.tables
-    use = formats(quantization)
-    rounded = bytes_of(use.layers, p.layers, wide, s.hidden) + bytes_of(use.head, p.head, wide, s.hidden)
-    return (p.embedding + rounded) // ranks + p.tables
 
 
 def _shown(g: KVSpec) -> dict[str, Any]:
@@ -193,20 +178,16 @@ def _shown(g: KVSpec) -> dict[str, Any]:
 
 
 def _groups(k: _Known, length: int, block_tokens: int, dtype: str) -> tuple[KVSpec, ...]:
-    """Keys and values side by side: the layout every attention backend here has."""
     if not k.platform.runs_models:
         return (resolve.stand_in_group(k.facts, block_tokens),)
-    a = k.settings.attention
-    windows = k.settings.windows_within(length)
-    each = 2 * block_tokens * (a.kv_heads // k.ranks) * kept_bytes(a.head_dim, k.args.kv_dtype or dtype)
-    return kv_groups(windows, block_tokens, [each] * len(windows))
+    return sizes.kv_groups(sizes.attention(k.spec, dtype, k.args.kv_dtype, length, k.ranks), block_tokens)
 
 
-def _check_stored(k: _Known, parameters: Parameters, dtype: str) -> None:
+def _check_stored(k: _Known) -> None:
     """The files hold about as many values as the configuration makes. Not exactly: a tied output matrix may be stored too,
     and some checkpoints keep tables. Counted in values, as files may be in another dtype than config.json names."""
-    held, described = open_checkpoint(Path(k.args.model)).values, parameters.stored // BYTES[dtype]
-    extra = parameters.head // BYTES[dtype] if parameters.tied else 0
+    held, described = open_checkpoint(Path(k.args.model)).values, sizes.stored_values(k.spec)
+    extra = sizes.head_values(k.spec) if k.spec.tied else 0
     if not 0.98 * described <= held <= 1.02 * (described + extra):
         raise CheckpointError(
             f"{k.args.model}: config.json describes {described:,} weights, and the files hold {held:,}: "

@@ -11,25 +11,37 @@ from thalweg.hal.op import Sample, op
 TOLERANCES = {"float32": 2e-6, "bfloat16": 1e-2}
 
 
-def _norm_sample(*shape: int, residual: bool = False) -> Sample:
+def _norm_sample(*shape: int, residual: bool = False, offset: float = 0.0) -> Sample:
     def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         arrays = [rng.normal(size=shape).astype(np.float16) for _ in range(1 + residual)]
-        return (*arrays, (1 + 0.1 * rng.normal(size=shape[-1])).astype(np.float16))
+        return (*arrays, (1 - offset + 0.1 * rng.normal(size=shape[-1])).astype(np.float16))
 
-    return Sample("x".join(map(str, shape)), make, {"eps": 1e-6})
+    more = {"offset": offset} if offset else {}
+    return Sample("x".join(map(str, shape)) + ("-offset" if offset else ""), make, {"eps": 1e-6} | more)
 
 
-@op(samples=[_norm_sample(1, 64), _norm_sample(7, 128), _norm_sample(5, 4, 32)], tolerances=TOLERANCES)
-def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+@op(
+    samples=[_norm_sample(1, 64), _norm_sample(7, 128), _norm_sample(5, 4, 32), _norm_sample(7, 128, offset=1.0)],
+    tolerances=TOLERANCES,
+)
+def rms_norm(x: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> Tensor:
     """x / sqrt(mean(x^2) + eps) over the last dimension in float32, cast to x.dtype, then times weight: x [..., H],
-    weight [H] -> [..., H]. The rounding order is that of Llama's published implementation."""
+    weight [H] -> [..., H]. The rounding order is that of Llama's published implementation.
+
+    offset: added to the weight; the product is then taken in float32 and cast last, as Gemma's implementation does."""
     wide = x.to(torch.float32)
     scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
+    if offset:
+        return (wide * scale * (weight.to(torch.float32) + offset)).to(x.dtype)
     return weight * (wide * scale).to(x.dtype)
 
 
-@op(samples=[_norm_sample(1, 64, residual=True), _norm_sample(7, 128, residual=True)], tolerances=TOLERANCES)
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+@op(
+    samples=[_norm_sample(1, 64, residual=True), _norm_sample(7, 128, residual=True),
+             _norm_sample(7, 128, residual=True, offset=1.0)],
+    tolerances=TOLERANCES,
+)  # fmt: skip
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
     """The sum x + residual, in their dtype, and its rms_norm: x, residual [..., H] -> (normed, sum)."""
     total = x + residual
-    return rms_norm.reference(total, weight, eps=eps), total
+    return rms_norm.reference(total, weight, eps=eps, offset=offset), total

@@ -84,7 +84,10 @@ class Turning:
         """The story with q and k as the ops give them, whose weights say the dtype."""
         q, k = (torch.from_numpy(a).to(self.weights[0].dtype) for a in (s.q, s.k))
         if self.turn.eps is not None:
-            q, k = (ops.rms_norm(x, w, eps=self.turn.eps) for x, w in zip((q, k), self.weights, strict=True))
+            q, k = (
+                ops.rms_norm(x, w, eps=self.turn.eps, offset=self.turn.offset)
+                for x, w in zip((q, k), self.weights, strict=True)
+            )
         positions = torch.arange(s.length, dtype=torch.int32)
         q, k = ops.rope(q, k, positions, self.cos_sin, rotary_dim=self.turn.rotary_dim, interleaved=self.turn.interleaved)
         return replace(s, q=q.float().numpy(), k=k.float().numpy())

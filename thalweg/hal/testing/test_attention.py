@@ -34,6 +34,7 @@ TURNS: Mapping[str, Callable[[int], Turn]] = {
     "rope": Turn,
     "norms-rope": lambda d: Turn(d, eps=1e-6),
     "norms-half": lambda d: Turn(d // 2, eps=1e-3),
+    "norms-offset": lambda d: Turn(d, eps=1e-6, offset=1.0),
     "interleaved": lambda d: Turn(d, interleaved=True),
 }
 """Of heads of so many elements."""

@@ -7,83 +7,99 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from thalweg.errors import DeviceError
+from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal import ops
 from thalweg.hal.attention import TAKES_TURNED, AttentionBackend, AttnSpec, Turn, choose_attention
 from thalweg.hal.op import Choice
-from thalweg.hal.step import Array, StepBatch
+from thalweg.hal.step import Array
+from thalweg.models import spec as declared
 from thalweg.models.context import Context
+from thalweg.models.flow import Flow, Place
 from thalweg.models.layers.linear import Linear, RowLinear
-from thalweg.models.layers.norm import norm_specs
-from thalweg.models.settings import Heads
+from thalweg.models.layers.norm import RMSNorm, norm_facts
+from thalweg.models.weights import ParamSpec
 
 
 class Attention:
-    """x [T, hidden] -> [T, hidden]. window: 0 = every earlier token. `group` says which block table is this layer's."""
+    """x [T, hidden] -> [T, hidden]."""
 
-    def __init__(self, ctx: Context, name: str, hidden: int, shape: Heads, window: int) -> None:
-        d = self._head_dim = shape.head_dim
-        parts = {"q_proj": shape.heads * d, "k_proj": shape.kv_heads * d, "v_proj": shape.kv_heads * d}
-        ctx.share(shape.kv_heads, "key-value heads")
-        self._qkv = Linear(ctx, {f"{name}.{part}": n for part, n in parts.items()}, hidden, shape.qkv_bias)
-        self._out = RowLinear(ctx, f"{name}.o_proj", shape.heads * d, hidden, shape.out_bias)
-        self.spec = AttnSpec(
-            heads=ctx.share(shape.heads, "attention heads"),
-            kv_heads=ctx.share(shape.kv_heads, "key-value heads"),
-            head_dim=d,
-            scale=d**-0.5,
-            dtype=ctx.dtype,
-            kind="window" if window else "full",
-            window=window,
-            kv_dtype=ctx.kv_dtype,
-        )
+    def __init__(self, ctx: Context, spec: declared.Attention, weights: Mapping[str, Any], place: Place) -> None:
+        self._head_dim, self._place = spec.head_dim, place
+        ctx.share(spec.heads, "attention heads")
+        ctx.share(spec.kv_heads, "key-value heads")
+        self._qkv = Linear(ctx, weights["qkv"])
+        self._out = RowLinear(ctx, weights["out"])
+        self.spec = spec.attends(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
         self.backend = _choose(ctx, self.spec)
         self.layout = self.backend.layout(self.spec, ctx.block_tokens)
         self.specs: dict[str, Any] = {"qkv": self._qkv.specs, "out": self._out.specs}
-        if shape.norm_eps is not None:
-            self.specs |= {norm: norm_specs(ctx, f"{name}.{norm}", d) for norm in ("q_norm", "k_norm")}
-        turn = Turn(d, eps=shape.norm_eps)
-        self._attend = (_Turned if _offered(ctx, self.backend, self.spec, turn) else _Ops)(ctx, self.backend, self.spec, turn)
+        norms = {k: weights[k] for k in ("q_norm", "k_norm") if k in weights}
+        self._wide: dict[str, RMSNorm] = {}
+        if spec.norm is not None and spec.norm.whole:
+            if ctx.comm.size > 1:
+                raise ConfigError("tensor_parallel_size: the norms of q and k cover all heads of this model: leave it at 1")
+            self._wide = {k: RMSNorm(ctx, _norm_of(spec.norm, w), w) for k, w in norms.items()}
+        self.specs |= {k: {"weight": ParamSpec(w["weight"], ctx.dtype)} for k, w in norms.items()}
+        self._attend = _attending(ctx, spec, self.backend, self.spec)
 
-    def __call__(
-        self, p: Mapping[str, Any], x: Array, kv: Array, batch: StepBatch, group: int, cos_sin: Array
-    ) -> tuple[Array, Array]:
-        q, k, v = (t.unflatten(-1, (-1, self._head_dim)) for t in self._qkv(p["qkv"], x).split(self._qkv.outputs, dim=-1))
-        out, kv = self._attend(p, q, k, v, kv, batch, group, cos_sin)
-        return self._out(p["out"], out.flatten(-2)), kv
+    def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
+        q, k, v = self._qkv(p["qkv"], x).split(self._qkv.outputs, dim=-1)
+        if self._wide:
+            q, k = self._wide["q_norm"](p["q_norm"], q), self._wide["k_norm"](p["k_norm"], k)
+        q, k, v = (t.unflatten(-1, (-1, self._head_dim)) for t in (q, k, v))
+        out = self._attend(p, q, k, v, flow, self._place)
+        return self._out(p["out"], out.flatten(-2))
 
 
 class _Turned:
     """Norms, rotary positions and attention, all the backend's."""
 
-    def __init__(self, ctx: Context, backend: AttentionBackend, spec: AttnSpec, turn: Turn) -> None:
+    def __init__(self, backend: AttentionBackend, spec: AttnSpec, turn: Turn) -> None:
         self._backend, self._spec, self._turn = backend, spec, turn
 
-    def __call__(
-        self, p: Mapping[str, Any], q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, cos_sin: Array
-    ) -> tuple[Array, Array]:
+    def __call__(self, p: Mapping[str, Any], q: Array, k: Array, v: Array, flow: Flow, at: Place) -> Array:
         weights = None if self._turn.eps is None else (p["q_norm"]["weight"], p["k_norm"]["weight"])
-        return self._backend.attend_turned(q, k, v, kv, batch, group, self._spec, self._turn, cos_sin, weights)
+        out, flow.caches[at.layer] = self._backend.attend_turned(
+            q, k, v, flow.caches[at.layer], flow.batch, at.group, self._spec, self._turn, flow.tables[at.table], weights
+        )
+        return out
 
 
 class _Ops:
-    """The same with an op for each, for backends that attend and no more."""
+    """The same with an op for each, for backends that attend and no more. turn None: positions are not told."""
 
-    def __init__(self, ctx: Context, backend: AttentionBackend, spec: AttnSpec, turn: Turn) -> None:
+    def __init__(self, ctx: Context, backend: AttentionBackend, spec: AttnSpec, turn: Turn | None, norm: Turn | None) -> None:
         self._backend, self._spec = backend, spec
-        self._rope = ctx.bind(
-            ops.rope, rotary_dim=turn.rotary_dim, interleaved=turn.interleaved, heads=spec.heads, kv_heads=spec.kv_heads,
-            head_dim=spec.head_dim,
-        )  # fmt: skip
-        self._norm = None if turn.eps is None else ctx.bind(ops.rms_norm, eps=turn.eps, size=spec.head_dim)
+        self._rope = self._norm = None
+        if turn is not None:
+            self._rope = ctx.bind(
+                ops.rope, rotary_dim=turn.rotary_dim, interleaved=turn.interleaved, heads=spec.heads, kv_heads=spec.kv_heads,
+                head_dim=spec.head_dim,
+            )  # fmt: skip
+        if norm is not None and norm.eps is not None:
+            self._norm = ctx.bind(ops.rms_norm, size=spec.head_dim, **norm_facts(norm.eps, norm.offset))
 
-    def __call__(
-        self, p: Mapping[str, Any], q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, cos_sin: Array
-    ) -> tuple[Array, Array]:
+    def __call__(self, p: Mapping[str, Any], q: Array, k: Array, v: Array, flow: Flow, at: Place) -> Array:
         if self._norm is not None:
             q, k = self._norm(q, p["q_norm"]["weight"]), self._norm(k, p["k_norm"]["weight"])
-        q, k = self._rope(q, k, batch.positions, cos_sin)
-        return self._backend.attend(q, k, v, kv, batch, group, self._spec)
+        if self._rope is not None:
+            q, k = self._rope(q, k, flow.batch.positions, flow.tables[at.table])
+        out, flow.caches[at.layer] = self._backend.attend(q, k, v, flow.caches[at.layer], flow.batch, at.group, self._spec)
+        return out
+
+
+def _norm_of(norm: declared.HeadNorm, weights: Mapping[str, Any]) -> declared.Norm:
+    return declared.Norm("", weights["weight"].sources[0].shape[0], norm.eps, norm.offset)
+
+
+def _attending(ctx: Context, spec: declared.Attention, backend: AttentionBackend, attn: AttnSpec) -> _Turned | _Ops:
+    per_head = spec.norm if spec.norm is not None and not spec.norm.whole else None
+    eps, offset = (per_head.eps, per_head.offset) if per_head else (None, 0.0)
+    rope = spec.rope
+    turn = Turn(rope.dim if rope else 0, rope.interleaved if rope else False, eps, offset)
+    if rope is not None and _offered(ctx, backend, attn, turn):
+        return _Turned(backend, attn, turn)
+    return _Ops(ctx, backend, attn, turn if rope else None, turn)
 
 
 def _offered(ctx: Context, backend: AttentionBackend, spec: AttnSpec, turn: Turn) -> bool:

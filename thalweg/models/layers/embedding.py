@@ -11,44 +11,50 @@ from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.hal.weights import DENSE
 from thalweg.models.context import Context
-from thalweg.models.spec import ParamSpec, Source
+from thalweg.models.spec import ModelSpec
+from thalweg.models.weights import ParamSpec
 from thalweg.quantization.online import facts
 
 
 class Embedding:
-    """tokens i32[T] -> [T, hidden]. Divided by hidden size, not by vocabulary: a rank needs not know which it is. tied: it is
-    the output matrix too."""
+    """tokens i32[T] -> [T, hidden]. Divided by hidden size, not by vocabulary: a rank needs not know which it is."""
 
-    def __init__(self, ctx: Context, name: str, vocab: int, hidden: int, tied: bool) -> None:
+    def __init__(self, ctx: Context, spec: ModelSpec, weights: Mapping[str, Any]) -> None:
         self._comm = ctx.comm
-        here = ctx.share(hidden, "hidden units")
-        one = tied and ctx.comm.size == 1 and ctx.formats.head == DENSE  # the two need the same of it
-        self._op = ctx.bind(ops.embed, vocab=vocab, size=here, **({"tied": True} if one else {}))
-        source = Source(f"{name}.weight", (vocab, hidden))
-        self.specs = {"weight": ParamSpec((source,), ctx.dtype, 1, self._op.pack, self._op.pack_parts)}
+        here = ctx.share(spec.hidden, "hidden units")
+        head = ctx.formats.of("head", spec.head)
+        one = spec.tied and ctx.comm.size == 1 and head == DENSE  # the two need the same of it
+        self._op = ctx.bind(ops.embed, vocab=spec.vocab, size=here, **({"tied": True} if one else {}))
+        # Rounded to the model's dtype before it multiplies, as the published implementations do.
+        self._scale = float(torch.tensor(spec.embed_scale, dtype=getattr(torch, ctx.dtype)))
+        self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack, self._op.pack_parts)}
 
     def __call__(self, p: Mapping[str, Any], tokens: Array) -> Array:
-        return self._comm.all_gather(self._op(tokens, p["weight"]), -1)
+        x = self._comm.all_gather(self._op(tokens, p["weight"]), -1)
+        return x if self._scale == 1.0 else x * self._scale
 
 
 class LMHead:
-    """x [N, hidden] -> logits f32[N, vocab], whole on every rank. tied: `name` is the embedding's."""
+    """x [N, hidden] -> logits f32[N, vocab], whole on every rank."""
 
-    def __init__(self, ctx: Context, name: str, vocab: int, hidden: int) -> None:
+    def __init__(self, ctx: Context, spec: ModelSpec, weights: Mapping[str, Any]) -> None:
         self._comm = ctx.comm
-        here = ctx.share(vocab, "tokens of the vocabulary")
-        form = ctx.formats.head
-        self._op = ctx.bind(ops.linear, in_features=hidden, out_features=here, **facts(form))
-        source = Source(f"{name}.weight", (vocab, hidden))
-        self.specs = {"weight": ParamSpec((source,), ctx.dtype, 0, self._op.pack, self._op.pack_parts, form)}
+        self._scale, self._cap = spec.logit_scale, spec.logit_softcap
+        here = ctx.share(spec.vocab, "tokens of the vocabulary")
+        form = ctx.format(weights["weight"])
+        self._op = ctx.bind(ops.linear, in_features=spec.hidden, out_features=here, **facts(form))
+        self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack, self._op.pack_parts, form)}
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
-        return self._comm.all_gather(self._op(x, p["weight"], None), -1).to(torch.float32)
+        logits = self._comm.all_gather(self._op(x, p["weight"], None), -1).to(torch.float32)
+        if self._scale != 1.0:
+            logits = logits * self._scale
+        return torch.tanh(logits / self._cap) * self._cap if self._cap else logits
 
     @property
     def chooses(self) -> bool:
-        """Is there `largest`?"""
-        return self._op.largest is not None and self._comm.size == 1
+        """Is there `largest`? A positive scale and a cap change no order, but the logits that it gives."""
+        return self._op.largest is not None and self._comm.size == 1 and self._scale == 1.0 and not self._cap
 
     def largest(self, p: Mapping[str, Any], x: Array) -> tuple[Array, Array]:
         """The likeliest tokens i32[N] and their logits f32[N], without the others being written down."""

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from thalweg.hal import ops
 from thalweg.hal.op import Bound
 from thalweg.hal.step import Array
+from thalweg.hal.weights import WeightFormat
 from thalweg.models.context import Context
-from thalweg.models.spec import ParamSpec, Source
+from thalweg.models.weights import ParamSpec, Weight
 from thalweg.quantization.online import facts
 
 
 class Linear:
     """Outputs divided among ranks ("column parallel"): each rank computes its own share of every part.
 
-    parts: checkpoint prefix -> outputs. Several parts (q, k, v; gate, up) share one product, their outputs side by side.
-    x [T, inputs] -> [T, outputs on this rank]."""
+    weights: "weight", and "bias" where there is one. Its sources (q, k, v; gate, up) share one product, their outputs side
+    by side. x [T, inputs] -> [T, outputs on this rank]."""
 
-    def __init__(self, ctx: Context, parts: Mapping[str, int], inputs: int, bias: bool = False) -> None:
-        self.outputs = [ctx.share(n, f"outputs of {name}") for name, n in parts.items()]
+    def __init__(self, ctx: Context, weights: Mapping[str, Weight]) -> None:
+        sources = weights["weight"].sources
+        self.outputs = [ctx.share(s.shape[0], f"outputs of {s.name.removesuffix('.weight')}") for s in sources]
         """This rank's outputs of each part."""
-        self._op = ctx.bind(ops.linear, in_features=inputs, out_features=sum(self.outputs), **facts(ctx.formats.layers))
-        self.specs = _specs(ctx, [(name, n, inputs) for name, n in parts.items()], 0, bias, self._op)
+        form = ctx.format(weights["weight"])
+        self._op = ctx.bind(ops.linear, in_features=sources[0].shape[1], out_features=sum(self.outputs), **facts(form))
+        self.specs = _specs(ctx, weights, self._op, form)
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         return self._op(x, p["weight"], p.get("bias"))
@@ -34,11 +37,14 @@ class RowLinear:
 
     x [T, inputs on this rank] -> [T, outputs], whole on every rank."""
 
-    def __init__(self, ctx: Context, name: str, inputs: int, outputs: int, bias: bool = False) -> None:
+    def __init__(self, ctx: Context, weights: Mapping[str, Weight]) -> None:
         self._comm = ctx.comm
-        here = ctx.share(inputs, f"inputs of {name}")
-        self._op = ctx.bind(ops.linear, in_features=here, out_features=outputs, **facts(ctx.formats.layers))
-        self.specs = _specs(ctx, [(name, outputs, inputs)], 1, bias, self._op)
+        (source,) = weights["weight"].sources
+        outputs, inputs = source.shape
+        here = ctx.share(inputs, f"inputs of {source.name.removesuffix('.weight')}")
+        form = ctx.format(weights["weight"])
+        self._op = ctx.bind(ops.linear, in_features=here, out_features=outputs, **facts(form))
+        self.specs = _specs(ctx, weights, self._op, form)
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         bias = p.get("bias")
@@ -48,10 +54,8 @@ class RowLinear:
         return y if bias is None else y + bias  # once, not once per rank
 
 
-def _specs(ctx: Context, parts: Sequence[tuple[str, int, int]], shard: int, bias: bool, op: Bound) -> dict[str, ParamSpec]:
-    weights = tuple(Source(f"{name}.weight", (outputs, inputs)) for name, outputs, inputs in parts)
-    specs = {"weight": ParamSpec(weights, ctx.dtype, shard, op.pack, op.pack_parts, ctx.formats.layers)}
-    if bias:
-        biases = tuple(Source(f"{name}.bias", (outputs,)) for name, outputs, _ in parts)
-        specs["bias"] = ParamSpec(biases, ctx.dtype, 0 if shard == 0 else None)
+def _specs(ctx: Context, weights: Mapping[str, Weight], op: Bound, form: WeightFormat) -> dict[str, ParamSpec]:
+    specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, op.pack, op.pack_parts, form)}
+    if "bias" in weights:
+        specs["bias"] = ParamSpec(weights["bias"], ctx.dtype)
     return specs

@@ -8,17 +8,19 @@ from typing import Any
 from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
+from thalweg.models.flow import Flow
 from thalweg.models.layers.linear import Linear, RowLinear
+from thalweg.models.spec import MLP
 
 
 class GatedMLP:
     """x [T, hidden] -> [T, hidden]. gate and up are one product."""
 
-    def __init__(self, ctx: Context, name: str, hidden: int, inner: int, act: str, bias: bool) -> None:
-        self._in = Linear(ctx, {f"{name}.gate_proj": inner, f"{name}.up_proj": inner}, hidden, bias)
-        self._act = ctx.bind(ops.act_and_mul, act=act, size=self._in.outputs[0])
-        self._out = RowLinear(ctx, f"{name}.down_proj", inner, hidden, bias)
+    def __init__(self, ctx: Context, spec: MLP, weights: Mapping[str, Any]) -> None:
+        self._in = Linear(ctx, weights["gate_up"])
+        self._act = ctx.bind(ops.act_and_mul, act=spec.act, size=self._in.outputs[0])
+        self._out = RowLinear(ctx, weights["down"])
         self.specs = {"gate_up": self._in.specs, "down": self._out.specs}
 
-    def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
+    def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         return self._out(p["down"], self._act(self._in(p["gate_up"], x)))

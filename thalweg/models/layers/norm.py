@@ -1,4 +1,4 @@
-"""RMSNorm (Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467) of the residual stream, fused with the sum before it."""
+"""RMSNorm, of what it is given or of the residual stream after an addition, which is one pass over memory, not two."""
 
 from __future__ import annotations
 
@@ -8,25 +8,30 @@ from typing import Any
 from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
-from thalweg.models.spec import ParamSpec, Source
+from thalweg.models.spec import Norm
+from thalweg.models.weights import ParamSpec
 
 
-def norm_specs(ctx: Context, name: str, size: int) -> dict[str, ParamSpec]:
-    """The parameters of a norm, whoever computes it."""
-    return {"weight": ParamSpec((Source(f"{name}.weight", (size,)),), ctx.dtype, dummy="ones")}
+def norm_facts(eps: float, offset: float) -> dict[str, Any]:
+    """What norms say when they bind. An offset is named only where there is one: most kernels have none."""
+    return {"eps": eps, "offset": offset} if offset else {"eps": eps}
 
 
-class AddRMSNorm:
-    """RMSNorm of x + residual; also gives that sum, the residual of what follows."""
+class RMSNorm:
+    """x [T, size] -> [T, size]."""
 
-    def __init__(self, ctx: Context, name: str, size: int, eps: float) -> None:
-        self._first = ctx.bind(ops.rms_norm, eps=eps, size=size)
-        self._norm = ctx.bind(ops.add_rms_norm, eps=eps, size=size)
-        self.specs = norm_specs(ctx, name, size)
+    def __init__(self, ctx: Context, spec: Norm, weights: Mapping[str, Any]) -> None:
+        facts = norm_facts(spec.eps, spec.offset)
+        self._norm = ctx.bind(ops.rms_norm, size=spec.size, **facts)
+        self._add = ctx.bind(ops.add_rms_norm, size=spec.size, **facts)
+        self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype)}
 
-    def __call__(self, p: Mapping[str, Any], x: Array, residual: Array | None) -> tuple[Array, Array]:
-        """residual None: the first layer, where x itself is the residual."""
+    def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
+        return self._norm(x, p["weight"])
+
+    def add(self, p: Mapping[str, Any], x: Array, residual: Array | None) -> tuple[Array, Array]:
+        """The norm of x + residual, and that sum. residual None: x itself is the sum (the first layer)."""
         if residual is None:
-            return self._first(x, p["weight"]), x
-        normed, residual = self._norm(x, residual, p["weight"])
+            return self._norm(x, p["weight"]), x
+        normed, residual = self._add(x, residual, p["weight"])
         return normed, residual

@@ -16,7 +16,7 @@ import torch
 
 from thalweg.checkpoint.config import flag, integer, real
 from thalweg.errors import CheckpointError
-from thalweg.models.settings import rope_type
+from thalweg.models.spec import rope_type
 
 _WHERE = "rope_parameters"
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-ABI = 10
+ABI = 11
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
@@ -39,7 +39,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_free": (None, (_P,)),
     "thalweg_bytes": (_L, (_P,)),
     "thalweg_attend": (None, (_P, _P)),
-    "thalweg_norm": (None, (_P, _I, _P, _L, _L, _L, _L, _P, _P, _F, _P, _P)),
+    "thalweg_norm": (None, (_P, _I, _P, _L, _L, _L, _L, _P, _P, _F, _F, _P, _P)),
     "thalweg_gate": (None, (_P, _I, _P, _L, _L, _I, _P)),
     "thalweg_turn": (None, (_P, _I, _P, _P, _L, _L, _L, _L, _L, _L, _P, _P, _L, _P, _P)),
     "thalweg_best": (None, (_P, _P, _L, _L, _P)),

@@ -29,7 +29,7 @@ class _Job(ctypes.Structure):
     _fields_ = (
         *((n, _L) for n in ("type", "rounds", "heads", "kv_heads", "dim", "size", "tokens", "seqs", "columns", "window",
                             "q_stride", "k_stride", "v_stride", "rotary")),
-        ("scale", _F), ("softcap", _F), ("eps", _F),
+        ("scale", _F), ("softcap", _F), ("eps", _F), ("offset", _F),
         *((n, _P) for n in ("table", "token_seq", "positions", "slots", "context", "query", "first", "tasks")),
         ("task_count", _L), ("per_task", _L),
         *((n, _P) for n in ("q", "k", "v", "sinks", "q_weight", "k_weight", "cos_sin", "kv", "out")),
@@ -93,13 +93,13 @@ class NativeAttention(AttentionBackend):
             w.dtype != q.dtype or w.shape != q.shape[-1:] or not w.is_contiguous() for w in weights or ()
         ):
             raise ValueError(f"attend_turned: the norms' weights do not fit {turn} and heads of {q.dtype} {list(q.shape)}")
-        return self._run(q, k, v, kv, batch, group, spec, sinks, turn.rotary_dim, turn.eps or 0.0, cos_sin, weights)
+        return self._run(q, k, v, kv, batch, group, spec, sinks, turn, cos_sin, weights)
 
     def _run(
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, sinks: Tensor | None,
-        rotary: int = 0, eps: float = 0.0, cos_sin: Tensor | None = None, weights: tuple[Tensor, Tensor] | None = None,
+        turn: Turn | None = None, cos_sin: Tensor | None = None, weights: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """rotary 0: q and k are already turned."""
+        """turn None: q and k are already turned."""
         plan = cast(dict[str, Any], batch.plans[group]) if batch.plans else {}
         q, k, v = (x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous() for x in (q, k, v))
         key = f"native/{spec.window}/{spec.heads}/{spec.kv_heads}/{spec.head_dim}/{spec.dtype}/{spec.kv_dtype}"
@@ -113,7 +113,8 @@ class NativeAttention(AttentionBackend):
         job.q, job.k, job.v, job.kv, job.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), kv.data_ptr(), out.data_ptr()
         sinks = None if sinks is None else sinks.to(q.dtype).contiguous()
         job.sinks = None if sinks is None else sinks.data_ptr()
-        job.rotary, job.eps, job.cos_sin = rotary, eps, None if cos_sin is None else cos_sin.data_ptr()
+        job.rotary, job.eps, job.offset = (turn.rotary_dim, turn.eps or 0.0, turn.offset) if turn else (0, 0.0, 0.0)
+        job.cos_sin = None if cos_sin is None else cos_sin.data_ptr()
         job.q_weight, job.k_weight = (w.data_ptr() for w in weights) if weights else (None, None)
         if self._library.tape is not None:  # layers share a job, which each fills in anew: a tape needs one of each
             job = _Job.from_buffer_copy(job)

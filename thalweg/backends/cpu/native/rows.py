@@ -35,7 +35,7 @@ class RowOps:
         self._context, self._library = library.context, library
         self._norm, self._gate, self._turn = library.norm, library.gate, library.turn
 
-    def rms_norm(self, x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> Tensor:
         if x.dim() == 3 and x.stride(2) == 1 and x.stride(1) == x.shape[2]:  # heads cut out of a wider row
             outer, inner, width = x.shape
             stride = x.stride(0)
@@ -46,18 +46,20 @@ class RowOps:
         out = torch.empty(x.shape, dtype=x.dtype)
         self._norm(
             self._context, TYPES[x.dtype], x.data_ptr(), outer, inner, width, stride, None, _fit(weight, x).data_ptr(), eps,
-            out.data_ptr(), None,
+            offset, out.data_ptr(), None,
         )  # fmt: skip
         return out
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         x, residual = x.contiguous(), residual.contiguous()
         if residual.shape != x.shape or residual.dtype != x.dtype:
             raise ValueError(f"add_rms_norm: a residual of {residual.dtype} {list(residual.shape)} does not fit {x.dtype}")
         out, total, width = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
         self._norm(
             self._context, TYPES[x.dtype], x.data_ptr(), x.numel() // width, 1, width, width, residual.data_ptr(),
-            _fit(weight, x).data_ptr(), eps, out.data_ptr(), total.data_ptr(),
+            _fit(weight, x).data_ptr(), eps, offset, out.data_ptr(), total.data_ptr(),
         )  # fmt: skip
         return out, total
 

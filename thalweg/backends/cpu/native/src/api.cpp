@@ -15,7 +15,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 10;
+constexpr int ABI = 11;
 constexpr int64_t ROWS_BYTES = 4 << 20, ROWS_LEAST = 256;  // of a linear layer's input at a time; cpu/__init__.py counts them
 
 // Best first.
@@ -229,13 +229,13 @@ void by_rows(Context* c, Rows& j, Task task, int64_t bytes) {
 
 }  // namespace
 
-// y = x / rms(x) * weight; with a residual, of total = x + residual. x [outer, inner, width], the outer `outer_stride` apart; the
+// y = x / rms(x) * (weight + offset); with a residual, of total = x + residual. x [outer, inner, width], the outer `outer_stride` apart; the
 // rest contiguous.
 EXPORT void thalweg_norm(Context* c, int type, const void* x, int64_t outer, int64_t inner, int64_t width, int64_t outer_stride,
-                         const void* residual, const void* weight, float eps, void* y, void* total) {
+                         const void* residual, const void* weight, float eps, float offset, void* y, void* total) {
     Rows j{};
     j.type = Type(type), j.x = x, j.residual = residual, j.weight = weight, j.y = y, j.total = total;
-    j.rows = outer * inner, j.width = width, j.inner = inner, j.outer_stride = outer_stride, j.eps = eps;
+    j.rows = outer * inner, j.width = width, j.inner = inner, j.outer_stride = outer_stride, j.eps = eps, j.offset = offset;
     by_rows(c, j, c->kernels->norm, width * 8);
 }
 
@@ -315,7 +315,10 @@ EXPORT void thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
         switch (e[0]) {
             case 0: thalweg_linear(c, (const Weight*)at(0), int(a[1]), at(2), a[3], at(4), at(5)); break;
             case 1: thalweg_attend(c, (const Attention*)at(0)); break;
-            case 2: thalweg_norm(c, int(a[0]), at(1), a[2], a[3], a[4], a[5], at(6), at(7), as_float(a[8]), at(9), at(10)); break;
+            case 2:
+                thalweg_norm(c, int(a[0]), at(1), a[2], a[3], a[4], a[5], at(6), at(7), as_float(a[8]), as_float(a[9]),
+                                 at(10), at(11));
+                break;
             case 3: thalweg_gate(c, int(a[0]), at(1), a[2], a[3], int(a[4]), at(5)); break;
             case 4:
                 thalweg_turn(c, int(a[0]), at(1), at(2), a[3], a[4], a[5], a[6], a[7], a[8], (const int32_t*)at(9),

@@ -68,7 +68,7 @@ struct Attention {
     // Of the step (the Python side has the same struct, field by field). rounds: the cache holds int8.
     int64_t type, rounds, heads, kv_heads, dim, size, tokens, seqs, columns, window, q_stride, k_stride, v_stride;
     int64_t rotary;  // 0: q and k come turned; else so many elements of a head are turned here, after its norm where it has one
-    float scale, softcap, eps;
+    float scale, softcap, eps, offset;  // offset: of the norms
     const int32_t *table, *token_seq, *positions, *slots, *context, *query, *first;  // first: row of a sequence's first token
     const int32_t* tasks;  // [task_count, 4]: sequence, KV head, first query token, query tokens
     int64_t task_count, per_task;  // per_task: tokens written at once
@@ -103,7 +103,7 @@ struct Rows {
     const void *x, *residual, *weight;
     void *y, *total;
     int64_t rows, width, inner, outer_stride, per_task;
-    float eps;
+    float eps, offset;  // of norms
     int32_t act;  // 0 silu, 1 gelu_tanh
     // Rotary positions: x and residual are q and k, with `inner` and `other_inner` heads; weight is the table.
     int64_t other_inner, other_stride, rotary;

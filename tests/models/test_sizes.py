@@ -1,0 +1,67 @@
+"""Bytes are counted by walking the declarations: what is counted is what a model holds, for every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from zoo import CONFIGS, SMALL
+
+from thalweg.checkpoint.safetensors import open_checkpoint
+from thalweg.hal.comm import Solo
+from thalweg.hal.discovery import load
+from thalweg.hal.op import Binder
+from thalweg.hal.platform import Place
+from thalweg.models import registry, sizes
+from thalweg.models.build import build
+from thalweg.models.load import load_params
+from thalweg.models.weights import walk
+
+DEVICE = load("reference").open(Place())
+LENGTH = 48
+
+
+def config(name: str) -> dict:
+    kind, different = CONFIGS[name]
+    made = kind(**{**SMALL, **different}).to_dict()
+    made["architectures"] = [ARCHITECTURE[kind.__name__]]
+    return made
+
+
+ARCHITECTURE = {
+    "LlamaConfig": "LlamaForCausalLM", "MistralConfig": "MistralForCausalLM", "Qwen2Config": "Qwen2ForCausalLM",
+    "Qwen3Config": "Qwen3ForCausalLM", "Qwen3MoeConfig": "Qwen3MoeForCausalLM", "Gemma3TextConfig": "Gemma3ForCausalLM",
+    "Glm4Config": "Glm4ForCausalLM",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_the_bytes_counted_are_the_bytes_held(name: str, dtype: str) -> None:
+    read = config(name)
+    model = build(read, binder=Binder(()), attention=DEVICE.attention, comm=Solo(), dtype=dtype, max_len=LENGTH, block_tokens=4)
+    params = load_params(model, Path("nowhere"), DEVICE, load_format="dummy", progress=False)
+    held = {t.data_ptr(): t.nbytes for _, t in walk(params) if isinstance(t, torch.Tensor)}
+    spec = registry.family(read)(read)
+    assert sizes.weight_bytes(spec, dtype, LENGTH) == sum(held.values())
+    assert sizes.kv_groups(sizes.attention(spec, dtype, "", LENGTH), 4) == model.groups
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe", "gemma3", "glm4"])
+def test_the_values_counted_are_those_of_the_files(name: str, tmp_path: Path) -> None:
+    from zoo import make_checkpoint
+
+    path = make_checkpoint(name, tmp_path, tokenizer=False)
+    read = config(name)
+    assert sizes.stored_values(registry.family(read)(read)) == open_checkpoint(path).values
+
+
+def test_a_step_of_a_mixture_reads_as_many_experts_as_tokens_can_choose() -> None:
+    read = config("qwen3-moe")
+    spec = registry.family(read)(read)
+    one, two, many = (sizes.step_work(spec, "float32", sizes.DENSE_FORMATS, n, 1, 0).bytes for n in (1, 2, 99))
+    expert = 3 * 24 * SMALL["hidden_size"] * 4
+    cache = 3 * 2 * 2 * 2 * 16 * 4  # layers, twice the new token (written, read), k and v, heads, values, bytes
+    assert two - one == 2 * 2 * expert + cache  # two layers are mixtures, two experts a token
+    assert many - one == 2 * 4 * expert + 98 * cache  # and there are six

@@ -1,0 +1,126 @@
+"""What the configurations of many families have in common, read once here. A family changes what it has otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from thalweg.checkpoint.config import Config, flag, integer, max_len, real, rope_parameters, text
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.spec import MLP, Attention, Layer, ModelSpec, Norm, Norms, Rope, rope_type
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+"""`hidden_act` of a configuration -> `act` of the op act_and_mul."""
+
+
+def layer_count(config: Config) -> int:
+    return integer(config, "num_hidden_layers", high=10_000)
+
+
+def hidden_size(config: Config) -> int:
+    return integer(config, "hidden_size", high=1 << 20)
+
+
+def eps(config: Config, default: float = 1e-6) -> float:
+    return real(config, "rms_norm_eps", 0, 1, default=default)
+
+
+def act(config: Config, key: str = "hidden_act", default: str = "silu") -> str:
+    name = text(config, key, default)
+    if name not in ACTIVATIONS:
+        raise UnsupportedModelError(f"config.json: {key}: {name!r:.80} is none of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def rope(config: Config, head_dim: int, *, kind: str = "", partial: bool = False, interleaved: bool = False) -> Rope:
+    """Rotary positions. kind: the layer type, where settings differ by it. partial: the family may turn a part of each
+    head; of others such a setting is refused."""
+    parameters = dict(rope_parameters(config, kind))
+    share = parameters.pop("partial_rotary_factor", None)
+    if share is not None and share != 1 and not partial:
+        raise UnsupportedModelError(f"config.json: partial_rotary_factor {share!r}: this family turns whole heads")
+    dim = head_dim if share is None else int(head_dim * real({"f": share}, "f", 0, 1, where="partial_rotary_factor"))
+    rope_type(parameters, dim)
+    return Rope(parameters, dim, integer(config, "max_position_embeddings", default=max_len(config)), interleaved)
+
+
+def attention(config: Config, *, head_dim: int = 0, rope: Rope | None = None, **more: Any) -> Attention:
+    """Grouped-query attention over whole rotated heads. more: fields of `spec.Attention` that the family decides."""
+    heads = integer(config, "num_attention_heads", high=1 << 16)
+    kv = integer(config, "num_key_value_heads", high=1 << 16, default=heads)
+    if heads % kv:
+        raise CheckpointError(f"config.json: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv})")
+    head_dim = head_dim or head_size(config)
+    return Attention(heads=heads, kv_heads=kv, head_dim=head_dim, rope=rope or _rope(config, head_dim), **more)
+
+
+_rope = rope
+
+
+def head_size(config: Config) -> int:
+    even = max(1, hidden_size(config) // integer(config, "num_attention_heads", high=1 << 16))
+    return integer(config, "head_dim", high=1 << 16, default=even)
+
+
+def mlp(config: Config, **more: Any) -> MLP:
+    said: dict[str, Any] = {"inner": integer(config, "intermediate_size", high=1 << 24), "act": act(config)}
+    return MLP(**(said | more))
+
+
+def pre_norms(config: Config) -> Norms:
+    """One norm before attention, one before the feed-forward part, by Llama's names."""
+    size, e = hidden_size(config), eps(config)
+    return Norms(mixer=Norm("input_layernorm", size, e), ffn=Norm("post_attention_layernorm", size, e))
+
+
+def decoder(config: Config, layers: Iterable[Layer], **more: Any) -> ModelSpec:
+    """more: fields of `spec.ModelSpec` that the family decides."""
+    hidden = hidden_size(config)
+    said: dict[str, Any] = {
+        "vocab": integer(config, "vocab_size", high=1 << 24), "hidden": hidden, "layers": tuple(layers),
+        "norm": Norm("norm", hidden, eps(config)), "tied": flag(config, "tie_word_embeddings", False),
+    }  # fmt: skip
+    return ModelSpec(**(said | more))
+
+
+def windowed(config: Config, windows: Sequence[int], mlp: MLP, **heads: Any) -> ModelSpec:
+    """Llama's layers, each with a window of its own (0 = none). heads: as `attention` takes them."""
+    norms = pre_norms(config)
+    kinds = {w: Layer(attention(config, window=w, **heads), mlp, norms) for w in dict.fromkeys(windows)}
+    return decoder(config, [kinds[w] for w in windows])
+
+
+def sliding_window(config: Config) -> int:
+    """`sliding_window` in tokens: null = 0, none; absent = 4096, what the families that have the key assume."""
+    return 0 if config.get("sliding_window", 4096) is None else integer(config, "sliding_window", default=4096)
+
+
+def layer_windows(config: Config) -> tuple[int, ...]:
+    """Windows of the families that choose per layer: `layer_types`, or where that is absent every layer from
+    `max_window_layers` on; all of it only if `use_sliding_window` says so."""
+    layers = layer_count(config)
+    window = sliding_window(config) if flag(config, "use_sliding_window", False) else 0
+    first = integer(config, "max_window_layers", low=0, default=28)
+    absent = ["sliding_attention" if window and i >= first else "full_attention" for i in range(layers)]
+    return tuple(window if t == "sliding_attention" else 0 for t in layer_types(config, absent))
+
+
+def layer_types(
+    config: Config, absent: Sequence[str], known: Sequence[str] = ("full_attention", "sliding_attention")
+) -> tuple[str, ...]:
+    """`layer_types`, one name per layer; `absent` where the configuration does not say."""
+    layers, types = layer_count(config), config.get("layer_types")
+    if types is None:
+        types = list(absent)
+    if not isinstance(types, list) or len(types) != layers:
+        raise CheckpointError(f"config.json: layer_types: must be a list of {layers} names, one per layer")
+    odd = sorted({str(t) for t in types} - set(known))
+    if odd:
+        raise UnsupportedModelError(f"config.json: layer_types: {odd[0]!r:.80} is not supported by this version")
+    return tuple(types)

@@ -1,0 +1,45 @@
+"""Qwen3, dense and mixtures of experts: every head's q and k are normalised before rotation; head_dim does not follow
+from hidden_size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.checkpoint.config import Config, flag, integer
+from thalweg.errors import CheckpointError
+from thalweg.models.families.common import act, attention, decoder, eps, layer_count, layer_windows, mlp, pre_norms, windowed
+from thalweg.models.spec import HeadNorm, Layer, ModelSpec, MoE
+
+
+def qwen3(config: Config) -> ModelSpec:
+    return windowed(config, layer_windows(config), mlp(config), **_heads(config))
+
+
+def qwen3_moe(config: Config) -> ModelSpec:
+    """Layers of `mlp_only_layers`, and all but every `decoder_sparse_step`-th, have a plain MLP."""
+    window = integer(config, "sliding_window", default=0, low=0) if flag(config, "use_sliding_window", False) else 0
+    dense, step, norms = _dense_layers(config), integer(config, "decoder_sparse_step", default=1), pre_norms(config)
+    heads = attention(config, window=window, **_heads(config))
+    experts = integer(
+        config, "num_experts", high=1 << 16, default=integer(config, "num_local_experts", high=1 << 16, default=128)
+    )
+    moe = MoE(
+        experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts, default=min(8, experts)),
+        inner=integer(config, "moe_intermediate_size", high=1 << 24, default=768), act=act(config),
+        renormalise=flag(config, "norm_topk_prob", False),
+    )  # fmt: skip
+    layers = range(layer_count(config))
+    return decoder(config, [Layer(heads, mlp(config) if i in dense or (i + 1) % step else moe, norms) for i in layers])
+
+
+def _heads(config: Config) -> dict[str, Any]:
+    bias = flag(config, "attention_bias", False)
+    head_dim = integer(config, "head_dim", high=1 << 16, default=128)
+    return {"head_dim": head_dim, "bias": bias, "out_bias": bias, "norm": HeadNorm(eps(config))}
+
+
+def _dense_layers(config: Config) -> frozenset[int]:
+    said = config.get("mlp_only_layers") or []
+    if not isinstance(said, list) or not all(isinstance(i, int) for i in said):
+        raise CheckpointError("config.json: mlp_only_layers: must be a list of layer indices")
+    return frozenset(said)

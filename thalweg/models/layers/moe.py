@@ -1,0 +1,49 @@
+"""Mixtures of experts: a router, and of all experts those that it chooses for a token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from thalweg.hal import ops
+from thalweg.hal.step import Array
+from thalweg.hal.weights import DENSE
+from thalweg.models.context import Context
+from thalweg.models.flow import Flow
+from thalweg.models.spec import MoE
+from thalweg.models.weights import ParamSpec, Weight
+from thalweg.quantization.online import facts
+
+
+class Experts:
+    """x [T, hidden] -> [T, hidden]. Ranks hold a share of every expert's inner values, and sum."""
+
+    def __init__(self, ctx: Context, spec: MoE, weights: Mapping[str, Any]) -> None:
+        self._comm = ctx.comm
+        inner = ctx.share(spec.inner, "inner values of an expert")
+        router, first, second = (weights[k]["weight"] for k in ("router", "gate_up", "down"))
+        hidden = router.sources[0].shape[1]
+        self._router = ctx.bind(ops.linear, in_features=hidden, out_features=spec.experts, **facts(DENSE))
+        self._route = ctx.bind(
+            ops.route, k=spec.top_k, scores=spec.scores, renormalise=spec.renormalise, scale=spec.scale, experts=spec.experts
+        )
+        form = ctx.format(first)
+        self._experts = ctx.bind(
+            ops.experts, experts=spec.experts, act=spec.act, weight=form, group=form.group, in_features=hidden, inner=inner
+        )
+
+        def packed(weight: Weight) -> dict[str, ParamSpec]:
+            return {"weight": ParamSpec(weight, ctx.dtype, self._experts.pack, None, form)}
+
+        self.specs = {
+            "router": {"weight": ParamSpec(router, ctx.dtype, self._router.pack, self._router.pack_parts)},
+            "gate_up": packed(first),
+            "down": packed(second),
+        }
+
+    def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
+        logits = self._router(x, p["router"]["weight"], None).to(torch.float32)
+        ids, shares = self._route(logits)
+        return self._comm.all_reduce(self._experts(x, ids, shares, p["gate_up"]["weight"], p["down"]["weight"]))

@@ -1,0 +1,139 @@
+"""Bytes and counts of a model, by walking what its spec declares: there is no other formula. Loads no tensor framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from thalweg.hal.attention import AttnSpec
+from thalweg.hal.kv import BYTES, KVSpec, kept_bytes
+from thalweg.hal.platform import StepSizes
+from thalweg.hal.weights import DENSE
+from thalweg.models.spec import ModelSpec, MoE
+from thalweg.models.weights import Weight, walk
+from thalweg.quantization.online import DENSE_FORMATS, Formats, bytes_of
+
+
+def parameters(spec: ModelSpec) -> Iterator[Weight]:
+    """Every parameter, a tied matrix twice: as the embedding and as the output matrix."""
+    return (weight for _, weight in walk(spec.weights()))
+
+
+def values(weight: Weight) -> int:
+    """Elements, undivided."""
+    n = 0
+    for s in weight.sources:
+        each = 1
+        for d in s.shape:
+            each *= d
+        n += each
+    return n
+
+
+def stored_values(spec: ModelSpec) -> int:
+    """Elements of the checkpoint's tensors: a tied matrix once."""
+    return sum(values(w) for w in parameters(spec) if not (spec.tied and w.role == "head"))
+
+
+def head_values(spec: ModelSpec) -> int:
+    return spec.vocab * spec.hidden
+
+
+def table_bytes(spec: ModelSpec, max_len: int) -> int:
+    """Of computed tables, which every rank has whole."""
+    return sum(max_len * rope.dim * BYTES["float32"] for rope in spec.ropes)
+
+
+def held_bytes(weight: Weight, dtype: str, use: Formats, ranks: int = 1) -> int:
+    """Of a parameter on one rank: in dtype, or as its format holds it."""
+    form = use.of(weight.role, weight.sources[0].name)
+    share = 1 if weight.shard is None else ranks
+    if form == DENSE:
+        return values(weight) * BYTES[dtype] // share
+    total = 0
+    for s in weight.sources:
+        inputs = s.shape[1] // (share if weight.shard == 1 else 1)
+        outputs = s.shape[0] // (share if weight.shard == 0 else 1)
+        total += bytes_of(form, outputs, inputs)
+    return total
+
+
+def weight_bytes(
+    spec: ModelSpec, dtype: str, max_len: int, ranks: int = 1, use: Formats = DENSE_FORMATS, packs: bool = False
+) -> int:
+    """Of the weights in memory, on one of the ranks that share them: with the copies that kernels pack (`packs`) and computed
+    tables. A tied matrix is held once where the embedding and the output matrix need the same of it: dense, kept as it is,
+    on one rank."""
+    once = spec.tied and ranks == 1 and not packs and use.of("head", spec.head) == DENSE
+    held = sum(held_bytes(w, dtype, use, ranks) for w in parameters(spec) if not (once and w.role == "head"))
+    return held + table_bytes(spec, max_len)
+
+
+def attention(spec: ModelSpec, dtype: str, kv_dtype: str, max_len: int, ranks: int = 1) -> tuple[AttnSpec, ...]:
+    """Per layer."""
+    return tuple(each.mixer.attends(dtype, kv_dtype, max_len, ranks) for each in spec.layers)
+
+
+def kv_groups(specs: Sequence[AttnSpec], block_tokens: int, bytes_per_block: Sequence[int] | None = None) -> tuple[KVSpec, ...]:
+    """Layers that attend alike share a group, in order of their first layer. bytes_per_block: of each layer, as its backend
+    lays blocks out; None = keys and values side by side, the layout that every backend here has."""
+    each = bytes_per_block or [block_tokens * token_bytes(s) for s in specs]
+    groups = []
+    for kind in dict.fromkeys(specs):
+        layers = tuple(i for i, s in enumerate(specs) if s == kind)
+        groups.append(KVSpec(kind.kind, block_tokens, sum(each[i] for i in layers), layers, kind.window))
+    return tuple(groups)
+
+
+def token_bytes(s: AttnSpec) -> int:
+    """Of what one layer's cache keeps of a token."""
+    return (1 if s.latent else 2) * s.kv_heads * kept_bytes(s.head_dim, s.kv_dtype or s.dtype)
+
+
+def step_sizes(
+    spec: ModelSpec, *, tokens: int, seqs: int, max_len: int, dtype: str, ranks: int = 1, batch_invariant: bool = True
+) -> StepSizes:
+    """What bounds the temporaries of a model's largest step, on one of the ranks that share it."""
+    mixers = [each.mixer for each in spec.layers]
+    widest = max(mixers, key=lambda m: (m.heads + 2 * m.kv_heads) * m.head_dim)
+    return StepSizes(
+        tokens=tokens, seqs=seqs, max_len=max_len, hidden=spec.hidden,
+        inner=max(each.ffn.width for each in spec.layers) // ranks, heads=widest.heads // ranks,
+        kv_heads=widest.kv_heads // ranks, head_dim=widest.head_dim, vocab=spec.vocab, dtype_bytes=BYTES[dtype],
+        batch_invariant=batch_invariant,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What one step must at least do."""
+
+    bytes: int
+    flops: int
+    """A multiplication and an addition are two."""
+
+
+def step_work(spec: ModelSpec, dtype: str, use: Formats, requests: int, new: int, context: int, kv_dtype: str = "") -> StepWork:
+    """One step of `requests` sequences with `new` tokens each after `context` known ones. Every matrix is read once (of
+    experts as many as tokens can choose), of the output matrix only the last rows are computed, keys and values of the
+    context are read and those of new tokens written. Scores and weighted values count as products."""
+    read = products = 0
+    rows = requests * new
+    for keys, w in walk(spec.weights()):
+        if w.role == "embedding":
+            continue
+        size, count = held_bytes(w, dtype, use), values(w)
+        computed = requests if w.role == "head" else rows
+        if w.role == "experts":
+            moe = spec.layers[keys[1]].ffn
+            assert isinstance(moe, MoE)
+            size = size * min(moe.experts, rows * moe.top_k) // moe.experts
+            count = count * moe.top_k // moe.experts
+        read += size
+        products += 2 * computed * count
+    attended = 0.0
+    for s in attention(spec, dtype, kv_dtype, 1 << 62):
+        seen = min(context + (new + 1) / 2, s.window or context + new)
+        attended += 4 * s.heads * s.head_dim * rows * seen
+        read += requests * token_bytes(s) * (context + 2 * new)
+    return StepWork(read, products + int(attended))

@@ -1,0 +1,139 @@
+"""What a parameter is: declared without a tensor framework, completed by the layer that uses it, read by the loader.
+
+A `Weight` says which tensors of the checkpoint hold a parameter and how ranks divide it. A `ParamSpec` adds what the
+chosen kernel wants of it. The loader walks the tree of the latter, `sizes` that of the former. Layers never see a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from thalweg.hal.step import Array
+from thalweg.hal.weights import DENSE, QTensor, WeightFormat
+
+Role = Literal["linear", "experts", "embedding", "head", "plain"]
+"""What a parameter is for, as far as its format depends on it. "plain" (norms, biases, routers) is never quantised."""
+Fill = Literal["normal", "ones", "zeros"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One tensor of the checkpoint, or some of its rows, under the name that the layer knows it by."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Whole (undivided), of the rows that are meant."""
+    first: int = 0
+    """The first of those rows."""
+    rows: int = 0
+    """Of the stored tensor; 0 = just those that are meant. More where a checkpoint keeps several matrices in one."""
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """The shape that the checkpoint's tensor has."""
+        return (self.rows or self.shape[0], *self.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One parameter. Several sources are joined along the first dimension, each divided among ranks first."""
+
+    sources: tuple[Source, ...]
+    shard: int | None = None
+    """Dimension divided evenly among the ranks; None = every rank holds all of it."""
+    role: Role = "plain"
+    fill: Fill = "normal"
+    """What load_format "dummy" fills it with."""
+
+    def shape(self, size: int) -> tuple[int, ...]:
+        """On one of `size` ranks."""
+        parts = [divided(s.shape, self.shard, size) for s in self.sources]
+        return (sum(p[0] for p in parts), *parts[0][1:])
+
+
+Weights = Mapping[Any, "Weights | Weight"]
+"""Nested dicts of Weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParamSpec:
+    """A parameter as the loader makes it."""
+
+    weight: Weight
+    dtype: str
+    pack: Callable[[QTensor], Any] | None = None
+    """For matrices a kernel multiplies by: what it wants of them, once, at load."""
+    pack_parts: Callable[[Sequence[np.ndarray], WeightFormat], Any] | None = None
+    """The same, rounding included, straight from the checkpoint's tensors, where they hold `dtype`."""
+    format: WeightFormat = DENSE
+    """What such a matrix is rounded to before it is packed."""
+    make: Callable[[], Array] | None = field(default=None, kw_only=True)
+    """A computed table instead of stored values; then there are no sources."""
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return self.weight.sources
+
+    @property
+    def shard(self) -> int | None:
+        return self.weight.shard
+
+    def shape(self, size: int) -> tuple[int, ...]:
+        return self.weight.shape(size)
+
+
+Specs = Mapping[Any, "Specs | ParamSpec"]
+"""Nested dicts of ParamSpec; the loaded parameters have the same keys."""
+
+
+def vector(name: str, size: int, *, shard: int | None = None, fill: Fill = "normal") -> Weight:
+    """A bias or the weight of a norm."""
+    return Weight((Source(name, (size,)),), shard, fill=fill)
+
+
+def matrices(parts: Mapping[str, int], inputs: int, *, shard: int, role: Role = "linear") -> Weight:
+    """Matrices of these names and outputs, side by side in one product: [outputs, inputs] each."""
+    return Weight(tuple(Source(f"{name}.weight", (n, inputs)) for name, n in parts.items()), shard, role)
+
+
+def linear(parts: Mapping[str, int], inputs: int, *, shard: int, bias: bool = False, fused: str = "") -> dict[str, Weight]:
+    """The parameters of a linear layer that computes several products at once.
+
+    parts: prefix of a tensor's name -> outputs. fused: the prefix of the one tensor in which the checkpoint keeps all
+    parts, one after the other. shard: 0 divides outputs among ranks, 1 inputs."""
+    kinds: dict[str, tuple[str, tuple[int, ...], int | None]] = {"weight": (".weight", (inputs,), shard)}
+    if bias:
+        kinds["bias"] = (".bias", (), 0 if shard == 0 else None)
+    made, total = {}, sum(parts.values())
+    for kind, (suffix, more, divided_by) in kinds.items():
+        sources, first = [], 0
+        for name, n in parts.items():
+            sources.append(
+                Source(f"{fused}{suffix}", (n, *more), first, total) if fused else Source(f"{name}{suffix}", (n, *more))
+            )
+            first += n
+        made[kind] = Weight(tuple(sources), divided_by, "linear" if kind == "weight" else "plain")
+    return made
+
+
+def divided(shape: tuple[int, ...], dim: int | None, size: int) -> tuple[int, ...]:
+    """One rank's part of `shape`. ValueError if it does not divide evenly."""
+    if dim is None or size == 1:
+        return shape
+    if shape[dim] % size:
+        raise ValueError(f"dimension {dim} of {shape} does not divide among {size} ranks")
+    return (*shape[:dim], shape[dim] // size, *shape[dim + 1 :])
+
+
+def walk(tree: Mapping[Any, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every leaf (a Weight or a ParamSpec) with its keys from the root, in order."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            for keys, leaf in walk(value):
+                yield (key, *keys), leaf
+        else:
+            yield (key,), value
