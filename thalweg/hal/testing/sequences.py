@@ -94,10 +94,10 @@ class Turning:
 
 
 def turning(rng: np.random.Generator, spec: AttnSpec, turn: Turn, length: int) -> Turning:
-    """Angles of positions below `length`, weights about 1."""
+    """Angles of positions below `length`, weights that multiply by about 1."""
     half = turn.rotary_dim // 2
     angle = torch.arange(length)[:, None] / 100 ** (torch.arange(half)[None] / half)
-    weights = torch.from_numpy(1 + 0.2 * rng.standard_normal((2, spec.head_dim))).to(getattr(torch, spec.dtype))
+    weights = torch.from_numpy(1 - turn.offset + 0.2 * rng.standard_normal((2, spec.head_dim))).to(getattr(torch, spec.dtype))
     return Turning(turn, torch.cat([angle.cos(), angle.sin()], 1), (weights[0].clone(), weights[1].clone()))
 
 
