@@ -24,6 +24,16 @@ hypothesis.settings.load_profile("same-each-time")
 gc.disable()
 
 
+SLOW_SECONDS = 1200
+"""What stops a slow test that hangs. A busy machine takes several times as long as a quiet one, and that is no failure."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()

@@ -1,6 +1,7 @@
 """Environment variables: the only file that reads them. Each function reads at call time, so nothing is frozen at import.
 
 Knows names, types and defaults; what a value means is the caller's. A malformed value is a ConfigError that names the variable.
+A deployment of vLLM brings variables of its own: `TWINS` are honoured under both names, ours first; `foreign` names the others.
 """
 
 from __future__ import annotations
@@ -9,11 +10,56 @@ import os
 
 from thalweg.errors import ConfigError
 
+TWINS = {
+    "VLLM_API_KEY": "THALWEG_API_KEY",
+    "VLLM_BATCH_INVARIANT": "THALWEG_BATCH_INVARIANT",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "THALWEG_HTTP_TIMEOUT_KEEP_ALIVE",
+    "VLLM_LOGGING_LEVEL": "THALWEG_LOGGING_LEVEL",
+    "VLLM_LOG_STATS_INTERVAL": "THALWEG_LOG_STATS_INTERVAL",
+}
+"""vLLM's name: ours."""
+AS_IT_IS = ("VLLM_DO_NOT_TRACK", "VLLM_NO_USAGE_STATS")
+"""Ask for what happens anyway: nothing is ever reported to anyone."""
+INSTEAD = {
+    "VLLM_ATTENTION_BACKEND": "the device chooses; thalweg plan shows what",
+    "VLLM_CPU_KVCACHE_SPACE": "--kv-cache-memory-bytes, in bytes",
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "--threads",
+    "VLLM_CPU_OMP_THREADS_BIND": "--threads, and taskset",
+    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "--enable-log-requests --enable-log-outputs",
+    "VLLM_ENGINE_ITERATION_TIMEOUT_S": "--hang-timeout",
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "--hang-timeout",
+    "VLLM_TARGET_DEVICE": "--device",
+}
+"""What to use for variables that are not honoured, where there is something."""
+
+
+def foreign() -> str | None:
+    """One sentence naming every VLLM_* variable that is set and not honoured, without its value; None: there is none."""
+    names = sorted(n for n, v in os.environ.items() if n.startswith("VLLM_") and v and n not in TWINS and n not in AS_IT_IS)
+    if not names:
+        return None
+    listed = ", ".join(f"{n} (use {INSTEAD[n]})" if n in INSTEAD else n for n in names)
+    return f"set in the environment, and without effect here: {listed}"
+
 
 def api_keys() -> list[str]:
     """THALWEG_API_KEY: key clients must send when `--api-key` is not given. Unset or empty: no key."""
-    value = os.environ.get("THALWEG_API_KEY", "")
+    value = _get("THALWEG_API_KEY")[1]
     return [value] if value else []
+
+
+def batch_invariant() -> bool | None:
+    """THALWEG_BATCH_INVARIANT: 1 is `--batch-invariant` where neither form of that flag is given. 0, empty: not said."""
+    name, value = _get("THALWEG_BATCH_INVARIANT")
+    if value not in ("", "0", "1"):
+        raise ConfigError(f"{name}: {value!r} must be 0 or 1")
+    return True if value == "1" else None
+
+
+def engine_fields() -> dict[str, bool]:
+    """Fields of EngineArgs that the environment gives, where the caller does not."""
+    invariant = batch_invariant()
+    return {} if invariant is None else {"batch_invariant": invariant}
 
 
 def client_api_key() -> str | None:
@@ -23,9 +69,10 @@ def client_api_key() -> str | None:
 
 def log_level() -> str:
     """THALWEG_LOGGING_LEVEL: level of thalweg's own log lines. Default INFO."""
-    value = os.environ.get("THALWEG_LOGGING_LEVEL", "INFO").upper()
+    name, text = _get("THALWEG_LOGGING_LEVEL")
+    value = text.upper() or "INFO"
     if value not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
-        raise ConfigError(f"THALWEG_LOGGING_LEVEL: {value!r} is not a level; use DEBUG, INFO, WARNING, ERROR or CRITICAL")
+        raise ConfigError(f"{name}: {value!r} is not a level; use DEBUG, INFO, WARNING, ERROR or CRITICAL")
     return value
 
 
@@ -54,8 +101,16 @@ def with_startup_marks(path: str) -> dict[str, str]:
     return {**os.environ, "THALWEG_STARTUP_MARKS": path}
 
 
-def _number(name: str, default: float, least: float) -> float:
-    text = os.environ.get(name)
+def _get(name: str) -> tuple[str, str]:
+    """(the name it was set under, its value) of a variable of ours or of its twin; "" where neither is set."""
+    for n in (name, *(theirs for theirs, ours in TWINS.items() if ours == name)):
+        if value := os.environ.get(n):
+            return n, value
+    return name, ""
+
+
+def _number(ours: str, default: float, least: float) -> float:
+    name, text = _get(ours)
     if not text:
         return default
     try:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
+from thalweg import envs
 from thalweg.config import BUNDLED, BUNDLED_WORDS, EngineArgs, EngineConfig
 from thalweg.engine.client.frontend import load_frontend, locate
 from thalweg.engine.client.inputs import InputProcessor
@@ -242,7 +243,7 @@ def _engine_args(model: str, fields: dict[str, Any]) -> EngineArgs:
     if isinstance(model, Path):
         model = str(model)
     try:
-        return msgspec.convert({"model": model, **fields}, EngineArgs)
+        return msgspec.convert({"model": model, **envs.engine_fields(), **fields}, EngineArgs)
     except msgspec.ValidationError as e:
         raise ConfigError(f"engine argument: {e}") from None
 

@@ -62,7 +62,7 @@ def planned_against_measured(name: str, folder: Path) -> float:
         **flags,
     }  # fmt: skip
     planned = plan(EngineArgs(**fields))
-    done = subprocess.run([sys.executable, RIG, json.dumps(fields)], capture_output=True, text=True, check=False, timeout=200)
+    done = subprocess.run([sys.executable, RIG, json.dumps(fields)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     parts = {"weights": planned.weights, "cache": planned.kv_cache, "workspace": planned.workspace, **measured}
@@ -75,10 +75,11 @@ def planned_against_measured(name: str, folder: Path) -> float:
 
 
 @pytest.mark.slow
-def test_plan_is_what_processes_hold_within_5_percent_in_the_middle_and_12_at_worst(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", range(3))
+def test_plan_is_what_processes_hold_within_5_percent_in_the_middle_and_12_at_worst(part: int, tmp_path: Path) -> None:
     """The allocator decides a few per cent of a process anew in every run, so no single shape is held to 5 %."""
     errors = []
-    for name in SHAPES:
+    for name in list(SHAPES)[part::3]:
         folder = tmp_path / name
         folder.mkdir()
         errors.append(abs(planned_against_measured(name, folder)))

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from thalweg import envs
 from thalweg.config import EngineArgs
 from thalweg.errors import ConfigError
 from thalweg.server.cli import common, flags, main
@@ -204,6 +205,65 @@ def test_the_key_may_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("THALWEG_API_KEY", "secret")
     assert server().api_key == ["secret"]
     assert server("--api-key", "a", "b").api_key == ["a", "b"]
+
+
+VARIABLES = [
+    ("API_KEY", "secret", lambda: server().api_key, ["secret"], []),
+    ("BATCH_INVARIANT", "1", lambda: engine().batch_invariant, True, None),
+    ("HTTP_TIMEOUT_KEEP_ALIVE", "7", envs.keep_alive_seconds, 7, 5),
+    ("LOGGING_LEVEL", "debug", envs.log_level, "DEBUG", "INFO"),
+    ("LOG_STATS_INTERVAL", "3", envs.log_stats_seconds, 3, 10),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "read", "value", "default"), VARIABLES, ids=[v[0] for v in VARIABLES])
+def test_variables_of_vllm_with_a_twin_are_honoured_and_ours_come_first(monkeypatch, name, text, read, value, default):
+    assert f"VLLM_{name}" in envs.TWINS
+    assert read() == default
+    monkeypatch.setenv(f"VLLM_{name}", text)
+    assert read() == value
+    monkeypatch.setenv(f"VLLM_{name}", "nonsense")
+    monkeypatch.setenv(f"THALWEG_{name}", text)
+    assert read() == value
+
+
+def test_every_twin_is_tested():
+    assert set(envs.TWINS) == {f"VLLM_{v[0]}" for v in VARIABLES}
+
+
+def test_a_wrong_value_is_told_by_the_variable_it_was_set_in(monkeypatch):
+    monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "soon")
+    with pytest.raises(ConfigError, match="VLLM_HTTP_TIMEOUT_KEEP_ALIVE: 'soon' is not a number"):
+        envs.keep_alive_seconds()
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "yes")
+    with pytest.raises(ConfigError, match="VLLM_BATCH_INVARIANT: 'yes' must be 0 or 1"):
+        engine()
+
+
+def test_a_flag_wins_over_the_environment(monkeypatch):
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    assert engine("--no-batch-invariant").batch_invariant is False
+
+
+def test_other_variables_of_vllm_are_named_in_one_warning_without_their_values(monkeypatch, capsys):
+    parse()
+    assert capsys.readouterr().err == ""
+    for name in (
+        "VLLM_API_KEY",
+        "VLLM_NO_USAGE_STATS",
+        "VLLM_ATTENTION_BACKEND",
+        "VLLM_NEVER_HEARD_OF",
+        "VLLM_CPU_KVCACHE_SPACE",
+    ):
+        monkeypatch.setenv(name, "s3cret")
+    monkeypatch.setenv("VLLM_EMPTY", "")
+    parse()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("warning: ")
+    assert "VLLM_CPU_KVCACHE_SPACE (use --kv-cache-memory-bytes" in said
+    assert all(n in said for n in ("VLLM_ATTENTION_BACKEND", "VLLM_NEVER_HEARD_OF"))
+    assert not any(n in said for n in ("VLLM_API_KEY", "VLLM_NO_USAGE_STATS", "VLLM_EMPTY", "s3cret"))
 
 
 def test_a_template_file_is_read(tmp_path):

@@ -26,9 +26,10 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 class Process:
     """A server started from the command line; `log` collects what it prints."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, **variables: str) -> None:
         command = [sys.executable, "-m", "thalweg", "serve", *words]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)
+        env = ENVIRONMENT | variables
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
         self.log: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -219,6 +220,21 @@ def test_chat_command_against_the_server(bundled, client):
         client.chat.completions.create(model="thalweg-nano", messages=MESSAGES, max_tokens=6, seed=3).choices[0].message.content
     )
     assert said.stdout.removesuffix("\n") == expected
+
+
+def test_the_key_of_a_vllm_deployment_closes_the_server_and_is_not_logged():
+    process = Process(
+        "--port", "0", "--device", "null", "--enable-log-requests", VLLM_API_KEY="s3cret", VLLM_PORT="tcp://s3cret"
+    )
+    try:
+        url = process.url() + "/v1/models"
+        assert httpx.get(url).status_code == 401
+        assert httpx.get(url, headers={"Authorization": "Bearer s3cret"}).status_code == 200
+    finally:
+        process.end()
+    log = "".join(process.log)
+    assert "VLLM_PORT" in log
+    assert "s3cret" not in log
 
 
 def test_told_to_stop_it_lets_open_requests_finish_and_ends(bundled):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from thalweg.checkpoint import quantised
 from thalweg.checkpoint.safetensors import open_checkpoint, strict_json
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.platform import ModelFacts
@@ -36,12 +37,8 @@ def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
         _finite(value, f"hf_overrides: {key}")
         config[key] = value
     _finite(config, str(file))
-    if config.get("quantization_config") is not None:
-        method = config["quantization_config"].get("quant_method") if isinstance(config["quantization_config"], dict) else "?"
-        raise UnsupportedModelError(
-            f"{file}: quantization_config: quantised checkpoints ({method}) are not supported by this version; "
-            "use the model's bfloat16 or float16 checkpoint"
-        )
+    beside = {name: _read_object(file.with_name(name)) for name in quantised.FILES if file.with_name(name).is_file()}
+    quantised.refuse(config, file, beside)
     architecture(config, file)
     return config
 
@@ -264,7 +261,8 @@ def _weights(path: Path) -> tuple[str | None, int]:
     checkpoint = open_checkpoint(path)
     count: dict[str, int] = {}
     for shard in checkpoint.shards:
-        for e in shard.entries.values():
+        for name, e in shard.entries.items():
+            quantised.refuse_tensor(shard.path, name, e.dtype)
             count[e.dtype] = count.get(e.dtype, 0) + e.end - e.begin
     known = {d: n for d, n in count.items() if d in DTYPES}
     return max(known, key=lambda d: known[d], default=None), checkpoint.bytes

@@ -92,11 +92,11 @@ def test_strict_kernels_refuse_to_run_without_them() -> None:
 
 
 def test_tiles_multiply_as_the_reference_does_and_rows_do_not_see_each_other() -> None:
+    """Whole numbers, whose sums are the same in any order: the host's matrix library makes no promise about that."""
     tiles = next(k for k in library.assemble("sm_90", (), golden.absent).kernels if k.name == "torch-tiles")
-    generator = torch.Generator().manual_seed(0)
-    x, w, b = (torch.randn(*s, generator=generator) for s in ((300, 96), (40, 96), (40,)))
+    x, w, b = (torch.randint(-8, 9, shape).float() for shape in ((300, 96), (40, 96), (40,)))
     whole = tiles.run(x, w, b)
-    torch.testing.assert_close(whole, x @ w.t() + b, rtol=1e-5, atol=1e-5)
+    assert torch.equal(whole, x @ w.t() + b)
     for rows in (slice(7, 8), slice(0, 128), slice(100, 229), slice(0, 0)):
         assert torch.equal(tiles.run(x[rows], w, b), whole[rows])
     assert tiles.run(x.view(3, 100, 96), w).shape == (3, 100, 40)

@@ -34,6 +34,26 @@ def device() -> Device:
     return InterpretPlatform().open(Place())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_of_a_product_is_the_same_bits_wherever_it_stands_whatever_numpy_does(
+    device: Device, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries for some processors sum a row in an order that follows its place in the tile: here, odd rows backwards."""
+    plain = np.matmul
+
+    def matmul(a: np.ndarray, b: np.ndarray, **more: Any) -> np.ndarray:
+        forth, back = plain(a, b, **more), plain(a[..., ::-1].copy(), b[..., ::-1, :].copy(), **more)
+        return np.where(np.arange(a.shape[-2])[:, None] % 2, back * np.float32(1 + 2**-22), forth)
+
+    monkeypatch.setattr(np, "matmul", matmul)
+    x, weight = (torch.randn(*shape).to(getattr(torch, dtype)) for shape in ((6, 64), (32, 64)))
+    linear = _kernel(device, "linear")
+    whole = linear.run(x, weight)
+    torch.testing.assert_close(whole.float(), x.float() @ weight.float().T, rtol=2e-2, atol=2e-2)
+    for order in ([5], [3, 2], [1, 0, 5, 4, 3]):
+        assert torch.equal(linear.run(x[order], weight), whole[order])
+
+
 @triton.jit
 def _show(out, lo, hi, p, BLOCK: tl.constexpr):
     t = tl.arange(0, BLOCK)

@@ -40,9 +40,10 @@ def _kit(*args: str) -> str:
 
 
 @pytest.mark.slow
-def test_ops_and_device_pass_the_conformance_kit_in_the_interpreter() -> None:
+@pytest.mark.parametrize("part", range(1, 5))
+def test_ops_and_device_pass_the_conformance_kit_in_the_interpreter(part: int) -> None:
     """Only the other kernels' weight formats are refused. Rows of quantised experts take long: the slow test has them."""
-    out = _kit("-q", "-rs", "-k", f"(test_ops or test_device) and not ({LONG})")
+    out = _kit("-q", "-rs", "-k", f"(test_ops or test_device) and not ({LONG})", "--part", f"{part}/4")
     assert not re.findall(r"triton\S* refuses: (?!runs (dense|int8|int4|float8|float4|nvfp4) weights)", out)
 
 
@@ -69,8 +70,9 @@ def test_eight_bit_floats_of_a_target_pass_the_conformance_kit_in_the_interprete
 
 
 @pytest.mark.slow
-def test_rows_of_experts_are_the_same_bits_in_any_batch_in_the_interpreter() -> None:
-    _kit("-q", "-k", LONG)
+@pytest.mark.parametrize("part", range(1, 3))
+def test_rows_of_experts_are_the_same_bits_in_any_batch_in_the_interpreter(part: int) -> None:
+    _kit("-q", "-k", LONG, "--part", f"{part}/2")
 
 
 @pytest.mark.slow

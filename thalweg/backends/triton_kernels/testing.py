@@ -60,9 +60,18 @@ class InterpretPlatform(Platform):
         return EagerDevice(self.describe(), made.kernels, made.attention)
 
 
+def _product(a: Any, b: Any) -> Any:
+    """a [.., m, k] times b [.., k, n] in float32 [.., m, n], each sum from the first term to the last, whatever its row."""
+    import numpy as np
+
+    terms = a.astype(np.float32)[..., :, :, None] * b.astype(np.float32)[..., None, :, :]
+    return np.add.reduce(terms, axis=-2)
+
+
 def _repair() -> None:
-    """What the interpreter gets wrong: products of bfloat16 (it multiplies the bit patterns), rounding to bfloat16 and to
-    the 8-bit floats (it truncates, or carries wrongly), and codes of those that are no number."""
+    """What the interpreter gets wrong: products of bfloat16 (it multiplies the bit patterns), the order of a product's sums
+    (its library's, which differs with the row's place in the tile on some processors; the devices' does not), rounding to
+    bfloat16 and to the 8-bit floats (it truncates, or carries wrongly), and codes of those that are no number."""
     import numpy as np
     import torch
     import triton.language as tl
@@ -89,8 +98,11 @@ def _repair() -> None:
             return h
         return interpreter.TensorHandle((h.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
-    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        return dot(self, wide(a), wide(b), *rest)
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+        a, b = wide(a), wide(b)
+        if not (a.dtype.is_floating() and d.dtype.scalar == tl.float32):
+            return dot(self, a, b, d, *rest)
+        return interpreter.TensorHandle(_product(a.data, b.data) + d.data, tl.float32)
 
     def cast_impl(self: Any, src: Any, to: Any) -> Any:
         if src.dtype.scalar == tl.float32 and to.scalar in narrow:

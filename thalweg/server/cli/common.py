@@ -10,6 +10,7 @@ from functools import partial
 
 import msgspec
 
+from thalweg import envs
 from thalweg.config import BUNDLED, BUNDLED_WORDS, EngineArgs
 from thalweg.errors import ConfigError
 from thalweg.hal import discovery
@@ -35,6 +36,8 @@ def parse(
     _maybe_help(parser, words, server)
     flags.add_flags(parser, server=server, skip=skip)
     namespace = parser.parse_args(flags.normalise(words, parser))
+    if set_elsewhere := envs.foreign():
+        print(f"warning: {set_elsewhere}", file=sys.stderr)
     flags.check_given(namespace)
     return namespace
 

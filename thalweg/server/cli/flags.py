@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from thalweg import envs
 from thalweg.config import (
     DTYPES,
     KV_CACHE_DTYPES,
@@ -225,7 +226,7 @@ def given_names(namespace: argparse.Namespace) -> list[str]:
 
 def engine_args(namespace: argparse.Namespace) -> EngineArgs:
     """The engine's share of the flags, checked."""
-    fields = _given(namespace, ENGINE)
+    fields = {**envs.engine_fields(), **_given(namespace, ENGINE)}
     try:
         args = msgspec.convert(fields, EngineArgs)
     except msgspec.ValidationError as e:

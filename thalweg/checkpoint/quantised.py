@@ -1,0 +1,75 @@
+"""Is a checkpoint quantised? None is read by this version, and none may pass for a dense one: each is refused by the file and
+key, or the tensor, that says so. No tensor framework.
+
+The marks are those that the writers of such files leave: keys of config.json, files beside it, dtypes and names of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from thalweg.errors import UnsupportedModelError
+
+KEYS = ("quantization_config", "compression_config", "quantization")
+"""Of config.json, at its top or in the part of one modality (text_config ...). transformers, older compressed-tensors, MLX."""
+FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quantization_config.json")
+"""Files beside config.json. ModelOpt, GPTQ, AWQ, AutoRound."""
+SAYS = ("quant_method", "quant_algo", "quantization", "config_groups", "bits", "w_bit", "checkpoint_format")
+"""Keys of which such a file has one. The second name is also used for ONNX models, which lie beside dense weights."""
+SUFFIXES = (
+    "qweight", "qzeros", "g_idx", "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale",
+    "weight_zero_point", "weight_qdata", "SCB", "absmax", "quant_map", "W_q", "trellis",
+)  # fmt: skip
+"""Last parts of names of tensors that only quantised layers have (and, of gpt-oss in MXFP4, whatever ends in _blocks)."""
+NARROW = ("float8_", "int", "uint")
+"""dtypes, by their beginning, that no dense weight is stored in."""
+
+
+def refuse(config: Mapping[str, Any], file: Path, beside: Mapping[str, Mapping[str, Any]]) -> None:
+    """UnsupportedModelError if config.json (`file`), or one of the files beside it (by name, in FILES), describes quantised
+    weights."""
+    for where, part in _parts(config):
+        for key in KEYS:
+            if part.get(key):
+                _refuse(f"{file}: {where}{key}", _method(part[key]))
+    for name, content in beside.items():
+        described = content.get("quantization", content)
+        nothing = isinstance(described, Mapping) and not any(described.get(k) for k in (*SAYS, "kv_cache_quant_algo"))
+        if not nothing:
+            _refuse(str(file.with_name(name)), _method(described))
+
+
+def refuse_tensor(file: Path, name: str, dtype: str) -> None:
+    """UnsupportedModelError if this tensor is part of a quantised layer."""
+    last = name.rpartition(".")[2]
+    if last in SUFFIXES or last.endswith("_blocks") or ".quant_state." in name:
+        _refuse(f"{file}: tensor {name}", f"by the tensor's name, stored as {dtype}")
+    if last == "weight" and dtype.startswith(NARROW):
+        _refuse(f"{file}: tensor {name}", f"stored as {dtype}")
+
+
+def _parts(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    yield "", config
+    for key, value in config.items():
+        if key.endswith("_config") and key not in KEYS and isinstance(value, Mapping):
+            yield f"{key}.", value
+
+
+def _method(described: object) -> str:
+    """How a description names its format."""
+    if not isinstance(described, Mapping):
+        return f"{described!r:.40}"
+    for key in ("quant_method", "quant_algo", "format", "kv_cache_quant_algo"):
+        if isinstance(described.get(key), str):
+            return f"{described[key]:.40}"
+    bits = described.get("bits") or described.get("w_bit")
+    return f"{bits} bits" if isinstance(bits, int) else "of a kind it does not name"
+
+
+def _refuse(where: str, what: str) -> NoReturn:
+    raise UnsupportedModelError(
+        f"{where}: quantised checkpoints ({what}) are not read by this version; use the model's bfloat16 or float16 "
+        "checkpoint, and --quantization int8 or int4 to round it while it loads"
+    )
