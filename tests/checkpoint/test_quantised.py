@@ -90,18 +90,18 @@ def test_the_files_of_compressed_tensors_are_refused_when_planned_and_when_loade
     from thalweg.engine.client.frontend import locate
     from thalweg.engine.worker.plan import plan
 
-    groups = {"group_0": preset_name_to_scheme("W4A16", ["Linear"])}
-    written = QuantizationConfig(config_groups=groups).model_dump(mode="json")
+    groups = {"group_0": preset_name_to_scheme("NVFP4", ["Linear"])}
+    written = QuantizationConfig(config_groups=groups, format="nvfp4-pack-quantized").model_dump(mode="json")
     for key in ("quantization_config", "compression_config"):
         save(tmp_path, {**GOOD, key: written})
         for start in (locate, plan):
-            with pytest.raises(UnsupportedModelError, match=key):
+            with pytest.raises(UnsupportedModelError, match="nvfp4-pack-quantized"):
                 start(EngineArgs(model=str(tmp_path), device="reference"))
 
 
 def test_the_marks_of_every_file_are_read_before_weights(tmp_path: Path):
     """A dummy load asks for no weights, and would invent dense ones."""
-    save(tmp_path, {**GOOD, "compression_config": {"format": "int-quantized"}})
+    save(tmp_path, {**GOOD, "compression_config": {"format": "marlin-24"}})
     from thalweg.engine.client.frontend import locate
 
     with pytest.raises(UnsupportedModelError, match="compression_config"):

@@ -13,7 +13,7 @@ from thalweg.errors import ConfigError
 from thalweg.hal.ops import linear
 from thalweg.hal.ops.quantise import dequantise, quantise
 from thalweg.hal.weights import DENSE, QTensor
-from thalweg.quantization.online import METHODS, bytes_of, rounded
+from thalweg.quantization.online import METHODS, rounded
 
 
 def test_the_names_users_give_are_those_there_are() -> None:
@@ -36,7 +36,7 @@ def test_rounding_in_parts_is_rounding_at_once_and_stays_within_half_a_step(
     step = whole.data["scales"].repeat_interleave(form.group or 200, 1)[:, :200]
     assert ((back - weight).abs() <= step * 1.001).all()
     held = sum(t.numel() * t.element_size() for n, t in whole.data.items() if n != "codes") + 37 * 200 * form.bits // 8
-    assert bytes_of(form, 37, 200) == pytest.approx(held, rel=0.1)
+    assert form.bytes(37, 200) == pytest.approx(held, rel=0.1)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -23,7 +23,8 @@ from thalweg.errors import ConfigError
 from thalweg.models import registry
 from thalweg.models.sizes import StepWork, step_work
 from thalweg.params import SamplingParams
-from thalweg.quantization.online import bytes_of, facts, formats, rounded
+from thalweg.quantization import registry as registry_of_formats
+from thalweg.quantization.online import facts, formats, rounded
 
 REFUSED = ()
 READ, RATE = (1, 4096, 32768), (512, 2048, 2048)
@@ -73,7 +74,7 @@ def ceilings(device: Any, dtype: str, quantization: str | None) -> Ceilings:
             dense = QTensor(DENSE, (out, fan_in), {"weight": device.put(weight)})
             packed = bound.pack(dense if form == DENSE else rounded(dense, form))
             seconds.append(median_seconds(device, bound, [x, packed], 5))
-        size = weight.nbytes if form == DENSE else bytes_of(form, out, fan_in)
+        size = weight.nbytes if form == DENSE else form.bytes(out, fan_in)
         best.append((size if rows == 1 else 2 * rows * fan_in * out) / min(seconds))
     return Ceilings(*best)
 
@@ -89,14 +90,14 @@ def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
     llm = LLM.from_engine_args(args)
     if not llm.kernel_plan or (not llm.device.kernels and not llm.device.attention):
         raise ConfigError(f"--device {llm.device.info.kind} computes no model: there is nothing to measure")
-    hf = read_config(Path(llm.config.model.path), args.hf_overrides)
+    hf = read_config(Path(llm.config.model.path), args.hf_overrides, registry_of_formats.check)
     spec, dtype, method = registry.family(hf)(hf), llm.config.model.dtype, llm.config.model.quantization
     before = ceilings(llm.device, dtype, method)
     first, whole = _times(llm, n, args)
     after = ceilings(llm.device, dtype, method)
     limit = Ceilings((before.read + after.read) / 2, (before.rate + after.rate) / 2)
     steps = n.output_len - 1
-    shared, kept = (spec, dtype, formats(method), n.batch_size), args.kv_dtype
+    shared, kept = (spec, dtype, registry_of_formats.scheme(hf, method), n.batch_size), args.kv_dtype
     phases = {
         "prefill": (step_work(*shared, n.input_len, 0, kept), first),
         "decode": (step_work(*shared, 1, n.input_len + steps // 2, kept), (whole - first) / steps),

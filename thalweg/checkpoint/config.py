@@ -5,7 +5,7 @@ what an architecture does with them is decided in `models/`. No tensor framework
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,16 @@ DTYPES = {
 Config = Mapping[str, Any]
 
 
-def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def read_config(
+    path: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    accept: Callable[[quantised.Described], None] = quantised.refuse,
+) -> dict[str, Any]:
     """config.json of a model directory, with top-level keys replaced by `overrides`. CheckpointError names file and key
-    for bad JSON, wrong types, and numbers out of range; quantised checkpoints are refused in words."""
+    for bad JSON, wrong types, and numbers out of range.
+
+    accept: called with what the checkpoint says of quantised weights, if it has some, and raises if nobody reads them.
+    Default: they are refused. A description that is accepted stands in `quantization_config`, its name in `quant_method`."""
     file = Path(path) / "config.json"
     config = _read_object(file)
     for key, value in (overrides or {}).items():
@@ -38,7 +45,10 @@ def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
         config[key] = value
     _finite(config, str(file))
     beside = {name: _read_object(file.with_name(name)) for name in quantised.FILES if file.with_name(name).is_file()}
-    quantised.refuse(config, file, beside)
+    found = quantised.described(config, file, beside)
+    if found is not None:
+        accept(found)
+        config["quantization_config"] = {**found.content, "quant_method": found.method}
     architecture(config, file)
     return config
 
@@ -59,7 +69,7 @@ def facts(config: Config, path: str | Path) -> ModelFacts:
         raise CheckpointError(
             f"config.json: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})"
         )
-    stored, size = _weights(Path(path))
+    stored, size = _weights(Path(path), bool(config.get("quantization_config")))
     return ModelFacts(
         architecture=architecture(config),
         dtype=_dtype(config) or stored or "float32",
@@ -254,7 +264,7 @@ def _dtype(config: Config) -> str | None:
     return DTYPES[name]
 
 
-def _weights(path: Path) -> tuple[str | None, int]:
+def _weights(path: Path, known_to_be_quantised: bool) -> tuple[str | None, int]:
     """(dtype of most of the weights, their bytes); (None, 0) where there are no safetensors to look at."""
     if not any(path.glob("*.safetensors")):
         return None, 0
@@ -262,7 +272,8 @@ def _weights(path: Path) -> tuple[str | None, int]:
     count: dict[str, int] = {}
     for shard in checkpoint.shards:
         for name, e in shard.entries.items():
-            quantised.refuse_tensor(shard.path, name, e.dtype)
+            if not known_to_be_quantised:
+                quantised.refuse_tensor(shard.path, name, e.dtype)
             count[e.dtype] = count.get(e.dtype, 0) + e.end - e.begin
     known = {d: n for d, n in count.items() if d in DTYPES}
     return max(known, key=lambda d: known[d], default=None), checkpoint.bytes

@@ -1,5 +1,5 @@
-"""Is a checkpoint quantised? None is read by this version, and none may pass for a dense one: each is refused by the file and
-key, or the tensor, that says so. No tensor framework.
+"""Is a checkpoint quantised, and how? None may pass for a dense one: where nobody reads its format it is refused by the file
+and key, or the tensor, that says so. No tensor framework, and no format is known here.
 
 The marks are those that the writers of such files leave: keys of config.json, files beside it, dtypes and names of tensors.
 """
@@ -7,6 +7,7 @@ The marks are those that the writers of such files leave: keys of config.json, f
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,18 +28,38 @@ NARROW = ("float8_", "int", "uint")
 """dtypes, by their beginning, that no dense weight is stored in."""
 
 
-def refuse(config: Mapping[str, Any], file: Path, beside: Mapping[str, Mapping[str, Any]]) -> None:
-    """UnsupportedModelError if config.json (`file`), or one of the files beside it (by name, in FILES), describes quantised
-    weights."""
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a checkpoint says of its quantised weights."""
+
+    where: str
+    """File and key, for messages."""
+    method: str
+    """How the description names its format."""
+    content: Mapping[str, Any]
+
+
+def described(config: Mapping[str, Any], file: Path, beside: Mapping[str, Mapping[str, Any]]) -> Described | None:
+    """What config.json (`file`), or else one of the files beside it (by name, in FILES), says of quantised weights."""
     for where, part in _parts(config):
         for key in KEYS:
             if part.get(key):
-                _refuse(f"{file}: {where}{key}", _method(part[key]))
+                return _described(f"{file}: {where}{key}", part[key])
     for name, content in beside.items():
-        described = content.get("quantization", content)
-        nothing = isinstance(described, Mapping) and not any(described.get(k) for k in (*SAYS, "kv_cache_quant_algo"))
+        found = content.get("quantization", content)
+        nothing = isinstance(found, Mapping) and not any(found.get(k) for k in (*SAYS, "kv_cache_quant_algo"))
         if not nothing:
-            _refuse(str(file.with_name(name)), _method(described))
+            return _described(str(file.with_name(name)), found)
+    return None
+
+
+def _described(where: str, found: Any) -> Described:
+    return Described(where, _method(found), found if isinstance(found, Mapping) else {})
+
+
+def refuse(found: Described, known: str = "") -> NoReturn:
+    """known: the formats that are read, for the message."""
+    _refuse(found.where, found.method, known)
 
 
 def refuse_tensor(file: Path, name: str, dtype: str) -> None:
@@ -68,8 +89,9 @@ def _method(described: object) -> str:
     return f"{bits} bits" if isinstance(bits, int) else "of a kind it does not name"
 
 
-def _refuse(where: str, what: str) -> NoReturn:
+def _refuse(where: str, what: str, known: str = "") -> NoReturn:
+    which = f", which reads {known}" if known else ""
     raise UnsupportedModelError(
-        f"{where}: quantised checkpoints ({what}) are not read by this version; use the model's bfloat16 or float16 "
+        f"{where}: quantised checkpoints ({what}) are not read by this version{which}; use the model's bfloat16 or float16 "
         "checkpoint, and --quantization int8 or int4 to round it while it loads"
     )

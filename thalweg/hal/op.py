@@ -84,6 +84,8 @@ def _as_it_is(w: QTensor) -> Any:
     return w.data["weight"] if w.format.kind == "dense" else dict(w.data)
 
 
+BODY_PACK = _as_it_is
+"""What a reference body takes of a weight: its data. Whoever loads may hand it the form of `hal.ops.quantise.at_rest`."""
 KEEP_DENSE = (_plain, _as_it_is)
 """What packs a dense weight by leaving it where it is: a kernel's that names no `pack`, and a reference body's."""
 

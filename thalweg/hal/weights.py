@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from thalweg.hal.kv import BYTES
 from thalweg.hal.step import Array
 
 
@@ -28,6 +29,12 @@ class WeightFormat:
     act: str = ""
     """Activation type the product runs in, if not the model's. "int8", "float8_e4m3fn": each row of the input is scaled by its
     largest magnitude and rounded. "int8_per_group": each of the weight's groups of a row on its own."""
+
+    def bytes(self, outputs: int, inputs: int) -> int:
+        """Of a quantised matrix at rest: codes, scales and zero points."""
+        groups = {0: outputs, -1: 1}.get(self.group, outputs * -(-inputs // max(self.group, 1)))
+        scales = groups * (BYTES[self.scale_dtype] if self.scale_dtype else 4)
+        return outputs * -(-inputs * self.bits // 8) + scales + (0 if self.symmetric else groups)
 
     def __str__(self) -> str:
         if self.kind == "dense":

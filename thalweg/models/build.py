@@ -12,7 +12,7 @@ from thalweg.hal.op import Binder
 from thalweg.models.context import Context
 from thalweg.models.decoder import Decoder
 from thalweg.models.registry import family
-from thalweg.quantization.online import formats
+from thalweg.quantization.registry import scheme
 
 Model = Decoder
 """Public parts: spec, groups, layouts, layer_group, attention, vocab, hidden, max_len, specs, rename, forward, logits, and
@@ -33,12 +33,12 @@ def build(
 ) -> Model:
     """The model of a config.json, every op bound to the device's kernels (the choices are in `binder.plan`).
 
-    max_len: longest sequence served. quantization: a name of quantization.online.METHODS; weights are
-    rounded at load. kv_dtype: as in AttnSpec.
+    max_len: longest sequence served. quantization: a name of quantization.online.METHODS; dense weights
+    are rounded at load. kv_dtype: as in AttnSpec.
     Raises UnsupportedModelError, CheckpointError (the configuration), ConfigError (it does not
     divide among the ranks), DeviceError (no attention backend fits)."""
     for name, value in (("max_len", max_len), ("block_tokens", block_tokens)):
         if value < 1:
             raise ConfigError(f"{name}: must be at least 1, not {value}")
-    ctx = Context(binder, attention, comm, dtype, max_len, block_tokens, formats(quantization), kv_dtype)
+    ctx = Context(binder, attention, comm, dtype, max_len, block_tokens, scheme(config, quantization), kv_dtype)
     return Decoder(ctx, family(config)(config))

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thalweg.errors import ConfigError
+from thalweg.errors import ConfigError, UnsupportedModelError
 from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.comm import Communicator
 from thalweg.hal.op import Binder, Bound, Op
 from thalweg.hal.weights import WeightFormat
 from thalweg.models.weights import Weight
-from thalweg.quantization.online import DENSE_FORMATS, Formats
+from thalweg.quantization.format import Scheme
+from thalweg.quantization.online import DENSE_FORMATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Context:
     max_len: int
     """Longest sequence served, in tokens."""
     block_tokens: int
-    formats: Formats = DENSE_FORMATS
+    formats: Scheme = DENSE_FORMATS
     """What linear layers hold their weights in."""
     kv_dtype: str = ""
     """What caches hold (`AttnSpec.kv_dtype`)."""
@@ -35,8 +36,12 @@ class Context:
         return self.binder.bind(op, dtype=self.dtype, **facts)
 
     def format(self, weight: Weight) -> WeightFormat:
-        """What a parameter is held in."""
-        return self.formats.of(weight.role, weight.sources[0].name)
+        """What a parameter is held in. UnsupportedModelError if its tensors differ and it must be one."""
+        found = {self.formats.of(weight.role, s.name): s.name for s in weight.sources}
+        if len(found) > 1:
+            (a, first), (b, second), *_ = found.items()
+            raise UnsupportedModelError(f"{first} is held as {a} and {second} as {b}: this version holds such tensors alike")
+        return next(iter(found))
 
     def share(self, n: int, what: str) -> int:
         """One rank's part of n. ConfigError if the model does not divide so."""

@@ -77,7 +77,7 @@ class Decoder:
     """A model: what `build` returns. Holds no tensors; parameters and caches are passed."""
 
     def __init__(self, ctx: Context, s: spec.ModelSpec) -> None:
-        self.spec, self.comm, self.max_len = s, ctx.comm, ctx.max_len
+        self.spec, self.comm, self.max_len, self.formats = s, ctx.comm, ctx.max_len, ctx.formats
         self.vocab, self.hidden = s.vocab, s.hidden
         kinds = sizes.attention(s, ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
         weights: Mapping[str, Any] = s.weights()

@@ -8,16 +8,13 @@ A family may come from outside the repository: an installed package names it in 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from thalweg.checkpoint.config import architecture
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.spec import ModelSpec
+from thalweg.plugins import OpenList
 
-GROUP = "thalweg.models"
 _FAMILIES = "thalweg.models.families"
 ARCHITECTURES: Mapping[str, str] = {
     "Gemma3ForCausalLM": f"{_FAMILIES}.gemma3:gemma3",
@@ -32,34 +29,20 @@ ARCHITECTURES: Mapping[str, str] = {
 """`architectures` entry of config.json -> "module:function"."""
 
 
-@cache
-def _outside() -> Mapping[str, EntryPoint]:
-    """Families of installed packages. One that bears the name of a family here is not looked at."""
-    return {e.name: e for e in entry_points(group=GROUP) if e.name not in ARCHITECTURES}
+_LIST = OpenList("thalweg.models", ARCHITECTURES)
 
 
 def supported(config: Mapping[str, Any]) -> str:
     """The architecture's name. UnsupportedModelError lists what there is."""
     name = architecture(config)
-    if name not in ARCHITECTURES and name not in _outside():
+    if name not in _LIST:
         raise UnsupportedModelError(
-            f"config.json: architectures: {name!r:.100} is not supported; this version serves "
-            + ", ".join(sorted({*ARCHITECTURES, *_outside()}))
+            f"config.json: architectures: {name!r:.100} is not supported; this version serves " + ", ".join(_LIST.names())
         )
     return name
 
 
 def family(config: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], ModelSpec]:
-    """The function that reads this architecture's configuration. Loads no tensor framework either.
-    UnsupportedModelError if a package that names it cannot be imported."""
-    name = supported(config)
-    if name in ARCHITECTURES:
-        module, _, function = ARCHITECTURES[name].partition(":")
-        found: Callable[[Mapping[str, Any]], ModelSpec] = getattr(import_module(module), function)
-        return found
-    entry = _outside()[name]
-    try:
-        outside: Callable[[Mapping[str, Any]], ModelSpec] = entry.load()
-    except (ImportError, AttributeError) as e:
-        raise UnsupportedModelError(f"{name}: the installed family {entry.value} cannot be imported: {e}") from e
-    return outside
+    """The function that reads this architecture's configuration. Loads no tensor framework either."""
+    found: Callable[[Mapping[str, Any]], ModelSpec] = _LIST.load(supported(config))
+    return found

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.kv import BYTES, KVSpec, kept_bytes
 from thalweg.hal.platform import StepSizes
 from thalweg.hal.weights import DENSE
 from thalweg.models.spec import ModelSpec, MoE
-from thalweg.models.weights import Weight, walk
-from thalweg.quantization.online import DENSE_FORMATS, Formats, bytes_of
+from thalweg.models.weights import HEADS, Weight, divided, walk
+from thalweg.quantization.format import Scheme
+from thalweg.quantization.online import DENSE_FORMATS
 
 
 def parameters(spec: ModelSpec) -> Iterator[Weight]:
@@ -21,18 +23,12 @@ def parameters(spec: ModelSpec) -> Iterator[Weight]:
 
 def values(weight: Weight) -> int:
     """Elements, undivided."""
-    n = 0
-    for s in weight.sources:
-        each = 1
-        for d in s.shape:
-            each *= d
-        n += each
-    return n
+    return sum(prod(s.shape) for s in weight.sources)
 
 
 def stored_values(spec: ModelSpec) -> int:
     """Elements of the checkpoint's tensors: a tied matrix once."""
-    return sum(values(w) for w in parameters(spec) if not (spec.tied and w.role == "head"))
+    return sum(values(w) for w in parameters(spec) if w.role != "tied")
 
 
 def head_values(spec: ModelSpec) -> int:
@@ -44,28 +40,24 @@ def table_bytes(spec: ModelSpec, max_len: int) -> int:
     return sum(max_len * rope.dim * BYTES["float32"] for rope in spec.ropes)
 
 
-def held_bytes(weight: Weight, dtype: str, use: Formats, ranks: int = 1) -> int:
+def held_bytes(weight: Weight, dtype: str, use: Scheme, ranks: int = 1) -> int:
     """Of a parameter on one rank: in dtype, or as its format holds it."""
-    form = use.of(weight.role, weight.sources[0].name)
-    share = 1 if weight.shard is None else ranks
-    if form == DENSE:
-        return values(weight) * BYTES[dtype] // share
     total = 0
     for s in weight.sources:
-        inputs = s.shape[1] // (share if weight.shard == 1 else 1)
-        outputs = s.shape[0] // (share if weight.shard == 0 else 1)
-        total += bytes_of(form, outputs, inputs)
+        shape = divided(s.shape, weight.shard, ranks)
+        form = use.of(weight.role, s.name)
+        total += prod(shape) * BYTES[dtype] if form == DENSE else form.bytes(shape[0], shape[1])
     return total
 
 
 def weight_bytes(
-    spec: ModelSpec, dtype: str, max_len: int, ranks: int = 1, use: Formats = DENSE_FORMATS, packs: bool = False
+    spec: ModelSpec, dtype: str, max_len: int, ranks: int = 1, use: Scheme = DENSE_FORMATS, packs: bool = False
 ) -> int:
     """Of the weights in memory, on one of the ranks that share them: with the copies that kernels pack (`packs`) and computed
     tables. A tied matrix is held once where the embedding and the output matrix need the same of it: dense, kept as it is,
     on one rank."""
-    once = spec.tied and ranks == 1 and not packs and use.of("head", spec.head) == DENSE
-    held = sum(held_bytes(w, dtype, use, ranks) for w in parameters(spec) if not (once and w.role == "head"))
+    once = spec.tied and ranks == 1 and not packs and use.of("tied", spec.embed) == DENSE
+    held = sum(held_bytes(w, dtype, use, ranks) for w in parameters(spec) if not (once and w.role == "tied"))
     return held + table_bytes(spec, max_len)
 
 
@@ -113,7 +105,7 @@ class StepWork:
     """A multiplication and an addition are two."""
 
 
-def step_work(spec: ModelSpec, dtype: str, use: Formats, requests: int, new: int, context: int, kv_dtype: str = "") -> StepWork:
+def step_work(spec: ModelSpec, dtype: str, use: Scheme, requests: int, new: int, context: int, kv_dtype: str = "") -> StepWork:
     """One step of `requests` sequences with `new` tokens each after `context` known ones. Every matrix is read once (of
     experts as many as tokens can choose), of the output matrix only the last rows are computed, keys and values of the
     context are read and those of new tokens written. Scores and weighted values count as products."""
@@ -123,7 +115,7 @@ def step_work(spec: ModelSpec, dtype: str, use: Formats, requests: int, new: int
         if w.role == "embedding":
             continue
         size, count = held_bytes(w, dtype, use), values(w)
-        computed = requests if w.role == "head" else rows
+        computed = requests if w.role in HEADS else rows
         if w.role == "experts":
             moe = spec.layers[keys[1]].ffn
             assert isinstance(moe, MoE)

@@ -255,7 +255,7 @@ class ModelSpec:
             "embed": {"weight": matrices({table: self.vocab}, self.hidden, shard=1, role="embedding")},
             "layers": {i: each.weights(self.root + self.layer.format(i), self.hidden) for i, each in enumerate(self.layers)},
             "norm": self.norm.weights(self.root),
-            "head": {"weight": matrices(shape, self.hidden, shard=0, role="head")},
+            "head": {"weight": matrices(shape, self.hidden, shard=0, role="tied" if self.tied else "head")},
         }
 
     @property

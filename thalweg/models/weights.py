@@ -15,8 +15,10 @@ import numpy as np
 from thalweg.hal.step import Array
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 
-Role = Literal["linear", "experts", "embedding", "head", "plain"]
-"""What a parameter is for, as far as its format depends on it. "plain" (norms, biases, routers) is never quantised."""
+Role = Literal["linear", "experts", "embedding", "head", "tied", "plain"]
+"""What a parameter is for, as far as its format depends on it. "tied": an output matrix that is the embedding too. "plain"
+(norms, biases, routers) is never quantised."""
+HEADS: tuple[Role, ...] = ("head", "tied")
 Fill = Literal["normal", "ones", "zeros"]
 
 

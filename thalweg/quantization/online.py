@@ -33,7 +33,7 @@ class Formats:
             return self.layers
         if role == "experts":  # their op rounds no inputs
             return replace(self.layers, act="")
-        return self.head if role == "head" else DENSE
+        return self.head if role in ("head", "tied") else DENSE
 
 
 DENSE_FORMATS = Formats()
@@ -66,9 +66,3 @@ def rounded(w: QTensor, format: WeightFormat) -> QTensor:
     parts = [quantise(dense[i : i + rows], format).data for i in range(0, out, rows)]
     data = parts[0] if len(parts) == 1 else {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
     return QTensor(format, w.shape, data)
-
-
-def bytes_of(format: WeightFormat, outputs: int, inputs: int) -> int:
-    """Bytes of a matrix [outputs, inputs] in this (quantised) format: codes, scales and zero points."""
-    groups = -(-inputs // (format.group or inputs))
-    return outputs * inputs * format.bits // 8 + outputs * groups * (4 if format.symmetric else 8)

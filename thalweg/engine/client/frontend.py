@@ -16,6 +16,7 @@ from thalweg.config import EngineArgs, check_args
 from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.hal.platform import ModelFacts
 from thalweg.params import SamplingParams
+from thalweg.quantization import registry as formats
 from thalweg.text.chat import Chat
 from thalweg.text.tokenizer import Tokenizer, check_vocab, load_tokenizer
 
@@ -61,7 +62,7 @@ def locate(args: EngineArgs) -> Located:
     """CheckpointError or ConfigError, naming file or field, before any process is told to load."""
     check_args(args)
     path = hub.resolve_model(args.model, revision=args.revision, download_dir=args.download_dir, token=args.hf_token)
-    config = hf.read_config(path, args.hf_overrides)
+    config = hf.read_config(path, args.hf_overrides, formats.check)
     return Located(msgspec.structs.replace(args, model=str(path)), args, path, config, hf.facts(config, path))
 
 

@@ -24,7 +24,7 @@ from thalweg.hal.platform import Defaults, Device, Limits, ModelFacts, Pending, 
 from thalweg.hal.step import StateBox, StepBatch
 from thalweg.marks import mark
 from thalweg.models import registry, sizes
-from thalweg.quantization.online import formats
+from thalweg.quantization import registry as formats
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def build(args: EngineArgs) -> Worker:
     mark("engine started")
     check_args(args)
     path = Path(args.model)
-    hf = read_config(path, args.hf_overrides)
+    hf = read_config(path, args.hf_overrides, formats.check)
     facts = read_facts(hf, path)
     registry.supported(hf)  # refuse an unknown architecture before a framework is imported
     platform = discovery.choose(args.device, lambda p: resolve.options(args, p))
@@ -209,7 +209,7 @@ def _room(job: _Job, dtype: str, schedule: SchedulerConfig, length: int) -> int:
     steps = step_sizes(spec, schedule, length, dtype, ranks, job.args.batch_invariant is not False)
     others = job.platform.workspace_with(steps, options) + history(schedule, length)
     packs = job.platform.packs_with(dtype, options)
-    use = formats(resolve.quantization(job.args, job.defaults))
+    use = formats.scheme(job.hf, resolve.quantization(job.args, job.defaults))
     weights = sizes.weight_bytes(spec, dtype, length, ranks, use, packs)
     return resolve.cache_bytes(job.args, job.defaults, job.device.memory(), weights, others)
 

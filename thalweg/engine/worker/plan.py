@@ -22,7 +22,7 @@ from thalweg.hal.kv import KVSpec
 from thalweg.hal.platform import Defaults, DeviceInfo, Memory, ModelFacts, Platform, StepSizes
 from thalweg.models import registry, sizes
 from thalweg.models.spec import ModelSpec
-from thalweg.quantization.online import formats
+from thalweg.quantization import registry as formats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +76,7 @@ class _Known:
     """What there is to plan with."""
 
     args: EngineArgs
+    hf: dict[str, Any]
     facts: ModelFacts
     spec: ModelSpec
     platform: Platform
@@ -104,7 +105,7 @@ def to_load(args: EngineArgs, platform: Platform) -> int:
 def _known(args: EngineArgs, platform: Platform) -> _Known:
     check_args(args)
     path = Path(args.model)
-    hf = read_config(path, args.hf_overrides)
+    hf = read_config(path, args.hf_overrides, formats.check)
     facts = read_facts(hf, path)
     spec = registry.family(hf)(hf)
     resolve.check_values(args, platform)
@@ -113,7 +114,7 @@ def _known(args: EngineArgs, platform: Platform) -> _Known:
     if info is None:
         raise DeviceError(f"device: {platform.name!r} cannot be planned for: {platform.unplanned()}")
     ranks = len(resolve.place(args, platform).devices)
-    return _Known(args, facts, spec, platform, options, info, platform.defaults(facts, info), ranks)
+    return _Known(args, hf, facts, spec, platform, options, info, platform.defaults(facts, info), ranks)
 
 
 def _plan(k: _Known) -> Plan:
@@ -122,12 +123,12 @@ def _plan(k: _Known) -> Plan:
     length = resolve.max_len(args, k.facts)
     schedule = resolve.scheduler(args, k.defaults, length)
     groups = _groups(k, length, resolve.block_tokens(args, k.defaults), dtype)
-    if k.facts.weight_bytes and args.load_format != "dummy":
+    if k.facts.weight_bytes and args.load_format != "dummy" and formats.of_checkpoint(k.hf) is None:
         _check_stored(k)
     weights = 0
     if k.platform.runs_models:
         packs = k.platform.packs_with(dtype, k.options)
-        use = formats(resolve.quantization(args, k.defaults))
+        use = formats.scheme(k.hf, resolve.quantization(args, k.defaults))
         weights = sizes.weight_bytes(k.spec, dtype, length, k.ranks, use, packs)
     problems: list[str] = []
     steps = step_sizes(k.spec, schedule, length, dtype, k.ranks, args.batch_invariant is not False)

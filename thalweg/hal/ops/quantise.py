@@ -13,6 +13,8 @@ from thalweg.hal.weights import QTensor, WeightFormat
 
 PER_GROUP = "_per_group"
 """Ends the name of a `WeightFormat.act` that rounds by groups."""
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Magnitudes of the 4-bit float (OCP Microscaling Formats, 1.0)."""
 
 
 def round_rows(x: Tensor, act: str, group: int = 0) -> Tensor:
@@ -62,9 +64,38 @@ def decode_kv(held: Tensor, kv_dtype: str, dtype: torch.dtype) -> Tensor:
     return (codes * scale).to(dtype)
 
 
+def at_rest(w: QTensor) -> dict[str, Tensor]:
+    """The data of a quantised QTensor as bodies keep it: 4-bit codes two to a byte, the first in the lower half ("pairs",
+    u8 [out, in / 2]; of floats "float_pairs"), so that a 4-bit file stays one in memory. An odd row stays as it is."""
+    data = dict(w.data)
+    if w.format.bits != 4 or w.shape[1] % 2:
+        return data
+    codes = data.pop("codes")
+    if w.format.kind == "float":
+        x = codes.to(torch.float32)
+        level = torch.bucketize(x.abs(), torch.tensor(E2M1, device=x.device))
+        bits = (level + 8 * torch.signbit(x)).to(torch.uint8)
+    else:
+        bits = codes.view(torch.uint8) & 15
+    data["float_pairs" if w.format.kind == "float" else "pairs"] = bits[:, ::2] | (bits[:, 1::2] << 4)
+    return data
+
+
+def _codes(data: Mapping[str, Tensor]) -> Tensor:
+    """Codes [out, in] in float32, however they are kept."""
+    if "codes" in data:
+        return data["codes"].to(torch.float32)
+    pairs = data["pairs"] if "pairs" in data else data["float_pairs"]
+    bits = torch.stack([pairs & 15, pairs >> 4], -1).flatten(-2).to(torch.int32)
+    if "float_pairs" in data:
+        return torch.tensor((*E2M1, *(-x for x in E2M1)), device=pairs.device)[bits]
+    return (bits if "zeros" in data else bits - 16 * (bits >> 3)).to(torch.float32)
+
+
 def dequantise(data: Mapping[str, Tensor], group: int, dtype: torch.dtype) -> Tensor:
-    """The data of a quantised QTensor with this group -> weight [out, in]."""
-    codes, fan_in = data["codes"].to(torch.float32), data["codes"].shape[1]
+    """The data of a quantised QTensor with this group, or what `at_rest` made of it -> weight [out, in]."""
+    codes = _codes(data)
+    fan_in = codes.shape[1]
     if "zeros" in data:
         codes = codes - _per_input(data["zeros"], group, fan_in)
     scales = data["scales"].to(torch.float32) * data["scale"] if "scale" in data else data["scales"]
@@ -105,10 +136,6 @@ def _int_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
     zeros = torch.round(-low / scales)
     codes = (wide / scales[..., None]).round_().add_(zeros[..., None]).clamp_(0, top)
     return {"codes": codes.to(torch.uint8), "scales": scales, "zeros": zeros.to(torch.uint8)}
-
-
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Magnitudes of the 4-bit float (OCP Microscaling Formats, 1.0)."""
 
 
 def _float_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:

@@ -22,8 +22,7 @@ class Embedding:
     def __init__(self, ctx: Context, spec: ModelSpec, weights: Mapping[str, Any]) -> None:
         self._comm = ctx.comm
         here = ctx.share(spec.hidden, "hidden units")
-        head = ctx.formats.of("head", spec.head)
-        one = spec.tied and ctx.comm.size == 1 and head == DENSE  # the two need the same of it
+        one = spec.tied and ctx.comm.size == 1 and ctx.formats.of("tied", spec.embed) == DENSE  # the two need the same of it
         self._op = ctx.bind(ops.embed, vocab=spec.vocab, size=here, **({"tied": True} if one else {}))
         # Rounded to the model's dtype before it multiplies, as the published implementations do.
         self._scale = float(torch.tensor(spec.embed_scale, dtype=getattr(torch, ctx.dtype)))

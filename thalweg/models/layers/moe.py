@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from thalweg.errors import UnsupportedModelError
 from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.hal.weights import DENSE
@@ -30,6 +31,11 @@ class Experts:
             ops.route, k=spec.top_k, scores=spec.scores, renormalise=spec.renormalise, scale=spec.scale, experts=spec.experts
         )
         form = ctx.format(first)
+        if ctx.format(second) != form:
+            raise UnsupportedModelError(
+                f"{second.sources[0].name} is held as {ctx.format(second)} and {first.sources[0].name} as {form}: this version "
+                "holds all matrices of a layer's experts alike"
+            )
         self._experts = ctx.bind(
             ops.experts, experts=spec.experts, act=spec.act, weight=form, group=form.group, in_features=hidden, inner=inner
         )

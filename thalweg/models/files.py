@@ -1,0 +1,180 @@
+"""A model's parameters in checkpoint files: every name and shape checked first, then the needed bytes read, as dense values
+or, where the checkpoint is quantised, in the canonical form that its format reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from thalweg.checkpoint.safetensors import Checkpoint
+from thalweg.errors import CheckpointError
+from thalweg.hal.op import KEEP_DENSE
+from thalweg.hal.platform import Device
+from thalweg.hal.weights import DENSE, QTensor
+from thalweg.models.decoder import Decoder
+from thalweg.models.weights import ParamSpec, Source, divided, walk
+from thalweg.quantization.format import Format
+
+FLOATS = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+CHUNK = 1 << 22
+"""Values converted at once."""
+
+
+class Files:
+    """CheckpointError, before any weight is read, names missing and unexpected tensors and those of the wrong shape or
+    dtype."""
+
+    def __init__(self, model: Decoder, checkpoint: Checkpoint, device: Device) -> None:
+        self._checkpoint, self._device, self._size = checkpoint, device, model.comm.size
+        self._format = model.formats if isinstance(model.formats, Format) else None
+        self._stored = {known: name for name in checkpoint.names if (known := model.rename(name)) is not None}
+        self._check(model)
+
+    def read(self, spec: ParamSpec, rank: int) -> torch.Tensor | QTensor:
+        """One rank's share of a parameter, on the host: values in spec.dtype, or codes as the checkpoint has them."""
+        if self._format is not None and spec.format != DENSE:
+            return self._codes(spec, rank)
+        kept = spec.pack is None or (spec.format == DENSE and spec.pack in KEEP_DENSE)
+        out = self._device.blank(spec.shape(self._size), spec.dtype) if kept else None
+        if out is None:
+            out = torch.empty(spec.shape(self._size), dtype=FLOATS[spec.dtype])
+        at = 0
+        for source in spec.sources:
+            values = self._values(spec, source, rank)
+            _copy(out[at : at + len(values)], values, FLOATS[self._dtype(source)])
+            at += len(values)
+            self._checkpoint.forget(self._stored[source.name])
+        return out
+
+    def packed(self, spec: ParamSpec, rank: int) -> Any:
+        """The same packed straight from the files; None where values have to be converted or codes read."""
+        if spec.pack_parts is None or (self._format is not None and spec.format != DENSE):
+            return None
+        if any(self._dtype(s) != spec.dtype for s in spec.sources):
+            return None
+        made = spec.pack_parts([self._values(spec, s, rank) for s in spec.sources], spec.format)
+        for s in spec.sources if made is not None else ():
+            self._checkpoint.forget(self._stored[s.name])
+        return made
+
+    def _dtype(self, source: Source) -> str:
+        return self._checkpoint.entry(self._stored[source.name])[0]
+
+    def _values(self, spec: ParamSpec, source: Source, rank: int) -> np.ndarray:
+        return self._checkpoint.read(self._stored[source.name], *_share(source, spec.shard, rank, self._size))
+
+    def _codes(self, spec: ParamSpec, rank: int) -> QTensor:
+        """Each source read whole by the format, cut to the rank's share, and joined: scales have a row for every output."""
+        assert self._format is not None
+        parts = []
+        for source in spec.sources:
+            layer = source.name.removesuffix(".weight")
+            whole = self._format.read(layer, _matrix(source), self._get(layer))
+            rows, columns = _share(source, spec.shard, rank, self._size)
+            parts.append(_cut(whole, rows, columns, source.name))
+            for name in self._parts_of(layer, source):
+                self._checkpoint.forget(name)
+        data = {name: torch.cat([p.data[name] for p in parts]) for name in parts[0].data}
+        outputs, inputs = spec.shape(self._size)
+        return QTensor(spec.format, (outputs, inputs), data)
+
+    def _get(self, layer: str) -> Any:
+        def get(suffix: str) -> torch.Tensor:
+            name = self._stored[f"{layer}.{suffix}"]
+            return _tensor(self._checkpoint.read(name), self._checkpoint.entry(name)[0])
+
+        return get
+
+    def _parts_of(self, layer: str, source: Source) -> Iterator[str]:
+        assert self._format is not None
+        for suffix in self._format.parts(layer, _matrix(source)):
+            if (name := self._stored.get(f"{layer}.{suffix}")) is not None:
+                yield name
+
+    def _check(self, model: Decoder) -> None:
+        """Every declared tensor is there, in shape and kind, and nothing else is."""
+        stored, wanted, problems = self._stored, dict(self._wanted(model)), list[str]()
+        missing = sorted(n for n, (_, optional, _) in wanted.items() if n not in stored and not optional)
+        if missing:
+            problems.append(f"lacks {_some(missing)}")
+            if missing == ["lm_head.weight"]:
+                problems[-1] += ' (if its embedding is the output matrix, config.json must say "tie_word_embeddings": true)'
+        extra = sorted(stored[n] for n in stored.keys() - wanted.keys() if not (self._format and self._format.ignores(n)))
+        if extra:
+            problems.append(f"has {_some(extra)}, which the architecture of config.json does not")
+        for name in sorted(wanted.keys() & stored.keys()):
+            dtype, shape = self._checkpoint.entry(stored[name])
+            shapes, _, dense = wanted[name]
+            if shape not in shapes:
+                problems.append(f"{stored[name]} has shape {list(shape)}, config.json makes it {list(shapes[0])}")
+            elif dense and dtype not in FLOATS:
+                problems.append(f"{stored[name]} has dtype {dtype}; this version reads {', '.join(FLOATS)}")
+        if problems:
+            more = f"; and {len(problems) - 5} more problems" if len(problems) > 5 else ""
+            raise CheckpointError(f"{self._checkpoint.path}: the weights do not fit: " + "; ".join(problems[:5]) + more)
+
+    def _wanted(self, model: Decoder) -> Iterator[tuple[str, tuple[tuple[tuple[int, ...], ...], bool, bool]]]:
+        """Tensor's name -> (shapes it may have, may it be absent, is it dense?)."""
+        for _, spec in walk(model.specs):
+            for s in spec.sources:
+                if self._format is None or spec.format == DENSE:
+                    yield s.name, ((s.stored,), False, True)
+                    continue
+                layer = s.name.removesuffix(".weight")
+                for suffix, part in self._format.parts(layer, _matrix(s)).items():
+                    yield f"{layer}.{suffix}", (part.shapes, part.optional, False)
+
+
+def _matrix(source: Source) -> tuple[int, int]:
+    rows, columns = source.stored
+    return rows, columns
+
+
+def _share(source: Source, shard: int | None, rank: int, size: int) -> tuple[slice | None, slice | None]:
+    """Rows and columns of one rank's share of a tensor."""
+    mine: list[slice | None] = [None, None]
+    if source.rows:
+        mine[0] = slice(source.first, source.first + source.shape[0])
+    if shard is not None and size > 1:
+        n = divided(source.shape, shard, size)[shard]
+        at = rank * n + (source.first if shard == 0 else 0)
+        mine[shard] = slice(at, at + n)
+    return mine[0], mine[1]
+
+
+def _cut(w: QTensor, rows: slice | None, columns: slice | None, name: str) -> QTensor:
+    """Some rows and columns of a quantised weight. CheckpointError where columns would cut a group in two."""
+    data = {key: a[rows] if rows is not None and a.shape[0] == w.shape[0] else a for key, a in w.data.items()}
+    if columns is not None:
+        group = w.format.group
+        if group > 0 and (columns.start % group or columns.stop % group):
+            raise CheckpointError(f"{name}: its groups of {group} inputs do not divide among ranks: lower tensor_parallel_size")
+        cut = columns if group <= 0 else slice(columns.start // group, columns.stop // group)
+        data = {k: a[:, columns] if k == "codes" else a[:, cut] if group > 0 else a for k, a in data.items()}
+    shape = data["codes"].shape
+    return QTensor(w.format, (shape[0], shape[1]), data)
+
+
+def _tensor(values: np.ndarray, dtype: str) -> torch.Tensor:
+    """Stored values as a tensor of their own type, which numpy may lack."""
+    raw = torch.from_numpy(np.require(values, requirements=["C", "ALIGNED"]).copy())
+    return raw.view(getattr(torch, dtype)) if values.ndim else raw.reshape(1).view(getattr(torch, dtype)).reshape(())
+
+
+def _copy(out: torch.Tensor, part: np.ndarray, dtype: torch.dtype) -> None:
+    """Stored values into their place, converted if need be. Conversion goes some rows at a time: page faults on new memory
+    are expensive."""
+    if dtype == out.dtype:
+        raw = torch.uint16 if dtype == torch.bfloat16 else dtype  # numpy has no bfloat16
+        out.view(raw).numpy()[...] = part
+        return
+    rows = max(1, CHUNK * part.shape[0] // max(1, part.size))
+    for i in range(0, part.shape[0], rows):
+        out[i : i + rows] = torch.from_numpy(part[i : i + rows].copy()).view(dtype)
+
+
+def _some(names: list[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

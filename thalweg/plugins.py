@@ -1,0 +1,43 @@
+"""Open lists: names that a table of this package has, and those that installed packages add by entry points. What a name
+stands for is imported when it is first asked for. Knows none of the lists (`models.registry`, `quantization.registry`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from thalweg.errors import UnsupportedModelError
+
+
+@dataclass(frozen=True)
+class OpenList:
+    """group: of the entry points ("NAME = package.module:attribute"). here: name -> "module:attribute"."""
+
+    group: str
+    here: Mapping[str, str]
+
+    @cached_property
+    def _outside(self) -> Mapping[str, EntryPoint]:
+        """Of installed packages. One that bears a name of `here` is not looked at."""
+        return {e.name: e for e in entry_points(group=self.group) if e.name not in self.here}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.here or name in self._outside
+
+    def names(self) -> list[str]:
+        return sorted({*self.here, *self._outside})
+
+    def load(self, name: str) -> Any:
+        """KeyError for a name that is not there, UnsupportedModelError if a package's cannot be imported."""
+        if name in self.here:
+            module, _, attribute = self.here[name].partition(":")
+            return getattr(import_module(module), attribute)
+        entry = self._outside[name]
+        try:
+            return entry.load()
+        except (ImportError, AttributeError) as e:
+            raise UnsupportedModelError(f"{name}: {entry.value}, of an installed package, cannot be imported: {e}") from e
