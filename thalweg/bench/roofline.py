@@ -1,9 +1,11 @@
 """`thalweg bench roofline`: what a model's steps must read and compute, what this device can, and how much of it is used.
 
-Two ceilings are measured on the device in the same run, before and after the model, each with the fastest of its kernels for
-linear layers: bytes read per second by one row times a matrix far larger than any cache, and operations per second of many rows
-times a matrix. A phase's bound is the larger of its two times at these ceilings; its fraction is that bound over the time
-measured.
+Ceilings are measured on the device in the same run, before and after the model. Bytes read per second: one row times a matrix
+far larger than any cache, with the fastest of the device's kernels for linear layers. Operations per second: what the device's
+own instructions do at most with everything in registers (`Device.peak`), where it can say. Beside it stands what the fastest
+kernel makes of many rows times a matrix: the practical rate, which is the ceiling where the device cannot say. Matrices grow
+until one product takes long enough to be measured. A phase's bound is the larger of its two times at these ceilings; its
+fraction is that bound over the time measured, and its practical fraction the same at the practical rate.
 """
 
 from __future__ import annotations
@@ -20,15 +22,19 @@ from thalweg.bench.common import at_least, check_output, random_prompts, write
 from thalweg.checkpoint.config import read_config
 from thalweg.config import EngineArgs
 from thalweg.errors import ConfigError
+from thalweg.hal.kv import BYTES
+from thalweg.hal.weights import DENSE, WeightFormat
 from thalweg.models import registry
-from thalweg.models.sizes import StepWork, step_work
+from thalweg.models.sizes import StepWork, parameters, step_work
 from thalweg.params import SamplingParams
 from thalweg.quantization import registry as registry_of_formats
-from thalweg.quantization.online import facts, formats, rounded
+from thalweg.quantization.online import facts, rounded
 
 REFUSED = ()
 READ, RATE = (1, 4096, 32768), (512, 2048, 2048)
-"""Rows, inputs, outputs of the two measurements."""
+"""Rows, inputs, outputs of the two measurements, at least."""
+LEAST = 2e-3
+"""Seconds that a measured product takes, where there is memory for it: below that it is launching which is measured."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,39 +50,73 @@ class Ceilings:
     read: float
     """Bytes per second."""
     rate: float
-    """Operations per second; a multiplication and an addition are two."""
+    """Operations per second of products; a multiplication and an addition are two."""
+    peak: float | None = None
+    """Of the device's instructions; None: it cannot say."""
+
+    @property
+    def practical(self) -> Ceilings:
+        return Ceilings(self.read, self.rate)
 
     def bound(self, work: StepWork) -> float:
         """Seconds."""
-        return max(work.bytes / self.read, work.flops / self.rate)
+        return max(work.bytes / self.read, work.flops / max(self.rate, self.peak or 0.0))
 
 
-def ceilings(device: Any, dtype: str, quantization: str | None) -> Ceilings:
-    """Measured now, with the fastest kernel for weights as the model's layers hold them."""
+def ceilings(device: Any, dtype: str, form: WeightFormat) -> Ceilings:
+    """Measured now, for weights held in this form."""
+    read, rate = (_fastest(device, dtype, form, shape) for shape in (READ, RATE))
+    peaks = [device.peak(kind) for kind in _multiplied(dtype, form)]
+    return Ceilings(read, rate, max((p for p in peaks if p), default=None))
+
+
+def _multiplied(dtype: str, form: WeightFormat) -> list[str]:
+    """Types that products may be of. Weights that are rounded alone are multiplied by inputs of the model's type, or by what
+    integers a kernel makes of them."""
+    if form.kind != "int":
+        return [dtype]
+    codes = f"int{form.bits}"
+    return [codes] if form.act else [dtype, codes]
+
+
+def _fastest(device: Any, dtype: str, form: WeightFormat, shape: tuple[int, int, int]) -> float:
+    """Bytes of the matrix (one row) or operations (many) per second."""
+    while True:
+        rows, fan_in, out = shape
+        seconds = _seconds(device, dtype, form, rows, fan_in, out)
+        larger = (rows, fan_in, 2 * out) if rows == 1 else (2 * rows, 2 * fan_in, 2 * out)
+        # The matrix as it is made, and as a kernel packs it.
+        if seconds >= LEAST or 2 * larger[1] * larger[2] * BYTES[dtype] > device.memory().free // 2:
+            break
+        shape = larger
+    size = fan_in * out * BYTES[dtype] if form == DENSE else form.bytes(out, fan_in)
+    return (size if rows == 1 else 2 * rows * fan_in * out) / seconds
+
+
+def _seconds(device: Any, dtype: str, form: WeightFormat, rows: int, fan_in: int, out: int) -> float:
+    """Of one product, by the fastest kernel."""
     import torch
 
     from thalweg.hal.op import Binder
     from thalweg.hal.ops import linear
     from thalweg.hal.testing.measure import median_seconds
-    from thalweg.hal.weights import DENSE, QTensor
+    from thalweg.hal.weights import QTensor
 
-    form, best = formats(quantization).layers, []
-    for rows, fan_in, out in (READ, RATE):
-        weight = torch.randn(out, fan_in).to(getattr(torch, dtype))
-        x = device.put(torch.randn(rows, fan_in).to(weight.dtype))
-        seconds = []
-        for kernel in [k for k in device.kernels if k.op == "linear"] or [None]:
-            bound = Binder([kernel] if kernel else []).bind(
-                linear, dtype=dtype, in_features=fan_in, out_features=out, **facts(form)
-            )
-            if kernel and bound.choice.kernel != kernel.name:
-                continue
-            dense = QTensor(DENSE, (out, fan_in), {"weight": device.put(weight)})
-            packed = bound.pack(dense if form == DENSE else rounded(dense, form))
-            seconds.append(median_seconds(device, bound, [x, packed], 5))
-        size = weight.nbytes if form == DENSE else form.bytes(out, fan_in)
-        best.append((size if rows == 1 else 2 * rows * fan_in * out) / min(seconds))
-    return Ceilings(*best)
+    kind = getattr(torch, dtype)
+    weight = device.normal((out, fan_in), dtype, std=1.0, seed=0) if form == DENSE else None
+    made = QTensor(DENSE, (out, fan_in), {"weight": torch.randn(out, fan_in).to(kind) if weight is None else weight})
+    made = made if form == DENSE else rounded(made, form)
+    made = QTensor(form, made.shape, {name: device.put(data) for name, data in made.data.items()})
+    x = device.put(torch.randn(rows, fan_in).to(kind))
+    seconds = []
+    for kernel in [k for k in device.kernels if k.op == "linear"] or [None]:
+        bound = Binder([kernel] if kernel else []).bind(
+            linear, dtype=dtype, in_features=fan_in, out_features=out, **facts(form)
+        )
+        if kernel and bound.choice.kernel != kernel.name:
+            continue
+        seconds.append(median_seconds(device, bound, [x, bound.pack(made)], 5))
+    return min(seconds)
 
 
 def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
@@ -92,12 +132,14 @@ def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
         raise ConfigError(f"--device {llm.device.info.kind} computes no model: there is nothing to measure")
     hf = read_config(Path(llm.config.model.path), args.hf_overrides, registry_of_formats.check)
     spec, dtype, method = registry.family(hf)(hf), llm.config.model.dtype, llm.config.model.quantization
-    before = ceilings(llm.device, dtype, method)
+    scheme = registry_of_formats.scheme(hf, method)
+    form = next(scheme.of(w.role, w.sources[0].name) for w in parameters(spec) if w.role == "linear")
+    before = ceilings(llm.device, dtype, form)
     first, whole = _times(llm, n, args)
-    after = ceilings(llm.device, dtype, method)
-    limit = Ceilings((before.read + after.read) / 2, (before.rate + after.rate) / 2)
+    after = ceilings(llm.device, dtype, form)
+    limit = Ceilings((before.read + after.read) / 2, (before.rate + after.rate) / 2, _mean(before.peak, after.peak))
     steps = n.output_len - 1
-    shared, kept = (spec, dtype, registry_of_formats.scheme(hf, method), n.batch_size), args.kv_dtype
+    shared, kept = (spec, dtype, scheme, n.batch_size), args.kv_dtype
     phases = {
         "prefill": (step_work(*shared, n.input_len, 0, kept), first),
         "decode": (step_work(*shared, 1, n.input_len + steps // 2, kept), (whole - first) / steps),
@@ -108,8 +150,12 @@ def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
         "requests": n.batch_size, "input": n.input_len, "output": n.output_len,
         "read_bytes_per_second": {"before": before.read, "after": after.read},
         "operations_per_second": {"before": before.rate, "after": after.rate},
+        "peak_operations_per_second": {"before": before.peak, "after": after.peak},
         "phases": {
-            name: {**asdict(work), "seconds": took, "bound_seconds": limit.bound(work), "fraction": limit.bound(work) / took}
+            name: {
+                **asdict(work), "seconds": took, "bound_seconds": limit.bound(work), "fraction": limit.bound(work) / took,
+                "practical_fraction": limit.practical.bound(work) / took,
+            }
             for name, (work, took) in phases.items()
         },
         "kernel_plan": llm.kernel_plan,
@@ -137,15 +183,27 @@ def _times(llm: Any, n: argparse.Namespace, args: EngineArgs) -> tuple[float, fl
     return statistics.median(seconds[1]), statistics.median(seconds[n.output_len])
 
 
+def _mean(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else (before + after) / 2
+
+
 def table(result: dict[str, Any]) -> str:
     """For people."""
-    lines = [f"{'phase':8} {'GB':>8} {'GFLOP':>9} {'bound ms':>9} {'took ms':>9} {'fraction':>9}"]
+    lines = [f"{'phase':8} {'GB':>8} {'GFLOP':>9} {'bound ms':>9} {'took ms':>9} {'fraction':>9} {'practical':>9}"]
     for name, p in result["phases"].items():
         lines.append(
             f"{name:8} {p['bytes'] / 1e9:8.3f} {p['flops'] / 1e9:9.1f} {p['bound_seconds'] * 1e3:9.2f} "
-            f"{p['seconds'] * 1e3:9.2f} {p['fraction']:9.1%}"
+            f"{p['seconds'] * 1e3:9.2f} {p['fraction']:9.1%} {p['practical_fraction']:9.1%}"
         )
-    read, rate = result["read_bytes_per_second"], result["operations_per_second"]
-    lines.append(f"ceilings before and after: {read['before'] / 1e9:.1f} and {read['after'] / 1e9:.1f} GB/s, "
-                 f"{rate['before'] / 1e9:.0f} and {rate['after'] / 1e9:.0f} GFLOP/s")  # fmt: skip
+    read, rate, peak = (result[n] for n in ("read_bytes_per_second", "operations_per_second", "peak_operations_per_second"))
+    lines.append(f"ceilings before and after: {read['before'] / 1e9:.1f} and {read['after'] / 1e9:.1f} GB/s")
+    lines.append(f"products reach {rate['before'] / 1e9:.0f} and {rate['after'] / 1e9:.0f} GFLOP/s")
+    if _mean(**peak) is None:
+        lines.append("what the instructions do at most is not known of this device: products are the ceiling")
+    else:
+        share = (rate["before"] + rate["after"]) / (peak["before"] + peak["after"])
+        lines.append(
+            f"instructions in registers do {peak['before'] / 1e9:.0f} and {peak['after'] / 1e9:.0f} GFLOP/s: "
+            f"products reach {share:.0%} of the peak"
+        )
     return "\n".join(lines)

@@ -251,6 +251,12 @@ class Device(ABC):
         """Peak workspace bytes of this batch. Default: 0 (the platform reserves by its own memory rule)."""
         return 0
 
+    def peak(self, dtype: str) -> float | None:
+        """Operations per second (a multiplication and an addition are two) that the device's instructions do at most on numbers
+        of this type, "float32", "bfloat16", "int8" or "int4" (by int8): measured now, without reading memory, which takes a
+        moment. Default: None, it is not known."""
+        return None
+
     def copy_blocks(self, kv: Array, source: np.ndarray, target: np.ndarray) -> Array:
         raise NotImplementedError(f"{self.info.kind}: copy_blocks")
 

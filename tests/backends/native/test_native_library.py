@@ -72,3 +72,18 @@ def test_threads_change_no_bit_and_contexts_do_not_disturb_each_other(library: L
         t.join()
     assert torch.equal(outs[1], outs[2])
     assert torch.equal(outs[1], outs[5])
+
+
+ROUNDS = {
+    "portable": (96, 0, 0, 0), "avx2": (192, 0, 384, 768), "avx512": (384, 0, 768, 1536), "avx512vnni": (384, 0, 1536, 1536),
+    "avx512bf16": (384, 768, 1536, 1536),
+}  # fmt: skip
+"""Operations of a round of twelve instructions, by type: lanes x products of a lane x 2."""
+
+
+def test_the_peak_counts_what_its_instructions_do(library: Library) -> None:
+    for kind, each in enumerate(ROUNDS.get(library.level, ROUNDS["portable"])):
+        assert library.peak(library.context, kind, 3) == 2 * 8 * 3 * each
+    device = CpuPlatform().open(Place(), CpuOptions(isa=library.level))
+    assert all((device.peak(dtype) or 0) > 0 for dtype in ("float32", "bfloat16", "int8", "int4"))
+    assert CpuPlatform().open(Place(), CpuOptions(isa="none")).peak("float32") is None

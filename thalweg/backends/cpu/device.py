@@ -13,6 +13,7 @@ import torch
 
 from thalweg.backends.cpu import CpuPlatform
 from thalweg.backends.cpu.native import Library, NoLibraryError, open_library, settle, waiting, zeroed
+from thalweg.backends.cpu.native.peak import peak
 from thalweg.backends.cpu.recording import Arena, RecordingExecutable, opaque
 from thalweg.backends.eager import EagerDevice
 from thalweg.backends.host import cores
@@ -81,6 +82,9 @@ class CpuDevice(EagerDevice):
         if self._library is None or self._arena is None:
             return super().compile(step, params, state, shape, features)
         return RecordingExecutable(step, params, state, self._library, self._arena)
+
+    def peak(self, dtype: str) -> float | None:
+        return peak(self._library, dtype) if self._library else None
 
     def close(self) -> None:
         settle()

@@ -18,7 +18,7 @@ from typing import Any
 
 from thalweg.backends.host import ROOT, cores, cpu_name, found, host_memory
 from thalweg.backends.tpu.kinds import KINDS, here, on_the_bus
-from thalweg.errors import DeviceError
+from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal.platform import (
     Defaults,
     Device,
@@ -40,6 +40,8 @@ WANTED = {"jax": ((0, 10), (0, 12)), "torchax": ((0, 0, 14), (0, 1)), "torch": (
 """Versions from .. to before: those of pyproject.toml's extra."""
 SPARE = 1
 """Rows a mixed bucket has beyond the sequences of its batch: padding tokens belong to a padding sequence."""
+LONGEST_TABLE = 1 << 16
+"""Blocks of a sequence, at most: scalar memory is 1 MiB, and half of it holds the row of one sequence and of the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +133,14 @@ class TpuPlatform(Platform):
 
     def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
         """Programs are compiled per shape, so there are few: decode steps of 1, 4, 16 ... sequences, and mixed steps of 16,
-        64, 256 ... tokens with every sequence."""
+        64, 256 ... tokens with every sequence. ConfigError if a sequence has more blocks than scalar memory holds."""
         blocks = -(-limits.max_len // limits.block_tokens)
+        if blocks > LONGEST_TABLE:
+            least = 1 << (-(-limits.max_len // LONGEST_TABLE) - 1).bit_length()
+            raise ConfigError(
+                f"block_size: {limits.max_len} tokens in blocks of {limits.block_tokens} are {blocks} blocks, and scalar "
+                f"memory holds the table of {LONGEST_TABLE}: use --block-size {least}, or a shorter --max-model-len"
+            )
         decode = [StepShape(n, n, blocks, uniform=True) for n in _fours(1, limits.seqs)]
         mixed = [StepShape(n, limits.seqs + SPARE, blocks) for n in _fours(16, limits.tokens)]
         return (*decode, *mixed)

@@ -17,6 +17,7 @@ import numpy as np
 
 from thalweg.backends.tpu.attention import placed
 from thalweg.backends.tpu.interop import in_jax
+from thalweg.errors import ConfigError
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.step import SCRATCH, StepBatch, StepShape
@@ -30,6 +31,8 @@ except ImportError:  # it is an experiment of theirs
 
 BYTES, QUERIES = 1 << 20, 32
 """Of the cache that is read at once, at most, and query tokens that share it."""
+SCALARS = (1 << 20) - (1 << 16)
+"""Bytes of scalar memory for the tables of a whole batch, which this kernel wants there at once."""
 
 
 class ShippedAttention(AttentionBackend):
@@ -66,7 +69,14 @@ class ShippedAttention(AttentionBackend):
 
     def plan(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
         """i32: `starts` [S + 1], the row of each sequence's first token and where the last one ends; `lengths` [S]; `count`
-        [1], how many sequences there are: those of padding come last."""
+        [1], how many sequences there are: those of padding come last. ConfigError if scalar memory does not hold the tables."""
+        if 4 * batch.block_tables[group].size > SCALARS:
+            seqs, blocks = batch.block_tables[group].shape
+            raise ConfigError(
+                f"additional_config: attention jax holds every block table in scalar memory, and {seqs} of {blocks} blocks "
+                f"are {4 * seqs * blocks} bytes of {SCALARS}: leave it out, or use a larger --block-size, a shorter "
+                "--max-model-len or a smaller --max-num-seqs"
+            )
         real = batch.slots != SCRATCH
         query = np.where(real, batch.query, 0)
         starts = np.concatenate([[0], np.cumsum(query)]).astype(np.int32)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-ABI = 11
+ABI = 12
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
@@ -30,6 +30,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_open": (_P, (_I, ctypes.c_char_p)),
     "thalweg_close": (None, (_P,)),
     "thalweg_level": (ctypes.c_char_p, (_P,)),
+    "thalweg_peak": (_L, (_P, _I, _L)),
     "thalweg_take": (_P, (ctypes.c_size_t,)),
     "thalweg_give": (None, (_P, ctypes.c_size_t)),
     "thalweg_expect": (None, (ctypes.c_size_t,)),

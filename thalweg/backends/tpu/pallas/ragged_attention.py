@@ -11,11 +11,16 @@ Work comes in tiles: a few query tokens of one sequence. One grid step serves on
 may see, a span of blocks at a time, copying the next span while it computes on the present one, with a running softmax
 (Milakov & Gimelshein 2018; in tiles: Dao et al. 2022). The walk depends on the tile alone, so a token's result does not
 depend on what else is in the batch.
+
+Which blocks a walk goes through is read from scalar memory, which is small (1 MiB): the tables of a whole batch do not fit
+where contexts are long (128 sequences of 131,072 tokens: 2 MiB). So they stay in the device's memory, and the row of a
+tile's sequence (of up to `tpu.LONGEST_TABLE` blocks) is copied while the tile before it is computed.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -65,19 +70,18 @@ def attend(
     span: keys walked at once, a multiple of block_tokens. Gives an array like q; rows of no token mean nothing."""
     tiles, kv_heads, rows, dim = q.shape
     step = max(1, span // cache.shape[2])
-    tables = jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % step)))
-    body = functools.partial(
-        _tile, width=tables.shape[1], per=per, scale=scale, window=window, softcap=softcap, sinking=sinks is not None
-    )
+    tables = jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % math.lcm(step, LANES))))[:, None]
+    body = functools.partial(_tile, per=per, scale=scale, window=window, softcap=softcap, sinking=sinks is not None)
+    row = pl.BlockSpec((1, 1, tables.shape[2]), lambda n, seqs, *_: (seqs[n], 0, 0), memory_space=pltpu.SMEM)
     block = pl.BlockSpec((1, kv_heads, rows, dim), lambda n, *_: (n, 0, 0, 0))
     more, specs = [], []
     if sinks is not None:
         more = [jnp.broadcast_to(sinks[..., None], (kv_heads, rows, LANES))]
         specs = [pl.BlockSpec((kv_heads, rows, LANES), lambda n, *_: (0, 0, 0))]
     grid = pltpu.PrefetchScalarGridSpec(
-        num_scalar_prefetch=4,
+        num_scalar_prefetch=3,
         grid=(tiles,),
-        in_specs=[block, *specs, pl.BlockSpec(memory_space=pl.ANY)],
+        in_specs=[row, block, *specs, pl.BlockSpec(memory_space=pl.ANY)],
         out_specs=block,
         scratch_shapes=[
             pltpu.VMEM((2, step, *cache.shape[1:]), cache.dtype),
@@ -88,14 +92,15 @@ def attend(
         ],
     )
     call = pl.pallas_call(body, grid_spec=grid, out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype), interpret=interpret)
-    return call(tables.reshape(-1), tile_seq, tile_position, tile_count, q, *more, cache)
+    return call(tile_seq, tile_position, tile_count, tables, q, *more, cache)
 
 
 def _tile(
-    tables: Any, seqs: Any, positions: Any, counts: Any, q: Any, *rest: Any, width: int, per: int, scale: float, window: int,
-    softcap: float, sinking: bool,
+    seqs: Any, positions: Any, counts: Any, table: Any, q: Any, *rest: Any, per: int, scale: float, window: int, softcap: float,
+    sinking: bool,
 ) -> None:  # fmt: skip
-    """One grid step. held [2, step, heads, block_tokens, 2 head_dim]: the span computed on and the one on its way."""
+    """One grid step. table [1, 1, B]: the blocks of the tile's sequence. held [2, step, heads, block_tokens, 2 head_dim]: the
+    span computed on and the one on its way."""
     cache, out, held, acc, top, total, arrived = rest[sinking:]
     _, step, _, size, both = held.shape
     _, kv_heads, rows, dim = q.shape
@@ -111,10 +116,9 @@ def _tile(
     total[...] = jnp.ones_like(total) if sinking else jnp.zeros_like(total)
 
     def copies(i: Any, slot: Any) -> list[Any]:
-        at = seqs[n] * width + i * step
         return [
-            pltpu.make_async_copy(cache.at[tables[at + b]], held.at[slot, b], arrived.at[slot]) for b in range(step)
-        ]  # fmt: skip
+            pltpu.make_async_copy(cache.at[table[0, 0, i * step + b]], held.at[slot, b], arrived.at[slot]) for b in range(step)
+        ]
 
     @pl.when(begin < stop)
     def first_span() -> None:

@@ -15,7 +15,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 11;
+constexpr int ABI = 12;
 constexpr int64_t ROWS_BYTES = 4 << 20, ROWS_LEAST = 256;  // of a linear layer's input at a time; cpu/__init__.py counts them
 
 // Best first.
@@ -83,6 +83,14 @@ EXPORT void thalweg_close(Context* c) {
 }
 
 EXPORT const char* thalweg_level(Context* c) { return c->kernels->name; }
+
+// Operations done by every thread multiplying and adding in registers for so many rounds; 0: no instruction for this kind.
+EXPORT int64_t thalweg_peak(Context* c, int kind, int64_t rounds) {
+    Peak j{kind, rounds};
+    const int64_t tasks = int64_t(pool_threads(c->pool)) * 8, each = c->kernels->peak_operations[kind];
+    if (each) run(c->pool, tasks, c->kernels->peak, &j);
+    return tasks * rounds * each;
+}
 
 namespace {
 

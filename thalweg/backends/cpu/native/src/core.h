@@ -149,6 +149,14 @@ struct Kernels {
     Task round_groups;  // inputs in one plane of bytes, by groups
     Task planes;        // in two; null: int8 and int4 are never held in quads
     void (*round_row)(const Weight& w, const void* row, int64_t output, float* wide, uint8_t* codes);
+    Task peak;
+    int64_t peak_operations[4];  // of a round, by kind; 0: none
+};
+
+// Products of numbers in registers: 0 float32, 1 bfloat16, 2 int8, 3 int4 by int8.
+struct Peak {
+    int32_t kind;
+    int64_t rounds;
 };
 
 struct Quantise {
