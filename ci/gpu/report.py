@@ -1,0 +1,89 @@
+"""The table at the end of `ci/gpu/run`: a line or a few per part, of what its figures say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from measure import lines as shape_lines
+
+LINES = 44
+WIDTH = 170
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """At most LINES lines; what does not fit is in summary.json, which the last one says."""
+    said = [f"{'part':24} {'state':8} {'s':>5}  what it shows"]
+    parts: Mapping[str, Any] = summary["parts"]
+    idle = [n for n, p in parts.items() if p.get("why") == "not asked for"]
+    for name, part in parts.items():
+        if name in idle:
+            continue
+        told = shows(name, part)
+        said.append(f"{name:24} {part['state']:8} {part.get('seconds', 0):5.0f}  {told[0] if told else ''}")
+        said += [f"{'':41}{line}" for line in told[1:]]
+    if idle:
+        said.append(f"not asked for: {', '.join(idle)}")
+    if cache := summary.get("triton_cache"):
+        said.append(f"Triton cache: {cache['kernels_before']} kernels before, {cache.get('kernels_after', '?')} after")
+    said.append(f"{summary.get('seconds', 0):.0f} s in all" + (
+        f", {summary['seconds_before']:.0f} s in the runs before" if summary.get("seconds_before") else ""))  # fmt: skip
+    if len(said) > LINES:
+        said = [*said[: LINES - 2], f"... {len(said) - LINES + 1} more lines: see summary.json", said[-1]]
+    return "\n".join(line[:WIDTH].rstrip() for line in said)
+
+
+def shows(name: str, part: Mapping[str, Any]) -> list[str]:
+    """What a part found, in a few short lines."""
+    figures = part.get("figures")
+    if "why" in part:
+        return [part["why"]]
+    if not isinstance(figures, Mapping):
+        return [f"exit {part['exit']}; see {part['log']}"] if part.get("exit") else []
+    if "why" in figures:
+        return [figures["why"]]
+    for kind, say in KINDS.items():
+        if name.startswith(kind):
+            return say(figures)
+    return []
+
+
+def _smoke(f: Mapping[str, Any]) -> list[str]:
+    steps = f.get("steps", {})
+    probe, top = steps.get("probe", {}), steps.get("ceilings", {})
+    wrong = [n for n, s in steps.items() if not s.get("holds", True)]
+    warned = [w for s in steps.values() for w in s.get("warned", ())]
+    out = [f"{probe.get('name', '?')}, torch {probe.get('torch', '?')}, triton {probe.get('triton', '?')}"]
+    if "bandwidth" in top:
+        read, copied = (top[f"{k}_bytes_per_second"] / 1e9 for k in ("read", "copy"))
+        out.append(f"reads {read:.0f} GB/s, copies {copied:.0f} GB/s, "
+                   f"multiplies {top['matrix_flops_per_second'] / 1e12:.2f} TFLOP/s")  # fmt: skip
+    out.append(f"WRONG: {', '.join(wrong)}" if wrong else f"{', '.join(steps)}: hold")
+    return out + [f"warned: {w}" for w in warned[:2]]
+
+
+def _checks(f: Mapping[str, Any]) -> list[str]:
+    words = {True: "holds", False: "DOES NOT HOLD", None: "does not apply"}
+    return [", ".join(f"{n} {words[c['holds']]}" for n, c in f.get("checks", {}).items())]
+
+
+def _tests(f: Mapping[str, Any]) -> list[str]:
+    said = [f"{f['passed']} passed, {f['failed']} failed, {f['skipped']} skipped"]
+    return said + list(f["failures"][:3])
+
+
+def _measure(f: Mapping[str, Any]) -> list[str]:
+    return [line for figures in f.get("shapes", {}).values() for line in shape_lines(figures)]
+
+
+def _sweep(f: Mapping[str, Any]) -> list[str]:
+    return list(f.get("lines", ()))
+
+
+def _sanitizer(f: Mapping[str, Any]) -> list[str]:
+    return ["; ".join(f"{n}: {r['errors']} errors, exit {r['exit']}" for n, r in f.items())]
+
+
+KINDS = {"smoke": _smoke, "checks": _checks, "kit": _tests, "tests": _tests, "measure": _measure, "sweep": _sweep,
+         "sanitizer": _sanitizer}  # fmt: skip
+"""By how a part's name begins."""
