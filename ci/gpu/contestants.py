@@ -123,8 +123,9 @@ def products(run: Callable[..., torch.Tensor], m: Matrix, at: torch.device) -> I
 def library(name: str, at: torch.device, quick: bool) -> Iterator[dict[str, Any]]:
     """torch's own product by this library; and, for the one that splits no sums, with rows filled up to 16, as one row alone
     may go another way."""
+    if at.type == "cuda" and not torch.version.hip:
+        torch.backends.cuda.preferred_blas_library(name)
     if name == "cublaslt" and at.type == "cuda":
-        torch.backends.cuda.preferred_blas_library("cublaslt")
         try:
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)  # type: ignore[assignment]
         except (TypeError, RuntimeError):  # a torch that does not tell the two apart

@@ -58,9 +58,15 @@ def main() -> int:
             summary["seconds"] = round(time.monotonic() - started, 1)
             write(summary, out, work)
     print(table(summary))
-    wrong = [n for n in asked if summary["parts"][n]["state"] not in ("passed", "not here")]
-    print(f"{summary['platform']}: {'all parts passed' if not wrong else 'not passed: ' + ', '.join(wrong)}; see {out}")
+    wrong = by_state({n: summary["parts"][n]["state"] for n in asked})
+    print(f"{summary['platform']}: {wrong or 'all parts passed'}; see {out}")
     return 1 if wrong else 0
+
+
+def by_state(states: Mapping[str, str]) -> str:
+    """What did not pass, in words: failed: A, B; killed: C."""
+    wrong = {s: [n for n, state in states.items() if state == s] for s in ("failed", "killed", "not run")}
+    return "; ".join(f"{state}: {', '.join(names)}" for state, names in wrong.items() if names)
 
 
 def _asked(args: argparse.Namespace, known: Mapping[str, Part]) -> list[str]:

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import profiles
 import torch
+from report import shape_lines
 
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import DTYPES
@@ -290,36 +291,7 @@ def startup(path: Path, args: argparse.Namespace, cache: str) -> float:
 
 def say(shape: str, figures: dict[str, Any]) -> None:
     """A few lines, once all of it is known."""
-    print("\n".join(f"{shape}: {line}" for line in lines(figures)), flush=True)
-
-
-def lines(f: dict[str, Any]) -> list[str]:
-    """A shape's figures in words, as far as they go."""
-    said = []
-    if d := f.get("decode"):
-        said.append(f"decode {d['tokens_per_second']:.1f} tok/s = {d['bandwidth_fraction']:.1%} of bandwidth")
-    if i := f.get("idle"):
-        between, inside = (i.get(k) for k in ("between_fraction", "inside_fraction"))
-        said.append(f"idle between steps {_share(between)}, inside them {_share(inside)}, {i['graphs']} graphs")
-        said += [f"  {k['share']:6.1%} {k['us']:9.1f} us {k['count']:4d} x {k['kernel'][:60]}" for k in i["kernels"][:4]]
-    if s := f.get("steps"):
-        said.append("steps of " + ", ".join(f"{n}: {v['seconds'] * 1e3:.2f} ms" for n, v in s.items()))
-    if p := f.get("prefill"):
-        each = (f"{n}: {v['seconds'] * 1e3:.1f} ms = {v['matrix_rate_fraction']:.1%}" for n, v in p.items())
-        said.append("prompts of " + ", ".join(each) + " of the matrix rate")
-    if t := f.get("thousand"):
-        said.append(f"{t['requests']} requests of {t['prompt_tokens']} + {t['output_tokens']}: "
-                    f"{t['output_tokens_per_second']:.0f} tok/s out")  # fmt: skip
-    starts = [
-        f"{k[6:-8]} {f[k]:.1f} s" for k in ("start_cold_seconds", "start_warm_seconds", "start_carried_seconds") if k in f
-    ]
-    if starts:
-        said.append("process to first token: " + ", ".join(starts))
-    return said + ([f"error: {f['error']}"] if "error" in f else [])
-
-
-def _share(x: float | None) -> str:
-    return "unknown" if x is None else f"{x:.1%}"
+    print("\n".join(f"{shape}: {line}" for line in shape_lines(figures)), flush=True)
 
 
 def _write(path: Path | None, report: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ PROCESSES = 14
 ATTENTION = "test_attention and not as-it-comes"
 LINEAR = "test_ops and linear- and not as-it-comes"
 REST = f"not ({ATTENTION}) and not ({LINEAR})"
-HOSTED_SHARE = 12
+HOSTED_SHARE = 7
 """A try-out on a processor runs one case in so many: the whole kit has its own evidence there (ci/support.py)."""
 
 

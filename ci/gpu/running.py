@@ -19,6 +19,8 @@ from parts import ROOT, Part
 
 GRACE = 8.0
 """Seconds between asking a part to end, so that it writes what it knows, and ending it."""
+SECONDS = "PART_SECONDS"
+"""Environment variable that tells a part how long it has: one that shares its time out among several things does so."""
 NOT_HERE = 77
 """Exit status of a part that this machine cannot run, and that says why in its figures."""
 LOG = 1 << 20
@@ -45,7 +47,7 @@ def execute(part: Part, work: Path, limit: float) -> dict[str, Any]:
     with log.open("w") as f:
         process = subprocess.Popen(
             part.command, cwd=ROOT, stdout=f, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **part.env},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", SECONDS: f"{max(limit - GRACE, limit / 2):.0f}", **part.env},
         )  # fmt: skip
         try:
             code = process.wait(max(limit - GRACE, limit / 2))

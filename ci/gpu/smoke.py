@@ -48,7 +48,9 @@ def main() -> int:
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()
     warned = Warned()
-    logging.getLogger("thalweg").addHandler(warned)
+    for room in ("thalweg.backends", "thalweg.engine", "py.warnings"):
+        logging.getLogger(room).addHandler(warned)
+    logging.captureWarnings(True)
     report: dict[str, Any] = {"device": args.device, "holds": True, "steps": {}}
     for name, run in steps(args.device).items():
         start, warned.words = time.perf_counter(), []
@@ -69,7 +71,7 @@ def steps(device: str) -> dict[str, Callable[[], dict[str, Any]]]:
     """Name -> what runs it and says what it found; "holds": False fails the smoke test."""
     return {
         "probe": lambda: probe(device),
-        "ceilings": lambda: measure.machine(measure.torch_device(device), measure.torch_device(device).type == "cpu"),
+        "ceilings": lambda: ceilings(device),
         "eager step": lambda: counted(device, None),
         "captured step": lambda: counted(device, StepShape(1, 1, 1, uniform=True)),
         "greedy": lambda: greedy(device),
@@ -94,6 +96,13 @@ def probe(device: str) -> dict[str, Any]:
         facts["memory_bytes"] = properties.total_memory
         facts["properties"] = str(properties)
     return facts
+
+
+def ceilings(device: str) -> dict[str, float]:
+    at = measure.torch_device(device)
+    found = measure.machine(at, at.type == "cpu")
+    measure.tidy(at)
+    return found
 
 
 def counted(device: str, shape: StepShape | None) -> dict[str, Any]:

@@ -68,9 +68,13 @@ def test_the_parts_of_the_kit_are_all_of_it_and_no_test_twice(tmp_path: Path) ->
 
 
 def _collected(command: list[str]) -> list[str]:
-    done = subprocess.run([*command, "--collect-only", "-q"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "--collect-only", "-v"], cwd=ROOT, capture_output=True, text=True
+    )  # -q twice names no tests
     assert done.returncode == 0, done.stdout + done.stderr
-    return [line for line in done.stdout.splitlines() if "::" in line]
+    names = [line for line in done.stdout.splitlines() if "::" in line]
+    assert names
+    return names
 
 
 def _part(name: str, code: str, *words: str, least: float = 0, most: float = 600, **more: Any) -> Any:
@@ -128,6 +132,8 @@ def test_a_part_that_hangs_is_ended_with_all_it_started_and_named_and_what_does_
         assert {"results/fails.log", "results/hangs.log"} <= set(tar.getnames())
     table = script("report").table({"parts": parts, "seconds": 1.0})
     assert any(line.startswith("hangs") and "killed" in line for line in table.splitlines())
+    words = script("machine").by_state({n: p["state"] for n, p in parts.items()})
+    assert words == "failed: fails; killed: hangs; not run: large"
     assert any(line.startswith("large") and "not run" in line for line in table.splitlines())
 
 
@@ -145,6 +151,18 @@ def test_an_ended_part_may_say_what_it_knows(tmp_path: Path) -> None:
     ])  # fmt: skip
     parts = _run([_part("asks", code, str(file), most=16, figures=file)], tmp_path, 5_000)["parts"]
     assert (parts["asks"]["state"], parts["asks"]["figures"]) == ("killed", {"known": 1})
+
+
+def test_a_carried_cache_of_kernels_is_every_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, file = script("machine"), tmp_path / "said.json"
+    monkeypatch.setattr("sys.argv", ["machine.py", "--hosted", "--triton-cache", str(tmp_path)])
+    monkeypatch.setenv("TRITON_CACHE_DIR", "somewhere else")
+    machine.begin(machine._arguments())
+    code = "import json, os, sys; json.dump(os.environ['TRITON_CACHE_DIR'], open(sys.argv[1], 'w'))"
+    assert _run([_part("looks", code, str(file), figures=file)], tmp_path, 5_000)["parts"]["looks"]["figures"] == str(tmp_path)
+    monkeypatch.setattr("sys.argv", ["machine.py", "--triton-cache", str(tmp_path / "none")])
+    with pytest.raises(SystemExit):
+        machine._arguments()
 
 
 def test_evidence_of_the_parts_is_one(tmp_path: Path) -> None:
@@ -168,20 +186,25 @@ def test_a_run_goes_on_with_what_was_not_run_or_was_ended(tmp_path: Path, capsys
         },
     }  # fmt: skip
     (tmp_path / "before.json").write_text(json.dumps(earlier))
+    cache = tmp_path / "triton"
+    (cache / "HASH").mkdir(parents=True)
+    for name in ("product.json", "product.cubin", "__grp__product.json"):
+        (cache / "HASH" / name).touch()
     command = [
         sys.executable, str(FOLDER / "machine.py"), "--hosted", "--budget", "500", "--resume", str(tmp_path / "before.json"),
-        "--only", "smoke", "checks", "bench host",
+        "--triton-cache", str(cache), "--only", "smoke", "checks", "bench host",
     ]  # fmt: skip
     env = {**os.environ, "OUT": str(tmp_path / "out"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 1, done.stderr  # as the checks failed
-    assert "not passed: checks;" in done.stdout
+    assert ": failed: checks; see " in done.stdout
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["parts"]["smoke"] == earlier["parts"]["smoke"]
     assert summary["parts"]["checks"] == earlier["parts"]["checks"]
     assert summary["parts"]["bench host"]["state"] == "passed"
     assert summary["parts"]["measure 8b"] == {"state": "not run", "why": "not asked for"}
     assert summary["seconds_before"] == 120
+    assert summary["triton_cache"] == {"folder": str(cache), "kernels_before": 1, "kernels_after": 1}
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["results.tar.gz", "summary.json"]
 
 
