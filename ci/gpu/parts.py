@@ -18,6 +18,8 @@ TESTS = {"cuda": "torch_gpu", "rocm": "torch_gpu", "xpu": "torch_gpu", HOSTED: "
 """Folders of tests/backends, where they are not the platform's name."""
 PROCESSES = 14
 """Of the kit, at most: each holds a context of the device and compiles its own kernels."""
+ONE_PROCESS = ("tpu",)
+"""Platforms whose device one process holds alone."""
 
 ATTENTION = "test_attention and not as-it-comes"
 LINEAR = "test_ops and linear- and not as-it-comes"
@@ -91,7 +93,7 @@ def _kit(
     i, n = share if platform != HOSTED else (share[0], share[1] * HOSTED_SHARE)
     words = [*_pytest(platform), "-k", which, f"--part={i}/{n}", "--maxfail=30", f"--evidence={evidence}",
              f"--evidence-level={'hosted' if platform == HOSTED else 'executed'}", f"--junitxml={results}"]  # fmt: skip
-    if find_spec("xdist"):
+    if find_spec("xdist") and platform not in ONE_PROCESS:
         words += ["-n", str(processes or max(2, min(PROCESSES, (os.cpu_count() or 2) - 2))), "--dist=worksteal"]
     if find_spec("pytest_timeout"):
         words += ["-o", "timeout=120"]

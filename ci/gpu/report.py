@@ -10,25 +10,32 @@ WIDTH = 170
 
 
 def table(summary: Mapping[str, Any]) -> str:
-    """At most LINES lines; what does not fit is in summary.json, which the last one says."""
-    said = [f"{'part':24} {'state':8} {'s':>5}  what it shows"]
+    """At most LINES lines, the first of every part among them; what does not fit is in summary.json, as the last one says."""
     parts: Mapping[str, Any] = summary["parts"]
-    idle = [n for n, p in parts.items() if p.get("why") == "not asked for"]
-    for name, part in parts.items():
-        if name in idle:
-            continue
-        told = shows(name, part)
-        said.append(f"{name:24} {part['state']:8} {part.get('seconds', 0):5.0f}  {told[0] if told else ''}")
-        said += [f"{'':41}{line}" for line in told[1:]]
-    if idle:
-        said.append(f"not asked for: {', '.join(idle)}")
+    asked = {name: shows(name, p) for name, p in parts.items() if p.get("why") != "not asked for"}
+    end = [f"{summary.get('seconds', 0):.0f} s in all"]
+    if before := summary.get("seconds_before"):
+        end[0] += f", {before:.0f} s in the runs before"
     if cache := summary.get("triton_cache"):
-        said.append(f"Triton cache: {cache['kernels_before']} kernels before, {cache.get('kernels_after', '?')} after")
-    said.append(f"{summary.get('seconds', 0):.0f} s in all" + (
-        f", {summary['seconds_before']:.0f} s in the runs before" if summary.get("seconds_before") else ""))  # fmt: skip
-    if len(said) > LINES:
-        said = [*said[: LINES - 2], f"... {len(said) - LINES + 1} more lines: see summary.json", said[-1]]
-    return "\n".join(line[:WIDTH].rstrip() for line in said)
+        end.insert(0, f"Triton cache: {cache['kernels_before']} kernels before, {cache.get('kernels_after', '?')} after")
+    if idle := [name for name in parts if name not in asked]:
+        end.insert(0, f"not asked for: {', '.join(idle)}")
+    longest = max((len(told) for told in asked.values()), default=0)
+    for most in range(longest, 0, -1):  # each part's last lines go first
+        body = [line for name, told in asked.items() for line in _rows(name, parts[name], told[:most])]
+        left_out = sum(max(0, len(told) - most) for told in asked.values())
+        if 2 + len(body) + len(end) <= LINES or most == 1:
+            break
+    else:
+        body, left_out = [], 0
+    head = f"{'part':24} {'state':8} {'s':>5}  what it shows"
+    more = [f"({left_out} more lines in summary.json)"] if left_out else []
+    return "\n".join(line[:WIDTH].rstrip() for line in [head, *body, *more, *end])
+
+
+def _rows(name: str, part: Mapping[str, Any], told: list[str]) -> list[str]:
+    first = f"{name:24} {part['state']:8} {part.get('seconds', 0):5.0f}  {told[0] if told else ''}"
+    return [first, *(f"{'':41}{line}" for line in told[1:])]
 
 
 def shows(name: str, part: Mapping[str, Any]) -> list[str]:
@@ -82,7 +89,6 @@ def shape_lines(f: Mapping[str, Any]) -> list[str]:
     if i := f.get("idle"):
         between, inside = (i.get(k) for k in ("between_fraction", "inside_fraction"))
         said.append(f"idle between steps {_share(between)}, inside them {_share(inside)}, {i['graphs']} graphs")
-        said += [f"  {k['share']:6.1%} {k['us']:9.1f} us {k['count']:4d} x {k['kernel'][:60]}" for k in i["kernels"][:4]]
     if s := f.get("steps"):
         said.append("steps of " + ", ".join(f"{n}: {v['seconds'] * 1e3:.2f} ms" for n, v in s.items()))
     if p := f.get("prefill"):
@@ -96,7 +102,10 @@ def shape_lines(f: Mapping[str, Any]) -> list[str]:
     ]
     if starts:
         said.append("process to first token: " + ", ".join(starts))
-    return said + ([f"error: {f['error']}"] if "error" in f else [])
+    if "error" in f:
+        said.insert(0, f"error: {f['error']}")
+    kernels = f.get("idle", {}).get("kernels", ())[:4]
+    return said + [f"  {k['share']:6.1%} {k['us']:9.1f} us {k['count']:4d} x {k['kernel'][:60]}" for k in kernels]
 
 
 def _share(x: float | None) -> str:

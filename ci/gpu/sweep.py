@@ -120,6 +120,11 @@ def lines(
         differ = sorted({f"{r['matrix']} x {r['rows']}" for r in mine if not r["same_bits"]})
         out.append(f"{by}: a row's bits " + (f"differ in {len(differ)} of {len(mine)}: {', '.join(differ[:4])}" if differ
                                              else f"are equal in all {len(mine)} sizes"))  # fmt: skip
+    if proposed and base:
+        changed = {k: v for k, v in proposed["product"].items() if v != base["product"][k]}
+        changed |= {k: proposed["attention"][k] for k in ("exact", "decode", "prefill")
+                    if proposed["attention"][k] != base["attention"][k]}  # fmt: skip
+        out.append(f"proposed: {json.dumps(changed)}" if changed else "proposed: the tiles there are")
     for matrix in dict.fromkeys(r["matrix"] for r in products):
         cells = []
         for by in names:
@@ -129,11 +134,6 @@ def lines(
                     best[r["rows"]] = min(r["us"], best.get(r["rows"], math.inf))
             cells.append(f"{by} " + "/".join(f"{best[n]:.0f}" for n in sorted(best)))
         out.append(f"{matrix}, us: " + "; ".join(cells))
-    if proposed and base:
-        changed = {k: v for k, v in proposed["product"].items() if v != base["product"][k]}
-        changed |= {k: proposed["attention"][k] for k in ("exact", "decode", "prefill")
-                    if proposed["attention"][k] != base["attention"][k]}  # fmt: skip
-        out.append(f"proposed: {json.dumps(changed)}" if changed else "proposed: the tiles there are")
     return out
 
 

@@ -49,6 +49,7 @@ def test_the_kit_says_how_far_its_kernels_were_taken_and_is_shared_by_processes(
             assert f"--evidence-level={level}" in p.command
             assert p.command[p.command.index("-n") + 1] == "5"
             assert {"--dist=worksteal", "--maxfail=30", "timeout=120"} <= set(p.command)
+    assert "-n" not in made.parts("tpu", tmp_path, processes=5)["kit rest 1"].command
 
 
 @pytest.mark.slow
