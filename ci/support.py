@@ -141,7 +141,7 @@ def from_device(summary: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """(file name, evidence) of a run on a device. Exits in words where it was none, or has no evidence."""
     if not summary.get("accelerated"):
         raise SystemExit(f"support: --run: this was no device: {summary.get('note', 'no summary of a run')}")
-    if not summary.get("evidence"):
+    if not summary.get("evidence", {}).get("cells"):
         raise SystemExit("support: --run: no part of the kit has run there, or none to its end")
     return f"{DEVICE}{summary['platform']}", summary["evidence"]
 

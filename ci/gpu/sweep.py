@@ -52,7 +52,7 @@ def main() -> int:
         file = args.output_json.with_name(f"tiles-{report['arch']}.json")
         file.write_text(json.dumps(report["proposed"], indent=2) + "\n")
     good = all(words == "done" for words in ended.values()) and not any("wrong_by" in r for r in records)
-    return 0 if good else 1
+    return 0 if good and not report["nothing"] else 1
 
 
 def run(name: str, args: argparse.Namespace, seconds: float, keep: Callable[[dict[str, Any]], None]) -> str:
@@ -103,10 +103,23 @@ def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     products = [r for r in timed if r["kind"] == "product"]
     attention = [r for r in timed if r["kind"] == "attention"]
     proposed = propose(base, products, attention) if base else None
+    nothing = hopeless(records)
     return {
-        "arch": about.get("arch"), "torch": about.get("torch"), "lines": lines(products, proposed, base),
-        "proposed": proposed, "records": [r for r in records if r["kind"] in ("product", "attention")],
+        "arch": about.get("arch"), "torch": about.get("torch"), "nothing": nothing,
+        "lines": [*nothing, *lines(products, proposed, base)], "proposed": proposed,
+        "records": [r for r in records if r["kind"] in ("product", "attention")],
     }  # fmt: skip
+
+
+def hopeless(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each kind of record of which none could be timed, or a right one: that is no tile's fault."""
+    out = []
+    for kind, by in dict.fromkeys((r["kind"], r.get("by", "ours")) for r in records if r["kind"] in ("product", "attention")):
+        mine = [r for r in records if r["kind"] == kind and r.get("by", "ours") == by]
+        if not any("us" in r and "wrong_by" not in r for r in mine):
+            why = mine[0].get("error") or f"wrong by {mine[0]['wrong_by']:.2g} of the largest"
+            out.append(f"{kind} by {by}: none of {len(mine)} worked; the first: {why}")
+    return out
 
 
 def lines(

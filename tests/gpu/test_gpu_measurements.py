@@ -135,6 +135,18 @@ def test_a_proposal_has_the_fastest_tiles_that_go_together_and_keep_a_rows_bits(
     assert said[2] == "m4096, us: triton 1"
 
 
+def test_a_sweep_of_which_nothing_works_says_why_and_fails_and_one_tile_that_does_not_fit_is_no_failure() -> None:
+    sweep = script("sweep")
+    bad = {"kind": "product", "by": "triton", "error": "OutOfResources: shared memory"}
+    wrong = {"kind": "attention", "launch": "exact", "us": 3, "wrong_by": 0.5}
+    report = sweep.summarise([bad, bad, wrong])
+    assert report["nothing"] == report["lines"] == [
+        "product by triton: none of 2 worked; the first: OutOfResources: shared memory",
+        "attention by ours: none of 1 worked; the first: wrong by 0.5 of the largest",
+    ]  # fmt: skip
+    assert sweep.summarise([bad, _product(64, (64, 16, 64, 4, 5), 1)])["nothing"] == []
+
+
 @pytest.mark.slow
 def test_a_sweep_runs_here_with_interpreted_kernels(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep, file = script("sweep"), tmp_path / "sweep.json"

@@ -6,6 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 MODES = ("test", "perf", "support")
 
 
@@ -30,7 +32,9 @@ def pytest_configure(config: Any) -> None:
         config.pluginmanager.register(Collector(), _COLLECTOR)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: Any) -> None:
+    """Before xdist waits for its workers to end: a run that was interrupted may have little time left."""
     config = session.config
     collector = config.pluginmanager.get_plugin(_COLLECTOR)
     if collector is None:
