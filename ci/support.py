@@ -1,10 +1,11 @@
 """Makes the support matrix anew: runs of the conformance kit and of the compile check, their evidence, and docs/support.md.
 
     python ci/support.py [NAME ...] [--list] [--compiled FILE ...]
+    python ci/support.py --run summary.json
 
 Each NAME is one file of thalweg/assets/support; without names, all of them. --compiled: what `ci/gpu/compile.py --json FILE`
-wrote (in parts, a file for each), in place of compiling again (minutes per architecture). Run it after kernels changed;
-nothing there is typed by hand.
+wrote (in parts, a file for each), in place of compiling again (minutes per architecture). --run: takes in what the kit showed
+on a device (the summary of `ci/gpu/run`), and nothing else. Run it after kernels changed; nothing there is typed by hand.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ PAGE = ROOT / "docs" / "support.md"
 GPUS = "cuda,rocm,xpu"
 COMPILED = {"sm_": "cuda", "gfx": "rocm"}
 """Prefix of an architecture -> platform, for what can be compiled without the vendor's own tools."""
+DEVICE = "device-"
+"""How a file begins that a run on a device made: no run here makes it anew."""
 JAX = {"jax_platform": "cpu", "compilation_cache": ""}
 
 
@@ -134,12 +137,26 @@ def compile_all() -> list[dict[str, Any]]:
         return made
 
 
+def from_device(summary: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """(file name, evidence) of a run on a device. Exits in words where it was none, or has no evidence."""
+    if not summary.get("accelerated"):
+        raise SystemExit(f"support: --run: this was no device: {summary.get('note', 'no summary of a run')}")
+    if not summary.get("evidence", {}).get("cells"):
+        raise SystemExit("support: --run: no part of the kit has run there, or none to its end")
+    return f"{DEVICE}{summary['platform']}", summary["evidence"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"of {', '.join([*RUNS, 'compiled'])}; default: all")
     parser.add_argument("--list", action="store_true", help="print the command of each and run nothing")
     parser.add_argument("--compiled", type=Path, nargs="*", default=[], metavar="FILE")
+    parser.add_argument("--run", type=Path, metavar="FILE", help="evidence from a device: what `ci/gpu/run` wrote")
     args = parser.parse_args()
+    if args.run:
+        name, evidence = from_device(json.loads(args.run.read_text()))
+        (FOLDER / f"{name}.json").write_text(json.dumps(evidence, indent=1, sort_keys=True) + "\n")
+        return page()
     if unknown := set(args.names) - {*RUNS, "compiled"}:
         parser.error(f"there is no {', '.join(sorted(unknown))}")
     if args.list:
@@ -154,8 +171,12 @@ def main() -> int:
         outcomes = [o for file in args.compiled for o in json.loads(file.read_text())] or compile_all()
         for file, evidence in compiled(outcomes, launch_names()).items():
             (FOLDER / f"{file}.json").write_text(json.dumps(evidence, indent=1, sort_keys=True) + "\n")
-    page = subprocess.run([sys.executable, "-m", "thalweg", "backends", "--matrix"], capture_output=True, text=True, check=True)
-    PAGE.write_text(page.stdout)
+    return page()
+
+
+def page() -> int:
+    made = subprocess.run([sys.executable, "-m", "thalweg", "backends", "--matrix"], capture_output=True, text=True, check=True)
+    PAGE.write_text(made.stdout)
     print(f"{PAGE.relative_to(ROOT)} is up to date")
     return 0
 

@@ -1,16 +1,19 @@
-"""Run a script of this checkout with the Python and the packages that are there, installing nothing.
+"""Run a script of this checkout with the Python and the packages that are there, installing nothing there.
 
-    python3 ci/gpu/here.py SCRIPT [ARGUMENTS]
+    python3 ci/gpu/here.py SCRIPT [--wheels DIR] [ARGUMENTS]
 
 Platforms are found by what packages say of themselves, so a checkout that is not installed has none. This writes what an
 installation would say into a folder of its own (build/here), and starts the script with that folder and the checkout on
 PYTHONPATH. What is missing is told in one sentence, before anything runs.
+--wheels: wheels that were carried here (ci/gpu/wheels.txt says which and how to get them) are unpacked beside it, for this run.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -39,17 +42,59 @@ def metadata(folder: Path, project: Path = ROOT / "pyproject.toml") -> Path:
     return folder
 
 
+def unpacked(wheels: Path, folder: Path) -> Path:
+    """The wheels, unpacked into `folder` by this Python's pip, which refuses those of other Pythons and machines. Those that
+    are there already are left."""
+    files = sorted(wheels.glob("*.whl"))
+    if not files:
+        sys.exit(f"here: --wheels: {wheels} holds no wheels; ci/gpu/wheels.txt says how to get them")
+    stamp, said = folder / "wheels.txt", "\n".join(f"{f.name} {f.stat().st_size}" for f in files)
+    if stamp.is_file() and stamp.read_text() == said:
+        return folder
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir",
+           "--upgrade", "--disable-pip-version-check", "--target", str(folder), *map(str, files)]  # fmt: skip
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"here: --wheels: {done.stderr.strip() or done.stdout.strip()}")
+    stamp.write_text(said)
+    return folder
+
+
+def taken(words: Iterable[str]) -> tuple[Path | None, list[str]]:
+    """(the folder of --wheels, the other words). A folder that is not there is an error."""
+    wheels, rest, words = None, [], iter(words)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name != "--wheels":
+            rest.append(word)
+            continue
+        given = value if equals else next(words, "")
+        if not given or not Path(given).is_dir():
+            sys.exit(f"here: --wheels: there is no folder {given!r}")
+        wheels = Path(given).resolve()
+    return wheels, rest
+
+
 def main() -> None:
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     if sys.version_info < (3, 11):  # noqa: UP036 - whatever python3 is, it is told
         sys.exit(f"here: {sys.executable} is older than 3.11; name a newer one: PYTHON=python3.12 ci/gpu/run --here")
+    wheels, rest = taken(sys.argv[1:])
+    made = ROOT / "build" / "here"
+    folders = [str(ROOT), str(metadata(made))]
+    if wheels:
+        site = unpacked(wheels, made / f"site-{sys.implementation.cache_tag}")
+        folders.append(str(site))
+        sys.path.insert(0, str(site))
     absent = missing()
     if absent:
-        sys.exit(f"here: {sys.executable} has no {', '.join(absent)}; install them, or put them on PYTHONPATH")
-    folders = [str(ROOT), str(metadata(ROOT / "build" / "here")), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
-    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+        sys.exit(
+            f"here: {sys.executable} has no {', '.join(absent)}; install them, put them on PYTHONPATH, or carry wheels "
+            "(--wheels DIR; ci/gpu/wheels.txt says how)"
+        )
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*folders, os.environ.get("PYTHONPATH", "")]))
+    os.execv(sys.executable, [sys.executable, *rest])
 
 
 if __name__ == "__main__":

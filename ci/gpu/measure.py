@@ -4,9 +4,10 @@
     python ci/gpu/measure.py --device cpu --shapes tiny --quick        # a try-out of this script
 
 First the machine: the rate at which it reads memory and multiplies bfloat16 matrices, by torch, best of several. Then models
-of known shapes with made-up weights: a decode step of one sequence as a fraction of reading the weights once, a prompt as a
-fraction of its products at the matrix rate, throughput of many sequences, how much of a decode the device idles, and the
-seconds from a new process to its first token.
+of known shapes with made-up weights: a decode step of one sequence as a fraction of reading the weights once, and of many; how
+much of a decode the device idles between steps and inside them, and its kernels; a prompt as a fraction of its products at the
+matrix rate; requests of 1,024 + 1,024 tokens; and the seconds from a new process to its first token, with and without kernels
+that an earlier process compiled. Each figure is written as it is known.
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import profiles
 import torch
+from report import shape_lines
 
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import DTYPES
-from thalweg.hal.kv import BYTES
-from thalweg.models import registry
+from thalweg.models import registry, sizes
+from thalweg.models.spec import ModelSpec
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5,
@@ -71,13 +75,17 @@ def main() -> None:
             path = Path(scratch) / shape
             path.mkdir()
             (path / "config.json").write_text(json.dumps(SHAPES[shape]))
+            found: dict[str, Any] = {}
+            report["shapes"][shape] = found
             try:
-                report["shapes"][shape] = model(path, args, report["machine"])
+                for name, figure in model(path, args, report["machine"]):
+                    found[name] = figure
+                    print(f"{shape} {name}: {json.dumps(figure)[:600]}", flush=True)
+                    _write(args.output_json, report)
             except Exception as e:  # one shape that fails leaves the others' figures
-                report["shapes"][shape] = {"error": f"{type(e).__name__}: {e}"}
-            say(shape, report["shapes"][shape])
-            _write(args.output_json, report)
-    print(json.dumps(report, indent=2))
+                found["error"] = f"{type(e).__name__}: {e}"
+                _write(args.output_json, report)
+            say(shape, found)
     if any("error" in s for s in report["shapes"].values()):
         sys.exit(1)
 
@@ -140,32 +148,28 @@ def machine(device: torch.device, quick: bool) -> dict[str, float]:
     }
 
 
-def model(path: Path, args: argparse.Namespace, limits: dict[str, float]) -> dict[str, Any]:
+def model(path: Path, args: argparse.Namespace, limits: dict[str, float]) -> Iterator[tuple[str, Any]]:
+    """(name, figure), one after the other: what a run that is ended has already said is known."""
     config = json.loads((path / "config.json").read_text())
-    settings = registry.family(config)(config)
-    parameters = settings.parameters(BYTES[args.dtype], 0)
-    read = parameters.layers + parameters.head
+    spec, vocab = registry.family(config)(config), config["vocab_size"]
+    read = sum(sizes.held_bytes(w, args.dtype, sizes.DENSE_FORMATS) for w in sizes.parameters(spec) if w.role != "embedding")
     start = time.perf_counter()
     llm = open_model(path, args)
-    out: dict[str, Any] = {"open_seconds": time.perf_counter() - start, "weight_bytes_per_token": read}
+    yield "open_seconds", time.perf_counter() - start
+    yield "weight_bytes_per_token", read
     try:
-        out["decode"] = decode(llm, config["vocab_size"], args, read, limits["bandwidth"])
-        out["idle"] = idle(llm, config["vocab_size"], args)
-        flops = 2 * parameters.layers // BYTES[args.dtype]
-        heads = settings.attention
-        out["prefill"] = prefill(
-            llm, config["vocab_size"], args, flops, 2 * len(settings.windows) * heads.heads * heads.head_dim,
-            limits["matrix_flops_per_second"],
-        )  # fmt: skip
-        for n in (2, 4) if args.quick else (64, 256):
-            out[f"throughput_{n}"] = throughput(llm, config["vocab_size"], args, n)
-        out["kernel_plan"] = llm.kernel_plan
+        yield "kernel_plan", llm.kernel_plan
+        yield "decode", decode(llm, vocab, args, read, limits["bandwidth"])
+        yield "idle", idle(llm, vocab, args)
+        yield "prefill", prefill(llm, vocab, args, spec, limits["matrix_flops_per_second"])
+        yield "prefill_kernels", profiles.top(_profiled(llm, vocab, args, [16 if args.quick else 2048], 1))
+        yield "steps", {str(n): steps(llm, vocab, args, n) for n in ((1, 2) if args.quick else (1, 8, 64, 256))}
+        yield "thousand", thousand(llm, vocab, args)
     finally:
         llm.shutdown()
     del llm
     tidy(torch_device(args.device))
-    out["process_to_first_token_seconds"] = startup(path, args)
-    return out
+    yield from (("start_" + name, seconds) for name, seconds in startups(path, args))
 
 
 def open_model(path: Path, args: argparse.Namespace) -> LLM:
@@ -188,64 +192,56 @@ def generate(llm: LLM, vocab: int, lengths: Sequence[int], tokens: int, seed: in
 
 
 def decode(llm: LLM, vocab: int, args: argparse.Namespace, read: int, bandwidth: float) -> dict[str, float]:
-    """Seconds per token of one sequence, by the difference of a long and a short run, after one of each."""
-    short, long = (4, 20) if args.quick else (16, 272)
-    prompt = [8 if args.quick else 128]
-    for n in (short, long):
-        generate(llm, vocab, prompt, n)
-    runs = [generate(llm, vocab, prompt, long) - generate(llm, vocab, prompt, short) for _ in range(args.repeats)]
-    token = statistics.median(runs) / (long - short)
+    """Of one sequence, as a fraction of reading the weights once."""
+    token = steps(llm, vocab, args, 1, 20 if args.quick else 272)["seconds"]
     return {"seconds_per_token": token, "tokens_per_second": 1 / token, "bandwidth_fraction": read / token / bandwidth}
 
 
+def steps(llm: LLM, vocab: int, args: argparse.Namespace, n: int, long: int = 0) -> dict[str, float]:
+    """Seconds of one decode step of n sequences, by the difference of a long and a short run, after one of each."""
+    short, long = (4, long or 12) if args.quick else (16, long or 80)
+    prompts = [8 if args.quick else 128] * n
+    for tokens in (short, long):
+        generate(llm, vocab, prompts, tokens)
+    repeats = args.repeats if n == 1 else min(args.repeats, 3)
+    runs = [generate(llm, vocab, prompts, long) - generate(llm, vocab, prompts, short) for _ in range(repeats)]
+    step = statistics.median(runs) / (long - short)
+    return {"seconds": step, "tokens_per_second": n / step}
+
+
+def _profiled(llm: LLM, vocab: int, args: argparse.Namespace, lengths: Sequence[int], tokens: int) -> list[profiles.Span]:
+    generate(llm, vocab, lengths, tokens)
+    return profiles.recorded(lambda: generate(llm, vocab, lengths, tokens), torch_device(args.device))
+
+
 def idle(llm: LLM, vocab: int, args: argparse.Namespace) -> dict[str, Any]:
-    """The share of a decode in which no kernel runs on the device, from torch's profiler."""
-    if torch_device(args.device).type == "cpu":
-        return {"fraction": None, "why": "the host is the device"}
-    from torch.profiler import ProfilerActivity, profile
-
-    activity = ProfilerActivity.CUDA if torch_device(args.device).type == "cuda" else ProfilerActivity.XPU
-    with profile(activities=[activity]) as recorded:
-        generate(llm, vocab, [128], 64)
-    spans = sorted(
-        (e.time_range.start, e.time_range.end) for e in recorded.events() if e.device_type != torch.autograd.DeviceType.CPU
-    )
+    """The share of a decode in which nothing runs on the device, between steps and inside them, and one step's kernels."""
+    spans = _profiled(llm, vocab, args, [8 if args.quick else 128], 8 if args.quick else 64)
     middle = spans[len(spans) // 2 :]  # the prompt is over by then
-    return {"fraction": uncovered(middle), "kernels": len(middle)}
+    of, step = profiles.one_step(middle)
+    host = {"host": True} if torch_device(args.device).type == "cpu" else {}
+    return {**host, **profiles.idle(middle), "kernels_of": of, "kernels": profiles.top(step)}
 
 
-def uncovered(spans: Sequence[tuple[float, float]]) -> float | None:
-    """The share of the time from the first start to the last end that lies in none of the spans, sorted by start."""
-    if not spans:
-        return None
-    covered, at = 0.0, spans[0][0]
-    for start, end in spans:
-        covered += max(0.0, end - max(start, at))
-        at = max(at, end)
-    whole = at - spans[0][0]
-    return 1 - covered / whole if whole else None
-
-
-def prefill(
-    llm: LLM, vocab: int, args: argparse.Namespace, flops: int, attention: int, rate: float
-) -> dict[str, dict[str, float]]:
-    """Per prompt length: seconds to the first token, and the products of layers and attention as a fraction of the matrix
-    rate. flops: per token, of the layers. attention: per token and earlier token, half of it for the causal mask."""
+def prefill(llm: LLM, vocab: int, args: argparse.Namespace, spec: ModelSpec, rate: float) -> dict[str, dict[str, float]]:
+    """Per prompt length: seconds to the first token, and the products of the step as a fraction of the matrix rate."""
     out = {}
     for n in (16, 48) if args.quick else (512, 2048, 8192):
         generate(llm, vocab, [n], 1)
         seconds = statistics.median(generate(llm, vocab, [n], 1, seed=i) for i in range(args.repeats))
-        work = n * flops + n * n * attention
+        work = sizes.step_work(spec, args.dtype, sizes.DENSE_FORMATS, 1, n, 0).flops
         out[str(n)] = {"seconds": seconds, "tokens_per_second": n / seconds, "matrix_rate_fraction": work / seconds / rate}
     return out
 
 
-def throughput(llm: LLM, vocab: int, args: argparse.Namespace, n: int) -> dict[str, float]:
-    """n requests at once: generated tokens per second over the whole run."""
-    prompt, tokens = (8, 8) if args.quick else (128, 256)
-    generate(llm, vocab, [prompt] * n, tokens)
-    seconds = statistics.median(generate(llm, vocab, [prompt] * n, tokens, seed=i) for i in range(min(args.repeats, 3)))
-    return {"seconds": seconds, "output_tokens_per_second": n * tokens / seconds}
+def thousand(llm: LLM, vocab: int, args: argparse.Namespace) -> dict[str, float]:
+    """128 requests at once, 1,024 tokens in and 1,024 out: nearly every step mixes prompts and decodes."""
+    n, tokens = (3, 8) if args.quick else (128, 1024)
+    seconds = generate(llm, vocab, [tokens] * n, tokens)
+    return {
+        "requests": n, "prompt_tokens": tokens, "output_tokens": tokens, "seconds": seconds,
+        "output_tokens_per_second": n * tokens / seconds, "tokens_per_second": 2 * n * tokens / seconds,
+    }  # fmt: skip
 
 
 FIRST = """
@@ -260,31 +256,33 @@ print("first token", flush=True)
 """
 
 
-def startup(path: Path, args: argparse.Namespace) -> float:
-    """Seconds from starting a process to its first token, made-up weights included."""
+def startups(path: Path, args: argparse.Namespace) -> Iterator[tuple[str, float]]:
+    """Seconds from starting a process to its first token, made-up weights included. cold: no kernel was ever compiled; warm:
+    by the process before; carried: with the kernels that this machine was given, if it was."""
+    given = os.environ.get("TRITON_CACHE_DIR")
+    with tempfile.TemporaryDirectory() as cache:
+        yield "cold_seconds", startup(path, args, cache)
+        yield "warm_seconds", startup(path, args, cache)
+    if given:
+        yield "carried_seconds", startup(path, args, given)
+
+
+def startup(path: Path, args: argparse.Namespace, cache: str) -> float:
     vocab = json.loads((path / "config.json").read_text())["vocab_size"]
     words = [str(Path(__file__).parent), "measure", *sys.argv[1:], "--first", str(path), "--vocab", str(vocab)]
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", FIRST, json.dumps(words)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST, json.dumps(words)], capture_output=True, text=True, check=False,
+        env={**os.environ, "TRITON_CACHE_DIR": cache},
+    )  # fmt: skip
     if "first token" not in done.stdout:
         raise RuntimeError(f"a fresh process made no token: {done.stderr[-500:]}")
     return time.perf_counter() - start
 
 
 def say(shape: str, figures: dict[str, Any]) -> None:
-    """One line as soon as it is known."""
-    if "error" in figures:
-        print(f"{shape}: {figures['error']}", flush=True)
-        return
-    longest = list(figures["prefill"])[-1]
-    rates = [f"{k}: {v['output_tokens_per_second']:.0f} tok/s" for k, v in figures.items() if k.startswith("throughput")]
-    print(
-        f"{shape}: decode {figures['decode']['tokens_per_second']:.1f} tok/s = "
-        f"{figures['decode']['bandwidth_fraction']:.1%} of bandwidth; prefill {longest} = "
-        f"{figures['prefill'][longest]['matrix_rate_fraction']:.1%} of the matrix rate; {', '.join(rates)}; first token of "
-        f"a new process after {figures['process_to_first_token_seconds']:.1f} s",
-        flush=True,
-    )
+    """A few lines, once all of it is known."""
+    print("\n".join(f"{shape}: {line}" for line in shape_lines(figures)), flush=True)
 
 
 def _write(path: Path | None, report: dict[str, Any]) -> None:

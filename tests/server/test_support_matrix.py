@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import support
 
-from thalweg.hal.testing.evidence import LEVELS, Cells, note, write
+from thalweg.hal.testing.evidence import LEVELS, Cells, kernel_of, note, write
 from thalweg.server.cli import backends, matrix
 
 ROOT = Path(__file__).parents[2]
@@ -76,8 +76,8 @@ def test_what_was_compiled_counts_for_the_ops_that_launch_it_on_the_platform_of_
 
 
 def test_every_run_behind_the_matrix_has_its_file() -> None:
-    """Evidence that no command makes anew would grow old unseen."""
-    there = {p.stem for p in matrix.FOLDER.glob("*.json")}
+    """Evidence that no command makes anew would grow old unseen; what a device showed needs the device."""
+    there = {p.stem for p in matrix.FOLDER.glob("*.json") if not p.stem.startswith(support.DEVICE)}
     assert there == {*support.RUNS, *(f"triton-compiled-{p}" for p in support.COMPILED.values())}
 
 
@@ -89,7 +89,8 @@ def test_the_kit_counts_by_kernel_what_it_ran(tmp_path: Path) -> None:
         ({"attention": _Named("paged"), "dtype": "float32"}, "skipped"),
         ({"dtype": "float32"}, "failed"), ({"case": None}, "skipped"),
     ):  # fmt: skip
-        note(cells, params, outcome)
+        if what := kernel_of(params):
+            note(cells, what, outcome)
     write(tmp_path / "x.json", cells, "executed", ["b", "a"])
     (read,) = matrix.evidence(tmp_path)
     assert read == {
@@ -101,6 +102,15 @@ def test_the_kit_counts_by_kernel_what_it_ran(tmp_path: Path) -> None:
     }  # fmt: skip
     with pytest.raises(ValueError, match="evidence-level"):
         write(tmp_path / "x.json", cells, "guessed", ["a"])
+
+
+def test_a_run_on_a_device_is_taken_in_and_one_on_a_processor_is_not() -> None:
+    evidence = _file("executed", ["cuda"], "rope", "triton")
+    assert support.from_device({"accelerated": True, "platform": "cuda", "evidence": evidence}) == ("device-cuda", evidence)
+    with pytest.raises(SystemExit, match="no device: it proves the path"):
+        support.from_device({"accelerated": False, "platform": "x", "note": "it proves the path", "evidence": evidence})
+    with pytest.raises(SystemExit, match="no part of the kit"):
+        support.from_device({"accelerated": True, "platform": "cuda"})
 
 
 def test_levels_are_the_same_words_in_the_kit_and_in_the_matrix() -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from thalweg.errors import DeviceError
 from thalweg.hal import discovery
 from thalweg.hal.platform import Device, Place, Platform
-from thalweg.hal.testing.evidence import Cells, note, write
+from thalweg.hal.testing.evidence import PROPERTY, kernel_of
 from thalweg.hal.testing.options import MODES
 
 
@@ -50,23 +49,10 @@ def _part(config: pytest.Config) -> tuple[int, int]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Counts what each kernel passed, for --evidence."""
+    """Every report says which kernel it is about, for --evidence: it may be counted in another process."""
     done: Any = yield
-    report = done.get_result()
-    if report.when == "call" or (report.when == "setup" and not report.passed):
-        cells = item.config.stash.setdefault(_CELLS, {})
-        note(cells, getattr(getattr(item, "callspec", None), "params", {}), report.outcome)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    config = session.config
-    path = config.getoption("--evidence", None)
-    if path:
-        who = config.getoption("--evidence-for") or _open(config)[0].name
-        write(Path(path), config.stash.get(_CELLS, {}), config.getoption("--evidence-level"), who.split(","))
-
-
-_CELLS: pytest.StashKey[Cells] = pytest.StashKey()
+    if what := kernel_of(getattr(getattr(item, "callspec", None), "params", {})):
+        done.get_result().user_properties.append((PROPERTY, list(what)))
 
 
 def _open(config: pytest.Config) -> tuple[Platform, Device | None, str]:

@@ -1,9 +1,12 @@
 """The command line of the conformance kit. A plugin of its own, so that pytest knows the options before it has found
-the kit; it defines nothing else, and nothing at all for anybody else's tests."""
+the kit; beside them it writes what --evidence asks for, and does nothing at all for anybody else's tests."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 MODES = ("test", "perf", "support")
 
@@ -19,3 +22,28 @@ def pytest_addoption(parser: Any) -> None:
     group.addoption("--evidence", metavar="FILE", help="write there which kernels passed, for the support matrix")
     group.addoption("--evidence-level", default="executed", help="how far the kernels were taken (default: executed)")
     group.addoption("--evidence-for", default="", help="platforms these kernels serve (default: the one tested)")
+
+
+def pytest_configure(config: Any) -> None:
+    """Here, as a process that leaves the tests to xdist's workers does not load the kit's conftest."""
+    if config.getoption("--evidence", None) and not hasattr(config, "workerinput"):
+        from thalweg.hal.testing.evidence import Collector
+
+        config.pluginmanager.register(Collector(), _COLLECTOR)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: Any) -> None:
+    """Before xdist waits for its workers to end: a run that was interrupted may have little time left."""
+    config = session.config
+    collector = config.pluginmanager.get_plugin(_COLLECTOR)
+    if collector is None:
+        return
+    from thalweg.hal import discovery
+    from thalweg.hal.testing.evidence import write
+
+    who = config.getoption("--evidence-for") or discovery.load(config.getoption("--platform")).name
+    write(Path(config.getoption("--evidence")), collector.cells, config.getoption("--evidence-level"), who.split(","))
+
+
+_COLLECTOR = "thalweg.evidence"

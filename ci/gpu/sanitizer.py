@@ -1,0 +1,95 @@
+"""Eight tokens of the bundled model under NVIDIA's compute-sanitizer: accesses out of bounds (memcheck), races in shared memory
+(racecheck). JSON.
+
+    python ci/gpu/sanitizer.py --device cuda [--seconds 290] [--output-json FILE]
+
+memcheck runs without torch's allocator, which would hide what lies beside an array, and so without graphs; racecheck with both.
+Exit status: 77, and why in the JSON, where the tool or a device for it is not here; 1 if it found something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+TOOL = "compute-sanitizer"
+PLACES = ("/usr/local/cuda/bin", "/opt/nvidia/compute-sanitizer", "/usr/local/cuda/compute-sanitizer")
+RUNS: Mapping[str, tuple[Mapping[str, str], bool]] = {
+    "memcheck": ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, False), "racecheck": ({}, True),
+}  # fmt: skip
+"""Tool -> (environment, graphs)."""
+FOUND = 99
+EIGHT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import checks
+more = {} if sys.argv[3] == "1" else {"additional_config": {"graphs": False}}
+story, _ = checks.serve(sys.argv[2], 1, 8, 0.0, gpu_memory_utilization=0.2, **more)
+print("tokens", story[0][0])
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", required=True, help="platform to check")
+    given = float(os.environ.get("PART_SECONDS", "290"))  # as `ci/gpu/run` says it
+    parser.add_argument("--seconds", type=float, default=given, help="for all of it (default %(default)g)")
+    parser.add_argument("--output-json", type=Path)
+    args = parser.parse_args()
+    why = refused(args.device)
+    report: dict[str, Any] = {"why": why} if why else {}
+    for name in () if why else RUNS:
+        report[name] = check(name, args.device, args.seconds / len(RUNS) - 5)
+        print(f"{name}: {json.dumps(report[name])}", flush=True)
+        _write(args.output_json, report)
+    print(json.dumps(report))
+    _write(args.output_json, report)
+    return 77 if why else int(any(r["exit"] for r in report.values()))
+
+
+def tool() -> str | None:
+    return shutil.which(TOOL) or next((p for d in PLACES if (p := shutil.which(TOOL, path=d))), None)
+
+
+def refused(device: str) -> str | None:
+    """Why it cannot run here."""
+    if device != "cuda":
+        return f"{TOOL} checks NVIDIA's devices, not platform {device}"
+    return None if tool() else f"{TOOL} is not installed (it comes with the CUDA toolkit)"
+
+
+def check(name: str, device: str, seconds: float) -> dict[str, Any]:
+    """errors: as the tool counts them, None if it was ended before; tail: of what it said."""
+    env, graphs = RUNS[name]
+    command = [str(tool()), f"--tool={name}", f"--error-exitcode={FOUND}", "--launch-timeout=60", sys.executable, "-c", EIGHT,
+               str(HERE), device, str(int(graphs))]  # fmt: skip
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env={**os.environ, **env}, check=False)
+        said, code = done.stdout + done.stderr, done.returncode
+    except subprocess.TimeoutExpired as e:
+        said, code = (e.stdout or b"").decode(errors="replace"), 124
+    return {"exit": code, "errors": errors(said), "generated": "tokens [" in said, "tail": said.splitlines()[-25:]}
+
+
+def errors(said: str) -> int | None:
+    """Of the tool's own summary."""
+    counts = re.findall(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+)", said)
+    return sum(map(int, counts)) if counts else None
+
+
+def _write(path: Path | None, report: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
