@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from thalweg.backends.eager import to_torch
+from thalweg.backends.torch_gpu.ahead import compiling, without_memory
 from thalweg.backends.torch_gpu.executable import GpuExecutable, Lane, counted
 from thalweg.backends.torch_gpu.library import Parts
 from thalweg.backends.torch_gpu.runtime import Runtime
@@ -20,6 +22,8 @@ from thalweg.hal.comm import Communicator, Solo
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.platform import Device, DeviceInfo, Memory, Rehearsal
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
+
+logger = logging.getLogger(__name__)
 
 
 class GpuDevice(Device):
@@ -88,6 +92,7 @@ class GpuDevice(Device):
         """Steps of requests that ask for nothing special run twice, as the second call is captured. For others kernels are
         compiled, and graphs are captured while serving, where such requests come in numbers."""
         plain = self.widen(Features())
+        self._compile_ahead(steps, plain)
         try:
             for make in steps:
                 run, batch = make()
@@ -99,6 +104,30 @@ class GpuDevice(Device):
                 f"device: {self.info.kind}: memory ran out in a step of the largest size this engine may be given, before any "
                 f"request: lower gpu_memory_utilization, max_num_batched_tokens or max_num_seqs ({e})"
             ) from e
+
+    def _compile_ahead(self, steps: Sequence[Rehearsal], plain: Features) -> None:
+        """The kernels of these steps, side by side. Of the plain buckets' the first's: the others launch the same."""
+        made: dict[int, Any] = {}
+
+        def nowhere(x: Any) -> Any:
+            if id(x) not in made:
+                made[id(x)] = without_memory(x)
+            return made[id(x)]
+
+        buckets = 0
+        with compiling() as can:
+            for make in steps if can else ():
+                run, batch = make()
+                if not isinstance(run, GpuExecutable):
+                    continue
+                if run.captures(plain):
+                    buckets += 1
+                    if buckets > 1:
+                        continue
+                try:
+                    run.launch_nowhere(batch, nowhere)
+                except Exception as e:  # something in it wants values, or a device: it says so again if it runs no better
+                    logger.debug("kernels of %s are not compiled ahead: %s", run.shape or "steps of any shape", e)
 
     def copy_blocks(self, kv: Tensor, source: np.ndarray, target: np.ndarray) -> Tensor:
         where, what = self._index(target), self._index(source)

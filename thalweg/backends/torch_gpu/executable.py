@@ -7,7 +7,7 @@ graph and every eager step, in whatever order they run, read and write one state
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.backends.torch_gpu.ahead import NOWHERE
 from thalweg.backends.torch_gpu.runtime import Event, Runtime, Work
 from thalweg.backends.torch_gpu.staging import Inbox, Manifest, Outbox, flatten, read, room, views
 from thalweg.hal.step import (
@@ -157,12 +158,30 @@ class GpuExecutable:
         """Layouts and statics that ran once."""
         self._calls = 0
 
+    @property
+    def shape(self) -> StepShape | None:
+        """What it was made for."""
+        return self._shape
+
     def captures(self, features: Features) -> bool:
         """Whether it was made for these features, and captures a batch that comes again."""
         return self._capture and self._features == features
 
+    def launch_nowhere(self, batch: StepBatch, nowhere: Callable[[Any], Any]) -> None:
+        """The step on tensors without memory, which `nowhere` makes of parameters and state. Its batch lies as on the device:
+        kernels are told the same alignments."""
+        batch = self._asking(batch)
+        batch = even(batch) if self._capture else batch
+        layout, n = lay_out(batch)
+        arrays = views(torch.empty(n, dtype=torch.uint8, device=NOWHERE), layout)
+        with torch.inference_mode():
+            self._step(nowhere(self._params), nowhere(self._state.value), unpack(batch, arrays))
+
+    def _asking(self, batch: StepBatch) -> StepBatch:
+        return replace(batch, features=counted(batch.features) if self._features is None else self._features)
+
     def __call__(self, batch: StepBatch) -> Launched:
-        batch = replace(batch, features=counted(batch.features) if self._features is None else self._features)
+        batch = self._asking(batch)
         if not self._capture:
             return self._eager(batch)
         batch = even(batch)
