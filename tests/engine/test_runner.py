@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from thalweg.engine.worker.rehearsal import decodes, prompts
 from thalweg.engine.worker.runner import Runner
+from thalweg.hal.platform import Limits
 from thalweg.hal.step import Features, SamplingArrays, StepBatch, StepShape
 
 
@@ -91,3 +93,46 @@ def test_attention_plans_the_batch_as_the_device_will_see_it() -> None:
     for n in (3, 9):
         runner.launch(batch_of(n))
     assert [b.plans for _, _, b in machine.ran] == [({"tokens": 4, "shape": BUCKETS[2]},), ({"tokens": 9, "shape": None},)]
+
+
+LIMITS = Limits(tokens=100, seqs=8, max_len=40, block_tokens=4)
+
+
+def test_every_kind_of_step_is_rehearsed_in_scratch_and_padded_as_in_traffic() -> None:
+    machine = Machine()
+    runner = Runner(machine.compile, ((Planner(), None),), BUCKETS, unpadded=True)  # type: ignore[arg-type]
+    steps = runner.rehearsals([BUCKETS[0], BUCKETS[1]], prompts(LIMITS, 1, 50, 20), decodes(LIMITS, 1, 50, 20))
+    assert machine.ran == []  # batches are made when they are run
+    for make in steps:
+        run, batch = make()
+        batch.check()
+        run(batch)
+    shapes = [s for s, _, _ in machine.ran]
+    first = machine.ran[0][2]
+    assert first.tokens.shape[0] == LIMITS.tokens  # the largest step
+    assert first.query.tolist() == [40, 40, 15, 1, 1, 1, 1, 1]
+    ours = [BUCKETS[0], BUCKETS[1]]
+    at = next(i for i, s in enumerate(shapes) if s)
+    assert shapes[at : at + 2] == ours
+    assert set(shapes[:at]) == {None}
+    assert {b.features.score for s, _, b in machine.ran if s is None} == {-1, 20}
+    assert {b.features.logprobs for s, _, b in machine.ran if s} == {-1, 0, 20}
+    for _, _, batch in machine.ran:
+        assert not batch.slots.any()
+        assert not batch.emit.any()
+        assert not any(t.any() for t in batch.block_tables)
+        assert len(batch.plans) == 1
+        asked = batch.infer_features()
+        for name in ("lookback", "bias", "mask"):
+            assert getattr(batch.features, name) == getattr(asked, name), name
+
+
+def test_limits_that_hold_little_are_kept_to() -> None:
+    for tokens, seqs, max_len in ((1, 1, 1), (4, 1, 100), (7, 2, 3)):
+        limits = Limits(tokens, seqs, max_len, 4)
+        for make in (*prompts(limits, 1, 5, 0), *decodes(limits, 1, 5, 0)):
+            batch = make()
+            batch.check()
+            assert batch.tokens.shape[0] <= tokens
+            assert batch.slots.shape[0] <= seqs
+            assert max(batch.query) <= max_len

@@ -7,7 +7,7 @@ else has a default here. It never supplies a worker, runner, sampler, scheduler 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -175,6 +175,10 @@ class Executable(Protocol):
     def __call__(self, batch: StepBatch) -> Pending: ...
 
 
+Rehearsal = Callable[[], tuple[Executable, StepBatch]]
+"""Makes an executable and a batch for it, all of whose rows are scratch."""
+
+
 class Device(ABC):
     """What a worker holds. Not thread-safe: one thread drives it."""
 
@@ -186,6 +190,9 @@ class Device(ABC):
     """In order of preference."""
     pads: bool = False
     """Every new shape of a batch costs a compilation, so batches come padded to a few."""
+    warms: bool = False
+    """What a step launches is made when it is first met, and that takes long: steps of every kind come to `rehearse`, whether a
+    bucket holds them or not."""
     bodies_invariant: bool = True
     """An op's reference body gives a row the same bits in any batch, as it does where it runs as written. False where a
     compiler decides the order of sums."""
@@ -246,6 +253,13 @@ class Device(ABC):
         """Of the buckets, in the order of work, those whose executables are made before the first request (each runs once, on
         scratch rows) because making one takes long. Default: none."""
         return ()
+
+    def rehearse(self, steps: Sequence[Rehearsal]) -> None:
+        """Before the first request: make whatever is made when these steps are first met, in this order. Their results mean
+        nothing. Default: each runs once."""
+        for make in steps:
+            run, batch = make()
+            run(batch).result()
 
     def measure(self, step: Step, params: Params, state: StateBox, batch: StepBatch) -> int:
         """Peak workspace bytes of this batch. Default: 0 (the platform reserves by its own memory rule)."""

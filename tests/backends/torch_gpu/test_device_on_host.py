@@ -15,6 +15,7 @@ from thalweg.backends.torch_gpu.device import GpuDevice
 from thalweg.backends.torch_gpu.host import HostRuntime
 from thalweg.backends.torch_gpu.library import Parts
 from thalweg.backends.torch_gpu.testing import HostGpuOptions, HostGpuPlatform
+from thalweg.errors import DeviceError
 from thalweg.hal import ops
 from thalweg.hal.platform import DeviceInfo, Place
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
@@ -83,8 +84,29 @@ def test_without_graphs_the_tokens_are_the_same(want: Any, hosted: list[GpuDevic
     assert hosted[0]._runtime.captures == 0  # type: ignore[attr-defined]
 
 
-def _device(late: bool = True, graphs: bool = True) -> GpuDevice:
-    return GpuDevice(INFO, HostRuntime(late=late), Parts(), graphs=graphs)
+@pytest.mark.slow
+def test_what_is_prepared_is_captured_before_the_first_request_and_nothing_is_captured_after_it(
+    hosted: list[GpuDevice],
+) -> None:
+    """Requests of many lengths and numbers, greedy and drawn, come and go; steps in which all decode replay a graph."""
+    llm = LLM(device=HOST, dtype="float32", max_model_len=192, max_num_seqs=4, additional_config={"prepare": "graphs"})
+    try:
+        runtime: Any = hosted[0]._runtime
+        ready, replayed = runtime.captures, runtime.replays
+        assert ready >= 3 * 3  # three sizes, three widths
+        rng = np.random.default_rng(8)
+        kinds = [PARAMS["greedy"], PARAMS["random"], PARAMS["truncated"], {"temperature": 0.5, "min_p": 0.1}]
+        prompts = [{"prompt_token_ids": rng.integers(1, 200, int(n)).tolist()} for n in rng.integers(1, 120, 12)]
+        params = [SamplingParams(max_tokens=int(n), **kinds[i % 4]) for i, n in enumerate(rng.integers(1, 40, 12))]
+        assert len(llm.generate(prompts, params, use_tqdm=False)) == 12
+        assert runtime.captures == ready
+        assert runtime.replays > replayed
+    finally:
+        llm.shutdown()
+
+
+def _device(late: bool = True, graphs: bool = True, prepare: str = "none") -> GpuDevice:
+    return GpuDevice(INFO, HostRuntime(late=late), Parts(), graphs=graphs, prepare=prepare)
 
 
 def _batch(n: int, first: int, uniform: int = 1) -> StepBatch:
@@ -251,7 +273,7 @@ def test_graphs_of_two_sizes_share_one_state() -> None:
     ],
 )
 def test_a_step_that_cannot_be_captured_runs_all_the_same_and_says_why(
-    name: str, look: Any, caplog: pytest.LogCaptureFixture
+    name: str, look: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
         look(batch)
@@ -260,8 +282,12 @@ def test_a_step_that_cannot_be_captured_runs_all_the_same_and_says_why(
     device = _device()
     box = _box(device)
     run = device.compile(step, None, box, SHAPE, Features())
+    tried: list[int] = []
+    capture = device._runtime.capture
+    monkeypatch.setattr(device._runtime, "capture", lambda work: (tried.append(1), capture(work))[1])
     for i in range(4):
         run(_batch(4, i)).result()
+    assert len(tried) == 1
     assert device._runtime.replays == 0  # type: ignore[attr-defined]
     assert int(box.value["sum"]) == 6 + 10 + 14 + 18
     assert len(caplog.records) == 1
@@ -306,13 +332,104 @@ def test_batches_of_other_layouts_get_graphs_of_their_own_up_to_a_limit() -> Non
     assert device._runtime.captures == exe_module.LAYOUTS  # type: ignore[attr-defined]
 
 
+def _biased(n: int) -> StepBatch:
+    batch = _batch(4, 0)
+    batch.bias_row, batch.bias_token = np.zeros(n, np.int32), np.zeros(n, np.int32)
+    batch.bias_value = np.full(n, 0.5, np.float32)
+    return batch
+
+
+def test_a_layout_gets_the_graph_of_one_that_no_step_has_needed_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exe_module, "LAYOUTS", 2)
+    monkeypatch.setattr(exe_module, "IDLE", 5)
+    device = _device()
+    run = device.compile(_sum_step, None, _box(device), SHAPE, Features(bias=True))
+    runtime: Any = device._runtime
+    for n in (16, 16, 32, 32):
+        run(_biased(n))
+    for _ in range(8):
+        run(_biased(32))
+    for _ in range(4):
+        run(_biased(64)).result()
+    assert runtime.captures == 3  # in the place of 16, which is idle
+    replays = runtime.replays
+    run(_biased(32)).result()
+    assert runtime.replays == replays + 1
+    assert run(_biased(16)).result().tokens[:, 0].tolist() == [0, 1, 2, 3]
+    assert len(run._graphs) == 2
+
+
+def test_more_layouts_than_there_is_room_for_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(exe_module, "LAYOUTS", 2)
+    device = _device()
+    for _ in range(2):
+        run = device.compile(_sum_step, None, _box(device), SHAPE, Features(bias=True))
+        for _ in range(5):
+            for n in (16, 32, 64):
+                run(_biased(n)).result()
+    assert device._runtime.captures == 4  # type: ignore[attr-defined]
+    assert len(caplog.records) == 1
+    assert "without a graph" in caplog.text
+    assert "logit_bias" in caplog.text
+
+
+def test_all_graphs_read_their_batches_from_one_buffer_where_the_largest_comes_first() -> None:
+    device, shapes = _device(prepare="graphs"), [StepShape(n, n, 1, True) for n in (2, 64, 8, 32)]
+    box = _box(device)
+    made = {s: device.compile(_sum_step, None, box, s, device.widen(Features())) for s in shapes}
+    order = device.prepared([*shapes, StepShape(100, 4, 1)])
+    assert [s.seqs for s in order] == [64, 32, 8, 2]
+    device.rehearse([lambda s=s: (made[s], _batch(s.seqs, 0)) for s in order])
+    assert device._runtime.captures == 4  # type: ignore[attr-defined]
+    graphs = [g for run in made.values() for g in run._graphs.values()]
+    assert len({g.buffer.data_ptr() for g in graphs}) == 1
+    for i, s in enumerate(shapes):
+        assert made[s](_batch(s.seqs, i)).result().tokens[:, 0].tolist() == list(range(i, i + s.seqs))
+    assert device._runtime.captures == 4  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("prepare", "captures"), [("none", 0), ("kernels", 0), ("graphs", 1)])
+def test_as_much_is_prepared_as_is_asked_for(prepare: str, captures: int) -> None:
+    device = _device(prepare=prepare)
+    run, rare = (
+        device.compile(_sum_step, None, _box(device), SHAPE, device.widen(f)) for f in (Features(), Features(bias=True))
+    )
+    assert list(device.prepared([SHAPE])) == [SHAPE] * captures
+    assert device.warms == (prepare != "none")
+    device.rehearse([lambda: (run, _batch(4, 0)), lambda: (rare, _batch(4, 0))])
+    assert device._runtime.captures == captures  # type: ignore[attr-defined]
+
+
+def test_memory_that_runs_out_while_preparing_is_an_error_with_a_remedy() -> None:
+    def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
+        raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
+
+    device = _device(prepare="kernels")
+    run = device.compile(step, None, _box(device), None, None)
+    with pytest.raises(DeviceError, match=r"gpu_memory_utilization.*20\.00 GiB"):
+        device.rehearse([lambda: (run, _batch(4, 0))])
+
+
+def test_few_kinds_of_requests_need_graphs_of_their_own() -> None:
+    device = _device()
+    plain = Features(random=True, truncate=True)
+    assert {device.widen(f) for f in (Features(), Features(random=True), Features(truncate=True), plain)} == {plain}
+    counts = {device.widen(Features(logprobs=k)).logprobs for k in range(1, 21)}
+    assert counts == {20}
+    assert device.widen(Features(logprobs=0)).logprobs == 0  # of the sampled token alone: next to nothing
+    assert device.widen(Features(score=5)).score == 20
+    assert device.widen(Features(logprobs=70)).logprobs == 70
+
+
 def test_a_step_that_fails_while_replaying_fails_alone() -> None:
     device = _device()
     box = _box(device)
     run = device.compile(_sum_step, None, box, SHAPE, Features())
     for i in range(3):
         run(_batch(4, i)).result()
-    graph = next(g for g in run._graphs.values() if g is not None)
+    graph = next(iter(run._graphs.values()))
 
     def broken() -> None:
         raise ArithmeticError("on purpose")

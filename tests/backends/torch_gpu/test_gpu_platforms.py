@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +14,15 @@ from machines import FakeDriver, amd, intel, nvidia, opened, torch_folder, write
 from thalweg import LLM
 from thalweg.backends.cuda import CudaPlatform
 from thalweg.backends.rocm import RocmPlatform, gfx
+from thalweg.backends.torch_gpu import platform as platform_module
 from thalweg.backends.torch_gpu.arch import ARCHES, GIB, arch_of, defaults
-from thalweg.backends.torch_gpu.platform import GpuOptions, GpuPlatform, TorchBuild, torch_build
+from thalweg.backends.torch_gpu.platform import GRAPH_BYTES, GpuOptions, GpuPlatform, TorchBuild, torch_build
 from thalweg.backends.xpu import XpuPlatform
+from thalweg.config import EngineArgs
+from thalweg.engine.worker import resolve
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal import discovery
-from thalweg.hal.platform import ModelFacts, Parallel, Place, Probe
+from thalweg.hal.platform import Defaults, Limits, ModelFacts, Parallel, Place, Probe, StepSizes
 
 LLAMA = ModelFacts("LlamaForCausalLM", "bfloat16", 32, 4096, 32, 8, 128, 128_256, 131_072, 16 << 30)
 NVIDIA = {
@@ -242,6 +247,55 @@ def test_an_architecture_of_no_known_line_is_not_guessed(arch: str) -> None:
 def test_larger_cards_take_more_at_once(gib: int, seqs: int, tokens: int) -> None:
     d = defaults(arch_of("sm_90"), gib * GIB, LLAMA)
     assert (d.max_num_seqs, d.max_num_batched_tokens) == (seqs, tokens)
+
+
+DEFAULTS = Defaults()
+
+
+@pytest.mark.parametrize(("seqs", "max_len"), [(512, 131072), (100, 8192), (3, 300), (2000, 4096)])
+def test_buckets_are_few_and_follow_what_is_served(kind: type[GpuPlatform], seqs: int, max_len: int) -> None:
+    platform = kind()
+    made = platform.buckets(DEFAULTS, Limits(8192, seqs, max_len, 16))
+    sizes = sorted({b.seqs for b in made})
+    assert len(made) == len(set(made)) <= 90
+    assert sizes[-1] == min(seqs, 1024)
+    assert all(b <= a + 8 or b <= a * 4 / 3 + 1 for a, b in itertools.pairwise(sizes))  # at most a third is padding
+    assert max(b.blocks for b in made) == max_len // 16 + (max_len % 16 > 0) + 1
+    assert {b.tokens == b.seqs and b.uniform for b in made} == {True}
+
+
+SIZES = StepSizes(
+    tokens=8192, seqs=256, max_len=8192, hidden=4096, inner=14336, heads=32, kv_heads=8, head_dim=128, vocab=128256,
+    dtype_bytes=2,
+)  # fmt: skip
+
+
+def test_what_graphs_take_is_planned_for(kind: type[GpuPlatform]) -> None:
+    platform = kind()
+    without = platform.workspace_with(SIZES, GpuOptions(graphs=False))
+    graphs = platform.workspace(SIZES) - without
+    sampling = SIZES.seqs * SIZES.vocab * 4 * 4
+    assert graphs > sampling + len(platform.buckets(DEFAULTS, Limits(8192, 256, 8192, 16))) * GRAPH_BYTES
+    fewer = dataclasses.replace(SIZES, seqs=16)
+    assert platform.workspace(fewer) - platform.workspace_with(fewer, GpuOptions(graphs=False)) < graphs / 2
+
+
+def test_what_attention_over_long_tables_takes_is_what_its_kernels_say() -> None:
+    attention = pytest.importorskip("thalweg.backends.triton_kernels.attention", exc_type=ImportError)
+    from thalweg.backends.triton_kernels.tiles import tiles
+
+    assert platform_module.PARTS_BYTES == attention.PARTS
+    assert {tiles(a).attention.split for a in ("sm_80", "sm_90", "gfx942", "gfx1201")} == {platform_module.SPAN}
+
+
+def test_what_is_prepared_is_one_of_three_words(kind: type[GpuPlatform], tmp_path: Path) -> None:
+    machine = _machine(kind, tmp_path, FakeDriver([opened("some card", "gfx942", 192)]))
+    assert machine.open(Place()).warms
+    assert not machine.open(Place(), GpuOptions(prepare="none")).warms
+    with pytest.raises(DeviceError, match=r"graphs, kernels, none, not 'all'"):
+        machine.open(Place(), GpuOptions(prepare="all"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="prepare"):
+        resolve.options(EngineArgs(additional_config={"prepare": "all"}), machine)
 
 
 def test_one_process_per_device(kind: type[GpuPlatform]) -> None:

@@ -3,6 +3,7 @@ records graphs as the host's runtime does, and refuses what the real one refuses
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -27,10 +28,16 @@ USED = ("Stream", "stream", "set_stream", "set_device", "mem_get_info", "memory_
 
 
 class Module:
-    """torch.cuda, or torch.xpu, of one device with 8 GiB of which 3 are free. `log` tells what was called, in order."""
+    """torch.cuda, or torch.xpu, of one device with 8 GiB of which 3 are free. `log` tells what was called, in order.
 
-    def __init__(self, kind: str) -> None:
+    recording: pools that the allocator gives memory from, which a capture that cannot end leaves there (CUDAGraph.cpp,
+    capture_end, before torch 2.13; later it is taken out before the error is raised: `ends`). uses: graphs of each pool."""
+
+    def __init__(self, kind: str, ends: bool = False) -> None:
         self.log: list[str] = []
+        self.recording: list[str] = []
+        self.uses: dict[str, int] = {}
+        self.invalid = False  # a call that is not permitted invalidates the capture it falls into
         self.current: Any = None  # None = the default stream
         self.capturing: Any = None
         self.idle = True
@@ -59,7 +66,12 @@ class Module:
                 outer.log.append(f"{self.name} waits")
 
         class Graph:
-            def capture_begin(self, pool: Any = None) -> None:
+            def capture_begin(self, pool: Any = None, **mode: str) -> None:
+                assert mode == ({"capture_error_mode": "thread_local"} if kind == "cuda" else {})  # XPUGraph takes none
+                if pool in outer.recording:
+                    raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+                outer.recording.append(pool)
+                outer.uses[pool] = outer.uses.get(pool, 0) + 1
                 assert outer.current is not None, "capture on the default stream"
                 assert outer.idle, "capture while earlier work may run"
                 assert outer.capturing is None, "two captures at once"
@@ -72,6 +84,11 @@ class Module:
                 outer.capturing = None
                 self.recorder.__exit__(None, None, None)
                 self.recorder.undo()
+                invalid, outer.invalid = outer.invalid, False
+                if ends or not invalid:
+                    outer.recording.remove(self.pool)
+                if invalid:
+                    raise RuntimeError("operation failed due to a previous error during capture")
                 outer.log.append("captured")
 
             def replay(self) -> None:
@@ -82,8 +99,18 @@ class Module:
         self.Stream = Stream
         setattr(self, GRAPH[kind], Graph)
 
+    def end_allocate(self, device: int, pool: str) -> None:
+        if pool not in self.recording:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.recording.remove(pool)
+
+    def release(self, device: int, pool: str) -> None:
+        self.uses[pool] -= 1
+        assert self.uses[pool] >= 0
+
     def not_while_capturing(self, what: str) -> None:
         if self.capturing is not None:
+            self.invalid = True
             raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
 
     @contextmanager
@@ -121,17 +148,24 @@ class Module:
 
 @pytest.fixture(params=["cuda", "xpu"])
 def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[TorchRuntime, Module]:
+    return _made(request.param, monkeypatch)
+
+
+def _made(kind: str, monkeypatch: pytest.MonkeyPatch, ends: bool = False) -> tuple[TorchRuntime, Module]:
     """A runtime on the stand-in, whose tensors lie in host memory."""
-    module = Module(request.param)
+    module = Module(kind, ends)
 
     def empty(n: int, dtype: Any, pin_memory: bool) -> torch.Tensor:
         assert pin_memory
         return torch.full((n,), 0xAA, dtype=dtype)
 
-    fake = SimpleNamespace(device=lambda kind, index: torch.device("cpu"), empty=empty, uint8=torch.uint8)
-    setattr(fake, request.param, module)
+    private = {f"_{kind}_endAllocateToPool": module.end_allocate, f"_{kind}_releasePool": module.release}
+    fake = SimpleNamespace(
+        device=lambda kind, index: torch.device("cpu"), empty=empty, uint8=torch.uint8, _C=SimpleNamespace(**private)
+    )
+    setattr(fake, kind, module)
     monkeypatch.setattr(runtime_module, "torch", fake)
-    return TorchRuntime(request.param, 0), module
+    return TorchRuntime(kind, 0), module
 
 
 def _batch(first: int, n: int = 4) -> StepBatch:
@@ -193,9 +227,60 @@ def test_a_step_that_cannot_be_captured_closes_the_capture_and_runs_eagerly(
 
     _run(*_device(runtime), [SHAPE], 4, looks)
     assert module.capturing is None
-    assert module.log.count("captured") == 1  # begun and ended, and not used
+    assert sum(line.startswith("capture ") for line in module.log) == 1  # begun and ended, and not used
     assert not any(line.startswith("replay") for line in module.log)
     assert "not permitted when stream is capturing" in caplog.text
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["torch 2.11", "torch 2.13"])
+@pytest.mark.parametrize("kind", GRAPH)
+@pytest.mark.parametrize("invalidates", [True, False])
+def test_a_failed_capture_harms_no_later_one_and_says_what_went_wrong_first(
+    kind: str, ends: bool, invalidates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, module = _made(kind, monkeypatch, ends)
+    stream = runtime.compute
+
+    def fails() -> None:
+        if invalidates:
+            module.not_while_capturing("a module is loaded")
+        raise RuntimeError("what the step itself does not like")
+
+    with pytest.raises(RuntimeError, match="a module is loaded" if invalidates else "does not like"):
+        runtime.capture(fails)
+    assert module.capturing is None
+    assert module.recording == []
+    value = torch.zeros(3)
+    for n in range(1, 4):
+        replay = runtime.capture(lambda: value.add_(1))
+        stream.run(replay)
+        assert value.tolist() == [n] * 3
+    assert module.log.count("new pool") == (2 if invalidates else 1)  # what torch could not end is not used again
+    if invalidates and not ends:
+        assert module.uses["0"] == 0  # given back here: the graph, which never ended, does not
+
+
+def test_a_capture_that_cannot_end_harms_no_later_one(made: tuple[TorchRuntime, Module]) -> None:
+    """Nothing raised while it was recorded: another thread's call invalidated it."""
+    runtime, module = made
+
+    def invalidated() -> None:
+        module.invalid = True
+
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        runtime.capture(invalidated)
+    assert module.recording == []
+    runtime.capture(lambda: None)
+
+
+def test_without_torch_s_private_names_the_first_error_is_told_all_the_same(
+    made: tuple[TorchRuntime, Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, module = made
+    monkeypatch.setattr(runtime_module.torch, "_C", SimpleNamespace())
+    with pytest.raises(RuntimeError, match="a module is loaded"):
+        runtime.capture(lambda: module.not_while_capturing("a module is loaded"))
+    runtime.capture(lambda: None)  # in another pool
 
 
 def test_a_result_is_copied_beside_the_next_step_and_after_its_own(made: tuple[TorchRuntime, Module]) -> None:
@@ -234,6 +319,8 @@ def test_every_name_it_uses_is_one_of_torch_s(kind: str) -> None:
     assert [n for n in ("capture_begin", "capture_end", "replay") if not hasattr(graph, n)] == []
     assert [n for n in ("record_event", "wait_event") if not hasattr(module.Stream, n)] == []
     assert [n for n in ("query", "synchronize") if not hasattr(module.Event, n)] == []
+    assert [n for n in (f"_{kind}_endAllocateToPool", f"_{kind}_releasePool") if not hasattr(torch._C, n)] == []
+    assert ("capture_error_mode" in inspect.signature(graph.capture_begin).parameters) == (kind == "cuda")
 
 
 DRIVERS = {

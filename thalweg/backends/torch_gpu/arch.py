@@ -92,8 +92,12 @@ def recognise(name: str, known: Known) -> tuple[str, int]:
     return "", 0
 
 
-SEQS = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
-"""Sequences of the buckets that graphs are captured for."""
+SEQS = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 512, 64), *range(512, 1025, 128))
+"""Sequences of the buckets that graphs are captured for: from 32 on at most a third of the rows is padding, in matrix products
+that take 64 rows at once and attention that skips it."""
+WIDTHS = (256, 2048)
+"""Columns of their tables, below the widest. A graph of wide tables sets going programs for keys that are not there."""
+BLOCK_TOKENS = 16
 
 
 def defaults(arch: Arch, memory_bytes: int, model: ModelFacts) -> Defaults:
@@ -101,24 +105,24 @@ def defaults(arch: Arch, memory_bytes: int, model: ModelFacts) -> Defaults:
     token; prompts run as they come."""
     large, middle = memory_bytes >= 60 * GIB, memory_bytes >= 20 * GIB
     seqs = 512 if large else 256 if middle else 128
-    block_tokens = 16
     return Defaults(
         dtype=arch.dtypes[0] if arch.dtypes else None,
-        block_tokens=block_tokens,
+        block_tokens=BLOCK_TOKENS,
         max_num_seqs=seqs,
         max_num_batched_tokens=8192 if large else 4096 if middle else 2048,
         pipeline_depth=2,
-        buckets=buckets(seqs, -(-model.max_len // block_tokens) + 1),
+        buckets=buckets(seqs, blocks(model.max_len, BLOCK_TOKENS)),
         unpadded=True,
     )
 
 
+def blocks(max_len: int, block_tokens: int) -> int:
+    """Columns of the widest table."""
+    return -(-max_len // block_tokens) + 1
+
+
 def buckets(seqs: int, blocks: int) -> tuple[StepShape, ...]:
-    """Uniform shapes of up to `seqs` sequences; tables four times as wide each time, up to `blocks`: the width costs only
-    the copy of the table."""
-    widths, w = [], 64
-    while w < blocks:
-        widths.append(w)
-        w *= 4
-    widths.append(blocks)
-    return tuple(StepShape(n, n, w, True) for n in SEQS if n <= seqs for w in widths)
+    """Uniform shapes of up to `seqs` sequences and tables of up to `blocks` columns."""
+    most = min(seqs, SEQS[-1])
+    sizes = [*(n for n in SEQS if n < most), most]
+    return tuple(StepShape(n, n, w, True) for n in sizes for w in [*(w for w in WIDTHS if w < blocks), blocks])

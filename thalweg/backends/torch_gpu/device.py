@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,28 +12,35 @@ import torch
 from torch import Tensor
 
 from thalweg.backends.eager import to_torch
-from thalweg.backends.torch_gpu.executable import GpuExecutable, Lane
+from thalweg.backends.torch_gpu.ahead import compiling, without_memory
+from thalweg.backends.torch_gpu.executable import GpuExecutable, Lane, counted
 from thalweg.backends.torch_gpu.library import Parts
 from thalweg.backends.torch_gpu.runtime import Runtime
 from thalweg.backends.torch_gpu.staging import SMALLEST, Inbox, Outbox, Uploader
+from thalweg.errors import DeviceError
 from thalweg.hal.comm import Communicator, Solo
 from thalweg.hal.kv import KVLayout
-from thalweg.hal.platform import Device, DeviceInfo, Memory
+from thalweg.hal.platform import Device, DeviceInfo, Memory, Rehearsal
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
+
+logger = logging.getLogger(__name__)
 
 
 class GpuDevice(Device):
-    """graphs: capture what can be captured (uniform buckets); else every step runs as it is written."""
+    """graphs: capture what can be captured (uniform buckets); else every step runs as it is written. prepare: before the first
+    request compile kernels and capture graphs ("graphs"), compile only ("kernels"), or neither ("none")."""
 
     def __init__(
-        self, info: DeviceInfo, runtime: Runtime, parts: Parts, *, graphs: bool = True, comm: Communicator | None = None
-    ) -> None:
+        self, info: DeviceInfo, runtime: Runtime, parts: Parts, *, graphs: bool = True, prepare: str = "none",
+        comm: Communicator | None = None,
+    ) -> None:  # fmt: skip
+        self.warms, self._ahead = prepare != "none", graphs and prepare == "graphs"
         self.info, self.kernels, self.attention = info, parts.kernels, parts.attention
         self.comm = comm or Solo()
         self._runtime, self._graphs = runtime, graphs
         self._uploader = Uploader(runtime)
-        buffer = torch.empty(SMALLEST, dtype=torch.uint8, device=runtime.device)
-        self._lane = Lane(runtime, Inbox(runtime), Outbox(runtime), buffer)
+        eager, graph = (torch.empty(SMALLEST, dtype=torch.uint8, device=runtime.device) for _ in range(2))
+        self._lane = Lane(runtime, Inbox(runtime), Outbox(runtime), eager, graph)
 
     def memory(self) -> Memory:
         return Memory(*self._runtime.memory())
@@ -69,6 +78,56 @@ class GpuDevice(Device):
         self._uploader.close()
         capture = self._graphs and shape is not None and shape.uniform
         return GpuExecutable(self._lane, step, params, state, shape, features, capture)
+
+    def widen(self, features: Features) -> Features:
+        """Rows that are greedy, or not truncated, pass through these kernels next to untouched: no graphs of their own."""
+        return counted(replace(features, random=True, truncate=True))
+
+    def prepared(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
+        """Largest first: what a smaller graph needs while it runs then lies in memory that a larger one has."""
+        made = [s for s in buckets if s.uniform] if self._ahead else []
+        return sorted(made, key=lambda s: (s.tokens, s.blocks), reverse=True)
+
+    def rehearse(self, steps: Sequence[Rehearsal]) -> None:
+        """Steps of requests that ask for nothing special run twice, as the second call is captured. For others kernels are
+        compiled, and graphs are captured while serving, where such requests come in numbers."""
+        plain = self.widen(Features())
+        self._compile_ahead(steps, plain)
+        try:
+            for make in steps:
+                run, batch = make()
+                run(batch).result()
+                if self._ahead and isinstance(run, GpuExecutable) and run.captures(plain):
+                    run(batch).result()
+        except torch.OutOfMemoryError as e:
+            raise DeviceError(
+                f"device: {self.info.kind}: memory ran out in a step of the largest size this engine may be given, before any "
+                f"request: lower gpu_memory_utilization, max_num_batched_tokens or max_num_seqs ({e})"
+            ) from e
+
+    def _compile_ahead(self, steps: Sequence[Rehearsal], plain: Features) -> None:
+        """The kernels of these steps, side by side. Of the plain buckets' the first's: the others launch the same."""
+        made: dict[int, Any] = {}
+
+        def nowhere(x: Any) -> Any:
+            if id(x) not in made:
+                made[id(x)] = without_memory(x)
+            return made[id(x)]
+
+        buckets = 0
+        with compiling() as can:
+            for make in steps if can else ():
+                run, batch = make()
+                if not isinstance(run, GpuExecutable):
+                    continue
+                if run.captures(plain):
+                    buckets += 1
+                    if buckets > 1:
+                        continue
+                try:
+                    run.launch_nowhere(batch, nowhere)
+                except Exception as e:  # something in it wants values, or a device: it says so again if it runs no better
+                    logger.debug("kernels of %s are not compiled ahead: %s", run.shape or "steps of any shape", e)
 
     def copy_blocks(self, kv: Tensor, source: np.ndarray, target: np.ndarray) -> Tensor:
         where, what = self._index(target), self._index(source)

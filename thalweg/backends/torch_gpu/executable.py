@@ -7,7 +7,7 @@ graph and every eager step, in whatever order they run, read and write one state
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.backends.torch_gpu.ahead import NOWHERE
 from thalweg.backends.torch_gpu.runtime import Event, Runtime, Work
 from thalweg.backends.torch_gpu.staging import Inbox, Manifest, Outbox, flatten, read, room, views
 from thalweg.hal.step import (
@@ -35,7 +36,22 @@ from thalweg.hal.step import (
 logger = logging.getLogger(__name__)
 
 LAYOUTS = 8
-"""Graphs one executable captures at most: one per layout of its batches (masks, biases). Further layouts run eagerly."""
+"""Graphs one executable keeps at most: one per layout of its batches (masks, biases)."""
+IDLE = 256
+"""Calls of an executable after which a graph that none of them replayed makes room for another."""
+MET = 64
+"""Layouts that were met once and are remembered."""
+COUNTS = (20, 64)
+"""Logprobs are computed for so many of the most likely tokens, so that each count a request asks for needs no code of its own:
+what requests usually may ask for, and what kernels look for at most."""
+
+
+def counted(features: Features) -> Features:
+    """The same with as many logprobs as code is there for: the first columns of a longer list are the shorter one."""
+    most: dict[str, Any] = {
+        n: next((c for c in COUNTS if k <= c), k) for n in ("logprobs", "score") if (k := getattr(features, n)) > 0
+    }
+    return replace(features, **most) if most else features
 
 
 @dataclass(slots=True)
@@ -74,7 +90,7 @@ class Launched:
         return result
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Captured:
     buffer: Tensor
     """Where the batch must lie."""
@@ -82,6 +98,8 @@ class _Captured:
     """Where the result will lie, until the next replay."""
     manifest: Manifest
     replay: Work
+    used: int = 0
+    """The executable's call that last replayed it."""
 
 
 @dataclass(slots=True)
@@ -93,6 +111,10 @@ class Lane:
     outbox: Outbox
     buffer: Tensor
     """The batch of an eager step."""
+    home: Tensor
+    """The batch of every graph. One that needs a larger buffer gets it, and older graphs keep theirs."""
+    told: set[str] = field(default_factory=set)
+    """What was said already, which every executable would say again."""
     views: dict[Layout, dict[str, Tensor]] = field(default_factory=dict)
     """Of `buffer`, by layout; a few."""
 
@@ -107,6 +129,18 @@ class Lane:
             self.views[layout] = views(self.buffer, layout)
         return self.views[layout]
 
+    def graphs_place(self, n: int) -> Tensor:
+        """Where a graph's batch of n bytes will lie: graphs run one after the other, and each batch comes before its own."""
+        if self.home.numel() < n:
+            self.home = torch.empty(room(n), dtype=torch.uint8, device=self.runtime.device)
+        return self.home
+
+    def tell(self, kind: str, words: str, *values: Any) -> None:
+        """Say it once."""
+        if kind not in self.told:
+            self.told.add(kind)
+            logger.warning(words, *values)
+
 
 class GpuExecutable:
     """shape: pad-to bucket or None. features: what it is compiled for; None = whatever each batch asks. capture: a layout
@@ -118,30 +152,81 @@ class GpuExecutable:
     ) -> None:  # fmt: skip
         self._lane, self._step, self._params, self._state = lane, step, params, state
         self._shape, self._features, self._capture = shape, features, capture
-        self._graphs: dict[Any, _Captured | None] = {}
-        """By layout and statics; None = met once."""
+        self._graphs: dict[Any, _Captured] = {}
+        """By layout and statics."""
+        self._met: dict[Any, None] = {}
+        """Layouts and statics that ran once."""
+        self._calls = 0
+
+    @property
+    def shape(self) -> StepShape | None:
+        """What it was made for."""
+        return self._shape
+
+    def captures(self, features: Features) -> bool:
+        """Whether it was made for these features, and captures a batch that comes again."""
+        return self._capture and self._features == features
+
+    def launch_nowhere(self, batch: StepBatch, nowhere: Callable[[Any], Any]) -> None:
+        """The step on tensors without memory, which `nowhere` makes of parameters and state. Its batch lies as on the device:
+        kernels are told the same alignments."""
+        batch = self._asking(batch)
+        batch = even(batch) if self._capture else batch
+        layout, n = lay_out(batch)
+        arrays = views(torch.empty(n, dtype=torch.uint8, device=NOWHERE), layout)
+        with torch.inference_mode():
+            self._step(nowhere(self._params), nowhere(self._state.value), unpack(batch, arrays))
+
+    def _asking(self, batch: StepBatch) -> StepBatch:
+        return replace(batch, features=counted(batch.features) if self._features is None else self._features)
 
     def __call__(self, batch: StepBatch) -> Launched:
-        if self._features is not None:
-            batch = replace(batch, features=self._features)
+        batch = self._asking(batch)
         if not self._capture:
             return self._eager(batch)
         batch = even(batch)
         layout, n = lay_out(batch)
         key = (layout, statics(batch))
-        if key not in self._graphs:
-            if len(self._graphs) < LAYOUTS:
-                self._graphs[key] = None
-            return self._eager(batch)
-        graph = self._graphs[key]
+        self._calls += 1
+        graph = self._graphs.get(key)
         if graph is None:
+            if not self._again(key) or not self._room():
+                return self._eager(batch)
             try:
                 graph = self._graphs[key] = self._record(batch, layout, n)
             except RuntimeError as e:
                 self._capture = False
-                logger.warning("%s runs without a graph, more slowly: %s", self._shape, e)
+                self._lane.tell(f"{e}", "%s and others like it run without a graph, more slowly: %s", self._shape, e)
                 return self._eager(batch)
+        graph.used = self._calls
         return self._replay(graph, batch, layout, n)
+
+    def _again(self, key: Any) -> bool:
+        """Was it met before?"""
+        if key in self._met:
+            return True
+        if len(self._met) >= MET:
+            self._met.clear()
+        self._met[key] = None
+        return False
+
+    def _room(self) -> bool:
+        """Is there room for a graph, or is one idle? Capturing waits for everything before it, so a graph is not given up for
+        another that will soon be given up for it."""
+        if len(self._graphs) < LAYOUTS:
+            return True
+        oldest = min(self._graphs, key=lambda k: self._graphs[k].used)
+        if self._calls - self._graphs[oldest].used < IDLE:
+            self._lane.tell(
+                "layouts",
+                "requests with more than %d layouts (lengths of logit_bias, bad_words, masks) alternate in steps of %s: some "
+                "of these steps run without a graph, more slowly; lists of equal length share one",
+                LAYOUTS, self._shape,
+            )  # fmt: skip
+            return False
+        self._lane.runtime.synchronize()  # it may still run
+        del self._graphs[oldest]
+        return True
 
     def _eager(self, batch: StepBatch) -> Launched:
         lane, outcome = self._lane, _Outcome()
@@ -170,7 +255,7 @@ class GpuExecutable:
     def _record(self, batch: StepBatch, layout: Layout, n: int) -> _Captured:
         """The batch is in place while it is recorded, and replayed at once: recording changes nothing."""
         lane = self._lane
-        buffer = torch.empty(n, dtype=torch.uint8, device=lane.runtime.device)
+        buffer = lane.graphs_place(n)
         arrays = views(buffer, layout)
         lane.inbox.send(batch, layout, n, lambda: buffer)
         made: list[tuple[Tensor, Manifest]] = []

@@ -9,15 +9,28 @@ import logging
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from thalweg.backends.host import ROOT
-from thalweg.backends.torch_gpu.arch import GIB, Arch, Card, arch_of, defaults
+from thalweg.backends.torch_gpu.arch import BLOCK_TOKENS, GIB, Arch, Card, arch_of, blocks, buckets, defaults
 from thalweg.errors import DeviceError
-from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Parallel, Place, Platform, Probe, StepSizes, Topology
+from thalweg.hal.platform import (
+    Defaults,
+    Device,
+    DeviceInfo,
+    Limits,
+    ModelFacts,
+    Parallel,
+    Place,
+    Platform,
+    Probe,
+    StepSizes,
+    Topology,
+)
+from thalweg.hal.step import StepShape
 
 if TYPE_CHECKING:
     from thalweg.backends.torch_gpu.library import Vendor
@@ -27,8 +40,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DRIVER_BYTES = 1 << 29
-"""What a driver's context, graphs and compiled kernels take, about."""
+"""What a driver's context and compiled kernels take, about."""
+GRAPH_BYTES = 1 << 22
+"""What a driver keeps of one captured step, about (some hundreds of kernels; not measured yet)."""
+GRAPHS_BESIDE = 8
+"""Captured steps beside one per bucket: of requests that ask for logprobs, penalties, biases."""
+SPAN = 512
+PARTS_BYTES = 1 << 28
+"""Attention over long tables computes parts of this many keys and joins them; the parts of a step take at most this much
+(`triton_kernels.attention`)."""
 OLDEST_TORCH = (2, 11)
+Prepare = Literal["graphs", "kernels", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +61,9 @@ class GpuOptions:
     """Which of the GPUs that this process sees, from 0."""
     graphs: bool = True
     """Capture decoding steps. False: launch every kernel each time, for debugging."""
+    prepare: Prepare = "graphs"
+    """What is ready before the first request: kernels compiled and decoding steps captured, kernels alone (a shorter start, and
+    graphs are captured while serving), or nothing (the first requests wait for compilers)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +204,26 @@ class GpuPlatform(Platform):
     def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
         return defaults(arch_of(device.notes["arch"]), device.memory_bytes, model)
 
+    def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
+        return buckets(limits.seqs, blocks(limits.max_len, limits.block_tokens))
+
     def workspace(self, s: StepSizes) -> int:
-        return super().workspace(s) + DRIVER_BYTES
+        return self.workspace_with(s, GpuOptions())
+
+    def workspace_with(self, s: StepSizes, options: Any) -> int:
+        """The largest eager step. Then the largest captured one, as graphs lie in a pool of their own, which all of them share;
+        what the driver keeps of each; and the tables that eager steps and graphs are given."""
+        wide = blocks(s.max_len, BLOCK_TOKENS)
+        tables = 2 * s.seqs * wide * 4
+        steps = self._temporaries(s) + tables + DRIVER_BYTES
+        if not options.graphs:
+            return steps
+        count = len(buckets(s.seqs, wide)) + GRAPHS_BESIDE
+        return steps + self._temporaries(replace(s, tokens=s.seqs)) + tables + count * GRAPH_BYTES
+
+    def _temporaries(self, s: StepSizes) -> int:
+        parts = s.seqs * s.heads * -(-s.max_len // SPAN) * (s.head_dim + 2) * 4
+        return super().workspace(s) + min(PARTS_BYTES, parts)
 
     def topology(self, want: Parallel) -> Topology:
         return Topology(tuple(Place(rank=r, world=want.world, devices=(r,)) for r in range(want.world)))
@@ -210,7 +253,7 @@ class GpuPlatform(Platform):
                 logger.warning("%s: %s: %s; %s, which brings it", self.name, why, slow, remedy)
         comm = driver.communicator(place) if place.world > 1 else None
         info = self._info(seen.name, seen.arch, seen.memory_bytes, seen.cores, seen.notes)
-        return GpuDevice(info, driver.runtime(index), parts, graphs=options.graphs, comm=comm)
+        return GpuDevice(info, driver.runtime(index), parts, graphs=options.graphs, prepare=options.prepare, comm=comm)
 
     def _look(self, driver: Driver, index: int) -> Opened:
         why = driver.why_not()
@@ -236,6 +279,8 @@ class GpuPlatform(Platform):
         options = GpuOptions() if options is None else options
         if not isinstance(options, GpuOptions):
             raise DeviceError(f"device: {self.name} takes GpuOptions, not {type(options).__name__}")
+        if options.prepare not in get_args(Prepare):
+            raise DeviceError(f"device: prepare is one of {', '.join(get_args(Prepare))}, not {options.prepare!r}")
         if options.device < 0:
             raise DeviceError(f"device: {options.device} is not the number of a GPU; they count from 0")
         return options

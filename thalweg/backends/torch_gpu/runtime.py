@@ -6,11 +6,14 @@ tests (`host.py`). `TorchRuntime` is the real one: the module `torch.cuda` (NVID
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 Work = Callable[[], None]
 
@@ -109,31 +112,65 @@ class TorchRuntime:
         self._module: Any = getattr(torch, kind)
         self._graph: Any = self._module.CUDAGraph if kind == "cuda" else self._module.XPUGraph
         self.device = torch.device(kind, index)
+        self._kind, self._index = kind, index
         self._module.set_device(self.device)
         self.compute, self.copies = TorchStream(self._module, self.device), TorchStream(self._module, self.device)
         self._module.set_stream(self.compute.raw)  # so that loading and packing are in order with it
+        # A copy thread or a collective's watchdog may call the driver meanwhile: only this thread's calls belong to a capture.
+        self._mode = {"capture_error_mode": "thread_local"} if kind == "cuda" else {}  # torch.xpu has one mode
         self._pool: Any = None
+        self._spoilt: list[Any] = []
+        """Graphs whose capture failed and could not end: torch's pinned memory may still ask them what they captured."""
 
     def pinned(self, n: int) -> Tensor:
         return torch.empty(n, dtype=torch.uint8, pin_memory=True)
 
     def capture(self, work: Work) -> Work:
-        """All graphs share one memory pool: they run one after the other, so their temporaries may overlap."""
+        """All graphs share one memory pool: they run one after the other, so their temporaries may overlap. After a capture
+        that could not be ended there is another pool."""
         if self._pool is None:
             self._pool = self._module.graph_pool_handle()
         graph = self._graph()
         self.synchronize()
 
         def record() -> None:
-            graph.capture_begin(pool=self._pool)
             try:
+                graph.capture_begin(pool=self._pool, **self._mode)
                 work()
-            finally:
+            except BaseException:
+                self._abandon(graph)
+                raise  # the first error: what ending the capture says is a consequence of it
+            try:
                 graph.capture_end()
+            except BaseException:
+                self._leave_pool(graph)
+                raise
 
         self.compute.run(record)
         replay: Work = graph.replay
         return replay
+
+    def _abandon(self, graph: Any) -> None:
+        """End a capture that is not wanted. The driver may have ended it already, and then torch stops half way."""
+        try:
+            graph.capture_end()
+        except RuntimeError as e:
+            logger.debug("ending a failed capture: %s", e)
+            self._leave_pool(graph)
+
+    def _leave_pool(self, graph: Any) -> None:
+        """Where `capture_end` raised, torch (before 2.13, and torch.xpu) still gives this pool's memory out for a capture that
+        is over, and refuses the next one in it ("already recording"). It has only private names for ending that."""
+        pool, self._pool = self._pool, None
+        end, release = (getattr(torch._C, f"_{self._kind}_{name}", None) for name in ("endAllocateToPool", "releasePool"))
+        if end is None or release is None:
+            return
+        try:
+            end(self._index, pool)
+        except RuntimeError:  # this torch ended it itself, and the graph gives the pool back
+            return
+        release(self._index, pool)
+        self._spoilt.append(graph)
 
     def memory(self) -> tuple[int, int]:
         free, total = self._module.mem_get_info(self.device)

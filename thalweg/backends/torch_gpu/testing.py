@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe
+from thalweg.backends.torch_gpu.platform import Prepare
+from thalweg.hal.platform import Defaults, Device, DeviceInfo, Limits, ModelFacts, Place, Platform, Probe
 from thalweg.hal.step import StepShape
 
 
@@ -13,6 +14,8 @@ from thalweg.hal.step import StepShape
 class HostGpuOptions:
     graphs: bool = True
     late: bool = True
+    prepare: Prepare = "none"
+    """Recording takes longer on a host than a test that meets few shapes would wait for them."""
 
 
 class HostGpuPlatform(Platform):
@@ -31,6 +34,9 @@ class HostGpuPlatform(Platform):
             pipeline_depth=2, buckets=buckets, unpadded=True,
         )  # fmt: skip
 
+    def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
+        return tuple(b for b in defaults.buckets if b.seqs <= limits.seqs)
+
     def open(self, place: Place, options: Any = None) -> Device:
         from thalweg.backends.torch_gpu.device import GpuDevice
         from thalweg.backends.torch_gpu.host import HostRuntime
@@ -39,7 +45,7 @@ class HostGpuPlatform(Platform):
         options = options or HostGpuOptions()
         runtime = HostRuntime(late=options.late)
         info = DeviceInfo("host", self.name, runtime.memory()[0], 1, ("float32", "bfloat16"))
-        return GpuDevice(info, runtime, assemble("interpret", (), _no_triton), graphs=options.graphs)
+        return GpuDevice(info, runtime, assemble("interpret", (), _no_triton), graphs=options.graphs, prepare=options.prepare)
 
 
 def _no_triton(arch: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from thalweg.checkpoint.config import read_config
 from thalweg.config import CacheConfig, DeviceConfig, EngineArgs, EngineConfig, ModelConfig, SchedulerConfig, check_args
 from thalweg.engine.worker import resolve
 from thalweg.engine.worker.plan import gib, history, plan, step_sizes, to_load
+from thalweg.engine.worker.rehearsal import decodes, prompts
 from thalweg.engine.worker.runner import Runner
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.hal import discovery
 from thalweg.hal.kv import KVLayout, KVSpec
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Defaults, Device, Limits, ModelFacts, Pending, Platform
-from thalweg.hal.step import StateBox, StepBatch
+from thalweg.hal.step import StateBox, StepBatch, StepShape
 from thalweg.marks import mark
 from thalweg.models import registry, sizes
 from thalweg.quantization import registry as formats
@@ -148,9 +149,44 @@ def _build_model(job: _Job) -> Worker:
         job.defaults.unpadded,
         device.widen,
     )
-    runner.prepare(device.prepared(buckets))
+    _prepare(job, runner, buckets, limits, model.vocab)
     config = _config(job, dtype, size, model.groups, schedule, model.vocab)
     return Worker(config, runner.launch, [str(c) for c in binder.plan], device, 0.0)
+
+
+def _prepare(job: _Job, runner: Runner, buckets: Sequence[StepShape], limits: Limits, vocab: int) -> None:
+    """Make what the first requests would wait for. The client hears that the engine is ready only after this, and from then on
+    counts the seconds in which no step is finished."""
+    device, most = job.device, job.args.max_logprobs
+    before: list[Callable[[], StepBatch]] = []
+    after: list[Callable[[], StepBatch]] = []
+    if device.warms:
+        most = EngineArgs.max_logprobs if most < 0 else most  # no limit: what is usual
+        before, after = (make(limits, runner.groups, vocab, min(most, vocab)) for make in (prompts, decodes))
+    steps = runner.rehearsals(device.prepared(buckets), before, after)
+    if not steps:
+        return
+    start, free = time.monotonic(), device.memory().free if device.warms else 0
+    device.rehearse(steps)
+    if device.warms:
+        device.synchronize()
+        _tell_prepared(job, len(steps), time.monotonic() - start, free - device.memory().free)
+    mark("steps prepared")
+
+
+def _tell_prepared(job: _Job, steps: int, seconds: float, taken: int) -> None:
+    """taken: bytes of device memory that went meanwhile, beside weights and cache: what the workspace was planned for."""
+    logger.info("prepared: %d steps in %.1f s, which took %s of device memory", steps, seconds, gib(max(0, taken)))
+    options = resolve.options(job.args, job.platform)
+    if job.platform.describe_with(options) is None:
+        return
+    planned = plan(job.args).workspace
+    if taken > planned:
+        logger.warning(
+            "preparing took %s of device memory and %s were planned: if memory runs out later, lower "
+            "--gpu-memory-utilization (%g) or --max-num-seqs",
+            gib(taken), gib(planned), job.args.gpu_memory_utilization,
+        )  # fmt: skip
 
 
 def _invariant(job: _Job) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
-import numpy as np
-
+from thalweg.engine.worker.rehearsal import scratch
 from thalweg.hal.attention import AttentionBackend, AttnSpec
-from thalweg.hal.platform import Executable, Pending
-from thalweg.hal.step import SCRATCH, Features, SamplingArrays, StepBatch, StepShape
+from thalweg.hal.platform import Executable, Pending, Rehearsal
+from thalweg.hal.step import Features, StepBatch, StepShape
 
 Compile = Callable[[StepShape | None, Features | None], Executable]
 
@@ -34,6 +34,7 @@ class Runner:
     ) -> None:
         self._compile, self._widen = compile, widen
         self._attention = tuple(attention)
+        self.groups = len(self._attention)
         self._buckets = sorted(buckets, key=lambda s: (s.tokens, s.seqs, s.blocks, not s.uniform))
         self._made: dict[StepShape | None, list[tuple[Features, Executable]]] = {}
         self._fitted: dict[tuple[int, int, int, int], StepShape | None] = {}
@@ -41,19 +42,31 @@ class Runner:
 
     def launch(self, batch: StepBatch) -> Pending:
         """Start one step. Steps take effect in the order of these calls."""
+        run, batch = self._place(batch)
+        return run(batch)
+
+    def rehearsals(
+        self, shapes: Iterable[StepShape], before: Iterable[Callable[[], StepBatch]] = (),
+        after: Iterable[Callable[[], StepBatch]] = (),
+    ) -> list[Rehearsal]:  # fmt: skip
+        """What `Device.rehearse` is given: these buckets, for requests that ask for nothing special, and other batches before
+        and after them. Batches are made when they are run, as tables may be large."""
+        buckets: list[Callable[[], StepBatch]] = [partial(_smallest, shape, self.groups) for shape in shapes]
+        return [partial(self._rehearsal, make) for make in (*before, *buckets, *after)]
+
+    def _rehearsal(self, make: Callable[[], StepBatch]) -> tuple[Executable, StepBatch]:
+        return self._place(make())
+
+    def _place(self, batch: StepBatch) -> tuple[Executable, StepBatch]:
+        """The executable of a batch, and the batch as that takes it."""
         shape = self._fit(batch) if self._buckets else None
         if shape is not None:
             batch = batch.pad(shape)
         if self._attention:
             batch.plans = tuple(a.plan(batch, g, spec, shape) for g, (a, spec) in enumerate(self._attention))
         if shape is None and self._any is not None:
-            return self._any(batch)
-        return self._executable(shape, batch.features)(batch)
-
-    def prepare(self, shapes: Iterable[StepShape]) -> None:
-        """Make the executables of these buckets, for requests that ask for nothing special, and run each once."""
-        for shape in shapes:
-            self.launch(_scratch(shape, len(self._attention))).result()
+            return self._any, batch
+        return self._executable(shape, batch.features), batch
 
     def _fit(self, batch: StepBatch) -> StepShape | None:
         """The smallest bucket that holds the batch; None = it runs as it is. Remembered for uniform batches, whose sizes
@@ -82,13 +95,7 @@ class Runner:
         return made[-1][1]
 
 
-def _scratch(shape: StepShape, groups: int) -> StepBatch:
+def _smallest(shape: StepShape, groups: int) -> StepBatch:
     """The smallest batch of this bucket: one sequence that reads and writes scratch and samples nothing."""
     n = shape.tokens // shape.seqs if shape.uniform else 1
-    i32 = np.int32
-    return StepBatch(
-        tokens=np.zeros(n, i32), token_seq=np.zeros(n, i32), positions=np.arange(n, dtype=i32), slots=np.full(1, SCRATCH, i32),
-        context=np.zeros(1, i32), query=np.full(1, n, i32), last_row=np.full(1, n - 1, i32), emit=np.zeros(1, bool),
-        block_tables=tuple(np.full((1, 1), SCRATCH, i32) for _ in range(groups)), sampling=SamplingArrays.greedy(1),
-        uniform=n if shape.uniform else 0,
-    ).pad(shape)  # fmt: skip
+    return scratch([n], groups, 1, uniform=shape.uniform).pad(shape)
