@@ -59,6 +59,11 @@ def arch_of(name: str) -> Arch:
     return Arch(name, f"unknown, treated as {like.name}", like.dtypes, like.fp8)
 
 
+def compiled_for(beginnings: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the table, those of these names that are new enough to serve on."""
+    return tuple(a.name for a in ARCHES.values() if a.dtypes and a.name.startswith(beginnings))
+
+
 def _split(name: str) -> tuple[str, int]:
     """("sm_", 90), ("gfx9", 0x42), ("xe", 2): what orders generations of one line."""
     if name.startswith("gfx"):

@@ -81,9 +81,10 @@ def _expect(platform: Platform, args: EngineArgs) -> None:
             platform.expect(size, resolve.options(args, platform))
 
 
-def build(args: EngineArgs) -> Worker:
-    """`args.model` is a local directory. Raises ConfigError, CheckpointError, UnsupportedModelError or DeviceError, in
-    that order of cheapness: whatever can be refused without loading weights is refused before."""
+def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
+    """`args.model` is a local directory. platform: in place of the one that `args.device` names. Raises ConfigError,
+    CheckpointError, UnsupportedModelError or DeviceError, in that order of cheapness: whatever can be refused without loading
+    weights is refused before."""
     start = time.monotonic()
     mark("engine started")
     check_args(args)
@@ -91,7 +92,7 @@ def build(args: EngineArgs) -> Worker:
     hf = read_config(path, args.hf_overrides)
     facts = read_facts(hf, path)
     registry.supported(hf)  # refuse an unknown architecture before a framework is imported
-    platform = discovery.choose(args.device, lambda p: resolve.options(args, p))
+    platform = platform or discovery.choose(args.device, lambda p: resolve.options(args, p))
     resolve.check_values(args, platform)
     device = platform.open(resolve.place(args, platform), resolve.options(args, platform))
     job = _Job(args, path, hf, facts, platform, device, platform.defaults(facts, device.info))
