@@ -187,6 +187,8 @@ class Device(ABC):
     """In order of preference."""
     pads: bool = False
     """Every new shape of a batch costs a compilation, so batches come padded to a few."""
+    keeps_tables: bool = False
+    """It keeps block tables: batches name their rows and what changed (`TableRows`). Batches with copies are taken too."""
     bodies_invariant: bool = True
     """An op's reference body gives a row the same bits in any batch, as it does where it runs as written. False where a
     compiler decides the order of sums."""

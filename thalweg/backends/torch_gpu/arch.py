@@ -120,7 +120,7 @@ def defaults(arch: Arch, memory_bytes: int, model: ModelFacts) -> Defaults:
 
 def buckets(seqs: int, blocks: int) -> tuple[StepShape, ...]:
     """Uniform shapes of up to `seqs` sequences; tables four times as wide each time, up to `blocks`: the width costs only
-    the copy of the table."""
+    a copy within the device."""
     widths, w = [], 64
     while w < blocks:
         widths.append(w)

@@ -13,7 +13,7 @@ from thalweg.backends.eager import to_torch
 from thalweg.backends.torch_gpu.executable import GpuExecutable, Lane
 from thalweg.backends.torch_gpu.library import Parts
 from thalweg.backends.torch_gpu.runtime import Runtime
-from thalweg.backends.torch_gpu.staging import SMALLEST, Inbox, Outbox, Uploader
+from thalweg.backends.torch_gpu.staging import SMALLEST, Inbox, Outbox, Tables, Uploader
 from thalweg.hal.comm import Communicator, Solo
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.platform import Device, DeviceInfo, Memory
@@ -23,6 +23,8 @@ from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 class GpuDevice(Device):
     """graphs: capture what can be captured (uniform buckets); else every step runs as it is written."""
 
+    keeps_tables = True
+
     def __init__(
         self, info: DeviceInfo, runtime: Runtime, parts: Parts, *, graphs: bool = True, comm: Communicator | None = None
     ) -> None:
@@ -31,7 +33,7 @@ class GpuDevice(Device):
         self._runtime, self._graphs = runtime, graphs
         self._uploader = Uploader(runtime)
         buffer = torch.empty(SMALLEST, dtype=torch.uint8, device=runtime.device)
-        self._lane = Lane(runtime, Inbox(runtime), Outbox(runtime), buffer)
+        self._lane = Lane(runtime, Inbox(runtime), Outbox(runtime), buffer, Tables(runtime))
 
     def memory(self) -> Memory:
         return Memory(*self._runtime.memory())

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from thalweg.backends.torch_gpu.runtime import Event, Runtime, Work
-from thalweg.backends.torch_gpu.staging import Inbox, Manifest, Outbox, flatten, read, room, views
+from thalweg.backends.torch_gpu.staging import Inbox, Manifest, Outbox, Tables, flatten, read, room, views
 from thalweg.hal.step import (
     Features,
     Layout,
@@ -93,6 +93,7 @@ class Lane:
     outbox: Outbox
     buffer: Tensor
     """The batch of an eager step."""
+    tables: Tables
     views: dict[Layout, dict[str, Tensor]] = field(default_factory=dict)
     """Of `buffer`, by layout; a few."""
 
@@ -124,6 +125,7 @@ class GpuExecutable:
     def __call__(self, batch: StepBatch) -> Launched:
         if self._features is not None:
             batch = replace(batch, features=self._features)
+        self._lane.tables.send(batch)
         if not self._capture:
             return self._eager(batch)
         batch = even(batch)
@@ -162,7 +164,7 @@ class GpuExecutable:
 
     def _once(self, batch: StepBatch, arrays: Mapping[str, Tensor]) -> tuple[Tensor, Manifest]:
         """The step on device arrays; its packed result, which is packed before the state moves, as it may be part of it."""
-        state, result = self._step(self._params, self._state.value, unpack(batch, arrays))
+        state, result = self._step(self._params, self._state.value, self._lane.tables.placed(unpack(batch, arrays)))
         packed = flatten(result)
         settle(self._state.value, state)
         return packed

@@ -147,6 +147,7 @@ def _build_model(job: _Job) -> Worker:
         buckets,
         job.defaults.unpadded,
         device.widen,
+        (slots, -(-size.max_len // model.groups[0].block_tokens)) if device.keeps_tables else None,
     )
     runner.prepare(device.prepared(buckets))
     config = _config(job, dtype, size, model.groups, schedule, model.vocab)
@@ -243,6 +244,7 @@ def _config(
             blocks=size.blocks,
             prefix_caching=args.enable_prefix_caching,
             dtype=args.kv_dtype,
+            tables_kept=job.device.keeps_tables,
         ),
         scheduler=schedule,
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.platform import Executable, Pending
-from thalweg.hal.step import SCRATCH, Features, SamplingArrays, StepBatch, StepShape
+from thalweg.hal.step import SCRATCH, Features, SamplingArrays, StepBatch, StepShape, TableRows
 
 Compile = Callable[[StepShape | None, Features | None], Executable]
 
@@ -22,6 +22,7 @@ class Runner:
     of features, when first met.
     unpadded: a batch that no bucket holds runs as it is.
     widen: what Device.widen says.
+    table: rows and columns of the block tables that the device keeps; None = it keeps none.
     """
 
     def __init__(
@@ -31,8 +32,9 @@ class Runner:
         buckets: Sequence[StepShape],
         unpadded: bool = False,
         widen: Callable[[Features], Features] = lambda f: f,
+        table: tuple[int, int] | None = None,
     ) -> None:
-        self._compile, self._widen = compile, widen
+        self._compile, self._widen, self._table = compile, widen, table
         self._attention = tuple(attention)
         self._buckets = sorted(buckets, key=lambda s: (s.tokens, s.seqs, s.blocks, not s.uniform))
         self._made: dict[StepShape | None, list[tuple[Features, Executable]]] = {}
@@ -53,7 +55,7 @@ class Runner:
     def prepare(self, shapes: Iterable[StepShape]) -> None:
         """Make the executables of these buckets, for requests that ask for nothing special, and run each once."""
         for shape in shapes:
-            self.launch(_scratch(shape, len(self._attention))).result()
+            self.launch(_scratch(shape, len(self._attention), self._table)).result()
 
     def _fit(self, batch: StepBatch) -> StepShape | None:
         """The smallest bucket that holds the batch; None = it runs as it is. Remembered for uniform batches, whose sizes
@@ -82,13 +84,14 @@ class Runner:
         return made[-1][1]
 
 
-def _scratch(shape: StepShape, groups: int) -> StepBatch:
+def _scratch(shape: StepShape, groups: int, table: tuple[int, int] | None) -> StepBatch:
     """The smallest batch of this bucket: one sequence that reads and writes scratch and samples nothing."""
+    own = np.full((1, 1), SCRATCH, np.int32) if table is None else TableRows.scratch(1, table)
     n = shape.tokens // shape.seqs if shape.uniform else 1
     i32 = np.int32
     return StepBatch(
         tokens=np.zeros(n, i32), token_seq=np.zeros(n, i32), positions=np.arange(n, dtype=i32), slots=np.full(1, SCRATCH, i32),
         context=np.zeros(1, i32), query=np.full(1, n, i32), last_row=np.full(1, n - 1, i32), emit=np.zeros(1, bool),
-        block_tables=tuple(np.full((1, 1), SCRATCH, i32) for _ in range(groups)), sampling=SamplingArrays.greedy(1),
+        block_tables=(own,) * groups, sampling=SamplingArrays.greedy(1),
         uniform=n if shape.uniform else 0,
     ).pad(shape)  # fmt: skip
