@@ -141,6 +141,8 @@ class CacheConfig(msgspec.Struct, kw_only=True, frozen=True):
     prefix_caching: bool = True
     dtype: str = ""
     """What keys and values are kept as; "": the model's dtype."""
+    tables_kept: bool = False
+    """The device keeps block tables (`hal.platform.Device.keeps_tables`)."""
 
 
 class SchedulerConfig(msgspec.Struct, kw_only=True, frozen=True):

@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from thalweg.backends.triton_kernels import library, quantised
+from thalweg.backends.triton_kernels.absent import target
 from thalweg.backends.triton_kernels.tiles import tiles
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.op import Kernel
@@ -101,11 +101,12 @@ def record(run: Callable[[], Any], name: str) -> list[Launch]:
 
 def signature(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[list[Any]]]]:
     """(types, constants, divisibilities) as a launch on a device would specialise them: integers that are 1 are constants,
-    multiples of 16 are known to be; tensors are aligned."""
+    multiples of 16 are known to be, but for those that the kernel wants left alone; tensors are aligned."""
     kinds, constants, divides = {}, {}, {}
     for i, p in enumerate(launch.kernel.params):
         value = launch.arguments[p.name]
-        if p.is_constexpr or value is None or (type(value) is int and value == 1):
+        special = not p.do_not_specialize
+        if p.is_constexpr or value is None or (special and type(value) is int and value == 1):
             kinds[p.name], constants[p.name] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             kinds[p.name] = "*" + TYPES[value.dtype]
@@ -114,7 +115,7 @@ def signature(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tupl
             kinds[p.name] = "fp32"
         else:
             kinds[p.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0:
+            if special and value % 16 == 0:
                 divides[(i,)] = [["tt.divisibility", 16]]
     return kinds, constants, divides
 
@@ -305,12 +306,6 @@ def attention_call(backend: Any, spec: AttnSpec, uniform: int) -> Callable[[], A
 
 
 # ---------------------------------------------------------------- compile, and read what came out
-
-
-def target(arch: str) -> GPUTarget:
-    if arch.startswith("sm_"):
-        return GPUTarget("cuda", int(arch[3:]), 32)
-    return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
 
 
 def expected(launch: Launch, arch: str) -> str:

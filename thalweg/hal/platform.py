@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -193,6 +194,8 @@ class Device(ABC):
     warms: bool = False
     """What a step launches is made when it is first met, and that takes long: steps of every kind come to `rehearse`, whether a
     bucket holds them or not."""
+    keeps_tables: bool = False
+    """It keeps block tables: batches name their rows and what changed (`TableRows`). Batches with copies are taken too."""
     bodies_invariant: bool = True
     """An op's reference body gives a row the same bits in any batch, as it does where it runs as written. False where a
     compiler decides the order of sums."""
@@ -289,6 +292,34 @@ class Device(ABC):
         return
 
 
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """One kernel. cached: it was there already."""
+
+    seconds: float
+    cached: bool
+
+
+class Absent(ABC):
+    """A device that is not here, for which kernels are compiled all the same: steps that run on what `platform` opens compute
+    nothing, and what they would have compiled is noted."""
+
+    platform: Platform
+
+    @property
+    @abstractmethod
+    def cache(self) -> Path:
+        """The folder in which processes on a device that is there will look."""
+
+    @abstractmethod
+    def kernels(self) -> list[tuple[str, str]]:
+        """(key, name) of what steps have asked for so far, in the order of asking. Keys are the same in every process."""
+
+    @abstractmethod
+    def compile(self, key: str) -> Compiled:
+        """Into the cache. Raises what the compiler does, or says that the device cannot run it."""
+
+
 class Platform(ABC):
     """One hardware family. Stateless; constructing it touches no driver and imports no framework."""
 
@@ -377,6 +408,15 @@ class Platform(ABC):
         starts quickly; touch no driver and no device. Comes before the models are imported, in a process that only serves, so a
         platform may decide how its framework is. Default: nothing."""
         return
+
+    def architectures(self) -> tuple[str, ...]:
+        """Names of the devices that `absent` compiles for. Default: none."""
+        return ()
+
+    def absent(self, arch: str, cache: Path | None) -> Absent:
+        """Make this process compile for such a device, which need not be here. cache: a folder other than the platform's own.
+        For a process that does nothing else. Raises thalweg.errors.DeviceError."""
+        raise NotImplementedError(f"{self.name}: absent")
 
     @abstractmethod
     def open(self, place: Place, options: Any = None) -> Device:

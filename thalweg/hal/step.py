@@ -110,6 +110,29 @@ def _none(dtype: type, *shape: int) -> Callable[[], Array]:
     return lambda: np.empty(shape or (0,), dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """Rows of a block table that a device keeps (`Device.keeps_tables`), in place of a copy of them: which rows, and what has
+    changed in the whole table since the batch before. Entries of a row beyond its sequence's tokens mean nothing."""
+
+    slots: Array  # i32[S]; the table's row of each sequence
+    blocks: int
+    """Columns of this batch."""
+    size: tuple[int, int]
+    """Rows (slots, with scratch) and columns of the whole table. Row 0 stays zero: it is the padding's."""
+    places: Array  # i64[N]; row * size[1] + column of what changed, each place once
+    values: Array  # i32[N]; the block there now
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.slots), self.blocks
+
+    @staticmethod
+    def scratch(seqs: int, size: tuple[int, int]) -> TableRows:
+        """Of padding sequences, in which nothing changed."""
+        return TableRows(np.full(seqs, SCRATCH, np.int32), 1, size, np.empty(0, np.int64), np.empty(0, np.int32))
+
+
 @dataclass(slots=True)
 class StepBatch:
     """One step's work. Tokens are grouped by sequence, in order of position; sequence s owns `query[s]` of them.
@@ -126,7 +149,7 @@ class StepBatch:
     query: Array  # i32[S]; new tokens this step
     last_row: Array  # i32[S]; index in T of each sequence's last new token
     emit: Array  # bool[S]; sample after the last new token? (False for all but the last chunk of a prefill)
-    block_tables: tuple[Array, ...]  # i32[S, B] per KV group; unused entries are SCRATCH
+    block_tables: tuple[Array, ...]  # i32[S, B] per KV group, unused entries SCRATCH; TableRows where the device keeps tables
     sampling: SamplingArrays
     uniform: int = 0  # static: every sequence has this many new tokens; 0 if they differ
     features: Features = field(default_factory=Features)  # static: what sampling must do
@@ -206,9 +229,7 @@ class StepBatch:
             query=np.concatenate([self.query, query]),
             last_row=np.concatenate([self.last_row, last]).astype(np.int32),
             emit=_grow(self.emit, extra_s),
-            block_tables=tuple(
-                np.pad(t, ((0, extra_s), (0, shape.blocks - t.shape[1])), constant_values=SCRATCH) for t in self.block_tables
-            ),
+            block_tables=tuple(_grow_table(t, extra_s, shape.blocks) for t in self.block_tables),
             sampling=sampling,
             uniform=self.uniform if shape.uniform else 0,  # else one padding sequence owns as many tokens as are missing
             mask=None if self.mask is None else np.pad(self.mask, ((0, extra_s), (0, 0)), constant_values=0xFFFFFFFF),
@@ -303,11 +324,18 @@ def unpack(batch: StepBatch, arrays: Mapping[str, Array]) -> StepBatch:
 
 def statics(batch: StepBatch) -> tuple[Any, ...]:
     """What a step may depend on beside arrays: with an equal layout and equal statics, a captured step stays right."""
-    return (batch.uniform, batch.features, *(tuple(_constants(p)) for p in (*batch.plans, batch.extras)))
+    widths = tuple(t.blocks for t in batch.block_tables if isinstance(t, TableRows))
+    return (batch.uniform, batch.features, widths, *(tuple(_constants(p)) for p in (*batch.plans, batch.extras)))
 
 
 def _grow(a: Array, n: int, value: int = 0) -> Array:
     return np.concatenate([a, np.full((n, *a.shape[1:]), value, a.dtype)])
+
+
+def _grow_table(t: Array, rows: int, blocks: int) -> Array:
+    if isinstance(t, TableRows):
+        return replace(t, slots=_grow(t.slots, rows, SCRATCH), blocks=blocks)
+    return np.pad(t, ((0, rows), (0, blocks - t.shape[1])), constant_values=SCRATCH)
 
 
 def _even(a: Array, value: int = 0) -> Array:
@@ -336,7 +364,7 @@ def _map(x: Any, f: Callable[[Array], Array]) -> Any:
         return tuple(_map(v, f) for v in x)
     if isinstance(x, Mapping):
         return {k: _map(v, f) for k, v in x.items()}
-    return x if x is None or isinstance(x, int | Features) else f(x)
+    return x if x is None or isinstance(x, int | Features | TableRows) else f(x)
 
 
 def _arrays(name: str, x: Any) -> Iterator[tuple[str, Array]]:
@@ -349,7 +377,7 @@ def _arrays(name: str, x: Any) -> Iterator[tuple[str, Array]]:
     elif isinstance(x, Mapping):
         for k in sorted(x):
             yield from _arrays(f"{name}.{k}", x[k])
-    elif x is not None and not isinstance(x, int | Features):
+    elif x is not None and not isinstance(x, int | Features | TableRows):
         yield name, x
 
 
@@ -361,7 +389,7 @@ def _replace(name: str, x: Any, arrays: Mapping[str, Array]) -> Any:
         return tuple(_replace(f"{name}.{i}", v, arrays) for i, v in enumerate(x))
     if isinstance(x, Mapping):
         return {k: _replace(f"{name}.{k}", v, arrays) for k, v in x.items()}
-    return x if x is None or isinstance(x, int | Features) else arrays[name]
+    return x if x is None or isinstance(x, int | Features | TableRows) else arrays[name]
 
 
 def _constants(x: Any) -> Iterator[int]:

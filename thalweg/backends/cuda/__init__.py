@@ -39,6 +39,7 @@ class CudaPlatform(GpuPlatform):
     hardware = "NVIDIA GPU"
     build = "cuda"
     wheels = "https://download.pytorch.org/whl/cu130"
+    absentees = ("sm_",)
 
     def cards(self) -> Sequence[Card]:
         """Names from the driver's /proc files; where a container hides those, the device nodes alone."""

@@ -23,6 +23,7 @@ class RocmPlatform(GpuPlatform):
     hardware = "AMD GPU"
     build = "hip"
     wheels = "https://download.pytorch.org/whl/rocm7.1"
+    absentees = ("gfx",)
 
     def cards(self) -> Sequence[Card]:
         """The kernel driver's topology tells architecture and memory of every node; nodes without SIMDs are processors."""

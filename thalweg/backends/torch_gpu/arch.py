@@ -59,6 +59,11 @@ def arch_of(name: str) -> Arch:
     return Arch(name, f"unknown, treated as {like.name}", like.dtypes, like.fp8)
 
 
+def compiled_for(beginnings: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the table, those of these names that are new enough to serve on."""
+    return tuple(a.name for a in ARCHES.values() if a.dtypes and a.name.startswith(beginnings))
+
+
 def _split(name: str) -> tuple[str, int]:
     """("sm_", 90), ("gfx9", 0x42), ("xe", 2): what orders generations of one line."""
     if name.startswith("gfx"):
@@ -122,7 +127,8 @@ def blocks(max_len: int, block_tokens: int) -> int:
 
 
 def buckets(seqs: int, blocks: int) -> tuple[StepShape, ...]:
-    """Uniform shapes of up to `seqs` sequences and tables of up to `blocks` columns."""
+    """Uniform shapes of up to `seqs` sequences and tables of up to `blocks` columns: the width costs only a copy within the
+    device."""
     most = min(seqs, SEQS[-1])
     sizes = [*(n for n in SEQS if n < most), most]
     return tuple(StepShape(n, n, w, True) for n in sizes for w in [*(w for w in WIDTHS if w < blocks), blocks])

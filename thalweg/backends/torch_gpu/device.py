@@ -16,7 +16,7 @@ from thalweg.backends.torch_gpu.ahead import compiling, without_memory
 from thalweg.backends.torch_gpu.executable import GpuExecutable, Lane, counted
 from thalweg.backends.torch_gpu.library import Parts
 from thalweg.backends.torch_gpu.runtime import Runtime
-from thalweg.backends.torch_gpu.staging import SMALLEST, Inbox, Outbox, Uploader
+from thalweg.backends.torch_gpu.staging import SMALLEST, Inbox, Outbox, Tables, Uploader
 from thalweg.errors import DeviceError
 from thalweg.hal.comm import Communicator, Solo
 from thalweg.hal.kv import KVLayout
@@ -30,6 +30,8 @@ class GpuDevice(Device):
     """graphs: capture what can be captured (uniform buckets); else every step runs as it is written. prepare: before the first
     request compile kernels and capture graphs ("graphs"), compile only ("kernels"), or neither ("none")."""
 
+    keeps_tables = True
+
     def __init__(
         self, info: DeviceInfo, runtime: Runtime, parts: Parts, *, graphs: bool = True, prepare: str = "none",
         comm: Communicator | None = None,
@@ -40,7 +42,7 @@ class GpuDevice(Device):
         self._runtime, self._graphs = runtime, graphs
         self._uploader = Uploader(runtime)
         eager, graph = (torch.empty(SMALLEST, dtype=torch.uint8, device=runtime.device) for _ in range(2))
-        self._lane = Lane(runtime, Inbox(runtime), Outbox(runtime), eager, graph)
+        self._lane = Lane(runtime, Inbox(runtime), Outbox(runtime), eager, graph, Tables(runtime))
 
     def memory(self) -> Memory:
         return Memory(*self._runtime.memory())

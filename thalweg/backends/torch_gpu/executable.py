@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thalweg.backends.torch_gpu.ahead import NOWHERE
 from thalweg.backends.torch_gpu.runtime import Event, Runtime, Work
-from thalweg.backends.torch_gpu.staging import Inbox, Manifest, Outbox, flatten, read, room, views
+from thalweg.backends.torch_gpu.staging import Inbox, Manifest, Outbox, Tables, flatten, read, room, views
 from thalweg.hal.step import (
     Features,
     Layout,
@@ -28,6 +28,7 @@ from thalweg.hal.step import (
     StepBatch,
     StepResult,
     StepShape,
+    TableRows,
     lay_out,
     statics,
     unpack,
@@ -113,6 +114,7 @@ class Lane:
     """The batch of an eager step."""
     home: Tensor
     """The batch of every graph. One that needs a larger buffer gets it, and older graphs keep theirs."""
+    tables: Tables
     told: set[str] = field(default_factory=set)
     """What was said already, which every executable would say again."""
     views: dict[Layout, dict[str, Tensor]] = field(default_factory=dict)
@@ -174,14 +176,20 @@ class GpuExecutable:
         batch = even(batch) if self._capture else batch
         layout, n = lay_out(batch)
         arrays = views(torch.empty(n, dtype=torch.uint8, device=NOWHERE), layout)
+        placed = unpack(batch, arrays)
+        tables = tuple(
+            torch.empty(t.shape, dtype=torch.int32, device=NOWHERE) if isinstance(t, TableRows) else t
+            for t in placed.block_tables
+        )
         with torch.inference_mode():
-            self._step(nowhere(self._params), nowhere(self._state.value), unpack(batch, arrays))
+            self._step(nowhere(self._params), nowhere(self._state.value), replace(placed, block_tables=tables))
 
     def _asking(self, batch: StepBatch) -> StepBatch:
         return replace(batch, features=counted(batch.features) if self._features is None else self._features)
 
     def __call__(self, batch: StepBatch) -> Launched:
         batch = self._asking(batch)
+        self._lane.tables.send(batch)
         if not self._capture:
             return self._eager(batch)
         batch = even(batch)
@@ -247,7 +255,7 @@ class GpuExecutable:
 
     def _once(self, batch: StepBatch, arrays: Mapping[str, Tensor]) -> tuple[Tensor, Manifest]:
         """The step on device arrays; its packed result, which is packed before the state moves, as it may be part of it."""
-        state, result = self._step(self._params, self._state.value, unpack(batch, arrays))
+        state, result = self._step(self._params, self._state.value, self._lane.tables.placed(unpack(batch, arrays)))
         packed = flatten(result)
         settle(self._state.value, state)
         return packed

@@ -15,9 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from thalweg.backends.host import ROOT
-from thalweg.backends.torch_gpu.arch import BLOCK_TOKENS, GIB, Arch, Card, arch_of, blocks, buckets, defaults
+from thalweg.backends.torch_gpu.arch import (
+    BLOCK_TOKENS,
+    GIB,
+    Arch,
+    Card,
+    arch_of,
+    blocks,
+    buckets,
+    compiled_for,
+    defaults,
+)
 from thalweg.errors import DeviceError
 from thalweg.hal.platform import (
+    Absent,
     Defaults,
     Device,
     DeviceInfo,
@@ -140,6 +151,8 @@ class GpuPlatform(Platform):
     wheels: str
     """The index that has such a torch, for the remedy."""
     score = 100
+    absentees: tuple[str, ...] = ()
+    """Beginnings of the architectures for which a compiler needs no device."""
 
     def __init__(self, root: Path = ROOT, torch_folder: Path | None = None, driver: Driver | None = None) -> None:
         """root, torch_folder, driver: made-up machines, in tests."""
@@ -232,6 +245,14 @@ class GpuPlatform(Platform):
         import thalweg.backends.torch_gpu.device
         import thalweg.backends.torch_gpu.driver
         import thalweg.backends.torch_gpu.library  # noqa: F401
+
+    def architectures(self) -> tuple[str, ...]:
+        return compiled_for(self.absentees)
+
+    def absent(self, arch: str, cache: Path | None) -> Absent:
+        from thalweg.backends.torch_gpu.absent import AbsentGpu
+
+        return AbsentGpu(self, arch, cache)
 
     def open(self, place: Place, options: Any = None) -> Device:
         """DeviceError says what was found and what to install or change."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thalweg.backends.torch_gpu.runtime import Event, Runtime
-from thalweg.hal.step import Layout, StepBatch, pack
+from thalweg.hal.step import Layout, StepBatch, TableRows, pack
 
 SMALLEST = 4096
 """Bytes of the first buffer; others double."""
@@ -35,25 +35,79 @@ def room(n: int) -> int:
     return max(SMALLEST, 1 << (n - 1).bit_length())
 
 
-class Inbox:
-    """Host buffers that batches leave from. `count` of them: one more than the steps in flight never waits."""
+class Ring:
+    """Pinned buffers that leave one after the other, in order with the compute stream. `count` of them: one more than the
+    steps in flight never waits."""
 
     def __init__(self, runtime: Runtime, count: int = 4) -> None:
         self._runtime = runtime
         self._buffers: list[tuple[Tensor, Event | None]] = [(runtime.pinned(SMALLEST), None) for _ in range(count)]
         self._next = 0
 
-    def send(self, batch: StepBatch, layout: Layout, n: int, target: Callable[[], Tensor]) -> None:
-        """Copy the batch to the device buffer that `target` gives when the copy runs, in order with the compute stream."""
+    def send(self, n: int, fill: Callable[[np.ndarray], None], work: Callable[[Tensor], None]) -> None:
+        """fill: writes n bytes, now. work: launches what reads them."""
         i, self._next = self._next, (self._next + 1) % len(self._buffers)
         buffer, left = self._buffers[i]
         if left is not None:
             left.synchronize()
         if buffer.numel() < n:
             buffer = self._runtime.pinned(room(n))
-        pack(batch, layout, buffer.numpy())
-        self._runtime.compute.run(lambda: _copy(target()[:n], buffer[:n]))
+        fill(buffer.numpy())
+        self._runtime.compute.run(lambda: work(buffer[:n]))
         self._buffers[i] = (buffer, self._runtime.compute.record())
+
+
+class Inbox:
+    """Host buffers that batches leave from."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._ring = Ring(runtime)
+
+    def send(self, batch: StepBatch, layout: Layout, n: int, target: Callable[[], Tensor]) -> None:
+        """Copy the batch to the device buffer that `target` gives when the copy runs, in order with the compute stream."""
+        self._ring.send(n, lambda buffer: pack(batch, layout, buffer), lambda buffer: _copy(target()[:n], buffer))
+
+
+class Tables:
+    """Block tables that stay on the device, one of each KV group. What changes in them is sent before the step that reads it,
+    in order with the compute stream, so a step launched earlier reads what was there then."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime, self._ring = runtime, Ring(runtime)
+        self._held: list[Tensor] = []
+
+    def send(self, batch: StepBatch) -> None:
+        """What changed since the batch before. Nothing for a batch with copies of its tables."""
+        for g, rows in enumerate(batch.block_tables):
+            if not isinstance(rows, TableRows):
+                return
+            if g == len(self._held):
+                self._held.append(torch.zeros(rows.size, dtype=torch.int32, device=self._runtime.device))
+            if len(rows.places):
+                self._change(self._held[g].view(-1), rows)
+
+    def _change(self, table: Tensor, rows: TableRows) -> None:
+        n = len(rows.places)
+
+        def fill(buffer: np.ndarray) -> None:
+            buffer[: 8 * n].view(np.int64)[:] = rows.places
+            buffer[8 * n : 12 * n].view(np.int32)[:] = rows.values
+
+        def work(buffer: Tensor) -> None:
+            here = torch.empty(12 * n, dtype=torch.uint8, device=self._runtime.device)
+            _copy(here, buffer)
+            with torch.inference_mode():
+                table.index_copy_(0, here[: 8 * n].view(torch.int64), here[8 * n :].view(torch.int32))
+
+        self._ring.send(12 * n, fill, work)
+
+    def placed(self, batch: StepBatch) -> StepBatch:
+        """The batch, on the device, with copies of its rows in place of their names: what kernels take."""
+        tables = tuple(
+            self._held[g][:, : t.blocks].index_select(0, batch.slots) if isinstance(t, TableRows) else t
+            for g, t in enumerate(batch.block_tables)
+        )
+        return replace(batch, block_tables=tables)
 
 
 def _copy(target: Tensor, source: Tensor) -> None:

@@ -15,7 +15,7 @@ WIDEST = 65536
 """Elements of the longest row a program holds in registers."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _norm(
     x, residual, weight, out, total, rows, inner, x_outer, x_inner, r_outer, r_inner, width, eps, offset,
     ADD: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -43,7 +43,7 @@ def _norm(
     tl.store(out + put, (normed * w[None, :]).to(out.dtype.element_ty), mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _rope(
     q, k, positions, cos_sin, q_out, k_out, tokens, q_token, q_head, k_token, k_head, angles,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
@@ -97,7 +97,7 @@ def activated(gate, ACT: tl.constexpr):
     return gate
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gate(x, out, rows, stride, width, ACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """ROWS x BLOCK elements of act(first half) * second half."""
     r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)

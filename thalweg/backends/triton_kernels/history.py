@@ -11,7 +11,7 @@ from thalweg.hal.op import Kernel
 BLOCK = 256
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "row", "length"])
 def _resolve(tokens, history, slots, positions, out, n, row, length, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = i < n
@@ -22,7 +22,7 @@ def _resolve(tokens, history, slots, positions, out, n, row, length, BLOCK: tl.c
     tl.store(out + i, tl.where(token == -1, known, token), mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "row", "length"])
 def _write(history, slots, positions, tokens, n, row, length, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = i < n

@@ -14,7 +14,7 @@ from thalweg.hal.op import Kernel
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _product(
     x, weight, bias, out, rows, width, cols, x_row, w_row, BIAS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,

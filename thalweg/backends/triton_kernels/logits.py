@@ -15,7 +15,7 @@ COUNT = 1024
 """History positions counted by one program."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row"])
 def _count(history, slots, lengths, prompt_len, counts, row, vocab, BLOCK: tl.constexpr):
     """counts u32[S, V]: how often each id is in the output; the top bit says that it is in the prompt."""
     s = tl.program_id(0).to(tl.int64)
@@ -47,7 +47,7 @@ def _penalise(logits, counts, repetition, presence, frequency, out, row, vocab, 
     tl.store(out + s * vocab + i, x, mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row", "width"])
 def _ban(out, history, slots, lengths, bad_row, bad_words, row, vocab, width, BLOCK: tl.constexpr):
     """One word: its last token becomes -inf if those before it are what the sequence ends with."""
     w = tl.program_id(0)
@@ -63,7 +63,7 @@ def _ban(out, history, slots, lengths, bad_row, bad_words, row, vocab, width, BL
         tl.store(out + s * vocab + last, float("-inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _bias(out, rows, tokens, values, n, vocab, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = i < n

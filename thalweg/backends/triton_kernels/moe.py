@@ -23,7 +23,7 @@ from thalweg.hal.weights import QTensor
 MOST_EXPERTS = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _route(
     logits, bias, ids, weights, tokens, row, scale, E: tl.constexpr, K: tl.constexpr, SIGMOID: tl.constexpr, BIAS: tl.constexpr,
     NORMAL: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr,

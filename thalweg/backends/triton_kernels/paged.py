@@ -34,7 +34,7 @@ def _put(x, kv, scale, ok, put, put_scale, HELD: tl.constexpr, NATIVE: tl.conste
         tl.store(kv + put, x, mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "table_row", "table_width"])
 def store(
     k, v, kv, scales, table, token_seq, positions, slots, tokens, k_token, k_head, v_token, v_head, table_row, table_width,
     HEADS: tl.constexpr, DIM: tl.constexpr, LATENT: tl.constexpr, SIZE: tl.constexpr, HELD: tl.constexpr,
@@ -186,7 +186,7 @@ def _finished(m, total, acc, sinks, head, mine, SINKS: tl.constexpr):
     return acc / total[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row", "spans"])
 def attend(
     q, kv, scales, sinks, out, part, part_ml, tiles, table, slots, context, query, last_row, scale, q_token, q_head,
     table_row, spans,
@@ -263,7 +263,7 @@ def attend(
     tl.store(out + put, _finished(m, total, acc, sinks, head, mine, SINKS).to(out.dtype.element_ty), mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["spans"])
 def join(
     part, part_ml, sinks, out, slots, context, query, last_row, spans,
     HEADS: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr, DECODE: tl.constexpr, SPLIT: tl.constexpr,

@@ -140,7 +140,7 @@ def scaled(acc, scales, j, ok, GROUP: tl.constexpr):
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def product(
     x, x_scales, weight, scales, zeros, bias, out, rows, width, cols, x_row, w_row,
     KIND: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, CODES: tl.constexpr, EVEN: tl.constexpr,

@@ -17,7 +17,7 @@ from thalweg.engine.control.request import Request
 from thalweg.engine.control.scheduler import Chunk, Plan
 from thalweg.engine.control.slots import Slots
 from thalweg.hal.platform import Pending
-from thalweg.hal.step import ON_DEVICE, Features, SamplingArrays, StepBatch
+from thalweg.hal.step import ON_DEVICE, Features, SamplingArrays, StepBatch, TableRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,7 +87,9 @@ class _Extra:
 
 
 class BatchBuilder:
-    def __init__(self, slots: Slots, kv: KVCache, vocab: int) -> None:
+    def __init__(self, slots: Slots, kv: KVCache, vocab: int, tables_kept: bool = False) -> None:
+        """tables_kept: the device keeps block tables and is told what changed."""
+        self._changes = _Changes(slots, kv) if tables_kept else None
         self._slots = slots
         self._kv = kv
         self._words = -(-vocab // 32)
@@ -168,8 +170,10 @@ class BatchBuilder:
         wants = cast.features.logprobs >= 0
         return Launched(cast.slots, cast.serials, cast.handles, reached, emit, all_emit, wants, scored, pending=_UNSET)
 
-    def _tables(self, slots: I32) -> tuple[I32, ...]:
+    def _tables(self, slots: I32) -> tuple[I32 | TableRows, ...]:
         blocks = int(self._slots.capacity[slots].max()) // self._kv.block_tokens
+        if self._changes is not None:
+            return self._changes.rows(slots, blocks)
         return tuple(g.table[slots, :blocks] for g in self._kv.groups)
 
     def _extras(self, extra: _Extra, chunk: Chunk, begin: int, row: int) -> None:
@@ -260,6 +264,31 @@ class BatchBuilder:
             ids = np.array(request.sampling.allowed_ids, np.int64)
             np.bitwise_or.at(mask[row], ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
         return mask
+
+
+class _Changes:
+    """What of the block tables the device has been sent. While a sequence stays in a slot its row only grows; what a window
+    drops is not looked at again, so it may stay. Another stay has another serial, and is sent whole."""
+
+    def __init__(self, slots: Slots, kv: KVCache) -> None:
+        self._slots, self._kv = slots, kv
+        self._serial = np.zeros(slots.count + 1, np.int64)
+        self._sent = np.zeros(slots.count + 1, np.int32)
+
+    def rows(self, slots: I32, blocks: int) -> tuple[TableRows, ...]:
+        """For a batch that will be launched."""
+        s = self._slots
+        have = s.capacity[slots] // np.int32(self._kv.block_tokens)
+        sent = np.where(self._serial[slots] == s.serial[slots], self._sent[slots], 0)
+        more = np.flatnonzero(have > sent)
+        slot, first, count = slots[more], sent[more], (have - sent)[more]
+        self._serial[slot], self._sent[slot] = s.serial[slot], have[more]
+        row = np.repeat(slot, count)
+        column = np.arange(row.size, dtype=np.int32) - np.repeat(np.cumsum(count) - count - first, count)
+        return tuple(
+            TableRows(slots, blocks, g.table.shape, row.astype(np.int64) * g.table.shape[1] + column, g.table[row, column])
+            for g in self._kv.groups
+        )
 
 
 class _Unset:

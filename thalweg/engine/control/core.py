@@ -53,7 +53,7 @@ class EngineCore:
             cache.groups, cache.blocks, self.slots, cache.block_tokens, config.model.max_len, cache.prefix_caching, hash_fn
         )
         self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from)
-        self._builder = BatchBuilder(self.slots, self.kv, config.model.vocab)
+        self._builder = BatchBuilder(self.slots, self.kv, config.model.vocab, config.cache.tables_kept)
         self._reader = ResultReader(self.slots, self.kv, self.scheduler)
         self._launch = launch
         self._announce = announce

@@ -83,9 +83,10 @@ def _expect(platform: Platform, args: EngineArgs) -> None:
             platform.expect(size, resolve.options(args, platform))
 
 
-def build(args: EngineArgs) -> Worker:
-    """`args.model` is a local directory. Raises ConfigError, CheckpointError, UnsupportedModelError or DeviceError, in
-    that order of cheapness: whatever can be refused without loading weights is refused before."""
+def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
+    """`args.model` is a local directory. platform: in place of the one that `args.device` names. Raises ConfigError,
+    CheckpointError, UnsupportedModelError or DeviceError, in that order of cheapness: whatever can be refused without loading
+    weights is refused before."""
     start = time.monotonic()
     mark("engine started")
     check_args(args)
@@ -93,7 +94,7 @@ def build(args: EngineArgs) -> Worker:
     hf = read_config(path, args.hf_overrides, formats.check)
     facts = read_facts(hf, path)
     registry.supported(hf)  # refuse an unknown architecture before a framework is imported
-    platform = discovery.choose(args.device, lambda p: resolve.options(args, p))
+    platform = platform or discovery.choose(args.device, lambda p: resolve.options(args, p))
     resolve.check_values(args, platform)
     device = platform.open(resolve.place(args, platform), resolve.options(args, platform))
     job = _Job(args, path, hf, facts, platform, device, platform.defaults(facts, device.info))
@@ -148,6 +149,7 @@ def _build_model(job: _Job) -> Worker:
         buckets,
         job.defaults.unpadded,
         device.widen,
+        (slots, -(-size.max_len // model.groups[0].block_tokens)) if device.keeps_tables else None,
     )
     _prepare(job, runner, buckets, limits, model.vocab)
     config = _config(job, dtype, size, model.groups, schedule, model.vocab)
@@ -162,7 +164,7 @@ def _prepare(job: _Job, runner: Runner, buckets: Sequence[StepShape], limits: Li
     after: list[Callable[[], StepBatch]] = []
     if device.warms:
         most = EngineArgs.max_logprobs if most < 0 else most  # no limit: what is usual
-        before, after = (make(limits, runner.groups, vocab, min(most, vocab)) for make in (prompts, decodes))
+        before, after = (make(limits, runner.groups, vocab, min(most, vocab), runner.table) for make in (prompts, decodes))
     steps = runner.rehearsals(device.prepared(buckets), before, after)
     if not steps:
         return
@@ -280,6 +282,7 @@ def _config(
             blocks=size.blocks,
             prefix_caching=args.enable_prefix_caching,
             dtype=args.kv_dtype,
+            tables_kept=job.device.keeps_tables,
         ),
         scheduler=schedule,
     )

@@ -22,6 +22,7 @@ class Runner:
     of features, when first met.
     unpadded: a batch that no bucket holds runs as it is.
     widen: what Device.widen says.
+    table: rows and columns of the block tables that the device keeps; None = it keeps none.
     """
 
     def __init__(
@@ -31,8 +32,9 @@ class Runner:
         buckets: Sequence[StepShape],
         unpadded: bool = False,
         widen: Callable[[Features], Features] = lambda f: f,
+        table: tuple[int, int] | None = None,
     ) -> None:
-        self._compile, self._widen = compile, widen
+        self._compile, self._widen, self.table = compile, widen, table
         self._attention = tuple(attention)
         self.groups = len(self._attention)
         self._buckets = sorted(buckets, key=lambda s: (s.tokens, s.seqs, s.blocks, not s.uniform))
@@ -51,7 +53,7 @@ class Runner:
     ) -> list[Rehearsal]:  # fmt: skip
         """What `Device.rehearse` is given: these buckets, for requests that ask for nothing special, and other batches before
         and after them. Batches are made when they are run, as tables may be large."""
-        buckets: list[Callable[[], StepBatch]] = [partial(_smallest, shape, self.groups) for shape in shapes]
+        buckets: list[Callable[[], StepBatch]] = [partial(_smallest, shape, self.groups, self.table) for shape in shapes]
         return [partial(self._rehearsal, make) for make in (*before, *buckets, *after)]
 
     def _rehearsal(self, make: Callable[[], StepBatch]) -> tuple[Executable, StepBatch]:
@@ -95,7 +97,7 @@ class Runner:
         return made[-1][1]
 
 
-def _smallest(shape: StepShape, groups: int) -> StepBatch:
+def _smallest(shape: StepShape, groups: int, table: tuple[int, int] | None) -> StepBatch:
     """The smallest batch of this bucket: one sequence that reads and writes scratch and samples nothing."""
     n = shape.tokens // shape.seqs if shape.uniform else 1
-    return scratch([n], groups, 1, uniform=shape.uniform).pad(shape)
+    return scratch([n], groups, 1, uniform=shape.uniform, table=table).pad(shape)

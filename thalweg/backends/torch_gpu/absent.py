@@ -1,0 +1,156 @@
+"""A GPU that is not here: steps of a model run on tensors without memory, and what their kernels would compile is noted.
+
+Everything above the device is what it is on a real one: the model, the kernels that are chosen, sizes and strides. Only
+values are missing, so nothing may look at one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.backends.eager import to_torch
+from thalweg.backends.torch_gpu.library import Parts, assemble
+from thalweg.backends.torch_gpu.staging import views
+from thalweg.backends.triton_kernels import absent
+from thalweg.errors import DeviceError
+from thalweg.hal.kv import KVLayout
+from thalweg.hal.platform import (
+    Absent,
+    Compiled,
+    Defaults,
+    Device,
+    DeviceInfo,
+    Limits,
+    Memory,
+    ModelFacts,
+    Parallel,
+    Place,
+    Platform,
+    Probe,
+    StepSizes,
+    Topology,
+)
+from thalweg.hal.step import Features, Params, StateBox, Step, StepBatch, StepResult, StepShape, lay_out, unpack
+
+if TYPE_CHECKING:
+    from thalweg.backends.torch_gpu.platform import GpuPlatform
+
+NOWHERE = torch.device("meta")
+MEMORY = 1 << 42
+"""Bytes it claims to have: no model is too large to be compiled for."""
+CORES = 100
+
+
+class _Never:
+    """The result of a step that computed nothing."""
+
+    def ready(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        raise RuntimeError("a device that is not here has no results")
+
+
+class AbsentDevice(Device):
+    """Every array is a size and a type."""
+
+    def __init__(self, info: DeviceInfo, parts: Parts) -> None:
+        self.info, self.kernels, self.attention = info, parts.kernels, parts.attention
+
+    def memory(self) -> Memory:
+        return Memory(MEMORY, MEMORY)
+
+    def put(self, t: Any) -> Tensor:
+        return to_torch(t).to(NOWHERE)
+
+    def normal(self, shape: tuple[int, ...], dtype: str, *, std: float, seed: int) -> Tensor:
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=NOWHERE)
+
+    def alloc_kv(self, layout: KVLayout, blocks: int) -> Tensor:
+        return self.alloc((blocks, *layout.shape), layout.dtype)
+
+    def alloc(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=NOWHERE)
+
+    def compile(self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None) -> Any:
+        """The step on arrays that lie in one buffer, as a batch's do on a device: kernels are told the same alignments."""
+
+        def run(batch: StepBatch) -> _Never:
+            layout, n = lay_out(batch)
+            arrays = views(torch.empty(n, dtype=torch.uint8, device=NOWHERE), layout)
+            with torch.inference_mode():
+                state.value, _ = step(params, state.value, unpack(batch, arrays))
+            return _Never()
+
+        return run
+
+    def read_blocks(self, kv: Any, blocks: np.ndarray) -> bytes:
+        raise NotImplementedError("a device that is not here has no values")
+
+
+class AbsentPlatform(Platform):
+    """What a GPU platform says of every device of this architecture, and a device that is not here."""
+
+    def __init__(self, base: GpuPlatform, arch: str) -> None:
+        self._base, self._arch = base, arch
+        self.name, self.options = base.name, base.options
+
+    def probe(self) -> Probe:
+        return Probe(1, f"compiles for {self._arch}, which need not be here")
+
+    def _info(self) -> DeviceInfo:
+        return self._base._info(self._arch, self._arch, MEMORY, CORES, {})
+
+    def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
+        return self._base.defaults(model, device)
+
+    def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
+        """None: kernels are the same for a bucket and a batch that is run as it is."""
+        return ()
+
+    def packs_with(self, dtype: str, options: Any) -> bool:
+        return self._base.packs_with(dtype, options)
+
+    def workspace_with(self, s: StepSizes, options: Any) -> int:
+        return 0
+
+    def topology(self, want: Parallel) -> Topology:
+        return self._base.topology(want)
+
+    def open(self, place: Place, options: Any = None) -> Device:
+        parts = assemble(self._arch, self._base.vendors())
+        for source, why in parts.absent:
+            if source == "triton":
+                raise DeviceError(f"device: nothing to compile: {why}")
+        return AbsentDevice(self._info(), parts)
+
+
+class AbsentGpu(Absent):
+    """See `Platform.absent`. Triton's driver is replaced in this process, for good."""
+
+    def __init__(self, base: GpuPlatform, arch: str, cache: Path | None) -> None:
+        """DeviceError: this Triton compiles nothing for that architecture."""
+        try:
+            absent.install(arch)
+        except ValueError as e:
+            raise DeviceError(f"arch: {e}") from e
+        if cache is not None:
+            absent.keep_in(cache)
+        self.platform, self._notes = AbsentPlatform(base, arch), absent.Notes()
+        self._notes.attend()
+
+    @property
+    def cache(self) -> Path:
+        return absent.cache_folder()
+
+    def kernels(self) -> list[tuple[str, str]]:
+        return [(key, w.name) for key, w in self._notes.wanted.items()]
+
+    def compile(self, key: str) -> Compiled:
+        made = self._notes.make(self._notes.wanted[key])
+        return Compiled(made.seconds, made.cached)

@@ -1,0 +1,168 @@
+"""Triton for a GPU that is not here: what launches would compile, without launching, and compiling it into Triton's cache.
+
+Triton asks its driver what to compile for. `Elsewhere` answers for a device of which only the architecture is known, so the
+types, constants and alignments of every launch are found by Triton itself, and a process on a real device of that
+architecture finds what was compiled here under the same keys.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends import backends
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.runtime import driver
+
+from thalweg.backends.triton_kernels.tiles import tiles
+
+COMPILERS = {"cuda": "nvidia", "hip": "amd"}
+"""Kind of target -> the compiler that Triton must have been built with."""
+
+
+def target(arch: str) -> GPUTarget:
+    """What Triton calls this architecture. ValueError where this Triton does not compile for it without the device."""
+    if arch.startswith("sm_"):
+        made = GPUTarget("cuda", int(arch[3:]), 32)
+    elif arch.startswith("gfx"):
+        made = GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
+    else:
+        raise ValueError(f"{arch}: its compiler asks the device itself, so nothing can be compiled where there is none")
+    if COMPILERS[made.backend] not in backends:
+        raise ValueError(f"{arch}: Triton {triton.__version__} is built without the compiler {COMPILERS[made.backend]!r}")
+    return made
+
+
+class Elsewhere(DriverBase):  # type: ignore[misc]
+    """A driver whose device takes every launch and does nothing. shared: bytes of shared memory a program may use."""
+
+    def __init__(self, where: GPUTarget, shared: int) -> None:
+        super().__init__()
+        self._where, self._shared = where, shared
+        self.utils = self
+        self.launched = 0
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        raise NotImplementedError("nothing is launched")
+
+    def get_current_target(self) -> GPUTarget:
+        return self._where
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def set_current_device(self, device: int) -> None:
+        return
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("meta")
+
+    def get_benchmarker(self) -> Any:
+        raise NotImplementedError("nothing is launched")
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": self._shared}
+
+    def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[Any, int, int, int, int]:
+        """(module, function, registers, spilled, most threads)"""
+        return object(), 0, 0, 0, 1024
+
+    def launcher_cls(self, src: Any, metadata: Any) -> Callable[..., None]:
+        def launch(*args: Any) -> None:
+            self.launched += 1
+
+        return launch
+
+
+def install(arch: str) -> Elsewhere:
+    """Triton's driver in this process, from now on: a device of this architecture."""
+    made = Elsewhere(target(arch), tiles(arch).shared)
+    driver.set_active(made)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One thing to compile: a kernel for one specialisation of its arguments."""
+
+    name: str
+    kernel: Any
+    specialisation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """cached: it was there already."""
+
+    seconds: float
+    cached: bool
+
+
+class Idle:
+    """A compiled kernel that does nothing."""
+
+    function = packed_metadata = None
+
+    def launch_metadata(self, *args: Any) -> None:
+        return
+
+    def run(self, *args: Any) -> None:
+        return
+
+
+class Notes:
+    """What the launches of this process would have compiled. Once `attend` is called none of them compiles or runs."""
+
+    def __init__(self) -> None:
+        self.wanted: dict[str, Wanted] = {}
+        """By Triton's own key, kernel first."""
+
+    def attend(self) -> None:
+        triton.knobs.runtime.jit_cache_hook = self._note
+
+    def _note(self, *, key: str, repr: str, fn: Any, compile: dict[str, Any], **more: Any) -> bool:
+        """Triton calls this before it compiles; True = leave it."""
+        kernel = fn.jit_function
+        name = kernel.__name__.strip("_")
+        self.wanted.setdefault(f"{fn.module}.{name} {key}", Wanted(name, kernel, compile["specialization_data"]))
+        kernel.device_caches[0][0][key] = Idle()  # asked once: the next launch of the same kind finds this
+        return True
+
+    def make(self, wanted: Wanted) -> Made:
+        """Compile it, or find it in the cache. Raises whatever the compiler does, and OutOfResources if the device's shared
+        memory is too small."""
+        hits: list[bool] = []
+
+        def listen(*, cache_hit: bool, **more: Any) -> None:
+            hits.append(cache_hit)
+
+        hook, triton.knobs.runtime.jit_cache_hook = triton.knobs.runtime.jit_cache_hook, None
+        before, triton.knobs.compilation.listener = triton.knobs.compilation.listener, listen
+        start = time.monotonic()
+        try:
+            wanted.kernel.preload(wanted.specialisation)._init_handles()
+        finally:  # what preload leaves in place of an Idle is as good
+            triton.knobs.runtime.jit_cache_hook, triton.knobs.compilation.listener = hook, before
+        return Made(time.monotonic() - start, all(hits))
+
+
+def cache_folder() -> Path:
+    """Where Triton keeps what it compiled."""
+    return Path(triton.knobs.cache.dir)
+
+
+def keep_in(folder: Path) -> None:
+    triton.knobs.cache.dir = str(folder)
