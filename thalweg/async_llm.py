@@ -154,18 +154,27 @@ class AsyncLLM:
         return self._stats
 
     async def generate(
-        self, prompt: str | dict[str, Any] | list[int], sampling_params: SamplingParams, request_id: str, *, priority: int = 0
+        self,
+        prompt: str | dict[str, Any] | list[int],
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        first_choice: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs as they come, the last with `finished`; a slow reader gets several as one. RequestError before the
         first if the request is wrong; EngineDeadError if this request crashes the engine, or there is no engine any more.
-        Closing the generator aborts the request."""
+        Closing the generator aborts the request. first_choice: these are choices `first_choice` onwards of a request that
+        is run in parts, and get the seeds of those."""
         prompt = await self._encoded(prompt)
         await self._prepared(sampling_params)
         if self._dead:
             raise EngineDeadError(str(self._dead))
         if request_id in self._streams:
             raise RequestError(f"request_id {request_id!r} is already running", "request_id")
-        submission = self._inputs.process(request_id, prompt, sampling_params, priority=priority, handles=self._handles)
+        submission = self._inputs.process(
+            request_id, prompt, sampling_params, priority=priority, handles=self._handles, first_choice=first_choice
+        )
         stream = self._streams[request_id] = Stream(sampling_params)
         self._outputs.add(submission, time.monotonic())
         self._supervisor.submit(submission.requests)

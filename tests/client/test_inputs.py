@@ -204,3 +204,10 @@ def test_what_was_prepared_is_not_read_again(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(tokenizer, "encode_batch", None)
     made = [inputs.process(f"r{i}", [1, 2], params, handles=itertools.count(10)) for i in range(2)]
     assert made[0].requests[0].sampling.bad_words is made[1].requests[0].sampling.bad_words
+
+
+def test_a_request_run_in_parts_draws_the_same_seeds() -> None:
+    whole = process([1, 2], n=5, seed=9).requests
+    inputs = InputProcessor(config(), v.byte_level(), seed_source=random.Random(1))
+    later = inputs.process("r", [1, 2], SamplingParams(n=2, seed=9), handles=itertools.count(10), first_choice=3)
+    assert [r.sampling.seed for r in later.requests] == [r.sampling.seed for r in whole[3:]]

@@ -232,8 +232,8 @@ def test_a_client_that_sends_far_ahead_is_cut(start):
 class Endless(FakeEngine):
     """Makes text faster than anyone reads."""
 
-    async def _tokens(self, ids, p, request_id):
-        output = await anext(super()._tokens(ids, p, request_id))
+    async def _tokens(self, ids, p, request_id, first):
+        output = await anext(super()._tokens(ids, p, request_id, first))
         output.outputs[0].text = "x" * 10_000
         output.outputs[0].finish_reason = None
         output.finished = False

@@ -77,9 +77,17 @@ class InputProcessor:
         self._max_logprobs = config.model.vocab if config.model.max_logprobs == -1 else config.model.max_logprobs
 
     def process(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0, handles: Iterator[int]
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        handles: Iterator[int],
+        first_choice: int = 0,
     ) -> Submission:
-        """One checked submission. RequestError names the field (`param`) and the remedy.
+        """One checked submission. RequestError names the field (`param`) and the remedy. first_choice: the number that
+        seeds count from.
 
         A prompt that leaves no room for one token is refused. max_tokens beyond the context is not: the request ends
         with finish_reason "length" when the context is full. (An HTTP layer that must refuse it compares
@@ -102,7 +110,7 @@ class InputProcessor:
                     handle=next(handles),
                     tokens=tokens,
                     prompt_len=len(ids),
-                    sampling=TokenSampling(**shared, seed=choice_seed(seed, i), prompt_logprobs=mine),
+                    sampling=TokenSampling(**shared, seed=choice_seed(seed, first_choice + i), prompt_logprobs=mine),
                     priority=priority,
                     cache_salt=salt,
                     read_prefix_cache=not skip,
