@@ -1,10 +1,11 @@
 """Who may go to the engine, and when: a bounded queue, and turns by tenant.
 
-A request is charged before it costs anything: with its place when its head has been read, with its prompts and tokens when
-those are known. A queue that is full refuses at once (429 with Retry-After) rather than let everybody wait longer. The engine
-is given little more than it can run at once (`window`); the rest waits here, where the next is taken from each tenant in turn,
-so that a hundred requests of one tenant delay another's by one turn, not by a hundred. Nor can one tenant fill the queue: it
-may hold SHARE times what it leaves free (the dynamic thresholds of Choudhury and Hahne, 1998).
+A request is charged before it costs anything: with its place when its body has arrived (until then it costs the bytes of that,
+which are bounded elsewhere), with its prompts and tokens when those are known. A queue that is full refuses at once (429 with
+Retry-After) rather than let everybody wait longer. The engine is given little more than it can run at once (`window`); the rest
+waits here, where the next is taken from each tenant in turn, so that a hundred requests of one tenant delay another's by one
+turn, not by a hundred. Nor can one tenant fill the queue: it may hold SHARE times what it leaves free (the dynamic thresholds
+of Choudhury and Hahne, 1998).
 """
 
 from __future__ import annotations
@@ -95,10 +96,14 @@ class Admission:
         """Choices of one prompt that take one turn; more would wait for an engine that is nearly empty, and keep it."""
         return max(1, self.window // 4)
 
-    def enter(self, tenant: str) -> Ticket:
-        """A place in the queue. ApiError 429 if there is none, or no room for another token."""
+    def look(self, tenant: str) -> None:
+        """ApiError 429 if there is no place now, or no room for another token."""
         if not self.fits(tenant, 1, 1 if self.places else 0):
             raise self.busy()
+
+    def enter(self, tenant: str) -> Ticket:
+        """A place in the queue. ApiError as `look`."""
+        self.look(tenant)
         return Ticket(self, tenant)
 
     def fits(self, tenant: str, places: int, tokens: int) -> bool:

@@ -18,7 +18,7 @@ from thalweg.server.errors import ApiError
 from thalweg.server.http import failure, respond
 from thalweg.server.lifecycle import PROBES, Gate, Lifecycle
 from thalweg.server.metrics import EngineMetrics, HttpMetrics, exposition
-from thalweg.server.middleware import Counted, KeyGuard, RequestIds, RootPath
+from thalweg.server.middleware import Counted, HostGuard, KeyGuard, RequestIds, RootPath
 from thalweg.server.openai.chat import chat_completions
 from thalweg.server.openai.completions import completions
 from thalweg.server.openai.conversation import Conversation
@@ -84,14 +84,16 @@ def _surround(app: ASGIApp, settings: ServerSettings, http: HttpMetrics) -> ASGI
     """Middleware, innermost first."""
     if settings.api_key:
         app = KeyGuard(app, keys=settings.api_key, root_path=settings.root_path.rstrip("/"))
-    # Outside the guard: a browser's preflight carries no key.
-    app = CORSMiddleware(
-        app,
-        allow_origins=settings.allowed_origins,
-        allow_methods=settings.allowed_methods,
-        allow_headers=settings.allowed_headers,
-        allow_credentials=settings.allow_credentials,
-    )
+    if settings.allowed_origins:  # outside the guard: a browser's preflight carries no key
+        app = CORSMiddleware(
+            app,
+            allow_origins=settings.allowed_origins,
+            allow_methods=settings.allowed_methods,
+            allow_headers=settings.allowed_headers,
+            allow_credentials=settings.allow_credentials,
+        )
+    if (hosts := settings.hosts) is not None:
+        app = HostGuard(app, hosts, settings.root_path.rstrip("/"))
     if settings.root_path:
         app = RootPath(app, root_path=settings.root_path.rstrip("/"))
     if settings.enable_request_id_headers:

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     413: "RequestTooLargeError",
@@ -28,6 +29,7 @@ TYPES = {
     417: "ExpectationFailedError",
     429: "RateLimitError",
     431: "RequestTooLargeError",
+    499: "ClientClosedRequest",
     500: "InternalServerError",
     501: "NotImplementedError",
     503: "ServiceUnavailableError",

@@ -19,8 +19,7 @@ from thalweg.server.openai.serving import Job, Serving, finish
 
 
 async def completions(serving: Serving, http: Request) -> Response:
-    ticket = serving.enter(http)
-    request = await serving.bodies.parse(http, lambda body: parse(CompletionRequest, body))
+    request, ticket = await serving.read(http, lambda body: parse(CompletionRequest, body))
     serving.model_name(request.model)
     params = completion_params(request, serving.engine.default_sampling, serving.engine.tokenizer is not None)
     job = serving.job("cmpl", http, request, await _prompts(serving, request), params, ticket)

@@ -9,7 +9,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import orjson
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from thalweg.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+R = TypeVar("R")
 MIN_BODY, MAX_BODY, BYTES_PER_TOKEN = 8 * 2**20, 64 * 2**20, 64
 """Bytes of a request body where --max-body does not say: what a prompt that fills the context can need, within these."""
 HEAVY_TOKENS = 1024
@@ -90,11 +91,19 @@ class Serving:
         """The engine's ids of what is under way."""
         self._count = itertools.count()
 
-    def enter(self, http: Request) -> Ticket:
-        """A place in the queue for this request, until it has ended. ApiError 429 if there is none."""
-        ticket = self.admission.enter(tenant_of(http.scope))
-        http.scope["thalweg.visit"].at_end(ticket.close)
-        return ticket
+    async def read(self, http: Request, parse: Callable[[dict[str, Any]], R]) -> tuple[R, Ticket]:
+        """The request's body through `parse`, and its place in the queue, which it has until it has ended. The place is
+        taken when the body is there: connections that send a head and no more must not fill the queue. ApiError 429 if
+        there is no place, at once if there is none before the body comes; else as Bodies.parse."""
+        tenant, tickets = tenant_of(http.scope), list[Ticket]()
+        self.admission.look(tenant)
+
+        def enter() -> None:
+            tickets.append(self.admission.enter(tenant))
+            http.scope["thalweg.visit"].at_end(tickets[0].close)
+
+        request = await self.bodies.parse(http, parse, enter)
+        return request, tickets[0]
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with. ApiError 404 for a model that is not served."""
