@@ -18,7 +18,7 @@ MAX_N = 16384
 MAX_STOP = 64
 MAX_STOP_CHARS = 4096
 """Of all stop strings together: a state of an automaton each."""
-MAX_BAD_CHARS = 65536
+MAX_BAD_CHARS = 16384
 """Of all bad words together: a token each, at worst, sent with every choice."""
 MAX_LIST = 100_000
 GREEDY_BELOW = 1e-5

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
-from thalweg.errors import EngineDeadError, RequestError
+from thalweg.errors import EngineDeadError, RequestError, TemplateLimitError, UnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,11 @@ def translate(error: BaseException) -> ApiError:
         return ApiError(str(error), error.param)
     if isinstance(error, ValidationError):
         return from_validation(error)
+    if isinstance(error, UnavailableError):
+        return ApiError(str(error), status=503, retry_after=1)
+    if isinstance(error, TemplateLimitError):
+        log.error("%s", error)
+        return ApiError(f"{error}; this is the server's doing, not the request's", status=500)
     number = uuid.uuid4().hex[:12]
     if isinstance(error, EngineDeadError):
         log.error("error %s: no answer of the engine: %s", number, error)

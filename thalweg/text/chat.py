@@ -12,14 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, Protocol
 
-from thalweg.errors import CheckpointError, RequestError
-from thalweg.text.jail import BrokenTemplateError, Jail
+from thalweg.errors import CheckpointError, RequestError, TemplateLimitError
+from thalweg.text.jail import BrokenTemplateError, Jail, LimitError
 from thalweg.text.messages import ContentFormat, check_variables, normalise
 from thalweg.text.specials import Span, SpecialText
 from thalweg.text.wire import Job
 
 OWN_SECONDS, GUEST_SECONDS = 2.0, 0.5
-"""Wall clock for one rendering: with the template of the model or the operator; with one that came with a request."""
+"""Processor time for one rendering: with the template of the model or the operator; with one that came with a request."""
 CELLS = 2
 """Renderings at once. A template that came with a request has a process to itself."""
 LONG = 32768
@@ -93,7 +93,7 @@ class Chat:
         templates write their own. most_chars: a longer prompt is refused before it is encoded.
 
         RequestError, param naming the field: wrong messages, what the template refuses, a limit passed. CheckpointError if
-        the model's own template does not parse."""
+        the model's own template does not parse; TemplateLimitError if that passes a limit; UnavailableError: try again."""
         text, data = self.render(
             messages,
             tools,
@@ -169,6 +169,10 @@ class Chat:
             if template is None:
                 raise CheckpointError(str(e)) from None
             raise RequestError(f"chat_template: {str(e).removeprefix('chat template: ')}", "chat_template") from None
+        except LimitError as e:
+            if template is None:
+                raise TemplateLimitError(f"the model's own {e}") from None
+            raise
         except RequestError as e:  # may quote the messages
             raise RequestError(marks.remove(str(e)) if marks else str(e), e.param) from None
         return marks.take(text) if marks else (text, [])
