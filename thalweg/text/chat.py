@@ -112,15 +112,18 @@ class Chat:
         *,
         add_special_tokens: bool = False,
         most_chars: float = math.inf,
+        last: int | None = None,
         **options: Any,
     ) -> dict[str, Any]:
-        """As `prompt`, off the event loop; `request` makes messages and tools there. options: as `render`."""
+        """As `prompt`, off the event loop; `request` makes messages and tools there. last: only so many characters at the end
+        are wanted. options: as `render`."""
         loop = asyncio.get_running_loop()
 
         def work() -> tuple[str, list[Span], dict[str, Any] | None]:
             messages, tools = request()
             text, data = self.render(messages, tools, **options)
             _check_length(text, most_chars)
+            text, data = _end(text, data, last)
             return text, data, self._encoded(text, data, add_special_tokens) if len(text) < LONG else None
 
         threads = self._own_threads if options.get("template") is None else self._guest_threads
@@ -176,6 +179,12 @@ class Chat:
         except RequestError as e:  # may quote the messages
             raise RequestError(marks.remove(str(e)) if marks else str(e), e.param) from None
         return marks.take(text) if marks else (text, [])
+
+
+def _end(text: str, data: list[Span], last: int | None) -> tuple[str, list[Span]]:
+    """At most the last characters of a text, and the spans that are left in them."""
+    cut = 0 if last is None else max(0, len(text) - last)
+    return (text[cut:], [(max(0, a - cut), b - cut) for a, b in data if b > cut]) if cut else (text, data)
 
 
 def _check_length(text: str, most_chars: float) -> None:

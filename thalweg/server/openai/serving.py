@@ -122,12 +122,17 @@ class Serving:
         return self.settings.return_tokens_as_token_ids if asked is None else asked
 
     async def encode(
-        self, texts: Sequence[str], add_special_tokens: bool, param: str = "prompt", bounded: bool = True
+        self, texts: Sequence[str], add_special_tokens: bool, keep: int | None = None, tenant: str = ""
     ) -> list[list[int]]:
-        """Token ids of each text. RequestError if one cannot fit the context; bounded False: the caller shortens it."""
-        self.tokenizer(param)
+        """Token ids of each text. RequestError if one cannot fit the context. keep, tenant: see Encoder.encode."""
+        self.tokenizer("prompt")
         assert self.encoder is not None
-        return await self.encoder.encode(texts, add_special_tokens, param, bounded)
+        return await self.encoder.encode(texts, add_special_tokens, keep=keep, tenant=tenant)
+
+    def kept(self, request: protocol.Request) -> int | None:
+        """Tokens of a prompt that truncate_prompt_tokens can leave; None: it must be whole."""
+        asked, limit = request.truncate_prompt_tokens, self.engine.config.model.max_len
+        return None if asked is None else limit if asked < 0 else max(1, min(asked, limit))
 
     def job(
         self,

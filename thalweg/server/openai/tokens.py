@@ -15,12 +15,12 @@ from thalweg.server.openai.serving import Serving
 
 
 async def tokenize(serving: Serving, conversation: Conversation, http: Request) -> Response:
-    request, _ = await serving.read(http, _tokenize_request)
+    request, ticket = await serving.read(http, _tokenize_request)
     serving.model_name(request.model)
     if isinstance(request, TokenizeChat):
         ids = (await conversation.prompt(request))["prompt_token_ids"]
     else:
-        (ids,) = await serving.encode([request.prompt], request.add_special_tokens)
+        (ids,) = await serving.encode([request.prompt], request.add_special_tokens, tenant=ticket.tenant)
     out = {"count": len(ids), "max_model_len": serving.engine.config.model.max_len, "tokens": ids}
     if request.return_token_strs:
         out["token_strs"] = [serving.tokenizer("return_token_strs").token_of(i) for i in ids]
