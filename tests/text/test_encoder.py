@@ -14,7 +14,7 @@ import thalweg
 from thalweg.errors import RequestError
 from thalweg.text.chat import LONG as LONG_CHAT
 from thalweg.text.chat import Chat, _end
-from thalweg.text.encoder import INLINE, LONG, MARGIN, Encoder
+from thalweg.text.encoder import HUGE, INLINE, LONG, MARGIN, Encoder
 from thalweg.text.tokenizer import load_tokenizer
 
 
@@ -158,3 +158,17 @@ async def test_long_texts_of_one_tenant_delay_another_by_one_turn() -> None:
 def test_the_end_of_a_conversation_keeps_its_spans() -> None:
     assert _end("abcdef", [(0, 1), (1, 4), (5, 6)], 3) == ("def", [(0, 1), (2, 3)])
     assert _end("abcdef", [(1, 4)], None) == _end("abcdef", [(1, 4)], 6) == ("abcdef", [(1, 4)])
+
+
+async def test_memory_of_huge_texts_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    for module in ("encoder", "chat"):
+        monkeypatch.setattr(f"thalweg.text.{module}.give_back", lambda m=module: given.append(m))
+    slow = Slow()
+    slow.go.set()
+    for n in (LONG, HUGE + 1):
+        await Encoder(slow, 2 * HUGE).encode(["x" * n])
+        chat = Chat(slow, "{{ messages[0].content }}")
+        await chat.prompt_async(lambda n=n: ([{"role": "user", "content": "x" * n}], None))
+        chat.close()
+    assert given == ["encoder", "chat"]

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from thalweg.errors import CheckpointError, RequestError, TemplateLimitError
+from thalweg.text.encoder import HUGE, give_back
 from thalweg.text.jail import BrokenTemplateError, Jail, LimitError
 from thalweg.text.messages import ContentFormat, check_variables, normalise
 from thalweg.text.specials import Span, SpecialText
@@ -134,7 +135,10 @@ class Chat:
         return await loop.run_in_executor(self._encoding, self._encoded, text, data, add_special_tokens)
 
     def _encoded(self, text: str, data: list[Span], add_special_tokens: bool) -> dict[str, Any]:
-        return {"prompt": text, "prompt_token_ids": self._tokenizer.encode_with_data(text, data, add_special_tokens)}
+        ids = self._tokenizer.encode_with_data(text, data, add_special_tokens)
+        if len(text) > HUGE:
+            give_back()
+        return {"prompt": text, "prompt_token_ids": ids}
 
     def render(
         self,
