@@ -11,6 +11,7 @@ import itertools
 import random
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from thalweg.config import EngineArgs, EngineConfig
@@ -33,6 +34,9 @@ from thalweg.text.tokenizer import Tokenizer
 MOST_WAITING = 256
 """Tokens and log-probabilities a streaming reader may leave untaken before its request stops being computed, until it reads
 again. Then it goes on where it was: the engine finds most of it in its prefix cache."""
+
+SHORT = 256
+"""Characters of stop strings and bad words that are read at once, in a quarter of a millisecond."""
 
 
 class StatLogger(Protocol):
@@ -59,6 +63,7 @@ class AsyncLLM:
         self._streams: dict[str, Stream] = {}
         self._stats: m.Stats | None = None
         self._dead: ThalwegError | None = None
+        self._reader = ThreadPoolExecutor(1, "parameters")
         self._supervisor = Supervisor(
             frontend.args, self._outputs, self._handles,
             on_outputs=self._take, on_convicted=self._convict, on_dead=self._die,
@@ -149,17 +154,27 @@ class AsyncLLM:
         return self._stats
 
     async def generate(
-        self, prompt: str | dict[str, Any] | list[int], sampling_params: SamplingParams, request_id: str, *, priority: int = 0
+        self,
+        prompt: str | dict[str, Any] | list[int],
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        first_choice: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs as they come, the last with `finished`; a slow reader gets several as one. RequestError before the
         first if the request is wrong; EngineDeadError if this request crashes the engine, or there is no engine any more.
-        Closing the generator aborts the request."""
+        Closing the generator aborts the request. first_choice: these are choices `first_choice` onwards of a request that
+        is run in parts, and get the seeds of those."""
         prompt = await self._encoded(prompt)
+        await self._prepared(sampling_params)
         if self._dead:
             raise EngineDeadError(str(self._dead))
         if request_id in self._streams:
             raise RequestError(f"request_id {request_id!r} is already running", "request_id")
-        submission = self._inputs.process(request_id, prompt, sampling_params, priority=priority, handles=self._handles)
+        submission = self._inputs.process(
+            request_id, prompt, sampling_params, priority=priority, handles=self._handles, first_choice=first_choice
+        )
         stream = self._streams[request_id] = Stream(sampling_params)
         self._outputs.add(submission, time.monotonic())
         self._supervisor.submit(submission.requests)
@@ -187,6 +202,13 @@ class AsyncLLM:
             return prompt
         (ids,) = await self._encoder.encode([text])
         return {**fields, "prompt_token_ids": ids}
+
+    async def _prepared(self, params: Any) -> None:
+        """What takes long to read of the parameters is read on a thread."""
+        if not isinstance(params, SamplingParams):
+            return  # refused by name a moment later
+        if sum(map(len, params.stop or ())) + sum(map(len, params.bad_words or ())) > SHORT:
+            await asyncio.get_running_loop().run_in_executor(self._reader, self._inputs.prepare, params)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; their readers get a last output with finish_reason "abort". Unknown ids are fine."""

@@ -81,6 +81,12 @@ def keep_alive_seconds() -> int:
     return int(_number("THALWEG_HTTP_TIMEOUT_KEEP_ALIVE", 5, 0))
 
 
+def forwarded_allow_ips() -> list[str]:
+    """FORWARDED_ALLOW_IPS: proxies whose X-Forwarded-* fields are believed when `--forwarded-allow-ips` is not given (as
+    uvicorn reads it; * for any). Default: nobody's."""
+    return [a.strip() for a in os.environ.get("FORWARDED_ALLOW_IPS", "").split(",") if a.strip()]
+
+
 def log_stats_seconds() -> float:
     """THALWEG_LOG_STATS_INTERVAL: seconds between two statistics lines. Default 10."""
     return _number("THALWEG_LOG_STATS_INTERVAL", 10, 0.1)

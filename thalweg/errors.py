@@ -35,5 +35,13 @@ class RequestError(ThalwegError, ValueError):
         super().__init__(message)
 
 
+class TemplateLimitError(ThalwegError, RuntimeError):
+    """The model's (or operator's) own chat template used more than a rendering may. Not the caller's doing."""
+
+
+class UnavailableError(ThalwegError, RuntimeError):
+    """Something this needs was lost or stood still, through no fault of the request: try again."""
+
+
 class EngineDeadError(ThalwegError, RuntimeError):
     """The engine process ended; the message holds its last words."""

@@ -16,6 +16,10 @@ from thalweg.errors import RequestError
 MAX_N = 16384
 """Upper bound of `n`: a request is charged for every choice before any is allocated."""
 MAX_STOP = 64
+MAX_STOP_CHARS = 4096
+"""Of all stop strings together: a state of an automaton each."""
+MAX_BAD_CHARS = 16384
+"""Of all bad words together: a token each, at worst, sent with every choice."""
 MAX_LIST = 100_000
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy; between it and MIN_TEMPERATURE they are raised, to keep logits finite."""
@@ -99,6 +103,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         assert isinstance(self.stop, list)
         _strings("stop", self.stop, MAX_STOP)
         _strings("bad_words", self.bad_words or [], MAX_LIST)
+        _budget("stop", self.stop, MAX_STOP_CHARS)
+        _budget("bad_words", self.bad_words or [], MAX_BAD_CHARS)
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True; use stop_token_ids instead", "stop")
         for name in ("stop_token_ids", "allowed_token_ids"):
@@ -149,3 +155,10 @@ def _strings(name: str, values: Any, most: int) -> None:
     for v in values:
         if not isinstance(v, str) or not v:
             raise RequestError(f"{name} must hold non-empty strings, not {v!r}", name)
+
+
+def _budget(name: str, values: list[str], most: int) -> None:
+    """A list's length alone bounds no work."""
+    size = sum(map(len, values))
+    if size > most:
+        raise RequestError(f"{name}: {size} characters together; the limit is {most}; send fewer or shorter ones", name)

@@ -14,7 +14,7 @@ import vocabularies as v
 from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from thalweg.engine.client.inputs import InputProcessor, Submission, choice_seed
 from thalweg.errors import RequestError
-from thalweg.params import SamplingParams
+from thalweg.params import MAX_BAD_CHARS, MAX_STOP_CHARS, SamplingParams
 
 VOCAB, MAX_LEN = 450, 40
 
@@ -184,3 +184,30 @@ def test_priority_must_be_a_small_integer(priority: Any) -> None:
     inputs = InputProcessor(config(), v.byte_level())
     with pytest.raises(RequestError, match="priority"):
         inputs.process("r", "a", SamplingParams(), priority=priority, handles=itertools.count())
+
+
+def test_stop_strings_and_bad_words_have_a_budget_of_characters_together() -> None:
+    for name, most in (("stop", MAX_STOP_CHARS), ("bad_words", MAX_BAD_CHARS)):
+        half = "x" * (most // 2)
+        SamplingParams(**{name: [half, half]})
+        with pytest.raises(RequestError, match=f"{name}: {most + 1} characters together; the limit is {most}") as e:
+            SamplingParams(**{name: [half, half, "x"]})
+        assert e.value.param == name
+
+
+def test_what_was_prepared_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompts and choices of a request share their words; a server prepares them on a thread."""
+    tokenizer = v.byte_level()
+    inputs = InputProcessor(config(), tokenizer, seed_source=random.Random(1))
+    params = SamplingParams(bad_words=["river", " the"], stop=["river mouth"])
+    inputs.prepare(params)
+    monkeypatch.setattr(tokenizer, "encode_batch", None)
+    made = [inputs.process(f"r{i}", [1, 2], params, handles=itertools.count(10)) for i in range(2)]
+    assert made[0].requests[0].sampling.bad_words is made[1].requests[0].sampling.bad_words
+
+
+def test_a_request_run_in_parts_draws_the_same_seeds() -> None:
+    whole = process([1, 2], n=5, seed=9).requests
+    inputs = InputProcessor(config(), v.byte_level(), seed_source=random.Random(1))
+    later = inputs.process("r", [1, 2], SamplingParams(n=2, seed=9), handles=itertools.count(10), first_choice=3)
+    assert [r.sampling.seed for r in later.requests] == [r.sampling.seed for r in whole[3:]]

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import tempfile
+import threading
 
 import msgspec
 import pytest
@@ -15,6 +16,8 @@ import pytest_asyncio
 from thalweg import AsyncLLM, EngineArgs, SamplingParams
 from thalweg.errors import CheckpointError, ConfigError, EngineDeadError, RequestError, UnsupportedModelError
 from thalweg.params import RequestOutputKind
+from thalweg.text import stops
+from thalweg.text.tokenizer import Tokenizer
 
 ARGS = EngineArgs(
     device="cpu", max_model_len=256, max_num_seqs=16, threads=1, use_tqdm_on_load=False, standby_engine=False
@@ -156,3 +159,23 @@ async def test_an_unknown_architecture_is_refused_with_those_there_are(tmp_path)
     )  # fmt: skip
     with pytest.raises(UnsupportedModelError, match=r"AbacusForCausalLM.*LlamaForCausalLM"):
         await AsyncLLM.start(EngineArgs(model=str(tmp_path), device="null", skip_tokenizer_init=True))
+
+
+async def test_long_stop_strings_and_bad_words_are_read_beside_the_event_loop(engine, monkeypatch):
+    """At their limits they take milliseconds, which every other stream would feel."""
+    threads = []
+    for name in ("StopStrings", "Tokenizer.encode_batch"):
+        where = stops if name == "StopStrings" else Tokenizer
+        before = getattr(where, name.split(".")[-1])
+
+        def noting(*args, before=before, **options):
+            threads.append(threading.current_thread())
+            return before(*args, **options)
+
+        monkeypatch.setattr(where, name.split(".")[-1], noting)
+    words = [f"word{i} of many" for i in range(1000)]
+    for fields in ({"stop": ["x" * 4000]}, {"bad_words": words}):
+        threads.clear()
+        await last(engine.generate("The river", params(**fields), str(fields)[:8]))
+        assert threads
+        assert threading.main_thread() not in threads

@@ -95,14 +95,16 @@ async def test_the_process_that_stands_by_becomes_the_engine_and_ends_with_its_c
     assert len((await stream)[0]) == 60
     assert engine.engine_pid == first
     second = await standby()
-    os.kill(second, signal.SIGKILL)  # nobody is harmed by the loss of one that only waits
-    while engine._supervisor.standby_pid:
+    os.kill(second, signal.SIGKILL)  # nobody is harmed by the loss of one that only waits, and another takes its place
+    while (replaced := await standby()) == second:
         await asyncio.sleep(0.01)
+    assert not Path(f"/proc/{second}").exists(), "reaped"
     os.kill(engine.engine_pid, signal.SIGKILL)
     assert len((await collect(engine, 2))[0]) == 60
+    assert engine.engine_pid == replaced
     third = await standby()
     await engine.shutdown()
-    assert expected == [None] * 3  # who only waits holds no memory ready for weights
+    assert expected == [None] * 4  # who only waits holds no memory ready for weights
     for _ in range(200):
         if not alive(third):
             return

@@ -13,13 +13,12 @@ import httpx
 import jails
 import openai
 import pytest
-import uvicorn
 from fake_engine import FakeEngine
 
 from thalweg.server.app import make_app
 from thalweg.server.metrics import EngineMetrics
 from thalweg.server.serve import _config as serving_config
-from thalweg.server.serve import _loop_factory
+from thalweg.server.serve import _loop_factory, _Server
 from thalweg.server.settings import ServerSettings
 
 
@@ -49,7 +48,7 @@ class Running:
         self.app = app
         config = serving_config(app, self.settings)
         config.timeout_graceful_shutdown = 1
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config, self.settings.header_timeout)
 
         async def main() -> None:
             task = asyncio.create_task(self._server.serve(sockets=[self.sock]))

@@ -90,13 +90,15 @@ class FakeEngine:
         self.loggers: tuple[Any, ...] = ()
         self.dead = False
         self.running: dict[str, SamplingParams] = {}
+        self.most_running = 0
+        """Choices under way at once, at most so far."""
         self.aborted: list[str] = []
         self.told_to_end: set[str] = set()
         self.prompts: list[Any] = []
         self.made = 0
 
     async def generate(
-        self, prompt: Any, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, *, priority: int = 0, first_choice: int = 0
     ) -> AsyncGenerator[RequestOutput, None]:
         ids = list(prompt["prompt_token_ids"])
         if self.dead:
@@ -111,10 +113,11 @@ class FakeEngine:
             raise RequestError("prompt: token id out of range", "prompt")
         assert request_id not in self.running, "ids must be unique"
         self.running[request_id] = sampling_params
+        self.most_running = max(self.most_running, sum(p.n for p in self.running.values()))
         self.prompts.append(prompt)
         done = False
         try:
-            async for output in self._tokens(ids, sampling_params, request_id):
+            async for output in self._tokens(ids, sampling_params, request_id, first_choice):
                 done = output.finished
                 yield output
         finally:
@@ -122,7 +125,9 @@ class FakeEngine:
             if not done:
                 self.aborted.append(request_id)
 
-    async def _tokens(self, ids: list[int], p: SamplingParams, request_id: str) -> AsyncGenerator[RequestOutput, None]:
+    async def _tokens(
+        self, ids: list[int], p: SamplingParams, request_id: str, first: int
+    ) -> AsyncGenerator[RequestOutput, None]:
         limit = min(p.max_tokens or 10**9, self.config.model.max_len - len(ids))
         kept: list[list[int]] = [[] for _ in range(p.n)]
         texts = [""] * p.n
@@ -138,7 +143,7 @@ class FakeEngine:
             for i in range(p.n):
                 if ended[i]:
                     continue
-                token = token_at(ids, i, k, p.seed)
+                token = token_at(ids, first + i, k, p.seed)
                 kept[i].append(token)
                 before = len(texts[i])
                 texts[i] += chr(token)

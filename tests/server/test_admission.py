@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 
 import httpx
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, token_at
 
 from thalweg.server.admission import Admission
 from thalweg.server.errors import ApiError
@@ -222,3 +223,36 @@ async def test_one_key_does_not_starve_another(start):
         await asyncio.gather(*loud, *(ask("quiet") for _ in range(3)))
     assert order.index("quiet") < 22
     assert max(i for i, k in enumerate(order) if k == "quiet") < 35
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_choices_of_a_request_take_turns_like_prompts(start, stream):
+    """n=200 of one key is no way past the turns: the engine is given no more than its window, and another key comes next."""
+    running = start(FakeEngine(delay=0.002), api_key=["loud", "quiet"])
+    order: list[str] = []
+    async with httpx.AsyncClient(base_url=running.url, timeout=60) as client:
+
+        async def ask(key: str, n: int) -> httpx.Response:
+            headers = {"authorization": f"Bearer {key}"}
+            body = {"prompt": "abc", "max_tokens": 8, "n": n, "seed": 5, "stream": stream}
+            r = await client.post(TEXT, json=body, headers=headers)
+            assert r.status_code == 200
+            order.append(key)
+            return r
+
+        loud = asyncio.create_task(ask("loud", 200))
+        while running.app.serving.admission.waiting < 50:
+            await asyncio.sleep(0.005)
+        for _ in range(3):
+            await ask("quiet", 1)
+        answer = await loud
+    assert order == ["quiet"] * 3 + ["loud"]
+    assert running.engine.most_running <= running.app.serving.admission.window
+    frames = [e[6:] for e in answer.text.split("\n\n") if e.startswith("data: {")] if stream else [answer.text]
+    events = [json.loads(e) for e in frames]
+    texts = dict.fromkeys(range(200), "")
+    for choice in (c for e in events for c in e["choices"]):
+        texts[choice["index"]] += choice["text"]
+    assert texts == {i: "".join(chr(token_at(list(b"abc"), i, k, 5)) for k in range(8)) for i in range(200)}
+    admission = running.app.serving.admission
+    assert (admission.running, admission.places, admission.tokens, admission.waiting) == (0, 0, 0, 0)

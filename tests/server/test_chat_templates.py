@@ -6,6 +6,9 @@ import threading
 
 from fake_engine import TEMPLATE, FakeEngine
 
+from thalweg.errors import UnavailableError
+from thalweg.text.jail import LimitError
+
 MESSAGES = [{"role": "user", "content": "hi"}]
 SPIN = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
@@ -18,7 +21,9 @@ def test_a_bomb_is_refused_and_others_are_served_meanwhile(start):
     server = start(trust_request_chat_template=True)
     answers: list[object] = []
     bombs = [
-        threading.Thread(target=lambda: answers.append(server.post("/v1/chat/completions", body(chat_template=SPIN))))
+        threading.Thread(
+            target=lambda: answers.append(server.post("/v1/chat/completions", body(chat_template=SPIN), timeout=60))
+        )
         for _ in range(3)
     ]
     for bomb in bombs:
@@ -35,7 +40,21 @@ def test_a_bomb_is_refused_and_others_are_served_meanwhile(start):
         error = answer.json()["error"]
         assert (answer.status_code, error["param"]) == (400, "chat_template"), error
         assert "took longer" in error["message"]
-    assert server.post("/v1/chat/completions", body(chat_template="x")).status_code == 200
+    assert server.post("/v1/chat/completions", body(chat_template="x"), timeout=60).status_code == 200
+
+
+def test_what_is_nobodys_doing_is_no_400(start, monkeypatch, logged):
+    server = start()
+    monkeypatch.setattr(server.engine.chat._own, "run", lambda job: (_ for _ in ()).throw(UnavailableError("it stood still")))
+    answer = server.post("/v1/chat/completions", body())
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    monkeypatch.setattr(
+        server.engine.chat._own, "run", lambda job: (_ for _ in ()).throw(LimitError("chat_template: took longer"))
+    )
+    answer = server.post("/v1/chat/completions", body())
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"].startswith("the model's own chat_template: took longer")
+    assert "Traceback" not in "".join(logged)
 
 
 def test_templates_of_clients_need_the_flag_and_parse_errors_are_theirs(start):

@@ -29,7 +29,13 @@ def raw(running, size: int | None = None) -> Iterator[socket.socket]:
 
 def post(body: object, *fields: str, path: str = TEXT) -> bytes:
     data = json.dumps(body).encode()
-    head = [f"POST {path} HTTP/1.1", "Host: a", "Content-Type: application/json", f"Content-Length: {len(data)}", *fields]
+    head = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {len(data)}",
+        *fields,
+    ]
     return ("\r\n".join(head) + "\r\n\r\n").encode() + data
 
 
@@ -54,7 +60,7 @@ def finals(answers: bytes) -> list[int]:
     return [int(p[:3]) for p in answers.split(b"HTTP/1.1 ")[1:] if not p.startswith(b"1")]
 
 
-HIDDEN = b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n"
+HIDDEN = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +78,7 @@ HIDDEN = b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n"
 )
 def test_nothing_is_served_behind_an_ambiguous_request(server, fields):
     with raw(server) as s:
-        s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n" + fields + b"\r\n\r\n0\r\n\r\n" + HIDDEN)
+        s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + fields + b"\r\n\r\n0\r\n\r\n" + HIDDEN)
         answer = all_of(s)
     assert len(finals(answer)) == 1
     assert finals(answer)[0] in (400, 415, 501)
@@ -83,10 +89,10 @@ def test_nothing_is_served_behind_an_ambiguous_request(server, fields):
 def test_header_bombs_are_refused_unread(server):
     for bomb in (b"X: " + b"a" * 1_000_000, b"a" * 1_000_000, b"X: y\r\n" * 20_000):
         with raw(server) as s, contextlib.suppress(ConnectionError):
-            s.sendall(b"GET /" + b"b" * 10 + b" HTTP/1.1\r\nHost: a\r\n" + bomb)
+            s.sendall(b"GET /" + b"b" * 10 + b" HTTP/1.1\r\nHost: localhost\r\n" + bomb)
             assert finals(all_of(s)) == [431]
     with raw(server) as s:
-        s.sendall(b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+        s.sendall(b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert finals(all_of(s)) == [431]
 
 
@@ -94,7 +100,7 @@ def test_a_body_over_the_limit_is_not_read_to_its_end(start):
     running = start(max_body=100_000)
     with raw(running) as s:
         s.sendall(
-            f"POST {TEXT} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {2**30}\r\n\r\n".encode()
+            f"POST {TEXT} HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\nContent-Length: {2**30}\r\n\r\n".encode()
         )
         sent = 0
         with contextlib.suppress(ConnectionError, TimeoutError):
@@ -103,7 +109,7 @@ def test_a_body_over_the_limit_is_not_read_to_its_end(start):
                 sent += s.send(b" " * 65536)
         assert sent < 2**26, "the server went on reading"
     with raw(running) as s:
-        s.sendall(f"POST {TEXT} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n".encode())
+        s.sendall(f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode())
         s.sendall(b"Transfer-Encoding: chunked\r\n\r\n")
         with contextlib.suppress(ConnectionError):
             for _ in range(100):
@@ -123,7 +129,7 @@ def test_an_expected_continue_is_given_only_to_what_will_be_read(start):
         s.sendall(body)
         assert b"200 OK" in s.recv(1000)
     with raw(running) as s:
-        s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n")
+        s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         s.sendall(b"Content-Length: 5000\r\nExpect: 100-continue\r\n\r\n")
         assert all_of(s).startswith(b"HTTP/1.1 413 ")
 
@@ -132,7 +138,7 @@ def test_deadlines_are_absolute(start):
     running = start(header_timeout=0.4, body_timeout=0.6)
     for first, seconds in (
         (b"GET / HTTP/1.1\r\n", 0.4),
-        (b"POST /tokenize HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n", 0.6),
+        (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n", 0.6),
     ):
         with raw(running) as s:
             begin = time.monotonic()
@@ -232,8 +238,8 @@ def test_a_client_that_sends_far_ahead_is_cut(start):
 class Endless(FakeEngine):
     """Makes text faster than anyone reads."""
 
-    async def _tokens(self, ids, p, request_id):
-        output = await anext(super()._tokens(ids, p, request_id))
+    async def _tokens(self, ids, p, request_id, first):
+        output = await anext(super()._tokens(ids, p, request_id, first))
         output.outputs[0].text = "x" * 10_000
         output.outputs[0].finish_reason = None
         output.finished = False
@@ -274,7 +280,9 @@ def test_http10_gets_a_whole_answer_and_a_close(server):
 def test_head_has_no_body_and_upgrades_are_not_taken(server):
     with raw(server) as s:
         s.sendall(
-            b"HEAD /livez HTTP/1.1\r\nHost: a\r\n\r\n" + HIDDEN[:-2] + b"Upgrade: h2c\r\nConnection: upgrade, close\r\n\r\n"
+            b"HEAD /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            + HIDDEN[:-2]
+            + b"Upgrade: h2c\r\nConnection: upgrade, close\r\n\r\n"
         )
         answers = all_of(s)
     assert finals(answers) == [200, 200]

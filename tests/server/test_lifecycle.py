@@ -17,7 +17,7 @@ TEXT = "/v1/completions"
 
 
 def client(app: Application) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
 
 async def statuses(http: httpx.AsyncClient) -> list[int]:

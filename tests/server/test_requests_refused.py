@@ -259,3 +259,12 @@ def test_detokenize_checks_ids(server):
     refused(server.post("/detokenize", {"tokens": [1, 9999]}), 400, "tokens[1]")
     refused(server.post("/detokenize", {"tokens": [-1]}), 400, "tokens[0]")
     refused(server.post("/tokenize", {"prompt": 5}), 400, "prompt")
+
+
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+def test_stop_strings_that_would_take_gigabytes_are_refused_with_their_budget(server, path):
+    """64 strings of 65,536 characters: each is allowed, together they are an automaton of four million states."""
+    body = {"stop": [chr(97 + i % 26) + "x" * 65_534 + chr(48 + i) for i in range(64)], "prompt": "a", "messages": MESSAGES}
+    del body["messages" if path == TEXT else "prompt"]
+    said = refused(server.post(path, body), 400, "stop")
+    assert said == "stop: 4194304 characters together; the limit is 4096; send fewer or shorter ones"

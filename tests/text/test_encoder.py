@@ -13,8 +13,8 @@ import vocabularies as v
 import thalweg
 from thalweg.errors import RequestError
 from thalweg.text.chat import LONG as LONG_CHAT
-from thalweg.text.chat import Chat
-from thalweg.text.encoder import INLINE, LONG, Encoder
+from thalweg.text.chat import Chat, _end
+from thalweg.text.encoder import HUGE, INLINE, LONG, MARGIN, Encoder
 from thalweg.text.tokenizer import load_tokenizer
 
 
@@ -86,7 +86,7 @@ async def test_a_text_that_cannot_fit_is_refused_unread_unless_it_will_be_cut() 
         await encoder.encode(["x", "x" * (LONG + 1)], param="input")
     assert e.value.param == "input"
     slow.go.set()
-    assert await encoder.encode(["x" * (LONG + 1)], bounded=False) == [[LONG + 1]]
+    assert await encoder.encode(["x" * (LONG + 1)], keep=LONG) == [[LONG + 1]]
     chat = Chat(slow, "{{ messages[0].content }}")
     with pytest.raises(RequestError, match="3 characters"):
         await chat.prompt_async(lambda: ([{"role": "user", "content": "xxx"}], None), most_chars=2)
@@ -113,3 +113,62 @@ async def test_other_threads_run_while_the_library_encodes() -> None:
     assert len(task.result()[0]) > 100_000
     assert turns > 20
     assert task.result()[0] == list(tok.backend.encode(text, add_special_tokens=True).ids)
+
+
+async def test_of_a_text_that_will_be_cut_only_the_end_is_read() -> None:
+    tok = load_tokenizer(Path(thalweg.__file__).parent / "assets/nano")
+    text = "the river runs where the bed is deepest; " * 5_000
+    whole = tok.encode(text)
+    read: list[int] = []
+
+    class Noting:
+        max_token_chars = tok.max_token_chars
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            read.append(len(text))
+            return tok.encode(text, add_special_tokens)
+
+    for keep in (1, 7, 100):
+        (ids,) = await Encoder(Noting(), 256).encode([text], keep=keep)
+        assert ids[-keep:] == whole[-keep:]
+        assert read.pop() <= (keep + MARGIN) * tok.max_token_chars
+    for short in ("", "a", "the river"):
+        assert await Encoder(tok, 256).encode([short], keep=5) == [tok.encode(short)]
+
+
+async def test_long_texts_of_one_tenant_delay_another_by_one_turn() -> None:
+    slow, order = Slow(), list[str]()
+    encoder = Encoder(slow, 10 * LONG)
+
+    async def ask(tenant: str) -> None:
+        await encoder.encode(["x" * (LONG + 1)], tenant=tenant)
+        order.append(tenant)
+
+    tasks = [asyncio.ensure_future(ask("loud")) for _ in range(8)]
+    await asyncio.sleep(0)
+    tasks += [asyncio.ensure_future(ask("quiet")) for _ in range(2)]
+    await asyncio.sleep(0)
+    tasks.pop(3).cancel()
+    slow.go.set()
+    await asyncio.gather(*tasks)
+    assert order[:5] == ["loud", "loud", "quiet", "loud", "quiet"]
+    assert order.count("loud") == 7
+
+
+def test_the_end_of_a_conversation_keeps_its_spans() -> None:
+    assert _end("abcdef", [(0, 1), (1, 4), (5, 6)], 3) == ("def", [(0, 1), (2, 3)])
+    assert _end("abcdef", [(1, 4)], None) == _end("abcdef", [(1, 4)], 6) == ("abcdef", [(1, 4)])
+
+
+async def test_memory_of_huge_texts_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    for module in ("encoder", "chat"):
+        monkeypatch.setattr(f"thalweg.text.{module}.give_back", lambda m=module: given.append(m))
+    slow = Slow()
+    slow.go.set()
+    for n in (LONG, HUGE + 1):
+        await Encoder(slow, 2 * HUGE).encode(["x" * n])
+        chat = Chat(slow, "{{ messages[0].content }}")
+        await chat.prompt_async(lambda n=n: ([{"role": "user", "content": "x" * n}], None))
+        chat.close()
+    assert given == ["encoder", "chat"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thalweg.text.stops import StopStream, StopStrings
+from thalweg.text.stops import StopStream, StopStrings, automaton
 
 words = st.text(st.sampled_from("ab<"), min_size=1, max_size=4)
 
@@ -64,3 +64,7 @@ def test_work_is_linear_when_every_character_nearly_matches() -> None:
     for _ in range(2000):
         stream.push("aaaaa")
     assert moves <= 10_000
+
+
+def test_a_set_of_stop_strings_is_built_once() -> None:
+    assert automaton(("one", "two")) is automaton(("one", "two"))

@@ -1,10 +1,11 @@
 """Who may go to the engine, and when: a bounded queue, and turns by tenant.
 
-A request is charged before it costs anything: with its place when its head has been read, with its prompts and tokens when
-those are known. A queue that is full refuses at once (429 with Retry-After) rather than let everybody wait longer. The engine
-is given little more than it can run at once (`window`); the rest waits here, where the next is taken from each tenant in turn,
-so that a hundred requests of one tenant delay another's by one turn, not by a hundred. Nor can one tenant fill the queue: it
-may hold SHARE times what it leaves free (the dynamic thresholds of Choudhury and Hahne, 1998).
+A request is charged before it costs anything: with its place when its body has arrived (until then it costs the bytes of that,
+which are bounded elsewhere), with its prompts and tokens when those are known. A queue that is full refuses at once (429 with
+Retry-After) rather than let everybody wait longer. The engine is given little more than it can run at once (`window`); the rest
+waits here, where the next is taken from each tenant in turn, so that a hundred requests of one tenant delay another's by one
+turn, not by a hundred. Nor can one tenant fill the queue: it may hold SHARE times what it leaves free (the dynamic thresholds
+of Choudhury and Hahne, 1998).
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Ticket:
         a.hold(self.tenant, prompts - self.places, tokens - self.tokens)
         self.places, self.tokens = prompts, tokens
 
-    def started(self, tokens: int) -> None:
-        self._give_back(min(1, self.places), min(tokens, self.tokens))
+    def started(self, prompts: int, tokens: int) -> None:
+        self._give_back(min(prompts, self.places), min(tokens, self.tokens))
 
     def close(self) -> None:
         self._give_back(self.places, self.tokens)
@@ -90,10 +91,19 @@ class Admission:
         """Places there are now: the queue's, and those that could start at once."""
         return self.max_requests + max(0, self.window - self.running)
 
-    def enter(self, tenant: str) -> Ticket:
-        """A place in the queue. ApiError 429 if there is none, or no room for another token."""
+    @property
+    def most_together(self) -> int:
+        """Choices of one prompt that take one turn; more would wait for an engine that is nearly empty, and keep it."""
+        return max(1, self.window // 4)
+
+    def look(self, tenant: str) -> None:
+        """ApiError 429 if there is no place now, or no room for another token."""
         if not self.fits(tenant, 1, 1 if self.places else 0):
             raise self.busy()
+
+    def enter(self, tenant: str) -> Ticket:
+        """A place in the queue. ApiError as `look`."""
+        self.look(tenant)
         return Ticket(self, tenant)
 
     def fits(self, tenant: str, places: int, tokens: int) -> bool:
@@ -118,17 +128,21 @@ class Admission:
         return ApiError("the server is busy; try again later", status=429, retry_after=seconds)
 
     @asynccontextmanager
-    async def turn(self, ticket: Ticket, sequences: int, tokens: int, priority: int = 0) -> AsyncIterator[None]:
-        """Waits until a prompt of `ticket` may run; while the block runs, it counts as running."""
+    async def turn(
+        self, ticket: Ticket, sequences: int, tokens: int, priority: int = 0, prompts: int = 1
+    ) -> AsyncIterator[None]:
+        """Waits until a prompt of `ticket`, or some choices of it, may run; while the block runs, they count as running.
+        sequences: at most `most_together`. prompts: 0 for choices of a prompt that has started."""
         if self._closed is not None:
             raise self._closed
-        cost = min(sequences, max(1, self.window // 4))  # more than that would wait for an empty engine
+        cost = min(sequences, self.most_together)
         if self._queues or self.running + cost > self.window:
             await self._wait(ticket.tenant, cost, priority)
         else:
             self.running += cost
-        ticket.started(tokens)
-        self._count_start()
+        ticket.started(prompts, tokens)
+        if prompts:
+            self._count_start()
         try:
             yield
         finally:

@@ -13,22 +13,25 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import thalweg
-from thalweg.server.description import Described, pages_of
+from thalweg.server.description import EVENTS, Described, pages_of
 from thalweg.server.errors import ApiError
 from thalweg.server.http import failure, respond
 from thalweg.server.lifecycle import PROBES, Gate, Lifecycle
 from thalweg.server.metrics import EngineMetrics, HttpMetrics, exposition
-from thalweg.server.middleware import Counted, KeyGuard, RequestIds, RootPath
+from thalweg.server.middleware import Counted, HostGuard, KeyGuard, RequestIds, RootPath
 from thalweg.server.openai.chat import chat_completions
 from thalweg.server.openai.completions import completions
 from thalweg.server.openai.conversation import Conversation
-from thalweg.server.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeText
+from thalweg.server.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeChat, TokenizeText
 from thalweg.server.openai.serving import Serving
 from thalweg.server.openai.tokens import detokenize, tokenize
 from thalweg.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
+
+ANSWERS = ("application/json", EVENTS)
+"""Content types of what can be streamed."""
 
 
 class Application:
@@ -84,14 +87,16 @@ def _surround(app: ASGIApp, settings: ServerSettings, http: HttpMetrics) -> ASGI
     """Middleware, innermost first."""
     if settings.api_key:
         app = KeyGuard(app, keys=settings.api_key, root_path=settings.root_path.rstrip("/"))
-    # Outside the guard: a browser's preflight carries no key.
-    app = CORSMiddleware(
-        app,
-        allow_origins=settings.allowed_origins,
-        allow_methods=settings.allowed_methods,
-        allow_headers=settings.allowed_headers,
-        allow_credentials=settings.allow_credentials,
-    )
+    if settings.allowed_origins:  # outside the guard: a browser's preflight carries no key
+        app = CORSMiddleware(
+            app,
+            allow_origins=settings.allowed_origins,
+            allow_methods=settings.allowed_methods,
+            allow_headers=settings.allowed_headers,
+            allow_credentials=settings.allow_credentials,
+        )
+    if (hosts := settings.hosts) is not None:
+        app = HostGuard(app, hosts, settings.root_path.rstrip("/"))
     if settings.root_path:
         app = RootPath(app, root_path=settings.root_path.rstrip("/"))
     if settings.enable_request_id_headers:
@@ -128,12 +133,12 @@ def _openai_routes(serving: Serving) -> list[Described]:
         return await _safely(_one_model(serving, request.path_params["name"]))
 
     return [
-        Described("/v1/completions", _completions, CompletionRequest),
-        Described("/v1/chat/completions", _chat, ChatRequest),
-        Described("/tokenize", _tokenize, TokenizeText),
-        Described("/detokenize", _detokenize, DetokenizeRequest),
-        Described("/v1/models", _models),
-        Described("/v1/models/{name:path}", _model),
+        Described("/v1/completions", _completions, (CompletionRequest,), "Continue text", ANSWERS),
+        Described("/v1/chat/completions", _chat, (ChatRequest,), "Answer a conversation", ANSWERS),
+        Described("/tokenize", _tokenize, (TokenizeText, TokenizeChat), "Token ids of a text or a conversation"),
+        Described("/detokenize", _detokenize, (DetokenizeRequest,), "The text of token ids"),
+        Described("/v1/models", _models, says="The models served"),
+        Described("/v1/models/{name:path}", _model, says="One model"),
     ]
 
 
@@ -172,4 +177,8 @@ def _ops_routes(serving: Serving, metrics: EngineMetrics, http: HttpMetrics) -> 
         body, kind = exposition(metrics.registry)
         return Response(body, media_type=kind)
 
-    return [Described("/version", _version), Described("/load", _load), Described("/metrics", _metrics)]
+    return [
+        Described("/version", _version, says="The version of this server"),
+        Described("/load", _load, says="Generating requests in flight"),
+        Described("/metrics", _metrics, says="Prometheus metrics", kinds=("text/plain",)),
+    ]

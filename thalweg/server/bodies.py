@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from thalweg.server.errors import ApiError
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 SMALL = 64 * 1024
 """Bodies up to this many bytes are read on the event loop; longer ones on a thread."""
@@ -39,9 +41,11 @@ class Bodies:
         self._one = asyncio.Lock()
         """One large body at a time: each holds the interpreter for moments the event loop would like to have."""
 
-    async def parse(self, request: Request, parse: Callable[[dict[str, Any]], T]) -> T:
-        """The body as a JSON object, given to `parse`. ApiError: not JSON (400, 415), too long (413), too much at once
-        (429), the client left (499)."""
+    async def parse(
+        self, request: Request, parse: Callable[[dict[str, Any]], T], arrived: Callable[[], object] | None = None
+    ) -> T:
+        """The body as a JSON object, given to `parse`. arrived: called when the body is there, before it is read. ApiError:
+        not JSON (400, 415), too long (413), too much at once (429), the client left (499)."""
         size, pieces = 0, []
         try:
             self._check_head(request)
@@ -53,11 +57,14 @@ class Bodies:
                 if self.held > self._most:
                     raise ApiError("too many long requests at once; try again later", status=429, retry_after=2)
                 pieces.append(piece)
+            if arrived is not None:
+                arrived()
             if size <= SMALL:
                 return parse(load(b"".join(pieces), self._values))
             async with self._one:
                 return await asyncio.to_thread(lambda: parse(load(b"".join(pieces), self._values)))
         except ClientDisconnect:
+            log.debug("a client left after %d bytes of a body", size)
             raise ApiError("the client left", status=499) from None
         finally:
             self.held -= size

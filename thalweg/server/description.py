@@ -1,81 +1,176 @@
-"""The API described: /openapi.json and the pages that show it. Made when somebody looks, because the framework that makes them
-takes longer to import than everything else the server does at its start.
-"""
+"""The API described: /openapi.json, and a page that shows it and asks nobody else for anything. Made when somebody looks."""
 
 from __future__ import annotations
 
-import asyncio
+import html
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 import thalweg
+from thalweg.server.http import respond
 
 DOCUMENT, DOCS, REDOC = "/openapi.json", "/docs", "/redoc"
-PAGES = (DOCUMENT, DOCS, REDOC, f"{DOCS}/oauth2-redirect")
-"""The last comes with the second."""
+PAGES = (DOCUMENT, DOCS, REDOC)
+EVENTS = "text/event-stream"
+REFUSALS = {
+    400: "The request is wrong; `param` names the field",
+    401: "The API key is missing or wrong",
+    404: "There is no such model or route",
+    413: "The body is too long",
+    415: "The body is not JSON",
+    429: "The server is busy; `Retry-After` says when to come again",
+    500: "The server failed; its log says why",
+    503: "Not ready, restarting or shutting down; `Retry-After` says when to come again",
+}
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "integer"},
+            },
+        }
+    },
+}
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+"""Content-Security-Policy of the page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """One route: POST where it takes a body, else GET. Bodies are read by hand, within bounds; `body` describes them."""
+    """One route: POST where it takes a body, else GET. Bodies are read by hand, within bounds; `bodies` describe them."""
 
     path: str
     endpoint: Callable[[Request], Awaitable[Response]]
-    body: Any = None
-    """A pydantic model."""
+    bodies: tuple[Any, ...] = ()
+    """Pydantic models, of which a body is one."""
+    says: str = ""
+    kinds: tuple[str, ...] = ("application/json",)
+    """Content types of the answer."""
 
     @property
     def method(self) -> str:
-        return "GET" if self.body is None else "POST"
+        return "POST" if self.bodies else "GET"
 
     def route(self) -> Route:
         made = Route(self.path, self.endpoint, methods=[self.method])
         made.methods = {self.method}  # not HEAD, which it adds by itself
         return made
 
-    def extra(self) -> dict[str, Any]:
-        """What the document says beyond the path."""
-        names = re.findall(r"{(\w+)", self.path)
-        said: dict[str, Any] = {}
-        if names:
+    def operation(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        """As the document has it; what its schemas name goes to `definitions`."""
+        name = re.sub(r"\W+", "_", re.sub(r":\w+", "", self.path)).strip("_")
+        said: dict[str, Any] = {"operationId": f"{name}_{self.method.lower()}", "summary": self.says or self.path}
+        if names := re.findall(r"{(\w+)", self.path):
             text = {"type": "string"}
             said["parameters"] = [{"name": n, "in": "path", "required": True, "schema": text} for n in names]
-        if self.body is not None:
-            form = self.body.model_json_schema(ref_template="#/components/schemas/{model}")
-            form.pop("$defs", None)
+        forms = [_schema(body, definitions) for body in self.bodies]
+        if forms:
+            form = forms[0] if len(forms) == 1 else {"anyOf": forms}
             said["requestBody"] = {"required": True, "content": {"application/json": {"schema": form}}}
+        said["responses"] = {"200": {"description": "The answer", "content": {k: _answer(k) for k in self.kinds}}}
+        refused = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+        for status, words in REFUSALS.items():
+            if forms or status in (401, 404, 500, 503):
+                said["responses"][str(status)] = {"description": words, "content": refused}
         return said
 
 
+def _answer(kind: str) -> dict[str, Any]:
+    return {"schema": {"type": "object" if kind == "application/json" else "string"}}
+
+
+def _schema(model: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    form: dict[str, Any] = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    definitions.update(form.pop("$defs", {}))
+    return form
+
+
+def document(described: list[Described]) -> dict[str, Any]:
+    """OpenAPI 3.1."""
+    schemas: dict[str, Any] = {"Error": ERROR}
+    paths = {re.sub(r":\w+}", "}", d.path): {d.method.lower(): d.operation(schemas)} for d in described}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "thalweg", "version": thalweg.__version__},
+        "paths": paths,
+        "components": {
+            "schemas": dict(sorted(schemas.items())),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
 def pages_of(described: list[Described]) -> list[BaseRoute]:
-    """Routes of the pages that describe these."""
-    pages = _Pages(described)
-    return [Route(path, pages) for path in PAGES]
+    """Routes of the document and of the page that shows it."""
+    made: dict[str, Any] = {}
+
+    async def _document(request: Request) -> Response:
+        if not made:
+            made.update(document(described))
+        return respond(made)
+
+    async def _page(request: Request) -> Response:
+        if not made:
+            made.update(document(described))
+        body = page(made, request.scope.get("root_path", "") + DOCUMENT)
+        return Response(body, media_type="text/html", headers={"Content-Security-Policy": POLICY})
+
+    return [Route(DOCUMENT, _document), Route(DOCS, _page), Route(REDOC, _page)]
 
 
-class _Pages:
-    """The application behind those routes."""
+# ---------------------------------------------------------------- the page
 
-    def __init__(self, described: list[Described]) -> None:
-        self._described = described
-        self._app: ASGIApp | None = None
+STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "code{font-family:ui-monospace,monospace}table{border-collapse:collapse}"
+    "td{border-top:1px solid #ccc;padding:.2rem 1rem .2rem 0;vertical-align:top}summary{cursor:pointer;margin:.5rem 0}"
+)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._app is None:
-            self._app = await asyncio.to_thread(self._make)
-        await self._app(scope, receive, send)
 
-    def _make(self) -> ASGIApp:
-        from fastapi import FastAPI
+def page(described: dict[str, Any], address: str) -> str:
+    """The document as HTML without scripts: routes, and the fields of their bodies."""
+    parts = [
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>thalweg</title><style>{STYLE}</style><h1>thalweg '
+        f'{html.escape(described["info"]["version"])}</h1><p>The API as a document: <a href="{html.escape(address)}">'
+        f"{html.escape(address)}</a></p>"
+    ]
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            parts.append(f"<details><summary><code>{method.upper()} {html.escape(path)}</code> ")
+            parts.append(f"{html.escape(operation['summary'])}</summary><table>")
+            parts += (f"<tr><td><code>{html.escape(n)}</code><td>{html.escape(t)}" for n, t in _fields(operation))
+            parts.append("</table></details>")
+    return "".join(parts) + "</html>"
 
-        app = FastAPI(title="thalweg", version=thalweg.__version__, openapi_url=DOCUMENT, docs_url=DOCS, redoc_url=REDOC)
-        for d in self._described:
-            app.add_api_route(d.path, d.endpoint, methods=[d.method], openapi_extra=d.extra())
-        return app
+
+def _fields(operation: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(name, type in words) of the fields of its body's forms."""
+    form = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    for one in form.get("anyOf", [form]):
+        for name, field in one.get("properties", {}).items():
+            yield name, _words(field) + (", required" if name in one.get("required", ()) else "")
+
+
+def _words(field: dict[str, Any]) -> str:
+    if "anyOf" in field:
+        return " or ".join(dict.fromkeys(_words(f) for f in field["anyOf"]))
+    if "$ref" in field:
+        return str(field["$ref"]).rpartition("/")[2]
+    if "enum" in field or "const" in field:
+        return ", ".join(map(str, field.get("enum", [field.get("const")])))
+    kind = str(field.get("type", "any"))
+    return f"list of {_words(field.get('items', {}))}" if kind == "array" else kind

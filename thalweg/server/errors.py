@@ -13,13 +13,14 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
-from thalweg.errors import EngineDeadError, RequestError
+from thalweg.errors import EngineDeadError, RequestError, TemplateLimitError, UnavailableError
 
 log = logging.getLogger(__name__)
 
 TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     413: "RequestTooLargeError",
@@ -28,6 +29,7 @@ TYPES = {
     417: "ExpectationFailedError",
     429: "RateLimitError",
     431: "RequestTooLargeError",
+    499: "ClientClosedRequest",
     500: "InternalServerError",
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
@@ -57,6 +59,11 @@ def translate(error: BaseException) -> ApiError:
         return ApiError(str(error), error.param)
     if isinstance(error, ValidationError):
         return from_validation(error)
+    if isinstance(error, UnavailableError):
+        return ApiError(str(error), status=503, retry_after=1)
+    if isinstance(error, TemplateLimitError):
+        log.error("%s", error)
+        return ApiError(f"{error}; this is the server's doing, not the request's", status=500)
     number = uuid.uuid4().hex[:12]
     if isinstance(error, EngineDeadError):
         log.error("error %s: no answer of the engine: %s", number, error)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, cast
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import uvicorn
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
@@ -205,8 +205,9 @@ class Connection(asyncio.BufferedProtocol):
         if self._access and self._exchange is not None:
             e = self._exchange
             client = f"{self._client[0]}:{self._client[1]}" if self._client else ""
-            # Without the query: clients put secrets there.
-            access.info('%s - "%s %s HTTP/%s" %d', client, e.scope["method"], e.scope["path"], e.scope["http_version"], status)
+            # Without the query: clients put secrets there. Quoted: a decoded path may hold line breaks and terminal escapes.
+            path = quote(e.scope["path"])
+            access.info('%s - "%s %s HTTP/%s" %d', client, e.scope["method"], path, e.scope["http_version"], status)
 
     def body_read(self) -> bool:
         """Has the whole request arrived? If not, the connection cannot be used again after the answer."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from ipaddress import ip_address
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -43,6 +44,33 @@ class KeyGuard:
         if found and len(self._digests) > 1:
             scope["thalweg.tenant"] = f"key {found[0]}"
         return bool(found)
+
+
+class HostGuard:
+    """Refuses requests to names that are not this server's. Addresses are: no page of another origin can have one of ours as
+    its name. Probes are answered whatever the name."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str], root_path: str = "") -> None:
+        self.app, self._hosts, self.root_path = app, hosts, root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = next((v for k, v in scope["headers"] if k == b"host"), None)  # absent: HTTP/1.0, which no browser speaks
+        if name is None or self._ours(name.decode("latin-1")) or scope["path"].removeprefix(self.root_path) in PROBES:
+            await self.app(scope, receive, send)
+            return
+        words = f"this server does not go by the name {name.decode('latin-1')!r}; start it with --allowed-hosts to add names"
+        await failure(ApiError(words, status=403))(scope, receive, send)
+
+    def _ours(self, host: str) -> bool:
+        name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+        name = name.lower().rstrip(".")
+        if name in self._hosts or name.endswith(".localhost"):
+            return True
+        try:
+            ip_address(name)
+        except ValueError:
+            return False
+        return True
 
 
 def tenant_of(scope: Scope) -> str:

@@ -40,6 +40,8 @@ GIVE_UP = 0.5
 """Seconds for the engine, or for what is still loading, to end by itself."""
 HEALTH_EVERY = 1.0
 """Seconds between looks at whether the engine still lives."""
+CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Of TLS 1.2: forward secret, authenticated. TLS 1.3 has no others."""
 FAILED_SECONDS = 30.0
 """How long a server whose engine is lost for good stays to say so to probes, before it ends."""
 
@@ -91,7 +93,7 @@ async def _main(args: EngineArgs, settings: ServerSettings, sock: socket.socket,
     loggers: list[StatLogger] = [] if metrics is None else [metrics, StatsLine(envs.log_stats_seconds())]
     app = Application(settings, metrics)
     signals = _Signals(app)
-    server = _Server(_config(app, settings))
+    server = _Server(_config(app, settings), settings.header_timeout)
     running = asyncio.create_task(server.serve(sockets=[sock]))
     where = settings.uds or url(settings, sock)
     log.info("listening on %s; the model is loading", where)
@@ -174,6 +176,28 @@ async def _drain(app: Application, settings: ServerSettings, signals: _Signals) 
 class _Server(uvicorn.Server):
     """Signals are handled above, where the engine is ended too."""
 
+    def __init__(self, config: uvicorn.Config, handshake_seconds: float) -> None:
+        super().__init__(config)
+        self._handshake_seconds = handshake_seconds
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's for sockets that listen, with a bound to TLS handshakes: before that a connection is nobody's."""
+        await self.lifespan.startup()
+        loop, config = asyncio.get_running_loop(), self.config
+
+        def connection() -> asyncio.BaseProtocol:
+            made: Any = config.http_protocol_class
+            return made(config=config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[no-any-return]
+
+        seconds = self._handshake_seconds if config.ssl else None
+        self.servers = [
+            await loop.create_server(
+                connection, sock=sock, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=seconds
+            )
+            for sock in sockets or ()
+        ]
+        self.started = True
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -194,6 +218,7 @@ def _config(app: Any, s: ServerSettings) -> uvicorn.Config:
     quiet = {p.strip() for p in (s.disable_access_log_for_endpoints or "").split(",") if p.strip()}
     if quiet:
         logging.getLogger("uvicorn.access").addFilter(lambda record: not _is_of(record, quiet))
+    trusted = s.forwarded_allow_ips or envs.forwarded_allow_ips()
     limits = Limits(s.header_timeout, s.body_timeout, s.slow_client_timeout, connection_limit())
     return uvicorn.Config(
         app,
@@ -207,7 +232,10 @@ def _config(app: Any, s: ServerSettings) -> uvicorn.Config:
         ssl_certfile=s.ssl_certfile,
         ssl_ca_certs=s.ssl_ca_certs,
         ssl_cert_reqs=s.ssl_cert_reqs,
-        ssl_ciphers=s.ssl_ciphers or "TLSv1",
+        ssl_ciphers=s.ssl_ciphers or CIPHERS,
+        # Whose word is believed is who told the operator so: anybody else could claim a host, and with it a turn, per request.
+        proxy_headers=bool(trusted),
+        forwarded_allow_ips=",".join(trusted),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,13 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     root_path: str = ""
     api_key: list[str] = []
 
-    allowed_origins: list[str] = msgspec.field(default_factory=lambda: ["*"])
+    allowed_hosts: list[str] = []
+    """Names clients may call this server by (the Host field); "*": any. Empty: see `hosts`."""
+    forwarded_allow_ips: list[str] = []
+    """Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed; empty: nobody's."""
+
+    allowed_origins: list[str] = []
+    """Web pages of other origins that a browser lets read answers; none unless told."""
     allowed_methods: list[str] = msgspec.field(default_factory=lambda: ["*"])
     allowed_headers: list[str] = msgspec.field(default_factory=lambda: ["*"])
     allow_credentials: bool = False
@@ -69,6 +76,17 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     fingerprint_mode: str = "full"
     fingerprint_value: str | None = None
 
+    @property
+    def hosts(self) -> frozenset[str] | None:
+        """Names this server answers to, beside addresses; None: any. Only a server on loopback without a key needs to look by
+        itself: what keeps strangers out is that they cannot reach it, and a web page whose name is made to point here
+        (DNS rebinding) lets a browser do so for it."""
+        if self.allowed_hosts:
+            return None if "*" in self.allowed_hosts else frozenset(h.lower() for h in self.allowed_hosts)
+        if self.api_key or self.uds or not _is_loopback(self.host):
+            return None
+        return frozenset({"localhost", self.host.lower()})
+
     def __repr__(self) -> str:
         """Without the keys: settings end up in logs."""
         shown = {n: getattr(self, n) for n in self.__struct_fields__ if n != "api_key"}
@@ -98,6 +116,9 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
             yield "--api-key: a key must not be empty or begin or end with a space"
         if self.root_path and not self.root_path.startswith("/"):
             yield f"--root-path: {self.root_path!r} must begin with a slash"
+        for host in self.allowed_hosts:
+            if not host or set(host) & set("/:[]@ "):
+                yield f"--allowed-hosts: {host!r} is no name; give names alone, without scheme and port, or *"
         if not self.response_role:
             yield "--response-role: must not be empty"
         if (self.fingerprint_mode == "custom") != (self.fingerprint_value is not None):
@@ -115,3 +136,12 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
             yield f"--ssl-cert-reqs: {self.ssl_cert_reqs} is not one of 0 (none), 1 (optional), 2 (required)"
         if self.ssl_cert_reqs and not self.ssl_ca_certs:
             yield "--ssl-cert-reqs: asking clients for certificates needs --ssl-ca-certs"
+
+
+def _is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,6 +1,6 @@
 """The process in which chat templates are rendered: `python -m thalweg.text.cell`, jobs on stdin, answers on stdout.
 
-It opens no file once it runs, starts no process, and is killed by the kernel at its deadline; memory beyond its limit is
+It opens no file once it runs, starts no process, and is killed by the kernel at its deadlines; memory beyond its limit is
 refused to it. A job too big for it leaves a used-up process behind, which says so in its answer and ends.
 """
 
@@ -53,7 +53,8 @@ class Cell:
 
     def _answer(self, job: Job) -> Done | Refused:
         self._limit_memory(job.limits.memory)
-        signal.setitimer(signal.ITIMER_REAL, job.limits.seconds)
+        signal.setitimer(signal.ITIMER_PROF, job.limits.seconds)
+        signal.setitimer(signal.ITIMER_REAL, job.limits.wall)
         _end_with_input(True)
         try:
             text = self._render(job)
@@ -69,6 +70,7 @@ class Cell:
         finally:
             _end_with_input(False)
             signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             self._limit_memory(None)
         return Done(text, last=self._mapped() - self._idle_bytes > KEPT_BYTES)
 
@@ -145,7 +147,7 @@ def _end_with_input(on: bool) -> None:
 
 def _confine() -> None:
     """No file, no process, no core dump from here on."""
-    for number in (signal.SIGALRM, signal.SIGIO):  # both end the process
+    for number in (signal.SIGPROF, signal.SIGALRM, signal.SIGIO):  # each ends the process
         signal.signal(number, signal.SIG_DFL)
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it then closes the pipe

@@ -12,14 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, Protocol
 
-from thalweg.errors import CheckpointError, RequestError
-from thalweg.text.jail import BrokenTemplateError, Jail
+from thalweg.errors import CheckpointError, RequestError, TemplateLimitError
+from thalweg.text.encoder import HUGE, give_back
+from thalweg.text.jail import BrokenTemplateError, Jail, LimitError
 from thalweg.text.messages import ContentFormat, check_variables, normalise
 from thalweg.text.specials import Span, SpecialText
 from thalweg.text.wire import Job
 
 OWN_SECONDS, GUEST_SECONDS = 2.0, 0.5
-"""Wall clock for one rendering: with the template of the model or the operator; with one that came with a request."""
+"""Processor time for one rendering: with the template of the model or the operator; with one that came with a request."""
 CELLS = 2
 """Renderings at once. A template that came with a request has a process to itself."""
 LONG = 32768
@@ -93,7 +94,7 @@ class Chat:
         templates write their own. most_chars: a longer prompt is refused before it is encoded.
 
         RequestError, param naming the field: wrong messages, what the template refuses, a limit passed. CheckpointError if
-        the model's own template does not parse."""
+        the model's own template does not parse; TemplateLimitError if that passes a limit; UnavailableError: try again."""
         text, data = self.render(
             messages,
             tools,
@@ -112,15 +113,18 @@ class Chat:
         *,
         add_special_tokens: bool = False,
         most_chars: float = math.inf,
+        last: int | None = None,
         **options: Any,
     ) -> dict[str, Any]:
-        """As `prompt`, off the event loop; `request` makes messages and tools there. options: as `render`."""
+        """As `prompt`, off the event loop; `request` makes messages and tools there. last: only so many characters at the end
+        are wanted. options: as `render`."""
         loop = asyncio.get_running_loop()
 
         def work() -> tuple[str, list[Span], dict[str, Any] | None]:
             messages, tools = request()
             text, data = self.render(messages, tools, **options)
             _check_length(text, most_chars)
+            text, data = _end(text, data, last)
             return text, data, self._encoded(text, data, add_special_tokens) if len(text) < LONG else None
 
         threads = self._own_threads if options.get("template") is None else self._guest_threads
@@ -131,7 +135,10 @@ class Chat:
         return await loop.run_in_executor(self._encoding, self._encoded, text, data, add_special_tokens)
 
     def _encoded(self, text: str, data: list[Span], add_special_tokens: bool) -> dict[str, Any]:
-        return {"prompt": text, "prompt_token_ids": self._tokenizer.encode_with_data(text, data, add_special_tokens)}
+        ids = self._tokenizer.encode_with_data(text, data, add_special_tokens)
+        if len(text) > HUGE:
+            give_back()
+        return {"prompt": text, "prompt_token_ids": ids}
 
     def render(
         self,
@@ -169,9 +176,19 @@ class Chat:
             if template is None:
                 raise CheckpointError(str(e)) from None
             raise RequestError(f"chat_template: {str(e).removeprefix('chat template: ')}", "chat_template") from None
+        except LimitError as e:
+            if template is None:
+                raise TemplateLimitError(f"the model's own {e}") from None
+            raise
         except RequestError as e:  # may quote the messages
             raise RequestError(marks.remove(str(e)) if marks else str(e), e.param) from None
         return marks.take(text) if marks else (text, [])
+
+
+def _end(text: str, data: list[Span], last: int | None) -> tuple[str, list[Span]]:
+    """At most the last characters of a text, and the spans that are left in them."""
+    cut = 0 if last is None else max(0, len(text) - last)
+    return (text[cut:], [(max(0, a - cut), b - cut) for a, b in data if b > cut]) if cut else (text, data)
 
 
 def _check_length(text: str, most_chars: float) -> None:

@@ -6,8 +6,12 @@ Knows no chat and no request; whose text it is, is the caller's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import ctypes
+import math
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 from thalweg.errors import RequestError
@@ -17,6 +21,21 @@ INLINE, LONG = 2048, 65536
 millisecond; more than LONG on another, which may be busy for seconds."""
 
 
+MARGIN = 16
+"""Tokens beyond those wanted of a text's end: what the cut through a word may change."""
+
+
+HUGE = 1 << 20
+"""Characters; what the library took to encode more is given back to the system, which malloc would keep."""
+
+
+def give_back() -> None:
+    """Where the C library can (glibc). Takes a tenth of a second, without the interpreter."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 class Encodes(Protocol):
     @property
     def max_token_chars(self) -> float: ...
@@ -24,21 +43,71 @@ class Encodes(Protocol):
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
 
+def last_chars(keep: int, max_token_chars: float) -> int | None:
+    """How many characters at the end of a text its last `keep` tokens can span; None: that cannot be known."""
+    return None if math.isinf(max_token_chars) else int((keep + MARGIN) * max_token_chars)
+
+
+class _Turns:
+    """One at a time; the next is taken from each tenant in turn. On one event loop."""
+
+    def __init__(self) -> None:
+        self._busy = False
+        self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        if self._busy:
+            called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._queues.setdefault(tenant, deque()).append(called)
+            try:
+                await called
+            except asyncio.CancelledError:
+                if not called.cancelled():  # called and cancelled in the same moment
+                    self._next()
+                raise
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._next()
+
+    def _next(self) -> None:
+        while self._queues:
+            tenant, queue = self._queues.popitem(last=False)
+            called = queue.popleft()
+            if queue:
+                self._queues[tenant] = queue
+            if not called.done():
+                called.set_result(None)
+                return
+        self._busy = False
+
+
 class Encoder:
-    """A tokenizer and its threads. Long texts wait for each other, middling ones for middling ones, short ones for nobody."""
+    """A tokenizer and its threads. Long texts wait for each other, by tenant in turn, middling ones for middling ones, short
+    ones for nobody."""
 
     def __init__(self, tokenizer: Encodes, max_len: int) -> None:
         """max_len: tokens of the context; a text that cannot be that short is refused unread."""
         self._tokenizer, self._max_len = tokenizer, max_len
         self.most_chars = max_len * tokenizer.max_token_chars
         self._middling, self._long = ThreadPoolExecutor(1, "encode"), ThreadPoolExecutor(1, "encode-long")
+        self._turns = _Turns()
 
     async def encode(
-        self, texts: Sequence[str], add_special_tokens: bool = True, param: str = "prompt", bounded: bool = True
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool = True,
+        param: str = "prompt",
+        keep: int | None = None,
+        tenant: str = "",
     ) -> list[list[int]]:
-        """The ids of each text. bounded False: any length (the caller truncates). RequestError (`param`): not Unicode, or
-        too long for the context whatever its tokens."""
-        for text in texts if bounded else ():
+        """The ids of each text. keep: any length, and at least the last `keep` ids of each (the caller cuts the others off).
+        tenant: whose turn it takes. RequestError (`param`): not Unicode, or too long for the context whatever its tokens."""
+        if keep is not None and (last := last_chars(keep, self._tokenizer.max_token_chars)) is not None:
+            texts = [text[-last:] for text in texts]
+        for text in texts if keep is None else ():
             if len(text) > self.most_chars:
                 raise RequestError(
                     f"{param}: {len(text)} characters cannot fit the context of {self._max_len} tokens; shorten it", param
@@ -49,8 +118,15 @@ class Encoder:
                 return [self._tokenizer.encode(text, add_special_tokens) for text in texts]
             except RequestError as e:
                 raise RequestError(f"{param}: {e}", param) from None
+            finally:
+                if size > HUGE:
+                    give_back()
 
         size = sum(map(len, texts))
         if size <= INLINE:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._middling if size <= LONG else self._long, work)
+        loop = asyncio.get_running_loop()
+        if size <= LONG:
+            return await loop.run_in_executor(self._middling, work)
+        async with self._turns.turn(tenant):
+            return await loop.run_in_executor(self._long, work)

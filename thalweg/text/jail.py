@@ -13,7 +13,7 @@ import time
 import msgspec
 
 from thalweg import processes
-from thalweg.errors import RequestError, ThalwegError
+from thalweg.errors import RequestError, ThalwegError, UnavailableError
 from thalweg.processes import ChildGoneError, ChildTimeoutError
 from thalweg.text.wire import HEADER, MAX_FRAME, Done, Job, Limits, Refused, frame
 
@@ -21,6 +21,9 @@ START_SECONDS = 20.0
 """What a new child may take to be there, beyond its first job."""
 GRACE_SECONDS = 1.0
 """The kernel ends a child at its deadline; this much later, we do."""
+WALL = 20
+"""Seconds of the clock for a second of processor time. Templates cannot wait: whoever needs more stands on a machine that stood
+still, or is stopped."""
 MEMORY = 96 << 20
 """Bytes a rendering may use. An idle child has some 25 MiB."""
 MEMORY_PER_BYTE = 16
@@ -34,12 +37,16 @@ class BrokenTemplateError(ThalwegError):
     """The template does not parse."""
 
 
+class LimitError(RequestError):
+    """The template used more than it may."""
+
+
 class Jail:
     """Up to `cells` children that render templates. Thread-safe. Children start when first needed, or with `prepare`; they
     end with this object or this process."""
 
     def __init__(self, cells: int, seconds: float) -> None:
-        """seconds: wall clock for one job, its template's compilation included."""
+        """seconds: processor time for one job, its template's compilation included."""
         self._seconds = seconds
         self._free = threading.Semaphore(cells)
         self._lock = threading.Lock()
@@ -52,41 +59,42 @@ class Jail:
                 self._idle.append(_Cell())
 
     def run(self, job: Job) -> str:
-        """The rendered text. RequestError: a limit was passed (param "chat_template"), or what the template or its caller
-        refused. BrokenTemplateError. ThalwegError: two children were lost for no reason of ours."""
+        """The rendered text. LimitError: a limit was passed (param "chat_template"). RequestError: what the template or its
+        caller refused. BrokenTemplateError. UnavailableError: children were lost or stood still for no reason of ours."""
         data = _frame(job, self._seconds)
         with self._free:
-            for _ in range(2):
-                reply = self._try(data)
-                if reply is not None:
-                    break
-            else:
-                raise ThalwegError("the process that renders chat templates ended twice while it had this request")
+            # Idle children may all have been killed long ago: only one made for this job tells something about it.
+            reply = self._try(data, fresh=False) or self._try(data, fresh=True)
+        if reply is None:
+            raise UnavailableError("the process that renders chat templates was lost twice; try again")
         if isinstance(reply, Done):
             return reply.text
         if reply.kind == "template":
             raise BrokenTemplateError(reply.message)
         if reply.kind == "limit":
-            raise RequestError(f"chat_template: {reply.message}; it was stopped", "chat_template")
+            raise LimitError(f"chat_template: {reply.message}; it was stopped", "chat_template")
         raise RequestError(reply.message, reply.param)
 
-    def _try(self, data: bytes) -> Done | Refused | None:
-        """One child's answer; None if it was lost to something else than this job."""
+    def _try(self, data: bytes, fresh: bool) -> Done | Refused | None:
+        """One child's answer; None if it was lost to something else than this job. fresh: not one that was idle."""
         with self._lock:
-            cell = self._idle.pop() if self._idle else None
+            cell = self._idle.pop() if self._idle and not fresh else None
         cell = cell or _Cell()
         reply: Done | Refused | None = None
         try:
             reply = cell.ask(data, self._seconds)
         except ChildTimeoutError:
-            reply = _too_long(self._seconds)
+            cell.end()
+            raise _stood_still() from None
         except ChildGoneError as e:
+            cell.end()
             reply = _verdict(e.status, self._seconds)
         if reply is not None and not reply.last:
             self._keep(cell)
         else:
             cell.end()
-            self.prepare()
+            if reply is not None:
+                self.prepare()
         return reply
 
     def _keep(self, cell: _Cell) -> None:
@@ -117,7 +125,7 @@ class _Cell:
 
     def ask(self, data: bytes, seconds: float) -> Done | Refused:
         patience = GRACE_SECONDS if self._started else START_SECONDS
-        until = time.monotonic() + patience + 2 * _allowance(len(data)) + seconds
+        until = time.monotonic() + patience + WALL * (2 * _allowance(len(data)) + seconds)
         self._child.write(data, until)
         (size,) = HEADER.unpack(self._child.read(HEADER.size, until))
         if size > MAX_FRAME:
@@ -141,6 +149,7 @@ def _frame(job: Job, seconds: float) -> bytes:
         data = frame(job)
         limits = Limits(
             seconds=seconds + _allowance(len(data)),
+            wall=WALL * (seconds + _allowance(len(data))),
             memory=MEMORY + MEMORY_PER_BYTE * len(data),
             output=OUTPUT + 2 * len(data),
         )
@@ -155,9 +164,17 @@ def _too_long(seconds: float) -> Refused:
     return Refused("limit", f"took longer than {seconds:g} seconds", last=True)
 
 
+def _stood_still() -> UnavailableError:
+    """Not tried again: this request has waited long enough."""
+    return UnavailableError("the process that renders chat templates stood still; try again")
+
+
 def _verdict(status: int, seconds: float) -> Refused | None:
-    """What an exit status says about the job: at the deadline the kernel sends SIGALRM; a crash is the template's doing."""
+    """What an exit status says about the job: when its processor time is used up the kernel sends SIGPROF (SIGALRM: it had
+    time, and did not get it); a crash is the template's doing."""
     if status == -signal.SIGALRM:
+        raise _stood_still()
+    if status == -signal.SIGPROF:
         return _too_long(seconds)
     crashes: tuple[int, ...] = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE)
     if status in crashes:

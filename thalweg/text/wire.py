@@ -16,9 +16,11 @@ MAX_FRAME = 256 << 20
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What one job may use. seconds: wall clock. memory: bytes of address space over an idle process. output: characters."""
+    """What one job may use. seconds: processor time. wall: seconds of the clock. memory: bytes of address space over an idle
+    process. output: characters."""
 
     seconds: float
+    wall: float
     memory: int
     output: int
 
@@ -36,7 +38,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     kwargs: dict[str, Any] = {}
     now: str = "1970-01-01"
     """Local time, ISO 8601, for templates that write the date."""
-    limits: Limits = Limits(0.0, 0, 0)
+    limits: Limits = Limits(0.0, 0.0, 0, 0)
     """The jail's to set."""
 
 

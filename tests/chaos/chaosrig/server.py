@@ -31,7 +31,8 @@ def free_port() -> int:
 
 
 class Server:
-    """flags: of `thalweg serve`, with _ for -; a value of True is a bare flag. knobs: of the hash model (seconds).
+    """flags: of `thalweg serve`, with _ for -; a value of True is a bare flag, a list several words.
+    knobs: of the hash model (seconds).
 
     The process leads a session, so whatever it starts can be told from other processes; its TMPDIR is its own, so whatever it
     leaves behind can be found.
@@ -58,7 +59,8 @@ class Server:
         if device == "null":
             self._command += ["--additional-config", json.dumps(knobs or {})]
         for name, value in flags.items():
-            self._command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+            words = [] if value is True else value if isinstance(value, list) else [str(value)]
+            self._command += [f"--{name.replace('_', '-')}", *words]
         self.process: subprocess.Popen[bytes] | None = None
 
     # ------------------------------------------------------------------ life

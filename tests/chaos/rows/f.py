@@ -49,7 +49,11 @@ def _smuggling() -> dict[str, bytes]:
         "TE in quotes": _post(b'Transfer-Encoding: "chunked"', body=after),
         "TE folded": _post(b"Transfer-Encoding:\r\n chunked", body=after),
         "folded header": _post(b"X-A: a\r\n b", length, body=BODY + SECOND),
-        "header before the first": b"POST /v1/completions HTTP/1.1\r\n Host: a\r\n" + length + b"\r\n\r\n" + BODY + SECOND,
+        "header before the first": b"POST /v1/completions HTTP/1.1\r\n Host: localhost\r\n"
+        + length
+        + b"\r\n\r\n"
+        + BODY
+        + SECOND,
         "bare LF": _post(length, end=b"\n", body=BODY + SECOND),
         "one bare LF": _post(b"X-A: b\n" + chunked, length, body=BODY + SECOND),
         "bare CR in a value": _post(b"X-A: b\rc: d", length, body=BODY + SECOND),

@@ -113,14 +113,18 @@ async def k2(ctx: Context) -> list[Figure]:
     async with Server(env={"THALWEG_API_KEY": key}) as server:
         for name, value in cases.items():
             line = b"" if value is None else b"Authorization: " + value.encode("latin-1") + b"\r\n"
-            said, how = await raw(server.port, b"GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n" + line + b"\r\n")
+            said, how = await raw(
+                server.port, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + line + b"\r\n"
+            )
             status = (split(said) or [Answer()])[0].status
             # What is no header at all is a framing error before it is a key.
             wanted = (401, 400, 431) if name in ("NUL", "1 MB", "10 KB") else (401,)
             if status not in wanted and not (name == "1 MB" and how == "reset"):
                 odd.append(f"{name}: {status} {how}")
         two = f"Authorization: Bearer {key}\r\nAuthorization: Bearer wrong\r\n"
-        said, _ = await raw(server.port, f"GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{two}\r\n".encode())
+        said, _ = await raw(
+            server.port, f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{two}\r\n".encode()
+        )
         if (split(said) or [Answer()])[0].status not in (400, 401):
             odd.append("two headers")
         for path in (f"/v1/models?api_key={key}", f"/v1/models?token={key}", f"/v1/models?authorization=Bearer%20{key}"):

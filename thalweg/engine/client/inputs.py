@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,15 @@ from thalweg.config import EngineConfig
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.errors import RequestError
 from thalweg.params import SamplingParams
+from thalweg.text.stops import automaton
 from thalweg.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, {"prompt": text}, or {"prompt_token_ids": ids} with "prompt" and "cache_salt" beside them if wanted."""
 
 MAX_SALT = 1024
+KEPT_WORDS = 16
+"""Lists of bad words kept as tokens: the prompts and choices of a request share theirs."""
 _KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 _WORD = (1 << 64) - 1
 
@@ -69,12 +73,21 @@ class InputProcessor:
         self._seeds = seed_source or random.Random(config.model.seed)
         self._max_len = config.model.max_len
         self._vocab = config.model.vocab
+        self._bad_words = lru_cache(KEPT_WORDS)(self._read_bad_words)
         self._max_logprobs = config.model.vocab if config.model.max_logprobs == -1 else config.model.max_logprobs
 
     def process(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0, handles: Iterator[int]
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        handles: Iterator[int],
+        first_choice: int = 0,
     ) -> Submission:
-        """One checked submission. RequestError names the field (`param`) and the remedy.
+        """One checked submission. RequestError names the field (`param`) and the remedy. first_choice: the number that
+        seeds count from.
 
         A prompt that leaves no room for one token is refused. max_tokens beyond the context is not: the request ends
         with finish_reason "length" when the context is full. (An HTTP layer that must refuse it compares
@@ -97,13 +110,18 @@ class InputProcessor:
                     handle=next(handles),
                     tokens=tokens,
                     prompt_len=len(ids),
-                    sampling=TokenSampling(**shared, seed=choice_seed(seed, i), prompt_logprobs=mine),
+                    sampling=TokenSampling(**shared, seed=choice_seed(seed, first_choice + i), prompt_logprobs=mine),
                     priority=priority,
                     cache_salt=salt,
                     read_prefix_cache=not skip,
                 )
             )
         return Submission(request_id, text, ids, params, requests)
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Reads what takes long of the parameters, so that `process` finds it read. For a thread; RequestError as there."""
+        automaton(tuple(params.stop or ()))
+        self._bad_words(tuple(params.bad_words or ()))
 
     # ------------------------------------------------------------ prompts
 
@@ -152,6 +170,14 @@ class InputProcessor:
             return self._tokenizer.encode(text, add_special_tokens)
         except RequestError as e:
             raise RequestError(f"{param}: {e}", param) from e
+
+    def _encode_all(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """In one call, which leaves the interpreter to other threads."""
+        assert self._tokenizer is not None or not words
+        try:
+            return [tuple(ids) for ids in self._tokenizer.encode_batch(words, False)] if self._tokenizer and words else []
+        except RequestError as e:
+            raise RequestError(f"bad_words: {e}", "bad_words") from e
 
     def _checked_ids(self, param: str, ids: Any) -> list[int]:
         if isinstance(ids, np.ndarray):
@@ -210,7 +236,7 @@ class InputProcessor:
             "logprobs": -1 if p.logprobs is None else self._logprobs("logprobs", p.logprobs),
             "logit_bias": tuple(sorted((p.logit_bias or {}).items())),
             "allowed_ids": tuple(sorted(set(p.allowed_token_ids or ()))),
-            "bad_words": self._bad_words(p.bad_words or []),
+            "bad_words": self._bad_words(tuple(p.bad_words or ())),
         }
 
     def _logprobs(self, param: str, asked: int) -> int:
@@ -224,15 +250,15 @@ class InputProcessor:
             )
         return min(count, self._vocab)
 
-    def _bad_words(self, words: list[str]) -> tuple[tuple[int, ...], ...]:
+    def _read_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Each word as it begins a text and as it follows a space. The second form is kept only where it differs by its
         first token alone: a longer one would begin with a bare space, and ban the word's tail after any space."""
         if words and self._tokenizer is None:
             raise RequestError("bad_words: this engine runs without a tokenizer; use logit_bias", "bad_words")
         out: dict[tuple[int, ...], None] = {}
-        for word in words:
-            bare = tuple(self._encode("bad_words", word.lstrip(), False))
-            spaced = tuple(self._encode("bad_words", " " + word.lstrip(), False))
+        bares = self._encode_all([word.lstrip() for word in words])
+        spaceds = self._encode_all([" " + word.lstrip() for word in words])
+        for word, bare, spaced in zip(words, bares, spaceds, strict=True):
             if not bare:
                 raise RequestError(f"bad_words: {word!r} is no token at all", "bad_words")
             self._check_ids("bad_words", bare)

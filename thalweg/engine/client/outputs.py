@@ -18,7 +18,7 @@ from thalweg.engine.messages import EngineRequest, Finished, Outputs, PromptScor
 from thalweg.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
 from thalweg.params import RequestOutputKind
 from thalweg.text.detokenizer import Detokenizer
-from thalweg.text.stops import StopStream, StopStrings
+from thalweg.text.stops import StopStream, StopStrings, automaton
 from thalweg.text.tokenizer import Tokenizer
 
 
@@ -264,7 +264,7 @@ class _Request:
     def __init__(self, submission: Submission, tokenizer: Tokenizer | None, now: float) -> None:
         self.submission, self.id, self.params = submission, submission.request_id, submission.params
         self._kind = self.params.output_kind
-        stops = StopStrings(self.params.stop) if self.params.stop and tokenizer is not None else None
+        stops = automaton(tuple(self.params.stop)) if self.params.stop and tokenizer is not None else None
         self.choices = [_Choice(self, r, i, stops, tokenizer) for i, r in enumerate(submission.requests)]
         self.running, self.made = len(self.choices), 0
         """Choices not finished; tokens of all choices."""

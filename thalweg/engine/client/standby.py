@@ -45,6 +45,10 @@ class Standby:
         return not self._taken and self._process.returncode is None
 
     @property
+    def taken(self) -> bool:
+        return self._taken
+
+    @property
     def pid(self) -> int:
         return self._process.pid
 

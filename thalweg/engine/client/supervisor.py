@@ -34,6 +34,8 @@ SILENT_SECONDS = 2.0
 LOOK_SECONDS = 0.25
 STANDBY_AFTER = 2.0
 """Seconds from an engine's being ready to the start of the process that would replace it."""
+STANDBY_AT_LAST = 60.0
+"""And at most, where such processes die one after another."""
 CONVICTED = (
     "this request was running alone when the engine crashed, after it had been present in an earlier crash; it is not retried"
 )
@@ -268,14 +270,28 @@ class Supervisor:
         self.state, self._why = "ready", ""
         if not self._first_ready.done():
             self._first_ready.set_result(None)
-        if self._args.standby_engine and self._args.max_restarts and (self._reserve is None or self._reserve.done()):
+        if self._args.standby_engine and self._args.max_restarts and self._reserve is None:
             self._reserve = asyncio.create_task(self._keep_reserve())
 
     async def _keep_reserve(self) -> None:
-        """Later, so that it takes no time from the requests that waited for this start."""
-        await asyncio.sleep(STANDBY_AFTER)
-        if self._standby is None or not self._standby.alive:
-            self._standby = Standby(self._args.device)
+        """A process that stands by, and another when that is taken or dies. Not at once, so that it takes no time from the
+        requests that waited for a start; later and later if they die soon."""
+        lost = 0
+        while True:
+            while self.state != "ready":
+                await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(min(STANDBY_AFTER * 2**lost, STANDBY_AT_LAST))
+            if self.state != "ready":
+                continue
+            standby = self._standby = Standby(self._args.device)
+            since = time.monotonic()
+            while standby.alive:  # looking reaps it
+                await asyncio.sleep(LOOK_SECONDS)
+            soon = time.monotonic() - since < STANDBY_AT_LAST
+            lost = lost + 1 if soon and not standby.taken else 0
+            if not standby.taken:
+                logger.warning("process %d, which stood by, has ended; another will", standby.pid)
+                standby.end()
 
     def _post(self, message: m.ToCore) -> None:
         """To a dead engine nothing needs to be said: the next one is told everything."""

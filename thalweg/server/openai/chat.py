@@ -21,8 +21,7 @@ from thalweg.server.openai.serving import Job, Serving, finish
 
 
 async def chat_completions(serving: Serving, conversation: Conversation, http: Request) -> Response:
-    ticket = serving.enter(http)
-    request = await serving.bodies.parse(http, lambda body: parse(ChatRequest, body))
+    request, ticket = await serving.read(http, lambda body: parse(ChatRequest, body))
     serving.model_name(request.model)
     params = chat_params(request, serving.engine.default_sampling)
     job = serving.job("chatcmpl", http, request, [await conversation.prompt(request)], params, ticket)

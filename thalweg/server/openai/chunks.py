@@ -49,7 +49,8 @@ class Counter:
         self._cached: dict[int, int] = {}
 
     def cached(self, i: int, tokens: int | None) -> None:
-        self._cached[i] = tokens or 0
+        if tokens is not None:
+            self._cached[i] = tokens
 
     def usage(self) -> dict[str, Any]:
         return self._serving.usage(self._job.prompt_tokens, self.made, sum(self._cached.values()))

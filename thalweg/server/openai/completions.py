@@ -19,11 +19,10 @@ from thalweg.server.openai.serving import Job, Serving, finish
 
 
 async def completions(serving: Serving, http: Request) -> Response:
-    ticket = serving.enter(http)
-    request = await serving.bodies.parse(http, lambda body: parse(CompletionRequest, body))
+    request, ticket = await serving.read(http, lambda body: parse(CompletionRequest, body))
     serving.model_name(request.model)
     params = completion_params(request, serving.engine.default_sampling, serving.engine.tokenizer is not None)
-    job = serving.job("cmpl", http, request, await _prompts(serving, request), params, ticket)
+    job = serving.job("cmpl", http, request, await _prompts(serving, request, ticket.tenant), params, ticket)
     endpoint = Completions(serving, request, job)
     if request.stream:
         return EventStream(endpoint.stream())
@@ -31,7 +30,7 @@ async def completions(serving: Serving, http: Request) -> Response:
     return Response(status_code=499) if body is None else Response(body, media_type="application/json")
 
 
-async def _prompts(serving: Serving, request: CompletionRequest) -> list[dict[str, Any]]:
+async def _prompts(serving: Serving, request: CompletionRequest, tenant: str) -> list[dict[str, Any]]:
     """The prompts, each with its token ids. Text of prompts given as ids is filled in only where echo needs it."""
     given: list[Any] = [request.prompt]
     if isinstance(request.prompt, list) and request.prompt and not isinstance(request.prompt[0], int):
@@ -40,8 +39,8 @@ async def _prompts(serving: Serving, request: CompletionRequest) -> list[dict[st
         raise ApiError("prompt must not be empty", "prompt")
     out: list[dict[str, Any]] = []
     texts = [item for item in given if isinstance(item, str)]
-    bounded = request.truncate_prompt_tokens is None
-    encoded = iter(await serving.encode(texts, request.add_special_tokens, bounded=bounded) if texts else ())
+    keep = serving.kept(request)
+    encoded = iter(await serving.encode(texts, request.add_special_tokens, keep, tenant) if texts else ())
     for item in given:
         if isinstance(item, str):
             out.append({"prompt": item, "prompt_token_ids": next(encoded)})

@@ -9,6 +9,7 @@ from thalweg.server.errors import ApiError
 from thalweg.server.openai.protocol import ChatFields, ChatRequest, Message
 from thalweg.server.openai.serving import Serving
 from thalweg.text.chat import Chat
+from thalweg.text.encoder import last_chars
 from thalweg.text.messages import ContentFormat
 
 FORMATS: dict[str, ContentFormat | None] = {"auto": None, "string": "string", "openai": "openai"}
@@ -41,7 +42,7 @@ class Conversation:
             raise ApiError(
                 "this model has no chat template; start the server with --chat-template, or use /v1/completions", "messages"
             )
-        truncated = isinstance(request, ChatRequest) and request.truncate_prompt_tokens is not None
+        keep = self.serving.kept(request) if isinstance(request, ChatRequest) else None
         most_chars = self.serving.engine.config.model.max_len * tokenizer.max_token_chars
         return await chat.prompt_async(
             lambda: ([_plain(m) for m in request.messages], self._tools(request)),
@@ -51,7 +52,8 @@ class Conversation:
             content_format=self.format,
             kwargs=self._variables(request),
             add_special_tokens=request.add_special_tokens,
-            most_chars=math.inf if truncated else most_chars,
+            most_chars=most_chars if keep is None else math.inf,
+            last=None if keep is None else last_chars(keep, tokenizer.max_token_chars),
         )
 
     def _variables(self, request: ChatFields) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import orjson
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from thalweg.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+R = TypeVar("R")
 MIN_BODY, MAX_BODY, BYTES_PER_TOKEN = 8 * 2**20, 64 * 2**20, 64
 """Bytes of a request body where --max-body does not say: what a prompt that fills the context can need, within these."""
 HEAVY_TOKENS = 1024
@@ -52,6 +53,19 @@ class Job(msgspec.Struct, frozen=True):
     @property
     def prompt_tokens(self) -> int:
         return sum(len(p["prompt_token_ids"]) for p in self.prompts)
+
+    def parts(self, most: int) -> list[Part]:
+        """What takes turns: each prompt with at most so many of its choices."""
+        n = self.params.n
+        return [Part(i, first, min(most, n - first)) for i in range(len(self.prompts)) for first in range(0, n, most)]
+
+
+class Part(NamedTuple):
+    """Choices `first` to `first + choices - 1` of one prompt."""
+
+    prompt: int
+    first: int
+    choices: int
 
 
 class Serving:
@@ -77,11 +91,19 @@ class Serving:
         """The engine's ids of what is under way."""
         self._count = itertools.count()
 
-    def enter(self, http: Request) -> Ticket:
-        """A place in the queue for this request, until it has ended. ApiError 429 if there is none."""
-        ticket = self.admission.enter(tenant_of(http.scope))
-        http.scope["thalweg.visit"].at_end(ticket.close)
-        return ticket
+    async def read(self, http: Request, parse: Callable[[dict[str, Any]], R]) -> tuple[R, Ticket]:
+        """The request's body through `parse`, and its place in the queue, which it has until it has ended. The place is
+        taken when the body is there: connections that send a head and no more must not fill the queue. ApiError 429 if
+        there is no place, at once if there is none before the body comes; else as Bodies.parse."""
+        tenant, tickets = tenant_of(http.scope), list[Ticket]()
+        self.admission.look(tenant)
+
+        def enter() -> None:
+            tickets.append(self.admission.enter(tenant))
+            http.scope["thalweg.visit"].at_end(tickets[0].close)
+
+        request = await self.bodies.parse(http, parse, enter)
+        return request, tickets[0]
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with. ApiError 404 for a model that is not served."""
@@ -100,12 +122,17 @@ class Serving:
         return self.settings.return_tokens_as_token_ids if asked is None else asked
 
     async def encode(
-        self, texts: Sequence[str], add_special_tokens: bool, param: str = "prompt", bounded: bool = True
+        self, texts: Sequence[str], add_special_tokens: bool, keep: int | None = None, tenant: str = ""
     ) -> list[list[int]]:
-        """Token ids of each text. RequestError if one cannot fit the context; bounded False: the caller shortens it."""
-        self.tokenizer(param)
+        """Token ids of each text. RequestError if one cannot fit the context. keep, tenant: see Encoder.encode."""
+        self.tokenizer("prompt")
         assert self.encoder is not None
-        return await self.encoder.encode(texts, add_special_tokens, param, bounded)
+        return await self.encoder.encode(texts, add_special_tokens, keep=keep, tenant=tenant)
+
+    def kept(self, request: protocol.Request) -> int | None:
+        """Tokens of a prompt that truncate_prompt_tokens can leave; None: it must be whole."""
+        asked, limit = request.truncate_prompt_tokens, self.engine.config.model.max_len
+        return None if asked is None else limit if asked < 0 else max(1, min(asked, limit))
 
     def job(
         self,
@@ -183,16 +210,25 @@ class Serving:
                 job.params,
             )
 
-    async def _generate(self, job: Job, i: int) -> AsyncGenerator[RequestOutput, None]:
+    def _parts(self, job: Job) -> list[Part]:
+        return job.parts(self.admission.most_together)
+
+    async def _generate(self, job: Job, part: Part) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of these choices, numbered as in the whole request."""
         # Clients choose ids freely, and two may choose the same; the engine's are made unique.
         request_id = f"{job.id}-{next(self._count)}"
-        tokens = len(job.prompts[i]["prompt_token_ids"])
-        async with self.admission.turn(job.ticket, job.params.n, tokens, job.priority):
-            stream = self.engine.generate(job.prompts[i], job.params, request_id, priority=job.priority)
+        prompt, params = job.prompts[part.prompt], job.params
+        if part.choices < params.n:
+            params = msgspec.structs.replace(params, n=part.choices)
+        tokens, prompts = (0, 0) if part.first else (len(prompt["prompt_token_ids"]), 1)
+        async with self.admission.turn(job.ticket, part.choices, tokens, job.priority, prompts):
+            stream = self.engine.generate(prompt, params, request_id, priority=job.priority, first_choice=part.first)
             self.running.add(request_id)
             try:
                 async for output in stream:
                     self._raise_if_failed(output)
+                    if part.first:
+                        _renumber(output, part.first)
                     yield output
             finally:
                 self.running.discard(request_id)
@@ -226,18 +262,19 @@ class Serving:
 
     async def run(self, job: Job) -> list[RequestOutput]:
         """Every prompt's final output, in order. The first failure cancels the rest."""
-        if len(job.prompts) == 1:
-            return [await self._last(job, 0)]
-        tasks = [asyncio.create_task(self._last(job, i)) for i in range(len(job.prompts))]
+        parts = self._parts(job)
+        if len(parts) == 1:
+            return [await self._last(job, parts[0])]
+        tasks = [asyncio.create_task(self._last(job, part)) for part in parts]
         try:
-            return list(await asyncio.gather(*tasks))
+            return _joined(parts, await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _last(self, job: Job, i: int) -> RequestOutput:
-        stream = self._generate(job, i)
+    async def _last(self, job: Job, part: Part) -> RequestOutput:
+        stream = self._generate(job, part)
         last = None
         try:
             async for output in stream:
@@ -249,8 +286,9 @@ class Serving:
 
     async def stream(self, job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """(prompt index, output) as outputs come, of all prompts together. Closing it aborts them all."""
-        if len(job.prompts) == 1:
-            stream = self._generate(job, 0)
+        parts = self._parts(job)
+        if len(parts) == 1:
+            stream = self._generate(job, parts[0])
             try:
                 async for output in stream:
                     yield 0, output
@@ -258,7 +296,7 @@ class Serving:
                 await stream.aclose()
             return
         queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(maxsize=256)
-        tasks = [asyncio.create_task(self._pump(job, i, queue)) for i in range(len(job.prompts))]
+        tasks = [asyncio.create_task(self._pump(job, part, queue)) for part in parts]
         try:
             for _ in range(len(tasks)):
                 while True:
@@ -273,14 +311,14 @@ class Serving:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _pump(self, job: Job, i: int, queue: asyncio.Queue[Any]) -> None:
-        stream = self._generate(job, i)
+    async def _pump(self, job: Job, part: Part, queue: asyncio.Queue[Any]) -> None:
+        stream = self._generate(job, part)
         try:
             async for output in stream:
-                await queue.put((i, output))
-            await queue.put((i, None))
+                await queue.put((part.prompt, output))
+            await queue.put((part.prompt, None))
         except Exception as e:
-            await queue.put((i, e))
+            await queue.put((part.prompt, e))
         finally:
             await stream.aclose()
 
@@ -297,6 +335,21 @@ class Serving:
     def total_usage(self, job: Job, outputs: Sequence[RequestOutput], discard: bool = False) -> dict[str, Any]:
         made = 0 if discard else sum(len(c.token_ids) for o in outputs for c in o.outputs)
         return self.usage(job.prompt_tokens, made, sum(o.num_cached_tokens or 0 for o in outputs))
+
+
+def _renumber(output: RequestOutput, first: int) -> None:
+    """Choices of a later part, numbered as in the request. What the cache held is told by the first part."""
+    output.num_cached_tokens = None
+    for choice in output.outputs:
+        choice.index += first
+
+
+def _joined(parts: Sequence[Part], outputs: Sequence[RequestOutput]) -> list[RequestOutput]:
+    """One output per prompt, of the final outputs of its parts."""
+    whole: dict[int, RequestOutput] = {}
+    for part, output in zip(parts, outputs, strict=True):
+        whole.setdefault(part.prompt, output).outputs.extend(output.outputs if part.first else ())
+    return list(whole.values())
 
 
 def _closing() -> ApiError:

@@ -15,13 +15,12 @@ from thalweg.server.openai.serving import Serving
 
 
 async def tokenize(serving: Serving, conversation: Conversation, http: Request) -> Response:
-    serving.enter(http)
-    request = await serving.bodies.parse(http, _tokenize_request)
+    request, ticket = await serving.read(http, _tokenize_request)
     serving.model_name(request.model)
     if isinstance(request, TokenizeChat):
         ids = (await conversation.prompt(request))["prompt_token_ids"]
     else:
-        (ids,) = await serving.encode([request.prompt], request.add_special_tokens)
+        (ids,) = await serving.encode([request.prompt], request.add_special_tokens, tenant=ticket.tenant)
     out = {"count": len(ids), "max_model_len": serving.engine.config.model.max_len, "tokens": ids}
     if request.return_token_strs:
         out["token_strs"] = [serving.tokenizer("return_token_strs").token_of(i) for i in ids]
@@ -33,8 +32,7 @@ def _tokenize_request(body: dict[str, Any]) -> TokenizeChat | TokenizeText:
 
 
 async def detokenize(serving: Serving, http: Request) -> Response:
-    serving.enter(http)
-    request = await serving.bodies.parse(http, lambda body: parse(DetokenizeRequest, body))
+    request, _ = await serving.read(http, lambda body: parse(DetokenizeRequest, body))
     serving.model_name(request.model)
     tokenizer = serving.tokenizer("tokens")
     vocab = max(serving.engine.config.model.vocab, tokenizer.vocab_size)
