@@ -114,7 +114,7 @@ def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
     llm = LLM.from_engine_args(args)
     if not llm.kernel_plan or (not llm.device.kernels and not llm.device.attention):
         raise ConfigError(f"--device {llm.device.info.kind} computes no model: there is nothing to measure")
-    hf = read_config(Path(llm.config.model.path), args.hf_overrides)
+    hf = read_config(Path(llm.config.model.path), args.hf_overrides, windows=not args.disable_sliding_window)
     settings, dtype, method = registry.family(hf)(hf), llm.config.model.dtype, llm.config.model.quantization
     before = ceilings(llm.device, dtype, method)
     first, whole = _times(llm, n, args)

@@ -28,9 +28,10 @@ DTYPES = {
 Config = Mapping[str, Any]
 
 
-def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None, *, windows: bool = True) -> dict[str, Any]:
     """config.json of a model directory, with top-level keys replaced by `overrides`. CheckpointError names file and key
-    for bad JSON, wrong types, and numbers out of range; quantised checkpoints are refused in words."""
+    for bad JSON, wrong types, and numbers out of range; quantised checkpoints are refused in words. windows False: no layer
+    has a sliding window, and the context is no longer than what one would see."""
     file = Path(path) / "config.json"
     config = _read_object(file)
     for key, value in (overrides or {}).items():
@@ -40,7 +41,27 @@ def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     beside = {name: _read_object(file.with_name(name)) for name in quantised.FILES if file.with_name(name).is_file()}
     quantised.refuse(config, file, beside)
     architecture(config, file)
+    if not windows:
+        _forget_windows(config)
     return config
+
+
+def _forget_windows(config: dict[str, Any]) -> None:
+    """Full attention everywhere, over no more than the window. Files with `max_window_layers` use it only if they say so; a
+    file of Mistral's without the key has the window its family assumes (models/settings.py)."""
+    absent = 4096 if architecture(config) == "MistralForCausalLM" else None
+    given = {**config, "sliding_window": config.get("sliding_window", absent)}
+    if given["sliding_window"] is not None and flag(config, "use_sliding_window", "max_window_layers" not in config):
+        window, length, rope = integer(given, "sliding_window"), max_len(config), rope_parameters(config)["rope_type"]
+        if window < length and rope not in ("default", "llama3"):
+            raise UnsupportedModelError(
+                f"disable_sliding_window: not with positions scaled by {rope}, which depend on the context's length; "
+                f"leave it out, and set max_model_len to {window}"
+            )
+        config["max_position_embeddings"] = min(window, length)
+    config["sliding_window"], config["use_sliding_window"] = None, False
+    if isinstance(config.get("layer_types"), list):
+        config["layer_types"] = ["full_attention" if t == "sliding_attention" else t for t in config["layer_types"]]
 
 
 def architecture(config: Config, where: str | Path = "config.json") -> str:

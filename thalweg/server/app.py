@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -92,6 +93,8 @@ def _surround(app: ASGIApp, settings: ServerSettings, http: HttpMetrics) -> ASGI
         allow_headers=settings.allowed_headers,
         allow_credentials=settings.allow_credentials,
     )
+    for made in settings.middleware:
+        app = made(app) if isinstance(made, type) else BaseHTTPMiddleware(app, dispatch=made)
     if settings.root_path:
         app = RootPath(app, root_path=settings.root_path.rstrip("/"))
     if settings.enable_request_id_headers:

@@ -88,7 +88,7 @@ def build(args: EngineArgs) -> Worker:
     mark("engine started")
     check_args(args)
     path = Path(args.model)
-    hf = read_config(path, args.hf_overrides)
+    hf = read_config(path, args.hf_overrides, windows=not args.disable_sliding_window)
     facts = read_facts(hf, path)
     registry.supported(hf)  # refuse an unknown architecture before a framework is imported
     platform = discovery.choose(args.device, lambda p: resolve.options(args, p))
@@ -96,6 +96,8 @@ def build(args: EngineArgs) -> Worker:
     device = platform.open(resolve.place(args, platform), resolve.options(args, platform))
     job = _Job(args, path, hf, facts, platform, device, platform.defaults(facts, device.info))
     try:
+        if args.enforce_eager and device.pads:
+            raise ConfigError(f"enforce_eager: on {platform.name} every step is compiled; leave the flag out")
         worker = _build_model(job) if platform.runs_models else _build_without_model(job)
         problems = platform.validate(worker.config)
         if problems:
@@ -241,6 +243,7 @@ def _config(
             groups=groups,
             blocks=size.blocks,
             prefix_caching=args.enable_prefix_caching,
+            prefix_hash=args.prefix_caching_hash_algo,
             dtype=args.kv_dtype,
         ),
         scheduler=schedule,
