@@ -215,6 +215,12 @@ def test_underscores_and_equals_signs():
     )
 
 
+def test_newer_names_of_the_field_are_known():
+    made = server("--max-num-queued-reqs", "5", "--max-num-queued-tokens", "2k")
+    assert (made.max_queued_requests, made.max_queued_tokens) == (5, 2000)
+    assert engine("--device-memory-utilization", "0.5").gpu_memory_utilization == 0.5
+
+
 def test_context_length_auto_and_minus_one():
     assert engine("--max-model-len", "auto").max_model_len == -1
     assert engine("--max-model-len", "-1").max_model_len == -1
