@@ -72,6 +72,7 @@ def _serve(dtype: str, **config: Any) -> list[tuple[list[int], Any]]:
         llm.shutdown()
 
 
+@pytest.mark.slow
 def test_an_eager_engine_records_nothing_and_says_the_same(counts: dict[str, int]) -> None:
     said = []
     for eager in (True, False):
