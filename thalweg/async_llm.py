@@ -58,7 +58,7 @@ class AsyncLLM:
     def __init__(self, frontend: Frontend, loggers: Sequence[StatLogger]) -> None:
         """Use `start`."""
         self._frontend, self._loggers = frontend, tuple(loggers)
-        self._outputs = OutputProcessor(frontend.tokenizer)
+        self._outputs = OutputProcessor(frontend.tokenizer, frontend.args.stream_interval)
         self._handles = itertools.count(1)
         self._streams: dict[str, Stream] = {}
         self._stats: m.Stats | None = None

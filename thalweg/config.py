@@ -30,6 +30,7 @@ KV_CACHE_DTYPES = {
     "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "int8_per_token_head": "int8",
 }  # fmt: skip
 """By name: `AttnSpec.kv_dtype`."""
+PREFIX_HASHES = ("blake2b", "sha256")
 QUANTIZATIONS = ("int8", "int4", "w4a16", "w4a8")
 
 
@@ -41,6 +42,9 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     revision: str | None = None
     tokenizer_revision: str | None = None
     download_dir: str | None = None
+    ignore_patterns: list[str] = msgspec.field(default_factory=lambda: ["original/*", "consolidated*"])
+    """Files of a repository that are not downloaded, by shell patterns of their paths. As it stands: second copies of the
+    weights in other layouts."""
     hf_token: str | bool | None = None
     skip_tokenizer_init: bool = False
     trust_remote_code: bool = False
@@ -63,6 +67,8 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     batch_invariant: bool | None = None
     """Only kernels whose rows do not depend on the rest of the batch: same seed, same text, whatever else runs. None: wherever
     the device has them. True: refuse to start where it has not. False: the fastest kernels."""
+    enforce_eager: bool = False
+    """Run every step as it is written: no graph is captured, nothing is recorded. Refused where a compiler makes every step."""
     threads: int | None = None
     """CPU threads of the engine process; None = the platform's choice."""
     additional_config: dict[str, Any] | None = None
@@ -77,6 +83,10 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     num_gpu_blocks_override: int | None = None
     gpu_memory_utilization: float = 0.92
     enable_prefix_caching: bool = True
+    prefix_caching_hash_algo: str = "blake2b"
+    """How blocks are looked up. Each is keyed with a secret of the process, and hits are compared, so it changes no answer."""
+    disable_sliding_window: bool = False
+    """Attend to everything, and serve no context longer than the model's window."""
 
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -88,6 +98,8 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     """Running streams are slowed at most by this factor while other requests' prompts are computed; 0 = no limit."""
     long_prefill_token_threshold: int = 0
     scheduling_policy: str = "fcfs"
+    stream_interval: int = 1
+    """Tokens of a streamed answer that are told together, after its first; what is left is told at its end."""
     async_scheduling: bool | None = None
     """False: read every step before the next is scheduled. None: the platform's pipeline depth."""
 
@@ -139,6 +151,7 @@ class CacheConfig(msgspec.Struct, kw_only=True, frozen=True):
     blocks: tuple[int, ...]
     """Per group, scratch included; the engine may hand out blocks 1..n-1."""
     prefix_caching: bool = True
+    prefix_hash: str = "blake2b"
     dtype: str = ""
     """What keys and values are kept as; "": the model's dtype."""
     tables_kept: bool = False
@@ -170,7 +183,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
 
 _POSITIVE = ("max_model_len", "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override", "max_num_seqs",
              "max_num_batched_tokens", "threads", "tensor_parallel_size", "max_num_partial_prefills",
-             "max_long_partial_prefills")  # fmt: skip
+             "max_long_partial_prefills", "stream_interval")  # fmt: skip
 
 
 def check_args(args: EngineArgs) -> None:
@@ -184,6 +197,7 @@ def check_args(args: EngineArgs) -> None:
         ("dtype", DTYPES),
         ("kv_cache_dtype", KV_CACHE_DTYPES),
         ("load_format", LOAD_FORMATS),
+        ("prefix_caching_hash_algo", PREFIX_HASHES),
         ("logprobs_mode", LOGPROBS_MODES),
         ("scheduling_policy", POLICIES),
     ):

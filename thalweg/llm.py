@@ -61,7 +61,7 @@ class LLM:
         self._inputs = InputProcessor(
             self._worker.config, self._frontend.tokenizer, eos_ids=self._frontend.eos_ids, seed_source=random.Random(args.seed)
         )
-        self._outputs = OutputProcessor(self._frontend.tokenizer)
+        self._outputs = OutputProcessor(self._frontend.tokenizer, args.stream_interval)
         self._handles = itertools.count(1)
         self._ids = itertools.count()
         self._waiting: list[str] = []
@@ -236,7 +236,12 @@ class LLM:
 def _engine_args(model: str, fields: dict[str, Any]) -> EngineArgs:
     unknown = sorted(set(fields) - set(EngineArgs.__struct_fields__))
     if unknown:
-        raise ConfigError(*(f"{name}: not an engine argument this version honours; see docs/status.md" for name in unknown))
+        raise ConfigError(
+            *(
+                f"{name}: not an engine argument this version honours; `thalweg serve --help={name}` says why, if it is one"
+                for name in unknown
+            )
+        )
     name = fields.get("served_model_name")
     if isinstance(name, str):
         fields = {**fields, "served_model_name": [name]}

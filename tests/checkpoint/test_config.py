@@ -132,6 +132,37 @@ def test_what_this_version_lacks_is_refused_in_words(tmp_path):
             read_all(save(tmp_path, {**GOOD, **change}))
 
 
+@pytest.mark.parametrize(
+    ("architecture", "change", "length"),
+    [
+        ("MistralForCausalLM", {"sliding_window": 32}, 32),
+        ("MistralForCausalLM", {"sliding_window": 500}, 128),
+        ("MistralForCausalLM", {"sliding_window": None}, 128),
+        ("MistralForCausalLM", {"max_position_embeddings": 9000}, 4096),
+        ("Qwen2ForCausalLM", {"sliding_window": 32, "max_window_layers": 1}, 128),
+        ("Qwen2ForCausalLM", {"sliding_window": 32, "max_window_layers": 1, "use_sliding_window": True}, 32),
+        (
+            "Qwen3ForCausalLM",
+            {"sliding_window": 32, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]},
+            32,
+        ),
+        ("LlamaForCausalLM", {}, 128),
+    ],
+)
+def test_without_windows_layers_see_everything_and_the_context_is_no_longer_than_one(architecture, change, length, tmp_path):
+    save(tmp_path, {**GOOD, "architectures": [architecture], **change})
+    config = read_config(tmp_path, windows=False)
+    assert facts(config, tmp_path).max_len == length
+    assert not any(family(config)(config).windows)
+
+
+def test_windows_stay_where_positions_are_scaled(tmp_path):
+    scaled = {"sliding_window": 32, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    save(tmp_path, {**GOOD, "architectures": ["MistralForCausalLM"], **scaled})
+    with pytest.raises(UnsupportedModelError, match="disable_sliding_window: not with positions scaled by yarn"):
+        read_config(tmp_path, windows=False)
+
+
 def test_layer_types_must_name_every_layer():
     config = {**GOOD, "architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention"]}
     with pytest.raises(CheckpointError, match="layer_types: must be a list of 2"):

@@ -83,6 +83,21 @@ def test_what_the_hub_answers_is_said_in_words(error, words, monkeypatch):
         resolve_model("org/name", revision="v9")
 
 
+def test_what_is_not_downloaded_is_what_was_told(monkeypatch, tmp_path):
+    from thalweg.config import EngineArgs
+    from thalweg.engine.client.frontend import locate
+
+    asked = {}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **k: asked.update(k) or str(tmp_path))
+    for args, ignored in (
+        (EngineArgs(model="org/name"), ["original/*", "consolidated*"]),
+        (EngineArgs(model="org/name", ignore_patterns=["*.fp16.*"]), ["*.fp16.*"]),
+    ):
+        with pytest.raises(CheckpointError, match=r"config\.json"):
+            locate(args)
+        assert asked["ignore_patterns"] == ignored
+
+
 def test_neither_code_nor_pickles_are_downloaded(monkeypatch, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     asked = {}

@@ -26,9 +26,9 @@ EOS = TOK.eos_ids[0]
 class Rig:
     """An OutputProcessor fed by hand."""
 
-    def __init__(self, tokenizer: Any = TOK) -> None:
+    def __init__(self, tokenizer: Any = TOK, interval: int = 1) -> None:
         self.inputs = InputProcessor(config(max_len=500), tokenizer, eos_ids=(EOS,))
-        self.processor = OutputProcessor(tokenizer)
+        self.processor = OutputProcessor(tokenizer, interval)
         self.handles = itertools.count(1)
         self.time = 100.0
 
@@ -53,6 +53,22 @@ class Rig:
 
 def encode(text: str) -> list[int]:
     return TOK.encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("interval", [1, 3, 4, 100])
+def test_pieces_of_a_stream_have_as_many_tokens_as_told_but_for_the_first_and_the_last(interval: int) -> None:
+    rig, ids = Rig(interval=interval), [*encode("all rivers run into the sea")][:10]
+    (h,) = rig.add(output_kind=DELTA, max_tokens=None)
+    told = rig.run(h, ids, Finished(h, "length"))
+    sizes = [len(o.outputs[0].token_ids) for o in told]
+    assert sizes == {1: [1] * 10, 3: [1, 3, 3, 3], 4: [1, 4, 4, 1], 100: [1, 9]}[interval]
+    assert "".join(o.outputs[0].text for o in told) == TOK.decode(ids, True)
+
+
+def test_who_wants_everything_so_far_is_told_after_every_token() -> None:
+    rig = Rig(interval=5)
+    (h,) = rig.add(output_kind=CUMULATIVE, max_tokens=None)
+    assert len(rig.run(h, encode("all rivers run")[:4])) == 4
 
 
 @pytest.mark.parametrize("kind", [DELTA, CUMULATIVE, FINAL])

@@ -20,6 +20,19 @@ def collide(parent: bytes, salt: bytes, tokens: bytes) -> bytes:
     return hashlib.sha256(parent + salt + tokens).digest()[:1].translate(bytes(i % 4 for i in range(256)))
 
 
+def test_the_hash_is_the_one_that_was_asked_for() -> None:
+    import hmac
+
+    message = (b"s", b"parent", b"tokens")
+    assert keyed_hash(b"k", "sha256")(b"parent", b"s", b"tokens") == hmac.digest(b"k", b"1:sparenttokens", "sha256")
+    assert (
+        keyed_hash(b"k")(b"parent", b"s", b"tokens") == hashlib.blake2b(b"1:sparenttokens", key=b"k", digest_size=16).digest()
+    )
+    for name in ("blake2b", "sha256"):
+        assert len({keyed_hash(key, name)(*message) for key in (b"k", b"l")}) == 2, "it depends on the key"
+        assert len(PrefixCache(1, algorithm=name).key(*message)) == {"blake2b": 16, "sha256": 32}[name]
+
+
 class CacheMachine(RuleBasedStateMachine):
     hash_fn = staticmethod(keyed_hash(b"k"))
 

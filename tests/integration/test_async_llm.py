@@ -179,3 +179,14 @@ async def test_long_stop_strings_and_bad_words_are_read_beside_the_event_loop(en
         await last(engine.generate("The river", params(**fields), str(fields)[:8]))
         assert threads
         assert threading.main_thread() not in threads
+
+
+async def test_tokens_of_a_stream_are_told_together_where_that_is_asked_for():
+    made = await AsyncLLM.start(EngineArgs(device="null", stream_interval=8, standby_engine=False))
+    try:
+        params = SamplingParams(max_tokens=33, output_kind=RequestOutputKind.DELTA, ignore_eos=True)
+        sizes = [len(o.outputs[0].token_ids) async for o in made.generate({"prompt_token_ids": [1, 2, 3]}, params, "a")]
+        assert sum(sizes) == 33
+        assert all(n >= 8 for n in sizes[1:-1])
+    finally:
+        await made.shutdown()

@@ -130,7 +130,9 @@ def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
     llm = LLM.from_engine_args(args)
     if not llm.kernel_plan or (not llm.device.kernels and not llm.device.attention):
         raise ConfigError(f"--device {llm.device.info.kind} computes no model: there is nothing to measure")
-    hf = read_config(Path(llm.config.model.path), args.hf_overrides, registry_of_formats.check)
+    hf = read_config(
+        Path(llm.config.model.path), args.hf_overrides, registry_of_formats.check, windows=not args.disable_sliding_window
+    )
     spec, dtype, method = registry.family(hf)(hf), llm.config.model.dtype, llm.config.model.quantization
     scheme = registry_of_formats.scheme(hf, method)
     form = next(scheme.of(w.role, w.sources[0].name) for w in parameters(spec) if w.role == "linear")

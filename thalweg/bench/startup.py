@@ -50,7 +50,9 @@ def main(namespace: argparse.Namespace, args: EngineArgs, flags: Sequence[str] =
     at_least(0, num_iters_cold=a.num_iters_cold, num_iters_warmup=a.num_iters_warmup)
     at_least(1, num_iters_warm=a.num_iters_warm)
     check_output(a.output_json)
-    path = resolve_model(args.model, revision=args.revision, download_dir=args.download_dir, token=args.hf_token)
+    path = resolve_model(
+        args.model, revision=args.revision, download_dir=args.download_dir, token=args.hf_token, ignore=args.ignore_patterns
+    )
     runs: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
     for _ in range(a.num_iters_cold):
         drop_pages(path)

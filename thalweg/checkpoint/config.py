@@ -32,12 +32,15 @@ def read_config(
     path: str | Path,
     overrides: Mapping[str, Any] | None = None,
     accept: Callable[[quantised.Described], None] = quantised.refuse,
+    *,
+    windows: bool = True,
 ) -> dict[str, Any]:
     """config.json of a model directory, with top-level keys replaced by `overrides`. CheckpointError names file and key
     for bad JSON, wrong types, and numbers out of range.
 
     accept: called with what the checkpoint says of quantised weights, if it has some, and raises if nobody reads them.
-    Default: they are refused. A description that is accepted stands in `quantization_config`, its name in `quant_method`."""
+    Default: they are refused. A description that is accepted stands in `quantization_config`, its name in `quant_method`.
+    windows False: the context is no longer than what a sliding window sees."""
     file = Path(path) / "config.json"
     config = _read_object(file)
     for key, value in (overrides or {}).items():
@@ -50,7 +53,26 @@ def read_config(
         accept(found)
         config["quantization_config"] = {**found.content, "quant_method": found.method}
     architecture(config, file)
+    if not windows:
+        _within_window(config)
     return config
+
+
+def _within_window(config: dict[str, Any]) -> None:
+    """A context no longer than the sliding window, where there is one: then it hides nothing. Files with `max_window_layers`
+    use it only if they say so; a file of Mistral's without the key has the window its family assumes."""
+    absent = 4096 if architecture(config) == "MistralForCausalLM" else None
+    given = {**config, "sliding_window": config.get("sliding_window", absent)}
+    if given["sliding_window"] is None or not flag(config, "use_sliding_window", "max_window_layers" not in config):
+        return
+    window, length = integer(given, "sliding_window"), max_len(config)
+    rope = "default" if _by_layer_type(config) else rope_parameters(config)["rope_type"]
+    if window < length and rope not in ("default", "llama3"):
+        raise UnsupportedModelError(
+            f"disable_sliding_window: not with positions scaled by {rope}, which depend on the context's length; "
+            f"leave it out, and set max_model_len to {window}"
+        )
+    config["max_position_embeddings"] = min(window, length)
 
 
 def architecture(config: Config, where: str | Path = "config.json") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,17 @@ from thalweg.errors import CheckpointError
 
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 """What is downloaded: weights, configuration, tokenizers, templates. Never code, never pickles."""
-IGNORED = ("original/*", "consolidated*")
-"""Second copies of the weights in other layouts."""
-
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}/[A-Za-z0-9][\w.\-]{0,95}")
 _ELSEWHERE = "give a local directory, or use the bundled model (--model thalweg-nano)"
 
 
 def resolve_model(
-    name: str | Path, *, revision: str | None = None, download_dir: str | None = None, token: str | bool | None = None
-) -> Path:
-    """The directory of the model called `name`: "thalweg-nano", a local directory, or a hub id "org/name", which is
-    downloaded unless cached. CheckpointError says what is wrong with the name or the place, and what to do."""
+    name: str | Path, *, revision: str | None = None, download_dir: str | None = None, token: str | bool | None = None,
+    ignore: Sequence[str] = (),
+) -> Path:  # fmt: skip
+    """The directory of the model called `name`: "thalweg-nano", a local directory, or a hub id "org/name", which is downloaded
+    unless cached, but for files that match a pattern of `ignore`. CheckpointError says what is wrong with the name or the
+    place, and what to do."""
     text = str(name)
     if text in BUNDLED_FOLDERS:
         return _directory(Path(str(files("thalweg") / "assets" / BUNDLED_FOLDERS[text])))
@@ -38,7 +38,7 @@ def resolve_model(
         return _directory(path)
     if path.is_absolute() or not _HUB_ID.fullmatch(text) or ".." in text:
         raise CheckpointError(f"model: {text[:200]!r} does not exist, and is not a hub id like org/name; {_ELSEWHERE}")
-    return _directory(_download(text, revision, download_dir, token))
+    return _directory(_download(text, revision, download_dir, token, ignore))
 
 
 def _directory(path: Path) -> Path:
@@ -50,14 +50,16 @@ def _directory(path: Path) -> Path:
     return path
 
 
-def _download(repo: str, revision: str | None, download_dir: str | None, token: str | bool | None) -> Path:
+def _download(
+    repo: str, revision: str | None, download_dir: str | None, token: str | bool | None, ignore: Sequence[str]
+) -> Path:
     from huggingface_hub import errors, snapshot_download
 
     if revision is not None and (".." in revision or "\0" in revision or not revision.strip()):
         raise CheckpointError(f"revision: {revision!r} is not a branch, tag or commit of {repo}")
     asked: dict[str, Any] = {"revision": revision, "cache_dir": download_dir, "token": token}
     try:
-        return Path(snapshot_download(repo, allow_patterns=list(PATTERNS), ignore_patterns=list(IGNORED), **asked))
+        return Path(snapshot_download(repo, allow_patterns=list(PATTERNS), ignore_patterns=list(ignore), **asked))
     except errors.GatedRepoError as e:
         raise CheckpointError(
             f"model: {repo} is gated: accept its terms on the hub and pass a token (--hf-token); {_ELSEWHERE}"

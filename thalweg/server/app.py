@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -95,6 +96,8 @@ def _surround(app: ASGIApp, settings: ServerSettings, http: HttpMetrics) -> ASGI
             allow_headers=settings.allowed_headers,
             allow_credentials=settings.allow_credentials,
         )
+    for made in settings.middleware:
+        app = made(app) if isinstance(made, type) else BaseHTTPMiddleware(app, dispatch=made)
     if (hosts := settings.hosts) is not None:
         app = HostGuard(app, hosts, settings.root_path.rstrip("/"))
     if settings.root_path:

@@ -6,6 +6,7 @@ Turns the engine's, pydantic's and the framework's exceptions into `ApiError`. K
 from __future__ import annotations
 
 import logging
+import traceback
 import uuid
 from http import HTTPStatus
 from typing import Any
@@ -16,6 +17,8 @@ from pydantic import ValidationError
 from thalweg.errors import EngineDeadError, RequestError, TemplateLimitError, UnavailableError
 
 log = logging.getLogger(__name__)
+stacks = logging.getLogger(f"{__name__}.stacks")
+"""Says where errors that are answered come from, while its level is DEBUG (--log-error-stack)."""
 
 TYPES = {
     400: "BadRequestError",
@@ -53,6 +56,8 @@ class ApiError(Exception):
 
 def translate(error: BaseException) -> ApiError:
     """Any exception as ApiError; what nobody expected is logged in full here and told to the client without detail."""
+    if stacks.isEnabledFor(logging.DEBUG):  # %r: a message may hold a client's text, and no line of it may pass for one of ours
+        stacks.info("answered with an error: %.1000r\n%s", error, "".join(traceback.format_tb(error.__traceback__)))
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestError):

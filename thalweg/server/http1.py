@@ -22,7 +22,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
 from thalweg.server.errors import ApiError
-from thalweg.server.wire import Body, Head, RefusedError, find_head, parse_head
+from thalweg.server.wire import MAX_FIELDS, MAX_HEAD, Body, Head, RefusedError, find_head, parse_head
 
 log = logging.getLogger(__name__)
 access = logging.getLogger("uvicorn.access")
@@ -49,6 +49,8 @@ class Limits:
     slow_seconds: float = 60.0
     """Without any progress of an answer that waits for its reader."""
     connections: int = 8192
+    head_bytes: int = MAX_HEAD
+    head_fields: int = MAX_FIELDS
     scratch: bytearray = field(default_factory=lambda: bytearray(READ), repr=False)
     """Where bytes arrive, for all connections of an event loop: each takes them out before the next one reads."""
 
@@ -163,12 +165,12 @@ class Connection(asyncio.BufferedProtocol):
                 return
             while self._buffer.startswith(b"\r\n"):  # RFC 9112, 2.2: empty lines before a request are skipped
                 del self._buffer[:2]
-            size = find_head(self._buffer)
+            size = find_head(self._buffer, self._limits.head_bytes)
             if size == 0:
                 return
             raw = bytes(self._buffer[:size])
             del self._buffer[:size]
-            self._begin(parse_head(raw))
+            self._begin(parse_head(raw, self._limits.head_fields))
 
     def _begin(self, head: Head) -> None:
         self._body = Body(head.length)

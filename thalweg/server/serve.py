@@ -219,7 +219,11 @@ def _config(app: Any, s: ServerSettings) -> uvicorn.Config:
     if quiet:
         logging.getLogger("uvicorn.access").addFilter(lambda record: not _is_of(record, quiet))
     trusted = s.forwarded_allow_ips or envs.forwarded_allow_ips()
-    limits = Limits(s.header_timeout, s.body_timeout, s.slow_client_timeout, connection_limit())
+    limits = Limits(
+        s.header_timeout, s.body_timeout, s.slow_client_timeout, connection_limit(),
+        s.h11_max_incomplete_event_size, s.h11_max_header_count,
+    )  # fmt: skip
+    logged = uvicorn.config.LOGGING_CONFIG if s.log_config_file is None else None  # that file is in force already
     return uvicorn.Config(
         app,
         log_level=s.uvicorn_log_level,
@@ -228,6 +232,7 @@ def _config(app: Any, s: ServerSettings) -> uvicorn.Config:
         http=functools.partial(Connection, limits=limits),  # type: ignore[arg-type]
         ws="none",
         server_header=False,
+        log_config=logged,
         ssl_keyfile=s.ssl_keyfile,
         ssl_certfile=s.ssl_certfile,
         ssl_ca_certs=s.ssl_ca_certs,

@@ -36,6 +36,13 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     allowed_headers: list[str] = msgspec.field(default_factory=lambda: ["*"])
     allow_credentials: bool = False
 
+    middleware: list[Any] = []
+    """ASGI middleware, outermost last: classes made with the application alone, or functions (request, call_next). The command
+    line has loaded them from the import paths that were given."""
+    h11_max_incomplete_event_size: int = 16384
+    """Bytes of a request's head."""
+    h11_max_header_count: int = 64
+
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     ssl_ca_certs: str | None = None
@@ -46,7 +53,13 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     disable_uvicorn_access_log: bool = False
     disable_access_log_for_endpoints: str | None = None
     disable_fastapi_docs: bool = False
+    log_config_file: str | None = None
+    """JSON of logging.config.dictConfig, for this process and the web server in it; it names what it changes."""
+    log_error_stack: bool = False
+    """Where an answer with an error was decided, in the log."""
     enable_log_requests: bool = False
+    enable_log_outputs: bool = False
+    """The text of every finished choice too, up to max_log_len characters."""
     max_log_len: int | None = None
     shutdown_timeout: int = 30
     """Seconds open requests get to finish once the server is told to stop."""
@@ -110,6 +123,13 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
         for name in ("slow_client_timeout", "header_timeout", "body_timeout"):
             if not 0.1 <= getattr(self, name) <= 86400:
                 yield f"--{name.replace('_', '-')}: {getattr(self, name)} must be between 0.1 and 86400 seconds"
+        if not 1024 <= self.h11_max_incomplete_event_size <= 2**22:
+            size = self.h11_max_incomplete_event_size
+            yield f"--h11-max-incomplete-event-size: {size} must be between 1024 and {2**22} bytes"
+        if not 8 <= self.h11_max_header_count <= 4096:
+            yield f"--h11-max-header-count: {self.h11_max_header_count} must be between 8 and 4096"
+        if self.enable_log_outputs and not self.enable_log_requests:
+            yield "--enable-log-outputs: needs --enable-log-requests too, which names the request an output belongs to"
         if self.max_log_len is not None and self.max_log_len < 0:
             yield f"--max-log-len: {self.max_log_len} must not be negative"
         if any(not k or k != k.strip() for k in self.api_key):

@@ -50,20 +50,21 @@ class Head:
     """Does the client wait for 100 Continue before it sends the body?"""
 
 
-def find_head(data: bytearray) -> int:
-    """Bytes of the head that `data` begins with, its empty line included; 0 if more must come. RefusedError 400, 431."""
-    end = data.find(b"\r\n\r\n", 0, MAX_HEAD + 4)
-    if _BARE_LF.search(data, 0, end + 4 if end >= 0 else min(len(data), MAX_HEAD)):
+def find_head(data: bytearray, most: int = MAX_HEAD) -> int:
+    """Bytes of the head that `data` begins with, its empty line included; 0 if more must come. RefusedError 400, or 431 if it
+    has more than `most`."""
+    end = data.find(b"\r\n\r\n", 0, most + 4)
+    if _BARE_LF.search(data, 0, end + 4 if end >= 0 else min(len(data), most)):
         raise RefusedError(400, "a line ends without CR LF")
     if end < 0:
-        if len(data) > MAX_HEAD:
-            raise RefusedError(431, f"the header is longer than {MAX_HEAD} bytes")
+        if len(data) > most:
+            raise RefusedError(431, f"the header is longer than {most} bytes")
         return 0
     return end + 4
 
 
-def parse_head(raw: bytes) -> Head:
-    """`raw`: what find_head delimited."""
+def parse_head(raw: bytes, most: int = MAX_FIELDS) -> Head:
+    """`raw`: what find_head delimited. RefusedError 431 if it has more than `most` fields."""
     first, *lines = raw[:-4].split(b"\r\n")
     match = _REQUEST_LINE.fullmatch(first)
     if match is None:
@@ -73,8 +74,8 @@ def parse_head(raw: bytes) -> Head:
         raise RefusedError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
     if not target.startswith(b"/") or b"#" in target:
         raise RefusedError(400, "the request target must be a path")
-    if len(lines) > MAX_FIELDS:
-        raise RefusedError(431, f"more than {MAX_FIELDS} header fields")
+    if len(lines) > most:
+        raise RefusedError(431, f"more than {most} header fields")
     headers = [_field(line) for line in lines]
     one = _singles(headers)
     _check_host(one.get(b"host"), minor == b"1")

@@ -73,6 +73,20 @@ def _serve(dtype: str, **config: Any) -> list[tuple[list[int], Any]]:
 
 
 @pytest.mark.slow
+def test_an_eager_engine_records_nothing_and_says_the_same(counts: dict[str, int]) -> None:
+    said = []
+    for eager in (True, False):
+        llm = LLM(device="cpu", dtype="float32", max_model_len=128, enforce_eager=eager)
+        try:
+            params = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+            said.append(llm.generate({"prompt_token_ids": [5, 9, 2]}, params, use_tqdm=False)[0].outputs[0].token_ids)
+        finally:
+            llm.shutdown()
+        assert bool(counts["_record"] + counts["_replay"]) is not eager
+    assert said[0] == said[1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_recorded_steps_give_the_tokens_and_logprobs_of_steps_as_written(
     best: Library, dtype: str, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch

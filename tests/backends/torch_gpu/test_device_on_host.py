@@ -79,8 +79,9 @@ def test_every_kind_of_request_gets_the_tokens_of_the_reference_from_graphs(want
 
 
 @pytest.mark.slow
-def test_without_graphs_the_tokens_are_the_same(want: Any, hosted: list[GpuDevice]) -> None:
-    assert _serve(HOST, additional_config={"graphs": False}) == want
+@pytest.mark.parametrize("said", [{"additional_config": {"graphs": False}}, {"enforce_eager": True}], ids=str)
+def test_without_graphs_the_tokens_are_the_same(want: Any, hosted: list[GpuDevice], said: dict[str, Any]) -> None:
+    assert _serve(HOST, **said) == want
     assert hosted[0]._runtime.captures == 0  # type: ignore[attr-defined]
 
 

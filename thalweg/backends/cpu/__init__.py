@@ -34,6 +34,8 @@ class CpuOptions:
     isa: str = ""
     """Instruction set of the compiled kernels: avx512bf16, avx512vnni, avx512, avx2 or portable; "" = the best there is;
     "none" = run torch's kernels instead."""
+    graphs: bool = True
+    """Record decode steps, and replay them."""
 
 
 class CpuPlatform(Platform):
@@ -105,7 +107,8 @@ class CpuPlatform(Platform):
         threads = options.threads if options else 0
         if threads < 0:
             raise DeviceError(f"threads: {threads} is not a number of threads; leave it out for one per core")
-        return open_device(threads, options.isa if options else "")
+        options = options or CpuOptions()
+        return open_device(threads, options.isa, options.graphs)
 
 
 def _compiled(options: CpuOptions) -> bool:

@@ -45,11 +45,13 @@ class CpuDevice(EagerDevice):
     """The eager device, with caches on huge pages, and loading's leftovers given back."""
 
     def __init__(
-        self, info: DeviceInfo, kernels: Sequence[Kernel], attention: Sequence[AttentionBackend], library: Library | None
-    ) -> None:
+        self, info: DeviceInfo, kernels: Sequence[Kernel], attention: Sequence[AttentionBackend], library: Library | None,
+        record: bool = True,
+    ) -> None:  # fmt: skip
+        """record: with a library, decode steps are recorded and replayed."""
         super().__init__(info, kernels, attention)
         self._library = library
-        self._arena = Arena(library) if library else None
+        self._arena = Arena(library) if library and record else None
 
     def memory(self) -> Memory:
         now = super().memory()
@@ -91,8 +93,9 @@ class CpuDevice(EagerDevice):
         super().close()
 
 
-def open_device(threads: int, isa: str = "") -> CpuDevice:
-    """threads: 0 = as many as there are cores for this process, unless torch was told fewer before. isa: see CpuOptions."""
+def open_device(threads: int, isa: str = "", graphs: bool = True) -> CpuDevice:
+    """threads: 0 = as many as there are cores for this process, unless torch was told fewer before. isa, graphs: see
+    CpuOptions."""
     told = _told()
     threads = threads or min(cores(), told)
     _keep_freed_memory()
@@ -109,7 +112,7 @@ def open_device(threads: int, isa: str = "") -> CpuDevice:
 
     native = (*linear.kernels(library), *rows.kernels(library), *sampling.kernels(library))
     torch_kernels = [opaque(k, library) for k in KERNELS]
-    return CpuDevice(info, (*native, *torch_kernels), (attention.NativeAttention(library), *ATTENTION), library)
+    return CpuDevice(info, (*native, *torch_kernels), (attention.NativeAttention(library), *ATTENTION), library, graphs)
 
 
 @functools.cache

@@ -61,8 +61,10 @@ class Located:
 def locate(args: EngineArgs) -> Located:
     """CheckpointError or ConfigError, naming file or field, before any process is told to load."""
     check_args(args)
-    path = hub.resolve_model(args.model, revision=args.revision, download_dir=args.download_dir, token=args.hf_token)
-    config = hf.read_config(path, args.hf_overrides, formats.check)
+    path = hub.resolve_model(
+        args.model, revision=args.revision, download_dir=args.download_dir, token=args.hf_token, ignore=args.ignore_patterns
+    )
+    config = hf.read_config(path, args.hf_overrides, formats.check, windows=not args.disable_sliding_window)
     return Located(msgspec.structs.replace(args, model=str(path)), args, path, config, hf.facts(config, path))
 
 

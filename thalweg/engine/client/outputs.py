@@ -34,9 +34,9 @@ class Processed:
 class OutputProcessor:
     """All open requests of one engine. Not thread-safe: whoever reads frames drives it."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        """tokenizer None: texts stay empty."""
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer | None, interval: int = 1) -> None:
+        """tokenizer None: texts stay empty. interval: tokens that are told together where only what is new is told."""
+        self._tokenizer, self._interval = tokenizer, interval
         self._requests: dict[str, _Request] = {}
         self._choices: dict[int, _Choice] = {}
 
@@ -48,7 +48,7 @@ class OutputProcessor:
         """Before its EngineRequests reach the engine. now: monotonic seconds. ValueError if the id is open already."""
         if submission.request_id in self._requests:
             raise ValueError(f"request {submission.request_id!r} is already open")
-        request = _Request(submission, self._tokenizer, now)
+        request = _Request(submission, self._tokenizer, now, self._interval)
         self._requests[submission.request_id] = request
         for choice in request.choices:
             self._choices[choice.handle] = choice
@@ -257,13 +257,13 @@ class _Request:
     """One submission and its choices."""
 
     __slots__ = (
-        "_kind", "_told", "cached_tokens", "choices", "error", "id", "made", "metrics", "params", "prompt_logprobs", "running",
-        "submission",
+        "_interval", "_kind", "_sent", "_told", "cached_tokens", "choices", "error", "id", "made", "metrics", "params",
+        "prompt_logprobs", "running", "submission",
     )  # fmt: skip
 
-    def __init__(self, submission: Submission, tokenizer: Tokenizer | None, now: float) -> None:
+    def __init__(self, submission: Submission, tokenizer: Tokenizer | None, now: float, interval: int = 1) -> None:
         self.submission, self.id, self.params = submission, submission.request_id, submission.params
-        self._kind = self.params.output_kind
+        self._kind, self._interval, self._sent = self.params.output_kind, interval, 0
         stops = automaton(tuple(self.params.stop)) if self.params.stop and tokenizer is not None else None
         self.choices = [_Choice(self, r, i, stops, tokenizer) for i, r in enumerate(submission.requests)]
         self.running, self.made = len(self.choices), 0
@@ -312,7 +312,9 @@ class _Request:
         elif self._kind is RequestOutputKind.FINAL_ONLY:
             return None
         delta = self._kind is RequestOutputKind.DELTA
-        told, self._told = self._told, True
+        if delta and not done and self._told and self.made - self._sent < self._interval:
+            return None
+        told, self._told, self._sent = self._told, True, self.made
         return RequestOutput(
             self.id,
             self.submission.prompt,

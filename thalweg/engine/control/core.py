@@ -50,8 +50,9 @@ class EngineCore:
         self.config = config
         self.slots = Slots(scheduler.max_seqs, config.model.max_len)
         self.kv = KVCache(
-            cache.groups, cache.blocks, self.slots, cache.block_tokens, config.model.max_len, cache.prefix_caching, hash_fn
-        )
+            cache.groups, cache.blocks, self.slots, cache.block_tokens, config.model.max_len, cache.prefix_caching, hash_fn,
+            cache.prefix_hash,
+        )  # fmt: skip
         self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from)
         self._builder = BatchBuilder(self.slots, self.kv, config.model.vocab, config.cache.tables_kept)
         self._reader = ResultReader(self.slots, self.kv, self.scheduler)

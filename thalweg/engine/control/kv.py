@@ -75,7 +75,7 @@ class Group:
 class KVCache:
     def __init__(
         self, specs: Sequence[KVSpec], blocks: Sequence[int], slots: Slots, block_tokens: int, max_len: int, caching: bool,
-        hash_fn: HashFn | None = None,
+        hash_fn: HashFn | None = None, hash_name: str = "blake2b",
     ) -> None:  # fmt: skip
         """Raises ConfigError for a group of a kind or block size it cannot keep."""
         for g, spec in enumerate(specs):
@@ -89,7 +89,7 @@ class KVCache:
             raise ConfigError(f"cache: {len(specs)} KV groups, but block counts for {len(blocks)}")
         self.block_tokens = block_tokens
         self.caching = caching
-        self.prefix = PrefixCache(len(specs), hash_fn)
+        self.prefix = PrefixCache(len(specs), hash_fn, hash_name)
         width = -(-max_len // block_tokens)
         self.groups = [
             Group(s, n, slots.count + 1, width, self.prefix, g) for g, (s, n) in enumerate(zip(specs, blocks, strict=True))

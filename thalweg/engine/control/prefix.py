@@ -11,6 +11,7 @@ One node serves all KV groups: `blocks[g]` is where group g keeps these tokens, 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import secrets
 from collections.abc import Callable
 
@@ -20,10 +21,11 @@ HashFn = Callable[[bytes, bytes, bytes], bytes]
 """(parent's key, salt, token bytes) -> key."""
 
 
-def keyed_hash(secret: bytes) -> HashFn:
-    """BLAKE2b with a secret key (RFC 7693), 128 bits. The salt is preceded by its length, so that no salt and tokens can
-    be read as another salt and other tokens."""
-    start = hashlib.blake2b(key=secret, digest_size=16)
+def keyed_hash(secret: bytes, name: str = "blake2b") -> HashFn:
+    """BLAKE2b with a secret key (RFC 7693), 128 bits; or of name "sha256" HMAC-SHA-256 (RFC 2104). The salt is preceded by its
+    length, so that no salt and tokens can be read as another salt and other tokens."""
+    sha256 = name == "sha256"
+    start = hmac.new(secret, digestmod=hashlib.sha256) if sha256 else hashlib.blake2b(key=secret, digest_size=16)
 
     def digest(parent: bytes, salt: bytes, tokens: bytes) -> bytes:
         h = start.copy()
@@ -48,10 +50,10 @@ class Node:
 
 
 class PrefixCache:
-    def __init__(self, groups: int, hash_fn: HashFn | None = None) -> None:
-        """`hash_fn` is for tests that force collisions."""
+    def __init__(self, groups: int, hash_fn: HashFn | None = None, algorithm: str = "blake2b") -> None:
+        """algorithm: see keyed_hash. `hash_fn`, in its place, is for tests that force collisions."""
         self._groups = groups
-        self._hash = hash_fn or keyed_hash(secrets.token_bytes(32))
+        self._hash = hash_fn or keyed_hash(secrets.token_bytes(32), algorithm)
         self._nodes: dict[bytes, Node] = {}
         self._owners: list[dict[int, Node]] = [{} for _ in range(groups)]
 

@@ -91,7 +91,7 @@ def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
     mark("engine started")
     check_args(args)
     path = Path(args.model)
-    hf = read_config(path, args.hf_overrides, formats.check)
+    hf = read_config(path, args.hf_overrides, formats.check, windows=not args.disable_sliding_window)
     facts = read_facts(hf, path)
     registry.supported(hf)  # refuse an unknown architecture before a framework is imported
     platform = platform or discovery.choose(args.device, lambda p: resolve.options(args, p))
@@ -99,6 +99,8 @@ def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
     device = platform.open(resolve.place(args, platform), resolve.options(args, platform))
     job = _Job(args, path, hf, facts, platform, device, platform.defaults(facts, device.info))
     try:
+        if args.enforce_eager and device.pads:
+            raise ConfigError(f"enforce_eager: on {platform.name} every step is compiled; leave the flag out")
         worker = _build_model(job) if platform.runs_models else _build_without_model(job)
         problems = platform.validate(worker.config)
         if problems:
@@ -281,6 +283,7 @@ def _config(
             groups=groups,
             blocks=size.blocks,
             prefix_caching=args.enable_prefix_caching,
+            prefix_hash=args.prefix_caching_hash_algo,
             dtype=args.kv_dtype,
             tables_kept=job.device.keeps_tables,
         ),

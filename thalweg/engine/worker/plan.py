@@ -105,7 +105,7 @@ def to_load(args: EngineArgs, platform: Platform) -> int:
 def _known(args: EngineArgs, platform: Platform) -> _Known:
     check_args(args)
     path = Path(args.model)
-    hf = read_config(path, args.hf_overrides, formats.check)
+    hf = read_config(path, args.hf_overrides, formats.check, windows=not args.disable_sliding_window)
     facts = read_facts(hf, path)
     spec = registry.family(hf)(hf)
     resolve.check_values(args, platform)

@@ -36,9 +36,11 @@ def options(args: EngineArgs, platform: Platform) -> Any:
     said = dict(args.additional_config or {})
     if args.threads is not None:
         said["threads"] = args.threads
+    kinds = get_type_hints(platform.options) if platform.options and (said or args.enforce_eager) else {}
+    if args.enforce_eager and "graphs" in kinds:
+        said["graphs"] = False
     if not said:
         return platform.options() if platform.options else None
-    kinds = get_type_hints(platform.options) if platform.options else {}
     problems, converted = [], {}
     for name, value in said.items():
         if name not in kinds:

@@ -81,4 +81,4 @@ def _add_refused(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
 def _check_refused(namespace: argparse.Namespace, names: Sequence[str]) -> None:
     given = [n for n in names if getattr(namespace, f"refused_{n}") is not None]
     if given:
-        raise ConfigError(*(f"--{n} is not supported by this version; see docs/status.md" for n in given))
+        raise ConfigError(*(f"--{n} is not supported by this version; leave it out" for n in given))

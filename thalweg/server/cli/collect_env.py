@@ -14,7 +14,7 @@ import thalweg
 from thalweg.server.cli.backends import listing, table
 from thalweg.server.cli.flags import Parser
 
-ALSO = ("torch", "transformers", "triton", "jax", "ray", "openai")
+ALSO = ("torch", "transformers", "triton", "jax", "openai")
 """Libraries that matter beside our own requirements."""
 
 

@@ -14,7 +14,7 @@ from thalweg import envs
 from thalweg.config import BUNDLED, BUNDLED_WORDS, EngineArgs
 from thalweg.errors import ConfigError
 from thalweg.hal import discovery
-from thalweg.server.cli import flags
+from thalweg.server.cli import config_file, flags
 
 
 def parse(
@@ -36,7 +36,11 @@ def parse(
     _maybe_help(parser, words, server)
     flags.add_flags(parser, server=server, skip=skip)
     namespace = parser.parse_args(flags.normalise(words, parser))
+    if server:
+        config_file.fill(namespace, parser)
     if set_elsewhere := envs.foreign():
+        if flags.given(namespace, "fail_on_environ_validation"):
+            raise ConfigError(f"--fail-on-environ-validation: {set_elsewhere}")
         print(f"warning: {set_elsewhere}", file=sys.stderr)
     flags.check_given(namespace)
     return namespace

@@ -1,8 +1,10 @@
 """The flags of `serve` and of every command that starts an engine: one table (flags.json), three fates.
 
-A flag is honoured (a field of EngineArgs or ServerSettings), or refused in words, or unknown and refused with the nearest
-name. Nothing is parsed and ignored. The rows of the table are [name, aliases, type, choices, default, group, help]; the
-defaults are the field's, shown in help - what is honoured takes its default from the settings class.
+A flag is honoured (a field of EngineArgs or ServerSettings, or one of COMMAND), or refused in words, or unknown and refused
+with the nearest name. Nothing is parsed and ignored. The rows of the table are [name, aliases, type, choices, default, group,
+help]; the defaults are the field's, shown in help - what is honoured takes its default from the settings class. What is not
+honoured has an eighth part, the refusal: why, and what to do instead. Of flags that the field has removed, those of group
+Removed had no effect any more and are named in a warning; those of group Replaced asked for something, and are refused.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import re
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -25,12 +28,13 @@ from thalweg.config import (
     LOAD_FORMATS,
     LOGPROBS_MODES,
     POLICIES,
+    PREFIX_HASHES,
     QUANTIZATIONS,
     EngineArgs,
     check_args,
 )
 from thalweg.errors import ConfigError
-from thalweg.server.cli.grammar import VALUES, context_length, dotted, merge
+from thalweg.server.cli.grammar import OWN_VALUES, VALUES, dotted, merge
 from thalweg.server.settings import ServerSettings
 
 CHOICES = {
@@ -38,23 +42,31 @@ CHOICES = {
     "kv_cache_dtype": tuple(KV_CACHE_DTYPES),
     "load_format": LOAD_FORMATS,
     "logprobs_mode": LOGPROBS_MODES,
+    "prefix_caching_hash_algo": PREFIX_HASHES,
     "quantization": QUANTIZATIONS,
     "scheduling_policy": POLICIES,
 }
 """Where this version has fewer (or other) values than the field."""
-SAME_AS_NOW: dict[str, tuple[Any, ...]] = {
-    "pipeline_parallel_size": (1,),
-    "data_parallel_size": (1,),
-    "nnodes": (1,),
-    "api_server_count": (1,),
-    "stream_interval": (1,),
-    "tokenizer_mode": ("auto", "hf"),
-    "config_format": ("auto", "hf"),
-    "runner": ("auto", "generate"),
-    "convert": ("auto", "none"),
-    "enable_lora": (False,),
+SAME_AS_NOW: dict[str, tuple[str, ...]] = {
+    "attention_backend": ("auto",),
+    "config_format": ("hf",),
+    "convert": ("none",),
+    "distributed_executor_backend": ("mp", "uni"),
+    "model_impl": ("vllm",),
+    "runner": ("generate",),
+    "safetensors_load_strategy": ("lazy",),
+    "task": ("auto", "generate"),
+    "tokenizer_mode": ("hf", "slow"),
 }
-"""Values of flags this version does not have that ask for what it does anyway."""
+"""Values of flags this version does not have, beside their defaults, that ask for what it does anyway. mp and uni: one process
+beside the server. vllm: implementations of our own. lazy: mapped files. hf, slow: other code for the tokenizer of the model's
+files, with the same tokens."""
+GONE = ("Removed", "Replaced")
+COMMAND = frozenset({"code_revision", "compilation_config", "config", "fail_on_environ_validation", "optimization_level"})
+"""Honoured by the command line itself, here or in common.parse. code_revision: of code that is never run, so any is the right
+one."""
+NO_COMPILER = "the platform decides what is compiled and captured; of this object mode, level and cudagraph_mode are read"
+GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 _UNSET = object()
 
 
@@ -67,6 +79,7 @@ class Flag:
     default: Any
     group: str
     help: str
+    refusal: str = ""
 
     @property
     def dest(self) -> str:
@@ -81,9 +94,10 @@ class Flag:
 def table() -> dict[str, Flag]:
     """Every known flag, by name without dashes in front."""
     rows = json.loads(files(__package__).joinpath("flags.json").read_text(encoding="utf-8"))
-    return {r[0]: Flag(r[0], tuple(r[1]), r[2], tuple(r[3]) if r[3] else None, r[4], r[5], r[6]) for r in rows}
+    return {r[0]: Flag(r[0], tuple(r[1]), r[2], tuple(r[3]) if r[3] else None, *r[4:]) for r in rows}
 
 
+UNKNOWN = Flag("", (), "str", None, None, "", "")
 ENGINE = frozenset(EngineArgs.__struct_fields__)
 SERVER = frozenset(ServerSettings.__struct_fields__)
 
@@ -91,9 +105,12 @@ SERVER = frozenset(ServerSettings.__struct_fields__)
 class Parser(argparse.ArgumentParser):
     """argparse with our error style: the flag's name, what is wrong, where to look; exit status 2."""
 
+    where = ""
+    """Where the words stand that are being parsed, if not on the command line: a file, and a colon."""
+
     def error(self, message: str) -> NoReturn:
         message = message.removeprefix("argument ")
-        print(f"{self.prog}: error: {message}\n(try {self.prog} --help)", file=sys.stderr)
+        print(f"{self.prog}: error: {self.where}{message}\n(try {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -119,14 +136,14 @@ def add_flags(parser: argparse.ArgumentParser, *, server: bool, skip: frozenset[
 
 
 def _honoured(flag: Flag) -> bool:
-    return flag.group != "Removed" and (flag.dest in ENGINE or flag.dest in SERVER)
+    return flag.group not in GONE and (flag.dest in ENGINE or flag.dest in SERVER or flag.dest in COMMAND)
 
 
 def _value(flag: Flag) -> Any:
     if not _honoured(flag):
         return str
     choices = CHOICES.get(flag.dest, flag.choices if flag.type == "choice" else None)
-    read = context_length if flag.name == "max-model-len" else VALUES[flag.type]
+    read = OWN_VALUES.get(flag.name, VALUES[flag.type])
 
     def convert(text: str) -> Any:
         if choices is None and text in ("None", "") and flag.type not in ("list", "json") and flag.default is None:
@@ -155,6 +172,8 @@ class _Last(argparse.Action):
         before = getattr(namespace, self.dest, _UNSET)
         if isinstance(before, dict) and isinstance(values, dict):
             values = merge(before, values)
+        elif self.dest == "middleware" and isinstance(before, list):
+            values = before + values
         else:
             _warn_repeat(self, namespace)
         setattr(namespace, self.dest, values)
@@ -166,19 +185,24 @@ def _warn_repeat(action: argparse.Action, namespace: Any) -> None:
 
 
 def normalise(argv: list[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Underscores in names as dashes, dotted keys as JSON, and an error for a flag nobody knows."""
+    """Underscores in names as dashes, dotted keys as JSON, -O3 as -O 3, and an error for a flag nobody knows."""
     known = {o for a in parser._actions for o in a.option_strings}
     out: list[str] = []
     rest = iter(argv)
     for word in rest:
         if word == "--":
             return [*out, word, *rest]
-        if not word.startswith("--"):
-            out.append(word)
-            continue
         name, equals, value = word.partition("=")
         base, dot, path = name.partition(".")
-        base = "--" + base[2:].replace("_", "-")
+        if not word.startswith("--"):
+            if re.fullmatch("-O=?[0-9]", word):
+                out += ["-O", word[-1]]
+                continue
+            if not (dot and word.startswith("-") and base in known):
+                out.append(word)
+                continue
+        else:
+            base = "--" + base[2:].replace("_", "-")
         if base not in known:
             _unknown(parser, base, known)
         if dot:
@@ -196,27 +220,53 @@ def _unknown(parser: argparse.ArgumentParser, name: str, known: set[str]) -> NoR
 
 
 def check_given(namespace: argparse.Namespace) -> None:
-    """ConfigError naming every flag that was given and cannot be honoured."""
+    """ConfigError naming every flag that was given and cannot be honoured; a warning for each that lost its effect."""
     problems = []
     for flag in table().values():
         value = getattr(namespace, flag.dest, _UNSET)
         if value is _UNSET or _honoured(flag) or _changes_nothing(flag, value):
             continue
         if flag.group == "Removed":
-            problems.append(f"--{flag.name} was removed in the field and is not known here; leave it out")
-        elif flag.name == "config":
-            problems.append("--config: YAML files are not read by this version; give the flags on the command line")
+            print(f"warning: --{flag.name} has no effect: {flag.refusal}", file=sys.stderr)
         else:
-            problems.append(f"--{flag.name} is not supported yet; see docs/status.md")
+            problems.append(f"--{flag.name}: {flag.refusal}")
     if problems:
         raise ConfigError(*problems)
 
 
 def _changes_nothing(flag: Flag, value: Any) -> bool:
-    """Does the flag, so given, ask for what happens anyway?"""
-    if flag.type == "bool" and value is False and flag.default is False:
-        return True
-    return str(value) in {str(s) for s in SAME_AS_NOW.get(flag.dest, ())}
+    """Does the flag, so given, ask for what happens anyway? Its default says no more than leaving it out."""
+    if flag.group == "Removed":
+        return False
+    if flag.type == "bool":
+        return bool(value) is bool(flag.default)
+    if flag.type == "json":
+        return flag.default is not None and str(value).replace(" ", "") == json.dumps(flag.default)
+    return str(value) == str(flag.default) or str(value) in SAME_AS_NOW.get(flag.dest, ())
+
+
+def _presets(namespace: argparse.Namespace) -> dict[str, Any]:
+    """What -O and --compilation-config mean as fields of EngineArgs. Levels and modes above 0 say how a compiler is used that
+    this engine does not have; 0 says no compiling and no capture, as does cudagraph_mode NONE."""
+    given = dict(_given(namespace, COMMAND).get("compilation_config", {}))
+    modes = {name: given.pop(name) for name in ("mode", "level") if name in given}
+    graphs = str(given.pop("cudagraph_mode", "FULL")).upper()
+    problems = [f"--compilation-config.{key}: {NO_COMPILER}" for key in sorted(given)]
+    for name, value in modes.items():
+        if str(value) not in ("0", "1", "2", "3"):
+            problems.append(f"--compilation-config.{name}: {value!r} is not one of 0, 1, 2, 3")
+    if graphs not in GRAPH_MODES:
+        problems.append(f"--compilation-config.cudagraph_mode: {graphs!r} is not one of {', '.join(GRAPH_MODES)}")
+    if problems:
+        raise ConfigError(*problems)
+    eager = graphs == "NONE" or str(_given(namespace, COMMAND).get("optimization_level")) == "0"
+    return {"enforce_eager": True} if eager else {}
+
+
+def given(namespace: argparse.Namespace, dest: str) -> Any:
+    """The value of a flag that was given; None if it was not."""
+    value = getattr(namespace, dest, _UNSET)
+    return None if value is _UNSET else value
 
 
 def given_names(namespace: argparse.Namespace) -> list[str]:
@@ -226,7 +276,7 @@ def given_names(namespace: argparse.Namespace) -> list[str]:
 
 def engine_args(namespace: argparse.Namespace) -> EngineArgs:
     """The engine's share of the flags, checked."""
-    fields = {**envs.engine_fields(), **_given(namespace, ENGINE)}
+    fields = {**envs.engine_fields(), **_presets(namespace), **_given(namespace, ENGINE)}
     try:
         args = msgspec.convert(fields, EngineArgs)
     except msgspec.ValidationError as e:
@@ -250,7 +300,7 @@ def _given(namespace: argparse.Namespace, names: frozenset[str]) -> dict[str, An
 
 def show_help(prog: str, usage: str, own: str, topic: str | None, *, server: bool) -> str:
     """--help: the groups and what is honoured, briefly; --help=all, =Group, =keyword: the flags, each with its fate."""
-    flags = [f for f in table().values() if f.group != "Removed" and (server or f.group != "Frontend")]
+    flags = [f for f in table().values() if f.group not in GONE and (server or f.group != "Frontend")]
     if topic is None:
         groups: dict[str, list[Flag]] = {}
         for f in flags:
@@ -264,7 +314,7 @@ def show_help(prog: str, usage: str, own: str, topic: str | None, *, server: boo
     chosen = chosen or [f for f in flags if word.lstrip("-") in f.name or word in f.help.lower()]
     if not chosen:
         return f"no flag or group matches {topic!r}; {prog} --help lists the groups\n"
-    return "\n".join(_line(f) + ("" if _honoured(f) else "  [not supported yet]") for f in chosen) + "\n"
+    return "\n".join(_line(f) + ("" if _honoured(f) else f"\n      [not supported: {f.refusal}]") for f in chosen) + "\n"
 
 
 def _line(flag: Flag) -> str:

@@ -62,6 +62,11 @@ def json_value(text: str) -> Any:
     return value
 
 
+def compilation(text: str) -> Any:
+    """json_value, or the mode alone."""
+    return {"mode": int(text)} if text in ("0", "1", "2", "3") else json_value(text)
+
+
 def dotted(path: str, text: str) -> dict[str, Any]:
     """{"a": {"b": value}} of the key a.b; the value is JSON, else a human integer, else text. A key that ends in + makes a
     list, of the comma-separated values."""
@@ -103,3 +108,5 @@ VALUES: dict[str, Callable[[str], Any]] = {
     "json": json_value,
     "human-int": human_int,
 }
+OWN_VALUES: dict[str, Callable[[str], Any]] = {"compilation-config": compilation, "max-model-len": context_length}
+"""Of flags whose values are read in a way of their own."""

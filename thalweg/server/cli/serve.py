@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
+import logging
+import logging.config
 import sys
+from importlib import import_module
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +30,7 @@ def run(words: list[str]) -> int:
         raise ConfigError("--model: the model is already given as the first argument; give it once")
     args = common.engine_args(namespace, namespace.model_tag)
     made = settings(flags.server_settings(namespace))
+    _logging(made)
     common.say_bundled(args)
     # In this order: a taken port is told at once, and the engine's code loads while the web framework does here.
     with listening(made) as sock, Standby(args.device, args) as standby:
@@ -42,6 +48,8 @@ def settings(given: dict[str, Any]) -> ServerSettings:
     """ServerSettings of the flags and the environment; --chat-template as a file is read here."""
     given = dict(given)
     given.setdefault("api_key", envs.api_keys())
+    if "middleware" in given:
+        given["middleware"] = [_loaded(path) for path in given["middleware"]]
     if "chat_template" in given:
         given["chat_template"] = _template(given["chat_template"])
     for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
@@ -53,6 +61,33 @@ def settings(given: dict[str, Any]) -> ServerSettings:
     if "disable_access_log_for_endpoints" in given and given.get("disable_uvicorn_access_log"):
         print("warning: --disable-uvicorn-access-log leaves --disable-access-log-for-endpoints nothing to do", file=sys.stderr)
     return ServerSettings(**given)
+
+
+def _loaded(path: str) -> Any:
+    """The class or coroutine function at an import path, package.module.Name."""
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, ValueError, AttributeError) as e:
+        raise ConfigError(f"--middleware: {path!r} is not an import path of the form package.module.Name: {e}") from None
+    if not (isinstance(found, type) or iscoroutinefunction(found)):
+        raise ConfigError(f"--middleware: {path!r} is neither a class nor a coroutine function (request, call_next)")
+    return found
+
+
+def _logging(made: ServerSettings) -> None:
+    """What is logged by this process, and how. The engine's process writes its few lines to stderr as ever."""
+    if made.log_error_stack:
+        logging.getLogger("thalweg.server.errors.stacks").setLevel(logging.DEBUG)
+    if made.log_config_file is None:
+        return
+    try:
+        config = json.loads(Path(made.log_config_file).read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError(f"it must hold a JSON object, not {type(config).__name__}")
+        logging.config.dictConfig({"disable_existing_loggers": False, **config})
+    except (OSError, ValueError, TypeError, AttributeError, ImportError) as e:
+        raise ConfigError(f"--log-config-file: {made.log_config_file!r}: {e}") from None
 
 
 def _template(value: str) -> str:

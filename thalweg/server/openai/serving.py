@@ -24,6 +24,7 @@ from thalweg.server.errors import ApiError
 from thalweg.server.lifecycle import Lifecycle
 from thalweg.server.middleware import tenant_of
 from thalweg.server.openai import protocol
+from thalweg.server.openai.transcript import Transcript
 from thalweg.server.settings import ServerSettings
 from thalweg.text.encoder import Encoder
 
@@ -224,13 +225,18 @@ class Serving:
         async with self.admission.turn(job.ticket, part.choices, tokens, job.priority, prompts):
             stream = self.engine.generate(prompt, params, request_id, priority=job.priority, first_choice=part.first)
             self.running.add(request_id)
+            said = Transcript(job.params) if self.settings.enable_log_outputs else None
             try:
                 async for output in stream:
                     self._raise_if_failed(output)
                     if part.first:
                         _renumber(output, part.first)
+                    if said is not None:
+                        said.add(output)
                     yield output
             finally:
+                if said is not None:
+                    said.tell(job.id, self.settings.max_log_len)
                 self.running.discard(request_id)
                 await stream.aclose()
 

@@ -1,0 +1,39 @@
+"""What was answered, for the log (--enable-log-outputs): put together from outputs as they pass by."""
+
+from __future__ import annotations
+
+import logging
+
+from thalweg.outputs import CompletionOutput, RequestOutput
+from thalweg.params import RequestOutputKind, SamplingParams
+
+log = logging.getLogger(__name__)
+
+
+class Transcript:
+    """The choices of one prompt."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._delta = params.output_kind is RequestOutputKind.DELTA
+        self._texts: dict[int, list[str]] = {}
+        self._tokens: dict[int, int] = {}
+        self._ended: dict[int, str] = {}
+
+    def add(self, output: RequestOutput) -> None:
+        for choice in output.outputs:
+            self._add(choice)
+
+    def _add(self, choice: CompletionOutput) -> None:
+        i = choice.index
+        if not self._delta:
+            self._texts[i], self._tokens[i] = [], 0
+        self._texts.setdefault(i, []).append(choice.text)
+        self._tokens[i] = self._tokens.get(i, 0) + len(choice.token_ids)
+        if choice.finish_reason is not None:
+            self._ended[i] = choice.finish_reason
+
+    def tell(self, id: str, most: int | None) -> None:
+        """A line for each choice: `most` characters of its text at most. One that did not end was left by its client."""
+        for i in sorted(self._texts):
+            text = "".join(self._texts[i])[:most]
+            log.info("answer %s choice %d: %d tokens, %s, %r", id, i, self._tokens[i], self._ended.get(i, "left"), text)
