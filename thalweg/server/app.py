@@ -169,7 +169,7 @@ def _ops_routes(serving: Serving, metrics: EngineMetrics, http: HttpMetrics) -> 
         return respond({"server_load": http.load if serving.settings.enable_server_load_tracking else 0})
 
     async def _metrics(request: Request) -> Response:
-        body, kind = exposition(metrics.registry)
+        body, kind = exposition(metrics.registry, serving.settings.metrics_prefix)
         return Response(body, media_type=kind)
 
     return [Described("/version", _version), Described("/load", _load), Described("/metrics", _metrics)]

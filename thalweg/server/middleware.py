@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -88,12 +88,12 @@ class Counted:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status = time.perf_counter(), 500
+        start, status, gave = time.perf_counter(), 500, 0
 
         async def watched(message: Message) -> None:
-            nonlocal status
+            nonlocal status, gave
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, gave = message["status"], _length(message.get("headers", ()))
             await send(message)
 
         path, method = scope["path"], scope["method"]
@@ -101,4 +101,10 @@ class Counted:
             try:
                 await self.app(scope, receive, watched)
             finally:
-                self.metrics.done(path, method, status, time.perf_counter() - start)
+                took = _length(scope.get("headers", ()))
+                self.metrics.done(path, method, status, time.perf_counter() - start, took, gave)
+
+
+def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """What content-length says; 0 where there is none."""
+    return next((int(v) for k, v in headers if k == b"content-length" and v.isdigit()), 0)
