@@ -54,6 +54,11 @@ def with_startup_marks(path: str) -> dict[str, str]:
     return {**os.environ, "THALWEG_STARTUP_MARKS": path}
 
 
+def without_api_keys() -> dict[str, str]:
+    """The environment of a child that serves no client: without any variable named *API_KEY."""
+    return {k: v for k, v in os.environ.items() if not k.upper().endswith("API_KEY")}
+
+
 def _number(name: str, default: float, least: float) -> float:
     text = os.environ.get(name)
     if not text:

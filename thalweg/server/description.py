@@ -36,9 +36,7 @@ class Described:
         return "GET" if self.body is None else "POST"
 
     def route(self) -> Route:
-        made = Route(self.path, self.endpoint, methods=[self.method])
-        made.methods = {self.method}  # not HEAD, which it adds by itself
-        return made
+        return Route(self.path, self.endpoint, methods=[self.method])  # adds HEAD to GET
 
     def extra(self) -> dict[str, Any]:
         """What the document says beyond the path."""

@@ -269,7 +269,7 @@ class HttpMetrics:
     def done(self, path: str, method: str, status: int, seconds: float, took: int = 0, gave: int = 0) -> None:
         """took, gave: bytes of the bodies where their header says it; a stream's does not."""
         handler = path if path in self.paths else "other"
-        if handler in UNCOUNTED:
+        if path.removesuffix("/") in UNCOUNTED:
             return
         self._fine.observe(seconds)
         self._request_bytes.labels(handler).observe(took)

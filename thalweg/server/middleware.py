@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
+import uuid
 from collections.abc import Iterable, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from thalweg.server.errors import ApiError
 from thalweg.server.http import failure
-from thalweg.server.lifecycle import PROBES
+from thalweg.server.lifecycle import probe_of
 from thalweg.server.metrics import HttpMetrics
+
+MOST_ID = 256
+"""Bytes of a request id; a longer one is refused, not echoed."""
 
 
 class KeyGuard:
@@ -27,7 +31,7 @@ class KeyGuard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return  # no websockets here
-        if scope["path"].removeprefix(self.root_path) in PROBES or self._allowed(scope):
+        if probe_of(scope["path"].removeprefix(self.root_path)) or self._allowed(scope):
             await self.app(scope, receive, send)
             return
         error = ApiError("missing or wrong API key; send the header Authorization: Bearer <key>", status=401)
@@ -62,17 +66,21 @@ class RootPath:
 
 
 class RequestIds:
-    """Echoes X-Request-Id on answers."""
+    """X-Request-Id on every answer: the client's, or else one made here, by which the request is known inside too."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = next((v for k, v in scope.get("headers", ()) if k == b"x-request-id" and len(v) <= 256), None)
+        name, headers = b"x-request-id", scope.get("headers", ())
+        given = next((v for k, v in headers if k == name), None)
+        if given is None:
+            made = uuid.uuid4().hex
+            given, scope = made.encode(), {**scope, "thalweg.request_id": made}
 
         async def tagged(message: Message) -> None:
-            if message["type"] == "http.response.start" and given is not None:
-                message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", given)]}
+            if message["type"] == "http.response.start" and len(given) <= MOST_ID:
+                message = {**message, "headers": [*message.get("headers", ()), (name, given)]}
             await send(message)
 
         await self.app(scope, receive, tagged)

@@ -41,7 +41,7 @@ class Conversation:
             raise ApiError(
                 "this model has no chat template; start the server with --chat-template, or use /v1/completions", "messages"
             )
-        truncated = isinstance(request, ChatRequest) and request.truncate_prompt_tokens is not None
+        unbounded = not isinstance(request, ChatRequest) or request.truncate_prompt_tokens is not None
         most_chars = self.serving.engine.config.model.max_len * tokenizer.max_token_chars
         return await chat.prompt_async(
             lambda: ([_plain(m) for m in request.messages], self._tools(request)),
@@ -51,7 +51,7 @@ class Conversation:
             content_format=self.format,
             kwargs=self._variables(request),
             add_special_tokens=request.add_special_tokens,
-            most_chars=math.inf if truncated else most_chars,
+            most_chars=math.inf if unbounded else most_chars,
         )
 
     def _variables(self, request: ChatFields) -> dict[str, Any]:
