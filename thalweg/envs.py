@@ -107,6 +107,11 @@ def with_startup_marks(path: str) -> dict[str, str]:
     return {**os.environ, "THALWEG_STARTUP_MARKS": path}
 
 
+def without_api_keys() -> dict[str, str]:
+    """The environment of a child that serves no client: without any variable named *API_KEY."""
+    return {k: v for k, v in os.environ.items() if not k.upper().endswith("API_KEY")}
+
+
 def _get(name: str) -> tuple[str, str]:
     """(the name it was set under, its value) of a variable of ours or of its twin; "" where neither is set."""
     for n in (name, *(theirs for theirs, ours in TWINS.items() if ours == name)):

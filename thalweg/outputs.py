@@ -52,6 +52,8 @@ class RequestMetrics:
     num_generation_tokens: int = 0
     max_num_generation_tokens: int = 0
     """Of the longest choice; set when the request has finished."""
+    num_preemptions: int = 0
+    """How often its choices had to give up their place, together."""
 
 
 @dataclass(slots=True)

@@ -16,18 +16,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import thalweg
+from thalweg import envs
 
 POLL_SECONDS = 0.005
 """Between looks at a process that is about to end."""
 
 
 class Process:
-    """`python -m module words`, with this process's environment and output, no input, and of its other descriptors those in
-    `inherit`. Whoever makes one ends it. Needs no event loop to be made."""
+    """`python -m module words`, with this process's output, its environment less the API keys, no input, and of its other
+    descriptors those in `inherit`. Whoever makes one ends it. Needs no event loop to be made."""
 
     def __init__(self, module: str, *words: str, inherit: Sequence[int] = ()) -> None:
         command = [sys.executable, "-m", module, *words]
-        self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=tuple(inherit))
+        self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=tuple(inherit), env=envs.without_api_keys())
 
     @property
     def pid(self) -> int:

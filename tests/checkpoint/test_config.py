@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from thalweg.checkpoint.config import eos_ids, facts, generation_defaults, read_config
 from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models import sizes
 from thalweg.models.registry import family, supported
 
 GOOD = {
@@ -153,7 +154,7 @@ def test_without_windows_layers_see_everything_and_the_context_is_no_longer_than
     save(tmp_path, {**GOOD, "architectures": [architecture], **change})
     config = read_config(tmp_path, windows=False)
     assert facts(config, tmp_path).max_len == length
-    assert not any(family(config)(config).windows)
+    assert {s.kind for s in sizes.attention(family(config)(config), "float32", "", length)} == {"full"}
 
 
 def test_windows_stay_where_positions_are_scaled(tmp_path):

@@ -293,3 +293,17 @@ def test_one_id_cannot_be_open_twice() -> None:
     rig.add("r")
     with pytest.raises(ValueError, match="already open"):
         rig.add("r")
+
+
+def test_preemptions_are_those_of_all_choices_of_a_request() -> None:
+    rig = Rig()
+    first, second = rig.add(n=2)
+    (other,) = rig.add("other")
+    rig.frame((first, 5), preempted=[second, second, 999])
+    rig.run(first, [6], Finished(first, "length"))
+    out = rig.run(second, [5], Finished(second, "length"))[-1]
+    assert out.metrics is not None
+    assert out.metrics.num_preemptions == 2
+    alone = rig.run(other, [5], Finished(other, "length"))[-1]
+    assert alone.metrics is not None
+    assert alone.metrics.num_preemptions == 0

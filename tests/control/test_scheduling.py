@@ -98,11 +98,15 @@ def test_the_latest_arrival_gives_way_when_blocks_run_out():
     w = world(blocks=13, block_tokens=2, max_len=24, max_seqs=3, depth=2)
     for h in range(3):
         w.submit(request(h, [h + 1] * 2, 18))
-    order = []
+    order, preempted = [], []
     while w.core.has_work:
-        order += [f.handle for f in w.step().finished]
+        out = w.step()
+        order += [f.handle for f in out.finished]
+        preempted += out.preempted
     assert order == [0, 1, 2]
     assert w.core.stats().preemptions >= 1
+    assert len(preempted) == w.core.stats().preemptions
+    assert 0 not in preempted
     w.idle()
 
 
@@ -424,3 +428,18 @@ def test_a_found_prefix_waits_while_blocks_are_withheld():
     pool.withheld = 0
     w.drain()
     assert w.core.stats().prefix_hits > 0
+
+
+def test_a_step_tells_how_many_tokens_it_dealt_with():
+    """Those of the prompt it computed and those it made; what the prefix cache held is neither, and counted apart."""
+    w = world(max_tokens=8, block_tokens=2, depth=1)
+    w.submit(request(0, [9] * 13, 10))
+    told = []
+    while w.core.has_work:
+        told.append(w.step().step_tokens)
+    assert sum(told) == 23
+    assert told[:2] == [8, 6]
+    w.submit(request(1, [9] * 13, 1))
+    assert w.step().step_tokens == 2
+    stats = w.core.stats()
+    assert (stats.prompt_tokens, stats.prompt_cached) == (26, 12)

@@ -190,3 +190,26 @@ async def test_tokens_of_a_stream_are_told_together_where_that_is_asked_for():
         assert all(n >= 8 for n in sizes[1:-1])
     finally:
         await made.shutdown()
+
+
+async def test_counters_tell_of_requests_and_of_nothing_else():
+    """The canary that makes an engine ready is no request."""
+    frames = []
+
+    class Logger:
+        def record(self, outputs):
+            frames.append((outputs.step_tokens, outputs.stats))
+
+        def finished(self, output, params):
+            pass
+
+    made = await AsyncLLM.start(ARGS, loggers=[Logger()])
+    try:
+        assert sum(tokens for tokens, _ in frames) == 0
+        done = await last(made.generate({"prompt_token_ids": [5] * 13}, params(max_tokens=10), "one"))
+        assert sum(tokens for tokens, _ in frames) == 23
+        stats = [s for _, s in frames if s is not None]
+        assert max((s.prompt_tokens, s.generated_tokens) for s in stats) == (13, 10)
+        assert len(done.outputs[0].token_ids) == 10
+    finally:
+        await made.shutdown()

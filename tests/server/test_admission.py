@@ -12,6 +12,7 @@ import pytest
 from fake_engine import FakeEngine, token_at
 
 from thalweg.server.admission import Admission
+from thalweg.server.drain import Drain
 from thalweg.server.errors import ApiError
 
 TEXT = "/v1/completions"
@@ -111,7 +112,7 @@ async def test_a_full_queue_refuses_at_once_with_the_time_it_will_take():
     with pytest.raises(ApiError) as e:
         ticket.charge(1, 81)  # 20 wait already
     assert e.value.status == 429
-    assert 20 <= e.value.retry_after <= 120  # about one start in ten seconds so far, and three are waiting
+    assert 10 <= e.value.retry_after <= 60  # one has taken 20 seconds, two run at once, and three are waiting
     with pytest.raises(ApiError):
         ticket.charge(3, 1)
     ticket.close()
@@ -256,3 +257,43 @@ async def test_the_choices_of_a_request_take_turns_like_prompts(start, stream):
     assert texts == {i: "".join(chr(token_at(list(b"abc"), i, k, 5)) for k in range(8)) for i in range(200)}
     admission = running.app.serving.admission
     assert (admission.running, admission.places, admission.tokens, admission.waiting) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("seconds", [0.2, 2.0])
+@pytest.mark.parametrize("before", [0, 20])
+def test_the_time_a_queue_needs_is_told_about_right(before, seconds):
+    """A burst of 200 on a server that runs 8 at once; `before`: how many came one by one, an hour ago, ten times as fast."""
+    clock = Clock()
+    drain = Drain(8, clock)
+    for _ in range(before):
+        began = drain.started()
+        clock.now += seconds / 10
+        drain.ended(began, 1)
+        clock.now += 60
+    clock.now += 3600
+    left, end = 200, clock.now + 200 / 8 * seconds
+    running: list[tuple[float, float]] = []
+    told = []
+    while left or running:
+        while left and len(running) < 8:  # not in step with each other
+            running.append((drain.started(), clock.now + seconds * random.Random(left).uniform(0.8, 1.2)))
+            left -= 1
+        first = min(running, key=lambda r: r[1])
+        running.remove(first)
+        clock.now = first[1]
+        drain.ended(first[0], 1)
+        if left:
+            told.append((drain.seconds(left), end - clock.now))
+    assert all(said <= 1.6 * truly + 1 for said, truly in told)
+    late = told[20:]  # what was measured an hour ago is forgotten by then
+    assert all(said >= 0.5 * truly - 1 for said, truly in late)
+
+
+def test_a_server_that_knows_nothing_yet_says_more_the_longer_nobody_is_served():
+    clock = Clock()
+    drain = Drain(2, clock)
+    assert drain.seconds(5) == 0
+    drain.started()
+    drain.started()
+    clock.now = 4.0
+    assert drain.seconds(5) == 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from fake_engine import TEMPLATE, FakeEngine
 
 from thalweg.errors import UnavailableError
@@ -78,3 +79,21 @@ def test_a_model_without_a_template_takes_one_from_the_client(start):
     assert server.post("/v1/chat/completions", body()).json()["error"]["param"] == "messages"
     assert server.post("/v1/chat/completions", body(chat_template=TEMPLATE)).status_code == 200
     assert server.engine.prompts[-1]["prompt"] == "<user>hi\n<assistant>"
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ '\\ud800' }}", "{{ raise_exception('\\udfff') }}", "{{ {}['\\ud800'].x }}", "a{{ '\\ud800\\udc00'[0] }}"]
+)
+def test_what_is_no_text_is_the_templates_fault(start, template):
+    answer = start(trust_request_chat_template=True).post("/v1/chat/completions", body(chat_template=template))
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] in ("chat_template", "messages")
+
+
+@pytest.mark.parametrize("codec", ["zip", "hz", "mbcs", "idna", "nowhere"])
+def test_a_template_does_not_learn_where_things_are_installed(start, codec):
+    template = f"{{{{ 'a'.encode('{codec}') }}}}"
+    answer = start(trust_request_chat_template=True).post("/v1/chat/completions", body(chat_template=template))
+    if answer.status_code != 200:
+        assert answer.status_code == 400
+        assert "/" not in answer.json()["error"]["message"]

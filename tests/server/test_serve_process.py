@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import openai
@@ -319,3 +321,41 @@ def test_unix_socket_is_made_and_removed(tmp_path):
         assert client.get("http://server/health").status_code == 200
     assert process.end(signal.SIGINT) == 0
     assert not path.exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_a_full_disk_under_the_log_stops_nothing():
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        port = s.getsockname()[1]
+    words = ("--port", "1", "--port", str(port), "--device", "null")  # a warning too
+    command = [sys.executable, "-m", "thalweg", "serve", *words]
+    with open("/dev/full", "w") as full:
+        process = subprocess.Popen(command, stdout=full, stderr=full, env=ENVIRONMENT)
+    try:
+        end = time.monotonic() + 90
+        while True:
+            assert process.poll() is None, process.returncode
+            assert time.monotonic() < end
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                    break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_processes_that_serve_no_client_get_no_key():
+    process = Process("--port", "0", "--device", "null", THALWEG_API_KEY="secret-one", OPENAI_API_KEY="secret-two")
+    try:
+        url = process.url()
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        assert httpx.get(f"{url}/v1/models", headers={"authorization": "Bearer secret-one"}).status_code == 200
+        children = Path(f"/proc/{process.process.pid}/task/{process.process.pid}/children").read_text().split()
+        assert children
+        for pid in children:
+            assert b"secret" not in Path(f"/proc/{pid}/environ").read_bytes()
+    finally:
+        process.end()

@@ -35,8 +35,8 @@ def test_every_route_but_health_needs_the_key(start):
         assert r.headers["www-authenticate"] == "Bearer"
     for path in (TEXT, CHAT, "/tokenize", "/detokenize"):
         assert running.post(path, {"prompt": "a"}).status_code == 401
-    for path in ("/health", "/ping"):
-        assert running.get(path).status_code == 200
+    for path in ("/health", "/ping", "/health/", "/ping/"):
+        assert running.get(path, follow_redirects=False).status_code == 200
     for bad in ("Bearer k3", "Bearer k", "Bearer", "k1", "Basic k1", "Bearer k1 k2"):
         assert running.get("/version", headers={"authorization": bad}).status_code == 401, bad
     for key in ("k1", "k2"):
@@ -47,7 +47,14 @@ def test_every_route_but_health_needs_the_key(start):
 
 def test_a_path_cannot_dress_up_as_an_open_one(start):
     running = start(api_key=["k"])
-    for path in ("/health/", "/health/../v1/models", "//health", "/health%2f..%2fv1/models", "/v1/models?x=/health"):
+    for path in (
+        "/health/x",
+        "/health//",
+        "/health/../v1/models",
+        "//health",
+        "/health%2f..%2fv1/models",
+        "/v1/models?x=/health",
+    ):
         r = httpx.get(running.url + path, follow_redirects=False)
         assert r.status_code == 401, path
 
@@ -113,12 +120,50 @@ def test_request_id_is_not_echoed_unless_asked(server):
     assert server.post(TEXT, {"prompt": "a"}, headers={"X-Request-Id": "x" * 300}).status_code == 400
 
 
+def test_every_answer_gets_an_id_where_ids_are_shown(start):
+    running = start(enable_request_id_headers=True)
+    one, two = (running.post(TEXT, {"prompt": "a", "max_tokens": 1}) for _ in range(2))
+    assert one.json()["id"] == f"cmpl-{one.headers['x-request-id']}"
+    assert one.headers["x-request-id"] != two.headers["x-request-id"]
+    named = running.post(TEXT, {"prompt": "a", "max_tokens": 1, "request_id": "mine"})
+    assert named.json()["id"] == "cmpl-mine"
+    assert running.get("/nowhere").headers["x-request-id"]
+    assert running.post(TEXT, {"prompt": "a"}, headers={"X-Request-Id": "x" * 300}).status_code == 400
+
+
+def test_what_a_method_may_be_is_said(server):
+    for path, method, allowed in (
+        (TEXT, "GET", {"POST"}),
+        ("/v1/models", "POST", {"GET", "HEAD"}),
+        ("/metrics", "DELETE", {"GET", "HEAD"}),
+        ("/health", "PUT", {"GET", "HEAD"}),
+        ("/ping", "PUT", {"GET", "HEAD", "POST"}),
+    ):
+        r = server.http.request(method, path)
+        assert r.status_code == 405, path
+        assert {w.strip() for w in r.headers["allow"].split(",")} == allowed
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/fake", "/version", "/metrics", "/load", "/health"])
+def test_what_can_be_read_can_be_asked_for_without_its_body(server, path):
+    whole, head = server.get(path), server.http.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == whole.headers["content-type"]
+    assert int(head.headers["content-length"]) > 0
+
+
 def test_usage_options(start):
     running = start(enable_prompt_tokens_details=True, enable_force_include_usage=True)
     r = running.post(TEXT, {"prompt": "abc", "max_tokens": 2}).json()
     assert r["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
-    chunks = list(running.client().completions.create(model="fake", prompt="abc", max_tokens=2, stream=True))
-    assert chunks[-1].usage.completion_tokens == 2
+    client = running.client()
+    for stream in (
+        client.completions.create(model="fake", prompt="abc", max_tokens=2, stream=True),
+        client.chat.completions.create(model="fake", messages=MESSAGES, max_tokens=2, stream=True),
+    ):
+        made = [c.usage.completion_tokens for c in stream]  # in every chunk
+        assert made[-2:] == [2, 2]
+        assert made == sorted(made)
 
 
 @pytest.mark.parametrize(

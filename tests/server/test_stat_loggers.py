@@ -16,7 +16,8 @@ from thalweg.server.stats_line import StatsLine
 
 def frame(handles: list[int], time: float, stats: Stats | None = None, ended: tuple[int, ...] = ()) -> Outputs:
     finished = [Finished(handle=h, reason="stop") for h in ended]
-    return Outputs(np.array(handles, np.int64), np.zeros(len(handles), np.int32), time, finished=finished, stats=stats)
+    tokens = np.zeros(len(handles), np.int32)
+    return Outputs(np.array(handles, np.int64), tokens, time, finished=finished, stats=stats, step_tokens=len(handles))
 
 
 def value(metrics: EngineMetrics, name: str, labels: dict[str, str] | None = None) -> float | None:
@@ -67,6 +68,41 @@ def test_the_longest_of_several_streamed_answers_is_counted():
     metrics.finished(last, SamplingParams(n=2, output_kind=RequestOutputKind.DELTA))
     assert value(metrics, "thalweg:request_max_num_generation_tokens_sum") == 6
     assert value(metrics, "thalweg:request_generation_tokens_sum") == 9
+
+
+def test_a_step_counts_the_prompt_tokens_it_computed():
+    """13 prompt tokens and 10 made, one a step, are 23 in 10 steps."""
+    metrics = EngineMetrics()
+    metrics.bind("m", config())
+    for tokens in (14, *[1] * 9):
+        outputs = frame([1], 1.0)
+        outputs.step_tokens = tokens
+        metrics.record(outputs)
+    assert value(metrics, "thalweg:iteration_tokens_total_sum") == 23
+    assert value(metrics, "thalweg:iteration_tokens_total_count") == 10
+
+
+def test_how_often_a_request_gave_way_is_counted():
+    metrics = EngineMetrics()
+    metrics.bind("m", config())
+    for times in (0, 3):
+        done = RequestOutput("r", None, [1], None, [CompletionOutput(0, "", [1], None, None, "stop")], True)
+        done.metrics = RequestMetrics(1, 1, 1, 1, 2, 1, 1, num_preemptions=times)
+        metrics.finished(done, SamplingParams())
+    assert value(metrics, "thalweg:request_num_preemptions_count") == 2
+    assert value(metrics, "thalweg:request_num_preemptions_sum") == 3
+
+
+def test_where_prompt_tokens_came_from_and_why_requests_wait():
+    metrics = EngineMetrics()
+    metrics.bind("m", config())
+    metrics.queued = lambda: 3
+    metrics.record(frame([], 1.0, Stats(3, 2, 16, 64, 100, 40, 5, 9, 70, 80, 30)))
+    for source, expected in {"local_compute": 40, "local_cache_hit": 30}.items():
+        assert value(metrics, "thalweg:prompt_tokens_by_source_total", {"source": source}) == expected
+    assert value(metrics, "thalweg:prompt_tokens_cached_total") == 30
+    for reason, expected in {"capacity": 5, "deferred": 0}.items():
+        assert value(metrics, "thalweg:num_requests_waiting_by_reason", {"reason": reason}) == expected
 
 
 def test_length_buckets():

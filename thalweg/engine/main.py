@@ -18,8 +18,10 @@ def _die_with_parent() -> None:
 if __name__ == "__main__":
     _die_with_parent()  # before the imports, which take a moment in which the parent may go
     gc.disable()  # imports and loading make next to no garbage, and walking what they make takes a tenth of their time
+    from thalweg import lossy
     from thalweg.engine.worker.ahead import begin
 
+    lossy.install()
     begin(sys.argv[2])
 
 import contextlib

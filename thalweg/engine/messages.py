@@ -158,6 +158,8 @@ class Stats(msgspec.Struct, frozen=True):
     steps: int
     prompt_tokens: int
     generated_tokens: int
+    prompt_cached: int = 0
+    """Of prompt_tokens: found in the prefix cache when the sequence first ran."""
 
 
 class Outputs(msgspec.Struct, tag=True):
@@ -172,6 +174,10 @@ class Outputs(msgspec.Struct, tag=True):
     logprobs: TokenLogprobs | None = None
     prompt_scores: list[PromptScores] = []
     stats: Stats | None = None
+    step_tokens: int = 0
+    """Prompt tokens the step computed and tokens it sampled."""
+    preempted: list[int] = []
+    """Sequences that gave up their place since the last frame; one may be in it twice."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

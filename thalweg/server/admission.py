@@ -19,11 +19,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from thalweg.server.drain import Drain
 from thalweg.server.errors import ApiError
 
 SHARE = 8
-RATE_SECONDS = 10.0
-"""Time constant of the estimate of how many prompts start per second."""
 LONGEST_WAIT = 120
 """Retry-After promises no more than this many seconds."""
 
@@ -76,7 +75,7 @@ class Admission:
         self._held: dict[str, tuple[int, int]] = {}
         """The same, of each tenant that holds any."""
         self.refused = 0
-        self._clock, self._rate, self._last = clock, 0.0, clock()
+        self._drain = Drain(window, clock)
         self._queues: OrderedDict[str, list[_Waiter]] = OrderedDict()
         self._numbers = itertools.count()
         self._closed: ApiError | None = None
@@ -123,8 +122,7 @@ class Admission:
     def busy(self) -> ApiError:
         """The refusal, with the time the queue needs to empty as far as is known."""
         self.refused += 1
-        wait = self.places / self._rate if self._rate > 0 else 1.0
-        seconds = max(1, min(LONGEST_WAIT, round(wait)))
+        seconds = max(1, min(LONGEST_WAIT, round(self._drain.seconds(self.places))))
         return ApiError("the server is busy; try again later", status=429, retry_after=seconds)
 
     @asynccontextmanager
@@ -141,11 +139,11 @@ class Admission:
         else:
             self.running += cost
         ticket.started(prompts, tokens)
-        if prompts:
-            self._count_start()
+        began = self._drain.started()
         try:
             yield
         finally:
+            self._drain.ended(began, cost)
             self.running -= cost
             self._call()
 
@@ -189,12 +187,6 @@ class Admission:
             if not waiter.turn.cancelled():
                 self.running += waiter.cost
                 waiter.turn.set_result(None)
-
-    def _count_start(self) -> None:
-        now = self._clock()
-        gap, self._last = max(now - self._last, 1e-6), now
-        weight = min(1.0, gap / RATE_SECONDS)
-        self._rate += weight * (1 / gap - self._rate)
 
 
 def _fits(more: int, free: int, held: int) -> bool:

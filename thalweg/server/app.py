@@ -62,7 +62,7 @@ class Application:
 
     def open(self, engine: AsyncLLM) -> None:
         """Serve with a started engine, which stays its owner's."""
-        self.serving = Serving(engine, self._settings, self.lifecycle)
+        self.serving = Serving(engine, self._settings, self.lifecycle, self._http.unknown_field)
         if self._engine_metrics is not None:
             self._engine_metrics.bind(engine.model_names[0], engine.config)
             self._engine_metrics.queued = lambda: self.serving.admission.waiting
@@ -110,7 +110,8 @@ def _surround(app: ASGIApp, settings: ServerSettings, http: HttpMetrics) -> ASGI
 async def _on_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         words = {404: "there is no such route", 405: "this method is not allowed on this route"}
-        error = ApiError(words.get(error.status_code, str(error.detail)), status=error.status_code)
+        fields = {k: v for k, v in (error.headers or {}).items() if k == "Allow"}
+        return failure(ApiError(words.get(error.status_code, str(error.detail)), status=error.status_code), fields)
     return failure(error)
 
 
@@ -177,7 +178,7 @@ def _ops_routes(serving: Serving, metrics: EngineMetrics, http: HttpMetrics) -> 
         return respond({"server_load": http.load if serving.settings.enable_server_load_tracking else 0})
 
     async def _metrics(request: Request) -> Response:
-        body, kind = exposition(metrics.registry)
+        body, kind = exposition(metrics.registry, serving.settings.metrics_prefix)
         return Response(body, media_type=kind)
 
     return [

@@ -65,9 +65,7 @@ class Described:
         return "POST" if self.bodies else "GET"
 
     def route(self) -> Route:
-        made = Route(self.path, self.endpoint, methods=[self.method])
-        made.methods = {self.method}  # not HEAD, which it adds by itself
-        return made
+        return Route(self.path, self.endpoint, methods=[self.method])  # adds HEAD to GET
 
     def operation(self, definitions: dict[str, Any]) -> dict[str, Any]:
         """As the document has it; what its schemas name goes to `definitions`."""

@@ -88,22 +88,28 @@ FORMS = {
 
 
 def from_validation(error: ValidationError) -> ApiError:
-    """The most telling objection (the deepest), in words, naming the field as the client wrote it (messages[0].content)."""
-    first = max(error.errors(include_url=False, include_input=False), key=lambda e: len(_names(e["loc"])))
+    """The most telling objection, in words, naming the field as the client wrote it (messages[0].content): one to the value
+    before one to its type, for of a field's forms the others always object to the type; then the deepest."""
+    first = max(
+        error.errors(include_url=False, include_input=False), key=lambda e: (_of_value(e["type"]), len(_names(e["loc"])))
+    )
     names, kind = _names(first["loc"]), first["type"]
     param = _path(names)
     words = [n for n in names if isinstance(n, str)]
-    if kind == "extra_forbidden":
-        message = f"{param}: unknown field; this server refuses what it does not know rather than ignore it"
-    elif kind == "missing":
+    if kind == "missing":
         message = f"{param}: required field is missing"
-    elif len(names) < len(first["loc"]) and words[-1] in FORMS:
+    elif len(names) < len(first["loc"]) and words[-1] in FORMS and not _of_value(kind):
         param = _path(names[: names.index(words[-1]) + 1])
         message = f"{param}: must be {FORMS[words[-1]]}"
     else:
         text = first["msg"].removeprefix("Value error, ")
         message = f"{param}: {text[:1].lower()}{text[1:]}" if param else text
     return ApiError(message, param or None)
+
+
+def _of_value(kind: str) -> bool:
+    """Is an objection of this kind to the value, given that its type is right?"""
+    return not kind.endswith("_type") and kind != "missing"
 
 
 def _names(location: tuple[int | str, ...]) -> list[int | str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -18,6 +18,8 @@ from thalweg.server.errors import translate
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
+STARTED = b""
+"""A frame without a byte: the answer has begun, so its header can go out."""
 
 
 def respond(body: Any, status: int = 200) -> Response:
@@ -25,9 +27,10 @@ def respond(body: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS), status, media_type="application/json")
 
 
-def failure(error: BaseException) -> Response:
+def failure(error: BaseException, fields: Mapping[str, str] | None = None) -> Response:
+    """`error` as an answer. fields: more of its header."""
     e = translate(error)
-    headers = {"WWW-Authenticate": "Bearer"} if e.status == 401 else {}
+    headers = {**(fields or {}), **({"WWW-Authenticate": "Bearer"} if e.status == 401 else {})}
     if e.retry_after is not None:
         headers["Retry-After"] = str(e.retry_after)
     return Response(e.bytes(), e.status, headers, media_type="application/json")
@@ -56,8 +59,8 @@ async def or_disconnect(receive: Receive, work: Awaitable[T]) -> T | None:
 
 
 class EventStream(Response):
-    """Server-sent events from a generator of ready-made frames. The status is decided by the first frame: an error before
-    it is an ordinary error answer, an error after it an error event. A disconnect closes the generator."""
+    """Server-sent events from a generator of ready-made frames. The status is decided by the first frame, be it empty: an
+    error before it is an ordinary error answer, an error after it an error event. A disconnect closes the generator."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -75,7 +78,8 @@ class EventStream(Response):
                 if not started:
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     started = True
-                await send({"type": "http.response.body", "body": frame, "more_body": True})
+                if frame:
+                    await send({"type": "http.response.body", "body": frame, "more_body": True})
         except (asyncio.CancelledError, OSError):
             raise
         except Exception as e:

@@ -34,7 +34,10 @@ READ = 32 * 1024
 MAX_AHEAD = 1024 * 1024
 """Bytes a client may send ahead of the answer it waits for."""
 LINGER = 1.0
-"""Seconds a connection stays half open after an answer that came before the request was read, so that it is not lost."""
+"""Seconds a connection stays half open after an answer that came before the request was read. What still comes is read and
+dropped, so that a client that sends everything first gets to read it (RFC 9112, 9.6)."""
+LINGER_PACE, LINGER_BYTES = 8 * 2**20, 64 * 2**20
+"""Dropping this many bytes buys a client another second; no more than this many are dropped."""
 LOOKS = (0.005, 0.02, 0.1)
 """Seconds between looks at whether a client that has ended its side is still there; the last is repeated."""
 _LINES = {s.value: b"HTTP/1.1 %d %s\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
@@ -78,6 +81,7 @@ class Connection(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._slow: asyncio.TimerHandle | None = None
         self._reading, self._eof, self._lingering = True, False, False
+        self._dropped, self._linger_until = 0, 0.0
         self._writable = asyncio.Event()
         self._writable.set()
         self.lost = False
@@ -110,7 +114,10 @@ class Connection(asyncio.BufferedProtocol):
         return self._limits.scratch
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._lingering or self.transport.is_closing():
+        if self._lingering:
+            self._drop(nbytes)
+            return
+        if self.transport.is_closing():
             return
         if not self._buffer and self._exchange is None:
             self._deadline(self._limits.head_seconds, self._head_late)
@@ -123,6 +130,8 @@ class Connection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """The client will send no more. With a request complete, it is answered; else there is nothing to wait for."""
         self._eof = True
+        if self._lingering:
+            return False
         if self._exchange is None or self._body is not None or self._scheme == "https":
             return False
         self._exchange.probe()
@@ -297,17 +306,27 @@ class Connection(asyncio.BufferedProtocol):
         self.transport.write(line + fields + body)
         if exchange is not None:
             exchange.leave()
-        self._linger()
+        self._linger(e.status != 408)
 
-    def _linger(self) -> None:
-        """Close without losing the answer: unread bytes would turn a plain close into a reset."""
+    def _linger(self, drop: bool = True) -> None:
+        """Close without losing the answer: unread bytes would turn a plain close into a reset. drop: read what still comes."""
         self._lingering = True
+        self._dropped, self._linger_until = 0, self._loop.time() + LINGER
         self._buffer.clear()
         self._body = None
-        self._read(False)
+        self._read(drop and len(self._state.connections) <= self._limits.connections)
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._deadline(LINGER, self.transport.abort)
+
+    def _drop(self, nbytes: int) -> None:
+        """Bytes nobody will read."""
+        self._dropped += nbytes
+        left = self._linger_until + self._dropped / LINGER_PACE - self._loop.time()
+        if self._dropped > LINGER_BYTES or left <= 0:
+            self.transport.abort()
+        else:
+            self._deadline(min(LINGER, left), self.transport.abort)
 
 
 class Exchange:

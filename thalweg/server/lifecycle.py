@@ -32,6 +32,12 @@ REASONS = {
 """The only words a probe says: no message of the engine reaches a stranger."""
 
 
+def probe_of(path: str) -> str:
+    """The probe a path asks for, with or without a slash at its end; "": none."""
+    path = path.removesuffix("/")
+    return path if path in PROBES else ""
+
+
 class Lifecycle:
     """One server's state. Moves only forwards: `open`, `drain`, `cut`."""
 
@@ -99,9 +105,9 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return  # no websockets here, and nothing to do at start and end
-        path = scope["path"].removeprefix(self.root_path)
-        if path in PROBES:
-            await self._probe(path, scope["method"])(scope, receive, send)
+        probe = probe_of(scope["path"].removeprefix(self.root_path))
+        if probe:
+            await self._probe(probe, scope["method"])(scope, receive, send)
             return
         life = self.lifecycle
         if life.draining or self.app is None:
@@ -121,7 +127,8 @@ class Gate:
 
     def _probe(self, path: str, method: str) -> Response:
         if method not in ("GET", "HEAD") and not (path == "/ping" and method == "POST"):
-            return failure(ApiError("probes are read with GET", status=405))
+            allowed = "GET, HEAD, POST" if path == "/ping" else "GET, HEAD"
+            return failure(ApiError("probes are read with GET", status=405), {"Allow": allowed})
         why = self.lifecycle.why_not_ready()
         if path == "/livez" and why != REASONS["failed"]:  # a lost engine does not come back: restart the server
             why = ""

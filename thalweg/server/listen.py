@@ -33,6 +33,7 @@ def connection_limit() -> int:
 def listening(settings: ServerSettings) -> Iterator[socket.socket]:
     """A bound, listening socket: whoever asks for a port that is taken learns it now."""
     sock = _unix(settings.uds) if settings.uds else _tcp(settings.host, settings.port)
+    ours = _identity(settings.uds)
     try:
         with sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
@@ -40,8 +41,19 @@ def listening(settings: ServerSettings) -> Iterator[socket.socket]:
             sock.setblocking(False)
             yield sock
     finally:
-        if settings.uds:
+        if settings.uds and ours == _identity(settings.uds):  # by now the name may be another server's
             Path(settings.uds).unlink(missing_ok=True)
+
+
+def _identity(path: str | None) -> tuple[int, int] | None:
+    """Which file lies at `path`; None: none."""
+    if path is None:
+        return None
+    try:
+        found = Path(path).lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _tcp(host: str, port: int) -> socket.socket:

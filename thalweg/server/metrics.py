@@ -1,5 +1,6 @@
-"""/metrics: the engine's news and the server's requests as Prometheus series, under the field's names with prefix `thalweg:`.
+"""/metrics: the engine's news and the server's requests as Prometheus series, under the field's names.
 
+Kept once, with the prefix `thalweg:`, and shown under the prefixes asked for: dashboards and gateways look for `vllm:`.
 A registry per server, never the global one, so that servers in one process do not mix.
 """
 
@@ -9,24 +10,44 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    Summary,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from thalweg.config import EngineConfig
 from thalweg.engine.messages import Outputs, Stats
-from thalweg.outputs import RequestOutput
+from thalweg.outputs import FINISH_REASONS, RequestOutput
 from thalweg.params import SamplingParams
 
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
 PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+HTTP_FINE = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 LABELS = ("model_name", "engine")
 ENGINE = "0"
 MOST_TRACKED = 100_000
 GENERATING = ("/v1/completions", "/v1/chat/completions")
+UNCOUNTED = ("/metrics", "/health", "/livez", "/readyz", "/load", "/ping", "/version")
+OWN = "thalweg:"
+PREFIXES = {"thalweg": (OWN,), "vllm": ("vllm:",), "both": (OWN, "vllm:")}
+"""Values of --metrics-prefix."""
+OLD_NAMES = {
+    "vllm:inter_token_latency_seconds": "vllm:time_per_output_token_seconds",
+    "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
+}
+"""What older dashboards of the field ask for, under that prefix alone."""
 
 
 def steps_125(limit: int) -> tuple[float, ...]:
@@ -99,22 +120,20 @@ class EngineMetrics(Collector):
         self._n = self._histogram("request_params_n", "Requested n", (1, 2, 5, 10, 20))
         self._limit = self._histogram("request_params_max_tokens", "Requested max_tokens", lengths)
         self._computed = self._histogram("request_prefill_kv_computed_tokens", "Prompt tokens not cached", lengths)
+        self._preempted = self._histogram("request_num_preemptions", "Preemptions of a request", PREEMPTIONS)
         self._success = Counter(
-            "thalweg:request_success", "Finished requests", (*LABELS, "finished_reason"), registry=self.registry
+            f"{OWN}request_success", "Finished requests", (*LABELS, "finished_reason"), registry=self.registry
         )
-        info = {
-            "block_size": str(config.cache.block_tokens),
-            "num_gpu_blocks": str(config.cache.blocks[0] if config.cache.blocks else 0),
-            "enable_prefix_caching": str(config.cache.prefix_caching),
-        }
-        names = (*LABELS, *info)
-        gauge = Gauge("thalweg:cache_config_info", "Cache configuration, as labels", names, registry=self.registry)
+        for reason in FINISH_REASONS:  # there from the start, at 0
+            self._success.labels(model, ENGINE, reason)
+        info = _cache_info(config)
+        gauge = Gauge(f"{OWN}cache_config_info", "Cache configuration, as labels", (*LABELS, *info), registry=self.registry)
         gauge.labels(model, ENGINE, *info.values()).set(1)
         self.registry.register(self)
         self._bound = True
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        family = Histogram(f"thalweg:{name}", text, LABELS, buckets=buckets, registry=self.registry)
+        family = Histogram(f"{OWN}{name}", text, LABELS, buckets=buckets, registry=self.registry)
         return family.labels(self._model, ENGINE)
 
     def record(self, outputs: Outputs) -> None:
@@ -122,8 +141,8 @@ class EngineMetrics(Collector):
             return
         if outputs.stats is not None:
             self._stats = outputs.stats
-        if len(outputs.tokens):
-            self._per_step.observe(len(outputs.tokens))
+        if outputs.step_tokens:
+            self._per_step.observe(outputs.step_tokens)
         self._gaps.frame(outputs)
 
     def finished(self, output: RequestOutput, params: SamplingParams) -> None:
@@ -142,6 +161,8 @@ class EngineMetrics(Collector):
         if params.max_tokens is not None:
             self._limit.observe(params.max_tokens)
         self._computed.observe(prompt - (output.num_cached_tokens or 0))
+        if metrics is not None:
+            self._preempted.observe(metrics.num_preemptions)
         if metrics is None or not metrics.first_token_ts:
             return
         first, last = metrics.first_token_ts, metrics.last_token_ts
@@ -161,26 +182,52 @@ class EngineMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """The engine's own counters, as of its latest snapshot."""
         labels = (self._model, ENGINE)
-        s = self._stats or Stats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        s, queued = self._stats or Stats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0), self.queued()
         for name, text, value in (
             ("num_requests_running", "Requests in execution", s.running),
-            ("num_requests_waiting", "Requests queued", s.waiting + self.queued()),
+            ("num_requests_waiting", "Requests queued", s.waiting + queued),
             ("kv_cache_usage_perc", "KV cache use, 0 to 1", s.blocks_used / max(1, s.blocks_total)),
         ):
-            gauge = GaugeMetricFamily(f"thalweg:{name}", text, labels=LABELS)
+            gauge = GaugeMetricFamily(f"{OWN}{name}", text, labels=LABELS)
             gauge.add_metric(labels, value)
             yield gauge
+        why = GaugeMetricFamily(
+            f"{OWN}num_requests_waiting_by_reason", "Requests queued, by reason", labels=(*LABELS, "reason")
+        )
+        why.add_metric((*labels, "capacity"), s.waiting + queued)
+        why.add_metric((*labels, "deferred"), 0)  # nothing here waits for anything but room
+        yield why
         for name, text, value in (
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", s.prefix_queries),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache", s.prefix_hits),
             ("num_preemptions", "Preempted requests", s.preemptions),
             ("prompt_tokens", "Prompt tokens processed", s.prompt_tokens),
+            ("prompt_tokens_cached", "Prompt tokens that were cached", s.prompt_cached),
             ("generation_tokens", "Tokens generated", s.generated_tokens),
         ):
-            counter = CounterMetricFamily(f"thalweg:{name}", text, labels=LABELS)
+            counter = CounterMetricFamily(f"{OWN}{name}", text, labels=LABELS)
             counter.add_metric(labels, value)
             yield counter
-        yield self._gaps.family("thalweg:inter_token_latency_seconds", "Gap between tokens", labels)
+        source = CounterMetricFamily(f"{OWN}prompt_tokens_by_source", "Prompt tokens, by source", labels=(*LABELS, "source"))
+        source.add_metric((*labels, "local_compute"), s.prompt_tokens - s.prompt_cached)
+        source.add_metric((*labels, "local_cache_hit"), s.prompt_cached)
+        yield source
+        yield self._gaps.family(f"{OWN}inter_token_latency_seconds", "Gap between tokens", labels)
+
+
+def _cache_info(config: EngineConfig) -> dict[str, str]:
+    """The labels of cache_config_info. Tokens are those of the groups that keep every token; scratch blocks hold none."""
+    cache = config.cache
+    full = [n for n, g in zip(cache.blocks, cache.groups, strict=False) if not g.window] or list(cache.blocks)
+    tokens = (min(full) - 1) * cache.block_tokens if full else 0
+    return {
+        "block_size": str(cache.block_tokens),
+        "cache_dtype": cache.dtype or "auto",
+        "num_gpu_blocks": str(cache.blocks[0] if cache.blocks else 0),
+        "enable_prefix_caching": str(cache.prefix_caching),
+        "kv_cache_size_tokens": str(tokens),
+        "kv_cache_max_concurrency": f"{tokens / config.model.max_len:.3f}",
+    }
 
 
 class HttpMetrics:
@@ -194,6 +241,17 @@ class HttpMetrics:
         self._seconds = Histogram(
             "http_request_duration_seconds", "HTTP request duration", ("method", "handler"), buckets=REQUEST, registry=registry
         )
+        self._fine = Histogram(
+            "http_request_duration_highr_seconds", "HTTP request duration, finely", buckets=HTTP_FINE, registry=registry
+        )
+        self._request_bytes = Summary("http_request_size_bytes", "Bytes of bodies announced", ("handler",), registry=registry)
+        self._response_bytes = Summary("http_response_size_bytes", "Bytes of whole answers", ("handler",), registry=registry)
+        self._unknown = Counter(
+            f"{OWN}unknown_request_fields", "Request fields that were not known, and ignored", ("field",), registry=registry
+        )
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        GCCollector(registry=registry)
 
     @contextmanager
     def in_flight(self, path: str) -> Iterator[None]:
@@ -204,15 +262,48 @@ class HttpMetrics:
         finally:
             self.load -= counted
 
-    def done(self, path: str, method: str, status: int, seconds: float) -> None:
+    def unknown_field(self, name: str) -> None:
+        """A request had a field of this name, which is one of few (see openai.fields)."""
+        self._unknown.labels(name).inc()
+
+    def done(self, path: str, method: str, status: int, seconds: float, took: int = 0, gave: int = 0) -> None:
+        """took, gave: bytes of the bodies where their header says it; a stream's does not."""
         handler = path if path in self.paths else "other"
-        if handler in ("/metrics", "/health", "/livez", "/readyz", "/load", "/ping", "/version"):
+        if path.removesuffix("/") in UNCOUNTED:
             return
+        self._fine.observe(seconds)
+        self._request_bytes.labels(handler).observe(took)
+        self._response_bytes.labels(handler).observe(gave)
         method = method if method in ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH") else "other"
         self._requests.labels(method, str(status), handler).inc()
         self._seconds.labels(method, handler).observe(seconds)
 
 
-def exposition(registry: CollectorRegistry) -> tuple[bytes, str]:
-    """The text and its content type."""
-    return generate_latest(registry), CONTENT_TYPE_LATEST
+class _Shown(CollectorRegistry):
+    """A registry's series under other prefixes."""
+
+    def __init__(self, registry: CollectorRegistry, prefixes: Sequence[str]) -> None:
+        super().__init__()
+        self._source, self._prefixes = registry, prefixes
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._source.collect():
+            if not family.name.startswith(OWN):
+                yield family
+                continue
+            for prefix in self._prefixes:
+                name = prefix + family.name.removeprefix(OWN)
+                yield family if prefix == OWN else _renamed(family, name)
+                if name in OLD_NAMES:
+                    yield _renamed(family, OLD_NAMES[name])
+
+
+def _renamed(family: Metric, name: str) -> Metric:
+    out = Metric(name, family.documentation, family.type, family.unit)
+    out.samples = [s._replace(name=name + s.name.removeprefix(family.name)) for s in family.samples]
+    return out
+
+
+def exposition(registry: CollectorRegistry, prefix: str = "both") -> tuple[bytes, str]:
+    """The text and its content type. prefix: one of PREFIXES."""
+    return generate_latest(_Shown(registry, PREFIXES[prefix])), CONTENT_TYPE_LATEST

@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections.abc import Collection, Sequence
+import uuid
+from collections.abc import Collection, Iterable, Sequence
 from ipaddress import ip_address
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from thalweg.server.errors import ApiError
 from thalweg.server.http import failure
-from thalweg.server.lifecycle import PROBES
+from thalweg.server.lifecycle import probe_of
 from thalweg.server.metrics import HttpMetrics
+
+MOST_ID = 256
+"""Bytes of a request id; a longer one is refused, not echoed."""
 
 
 class KeyGuard:
@@ -28,7 +32,7 @@ class KeyGuard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return  # no websockets here
-        if scope["path"].removeprefix(self.root_path) in PROBES or self._allowed(scope):
+        if probe_of(scope["path"].removeprefix(self.root_path)) or self._allowed(scope):
             await self.app(scope, receive, send)
             return
         error = ApiError("missing or wrong API key; send the header Authorization: Bearer <key>", status=401)
@@ -55,7 +59,7 @@ class HostGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = next((v for k, v in scope["headers"] if k == b"host"), None)  # absent: HTTP/1.0, which no browser speaks
-        if name is None or self._ours(name.decode("latin-1")) or scope["path"].removeprefix(self.root_path) in PROBES:
+        if name is None or self._ours(name.decode("latin-1")) or probe_of(scope["path"].removeprefix(self.root_path)):
             await self.app(scope, receive, send)
             return
         words = f"this server does not go by the name {name.decode('latin-1')!r}; start it with --allowed-hosts to add names"
@@ -90,17 +94,21 @@ class RootPath:
 
 
 class RequestIds:
-    """Echoes X-Request-Id on answers."""
+    """X-Request-Id on every answer: the client's, or else one made here, by which the request is known inside too."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = next((v for k, v in scope.get("headers", ()) if k == b"x-request-id" and len(v) <= 256), None)
+        name, headers = b"x-request-id", scope.get("headers", ())
+        given = next((v for k, v in headers if k == name), None)
+        if given is None:
+            made = uuid.uuid4().hex
+            given, scope = made.encode(), {**scope, "thalweg.request_id": made}
 
         async def tagged(message: Message) -> None:
-            if message["type"] == "http.response.start" and given is not None:
-                message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", given)]}
+            if message["type"] == "http.response.start" and len(given) <= MOST_ID:
+                message = {**message, "headers": [*message.get("headers", ()), (name, given)]}
             await send(message)
 
         await self.app(scope, receive, tagged)
@@ -116,12 +124,12 @@ class Counted:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status = time.perf_counter(), 500
+        start, status, gave = time.perf_counter(), 500, 0
 
         async def watched(message: Message) -> None:
-            nonlocal status
+            nonlocal status, gave
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, gave = message["status"], _length(message.get("headers", ()))
             await send(message)
 
         path, method = scope["path"], scope["method"]
@@ -129,4 +137,10 @@ class Counted:
             try:
                 await self.app(scope, receive, watched)
             finally:
-                self.metrics.done(path, method, status, time.perf_counter() - start)
+                took = _length(scope.get("headers", ()))
+                self.metrics.done(path, method, status, time.perf_counter() - start, took, gave)
+
+
+def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """What content-length says; 0 where there is none."""
+    return next((int(v) for k, v in headers if k == b"content-length" and v.isdigit()), 0)

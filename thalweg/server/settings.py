@@ -85,6 +85,10 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     enable_prompt_tokens_details: bool = False
     enable_force_include_usage: bool = False
     enable_server_load_tracking: bool = False
+    metrics_prefix: str = "both"
+    """thalweg | vllm | both: what series are called in /metrics."""
+    strict_requests: bool = False
+    """Refuse request fields nobody here knows, rather than count them."""
     return_tokens_as_token_ids: bool = False
     fingerprint_mode: str = "full"
     fingerprint_value: str | None = None
@@ -139,6 +143,8 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
         for host in self.allowed_hosts:
             if not host or set(host) & set("/:[]@ "):
                 yield f"--allowed-hosts: {host!r} is no name; give names alone, without scheme and port, or *"
+        if self.metrics_prefix not in ("thalweg", "vllm", "both"):
+            yield f"--metrics-prefix: {self.metrics_prefix!r} is not one of thalweg, vllm, both"
         if not self.response_role:
             yield "--response-role: must not be empty"
         if (self.fingerprint_mode == "custom") != (self.fingerprint_value is not None):

@@ -102,12 +102,14 @@ class Encoder:
         param: str = "prompt",
         keep: int | None = None,
         tenant: str = "",
+        bounded: bool = True,
     ) -> list[list[int]]:
-        """The ids of each text. keep: any length, and at least the last `keep` ids of each (the caller cuts the others off).
+        """The ids of each text. bounded False: any length. keep: any length, and at least the last `keep` ids of each (the
+        caller cuts the others off).
         tenant: whose turn it takes. RequestError (`param`): not Unicode, or too long for the context whatever its tokens."""
         if keep is not None and (last := last_chars(keep, self._tokenizer.max_token_chars)) is not None:
             texts = [text[-last:] for text in texts]
-        for text in texts if keep is None else ():
+        for text in texts if bounded and keep is None else ():
             if len(text) > self.most_chars:
                 raise RequestError(
                     f"{param}: {len(text)} characters cannot fit the context of {self._max_len} tokens; shorten it", param

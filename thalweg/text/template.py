@@ -120,6 +120,8 @@ class ChatTemplate:
         except Exception as e:  # a template can raise anything its expressions can
             words = f"the chat template fails on these messages: {type(e).__name__}: {_short(e)}"
             raise RequestError(words, "messages") from e
+        if not _is_text(text):
+            raise RequestError("the chat template wrote half a surrogate pair, which is no text; correct it", "chat_template")
         return _cut_final(text) if continue_final_message else text
 
 
@@ -136,9 +138,20 @@ def _join(pieces: Iterable[str], most: int | None) -> str:
 
 
 def _short(e: Exception) -> str:
-    """An error's words; a template can make them as long as it likes."""
-    words = str(e)
+    """An error's words. A template can make them as long as it likes, and of any characters; the system's and the importer's
+    own tell of files here."""
+    words = e.strerror or "" if isinstance(e, OSError) else "" if isinstance(e, ImportError) else str(e)
+    if not _is_text(words):
+        words = words.encode(errors="backslashreplace").decode()
     return words if len(words) <= MAX_WORDS else words[:MAX_WORDS] + " ..."
+
+
+def _is_text(text: str) -> bool:
+    """Can it be written as UTF-8?"""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _clock(now: datetime | None) -> Callable[[str], str]:

@@ -194,8 +194,10 @@ class InputProcessor:
 
     def _check_ids(self, param: str, ids: Sequence[int]) -> None:
         if ids and not (min(ids) >= 0 and max(ids) < self._vocab):
-            bad = next(i for i in ids if not 0 <= i < self._vocab)
-            raise RequestError(f"{param}: token id {bad} is not in the vocabulary (0 to {self._vocab - 1})", param)
+            bad = [i for i in ids if not 0 <= i < self._vocab]
+            shown = ", ".join(map(str, bad[:10])) + (" ..." if len(bad) > 10 else "")
+            words = f"token id {shown} is" if len(bad) == 1 else f"token ids {shown} are"
+            raise RequestError(f"{param}: {words} not in the vocabulary (0 to {self._vocab - 1})", param)
 
     def _check_length(self, param: str, length: int) -> None:
         if length == 0:

@@ -62,6 +62,9 @@ class OutputProcessor:
         for scores in frame.prompt_scores:
             if scores.handle in choices:
                 choices[scores.handle].request.score(scores, self._tokenizer)
+        for handle in frame.preempted:
+            if handle in choices:
+                choices[handle].request.metrics.num_preemptions += 1
         finished = {f.handle: f for f in frame.finished}
         logprobs = _Rows(frame.logprobs) if frame.logprobs is not None else None
         abort: list[int] = []

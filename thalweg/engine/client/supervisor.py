@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+import msgspec
 import numpy as np
 
 from thalweg.config import EngineArgs, EngineConfig
@@ -242,7 +243,17 @@ class Supervisor:
 
     # ------------------------------------------------------------------ frames
 
+    def _without_canary(self, frame: m.Outputs) -> None:
+        """Counters tell of requests, and the canary is none: one prompt token, one token made."""
+        if self._canary in frame.handles:
+            frame.step_tokens = max(0, frame.step_tokens - 2)
+        s = frame.stats
+        if s is not None:
+            prompt, made = max(0, s.prompt_tokens - 1), max(0, s.generated_tokens - 1)
+            frame.stats = msgspec.structs.replace(s, prompt_tokens=prompt, generated_tokens=made)
+
     def _take(self, frame: m.Outputs) -> None:
+        self._without_canary(frame)
         if self.state != "ready" and self._canary in frame.handles:
             self._become_ready()
         self._running.update(s.handle for s in frame.started if s.handle != self._canary)

@@ -137,7 +137,9 @@ class EngineCore:
             self._end(request, how)
         self._steps += 1
         self._generated += news.tokens.size
-        return self._outputs(news)
+        out = self._outputs(news)
+        out.step_tokens = oldest.prompt_tokens + news.tokens.size
+        return out
 
     def _may_launch(self) -> bool:
         """Is there room in the pipeline? A long step is not followed by another ahead of time: that would save the device a
@@ -179,6 +181,8 @@ class EngineCore:
         if self._finished or self._started or self._steps % STATS_EVERY == 0:
             out.finished, out.started, out.stats = self._finished, self._started, self.stats()
             self._finished, self._started = [], []
+        if self.scheduler.preempted:
+            out.preempted, self.scheduler.preempted = self.scheduler.preempted, []
         return out
 
     # ------------------------------------------------------------------ everything else
@@ -192,6 +196,7 @@ class EngineCore:
             blocks_used=fullest.held, blocks_total=fullest.total - 1,
             prefix_queries=counters.prefix_queries, prefix_hits=counters.prefix_hits, preemptions=counters.preemptions,
             steps=self._steps, prompt_tokens=counters.prompt_tokens, generated_tokens=self._generated,
+            prompt_cached=counters.prompt_cached,
         )  # fmt: skip
 
     def reset_prefix_cache(self) -> bool:

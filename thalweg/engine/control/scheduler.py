@@ -63,6 +63,7 @@ class Counters:
     prefix_queries: int = 0
     prefix_hits: int = 0
     prompt_tokens: int = 0
+    prompt_cached: int = 0
 
 
 class Scheduler:
@@ -73,6 +74,8 @@ class Scheduler:
         """In rank order."""
         self.impossible: list[tuple[Request, str]] = []
         """Requests that turned out to fit in no cache of this size, and why. The caller ends them."""
+        self.preempted: list[int] = []
+        """Handles, one for each time. The caller takes them away."""
         self.counters = Counters()
         self._config = config
         self._slots = slots
@@ -112,6 +115,7 @@ class Scheduler:
         request.scored_scheduled = request.scored
         self.add(request)
         self.counters.preemptions += 1
+        self.preempted.append(request.handle)
 
     def published(self, request: Request, keys: list[bytes]) -> None:
         """These blocks can be found now; who waited for them need not any more."""
@@ -355,6 +359,7 @@ class Scheduler:
                 self.counters.prefix_hits += cached
         if not request.started:
             self.counters.prompt_tokens += request.prompt_len
+            self.counters.prompt_cached += min(cached, request.prompt_len)
         self._prefilling += 1
 
     def check(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import thalweg
-from thalweg import envs
+from thalweg import envs, lossy
 from thalweg.errors import ConfigError, ThalwegError
 
 COMMANDS = {
@@ -40,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         why = "not in this version" if name in NOT_HERE else "no such command"
         print(f"thalweg: error: {name}: {why}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
+    if name == "serve":
+        lossy.install()  # before anything holds the streams
     try:
         logging.basicConfig(
             level=envs.log_level(), format="%(levelname)s %(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"

@@ -11,17 +11,17 @@ from starlette.responses import Response
 from thalweg.errors import RequestError
 from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.server.errors import ApiError
-from thalweg.server.http import DONE, EventStream, or_disconnect
+from thalweg.server.http import DONE, STARTED, EventStream, or_disconnect
 from thalweg.server.openai import logprobs
 from thalweg.server.openai.chunks import ChunkWriter, Counter
 from thalweg.server.openai.conversation import Conversation
-from thalweg.server.openai.protocol import ChatRequest, parse
+from thalweg.server.openai.protocol import ChatRequest
 from thalweg.server.openai.sampling import chat_name, chat_params
 from thalweg.server.openai.serving import Job, Serving, finish
 
 
 async def chat_completions(serving: Serving, conversation: Conversation, http: Request) -> Response:
-    request, ticket = await serving.read(http, lambda body: parse(ChatRequest, body))
+    request, ticket = await serving.read(http, lambda body: serving.fields.parse(ChatRequest, body))
     serving.model_name(request.model)
     params = chat_params(request, serving.engine.default_sampling)
     job = serving.job("chatcmpl", http, request, [await conversation.prompt(request)], params, ticket)
@@ -65,8 +65,8 @@ class Chat:
         }
         if self.serving.fingerprint is not None:
             body["system_fingerprint"] = self.serving.fingerprint
-        if self.request.prompt_logprobs is not None:
-            body["prompt_logprobs"] = logprobs.prompt(output.prompt_logprobs)
+        asked = self.request.prompt_logprobs is not None
+        body["prompt_logprobs"] = logprobs.prompt(output.prompt_logprobs) if asked else None
         if self.request.return_token_ids:
             body["prompt_token_ids"] = self.job.prompts[0]["prompt_token_ids"]
         return body
@@ -91,9 +91,7 @@ class Chat:
         )
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        options = self.request.stream_options
-        usage = self.serving.settings.enable_force_include_usage or bool(options and options.include_usage)
-        every = bool(usage and options and options.continuous_usage_stats)
+        usage, every = self.serving.usage_of(self.request)
         writer = ChunkWriter(self.job, self.serving, "chat.completion.chunk", usage)
         counter = Counter(self.job, self.serving)
         plain = not self.request.logprobs and not self.request.return_token_ids and not every
@@ -101,11 +99,13 @@ class Chat:
         outputs = self.serving.stream(self.job)
         try:
             async for _, output in outputs:
+                yield STARTED
                 counter.cached(0, output.num_cached_tokens)
                 for choice in output.outputs:
                     if choice.index not in started:
                         started.add(choice.index)
-                        yield writer.choice(self._opening(choice.index), counter.usage() if every else None)
+                        ids = self.job.prompts[0]["prompt_token_ids"] if self.request.return_token_ids else None
+                        yield writer.choice(self._opening(choice.index), counter.usage() if every else None, ids)
                     counter.made += len(choice.token_ids)
                     if plain and choice.finish_reason is None:
                         if choice.text:
@@ -125,10 +125,7 @@ class Chat:
     def _opening(self, index: int) -> dict[str, Any]:
         """The first chunk of a choice: who speaks."""
         delta = {"role": self.role, "content": self.echo}
-        out: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        if self.request.return_token_ids:
-            out["prompt_token_ids"] = self.job.prompts[0]["prompt_token_ids"]
-        return out
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def _delta(self, choice: CompletionOutput) -> dict[str, Any] | None:
         details = self._logprobs(choice)

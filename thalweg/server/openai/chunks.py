@@ -29,8 +29,13 @@ class ChunkWriter:
             (self._head, b'{"index":%d,' % index, self._content, orjson.dumps(text), self._content_end, _BARE, self._tail)
         )
 
-    def choice(self, choice: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
-        return self._head + orjson.dumps(choice) + self._end(usage)
+    def choice(
+        self, choice: dict[str, Any], usage: dict[str, Any] | None = None, prompt_token_ids: list[int] | None = None
+    ) -> bytes:
+        end = self._end(usage)
+        if prompt_token_ids is not None:  # beside choices, as in a whole answer
+            end = b'],"prompt_token_ids":' + orjson.dumps(prompt_token_ids) + end.removeprefix(b"]")
+        return self._head + orjson.dumps(choice) + end
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """The last chunk of include_usage: no choices."""

@@ -10,16 +10,16 @@ from starlette.responses import Response
 
 from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.server.errors import ApiError
-from thalweg.server.http import DONE, EventStream, or_disconnect
+from thalweg.server.http import DONE, STARTED, EventStream, or_disconnect
 from thalweg.server.openai import logprobs
 from thalweg.server.openai.chunks import ChunkWriter, Counter
-from thalweg.server.openai.protocol import CompletionRequest, parse
+from thalweg.server.openai.protocol import CompletionRequest
 from thalweg.server.openai.sampling import completion_params
 from thalweg.server.openai.serving import Job, Serving, finish
 
 
 async def completions(serving: Serving, http: Request) -> Response:
-    request, ticket = await serving.read(http, lambda body: parse(CompletionRequest, body))
+    request, ticket = await serving.read(http, lambda body: serving.fields.parse(CompletionRequest, body))
     serving.model_name(request.model)
     params = completion_params(request, serving.engine.default_sampling, serving.engine.tokenizer is not None)
     job = serving.job("cmpl", http, request, await _prompts(serving, request, ticket.tenant), params, ticket)
@@ -92,8 +92,8 @@ class Completions:
             positions: list[Any] = list(output.prompt_logprobs or ()) if self.request.echo else []
             positions += () if self.prompt_only else choice.logprobs or ()
             out["logprobs"] = logprobs.completion(positions, self._first(i), 0, self.as_ids)
-        if self.request.prompt_logprobs is not None:
-            out["prompt_logprobs"] = logprobs.prompt(output.prompt_logprobs)
+        asked = self.request.prompt_logprobs is not None
+        out["prompt_logprobs"] = logprobs.prompt(output.prompt_logprobs) if asked else None
         if self.request.return_token_ids:
             out["token_ids"] = [] if self.prompt_only else list(choice.token_ids)
             out["prompt_token_ids"] = self.job.prompts[i]["prompt_token_ids"]
@@ -108,17 +108,16 @@ class Completions:
         return f"token_id:{token}" if self.as_ids else tokenizer.name_of(token) if tokenizer else ""
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        options = self.request.stream_options
-        usage = self.serving.settings.enable_force_include_usage or bool(options and options.include_usage)
-        every = bool(usage and options and options.continuous_usage_stats)
+        usage, every = self.serving.usage_of(self.request)
         writer = ChunkWriter(self.job, self.serving, "text_completion", usage)
         counter = Counter(self.job, self.serving)
         seen: dict[int, int] = {}
-        """Characters sent, by choice; a choice not in it has sent nothing."""
+        """Where the text of the next token begins, by choice; a choice not in it has sent nothing."""
         plain = self.request.logprobs is None and not self.request.return_token_ids and not every
         outputs = self.serving.stream(self.job)
         try:
             async for i, output in outputs:
+                yield STARTED
                 counter.cached(i, output.num_cached_tokens)
                 for choice in output.outputs:
                     index = i * self.job.params.n + choice.index
@@ -146,8 +145,8 @@ class Completions:
         if self.request.logprobs is not None:
             positions: list[Any] = list(output.prompt_logprobs or ()) if first and self.request.echo else []
             positions += () if self.prompt_only else choice.logprobs or ()
-            out["logprobs"] = logprobs.completion(positions, self._first(i), offset, self.as_ids)
-        seen[index] += len(text)
+            out["logprobs"] = found = logprobs.completion(positions, self._first(i), offset, self.as_ids)
+            seen[index] += sum(map(len, found["tokens"]))
         if choice.finish_reason is not None:
             out.update(finish(choice))
             if self.prompt_only:

@@ -43,6 +43,7 @@ class Conversation:
                 "this model has no chat template; start the server with --chat-template, or use /v1/completions", "messages"
             )
         keep = self.serving.kept(request) if isinstance(request, ChatRequest) else None
+        unbounded = not isinstance(request, ChatRequest) or keep is not None  # whoever counts tokens may have too many
         most_chars = self.serving.engine.config.model.max_len * tokenizer.max_token_chars
         return await chat.prompt_async(
             lambda: ([_plain(m) for m in request.messages], self._tools(request)),
@@ -52,7 +53,7 @@ class Conversation:
             content_format=self.format,
             kwargs=self._variables(request),
             add_special_tokens=request.add_special_tokens,
-            most_chars=most_chars if keep is None else math.inf,
+            most_chars=math.inf if unbounded else most_chars,
             last=None if keep is None else last_chars(keep, tokenizer.max_token_chars),
         )
 

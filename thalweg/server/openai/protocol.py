@@ -1,16 +1,17 @@
-"""Requests as clients may send them: every field typed strictly and bounded, nothing unknown accepted.
+"""Requests as clients may send them: every field typed and bounded. What becomes of other fields is `fields`' business.
 
-The exact ranges of sampling are SamplingParams' business; here are types, shapes, outer bounds and the fields this version
-refuses in words.
+The exact ranges of sampling are SamplingParams' business; here are types, shapes and outer bounds. Numbers and switches may
+be written as text ("0.7", "true"), as in the field; true is no number.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
 from thalweg.server.errors import ApiError
@@ -20,12 +21,40 @@ MAX_TOKENS = 2_000_000
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1024
 
+MAX_DIGITS = 32
+"""Characters of a number written as text."""
+_WHOLE, _DECIMAL = re.compile(r"[+-]?\d+"), re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def _to_bool(value: Any) -> Any:
+    """ "true" and 1 as true; what is no switch as it is."""
+    if isinstance(value, str):
+        return {"true": True, "false": False}.get(value.lower(), value)
+    return bool(value) if type(value) is int and value in (0, 1) else value
+
+
+def _to_int(value: Any) -> Any:
+    """ "5" and 5.0 as 5; what is no whole number as it is."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    whole = isinstance(value, str) and len(value) <= MAX_DIGITS and value.isascii() and _WHOLE.fullmatch(value)
+    return int(value) if whole else value
+
+
+def _to_float(value: Any) -> Any:
+    """ "0.7" as 0.7; what is no number as it is."""
+    decimal = isinstance(value, str) and len(value) <= MAX_DIGITS and value.isascii() and _DECIMAL.fullmatch(value)
+    return float(value) if decimal else value
+
+
+Flag = Annotated[bool, BeforeValidator(_to_bool)]
+Whole = Annotated[int, BeforeValidator(_to_int)]
 Text = Annotated[str, Field(max_length=32 * 2**20)]
 Label = Annotated[str, Field(max_length=1024)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
-Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e9, le=1e9)]
-Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Number = Annotated[float, BeforeValidator(_to_float), Field(allow_inf_nan=False, ge=-1e9, le=1e9)]
+Int32 = Annotated[Whole, Field(ge=-(2**31), lt=2**31)]
 Strings = Annotated[list[Annotated[str, Field(max_length=65536)]], Field(max_length=1000)]
 
 
@@ -45,22 +74,22 @@ class MaxBytes:
 
 
 class Model(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(strict=True, extra="ignore")
 
 
 class StreamOptions(Model):
-    include_usage: bool | None = False
-    continuous_usage_stats: bool | None = False
+    include_usage: Flag | None = False
+    continuous_usage_stats: Flag | None = False
 
 
 class Request(Model):
     """What completions and chat share."""
 
     model: Label | None = None
-    stream: bool | None = False
+    stream: Flag | None = False
     stream_options: StreamOptions | None = None
 
-    n: Annotated[int, Field(ge=1, le=16384)] | None = 1
+    n: Annotated[Whole, Field(ge=1, le=16384)] | None = 1
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: Int32 | None = None
@@ -68,32 +97,32 @@ class Request(Model):
     frequency_penalty: Number | None = 0.0
     presence_penalty: Number | None = 0.0
     repetition_penalty: Number | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
     logit_bias: Annotated[dict[Annotated[str, Field(max_length=12)], Number], Field(max_length=100_000)] | None = None
 
     stop: Annotated[str, Field(max_length=65536)] | Strings | None = None
     stop_token_ids: TokenIds | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
+    include_stop_str_in_output: Flag = False
+    ignore_eos: Flag = False
     min_tokens: Int32 = 0
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
+    skip_special_tokens: Flag = True
+    spaces_between_special_tokens: Flag = True
     bad_words: Annotated[list[Label], Field(max_length=1000)] | None = None
     allowed_token_ids: TokenIds | None = None
     prompt_logprobs: Int32 | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    truncate_prompt_tokens: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
 
-    echo: bool | None = False
+    echo: Flag | None = False
     priority: Int32 = 0
     request_id: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    return_tokens_as_token_ids: bool | None = None
-    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: Flag | None = None
+    return_token_ids: Flag | None = None
 
     # Labels of the copied API that ask for nothing.
     user: Label | None = None
-    metadata: Annotated[dict[Label, Label], Field(max_length=64)] | None = None
-    store: bool | None = None
+    metadata: Annotated[dict[Label, Any], MaxBytes(2**16), Field(max_length=1024)] | None = None
+    store: Flag | None = None
     service_tier: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
@@ -118,10 +147,10 @@ class CompletionRequest(Request):
         | Annotated[list[Text], Field(max_length=MAX_PROMPTS)]
         | Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS)]
     )
-    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = 16
-    logprobs: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    max_tokens: Annotated[Whole, Field(ge=0, lt=2**31)] | None = 16
+    logprobs: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
     best_of: Int32 | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: Flag = True
 
     @model_validator(mode="after")
     def _completion_rules(self) -> CompletionRequest:
@@ -158,7 +187,7 @@ class Message(Model):
     reasoning_content: Text | None = None
     # What replies carry, so that a reply can be sent back as history; they must be empty.
     refusal: Text | None = None
-    annotations: None = None
+    annotations: Annotated[list[Any], MaxBytes(2**20), Field(max_length=1024)] | None = None
     audio: None = None
     function_call: None = None
 
@@ -175,7 +204,7 @@ class FunctionDefinition(Model):
     name: Label
     description: Text | None = None
     parameters: Annotated[dict[Label, Any], MaxBytes(2**20), Field(max_length=1024)] | None = None
-    strict: bool | None = None
+    strict: Flag | None = None
 
 
 class Tool(Model):
@@ -187,10 +216,10 @@ class ChatFields(Model):
     """What chat and tokenising a chat share."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=1024)] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    add_special_tokens: bool = False
+    tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
+    add_special_tokens: Flag = False
     chat_template: Annotated[str, Field(max_length=2**20)] | None = None
     chat_template_kwargs: Annotated[dict[Label, Any], MaxBytes(2**16), Field(max_length=256)] | None = None
 
@@ -202,12 +231,12 @@ class ChatFields(Model):
 
 
 class ChatRequest(Request, ChatFields):
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    logprobs: bool | None = False
-    top_logprobs: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    max_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
+    max_completion_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
+    logprobs: Flag | None = False
+    top_logprobs: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
     tool_choice: Literal["none"] | None = None
-    parallel_tool_calls: bool | None = True
+    parallel_tool_calls: Flag | None = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
     @model_validator(mode="after")
@@ -220,76 +249,15 @@ class ChatRequest(Request, ChatFields):
 class TokenizeText(Model):
     model: Label | None = None
     prompt: Text
-    add_special_tokens: bool = True
-    return_token_strs: bool | None = False
+    add_special_tokens: Flag = True
+    return_token_strs: Flag | None = False
 
 
 class TokenizeChat(ChatFields):
     model: Label | None = None
-    return_token_strs: bool | None = False
+    return_token_strs: Flag | None = False
 
 
 class DetokenizeRequest(Model):
     model: Label | None = None
     tokens: TokenIds
-
-
-# Fields the field's clients may send for features that are not here yet, each with the values that ask for nothing.
-NOT_YET: dict[str, tuple[Any, ...]] = {
-    "suffix": ("",),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
-    "logits_processors": ([],),
-    "prompt_embeds": (),
-    "kv_transfer_params": (),
-    "vllm_xargs": ({},),
-    "repetition_detection": (),
-    "thinking_token_budget": (),
-    "include_reasoning": (True,),
-    "media_io_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
-    "functions": (),
-    "function_call": ("none",),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-    "return_prompt_text": (False,),
-    "documents": ([],),
-}
-R = TypeVar("R", bound=Model)
-
-
-def parse(kind: type[R], body: dict[str, Any]) -> R:
-    """`body` checked as `kind`. ApiError for a feature that is not here yet; pydantic's ValidationError for the rest."""
-    for name in NOT_YET.keys() & body.keys():
-        value = body.pop(name)
-        if value is not None and not any(value == v and type(value) is type(v) for v in NOT_YET[name]):
-            raise ApiError(f"{name} is not supported by this version; leave it out", name)
-    if kind is ChatRequest:
-        _no_tools_yet(body)
-    return kind.model_validate(body)
-
-
-def _no_tools_yet(body: dict[str, Any]) -> None:
-    choice = body.get("tool_choice")
-    if choice not in (None, "none") or (body.get("tools") and choice is None):
-        raise ApiError(
-            "calling tools is not supported by this version; send tool_choice='none' or leave out tools", "tool_choice"
-        )
-    for i, message in enumerate(body.get("messages") or () if isinstance(body.get("messages"), list) else ()):
-        content = message.get("content") if isinstance(message, dict) else None
-        for j, part in enumerate(content if isinstance(content, list) else ()):
-            kind = part.get("type") if isinstance(part, dict) else None
-            if kind not in ("text", "input_text", "output_text"):
-                where = f"messages[{i}].content[{j}]"
-                raise ApiError(f"{where}: parts of type {kind!r} are not supported by this version; only text is", where)

@@ -26,6 +26,8 @@ SHARED = (
     "prompt_logprobs",
 )
 """Fields that mean the same in a request and in SamplingParams."""
+MOST_NAMED = 10
+"""Wrong keys that a refusal names."""
 DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields the model's own generation config may fill in."""
 
@@ -81,9 +83,13 @@ def _build(
 
 
 def _bias(bias: Mapping[str, float]) -> dict[int, float]:
-    out = {}
+    wrong = [key for key in bias if not (key.isascii() and key.isdecimal())]
+    if wrong:
+        shown = ", ".join(map(repr, wrong[:MOST_NAMED])) + (" ..." if len(wrong) > MOST_NAMED else "")
+        raise RequestError(f"logit_bias: not token ids: {shown}", "logit_bias")
+    out: dict[int, float] = {}
     for key, value in bias.items():
-        if not (key.isascii() and key.isdecimal()):
-            raise RequestError(f"logit_bias: key {key!r} is not a token id", "logit_bias")
+        if int(key) in out:
+            raise RequestError(f"logit_bias: token {int(key)} is given twice, once as {key!r}", "logit_bias")
         out[int(key)] = value
     return out

@@ -24,6 +24,7 @@ from thalweg.server.errors import ApiError
 from thalweg.server.lifecycle import Lifecycle
 from thalweg.server.middleware import tenant_of
 from thalweg.server.openai import protocol
+from thalweg.server.openai.fields import Fields
 from thalweg.server.openai.transcript import Transcript
 from thalweg.server.settings import ServerSettings
 from thalweg.text.encoder import Encoder
@@ -72,12 +73,20 @@ class Part(NamedTuple):
 class Serving:
     """The engine as the endpoints see it."""
 
-    def __init__(self, engine: AsyncLLM, settings: ServerSettings, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        settings: ServerSettings,
+        lifecycle: Lifecycle,
+        unknown_field: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """unknown_field: told of request fields nobody here knows."""
         self.engine, self.settings, self.lifecycle = engine, settings, lifecycle
         context = engine.config.model.max_len
         limit = settings.max_body or min(MAX_BODY, max(MIN_BODY, BYTES_PER_TOKEN * context))
         self.bodies = Bodies(limit, max(MAX_VALUES, 4 * context))
         self.encoder = Encoder(engine.tokenizer, engine.config.model.max_len) if engine.tokenizer else None
+        self.fields = Fields(settings.strict_requests, unknown_field)
         seqs = engine.config.scheduler.max_seqs
         queue = settings.max_queued_requests
         self.admission = Admission(
@@ -123,12 +132,12 @@ class Serving:
         return self.settings.return_tokens_as_token_ids if asked is None else asked
 
     async def encode(
-        self, texts: Sequence[str], add_special_tokens: bool, keep: int | None = None, tenant: str = ""
+        self, texts: Sequence[str], add_special_tokens: bool, keep: int | None = None, tenant: str = "", bounded: bool = True
     ) -> list[list[int]]:
-        """Token ids of each text. RequestError if one cannot fit the context. keep, tenant: see Encoder.encode."""
+        """Token ids of each text. RequestError if one cannot fit the context. keep, tenant, bounded: see Encoder.encode."""
         self.tokenizer("prompt")
         assert self.encoder is not None
-        return await self.encoder.encode(texts, add_special_tokens, keep=keep, tenant=tenant)
+        return await self.encoder.encode(texts, add_special_tokens, keep=keep, tenant=tenant, bounded=bounded)
 
     def kept(self, request: protocol.Request) -> int | None:
         """Tokens of a prompt that truncate_prompt_tokens can leave; None: it must be whole."""
@@ -153,7 +162,7 @@ class Serving:
             self._truncate(prompt, request, params)
             if request.cache_salt is not None:
                 prompt["cache_salt"] = request.cache_salt
-        asked = http.headers.get("x-request-id") or request.request_id
+        asked = http.headers.get("x-request-id") or request.request_id or http.scope.get("thalweg.request_id")
         if asked is not None and not (len(asked) <= 256 and asked.isascii() and asked.isprintable()):
             raise ApiError("X-Request-Id must be at most 256 printable ASCII characters", "request_id")
         job = Job(
@@ -327,6 +336,14 @@ class Serving:
             await queue.put((part.prompt, e))
         finally:
             await stream.aclose()
+
+    def usage_of(self, request: protocol.Request) -> tuple[bool, bool]:
+        """Does a stream end with its usage, and does every chunk have it? --enable-force-include-usage asks for both."""
+        if self.settings.enable_force_include_usage:
+            return True, True
+        options = request.stream_options
+        last = bool(options and options.include_usage)
+        return last, bool(last and options and options.continuous_usage_stats)
 
     def usage(self, prompt_tokens: int, completion_tokens: int, cached: int | None) -> dict[str, Any]:
         out: dict[str, Any] = {

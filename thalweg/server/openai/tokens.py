@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize."""
+"""/tokenize and /detokenize. Neither has a place in the queue: nothing of theirs goes to the engine."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from starlette.responses import Response
 
 from thalweg.server.errors import ApiError
 from thalweg.server.http import respond
+from thalweg.server.middleware import tenant_of
 from thalweg.server.openai.conversation import Conversation
-from thalweg.server.openai.protocol import DetokenizeRequest, TokenizeChat, TokenizeText, parse
+from thalweg.server.openai.protocol import DetokenizeRequest, TokenizeChat, TokenizeText
 from thalweg.server.openai.serving import Serving
 
 
 async def tokenize(serving: Serving, conversation: Conversation, http: Request) -> Response:
-    request, ticket = await serving.read(http, _tokenize_request)
+    def read(body: dict[str, Any]) -> TokenizeChat | TokenizeText:
+        return serving.fields.parse(TokenizeChat, body) if "messages" in body else serving.fields.parse(TokenizeText, body)
+
+    request = await serving.bodies.parse(http, read)
     serving.model_name(request.model)
     if isinstance(request, TokenizeChat):
         ids = (await conversation.prompt(request))["prompt_token_ids"]
-    else:
-        (ids,) = await serving.encode([request.prompt], request.add_special_tokens, tenant=ticket.tenant)
-    out = {"count": len(ids), "max_model_len": serving.engine.config.model.max_len, "tokens": ids}
+    else:  # of any length: who asks may want to know by how much it is too long
+        tenant = tenant_of(http.scope)
+        (ids,) = await serving.encode([request.prompt], request.add_special_tokens, tenant=tenant, bounded=False)
+    out = {"count": len(ids), "max_model_len": serving.engine.config.model.max_len, "tokens": ids, "token_strs": None}
     if request.return_token_strs:
         out["token_strs"] = [serving.tokenizer("return_token_strs").token_of(i) for i in ids]
     return respond(out)
 
 
-def _tokenize_request(body: dict[str, Any]) -> TokenizeChat | TokenizeText:
-    return parse(TokenizeChat, body) if "messages" in body else parse(TokenizeText, body)
-
-
 async def detokenize(serving: Serving, http: Request) -> Response:
-    request, _ = await serving.read(http, lambda body: parse(DetokenizeRequest, body))
+    request = await serving.bodies.parse(http, lambda body: serving.fields.parse(DetokenizeRequest, body))
     serving.model_name(request.model)
     tokenizer = serving.tokenizer("tokens")
     vocab = max(serving.engine.config.model.vocab, tokenizer.vocab_size)
