@@ -15,6 +15,7 @@ import numpy as np
 from oracle import Oracle
 
 from thalweg.backends.null import NullOptions, NullPlatform
+from thalweg.backends.null.hashing import STATE
 from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from thalweg.engine.control import EngineCore
 from thalweg.engine.messages import EngineRequest, Outputs, TokenSampling
@@ -22,13 +23,18 @@ from thalweg.hal.kv import KVSpec
 from thalweg.hal.platform import Place
 from thalweg.hal.step import StateBox, StepBatch, StepResult
 
+KINDS = {-1: "state", 0: "full", 1: "window"}
+
 
 def make_config(
     *, vocab=64, max_len=64, block_tokens=4, blocks=40, windows=(0,), max_seqs=8, max_tokens=32, depth=2, caching=True,
     **scheduler,
 ) -> EngineConfig:  # fmt: skip
+    """windows: per group, -1 = a recurrent state. block_tokens and blocks: of all groups, or per group."""
+    sizes = (block_tokens,) * len(windows) if isinstance(block_tokens, int) else tuple(block_tokens)
     groups = tuple(
-        KVSpec("window" if w else "full", block_tokens, 8 * block_tokens, (g,), window=w) for g, w in enumerate(windows)
+        KVSpec(KINDS[(w > 0) - (w < 0)], size, 8 * size, (g,), window=max(w, 0))
+        for g, (w, size) in enumerate(zip(windows, sizes, strict=True))
     )
     counts = (blocks,) * len(groups) if isinstance(blocks, int) else tuple(blocks)
     return EngineConfig(
@@ -37,7 +43,7 @@ def make_config(
             logprobs_mode="raw_logprobs", max_logprobs=20,
         ),
         device=DeviceConfig(platform="null"),
-        cache=CacheConfig(block_tokens=block_tokens, groups=groups, blocks=counts, prefix_caching=caching),
+        cache=CacheConfig(block_tokens=sizes[0], groups=groups, blocks=counts, prefix_caching=caching),
         scheduler=SchedulerConfig(max_seqs=max_seqs, max_tokens=max_tokens, pipeline_depth=depth, **scheduler),
     )  # fmt: skip
 
@@ -78,7 +84,7 @@ class World:
         self, config: EngineConfig, *, salt=0, deferred=False, poison=False, check=True, share_from=1, hash_fn=None, clock=None
     ) -> None:
         self.config, self.check = config, check
-        self.windows = tuple(g.window for g in config.cache.groups)
+        self.windows = tuple(STATE if g.kind == "state" else g.window for g in config.cache.groups)
         self.oracle = Oracle(salt, config.model.vocab, self.windows)
         self.options = NullOptions(vocab=config.model.vocab, windows=self.windows, salt=salt)
         self.deferred, self.poison = deferred, poison
@@ -95,7 +101,10 @@ class World:
         config = self.config
         self.device = NullPlatform().open(Place(), self.options)
         state = {
-            "kv": [np.zeros((n, config.cache.block_tokens), np.int64) for n in config.cache.blocks],
+            "kv": [
+                np.zeros((n, 2 if g.kind == "state" else g.block_tokens), np.int64)
+                for n, g in zip(config.cache.blocks, config.cache.groups, strict=True)
+            ],
             "history": np.zeros((config.scheduler.max_seqs + 1, config.model.max_len + 1), np.int32),
         }
         self.kv = state["kv"]
@@ -161,9 +170,14 @@ class World:
         assert batch.features == inferred, (batch.features, inferred)
         assert batch.uniform == 0 or (batch.uniform == 1 and (batch.query == 1).all())
         for table, g in zip(batch.block_tables, self.core.kv.groups, strict=True):
-            bt, window = config.cache.block_tokens, g.spec.window
+            bt, window = g.spec.block_tokens, g.spec.window
             for row in range(batch.slots.size):
                 c, q = int(batch.context[row]), int(batch.query[row])
+                if g.spec.kind == "state":
+                    assert table.shape[1] == 2
+                    assert table[row, 1], "a step writes its state to scratch"
+                    assert table[row, 0] or not c, "a step reads its state from scratch"
+                    continue
                 first = max(0, c - window + 1) // bt if window else 0
                 assert table[row, first : -(-(c + q) // bt)].all(), "a block the step needs is scratch"
 
@@ -260,15 +274,21 @@ class World:
 
 
 def random_config(rng: random.Random) -> EngineConfig:
-    bt = rng.choice([1, 2, 3, 4, 8])
+    bt: int | tuple[int, ...] = rng.choice([1, 2, 3, 4, 8])
     max_len = rng.randrange(12, 72)
-    windows = rng.choice([(0,), (0,), (0,), (0, rng.randrange(2, 20)), (rng.randrange(2, 20),), (0, 0), (5, 0, 11)])
-    full = -(-max_len // bt)
+    some = rng.randrange(2, 20)
+    windows = rng.choice(
+        [(0,), (0,), (0,), (0, some), (some,), (0, 0), (5, 0, 11), (0, -1), (0, -1), (-1,), (-1, some), (0, -1, some, -1)]
+    )
+    if rng.random() < 0.3:
+        bt = tuple(rng.choice([1, 2, 3, 4, 6, 8]) for _ in windows)
+    sizes = bt if isinstance(bt, tuple) else (bt,) * len(windows)
     max_tokens = rng.choice([3, 8, 16, 33, 64])
     chunked = rng.random() < 0.8
     if not chunked:
         max_tokens = max(max_tokens, max_len)
-    blocks = tuple(full + 1 + rng.choice([0, 0, 1, 3, full]) for _ in windows)
+    most = [-(-max_len // size) if w >= 0 else rng.choice([1, 2, 5]) for w, size in zip(windows, sizes, strict=True)]
+    blocks = tuple(n + 1 + rng.choice([0, 0, 1, 3, n]) for n in most)
     return make_config(
         vocab=rng.choice([3, 17, 40, 101]), max_len=max_len, block_tokens=bt, blocks=blocks, windows=windows,
         max_seqs=rng.choice([1, 3, 6, 10]), max_tokens=max_tokens, depth=rng.randrange(1, 4), caching=rng.random() < 0.85,

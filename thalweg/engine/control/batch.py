@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thalweg.engine.control import slots as f
-from thalweg.engine.control.kv import KVCache
+from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.request import Request
 from thalweg.engine.control.scheduler import Chunk, Plan
 from thalweg.engine.control.slots import Slots
@@ -114,8 +114,9 @@ class BatchBuilder:
         reached = positions + self._ones[:n]
         batch = StepBatch(
             tokens=tokens, token_seq=self._arange[:n], positions=positions, slots=cast.slots, context=positions,
-            query=self._ones[:n], last_row=self._arange[:n], emit=self._true[:n], block_tables=self._tables(decode),
-            sampling=cast.sampling, uniform=1, features=cast.features, mask=cast.mask,
+            query=self._ones[:n], last_row=self._arange[:n], emit=self._true[:n],
+            block_tables=self._kv.tables(decode, positions), sampling=cast.sampling, uniform=1, features=cast.features,
+            mask=cast.mask,
             bias_row=cast.bias[0], bias_token=cast.bias[1], bias_value=cast.bias[2],
             bad_row=cast.bad_row, bad_words=cast.bad_words,
         )  # fmt: skip
@@ -149,7 +150,7 @@ class BatchBuilder:
         batch = StepBatch(
             tokens=np.concatenate(all_tokens), token_seq=np.repeat(np.arange(slots.size, dtype=np.int32), query),
             positions=np.concatenate(all_positions), slots=slots, context=context, query=query, last_row=ends - np.int32(1),
-            emit=emit, block_tables=self._tables(slots), sampling=cast.sampling, features=features, mask=cast.mask,
+            emit=emit, block_tables=self._kv.tables(slots, context), sampling=cast.sampling, features=features, mask=cast.mask,
             bias_row=cast.bias[0], bias_token=cast.bias[1], bias_value=cast.bias[2],
             bad_row=cast.bad_row, bad_words=cast.bad_words,
             history_slot=_join([np.full(t.size, slot, np.int32) for slot, t in history]),
@@ -167,10 +168,6 @@ class BatchBuilder:
     def _record(self, cast: _Cast, reached: I32, emit: NDArray[np.bool_], all_emit: bool, scored: list[Scored]) -> Launched:
         wants = cast.features.logprobs >= 0
         return Launched(cast.slots, cast.serials, cast.handles, reached, emit, all_emit, wants, scored, pending=_UNSET)
-
-    def _tables(self, slots: I32) -> tuple[I32, ...]:
-        blocks = int(self._slots.capacity[slots].max()) // self._kv.block_tokens
-        return tuple(g.table[slots, :blocks] for g in self._kv.groups)
 
     def _extras(self, extra: _Extra, chunk: Chunk, begin: int, row: int) -> None:
         """What a chunk needs beyond its tokens: history of cached tokens it does not compute, and prompt scores."""

@@ -1,7 +1,7 @@
 """The engine's loop: requests in, steps launched, results read, news out. One thread drives it; it never waits on a clock.
 
 It launches up to `pipeline_depth` steps before it reads the oldest, so the device does not idle while the host thinks.
-What makes that safe is said where it matters: `slots` (scheduled and returned progress), `kv` (blocks), `output`
+What makes that safe is said where it matters: `slots` (scheduled and returned progress), `cache` (blocks), `output`
 (discarded rows). It knows no device and no model: `launch` is all it has.
 """
 
@@ -16,10 +16,10 @@ import numpy as np
 
 from thalweg.config import EngineConfig
 from thalweg.engine.control.batch import BatchBuilder, Launched
+from thalweg.engine.control.cache.prefix import HashFn
+from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.invariant import InvariantError, ensure
-from thalweg.engine.control.kv import KVCache
 from thalweg.engine.control.output import News, ResultReader
-from thalweg.engine.control.prefix import HashFn
 from thalweg.engine.control.request import Request, limit_of, refuse
 from thalweg.engine.control.scheduler import SHARE_FROM, Plan, Scheduler
 from thalweg.engine.control.slots import Slots
@@ -49,9 +49,7 @@ class EngineCore:
         scheduler, cache = config.scheduler, config.cache
         self.config = config
         self.slots = Slots(scheduler.max_seqs, config.model.max_len)
-        self.kv = KVCache(
-            cache.groups, cache.blocks, self.slots, cache.block_tokens, config.model.max_len, cache.prefix_caching, hash_fn
-        )
+        self.kv = KVCache(cache.groups, cache.blocks, self.slots, config.model.max_len, cache.prefix_caching, hash_fn)
         self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from)
         self._builder = BatchBuilder(self.slots, self.kv, config.model.vocab)
         self._reader = ResultReader(self.slots, self.kv, self.scheduler)
@@ -73,7 +71,7 @@ class EngineCore:
         """Queue requests. One that can never run is refused in the next Outputs; this never raises for a bad request."""
         now = self._clock()
         for r in requests:
-            why = refuse(r, self.config, self.kv.full_sizes)
+            why = refuse(r, self.config, self.kv.bounds)
             if r.handle in self._requests:
                 why = f"handle: {r.handle} is in use"
             if why is not None:
@@ -124,8 +122,7 @@ class EngineCore:
                 break
             self._start(plan)
         if not self._in_flight:
-            withheld = any(g.pool.withheld for g in self.kv.groups)
-            if self._requests and not withheld and not self._finished:
+            if self._requests and not self.kv.withheld and not self._finished:
                 raise InvariantError(f"nothing can be scheduled, but {len(self._requests)} requests wait")
             return self._outputs(None) if self._finished else None
         oldest = self._in_flight.popleft()

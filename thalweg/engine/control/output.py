@@ -1,7 +1,7 @@
 """Reading a step's result: new tokens into the slots, stop checks, full blocks to the prefix cache, news for the client.
 
-Rows whose sequence has left its slot since the launch (stopped, aborted, preempted) are discarded here; see `kv` for why
-nothing else has to be undone.
+Rows whose sequence has left its slot since the launch (stopped, aborted, preempted) are discarded here; see `cache.tables`
+for why nothing else has to be undone.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thalweg.engine.control.batch import Launched
+from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.invariant import ensure
-from thalweg.engine.control.kv import KVCache
 from thalweg.engine.control.request import Request
 from thalweg.engine.control.scheduler import Scheduler
 from thalweg.engine.control.slots import MANY_STOPS, Slots

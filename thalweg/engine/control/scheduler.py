@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thalweg.config import SchedulerConfig
+from thalweg.engine.control.cache.prefix import Node
+from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.invariant import ensure
-from thalweg.engine.control.kv import KVCache
 from thalweg.engine.control.pace import Pace
-from thalweg.engine.control.prefix import Node
 from thalweg.engine.control.request import Request
 from thalweg.engine.control.slots import Slots
 
@@ -197,13 +197,13 @@ class Scheduler:
                 self._preempt(request)
                 return False
             else:
-                if not in_flight and not any(g.pool.withheld for g in self._kv.groups):
+                if not in_flight and not self._kv.withheld:
                     self.impossible.append((request, self._too_big(upto)))
                 return False
         return True
 
     def _too_big(self, tokens: int) -> str:
-        sizes = ", ".join(str((g.pool.total - 1) * self._kv.block_tokens) for g in self._kv.groups)
+        sizes = ", ".join(str(g.spec.block_tokens * (g.pool.total - 1)) for g in self._kv.groups)
         return (
             f"the sequence has reached {tokens} tokens and alone fills the KV cache (room for {sizes} tokens): "
             "give the cache more memory or ask for fewer tokens"
@@ -219,9 +219,11 @@ class Scheduler:
         rests = {slot: int(s.length[slot] - s.scheduled[slot]) for slot in slots}
         shares = _shares(rests, budget, len(self.waiting) > 0) if self._config.chunked_prefill else {}
         for slot in slots:
-            take = self._chunk_size(rests[slot], shares.get(slot, budget - taken)) if s.serial[slot] else 0
+            start = int(s.scheduled[slot])
+            most = shares.get(slot, budget - taken)
             if self._config.chunked_prefill:
-                take = min(take, max(1, self._kv.room(slot) - int(s.scheduled[slot])))
+                most = min(most, max(1, self._kv.room(slot) - start))
+            take = self._chunk_size(start, rests[slot], most) if s.serial[slot] else 0
             if take > 0 and self._make_room(slot, take, in_flight):
                 chunks.append(Chunk(slot, take))
                 taken += take
@@ -235,19 +237,20 @@ class Scheduler:
         for i, c in enumerate(chunks):
             start = int(s.scheduled[c.slot])
             rest = int(s.length[c.slot]) - start
-            more = self._chunk_size(rest, min(rest, c.take + budget)) - c.take
-            more = min(more, self._kv.room(c.slot) - start - c.take)
+            most = min(rest, c.take + budget, self._kv.room(c.slot) - start)
+            more = self._chunk_size(start, rest, most) - c.take
             if more > 0 and self._kv.grow(c.slot, start + c.take + more):
                 chunks[i] = Chunk(c.slot, c.take + more, c.cached)
                 budget -= more
 
-    def _chunk_size(self, rest: int, budget: int) -> int:
-        """Tokens of the prompt that fit this step; 0 if chunks are off and the whole does not. A long prompt leaves room
-        for others: its chunks are no larger than the threshold that makes it long."""
+    def _chunk_size(self, start: int, rest: int, budget: int) -> int:
+        """Tokens of the prompt from `start` on that fit this step; 0 if chunks are off and the whole does not. A long
+        prompt leaves room for others: its chunks are no larger than the threshold that makes it long. And a chunk may end
+        where the cache would have it end."""
         if not self._config.chunked_prefill:
             return rest if rest <= budget else 0
         threshold = self._config.long_prefill_threshold
-        return min(rest, budget, threshold) if threshold else min(rest, budget)
+        return self._kv.cut(start, min(rest, budget, threshold) if threshold else min(rest, budget))
 
     # ------------------------------------------------------------------ entering
 
@@ -260,26 +263,26 @@ class Scheduler:
         threshold = config.long_prefill_threshold
         partial, long_partial = self._in_progress(chunks)
         for request in self.waiting[: s.available + PASS_AT_MOST]:
-            headroom = len(self.running)  # a block each, or those running would be preempted at once
-            if not budget or not s.available or any(g.pool.available <= headroom for g in self._kv.groups):
+            running = len(self.running)
+            if not budget or not s.available or self._kv.crowded(running):
                 return given - budget
             if request.waits_for in self._computing:
                 continue
-            if self.running and not self._kv.fits(request.demand, headroom):
+            if running and not self._kv.fits(request.demand, running):
                 return given - budget  # as when it last looked; looking costs a walk over its prompt
             nodes = self._kv.find(request)
             if self._worth_waiting(request, len(nodes)):
                 continue
-            cached = len(nodes) * self._kv.block_tokens
+            cached = len(nodes) * self._kv.unit
             rest = request.tokens.size - cached
-            take = self._chunk_size(rest, budget)
+            take = self._chunk_size(cached, rest, budget)
             if whole and take < rest:
                 continue
-            if config.chunked_prefill and not self.running:
-                take = min(take, self._first_chunk(nodes, take))
+            if config.chunked_prefill and not running:
+                take = self._kv.first_chunk(nodes, take)
             request.demand = self._kv.demand(nodes, request.tokens.size, take)
-            if not take or not self._kv.fits(request.demand, headroom):
-                if not self.running and not in_flight and not any(g.pool.withheld for g in self._kv.groups):
+            if not take or not self._kv.fits(request.demand, running):
+                if not running and not in_flight and not self._kv.withheld:
                     self.impossible.append((request, self._too_big(request.tokens.size)))
                 return given - budget
             long = 0 < threshold < request.tokens.size
@@ -310,16 +313,6 @@ class Scheduler:
                 long_partial += 0 < threshold < int(s.length[slot])
         return partial, long_partial
 
-    def _first_chunk(self, nodes: list[Node], take: int) -> int:
-        """With the cache to itself, a sequence takes the chunk its window groups have room for."""
-        bt = self._kv.block_tokens
-        for i, g in enumerate(self._kv.groups):
-            if g.spec.window:
-                kept = nodes[g.first_needed(len(nodes) * bt) :]
-                idle = sum(g.pool.is_idle(n.blocks[i]) for n in kept)
-                take = min(take, max(0, g.pool.available - idle) * bt)
-        return take
-
     def _worth_waiting(self, request: Request, found: int) -> bool:
         """Are the next blocks of this prompt being computed right now? Then it enters later, and finds them.
 
@@ -327,18 +320,18 @@ class Scheduler:
         reason, takes its claims back; and a waiting request holds nothing that a running one could need."""
         if not self._computing or not self._kv.caching or not request.read_cache:
             return False
-        most = (request.tokens.size - 1) // self._kv.block_tokens
+        most = (request.tokens.size - 1) // self._kv.unit
         keys, end = self._kv.keys(request), found
         while end < most and keys[end] in self._computing:
             end += 1
-        if end == found or (end - found) * self._kv.block_tokens < self._share_from:
+        if end == found or (end - found) * self._kv.unit < self._share_from:
             return False
         request.waits_for = keys[end - 1]
         return True
 
     def _admit(self, request: Request, nodes: list[Node], take: int) -> None:
         kv = self._kv
-        cached = len(nodes) * kv.block_tokens
+        cached = len(nodes) * kv.unit
         self.waiting.remove(request)
         request.demand = []
         insort(self.running, request, key=_rank)
