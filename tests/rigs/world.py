@@ -18,6 +18,7 @@ from thalweg.backends.null import NullOptions, NullPlatform
 from thalweg.backends.null.hashing import STATE
 from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from thalweg.engine.control import EngineCore
+from thalweg.engine.control.slots import Slots
 from thalweg.engine.messages import EngineRequest, Outputs, TokenSampling
 from thalweg.hal.kv import KVSpec
 from thalweg.hal.platform import Place
@@ -79,16 +80,49 @@ class Tracked:
     log: list[int] = field(default_factory=list)
 
 
+def windows_of(config: EngineConfig) -> tuple[int, ...]:
+    return tuple(STATE if g.kind == "state" else g.window for g in config.cache.groups)
+
+
+class Guesser:
+    """A drafter that knows what will come out, and says it as often as it is lucky."""
+
+    def __init__(self, world: World, slots: Slots, most: int, luck: float) -> None:
+        self.world, self.slots, self.most, self.luck = world, slots, most, luck
+        self.rng = random.Random(most)
+        self.pending: dict[int, int] = {}
+
+    def propose(self, slot: int, most: int) -> list[int]:
+        s, rng = self.slots, self.rng
+        assert s.known[slot] == s.length[slot] == s.scheduled[slot] + 1, "drafts without every token before them"
+        assert not s.proposed[slot]
+        t = self.world.tracked[int(s.handle[slot])]
+        said = int(s.known[slot]) - t.request.prompt_len
+        vocab = self.world.config.model.vocab
+        right = [*t.tokens[said:], *(rng.randrange(vocab) for _ in range(most))][: rng.randrange(most + 1)]
+        return [token if rng.random() < self.luck else rng.randrange(vocab) for token in right]
+
+    def hopes(self, slot: int) -> bool:
+        return self.rng.random() < 0.6
+
+    def learn(self, slot: int, accepted: int) -> None:
+        assert 0 <= accepted <= self.most
+
+
 class World:
     def __init__(
-        self, config: EngineConfig, *, salt=0, deferred=False, poison=False, check=True, share_from=1, hash_fn=None, clock=None
-    ) -> None:
+        self, config: EngineConfig, *, salt=0, deferred=False, poison=False, check=True, share_from=1, hash_fn=None, clock=None,
+        drafts=0, luck=0.7,
+    ) -> None:  # fmt: skip
+        """drafts: at most so many guesses of a sequence in a step; luck: the share of them that are right."""
         self.config, self.check = config, check
-        self.windows = tuple(STATE if g.kind == "state" else g.window for g in config.cache.groups)
+        self.windows = windows_of(config)
         self.oracle = Oracle(salt, config.model.vocab, self.windows)
         self.options = NullOptions(vocab=config.model.vocab, windows=self.windows, salt=salt)
         self.deferred, self.poison = deferred, poison
         self.kwargs = {"share_from": share_from, "hash_fn": hash_fn} | ({"clock": clock} if clock else {})
+        if drafts:
+            self.kwargs["drafter"] = lambda slots: Guesser(self, slots, drafts, luck)
         self.tracked: dict[int, Tracked] = {}
         self.batches = 0
         self.sick: dict[int, int] = {}
@@ -166,7 +200,7 @@ class World:
         assert batch.slots.size <= config.scheduler.max_seqs
         assert (batch.slots > 0).all()
         logprobs = max(int(s.logprobs[slot]) for slot in batch.slots)
-        inferred = batch.infer_features(logprobs, batch.features.score)
+        inferred = batch.infer_features(logprobs, batch.features.score, batch.features.drafts)
         assert batch.features == inferred, (batch.features, inferred)
         assert batch.uniform == 0 or (batch.uniform == 1 and (batch.query == 1).all())
         for table, g in zip(batch.block_tables, self.core.kv.groups, strict=True):
@@ -309,6 +343,8 @@ def random_sampling(rng: random.Random, vocab: int, max_len: int) -> TokenSampli
         }
         if vocab > 20 and rng.random() < 0.2:
             p |= {"stop_ids": tuple(rng.sample(range(vocab), 10))}
+    if rng.random() < 0.35:  # nothing per token: such sequences may have drafts
+        return TokenSampling(**(p | {"min_tokens": 0}))
     if vocab > 20 and rng.random() < 0.3:
         p["logit_bias"] = tuple((t, rng.choice([float("-inf"), 1.5])) for t in ids(3))
     if vocab > 20 and rng.random() < 0.2:

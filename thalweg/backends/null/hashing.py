@@ -66,27 +66,39 @@ class HashModel:
         owner = batch.slots[batch.token_seq]
         tokens = np.where(batch.tokens < 0, history[owner, batch.positions], batch.tokens)
         history[owner, batch.positions] = tokens
-        rows = np.nonzero(batch.emit)[0]
+        emit = np.nonzero(batch.emit)[0]
+        reached = batch.context + batch.query
+        # Rows that sample: the last of each sequence that emits, and the one before each draft.
+        rows = np.concatenate([emit, batch.token_seq[batch.draft_row]])
+        ends = np.concatenate([reached[emit], batch.positions[batch.draft_row]])
         seen = np.zeros(rows.size, np.int64)
         hashes = np.zeros(tokens.size, np.int64)
         factor = C
         for cache, table, window in zip(caches, batch.block_tables, self._windows, strict=True):
             if window == STATE:
+                if batch.draft_row.size:
+                    raise ValueError("null: a state cannot be taken back when drafts are wrong")
                 hashes, sums = self._carry(batch, cache, table, tokens)
                 attended = sums[rows]
             else:
                 hashes = self._write(batch, cache, table, tokens)
-                attended = self._attend(batch, cache, table, window, rows)
+                attended = self._attend(cache, table[rows], window, ends)
             with np.errstate(over="ignore"):
                 seen += factor * attended
                 factor = factor * C
+        picked = (mix(seen).view(np.uint64) >> np.uint64(1)).astype(np.int64) % self._vocab
         out = np.zeros(batch.slots.shape[0], np.int64)
-        out[rows] = (mix(seen).view(np.uint64) >> np.uint64(1)).astype(np.int64) % self._vocab
+        out[emit] = picked[: emit.size]
         if batch.bias_row.size or batch.bad_row.size or batch.mask is not None:
-            self._allowed(batch, history, out, rows)
-        reached = batch.context + batch.query
-        history[batch.slots[rows], reached[rows]] = out[rows]
-        result = StepResult(out.astype(np.int32)[:, None], batch.emit.astype(np.int32))
+            self._allowed(batch, history, out, emit)
+        if batch.features.drafts:
+            result = verified(batch, out, picked[emit.size :], tokens)
+            first = reached - (batch.draft_pick >= 0).sum(1)
+            at, column = np.nonzero(np.arange(result.tokens.shape[1]) < result.counts[:, None])
+            history[batch.slots[at], first[at] + column] = result.tokens[at, column]
+        else:
+            history[batch.slots[emit], reached[emit]] = out[emit]
+            result = StepResult(out.astype(np.int32)[:, None], batch.emit.astype(np.int32))
         if batch.features.logprobs >= 0:
             result.logprobs = ranked(out, hashes[batch.last_row], batch.features.logprobs, self._vocab)
         if batch.features.score >= 0:
@@ -120,17 +132,16 @@ class HashModel:
         cache[table[has, 1]] = np.stack([h[batch.last_row[has]], sums[has]], axis=1)
         return h, sums
 
-    def _attend(self, batch: StepBatch, cache: I64, table: NDArray[np.int32], window: int, rows: Any) -> I64:
-        """Sum of the stored h over what each row's last token attends to."""
-        if not rows.size:
+    def _attend(self, cache: I64, table: NDArray[np.int32], window: int, reached: Any) -> I64:
+        """Sum of the stored h over what the last of `reached` tokens attends to. table: a row for each."""
+        if not reached.size:
             return np.zeros(0, np.int64)
         bt = cache.shape[1]
-        reached = (batch.context + batch.query)[rows]
         begin = np.maximum(reached - window, 0) if window else np.zeros_like(reached)
         first = begin // bt
         width = int((-(-reached // bt) - first).max())
         columns = np.minimum(first[:, None] + np.arange(width), table.shape[1] - 1)
-        values = cache[np.take_along_axis(table[rows], columns, axis=1)].reshape(rows.size, width * bt)
+        values = cache[np.take_along_axis(table, columns, axis=1)].reshape(reached.size, width * bt)
         positions = (first * bt)[:, None] + np.arange(width * bt)
         inside = (positions >= begin[:, None]) & (positions < reached[:, None])
         total: I64 = np.where(inside, values, 0).sum(axis=1)
@@ -168,6 +179,16 @@ def _running(v: I64, batch: StepBatch) -> I64:
     before[has] = total[first] - v[first]
     sums: I64 = total - before[batch.token_seq]
     return sums
+
+
+def verified(batch: StepBatch, last: I64, before: I64, tokens: Any) -> StepResult:
+    """The result of a step with drafts. last: what each sequence's last row samples; before: what the row before each draft
+    does; tokens: of the batch, all known."""
+    pick = batch.draft_pick
+    sampled = np.where(pick < 0, last[:, None], before[pick])
+    right = (pick >= 0) & (before == tokens[batch.draft_row])[pick]
+    accepted = np.cumprod(right, axis=1).sum(1)
+    return StepResult(sampled.astype(np.int32), np.where(batch.emit, accepted + 1, 0).astype(np.int32))
 
 
 def ranked(tokens: Any, seen: I64, k: int, vocab: int) -> Logprobs:

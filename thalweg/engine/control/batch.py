@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     I64 = NDArray[np.int64]
 
 FOREVER = 1 << 30
+_NO_PICK = np.empty((0, 1), np.int32)
 
 
 @dataclass(slots=True)
@@ -56,6 +57,8 @@ class Launched:
     decodes: int = 0
     prompt_tokens: int = 0
     launched: float = 0.0
+    drafts: I32 | None = None
+    """Per row; None: no row has any."""
 
 
 @dataclass(slots=True)
@@ -87,7 +90,9 @@ class _Extra:
 
 
 class BatchBuilder:
-    def __init__(self, slots: Slots, kv: KVCache, vocab: int) -> None:
+    def __init__(self, slots: Slots, kv: KVCache, vocab: int, drafts: int = 0) -> None:
+        """drafts: at most so many of a sequence in a step."""
+        self._drafts = drafts
         self._slots = slots
         self._kv = kv
         self._words = -(-vocab // 32)
@@ -107,8 +112,8 @@ class BatchBuilder:
         positions = s.scheduled[decode]
         tokens = s.tokens[decode, positions]
         tokens[s.known[decode] <= positions] = ON_DEVICE
-        if plan.chunks:
-            return self._mixed(plan.chunks, decode, positions, tokens)
+        if plan.chunks or plan.drafted:
+            return self._mixed(plan, positions, tokens)
         cast = self._who(decode)
         cast.bias_steps -= 1
         reached = positions + self._ones[:n]
@@ -126,13 +131,15 @@ class BatchBuilder:
         record.decodes = n
         return batch, record
 
-    def _mixed(self, chunks: list[Chunk], decode: I32, positions: I32, tokens: I32) -> tuple[StepBatch, Launched]:
-        s, n = self._slots, decode.size
-        slots = np.concatenate([decode, np.array([c.slot for c in chunks], np.int32)])
-        query = np.concatenate([self._ones[:n], np.array([c.take for c in chunks], np.int32)])
+    def _mixed(self, plan: Plan, positions: I32, tokens: I32) -> tuple[StepBatch, Launched]:
+        s, decode, chunks, drafted = self._slots, plan.decode, plan.chunks, plan.drafted
+        n, known = decode.size, decode.size + len(chunks)
+        slots = np.concatenate([decode, np.array([c.slot for c in chunks] + [d.slot for d in drafted], np.int32)])
+        takes = [c.take for c in chunks] + [1 + len(d.tokens) for d in drafted]
+        query = np.concatenate([self._ones[:n], np.array(takes, np.int32)])
         context = s.scheduled[slots]
         ends = np.cumsum(query, dtype=np.int32)
-        emit = context + query == s.length[slots]
+        emit = context + query >= s.length[slots]
         extra = _Extra()
         all_tokens, all_positions = [tokens], [positions]
         for i, chunk in enumerate(chunks, n):
@@ -141,12 +148,19 @@ class BatchBuilder:
             all_tokens.append(span)
             all_positions.append(np.arange(begin, begin + chunk.take, dtype=np.int32))
             self._extras(extra, chunk, begin, int(ends[i]) - chunk.take)
+        for i, draft in enumerate(drafted, known):
+            begin = int(context[i])
+            all_tokens.append(np.array([s.tokens[draft.slot, begin], *draft.tokens], np.int32))
+            all_positions.append(np.arange(begin, begin + 1 + len(draft.tokens), dtype=np.int32))
         cast = self._who(slots)
         self._cast = None  # min_tokens bans were made for this mixture of chunks and decodes
         history = extra.history
         features = cast.features
         if extra.scored:
             features = replace(features, score=extra.top)
+        drafts, draft_row, draft_pick = self._guesses(query, ends, known)
+        if drafted:
+            features = replace(features, drafts=self._drafts)
         batch = StepBatch(
             tokens=np.concatenate(all_tokens), token_seq=np.repeat(np.arange(slots.size, dtype=np.int32), query),
             positions=np.concatenate(all_positions), slots=slots, context=context, query=query, last_row=ends - np.int32(1),
@@ -157,13 +171,29 @@ class BatchBuilder:
             history_pos=_join([np.arange(t.size, dtype=np.int32) for _, t in history]),
             history_token=_join([t for _, t in history]),
             score_rows=_join(extra.score_rows), score_targets=_join(extra.score_targets),
+            draft_row=draft_row, draft_pick=draft_pick,
         )  # fmt: skip
         reached = context + query
         s.scheduled[slots] = reached
-        s.length[slots] += emit
+        s.length[slots[:known]] += emit[:known]
         record = self._record(cast, reached, emit, bool(emit.all()), extra.scored)
-        record.decodes, record.prompt_tokens = n, int(ends[-1]) - n
+        record.decodes, record.prompt_tokens = n + len(drafted), sum(c.take for c in chunks)
+        if drafted:
+            record.drafts = drafts
+            s.length[slots[known:]] = reached[known:]
+            s.proposed[slots[known:]] = drafts[known:]
         return batch, record
+
+    def _guesses(self, query: I32, ends: I32, known: int) -> tuple[I32, I32, I32]:
+        """Drafts per row, and `draft_row` and `draft_pick` of the batch: rows from `known` on are a token and its drafts."""
+        drafts = query - self._ones[: query.size]
+        drafts[:known] = 0
+        if known == query.size:
+            return drafts, self._empty, _NO_PICK
+        column, last = np.arange(self._drafts + 1, dtype=np.int32), np.cumsum(drafts, dtype=np.int32)
+        picked = column < drafts[:, None]
+        pick = np.where(picked, (last - drafts)[:, None] + column, np.int32(-1))
+        return drafts, ((ends - drafts)[:, None] + column)[picked], pick
 
     def _record(self, cast: _Cast, reached: I32, emit: NDArray[np.bool_], all_emit: bool, scored: list[Scored]) -> Launched:
         wants = cast.features.logprobs >= 0

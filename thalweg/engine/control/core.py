@@ -18,12 +18,14 @@ from thalweg.config import EngineConfig
 from thalweg.engine.control.batch import BatchBuilder, Launched
 from thalweg.engine.control.cache.prefix import HashFn
 from thalweg.engine.control.cache.tables import KVCache
+from thalweg.engine.control.drafts import Drafter
 from thalweg.engine.control.invariant import InvariantError, ensure
 from thalweg.engine.control.output import News, ResultReader
 from thalweg.engine.control.request import Request, limit_of, refuse
 from thalweg.engine.control.scheduler import SHARE_FROM, Plan, Scheduler
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.messages import EngineRequest, Finished, Outputs, Started, Stats
+from thalweg.errors import ConfigError
 from thalweg.hal.platform import Pending
 from thalweg.hal.step import StepBatch
 
@@ -41,17 +43,21 @@ class EngineCore:
         hash_fn: HashFn | None = None,
         share_from: int = SHARE_FROM,
         announce: Callable[[list[Started]], None] | None = None,
+        drafter: Callable[[Slots], Drafter] | None = None,
     ) -> None:
         """`launch` starts a step and returns at once; calls take effect in order. `announce` is told which sequences a step
         begins before it is launched, so that somebody knows should the step be the end; without it they are in the step's
-        Outputs. `hash_fn` and `share_from` are for tests.
-        Raises ConfigError if the cache has groups this version cannot keep."""
+        Outputs. `hash_fn`, `share_from` and `drafter` (who guesses tokens, whatever the configuration says) are for tests.
+        Raises ConfigError if the cache has groups this version cannot keep, or that cannot go with drafts."""
         scheduler, cache = config.scheduler, config.cache
         self.config = config
         self.slots = Slots(scheduler.max_seqs, config.model.max_len)
         self.kv = KVCache(cache.groups, cache.blocks, self.slots, config.model.max_len, cache.prefix_caching, hash_fn)
-        self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from)
-        self._builder = BatchBuilder(self.slots, self.kv, config.model.vocab)
+        guesses = None if drafter is None else drafter(self.slots)
+        if guesses is not None and not self.kv.rewinds:
+            raise ConfigError("speculative_config: a recurrent state cannot be taken back when drafts are wrong: leave it out")
+        self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from, guesses)
+        self._builder = BatchBuilder(self.slots, self.kv, config.model.vocab, guesses.most if guesses is not None else 0)
         self._reader = ResultReader(self.slots, self.kv, self.scheduler)
         self._launch = launch
         self._announce = announce

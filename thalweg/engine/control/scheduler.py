@@ -1,7 +1,8 @@
 """Who runs in the next step: a pure function of what was asked and what has returned, never of time or set order.
 
 A step takes at most `max_tokens` tokens. First every running sequence that is ready to decode takes one, in rank order
-(priority, then arrival); then sequences in the middle of their prompt take a chunk each; then waiting ones enter.
+(priority, then arrival); then sequences in the middle of their prompt take a chunk each; then waiting ones enter. Tokens that
+are left go to drafts.
 When a sequence needs a cache block and none is left, the sequence that ranks last gives everything up and waits again at
 the place its arrival gives it (preemption by recomputation: it is prefilled again with all it knows by then).
 
@@ -11,7 +12,7 @@ This module decides on token counts and slots. It fills no array of a step (`bat
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ import numpy as np
 from thalweg.config import SchedulerConfig
 from thalweg.engine.control.cache.prefix import Node
 from thalweg.engine.control.cache.tables import KVCache
+from thalweg.engine.control.drafts import PER_TOKEN, Draft, DraftCounters, Drafter
 from thalweg.engine.control.invariant import ensure
 from thalweg.engine.control.pace import Pace
 from thalweg.engine.control.request import Request
@@ -50,11 +52,12 @@ class Chunk:
 
 @dataclass(slots=True)
 class Plan:
-    """One step's work, in slots: those that decode one token, then chunks."""
+    """One step's work, in slots: those that decode one token, then chunks, then those whose drafts are verified."""
 
     decode: NDArray[np.int32]
     chunks: list[Chunk]
     entered: list[Request]
+    drafted: list[Draft]
 
 
 @dataclass(slots=True)
@@ -63,10 +66,13 @@ class Counters:
     prefix_queries: int = 0
     prefix_hits: int = 0
     prompt_tokens: int = 0
+    drafts: DraftCounters = field(default_factory=DraftCounters)
 
 
 class Scheduler:
-    def __init__(self, config: SchedulerConfig, slots: Slots, kv: KVCache, share_from: int = SHARE_FROM) -> None:
+    def __init__(
+        self, config: SchedulerConfig, slots: Slots, kv: KVCache, share_from: int = SHARE_FROM, drafter: Drafter | None = None
+    ) -> None:
         self.waiting: list[Request] = []
         """In rank order."""
         self.running: list[Request] = []
@@ -78,6 +84,7 @@ class Scheduler:
         self._slots = slots
         self._kv = kv
         self._share_from = share_from
+        self._drafter = drafter
         self._computing: dict[bytes, Request] = {}
         self._order: NDArray[np.int32] | None = None
         self.pace = Pace(config.max_prefill_slowdown)
@@ -151,9 +158,15 @@ class Scheduler:
             budget -= self._enter(chunks, entered, budget, in_flight, whole)
         if chunks and budget and not whole and self.counters.preemptions == preempted:
             self._top_up(chunks, budget)
-        if not decode.size and not chunks:
+        drafted: list[Draft] = []
+        if self._drafter is not None and decode.size:
+            drafted = self._drafts(self._drafter, decode, self._config.max_tokens - decode.size - sum(c.take for c in chunks))
+            decode = decode[~np.isin(decode, [d.slot for d in drafted])] if drafted else decode
+        # Drafts alone wait for others in flight, and go with them: else each half of the sequences had steps of its own.
+        halved = drafted and in_flight and self._slots.proposed[self.order()].any()
+        if not decode.size and not chunks and (halved or not drafted):
             return None
-        return Plan(decode, chunks, entered)
+        return Plan(decode, chunks, entered, drafted)
 
     def _resuming(self) -> bool:
         """Does a stream that had begun wait for its sequence to be computed again (after a restart, or a preemption)? It stands
@@ -174,6 +187,8 @@ class Scheduler:
         s, order = self._slots, self.order()
         scheduled, length = s.scheduled[order], s.length[order]
         ready = (length - scheduled == 1) & (length < s.limit[order])
+        if self._drafter is not None and in_flight:
+            ready &= ~self._sits_out(self._drafter, order, ready)
         decode = order if ready.all() else order[ready]
         if decode.size > budget:
             decode = decode[:budget]
@@ -182,6 +197,47 @@ class Scheduler:
             return decode
         stuck = [slot for slot in tight.tolist() if s.serial[slot] and not self._make_room(slot, 1, in_flight)]
         return decode[~np.isin(decode, stuck)] if stuck else decode
+
+    # ------------------------------------------------------------------ drafts
+
+    def _guessable(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which of these may have drafts: those that ask for nothing per token, and have room for more than one."""
+        s = self._slots
+        plain = ((s.flags[slots] & PER_TOKEN) == 0) & (s.logprobs[slots] < 0)
+        may: NDArray[np.bool_] = plain & (s.limit[slots] - s.length[slots] > 1)
+        return may
+
+    def _sits_out(self, drafter: Drafter, order: NDArray[np.int32], ready: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which sequences had better wait for their tokens in flight: only after a known token can drafts be proposed."""
+        s = self._slots
+        out = ready & (s.known[order] < s.length[order]) & self._guessable(order)
+        for i in np.nonzero(out)[0].tolist():
+            out[i] = drafter.hopes(int(order[i]))
+        return out
+
+    def _drafts(self, drafter: Drafter, decode: NDArray[np.int32], left: int) -> list[Draft]:
+        """Guesses for those of `decode` whose every token is known: at most `left` tokens, in blocks that nobody needs."""
+        s, drafted = self._slots, list[Draft]()
+        for slot in decode[(s.known[decode] == s.length[decode]) & self._guessable(decode)].tolist():
+            if left <= 0:
+                break
+            start = int(s.scheduled[slot])
+            tokens = drafter.propose(slot, min(drafter.most, left, int(s.limit[slot] - s.length[slot]) - 1))
+            room = int(s.capacity[slot]) - start - 1
+            if len(tokens) > room and (self._kv.crowded(len(self.running)) or not self._kv.grow(slot, start + 1 + len(tokens))):
+                tokens = tokens[:room]
+            if tokens:
+                drafted.append(Draft(slot, tokens))
+                left -= len(tokens)
+        return drafted
+
+    def verified(self, slot: int, drafted: int, accepted: int) -> None:
+        """So many of a sequence's drafts were right."""
+        self.counters.drafts.count(drafted, accepted)
+        if self._drafter is not None:
+            self._drafter.learn(slot, accepted)
+
+    # ------------------------------------------------------------------ room, and chunks
 
     def _make_room(self, slot: int, tokens: int, in_flight: int) -> bool:
         """Room in the cache for `tokens` more, by preempting whoever ranks last. False if the sequence itself had to give

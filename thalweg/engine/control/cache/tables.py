@@ -57,6 +57,11 @@ class KVCache:
         return [(g.spec.block_tokens, g.pool.total - 1) for g in self.groups if g.whole]
 
     @property
+    def rewinds(self) -> bool:
+        """Can a sequence go back to an earlier position in every group, and write again from there?"""
+        return all(g.rewinds for g in self.groups)
+
+    @property
     def withheld(self) -> bool:
         """Does some group keep back blocks for now?"""
         return any(g.pool.withheld for g in self.groups)

@@ -43,6 +43,9 @@ class Group(ABC):
     whole = True
     """Does it keep every token, so that its pool bounds how long a sequence can be?"""
 
+    rewinds = True
+    """Can a sequence go back to a position its steps have passed, but which has not returned?"""
+
     def __init__(self, spec: KVSpec, total: int, index: int, around: Surroundings) -> None:
         """total: blocks, scratch included; index: of the group among all groups."""
         self.spec = spec
