@@ -16,7 +16,7 @@ from oracle import Oracle
 
 from thalweg.backends.null import NullOptions, NullPlatform
 from thalweg.backends.null.hashing import STATE
-from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig
 from thalweg.engine.control import EngineCore
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.messages import EngineRequest, Outputs, TokenSampling
@@ -114,7 +114,8 @@ class World:
         self, config: EngineConfig, *, salt=0, deferred=False, poison=False, check=True, share_from=1, hash_fn=None, clock=None,
         drafts=0, luck=0.7,
     ) -> None:  # fmt: skip
-        """drafts: at most so many guesses of a sequence in a step; luck: the share of them that are right."""
+        """drafts: at most so many guesses of a sequence in a step, instead of what the configuration says; luck: the share of
+        them that are right."""
         self.config, self.check = config, check
         self.windows = windows_of(config)
         self.oracle = Oracle(salt, config.model.vocab, self.windows)
@@ -323,8 +324,11 @@ def random_config(rng: random.Random) -> EngineConfig:
         max_tokens = max(max_tokens, max_len)
     most = [-(-max_len // size) if w >= 0 else rng.choice([1, 2, 5]) for w, size in zip(windows, sizes, strict=True)]
     blocks = tuple(n + 1 + rng.choice([0, 0, 1, 3, n]) for n in most)
+    lookup = rng.randrange(1, 4)
+    drafts = SpeculationConfig(tokens=rng.randrange(1, 7), lookup_min=rng.randrange(1, lookup + 1), lookup_max=lookup)
     return make_config(
-        vocab=rng.choice([3, 17, 40, 101]), max_len=max_len, block_tokens=bt, blocks=blocks, windows=windows,
+        vocab=rng.choice([3, 17, 40, 101]), speculation=None if -1 in windows else rng.choice([None, drafts]),
+        max_len=max_len, block_tokens=bt, blocks=blocks, windows=windows,
         max_seqs=rng.choice([1, 3, 6, 10]), max_tokens=max_tokens, depth=rng.randrange(1, 4), caching=rng.random() < 0.85,
         policy=rng.choice(["fcfs", "priority"]), chunked_prefill=chunked, max_partial_prefills=rng.randrange(1, 4),
         max_long_partial_prefills=rng.randrange(1, 3), long_prefill_threshold=rng.choice([0, 0, 2, 7]),

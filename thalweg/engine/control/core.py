@@ -11,6 +11,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from thalweg.engine.control.cache.prefix import HashFn
 from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.drafts import Drafter
 from thalweg.engine.control.invariant import InvariantError, ensure
+from thalweg.engine.control.ngram import NGramDrafter
 from thalweg.engine.control.output import News, ResultReader
 from thalweg.engine.control.request import Request, limit_of, refuse
 from thalweg.engine.control.scheduler import SHARE_FROM, Plan, Scheduler
@@ -53,6 +55,8 @@ class EngineCore:
         self.config = config
         self.slots = Slots(scheduler.max_seqs, config.model.max_len)
         self.kv = KVCache(cache.groups, cache.blocks, self.slots, config.model.max_len, cache.prefix_caching, hash_fn)
+        if drafter is None and scheduler.speculation is not None:
+            drafter = partial(NGramDrafter, scheduler.speculation)
         guesses = None if drafter is None else drafter(self.slots)
         if guesses is not None and not self.kv.rewinds:
             raise ConfigError("speculative_config: a recurrent state cannot be taken back when drafts are wrong: leave it out")
@@ -194,6 +198,8 @@ class EngineCore:
             blocks_used=fullest.held, blocks_total=fullest.total - 1,
             prefix_queries=counters.prefix_queries, prefix_hits=counters.prefix_hits, preemptions=counters.preemptions,
             steps=self._steps, prompt_tokens=counters.prompt_tokens, generated_tokens=self._generated,
+            drafts=counters.drafts.rounds, draft_tokens=counters.drafts.drafted, accepted_tokens=counters.drafts.accepted,
+            accepted_per_position=counters.drafts.per_position.copy(),
         )  # fmt: skip
 
     def reset_prefix_cache(self) -> bool:

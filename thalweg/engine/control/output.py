@@ -19,7 +19,7 @@ from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.invariant import ensure
 from thalweg.engine.control.request import Request
 from thalweg.engine.control.scheduler import Scheduler
-from thalweg.engine.control.slots import MANY_STOPS, STOP_WIDTH, Slots
+from thalweg.engine.control.slots import MANY_STOPS, Slots
 from thalweg.engine.messages import Finished, PromptScores, TokenLogprobs
 from thalweg.hal.step import StepResult
 
@@ -94,7 +94,8 @@ class ResultReader:
         column = np.arange(grid.shape[1], dtype=np.int32)
         known = s.known[slots][:, None] + column + np.int32(1)
         real = column < counts[:, None]
-        ends = (self._is_stop(slots, grid, known) | (known >= s.limit[slots][:, None])) & real
+        stop = self._is_stop(np.repeat(slots, grid.shape[1]), grid.ravel(), known.ravel()).reshape(grid.shape)
+        ends = (stop | (known >= s.limit[slots][:, None])) & real
         counts = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, counts).astype(np.int32)
         at, place = np.nonzero(column < counts[:, None])
         tokens = grid[at, place].astype(np.int32)
@@ -129,15 +130,15 @@ class ResultReader:
             self._scheduler.published(request, self._kv.advance(slot, request))
 
     def _is_stop(self, slots: I32, tokens: I32, known: I32) -> NDArray[np.bool_]:
-        """Which tokens end their sequence, those before them being none that do. slots [N]; tokens [N] or [N, K]; known: of
-        the same shape, how many tokens there are with each."""
-        s, width = self._slots, (slots.size, *(1,) * (tokens.ndim - 1))
-        stop: NDArray[np.bool_] = (s.stops[slots].reshape(*width, STOP_WIDTH) == tokens[..., None]).any(axis=-1)
+        """Which tokens end their sequence, those before them being none that do. All [N]; known: how many tokens there are
+        with each."""
+        s = self._slots
+        stop: NDArray[np.bool_] = (s.stops[slots] == tokens[:, None]).any(axis=1)
         many = np.nonzero(s.flags[slots] & MANY_STOPS)[0]
         for row in many.tolist():
             p = self._request(int(slots[row])).sampling
-            stop[row] = np.isin(tokens[row], (*p.eos_ids, *p.stop_ids))
-        stop &= known >= s.stop_from[slots].reshape(width)
+            stop[row] = int(tokens[row]) in p.eos_ids or int(tokens[row]) in p.stop_ids
+        stop &= known >= s.stop_from[slots]
         return stop
 
     def _ends(self, slots: I32, tokens: I32, known: I32, ended: list[tuple[Request, Finished]]) -> None:

@@ -169,11 +169,12 @@ def history(schedule: SchedulerConfig, length: int) -> int:
 def step_sizes(
     s: Settings, schedule: SchedulerConfig, length: int, dtype_bytes: int, ranks: int, batch_invariant: bool
 ) -> StepSizes:
-    """What bounds the temporaries of a model's largest step, on one of the ranks that share it."""
+    """What bounds the temporaries of a model's largest step, on one of the ranks that share it. Every draft samples too."""
+    rows = 1 if schedule.speculation is None else 1 + schedule.speculation.tokens
     return StepSizes(
-        tokens=schedule.max_tokens, seqs=schedule.max_seqs, max_len=length, hidden=s.hidden, inner=s.inner // ranks,
-        heads=s.attention.heads // ranks, kv_heads=s.attention.kv_heads // ranks, head_dim=s.attention.head_dim,
-        vocab=s.vocab, dtype_bytes=dtype_bytes, batch_invariant=batch_invariant,
+        tokens=schedule.max_tokens, seqs=min(schedule.max_seqs * rows, schedule.max_tokens), max_len=length,
+        hidden=s.hidden, inner=s.inner // ranks, heads=s.attention.heads // ranks, kv_heads=s.attention.kv_heads // ranks,
+        head_dim=s.attention.head_dim, vocab=s.vocab, dtype_bytes=dtype_bytes, batch_invariant=batch_invariant,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from thalweg.config import EngineArgs, SchedulerConfig
+from thalweg.config import EngineArgs, SchedulerConfig, speculation
 from thalweg.engine.control.cache.groups import policy
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVSpec
@@ -121,6 +121,7 @@ def scheduler(args: EngineArgs, defaults: Defaults, length: int) -> SchedulerCon
         max_prefill_slowdown=args.max_prefill_slowdown,
         long_prefill_threshold=args.long_prefill_token_threshold,
         pipeline_depth=depth,
+        speculation=speculation(args),
     )
 
 

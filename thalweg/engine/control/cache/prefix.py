@@ -117,7 +117,8 @@ class PrefixCache:
             new.ends += 1
         if old is not None:
             old.ends -= 1
-            self.prune(old)
+            if not old.children:
+                self.prune(old)
 
     def clear(self) -> None:
         self._nodes.clear()

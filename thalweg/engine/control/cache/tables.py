@@ -95,14 +95,16 @@ class KVCache:
 
     def grow(self, slot: int, tokens: int) -> bool:
         """Blocks for `tokens` tokens in every group, or none at all and False."""
+        s, capacity = self._slots, NEVER
         for g in self.groups:
             if g.lacks(slot, tokens) > g.pool.available:
                 return False
-        request, start = self._slots.requests[slot], int(self._slots.scheduled[slot])
+        request, start = s.requests[slot], int(s.scheduled[slot])
         assert request is not None
         for g in self.groups:
-            g.grow(slot, start, tokens, request.publishing)
-        self._slots.capacity[slot] = min(g.capacity(slot) for g in self.groups)
+            upto = g.grow(slot, start, tokens, request.publishing)
+            capacity = upto if upto < capacity else capacity
+        s.capacity[slot] = capacity
         return True
 
     def tables(self, slots: NDArray[np.int32], context: NDArray[np.int32]) -> tuple[NDArray[np.int32], ...]:
@@ -114,16 +116,12 @@ class KVCache:
 
     def keys(self, request: Request) -> list[bytes]:
         """Keys of the nodes that a waiting request's tokens fill."""
-        self._extend_keys(request, request.tokens, request.tokens.size // self.unit)
-        return request.keys
-
-    def _extend_keys(self, request: Request, tokens: NDArray[np.int32], count: int) -> None:
-        keys, unit = request.keys, self.unit
-        if len(keys) < count:
-            parent = keys[-1] if keys else b""
-            for i in range(len(keys), count):
-                parent = self.prefix.key(parent, request.salt, tokens[i * unit : (i + 1) * unit].tobytes())
-                keys.append(parent)
+        keys, tokens, unit = request.keys, request.tokens, self.unit
+        parent = keys[-1] if keys else b""
+        for i in range(len(keys), tokens.size // unit):
+            parent = self.prefix.key(parent, request.salt, tokens[i * unit : (i + 1) * unit].tobytes())
+            keys.append(parent)
+        return keys
 
     def find(self, request: Request) -> list[Node]:
         """The longest cached prefix a waiting request could start from. At least its last token is left to compute."""
@@ -180,21 +178,24 @@ class KVCache:
 
     def _publish(self, slot: int, request: Request, computed: int) -> list[bytes]:
         """Make nodes of the returned tokens, as far as other prefixes let it, and file every group's blocks under them."""
-        unit, tokens, nodes, count = self.unit, self._slots.tokens[slot], request.nodes, computed // self.unit
-        self._extend_keys(request, tokens, count)
+        unit, tokens, nodes, keys, prefix = self.unit, self._slots.tokens[slot], request.nodes, request.keys, self.prefix
         first = len(nodes)
-        before = nodes[-1] if nodes else None
-        for i in range(first, count):
+        last = before = nodes[-1] if nodes else None
+        for i in range(first, computed // unit):
             span = tokens[i * unit : (i + 1) * unit].tobytes()
-            node = self.prefix.insert(request.keys[i], nodes[-1] if nodes else None, request.salt, span)
+            if i == len(keys):
+                keys.append(prefix.key(keys[-1] if keys else b"", request.salt, span))
+            node = prefix.insert(keys[i], last, request.salt, span)
             if node is None:
                 request.publishing = False
                 break
             nodes.append(node)
+            last = node
         for g in self.groups:
             g.publish(slot, nodes, first, computed)
-        self.prefix.move(before, nodes[-1] if nodes else None)
-        return request.keys[first : len(nodes)]
+        if last is not before:
+            prefix.move(before, last)
+        return keys[first : len(nodes)]
 
     def release(self, slot: int, request: Request) -> None:
         """Give up every block. Published ones stay findable until they are needed."""

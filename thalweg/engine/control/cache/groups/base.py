@@ -99,17 +99,14 @@ class Group(ABC):
         """Blocks that must be available for the sequence to have `tokens` tokens."""
 
     @abstractmethod
-    def grow(self, slot: int, start: int, tokens: int, publishing: bool) -> None:
+    def grow(self, slot: int, start: int, tokens: int, publishing: bool) -> int:
         """Take what the next step, from position `start` up to `tokens`, needs. The caller has seen what it `lacks`.
-        publishing: others may find what this sequence computes."""
+        publishing: others may find what this sequence computes. Returns the tokens that the sequence can have before this
+        must be called again."""
 
     @abstractmethod
     def room(self, slot: int) -> int:
         """Tokens the sequence could have with its blocks and those available."""
-
-    @abstractmethod
-    def capacity(self, slot: int) -> int:
-        """Tokens the sequence can have before `grow` must be called again."""
 
     @abstractmethod
     def rows(self, slots: I32, context: I32, tokens: int) -> I32:

@@ -78,15 +78,15 @@ class Full(Group):
     def lacks(self, slot: int, tokens: int) -> int:
         return -(-tokens // self.spec.block_tokens) - len(self.blocks[slot])
 
-    def grow(self, slot: int, start: int, tokens: int, publishing: bool) -> None:
-        for _ in range(self.lacks(slot, tokens)):
-            self._add(slot, self.pool.take())
+    def grow(self, slot: int, start: int, tokens: int, publishing: bool) -> int:
+        held, each = self.blocks[slot], self.spec.block_tokens
+        for index in range(len(held), -(-tokens // each)):
+            block = self.table[slot, index] = self.pool.take()
+            held.append(block)
+        return len(held) * each
 
     def room(self, slot: int) -> int:
         return (len(self.blocks[slot]) + self.pool.available) * self.spec.block_tokens
-
-    def capacity(self, slot: int) -> int:
-        return len(self.blocks[slot]) * self.spec.block_tokens
 
     def rows(self, slots: I32, context: I32, tokens: int) -> I32:
         rows: I32 = self.table[slots, : -(-tokens // self.spec.block_tokens)]
@@ -96,10 +96,11 @@ class Full(Group):
 
     def publish(self, slot: int, nodes: Sequence[Node], first: int, computed: int) -> None:
         """The one before the first too: it may have been another's block, which is gone since."""
-        held = self.blocks[slot]
-        for i in range(max(0, first // self._nodes - 1), len(nodes) // self._nodes):
-            block = held[i]
-            if block and self.prefix.put(nodes[(i + 1) * self._nodes - 1], self.index, block):
+        held, per, index = self.blocks[slot], self._nodes, self.index
+        for at in range(first - first % per or per, len(nodes) + 1, per):
+            node, block = nodes[at - 1], held[at // per - 1]
+            if block and not node.blocks[index]:
+                self.prefix.put(node, index, block)
                 self.pool.tag(block)
 
     def drop(self, slot: int, computed: int) -> None:

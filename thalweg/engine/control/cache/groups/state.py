@@ -42,7 +42,6 @@ class State(Group):
         self._source: I32 = np.zeros(around.slots, np.int32)
         self._turned: I32 = np.zeros(around.slots, np.int32)
         """The step from position `_turned` reads `_source`; later ones read the live block."""
-        self._room = [0] * around.slots
         self.snapshots: list[list[tuple[int, int]]] = [[] for _ in range(around.slots)]
         """Per slot: (position, block) of states that are held until that position has returned."""
 
@@ -76,7 +75,7 @@ class State(Group):
 
     def enter(self, slot: int, nodes: Sequence[Node]) -> None:
         block, computed = (nodes[-1].blocks[self.index] if nodes else 0), len(nodes) * self.unit
-        self.live[slot], self._source[slot], self._turned[slot], self._room[slot] = 0, block, computed, computed
+        self.live[slot], self._source[slot], self._turned[slot] = 0, block, computed
         if block:
             self.pool.share(block)
             self.snapshots[slot].append((computed, block))
@@ -94,20 +93,17 @@ class State(Group):
     def lacks(self, slot: int, tokens: int) -> int:
         return int(not self.live[slot])
 
-    def grow(self, slot: int, start: int, tokens: int, publishing: bool) -> None:
+    def grow(self, slot: int, start: int, tokens: int, publishing: bool) -> int:
         live = int(self.live[slot])
         if not live:
             self.live[slot] = self.pool.take()
         elif publishing and start % self.align == 0 and self._turned[slot] != start and self.pool.available:
             self.snapshots[slot].append((start, live))
             self._source[slot], self._turned[slot], self.live[slot] = live, start, self.pool.take()
-        self._room[slot] = -(-tokens // self.align) * self.align if publishing else self.max_len
+        return -(-tokens // self.align) * self.align if publishing else self.max_len
 
     def room(self, slot: int) -> int:
         return self.max_len
-
-    def capacity(self, slot: int) -> int:
-        return self._room[slot]
 
     def rows(self, slots: I32, context: I32, tokens: int) -> I32:
         write = self.live[slots]
