@@ -100,6 +100,12 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     scheduling_policy: str = "fcfs"
     stream_interval: int = 1
     """Tokens of a streamed answer that are told together, after its first; what is left is told at its end."""
+    speculative_config: dict[str, Any] | None = None
+    """Drafts to verify: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}. The
+    text is the same without."""
+    spec_method: str | None = None
+    spec_tokens: int | None = None
+    """Short for "method" and "num_speculative_tokens" of speculative_config."""
     async_scheduling: bool | None = None
     """False: read every step before the next is scheduled. None: the platform's pipeline depth."""
 
@@ -158,6 +164,16 @@ class CacheConfig(msgspec.Struct, kw_only=True, frozen=True):
     """The device keeps block tables (`hal.platform.Device.keeps_tables`)."""
 
 
+class SpeculationConfig(msgspec.Struct, kw_only=True, frozen=True):
+    """Drafts by n-gram lookup: the only method so far."""
+
+    tokens: int
+    """Drafts of a sequence in a step, at most."""
+    lookup_min: int
+    lookup_max: int
+    """Tokens at a sequence's end that are looked up among those before."""
+
+
 class SchedulerConfig(msgspec.Struct, kw_only=True, frozen=True):
     max_seqs: int
     max_tokens: int
@@ -170,6 +186,7 @@ class SchedulerConfig(msgspec.Struct, kw_only=True, frozen=True):
     long_prefill_threshold: int = 0
     """Prompts longer than this count as long; 0 = none do."""
     pipeline_depth: int = 1
+    speculation: SpeculationConfig | None = None
 
 
 class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
@@ -184,6 +201,43 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
 _POSITIVE = ("max_model_len", "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override", "max_num_seqs",
              "max_num_batched_tokens", "threads", "tensor_parallel_size", "max_num_partial_prefills",
              "max_long_partial_prefills", "stream_interval")  # fmt: skip
+
+
+_SPECULATION = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+_MOST_DRAFTS = _LONGEST_LOOKUP = 64
+_LOOKUP = 5
+"""Tokens looked up where nothing is said."""
+
+
+def speculation(args: EngineArgs) -> SpeculationConfig | None:
+    """What drafts were asked for; None: none. ConfigError lists everything that is wrong with it."""
+    said = dict(args.speculative_config or {})
+    for key, value in (("method", args.spec_method), ("num_speculative_tokens", args.spec_tokens)):
+        if value is not None and said.setdefault(key, value) != value:
+            raise ConfigError(f"speculative_config: {key} is {said[key]!r} there and {value!r} in its short flag; give one")
+    if not said:
+        return None
+    problems = [f"{k!r} is not supported; this version has {', '.join(_SPECULATION)}" for k in said if k not in _SPECULATION]
+    if said.get("method") != "ngram":
+        problems.append(f"method: must be 'ngram', the one this version has, not {said.get('method')!r}")
+    low, high = said.get("prompt_lookup_min"), said.get("prompt_lookup_max")
+    low = _LOOKUP if low is None and high is None else high if low is None else low
+    values: dict[str, tuple[Any, int]] = {
+        "num_speculative_tokens": (said.get("num_speculative_tokens"), _MOST_DRAFTS),
+        "prompt_lookup_min": (low, _LONGEST_LOOKUP),
+        "prompt_lookup_max": (low if high is None else high, _LONGEST_LOOKUP),
+    }
+    for name, (value, most) in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            problems.append(f"{name}: must be a whole number from 1 to {most}, not {value!r}")
+    if problems:
+        raise ConfigError(*(f"speculative_config: {p}" for p in problems))
+    made = SpeculationConfig(**dict(zip(("tokens", "lookup_min", "lookup_max"), (v for v, _ in values.values()), strict=True)))
+    if made.lookup_min > made.lookup_max:
+        raise ConfigError(
+            f"speculative_config: prompt_lookup_min {made.lookup_min} exceeds prompt_lookup_max {made.lookup_max}"
+        )
+    return made
 
 
 def check_args(args: EngineArgs) -> None:
@@ -220,6 +274,10 @@ def check_args(args: EngineArgs) -> None:
         problems.append(f"max_prefill_slowdown must be above 1, or 0 for no limit, not {args.max_prefill_slowdown}")
     if args.max_restarts < 0:
         problems.append(f"max_restarts must be at least 0, not {args.max_restarts}")
+    try:
+        speculation(args)
+    except ConfigError as e:
+        problems += e.problems
     if args.trust_remote_code:
         problems.append("trust_remote_code: code from model repositories is never run; leave it out")
     if problems:

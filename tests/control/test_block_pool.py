@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from thalweg.engine.control.blocks import BlockPool
+from thalweg.engine.control.cache.pool import BlockPool
 from thalweg.engine.control.invariant import InvariantError
 
 TOTAL = 7

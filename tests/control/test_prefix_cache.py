@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from thalweg.engine.control.cache.prefix import PrefixCache, keyed_hash
 from thalweg.engine.control.invariant import InvariantError
-from thalweg.engine.control.prefix import PrefixCache, keyed_hash
 
 SALTS = st.sampled_from([b"", b"a"])
 PROMPTS = st.lists(st.sampled_from([b"x", b"y"]), min_size=1, max_size=5)

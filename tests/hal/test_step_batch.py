@@ -93,6 +93,31 @@ def test_flat_lists_grow_to_few_lengths_by_entries_that_do_nothing() -> None:
     assert batch.pad(StepShape(2, 2, 2, True)).score_rows.shape == (0,)
 
 
+def test_padding_leaves_drafts_where_they_are_and_adds_none() -> None:
+    pick = np.array([[0, 1, -1], [-1, -1, -1], [2, -1, -1]], I32)
+    drafts = {"draft_row": np.array([1, 2, 5], I32), "draft_pick": pick, "features": Features(drafts=2)}
+    padded = batch_of([3, 1, 2], [4, 9, 7], **drafts).pad(StepShape(16, 6, 5))
+    padded.check()
+    assert padded.draft_row.shape == (LIST,)
+    assert padded.draft_row[:3].tolist() == [1, 2, 5]
+    assert padded.draft_pick[:3].tolist() == pick.tolist()
+    assert (padded.draft_pick[3:] == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("row", "pick", "words"),
+    [
+        ([1, 2, 5], [[0, 1], [-1, -1], [2, -1]], "draft_pick"),
+        ([0, 2, 5], [[0, 1, -1], [-1, -1, -1], [2, -1, -1]], "draft_row"),
+        ([1, 2, 3], [[0, 1, -1], [2, -1, -1], [-1, -1, -1]], "draft_row"),
+    ],
+)
+def test_drafts_that_are_not_the_last_tokens_are_found(row: list[int], pick: list[list[int]], words: str) -> None:
+    drafts = {"draft_row": np.array(row, I32), "draft_pick": np.array(pick, I32), "features": Features(drafts=2)}
+    with pytest.raises(ValueError, match=words):
+        batch_of([3, 1, 2], [4, 9, 7], **drafts)
+
+
 def test_a_mask_allows_padding_everything() -> None:
     padded = batch_of([1], mask=np.array([[5]], np.uint32)).pad(StepShape(2, 2, 2, True))
     assert padded.mask is not None

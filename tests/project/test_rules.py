@@ -11,6 +11,7 @@ from pathlib import Path
 
 import choke_points
 import device_words
+import group_kinds
 import pytest
 from source import Rule, sources
 
@@ -40,7 +41,7 @@ BREAKS = [
     ("nobody-names-a-backend", "server/serve.py", "import thalweg.backends.tpu", "thalweg.backends.tpu"),
     ("models", "models/step.py", "import thalweg.engine.ipc", "thalweg.engine.ipc"),
     ("files", "checkpoint/hub.py", "import thalweg.engine.messages", "thalweg.engine.messages"),
-    ("control", "engine/control/blocks.py", "import thalweg.text.stops", "thalweg.text.stops"),
+    ("control", "engine/control/cache/pool.py", "import thalweg.text.stops", "thalweg.text.stops"),
     ("worker", "engine/worker/build.py", "import thalweg.engine.control", "thalweg.engine.control"),
     ("client", "async_llm.py", "import thalweg.engine.main", "thalweg.engine.main"),
     ("transformers", "engine/worker/resolve.py", "import transformers", "transformers"),
@@ -93,7 +94,7 @@ def test_every_room_is_under_the_framework_rule_or_named_as_free() -> None:
     assert (listed | MAY_USE_FRAMEWORK) - rooms == {"thalweg.backends.null"}
 
 
-# ---------------------------------------------------------------- device words, choke points
+# ---------------------------------------------------------------- device words, kinds of KV group, choke points
 
 
 def findings(rule: Rule, tmp_path: Path, file: str, code: str) -> str:
@@ -208,3 +209,28 @@ def test_the_tree_is_formatted_linted_and_typed() -> None:
     for command in (["ruff", "format", "--check", "."], ["ruff", "check", "."], ["mypy"]):
         done = subprocess.run([BIN / command[0], *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("def f(g): return 1 if g.spec.window else 0", "for a window"),
+        ("def f(groups): return [g for g in groups if not g.spec.window]", "for a window"),
+        ("def f(g, n): return n and g.window", "for a window"),
+        ("def f(g, n): return min(n, g.window + 3)", "for a window"),
+        ("def f(g):\n    if g.kind == 'state': return 1", "for the kind 'state'"),
+        ("def f(spec): return spec.kind not in ('full', 'window')", "for the kind 'full'"),
+        ("def f(spec):\n    match spec.kind:\n        case 'full': return 1", "a kind"),
+        ("def f(g): return isinstance(g, Window)", "for Window"),
+    ],
+)
+def test_a_kind_of_kv_group_asked_for_outside_the_policies_is_found(tmp_path: Path, line: str, words: str) -> None:
+    found = findings(group_kinds.check, tmp_path, "engine/control/scheduler.py", line)
+    assert f"asks {words}" in found
+
+
+def test_nobody_outside_the_policies_asks_what_kind_a_kv_group_is() -> None:
+    found = [str(f) for source in sources(ROOT, "thalweg/engine") for f in group_kinds.check(source)]
+    assert found == []
+    policies = [s for s in sources(ROOT, "thalweg/engine") if s.path.startswith(group_kinds.HOME)]
+    assert {"full.py", "window.py", "state.py"} <= {s.path.rpartition("/")[2] for s in policies}

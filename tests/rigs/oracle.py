@@ -29,7 +29,7 @@ class Oracle:
 
     def pick(self, h: Sequence[int], total: int) -> int:
         """The next token after positions with hashes `h`, whose sum is `total`, if everything is allowed."""
-        seen = sum(C ** (g + 1) * (sum(h[-w:]) if w else total) for g, w in enumerate(self.windows))
+        seen = sum(C ** (g + 1) * (sum(h[-w:]) if w > 0 else total) for g, w in enumerate(self.windows))
         return (splitmix(seen) >> 1) % self.vocab
 
     def generate(self, request, max_len: int) -> tuple[list[int], str, int]:

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from world import World, random_config, random_request
+from world import World, random_config, random_request, windows_of
 
 from thalweg.backends.null import SimClock
 from thalweg.engine.messages import Outputs
@@ -39,6 +39,8 @@ class Summary:
     crashes: int = 0
     sick: int = 0
     cached: int = 0
+    drafted: int = 0
+    accepted: int = 0
     digest: str = ""
 
 
@@ -51,7 +53,8 @@ class Run:
         self.clock = SimClock()
         self.world = World(
             self.config, salt=seed, deferred=rng.random() < 0.5, poison=rng.random() < 0.7, check=check,
-            share_from=rng.choice([1, 1, 12, 1000]), clock=self.clock,
+            share_from=rng.choice([1, 1, 12, 1000]), clock=self.clock, luck=rng.choice([0.0, 0.7, 0.95, 1.0]),
+            drafts=0 if -1 in windows_of(self.config) else rng.choice([0, 1, 2, 4, 7]),
         )  # fmt: skip
         self.total = rng.randrange(1, 25)
         self.faults = {
@@ -125,6 +128,9 @@ class Run:
         self.summary.tokens += stats.generated_tokens
         self.summary.preemptions += stats.preemptions
         self.summary.cached += stats.prefix_hits
+        drafts = self.world.core.scheduler.counters.drafts
+        self.summary.drafted += drafts.drafted
+        self.summary.accepted += drafts.accepted
 
     def note(self, out: Outputs | None) -> None:
         if out is not None:
@@ -140,7 +146,19 @@ def simulate(start: int, seeds: int, check: bool = True) -> Summary:
             one = Run(seed, check).go()
         except Exception as e:
             raise AssertionError(f"seed {seed}: {type(e).__name__}: {e}") from e
-        for name in ("seeds", "requests", "tokens", "steps", "preemptions", "aborts", "crashes", "sick", "cached"):
+        for name in (
+            "seeds",
+            "requests",
+            "tokens",
+            "steps",
+            "preemptions",
+            "aborts",
+            "crashes",
+            "sick",
+            "cached",
+            "drafted",
+            "accepted",
+        ):
             setattr(total, name, getattr(total, name) + getattr(one, name))
         digest.update(one.digest.encode())
     total.digest = digest.hexdigest()

@@ -17,12 +17,13 @@ from thalweg.engine.messages import EngineRequest
 
 @pytest.mark.parametrize("seeds", [20, pytest.param(60, marks=pytest.mark.slow)])
 def test_random_runs_with_faults_are_right(seeds):
-    total = simulate(0, seeds)
+    total = simulate(400, seeds)
     assert total.preemptions > seeds / 3
     assert total.cached > seeds * 8
     assert total.crashes > seeds / 3
     assert total.aborts > seeds / 3
     assert total.sick > seeds / 3
+    assert total.accepted > seeds
 
 
 @pytest.mark.slow

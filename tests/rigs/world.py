@@ -15,20 +15,27 @@ import numpy as np
 from oracle import Oracle
 
 from thalweg.backends.null import NullOptions, NullPlatform
-from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from thalweg.backends.null.hashing import STATE
+from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig
 from thalweg.engine.control import EngineCore
+from thalweg.engine.control.slots import Slots
 from thalweg.engine.messages import EngineRequest, Outputs, TokenSampling
 from thalweg.hal.kv import KVSpec
 from thalweg.hal.platform import Place
 from thalweg.hal.step import StateBox, StepBatch, StepResult
+
+KINDS = {-1: "state", 0: "full", 1: "window"}
 
 
 def make_config(
     *, vocab=64, max_len=64, block_tokens=4, blocks=40, windows=(0,), max_seqs=8, max_tokens=32, depth=2, caching=True,
     **scheduler,
 ) -> EngineConfig:  # fmt: skip
+    """windows: per group, -1 = a recurrent state. block_tokens and blocks: of all groups, or per group."""
+    sizes = (block_tokens,) * len(windows) if isinstance(block_tokens, int) else tuple(block_tokens)
     groups = tuple(
-        KVSpec("window" if w else "full", block_tokens, 8 * block_tokens, (g,), window=w) for g, w in enumerate(windows)
+        KVSpec(KINDS[(w > 0) - (w < 0)], size, 8 * size, (g,), window=max(w, 0))
+        for g, (w, size) in enumerate(zip(windows, sizes, strict=True))
     )
     counts = (blocks,) * len(groups) if isinstance(blocks, int) else tuple(blocks)
     return EngineConfig(
@@ -37,7 +44,7 @@ def make_config(
             logprobs_mode="raw_logprobs", max_logprobs=20,
         ),
         device=DeviceConfig(platform="null"),
-        cache=CacheConfig(block_tokens=block_tokens, groups=groups, blocks=counts, prefix_caching=caching),
+        cache=CacheConfig(block_tokens=sizes[0], groups=groups, blocks=counts, prefix_caching=caching),
         scheduler=SchedulerConfig(max_seqs=max_seqs, max_tokens=max_tokens, pipeline_depth=depth, **scheduler),
     )  # fmt: skip
 
@@ -73,16 +80,50 @@ class Tracked:
     log: list[int] = field(default_factory=list)
 
 
+def windows_of(config: EngineConfig) -> tuple[int, ...]:
+    return tuple(STATE if g.kind == "state" else g.window for g in config.cache.groups)
+
+
+class Guesser:
+    """A drafter that knows what will come out, and says it as often as it is lucky."""
+
+    def __init__(self, world: World, slots: Slots, most: int, luck: float) -> None:
+        self.world, self.slots, self.most, self.luck = world, slots, most, luck
+        self.rng = random.Random(most)
+        self.pending: dict[int, int] = {}
+
+    def propose(self, slot: int, most: int) -> list[int]:
+        s, rng = self.slots, self.rng
+        assert s.known[slot] == s.length[slot] == s.scheduled[slot] + 1, "drafts without every token before them"
+        assert not s.proposed[slot]
+        t = self.world.tracked[int(s.handle[slot])]
+        said = int(s.known[slot]) - t.request.prompt_len
+        vocab = self.world.config.model.vocab
+        right = [*t.tokens[said:], *(rng.randrange(vocab) for _ in range(most))][: rng.randrange(most + 1)]
+        return [token if rng.random() < self.luck else rng.randrange(vocab) for token in right]
+
+    def hopes(self, slot: int) -> bool:
+        return self.rng.random() < 0.6
+
+    def learn(self, slot: int, accepted: int) -> None:
+        assert 0 <= accepted <= self.most
+
+
 class World:
     def __init__(
-        self, config: EngineConfig, *, salt=0, deferred=False, poison=False, check=True, share_from=1, hash_fn=None, clock=None
-    ) -> None:
+        self, config: EngineConfig, *, salt=0, deferred=False, poison=False, check=True, share_from=1, hash_fn=None, clock=None,
+        drafts=0, luck=0.7,
+    ) -> None:  # fmt: skip
+        """drafts: at most so many guesses of a sequence in a step, instead of what the configuration says; luck: the share of
+        them that are right."""
         self.config, self.check = config, check
-        self.windows = tuple(g.window for g in config.cache.groups)
+        self.windows = windows_of(config)
         self.oracle = Oracle(salt, config.model.vocab, self.windows)
         self.options = NullOptions(vocab=config.model.vocab, windows=self.windows, salt=salt)
         self.deferred, self.poison = deferred, poison
         self.kwargs = {"share_from": share_from, "hash_fn": hash_fn} | ({"clock": clock} if clock else {})
+        if drafts:
+            self.kwargs["drafter"] = lambda slots: Guesser(self, slots, drafts, luck)
         self.tracked: dict[int, Tracked] = {}
         self.batches = 0
         self.sick: dict[int, int] = {}
@@ -95,7 +136,10 @@ class World:
         config = self.config
         self.device = NullPlatform().open(Place(), self.options)
         state = {
-            "kv": [np.zeros((n, config.cache.block_tokens), np.int64) for n in config.cache.blocks],
+            "kv": [
+                np.zeros((n, 2 if g.kind == "state" else g.block_tokens), np.int64)
+                for n, g in zip(config.cache.blocks, config.cache.groups, strict=True)
+            ],
             "history": np.zeros((config.scheduler.max_seqs + 1, config.model.max_len + 1), np.int32),
         }
         self.kv = state["kv"]
@@ -157,13 +201,18 @@ class World:
         assert batch.slots.size <= config.scheduler.max_seqs
         assert (batch.slots > 0).all()
         logprobs = max(int(s.logprobs[slot]) for slot in batch.slots)
-        inferred = batch.infer_features(logprobs, batch.features.score)
+        inferred = batch.infer_features(logprobs, batch.features.score, batch.features.drafts)
         assert batch.features == inferred, (batch.features, inferred)
         assert batch.uniform == 0 or (batch.uniform == 1 and (batch.query == 1).all())
         for table, g in zip(batch.block_tables, self.core.kv.groups, strict=True):
-            bt, window = config.cache.block_tokens, g.spec.window
+            bt, window = g.spec.block_tokens, g.spec.window
             for row in range(batch.slots.size):
                 c, q = int(batch.context[row]), int(batch.query[row])
+                if g.spec.kind == "state":
+                    assert table.shape[1] == 2
+                    assert table[row, 1], "a step writes its state to scratch"
+                    assert table[row, 0] or not c, "a step reads its state from scratch"
+                    continue
                 first = max(0, c - window + 1) // bt if window else 0
                 assert table[row, first : -(-(c + q) // bt)].all(), "a block the step needs is scratch"
 
@@ -260,17 +309,26 @@ class World:
 
 
 def random_config(rng: random.Random) -> EngineConfig:
-    bt = rng.choice([1, 2, 3, 4, 8])
+    bt: int | tuple[int, ...] = rng.choice([1, 2, 3, 4, 8])
     max_len = rng.randrange(12, 72)
-    windows = rng.choice([(0,), (0,), (0,), (0, rng.randrange(2, 20)), (rng.randrange(2, 20),), (0, 0), (5, 0, 11)])
-    full = -(-max_len // bt)
+    some = rng.randrange(2, 20)
+    windows = rng.choice(
+        [(0,), (0,), (0,), (0, some), (some,), (0, 0), (5, 0, 11), (0, -1), (0, -1), (-1,), (-1, some), (0, -1, some, -1)]
+    )
+    if rng.random() < 0.3:
+        bt = tuple(rng.choice([1, 2, 3, 4, 6, 8]) for _ in windows)
+    sizes = bt if isinstance(bt, tuple) else (bt,) * len(windows)
     max_tokens = rng.choice([3, 8, 16, 33, 64])
     chunked = rng.random() < 0.8
     if not chunked:
         max_tokens = max(max_tokens, max_len)
-    blocks = tuple(full + 1 + rng.choice([0, 0, 1, 3, full]) for _ in windows)
+    most = [-(-max_len // size) if w >= 0 else rng.choice([1, 2, 5]) for w, size in zip(windows, sizes, strict=True)]
+    blocks = tuple(n + 1 + rng.choice([0, 0, 1, 3, n]) for n in most)
+    lookup = rng.randrange(1, 4)
+    drafts = SpeculationConfig(tokens=rng.randrange(1, 7), lookup_min=rng.randrange(1, lookup + 1), lookup_max=lookup)
     return make_config(
-        vocab=rng.choice([3, 17, 40, 101]), max_len=max_len, block_tokens=bt, blocks=blocks, windows=windows,
+        vocab=rng.choice([3, 17, 40, 101]), speculation=None if -1 in windows else rng.choice([None, drafts]),
+        max_len=max_len, block_tokens=bt, blocks=blocks, windows=windows,
         max_seqs=rng.choice([1, 3, 6, 10]), max_tokens=max_tokens, depth=rng.randrange(1, 4), caching=rng.random() < 0.85,
         policy=rng.choice(["fcfs", "priority"]), chunked_prefill=chunked, max_partial_prefills=rng.randrange(1, 4),
         max_long_partial_prefills=rng.randrange(1, 3), long_prefill_threshold=rng.choice([0, 0, 2, 7]),
@@ -289,6 +347,8 @@ def random_sampling(rng: random.Random, vocab: int, max_len: int) -> TokenSampli
         }
         if vocab > 20 and rng.random() < 0.2:
             p |= {"stop_ids": tuple(rng.sample(range(vocab), 10))}
+    if rng.random() < 0.35:  # nothing per token: such sequences may have drafts
+        return TokenSampling(**(p | {"min_tokens": 0}))
     if vocab > 20 and rng.random() < 0.3:
         p["logit_bias"] = tuple((t, rng.choice([float("-inf"), 1.5])) for t in ids(3))
     if vocab > 20 and rng.random() < 0.2:

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from thalweg import envs
-from thalweg.config import EngineArgs
+from thalweg.config import EngineArgs, SpeculationConfig, speculation
 from thalweg.errors import ConfigError
 from thalweg.server.cli import common, flags, main
 from thalweg.server.cli import serve as serve_command
@@ -97,6 +97,9 @@ def test_an_honoured_flag_arrives(flag):
         "ssl_ca_certs",
         "ssl_cert_reqs",
         "fingerprint_mode",
+        "speculative_config",
+        "spec_method",
+        "spec_tokens",
     ):
         pytest.skip("refuses this value or needs a companion; tested by name")
     choices = flags.CHOICES.get(flag.dest, flag.choices if flag.type == "choice" else None)
@@ -201,8 +204,46 @@ def test_what_of_compiling_is_not_honoured_is_refused_by_key(words, said):
 
 def test_all_refusals_at_once():
     with pytest.raises(ConfigError) as e:
-        parse("--enable-lora", "--data-parallel-size", "2", "--speculative-config.method", "ngram")
+        parse("--enable-lora", "--data-parallel-size", "2", "--kv-transfer-config.kv_connector", "x")
     assert len(e.value.problems) == 3
+
+
+def test_drafts_are_asked_for_by_an_object_its_keys_or_in_short():
+    whole = engine("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}')
+    given = ("method=ngram", "num_speculative_tokens=4", "prompt_lookup_max=3")
+    parts = engine(*(f"--speculative-config.{key}" for key in given))
+    short = engine("--spec-method", "ngram", "--spec-tokens", "4", "--speculative-config.prompt_lookup_max", "3")
+    want = SpeculationConfig(tokens=4, lookup_min=3, lookup_max=3)
+    assert [speculation(args) for args in (whole, parts, short)] == [want] * 3
+    assert speculation(engine()) is None
+    assert speculation(engine("--spec-method", "ngram", "--spec-tokens", "2")) == SpeculationConfig(
+        tokens=2, lookup_min=5, lookup_max=5
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"num_speculative_tokens": 4}, "method: must be 'ngram', the one this version has, not None"),
+        ({"method": "eagle3", "num_speculative_tokens": 4}, "not 'eagle3'"),
+        ({"method": "ngram"}, "num_speculative_tokens: must be a whole number from 1 to 64, not None"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "from 1 to 64, not 0"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "not True"),
+        ({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 5, "prompt_lookup_max": 3}, "5 exceeds"),
+        ({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": "3"}, "prompt_lookup_max: must be"),
+        ({"method": "ngram", "num_speculative_tokens": 4, "model": "x"}, "'model' is not supported"),
+    ],
+)
+def test_drafts_that_cannot_be_made_are_refused_by_field(said, words):
+    with pytest.raises(ConfigError) as e:
+        engine("--speculative-config", json.dumps(said))
+    assert "speculative_config: " in str(e.value)
+    assert words in str(e.value)
+
+
+def test_drafts_asked_for_twice_must_agree():
+    with pytest.raises(ConfigError, match="num_speculative_tokens is 4 there and 3 in its short flag"):
+        engine("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}', "--spec-tokens", "3")
 
 
 def test_underscores_and_equals_signs():

@@ -39,6 +39,17 @@ def test_gaps_between_tokens_are_counted_per_sequence():
     assert value(metrics, "thalweg:iteration_tokens_total_sum") == 6
 
 
+def test_tokens_that_come_together_share_the_time_since_the_last():
+    metrics = EngineMetrics()
+    metrics.bind("m", config())
+    for outputs in (frame([1, 2], 1.0), frame([1, 1, 1, 2], 1.06)):
+        metrics.record(outputs)
+    name = "thalweg:inter_token_latency_seconds"
+    assert value(metrics, f"{name}_count") == 4
+    assert abs((value(metrics, f"{name}_sum") or 0) - (0.06 + 0.06)) < 1e-9
+    assert value(metrics, f"{name}_bucket", {"le": "0.025"}) == 3
+
+
 def test_snapshots_become_gauges_and_counters():
     metrics = EngineMetrics()
     metrics.bind("m", config())
@@ -54,6 +65,14 @@ def test_snapshots_become_gauges_and_counters():
         "generation_tokens_total": 80,
     }.items():
         assert value(metrics, f"thalweg:{name}") == expected, name
+    stats = Stats(
+        3, 2, 16, 64, 100, 40, 5, 9, 70, 80, drafts=4, draft_tokens=11, accepted_tokens=7, accepted_per_position=[4, 3]
+    )
+    metrics.record(frame([], 2.0, stats))
+    name = "thalweg:spec_decode_num"
+    assert [value(metrics, f"{name}_{n}_total") for n in ("drafts", "draft_tokens", "accepted_tokens")] == [4, 11, 7]
+    per_position = [value(metrics, f"{name}_accepted_tokens_per_pos_total", {"position": str(i)}) for i in range(3)]
+    assert per_position == [4, 3, None]
     assert b"thalweg:cache_config_info" in exposition(metrics.registry)[0]
 
 

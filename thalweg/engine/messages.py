@@ -160,6 +160,13 @@ class Stats(msgspec.Struct, frozen=True):
     generated_tokens: int
     prompt_cached: int = 0
     """Of prompt_tokens: found in the prefix cache when the sequence first ran."""
+    drafts: int = 0
+    """Times a sequence had drafts verified."""
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    """Of draft_tokens, those that were right."""
+    accepted_per_position: list[int] = []
+    """The same by a draft's place among those of its time, from the first."""
 
 
 class Outputs(msgspec.Struct, tag=True):

@@ -32,10 +32,15 @@ def kept_bytes(head_dim: int, dtype: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """One KV group: layers that share block tables because they keep the same tokens."""
+    """One KV group: layers that share block tables because they keep the same tokens. Groups may have block sizes of their own.
+
+    The block table of a group of kind "state" has two columns: the block that holds the state before a step's first token
+    (where `context` is 0: zeros, whatever the block holds), and the block that the state after its last is written to."""
 
     kind: KVKind
     block_tokens: int
+    """Of a block. Kind "state": a block holds a sequence's whole state, and the prefix cache keeps states at multiples of this
+    many tokens."""
     bytes_per_block: int
     """Of all layers of the group together."""
     layers: tuple[int, ...]

@@ -51,6 +51,8 @@ class Features:
     """-1: none; k >= 0: of the sampled token and of the k most likely."""
     score: int = -1
     """-1: none; k >= 0: the same for `score_rows` (prompt logprobs)."""
+    drafts: int = 0
+    """At most so many of a sequence's last tokens are guesses to be verified (`draft_row`): K is one more."""
 
     @property
     def plain(self) -> bool:
@@ -171,11 +173,17 @@ class StepBatch:
     score_rows: Array = field(default_factory=_none(np.int32))  # i32[P]; rows of T whose next token is known and scored
     score_targets: Array = field(default_factory=_none(np.int32))  # i32[P]; that next token
 
+    # Guesses at a sequence's next tokens, at the end of its new tokens. One is right if the token before it samples it.
+    draft_row: Array = field(default_factory=_none(np.int32))  # i32[D]; rows of T that are guesses
+    draft_pick: Array = field(
+        default_factory=_none(np.int32, 0, 1)
+    )  # i32[S, K] with features.drafts, else empty; index in D of each guess of a sequence, in order; then -1
+
     plans: tuple[Mapping[str, Array], ...] = ()  # AttentionBackend.plan, one per KV group; filled by the runner
     extras: Mapping[str, Array] = field(default_factory=dict)  # features that own their arrays (draft tokens, adapter slots)
 
-    def infer_features(self, logprobs: int = -1, score: int = -1) -> Features:
-        """What this (host) batch's arrays ask for; logprob counts are the caller's to say. For tests and small tools:
+    def infer_features(self, logprobs: int = -1, score: int = -1, drafts: int = 0) -> Features:
+        """What this (host) batch's arrays ask for; logprob counts and K - 1 are the caller's to say. For tests and small tools:
         the scheduler keeps its features up to date as sequences come and go."""
         s = self.sampling
         return Features(
@@ -186,6 +194,7 @@ class StepBatch:
             mask=self.mask is not None,
             logprobs=logprobs,
             score=score if self.score_rows.size else -1,
+            drafts=drafts if self.draft_row.size else 0,
         )
 
     def map(self, f: Callable[[Array], Array]) -> StepBatch:
@@ -238,6 +247,8 @@ class StepBatch:
             history_slot=_even(self.history_slot, SCRATCH), history_pos=_even(self.history_pos),
             history_token=_even(self.history_token),
             score_rows=_even(self.score_rows), score_targets=_even(self.score_targets),
+            draft_row=_even(self.draft_row, 1),
+            draft_pick=_grow(self.draft_pick, extra_s, -1) if self.features.drafts else self.draft_pick,
         )  # fmt: skip
 
     def check(self) -> None:
@@ -257,6 +268,13 @@ class StepBatch:
             raise ValueError("StepBatch.positions: not context, context + 1, ... for every sequence")
         if not np.array_equal(self.last_row, np.cumsum(self.query) - 1):
             raise ValueError("StepBatch.last_row: not the last token of each sequence")
+        if self.features.drafts and self.draft_pick.shape != (S, self.features.drafts + 1):
+            raise ValueError(f"StepBatch.draft_pick: shape {self.draft_pick.shape}, expected ({S}, {self.features.drafts + 1})")
+        counts = (self.draft_pick >= 0).sum(1)
+        ends = np.repeat(self.last_row[: counts.size], counts) - np.repeat(np.cumsum(counts), counts) + 1
+        known = self.query[: counts.size] - counts
+        if (known < (counts > 0)).any() or not np.array_equal(self.draft_row[: ends.size], ends + np.arange(ends.size)):
+            raise ValueError("StepBatch.draft_row: not the last tokens of their sequences, after one that is known")
         if len(set(self.slots.tolist()) - {SCRATCH}) != int((self.slots != SCRATCH).sum()):
             raise ValueError("StepBatch.slots: two sequences share a slot")
 
@@ -275,7 +293,7 @@ class StepResult:
     """What a step gives back, row by row as in the batch."""
 
     tokens: Array  # i32[S, K]
-    counts: Array  # i32[S]; how many of the K are real (0 where emit was False)
+    counts: Array  # i32[S]; how many of the K are real: one more than guesses that were right (0 where emit was False)
     logprobs: Logprobs | None = None  # N = S
     score: Logprobs | None = None  # N = P; the prompt tokens of score_rows
     invalid: Array | None = None  # bool[S]; logits held NaN or +inf: the row's token means nothing

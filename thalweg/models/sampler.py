@@ -6,6 +6,7 @@ Order: penalties, bad words, biases, mask, temperature, truncation, draw. What i
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from thalweg.config import LOGPROBS_MODES
 from thalweg.hal import ops
 from thalweg.hal.op import Binder, Bound
-from thalweg.hal.step import SCRATCH, Features, Logprobs, StepBatch, StepResult
+from thalweg.hal.step import SCRATCH, Features, Logprobs, SamplingArrays, StepBatch, StepResult
 
 
 class Sampler:
@@ -41,15 +42,21 @@ class Sampler:
         return self._binder.bind(op, **self._facts, **static)
 
     def __call__(self, logits: Tensor, history: Tensor, batch: StepBatch) -> tuple[StepResult, Tensor]:
-        """Sample one token per row: logits f32[S, V] of each sequence's last row; history i32[slots, L], which must
-        already hold this step's tokens. Returns the result (tokens [S, 1]) and the history with the sampled tokens of
-        the rows that emit. The noise of a row is that of the position its token will take."""
+        """Sample one token per row: logits f32[S, V] of each sequence's last row, and with drafts f32[S + D, V]: then those
+        of the row before each draft; history i32[slots, L], which must already hold this step's tokens. Returns the result
+        (tokens [S, K]) and the history with the sampled tokens of the rows that emit. The noise of a row is that of the
+        position its token will take, so a draft is right exactly if that token would have been sampled without it.
+
+        Sequences with drafts ask for nothing that `_shape` does, nor for logprobs: the caller sees to that."""
         want, s = batch.features, batch.sampling
         position = batch.context + batch.query
         shaped = self._shape(logits, history, position, batch)
+        if want.drafts:
+            s = _of_rows(s, batch.token_seq.index_select(0, batch.draft_row))
+            position = torch.cat([position, batch.positions.index_select(0, batch.draft_row)])
         if self._draw is not None and not (self._processed and want.logprobs >= 0):
             tokens, most = self._draw(shaped, s.temperature, s.top_k, s.top_p, s.min_p, s.seed, position)
-            chosen = self._best(logits, tokens, want.logprobs) if want.logprobs >= 0 else None
+            chosen = self._chosen(logits, tokens, batch) if want.logprobs >= 0 else None
             return self.emit(tokens, most if shaped is logits else logits.amax(-1), history, batch, chosen)
         processed = self._scale(shaped, s.temperature, want)
         if want.truncate:
@@ -57,25 +64,50 @@ class Sampler:
         tokens = self._sample[want.random](processed, s.temperature, s.seed, position)
         chosen = None
         if want.logprobs >= 0:
-            chosen = self._best(processed if self._processed else logits, tokens, want.logprobs)
+            chosen = self._chosen(processed if self._processed else logits, tokens, batch)
         return self.emit(tokens, logits.amax(-1), history, batch, chosen)
 
     def emit(
         self, tokens: Tensor, most: Tensor, history: Tensor, batch: StepBatch, logprobs: Logprobs | None = None
     ) -> tuple[StepResult, Tensor]:
-        """The result and history of tokens i32[S] that were chosen already. most: f32[S], the largest logit of each row, NaN
-        if one is."""
+        """The result and history of tokens i32[S], with drafts i32[S + D], that were chosen already. most: the largest logit
+        of each row, NaN if one is."""
+        if batch.features.drafts:
+            return self._verify(tokens, ~(most < float("inf")), history, batch, logprobs)
         history = self._write(history, torch.where(batch.emit, batch.slots, SCRATCH), batch.context + batch.query, tokens)
         invalid = ~(most < float("inf"))  # true for NaN and for +inf
         return StepResult(tokens[:, None], batch.emit.to(torch.int32), logprobs=logprobs, invalid=invalid), history
+
+    def _verify(
+        self, tokens: Tensor, invalid: Tensor, history: Tensor, batch: StepBatch, logprobs: Logprobs | None
+    ) -> tuple[StepResult, Tensor]:
+        """Of each sequence the tokens sampled before its drafts, as far as drafts are right, and the one after those."""
+        n, pick = batch.slots.shape[0], batch.draft_pick
+        column = torch.arange(pick.shape[1], device=pick.device, dtype=torch.int32)
+        row = torch.arange(n, device=pick.device, dtype=torch.int32)
+        at = torch.where(pick < 0, row[:, None], pick + n)
+        right = torch.cat([row < 0, tokens[n:] == batch.tokens.index_select(0, batch.draft_row)])
+        tokens, right, invalid = (a.index_select(0, at.flatten()).view(at.shape) for a in (tokens, right, invalid))
+        accepted = right.to(torch.int32).cumprod(1).sum(1).to(torch.int32)
+        kept = (column <= accepted[:, None]) & batch.emit[:, None]
+        first = batch.context + batch.query - (pick >= 0).sum(1).to(torch.int32)
+        position = (first[:, None] + column).clamp(max=history.shape[1] - 1)
+        slots = torch.where(kept, batch.slots[:, None], SCRATCH)
+        history = self._write(history, slots.flatten(), position.flatten(), tokens.flatten())
+        counts = torch.where(batch.emit, accepted + 1, 0).to(torch.int32)
+        return StepResult(tokens, counts, logprobs=logprobs, invalid=(invalid & kept).any(1)), history
 
     def score(self, logits: Tensor, targets: Tensor, k: int) -> Logprobs:
         """Logprobs of known next tokens (of a prompt): logits f32[P, V] as the model gave them, targets i32[P]."""
         return self._best(logits, targets, k)
 
     def _shape(self, logits: Tensor, history: Tensor, lengths: Tensor, batch: StepBatch) -> Tensor:
-        """What does not depend on temperature: penalties, bans, biases, the mask."""
+        """What does not depend on temperature: penalties, bans, biases, the mask. Of each sequence's last row only."""
         want, s = batch.features, batch.sampling
+        if want.drafts and (want.lookback or want.bias or want.mask):
+            n = batch.slots.shape[0]
+            last = self._shape(logits[:n], history, lengths, replace(batch, features=replace(want, drafts=0)))
+            return torch.cat([last, logits[n:]])
         if want.lookback:
             logits = self._penalties(logits, history, batch.slots, lengths, s.prompt_len, s.repetition, s.presence, s.frequency)
             if batch.bad_row.shape[0]:
@@ -90,9 +122,19 @@ class Sampler:
     def _scale(logits: Tensor, temperature: Tensor, want: Features) -> Tensor:
         return logits / torch.where(temperature > 0, temperature, 1.0)[:, None] if want.random else logits
 
+    def _chosen(self, logits: Tensor, tokens: Tensor, batch: StepBatch) -> Logprobs:
+        n = batch.slots.shape[0]
+        return self._best(logits[:n], tokens[:n], batch.features.logprobs)
+
     def _best(self, logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
         bound = self._logprobs.get(k)
         if bound is None:
             bound = self._logprobs[k] = self._bind(ops.logprobs, k=k, normalise=self._normalise)
         ids, values, ranks = bound(logits, tokens)
         return Logprobs(ids, values, ranks)
+
+
+def _of_rows(s: SamplingArrays, owners: Tensor) -> SamplingArrays:
+    """The parameters of every sequence, then those of the sequences that own further rows."""
+    parts = ((f.name, getattr(s, f.name)) for f in fields(SamplingArrays))
+    return SamplingArrays(**{name: torch.cat([a, a.index_select(0, owners)]) for name, a in parts})

@@ -45,7 +45,8 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
         batch = replace(batch, positions=positions, tokens=resolve(batch.tokens, history, slots, positions))
         history = write(history, slots, batch.positions, batch.tokens)
         x, kv = model.forward(params, batch, state["kv"])
-        last = x.index_select(0, batch.last_row)
+        rows = torch.cat([batch.last_row, batch.draft_row - 1]) if batch.features.drafts else batch.last_row
+        last = x.index_select(0, rows)
         if model.chooses and batch.features.plain:
             result, history = sampler.emit(*model.largest(params, last), history, batch)
         else:

@@ -6,6 +6,7 @@ A registry per server, never the global one, so that servers in one process do n
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -69,7 +70,10 @@ class _Gaps:
     def frame(self, outputs: Outputs) -> None:
         now, last = outputs.time, self._last
         handles = outputs.handles.tolist()
-        gaps = [now - last[h] for h in handles if h in last]
+        times = (
+            collections.Counter(handles) if len(set(handles)) < len(handles) else None
+        )  # several tokens of one came together
+        gaps = [(now - last[h]) / (times[h] if times else 1) for h in handles if h in last]
         last.update(dict.fromkeys(handles, now))
         for done in outputs.finished:
             last.pop(done.handle, None)
@@ -204,6 +208,9 @@ class EngineMetrics(Collector):
             ("prompt_tokens", "Prompt tokens processed", s.prompt_tokens),
             ("prompt_tokens_cached", "Prompt tokens that were cached", s.prompt_cached),
             ("generation_tokens", "Tokens generated", s.generated_tokens),
+            ("spec_decode_num_drafts", "Draft rounds", s.drafts),
+            ("spec_decode_num_draft_tokens", "Drafted tokens", s.draft_tokens),
+            ("spec_decode_num_accepted_tokens", "Accepted draft tokens", s.accepted_tokens),
         ):
             counter = CounterMetricFamily(f"{OWN}{name}", text, labels=LABELS)
             counter.add_metric(labels, value)
@@ -212,6 +219,11 @@ class EngineMetrics(Collector):
         source.add_metric((*labels, "local_compute"), s.prompt_tokens - s.prompt_cached)
         source.add_metric((*labels, "local_cache_hit"), s.prompt_cached)
         yield source
+        name, text = f"{OWN}spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position"
+        counter = CounterMetricFamily(name, text, labels=(*LABELS, "position"))
+        for position, value in enumerate(s.accepted_per_position):
+            counter.add_metric((*labels, str(position)), value)
+        yield counter
         yield self._gaps.family(f"{OWN}inter_token_latency_seconds", "Gap between tokens", labels)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thalweg.backends.null.hashing import HashModel, ranked
+from thalweg.backends.null.hashing import HashModel, ranked, verified
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.platform import Device, DeviceInfo, Memory
@@ -147,6 +147,9 @@ class Fixed:
 
     def __call__(self, batch: StepBatch) -> StepResult:
         n = batch.slots.shape[0]
+        if batch.features.drafts:
+            ids = np.full(batch.tokens.size, self._token, np.int64)
+            return verified(batch, ids[:1].repeat(n), ids[batch.draft_row], np.where(batch.tokens < 0, ids, batch.tokens))
         tokens = self._cache.get(n)
         if tokens is None:
             tokens = self._cache[n] = np.full((n, 1), self._token, np.int32)

@@ -6,6 +6,9 @@ With v(p) = mix(token * A + p * B + salt) for the token at position p, all in 64
     s(g) = sum of h(j) over the positions j that the token at p attends to in KV group g, all read from the cache
     next token = (mix(s(0) * C**1 + s(1) * C**2 + ...) >> 1) mod vocabulary, then the next one up that is allowed
 
+A recurrent group (window STATE) attends to every position too, but keeps no h per token: a block of it holds (h, sum of
+all h so far), read from the first column of its table and written to the second.
+
 h(p) depends on every token before p, so no two histories share it; the sum reads every block of the table. `mix` is
 the finaliser of SplitMix64 (Steele, Lea, Flood 2014). Biases of -inf, masks and multi-token bad words are honoured (by
 taking the next allowed token up), so that their bookkeeping can be checked too; other sampling parameters are not.
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 A = np.int64(0x1E3779B97F4A7C15)
 B = np.int64(0x42B2AE3D27D4EB4F)
 C = np.int64(0x165667B19E3779F9)
+STATE = -1
+"""In place of a window: the group is recurrent."""
+
 _M1 = np.int64(np.uint64(0xBF58476D1CE4E5B9).astype(np.int64))
 _M2 = np.int64(np.uint64(0x94D049BB133111EB).astype(np.int64))
 
@@ -60,22 +66,39 @@ class HashModel:
         owner = batch.slots[batch.token_seq]
         tokens = np.where(batch.tokens < 0, history[owner, batch.positions], batch.tokens)
         history[owner, batch.positions] = tokens
-        rows = np.nonzero(batch.emit)[0]
+        emit = np.nonzero(batch.emit)[0]
+        reached = batch.context + batch.query
+        # Rows that sample: the last of each sequence that emits, and the one before each draft.
+        rows = np.concatenate([emit, batch.token_seq[batch.draft_row]])
+        ends = np.concatenate([reached[emit], batch.positions[batch.draft_row]])
         seen = np.zeros(rows.size, np.int64)
         hashes = np.zeros(tokens.size, np.int64)
         factor = C
         for cache, table, window in zip(caches, batch.block_tables, self._windows, strict=True):
-            hashes = self._write(batch, cache, table, tokens)
-            seen += factor * self._attend(batch, cache, table, window, rows)
+            if window == STATE:
+                if batch.draft_row.size:
+                    raise ValueError("null: a state cannot be taken back when drafts are wrong")
+                hashes, sums = self._carry(batch, cache, table, tokens)
+                attended = sums[rows]
+            else:
+                hashes = self._write(batch, cache, table, tokens)
+                attended = self._attend(cache, table[rows], window, ends)
             with np.errstate(over="ignore"):
+                seen += factor * attended
                 factor = factor * C
+        picked = (mix(seen).view(np.uint64) >> np.uint64(1)).astype(np.int64) % self._vocab
         out = np.zeros(batch.slots.shape[0], np.int64)
-        out[rows] = (mix(seen).view(np.uint64) >> np.uint64(1)).astype(np.int64) % self._vocab
+        out[emit] = picked[: emit.size]
         if batch.bias_row.size or batch.bad_row.size or batch.mask is not None:
-            self._allowed(batch, history, out, rows)
-        reached = batch.context + batch.query
-        history[batch.slots[rows], reached[rows]] = out[rows]
-        result = StepResult(out.astype(np.int32)[:, None], batch.emit.astype(np.int32))
+            self._allowed(batch, history, out, emit)
+        if batch.features.drafts:
+            result = verified(batch, out, picked[emit.size :], tokens)
+            first = reached - (batch.draft_pick >= 0).sum(1)
+            at, column = np.nonzero(np.arange(result.tokens.shape[1]) < result.counts[:, None])
+            history[batch.slots[at], first[at] + column] = result.tokens[at, column]
+        else:
+            history[batch.slots[emit], reached[emit]] = out[emit]
+            result = StepResult(out.astype(np.int32)[:, None], batch.emit.astype(np.int32))
         if batch.features.logprobs >= 0:
             result.logprobs = ranked(out, hashes[batch.last_row], batch.features.logprobs, self._vocab)
         if batch.features.score >= 0:
@@ -83,33 +106,42 @@ class HashModel:
             result.score = ranked(batch.score_targets.astype(np.int64), at, batch.features.score, self._vocab)
         return result
 
+    def _hash(self, batch: StepBatch, stored: I64, tokens: Any) -> I64:
+        """h of every token of the batch. stored: h before the first of each sequence; of one without history, anything."""
+        with np.errstate(over="ignore"):
+            v = mix(tokens.astype(np.int64) * A + batch.positions.astype(np.int64) * B + self._salt)
+            h: I64 = np.where(batch.context > 0, stored, 0)[batch.token_seq] + _running(v, batch)
+        return h
+
     def _write(self, batch: StepBatch, cache: I64, table: NDArray[np.int32], tokens: Any) -> I64:
         """h of every token of the batch, stored at its place."""
         bt = cache.shape[1]
-        with np.errstate(over="ignore"):
-            v = mix(tokens.astype(np.int64) * A + batch.positions.astype(np.int64) * B + self._salt)
-            total = np.cumsum(v)
-            first = batch.last_row - batch.query + 1
-            has = batch.query > 0
-            before = np.zeros(batch.slots.shape[0], np.int64)
-            at = np.maximum(batch.context - 1, 0)
-            stored = cache[table[np.arange(at.size), at // bt], at % bt]
-            before[has] = np.where(batch.context > 0, stored, 0)[has] - (total[first[has]] - v[first[has]])
-            h: I64 = total + before[batch.token_seq]
+        at = np.maximum(batch.context - 1, 0)
+        h = self._hash(batch, cache[table[np.arange(at.size), at // bt], at % bt], tokens)
         cache[table[batch.token_seq, batch.positions // bt], batch.positions % bt] = h
         return h
 
-    def _attend(self, batch: StepBatch, cache: I64, table: NDArray[np.int32], window: int, rows: Any) -> I64:
-        """Sum of the stored h over what each row's last token attends to."""
-        if not rows.size:
+    def _carry(self, batch: StepBatch, cache: I64, table: NDArray[np.int32], tokens: Any) -> tuple[I64, I64]:
+        """h of every token of the batch, and per sequence the sum of every h so far; both kept as its state."""
+        before = cache[table[:, 0]]
+        h = self._hash(batch, before[:, 0], tokens)
+        has = batch.query > 0
+        with np.errstate(over="ignore"):
+            sums = np.where(batch.context > 0, before[:, 1], 0)
+            sums[has] += _running(h, batch)[batch.last_row[has]]
+        cache[table[has, 1]] = np.stack([h[batch.last_row[has]], sums[has]], axis=1)
+        return h, sums
+
+    def _attend(self, cache: I64, table: NDArray[np.int32], window: int, reached: Any) -> I64:
+        """Sum of the stored h over what the last of `reached` tokens attends to. table: a row for each."""
+        if not reached.size:
             return np.zeros(0, np.int64)
         bt = cache.shape[1]
-        reached = (batch.context + batch.query)[rows]
         begin = np.maximum(reached - window, 0) if window else np.zeros_like(reached)
         first = begin // bt
         width = int((-(-reached // bt) - first).max())
         columns = np.minimum(first[:, None] + np.arange(width), table.shape[1] - 1)
-        values = cache[np.take_along_axis(table[rows], columns, axis=1)].reshape(rows.size, width * bt)
+        values = cache[np.take_along_axis(table, columns, axis=1)].reshape(reached.size, width * bt)
         positions = (first * bt)[:, None] + np.arange(width * bt)
         inside = (positions >= begin[:, None]) & (positions < reached[:, None])
         total: I64 = np.where(inside, values, 0).sum(axis=1)
@@ -137,6 +169,26 @@ class HashModel:
                 if token not in banned.get(row, ()) and (mask is None or int(mask[token // 32]) >> (token % 32) & 1):
                     out[row] = token
                     break
+
+
+def _running(v: I64, batch: StepBatch) -> I64:
+    """Sums of `v` over the tokens of each sequence in the batch, from its first to each."""
+    total, has = np.cumsum(v), batch.query > 0
+    before = np.zeros(batch.slots.shape[0], np.int64)
+    first = (batch.last_row - batch.query + 1)[has]
+    before[has] = total[first] - v[first]
+    sums: I64 = total - before[batch.token_seq]
+    return sums
+
+
+def verified(batch: StepBatch, last: I64, before: I64, tokens: Any) -> StepResult:
+    """The result of a step with drafts. last: what each sequence's last row samples; before: what the row before each draft
+    does; tokens: of the batch, all known."""
+    pick = batch.draft_pick
+    sampled = np.where(pick < 0, last[:, None], before[pick])
+    right = (pick >= 0) & (before == tokens[batch.draft_row])[pick]
+    accepted = np.cumprod(right, axis=1).sum(1)
+    return StepResult(sampled.astype(np.int32), np.where(batch.emit, accepted + 1, 0).astype(np.int32))
 
 
 def ranked(tokens: Any, seen: I64, k: int, vocab: int) -> Logprobs:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from thalweg.backends.null.device import NullDevice
+from thalweg.backends.null.hashing import STATE
 from thalweg.errors import DeviceError
 from thalweg.hal.platform import Defaults, DeviceInfo, ModelFacts, Place, Platform, Probe
 
@@ -19,7 +20,7 @@ class NullOptions:
     vocab: int = 256
     """Tokens are below this, unless the parameters given to compile() are {"vocab": V}."""
     windows: tuple[int, ...] = (0,)
-    """hash: per KV group, the window its layers attend to; 0 = everything."""
+    """hash: per KV group, the window its layers attend to; 0 = everything; -1 = everything, by a recurrent state."""
     salt: int = 0
     """hash: two salts are two different models."""
     fixed: int = 0
@@ -54,6 +55,8 @@ class NullPlatform(Platform):
             raise DeviceError(f"null: options must be NullOptions, not {type(options).__name__}")
         if options.tokens not in ("fixed", "hash"):
             raise DeviceError(f"null: tokens must be 'fixed' or 'hash', not {options.tokens!r}")
-        if any(w < 0 or w == 1 for w in options.windows):
-            raise DeviceError("null: a window must be 0 (everything) or at least 2, as a token's hash needs the one before")
+        if any(w < STATE or w == 1 for w in options.windows):
+            raise DeviceError(
+                "null: a window must be 0 (everything), -1 (a state) or at least 2, as a token's hash needs the one before"
+            )
         return NullDevice(options)

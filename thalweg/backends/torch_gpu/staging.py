@@ -74,15 +74,15 @@ class Tables:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime, self._ring = runtime, Ring(runtime)
-        self._held: list[Tensor] = []
+        self._held: dict[int, Tensor] = {}
 
     def send(self, batch: StepBatch) -> None:
         """What changed since the batch before. Nothing for a batch with copies of its tables."""
         for g, rows in enumerate(batch.block_tables):
             if not isinstance(rows, TableRows):
-                return
-            if g == len(self._held):
-                self._held.append(torch.zeros(rows.size, dtype=torch.int32, device=self._runtime.device))
+                continue
+            if g not in self._held:
+                self._held[g] = torch.zeros(rows.size, dtype=torch.int32, device=self._runtime.device)
             if len(rows.places):
                 self._change(self._held[g].view(-1), rows)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thalweg.engine.control import slots as f
-from thalweg.engine.control.kv import KVCache
+from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.request import Request
 from thalweg.engine.control.scheduler import Chunk, Plan
 from thalweg.engine.control.slots import Slots
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     I64 = NDArray[np.int64]
 
 FOREVER = 1 << 30
+_NO_PICK = np.empty((0, 1), np.int32)
 
 
 @dataclass(slots=True)
@@ -56,6 +57,8 @@ class Launched:
     decodes: int = 0
     prompt_tokens: int = 0
     launched: float = 0.0
+    drafts: I32 | None = None
+    """Per row; None: no row has any."""
 
 
 @dataclass(slots=True)
@@ -87,8 +90,10 @@ class _Extra:
 
 
 class BatchBuilder:
-    def __init__(self, slots: Slots, kv: KVCache, vocab: int, tables_kept: bool = False) -> None:
-        """tables_kept: the device keeps block tables and is told what changed."""
+    def __init__(self, slots: Slots, kv: KVCache, vocab: int, drafts: int = 0, tables_kept: bool = False) -> None:
+        """drafts: at most so many of a sequence in a step. tables_kept: the device keeps block tables and is told what
+        changed."""
+        self._drafts = drafts
         self._changes = _Changes(slots, kv) if tables_kept else None
         self._slots = slots
         self._kv = kv
@@ -109,15 +114,16 @@ class BatchBuilder:
         positions = s.scheduled[decode]
         tokens = s.tokens[decode, positions]
         tokens[s.known[decode] <= positions] = ON_DEVICE
-        if plan.chunks:
-            return self._mixed(plan.chunks, decode, positions, tokens)
+        if plan.chunks or plan.drafted:
+            return self._mixed(plan, positions, tokens)
         cast = self._who(decode)
         cast.bias_steps -= 1
         reached = positions + self._ones[:n]
         batch = StepBatch(
             tokens=tokens, token_seq=self._arange[:n], positions=positions, slots=cast.slots, context=positions,
-            query=self._ones[:n], last_row=self._arange[:n], emit=self._true[:n], block_tables=self._tables(decode),
-            sampling=cast.sampling, uniform=1, features=cast.features, mask=cast.mask,
+            query=self._ones[:n], last_row=self._arange[:n], emit=self._true[:n],
+            block_tables=self._tables(decode, positions), sampling=cast.sampling, uniform=1, features=cast.features,
+            mask=cast.mask,
             bias_row=cast.bias[0], bias_token=cast.bias[1], bias_value=cast.bias[2],
             bad_row=cast.bad_row, bad_words=cast.bad_words,
         )  # fmt: skip
@@ -127,13 +133,15 @@ class BatchBuilder:
         record.decodes = n
         return batch, record
 
-    def _mixed(self, chunks: list[Chunk], decode: I32, positions: I32, tokens: I32) -> tuple[StepBatch, Launched]:
-        s, n = self._slots, decode.size
-        slots = np.concatenate([decode, np.array([c.slot for c in chunks], np.int32)])
-        query = np.concatenate([self._ones[:n], np.array([c.take for c in chunks], np.int32)])
+    def _mixed(self, plan: Plan, positions: I32, tokens: I32) -> tuple[StepBatch, Launched]:
+        s, decode, chunks, drafted = self._slots, plan.decode, plan.chunks, plan.drafted
+        n, known = decode.size, decode.size + len(chunks)
+        slots = np.concatenate([decode, np.array([c.slot for c in chunks] + [d.slot for d in drafted], np.int32)])
+        takes = [c.take for c in chunks] + [1 + len(d.tokens) for d in drafted]
+        query = np.concatenate([self._ones[:n], np.array(takes, np.int32)])
         context = s.scheduled[slots]
         ends = np.cumsum(query, dtype=np.int32)
-        emit = context + query == s.length[slots]
+        emit = context + query >= s.length[slots]
         extra = _Extra()
         all_tokens, all_positions = [tokens], [positions]
         for i, chunk in enumerate(chunks, n):
@@ -142,39 +150,59 @@ class BatchBuilder:
             all_tokens.append(span)
             all_positions.append(np.arange(begin, begin + chunk.take, dtype=np.int32))
             self._extras(extra, chunk, begin, int(ends[i]) - chunk.take)
+        for i, draft in enumerate(drafted, known):
+            begin = int(context[i])
+            all_tokens.append(np.array([s.tokens[draft.slot, begin], *draft.tokens], np.int32))
+            all_positions.append(np.arange(begin, begin + 1 + len(draft.tokens), dtype=np.int32))
         cast = self._who(slots)
         self._cast = None  # min_tokens bans were made for this mixture of chunks and decodes
         history = extra.history
         features = cast.features
         if extra.scored:
             features = replace(features, score=extra.top)
+        drafts, draft_row, draft_pick = self._guesses(query, ends, known)
+        if drafted:
+            features = replace(features, drafts=self._drafts)
         batch = StepBatch(
             tokens=np.concatenate(all_tokens), token_seq=np.repeat(np.arange(slots.size, dtype=np.int32), query),
             positions=np.concatenate(all_positions), slots=slots, context=context, query=query, last_row=ends - np.int32(1),
-            emit=emit, block_tables=self._tables(slots), sampling=cast.sampling, features=features, mask=cast.mask,
+            emit=emit, block_tables=self._tables(slots, context), sampling=cast.sampling, features=features, mask=cast.mask,
             bias_row=cast.bias[0], bias_token=cast.bias[1], bias_value=cast.bias[2],
             bad_row=cast.bad_row, bad_words=cast.bad_words,
             history_slot=_join([np.full(t.size, slot, np.int32) for slot, t in history]),
             history_pos=_join([np.arange(t.size, dtype=np.int32) for _, t in history]),
             history_token=_join([t for _, t in history]),
             score_rows=_join(extra.score_rows), score_targets=_join(extra.score_targets),
+            draft_row=draft_row, draft_pick=draft_pick,
         )  # fmt: skip
         reached = context + query
         s.scheduled[slots] = reached
-        s.length[slots] += emit
+        s.length[slots[:known]] += emit[:known]
         record = self._record(cast, reached, emit, bool(emit.all()), extra.scored)
-        record.decodes, record.prompt_tokens = n, int(ends[-1]) - n
+        record.decodes, record.prompt_tokens = n + len(drafted), sum(c.take for c in chunks)
+        if drafted:
+            record.drafts = drafts
+            s.length[slots[known:]] = reached[known:]
+            s.proposed[slots[known:]] = drafts[known:]
         return batch, record
+
+    def _guesses(self, query: I32, ends: I32, known: int) -> tuple[I32, I32, I32]:
+        """Drafts per row, and `draft_row` and `draft_pick` of the batch: rows from `known` on are a token and its drafts."""
+        drafts = query - self._ones[: query.size]
+        drafts[:known] = 0
+        if known == query.size:
+            return drafts, self._empty, _NO_PICK
+        column, last = np.arange(self._drafts + 1, dtype=np.int32), np.cumsum(drafts, dtype=np.int32)
+        picked = column < drafts[:, None]
+        pick = np.where(picked, (last - drafts)[:, None] + column, np.int32(-1))
+        return drafts, ((ends - drafts)[:, None] + column)[picked], pick
 
     def _record(self, cast: _Cast, reached: I32, emit: NDArray[np.bool_], all_emit: bool, scored: list[Scored]) -> Launched:
         wants = cast.features.logprobs >= 0
         return Launched(cast.slots, cast.serials, cast.handles, reached, emit, all_emit, wants, scored, pending=_UNSET)
 
-    def _tables(self, slots: I32) -> tuple[I32 | TableRows, ...]:
-        blocks = int(self._slots.capacity[slots].max()) // self._kv.block_tokens
-        if self._changes is not None:
-            return self._changes.rows(slots, blocks)
-        return tuple(g.table[slots, :blocks] for g in self._kv.groups)
+    def _tables(self, slots: I32, context: I32) -> tuple[I32 | TableRows, ...]:
+        return self._kv.tables(slots, context) if self._changes is None else self._changes.rows(slots, context)
 
     def _extras(self, extra: _Extra, chunk: Chunk, begin: int, row: int) -> None:
         """What a chunk needs beyond its tokens: history of cached tokens it does not compute, and prompt scores."""
@@ -267,28 +295,38 @@ class BatchBuilder:
 
 
 class _Changes:
-    """What of the block tables the device has been sent. While a sequence stays in a slot its row only grows; what a window
+    """What of the block tables the device has been sent. While a sequence stays in a slot its rows only grow; what a group
     drops is not looked at again, so it may stay. Another stay has another serial, and is sent whole."""
 
     def __init__(self, slots: Slots, kv: KVCache) -> None:
         self._slots, self._kv = slots, kv
         self._serial = np.zeros(slots.count + 1, np.int64)
-        self._sent = np.zeros(slots.count + 1, np.int32)
+        self._sent = np.zeros((len(kv.groups), slots.count + 1), np.int32)
+        """Per group and slot: entries of the row."""
 
-    def rows(self, slots: I32, blocks: int) -> tuple[TableRows, ...]:
-        """For a batch that will be launched."""
+    def rows(self, slots: I32, context: I32) -> tuple[I32 | TableRows, ...]:
+        """For a batch that will be launched. Groups whose rows do not grow send copies."""
         s = self._slots
-        have = s.capacity[slots] // np.int32(self._kv.block_tokens)
-        sent = np.where(self._serial[slots] == s.serial[slots], self._sent[slots], 0)
-        more = np.flatnonzero(have > sent)
-        slot, first, count = slots[more], sent[more], (have - sent)[more]
-        self._serial[slot], self._sent[slot] = s.serial[slot], have[more]
-        row = np.repeat(slot, count)
-        column = np.arange(row.size, dtype=np.int32) - np.repeat(np.cumsum(count) - count - first, count)
-        return tuple(
-            TableRows(slots, blocks, g.table.shape, row.astype(np.int64) * g.table.shape[1] + column, g.table[row, column])
-            for g in self._kv.groups
-        )
+        capacity = s.capacity[slots]
+        tokens = int(capacity.max())
+        fresh = self._serial[slots] != s.serial[slots]
+        self._serial[slots] = s.serial[slots]
+        out: list[I32 | TableRows] = []
+        for g, sent in zip(self._kv.groups, self._sent, strict=True):
+            table = g.growing
+            if table is None:
+                out.append(g.rows(slots, context, tokens))
+                continue
+            have = -(-capacity // np.int32(g.spec.block_tokens))
+            before = np.where(fresh, np.int32(0), sent[slots])
+            sent[slots] = have
+            more = np.flatnonzero(have > before)
+            first, count = before[more], (have - before)[more]
+            row = np.repeat(slots[more], count)
+            column = np.arange(row.size, dtype=np.int32) - np.repeat(np.cumsum(count) - count - first, count)
+            places = row.astype(np.int64) * table.shape[1] + column
+            out.append(TableRows(slots, -(-tokens // g.spec.block_tokens), table.shape, places, table[row, column]))
+        return tuple(out)
 
 
 class _Unset:

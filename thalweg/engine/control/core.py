@@ -1,7 +1,7 @@
 """The engine's loop: requests in, steps launched, results read, news out. One thread drives it; it never waits on a clock.
 
 It launches up to `pipeline_depth` steps before it reads the oldest, so the device does not idle while the host thinks.
-What makes that safe is said where it matters: `slots` (scheduled and returned progress), `kv` (blocks), `output`
+What makes that safe is said where it matters: `slots` (scheduled and returned progress), `cache` (blocks), `output`
 (discarded rows). It knows no device and no model: `launch` is all it has.
 """
 
@@ -11,19 +11,23 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from thalweg.config import EngineConfig
 from thalweg.engine.control.batch import BatchBuilder, Launched
+from thalweg.engine.control.cache.prefix import HashFn
+from thalweg.engine.control.cache.tables import KVCache
+from thalweg.engine.control.drafts import Drafter
 from thalweg.engine.control.invariant import InvariantError, ensure
-from thalweg.engine.control.kv import KVCache
+from thalweg.engine.control.ngram import NGramDrafter
 from thalweg.engine.control.output import News, ResultReader
-from thalweg.engine.control.prefix import HashFn
 from thalweg.engine.control.request import Request, limit_of, refuse
 from thalweg.engine.control.scheduler import SHARE_FROM, Plan, Scheduler
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.messages import EngineRequest, Finished, Outputs, Started, Stats
+from thalweg.errors import ConfigError
 from thalweg.hal.platform import Pending
 from thalweg.hal.step import StepBatch
 
@@ -41,20 +45,26 @@ class EngineCore:
         hash_fn: HashFn | None = None,
         share_from: int = SHARE_FROM,
         announce: Callable[[list[Started]], None] | None = None,
+        drafter: Callable[[Slots], Drafter] | None = None,
     ) -> None:
         """`launch` starts a step and returns at once; calls take effect in order. `announce` is told which sequences a step
         begins before it is launched, so that somebody knows should the step be the end; without it they are in the step's
-        Outputs. `hash_fn` and `share_from` are for tests.
-        Raises ConfigError if the cache has groups this version cannot keep."""
+        Outputs. `hash_fn`, `share_from` and `drafter` (who guesses tokens, whatever the configuration says) are for tests.
+        Raises ConfigError if the cache has groups this version cannot keep, or that cannot go with drafts."""
         scheduler, cache = config.scheduler, config.cache
         self.config = config
         self.slots = Slots(scheduler.max_seqs, config.model.max_len)
         self.kv = KVCache(
-            cache.groups, cache.blocks, self.slots, cache.block_tokens, config.model.max_len, cache.prefix_caching, hash_fn,
-            cache.prefix_hash,
-        )  # fmt: skip
-        self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from)
-        self._builder = BatchBuilder(self.slots, self.kv, config.model.vocab, config.cache.tables_kept)
+            cache.groups, cache.blocks, self.slots, config.model.max_len, cache.prefix_caching, hash_fn, cache.prefix_hash
+        )
+        if drafter is None and scheduler.speculation is not None:
+            drafter = partial(NGramDrafter, scheduler.speculation)
+        guesses = None if drafter is None else drafter(self.slots)
+        if guesses is not None and not self.kv.rewinds:
+            raise ConfigError("speculative_config: a recurrent state cannot be taken back when drafts are wrong: leave it out")
+        self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from, guesses)
+        most = guesses.most if guesses is not None else 0
+        self._builder = BatchBuilder(self.slots, self.kv, config.model.vocab, most, config.cache.tables_kept)
         self._reader = ResultReader(self.slots, self.kv, self.scheduler)
         self._launch = launch
         self._announce = announce
@@ -74,7 +84,7 @@ class EngineCore:
         """Queue requests. One that can never run is refused in the next Outputs; this never raises for a bad request."""
         now = self._clock()
         for r in requests:
-            why = refuse(r, self.config, self.kv.full_sizes)
+            why = refuse(r, self.config, self.kv.bounds)
             if r.handle in self._requests:
                 why = f"handle: {r.handle} is in use"
             if why is not None:
@@ -125,8 +135,7 @@ class EngineCore:
                 break
             self._start(plan)
         if not self._in_flight:
-            withheld = any(g.pool.withheld for g in self.kv.groups)
-            if self._requests and not withheld and not self._finished:
+            if self._requests and not self.kv.withheld and not self._finished:
                 raise InvariantError(f"nothing can be scheduled, but {len(self._requests)} requests wait")
             return self._outputs(None) if self._finished else None
         oldest = self._in_flight.popleft()
@@ -197,6 +206,8 @@ class EngineCore:
             prefix_queries=counters.prefix_queries, prefix_hits=counters.prefix_hits, preemptions=counters.preemptions,
             steps=self._steps, prompt_tokens=counters.prompt_tokens, generated_tokens=self._generated,
             prompt_cached=counters.prompt_cached,
+            drafts=counters.drafts.rounds, draft_tokens=counters.drafts.drafted, accepted_tokens=counters.drafts.accepted,
+            accepted_per_position=counters.drafts.per_position.copy(),
         )  # fmt: skip
 
     def reset_prefix_cache(self) -> bool:

@@ -1,7 +1,10 @@
 """Reading a step's result: new tokens into the slots, stop checks, full blocks to the prefix cache, news for the client.
 
-Rows whose sequence has left its slot since the launch (stopped, aborted, preempted) are discarded here; see `kv` for why
-nothing else has to be undone.
+A step with drafts returns a range of tokens per row. It is cut at the first that ends the sequence, and progress is what was
+accepted: only that is published to the prefix cache, or leaves a window.
+
+Rows whose sequence has left its slot since the launch (stopped, aborted, preempted) are discarded here; see `cache.tables`
+for why nothing else has to be undone.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thalweg.engine.control.batch import Launched
+from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.invariant import ensure
-from thalweg.engine.control.kv import KVCache
 from thalweg.engine.control.request import Request
 from thalweg.engine.control.scheduler import Scheduler
 from thalweg.engine.control.slots import MANY_STOPS, Slots
@@ -49,7 +52,6 @@ class ResultReader:
 
     def read(self, step: Launched, result: StepResult) -> News:
         s, n = self._slots, step.slots.size
-        ensure(result.tokens.shape[1] == 1, "a step returned several tokens a sequence, and nobody asked it to speculate")
         live = s.serial[step.slots] == step.serials
         invalid = None if result.invalid is None else np.asarray(result.invalid)[:n] & live
         ended: list[tuple[Request, Finished]] = []
@@ -58,7 +60,9 @@ class ResultReader:
                 request = self._request(slot)
                 ended.append((request, Finished(request.handle, "error", error=NOT_A_NUMBER)))
             live &= ~invalid
-        self._advance(step, live)
+        if step.drafts is not None:
+            return self._read_ranges(step, result, live, ended)
+        self._advance(step, live, step.reached)
         good = live if step.all_emit else live & step.emit
         rows = None if good.all() else np.nonzero(good)[0]  # None: every row
         slots = step.slots if rows is None else step.slots[rows]
@@ -67,10 +71,46 @@ class ResultReader:
         s.tokens[slots, np.minimum(known, s.tokens.shape[1] - 1)] = tokens
         known = known + np.int32(1)
         s.known[slots] = known
-        self._stops(slots, tokens, known, ended)
+        self._ends(slots, tokens, known, ended)
         news = News(step.handles if rows is None else step.handles[rows], tokens.astype(np.int32), ended)
         if step.wants_logprobs and result.logprobs is not None:
             news.logprobs = self._logprobs(result, slots, np.arange(n) if rows is None else rows)
+        if step.scored:
+            self._scores(step, result, news)
+        return news
+
+    def _read_ranges(
+        self, step: Launched, result: StepResult, live: NDArray[np.bool_], ended: list[tuple[Request, Finished]]
+    ) -> News:
+        """The same for a step that may return several tokens a row: what was accepted, cut where the sequence ends."""
+        s, drafts = self._slots, step.drafts
+        assert drafts is not None
+        rows = np.nonzero(live & step.emit)[0]
+        slots, grid, counts = step.slots[rows], np.asarray(result.tokens)[rows], np.asarray(result.counts)[rows]
+        ensure((counts >= 1).all() and (counts <= 1 + drafts[rows]).all(), "a step returned more tokens than it was asked for")
+        for slot, drafted, count in zip(slots.tolist(), drafts[rows].tolist(), counts.tolist(), strict=True):
+            if drafted:
+                self._scheduler.verified(slot, drafted, count - 1)
+        column = np.arange(grid.shape[1], dtype=np.int32)
+        known = s.known[slots][:, None] + column + np.int32(1)
+        real = column < counts[:, None]
+        stop = self._is_stop(np.repeat(slots, grid.shape[1]), grid.ravel(), known.ravel()).reshape(grid.shape)
+        ends = (stop | (known >= s.limit[slots][:, None])) & real
+        counts = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, counts).astype(np.int32)
+        at, place = np.nonzero(column < counts[:, None])
+        tokens = grid[at, place].astype(np.int32)
+        s.tokens[slots[at], np.minimum(known[at, place] - 1, s.tokens.shape[1] - 1)] = tokens
+        s.known[slots] += counts
+        reached = step.reached.copy()
+        reached[rows] -= np.where(drafts[rows] > 0, 1 + drafts[rows] - counts, 0)
+        self._advance(step, live, reached)
+        again = slots[drafts[rows] > 0]
+        s.scheduled[again], s.length[again], s.proposed[again] = s.returned[again], s.known[again], 0
+        last = np.cumsum(counts) - 1
+        self._ends(slots, tokens[last], s.known[slots], ended)
+        news = News(step.handles[rows[at]], tokens, ended)
+        if step.wants_logprobs and result.logprobs is not None:
+            news.logprobs = self._logprobs(result, slots, rows, last)
         if step.scored:
             self._scores(step, result, news)
         return news
@@ -80,23 +120,30 @@ class ResultReader:
         assert request is not None
         return request
 
-    def _advance(self, step: Launched, live: NDArray[np.bool_]) -> None:
+    def _advance(self, step: Launched, live: NDArray[np.bool_], reached: I32) -> None:
         """Returned progress, and the blocks that are complete by it."""
         s = self._slots
-        slots, reached = (step.slots, step.reached) if live.all() else (step.slots[live], step.reached[live])
+        slots, reached = (step.slots, reached) if live.all() else (step.slots[live], reached[live])
         s.returned[slots] = reached
         for slot in slots[reached >= s.publish_at[slots]].tolist():
             request = self._request(slot)
             self._scheduler.published(request, self._kv.advance(slot, request))
 
-    def _stops(self, slots: I32, tokens: I32, known: I32, ended: list[tuple[Request, Finished]]) -> None:
+    def _is_stop(self, slots: I32, tokens: I32, known: I32) -> NDArray[np.bool_]:
+        """Which tokens end their sequence, those before them being none that do. All [N]; known: how many tokens there are
+        with each."""
         s = self._slots
-        stop = (s.stops[slots] == tokens[:, None]).any(axis=1)
+        stop: NDArray[np.bool_] = (s.stops[slots] == tokens[:, None]).any(axis=1)
         many = np.nonzero(s.flags[slots] & MANY_STOPS)[0]
         for row in many.tolist():
             p = self._request(int(slots[row])).sampling
             stop[row] = int(tokens[row]) in p.eos_ids or int(tokens[row]) in p.stop_ids
         stop &= known >= s.stop_from[slots]
+        return stop
+
+    def _ends(self, slots: I32, tokens: I32, known: I32, ended: list[tuple[Request, Finished]]) -> None:
+        """Sequences that end with their last token."""
+        s, stop = self._slots, self._is_stop(slots, tokens, known)
         for row in np.nonzero(stop | (known >= s.limit[slots]))[0].tolist():
             request = self._request(int(slots[row]))
             if not stop[row]:
@@ -106,13 +153,17 @@ class ResultReader:
             eos = token in request.sampling.eos_ids
             ended.append((request, Finished(request.handle, "stop", stop_id=-1 if eos else token)))
 
-    def _logprobs(self, result: StepResult, slots: I32, rows: NDArray[np.int64]) -> TokenLogprobs | None:
+    def _logprobs(
+        self, result: StepResult, slots: I32, rows: NDArray[np.int64], places: NDArray[np.int64] | None = None
+    ) -> TokenLogprobs | None:
+        """places: where the tokens of these sequences are in the news, if not one after another."""
         asked = np.nonzero(self._slots.logprobs[slots] >= 0)[0]
         if not asked.size or result.logprobs is None:
             return None
         at, found = rows[asked], result.logprobs
+        news = asked if places is None else places[asked]
         return TokenLogprobs(
-            asked.astype(np.int32), np.asarray(found.tokens)[at], np.asarray(found.values)[at], np.asarray(found.ranks)[at]
+            news.astype(np.int32), np.asarray(found.tokens)[at], np.asarray(found.values)[at], np.asarray(found.ranks)[at]
         )
 
     def _scores(self, step: Launched, result: StepResult, news: News) -> None:

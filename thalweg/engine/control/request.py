@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from thalweg.config import EngineConfig
-from thalweg.engine.control.prefix import Node
+from thalweg.engine.control.cache.prefix import Node
 from thalweg.engine.messages import EngineRequest, TokenSampling
 
 INT32_MAX = 2**31 - 1
@@ -60,8 +60,9 @@ def limit_of(request: EngineRequest, max_len: int) -> int:
     return min(request.prompt_len + request.sampling.max_tokens, max_len)
 
 
-def refuse(request: EngineRequest, config: EngineConfig, blocks: list[int]) -> str | None:
-    """Why this request can never run, or None. `blocks`: what each KV group that keeps every token can hold at most."""
+def refuse(request: EngineRequest, config: EngineConfig, bounds: list[tuple[int, int]]) -> str | None:
+    """Why this request can never run, or None. bounds: (tokens of a block, usable blocks) of each KV group that keeps every
+    token."""
     tokens, sampling, model = request.tokens, request.sampling, config.model
     if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not tokens.size:
         return "tokens: must be a one-dimensional array of at least one token id"
@@ -90,10 +91,11 @@ def refuse(request: EngineRequest, config: EngineConfig, blocks: list[int]) -> s
     for name in ("top_k", "min_tokens"):
         if not 0 <= getattr(sampling, name) <= INT32_MAX:
             return f"{name}: must be between 0 and {INT32_MAX}"
-    need = -(-tokens.size // config.cache.block_tokens)
-    if blocks and need > min(blocks):
-        return (
-            f"the prompt needs {need} KV cache blocks, but there are only {min(blocks)} "
-            f"({min(blocks) * config.cache.block_tokens} tokens): shorten it or give the cache more memory"
-        )
+    for each, blocks in bounds:
+        need = -(-tokens.size // each)
+        if need > blocks:
+            return (
+                f"the prompt needs {need} KV cache blocks, but there are only {blocks} ({blocks * each} tokens): "
+                "shorten it or give the cache more memory"
+            )
     return None

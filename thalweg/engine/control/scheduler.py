@@ -1,7 +1,8 @@
 """Who runs in the next step: a pure function of what was asked and what has returned, never of time or set order.
 
 A step takes at most `max_tokens` tokens. First every running sequence that is ready to decode takes one, in rank order
-(priority, then arrival); then sequences in the middle of their prompt take a chunk each; then waiting ones enter.
+(priority, then arrival); then sequences in the middle of their prompt take a chunk each; then waiting ones enter. Tokens that
+are left go to drafts.
 When a sequence needs a cache block and none is left, the sequence that ranks last gives everything up and waits again at
 the place its arrival gives it (preemption by recomputation: it is prefilled again with all it knows by then).
 
@@ -11,7 +12,7 @@ This module decides on token counts and slots. It fills no array of a step (`bat
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -19,10 +20,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thalweg.config import SchedulerConfig
+from thalweg.engine.control.cache.prefix import Node
+from thalweg.engine.control.cache.tables import KVCache
+from thalweg.engine.control.drafts import PER_TOKEN, Draft, DraftCounters, Drafter
 from thalweg.engine.control.invariant import ensure
-from thalweg.engine.control.kv import KVCache
 from thalweg.engine.control.pace import Pace
-from thalweg.engine.control.prefix import Node
 from thalweg.engine.control.request import Request
 from thalweg.engine.control.slots import Slots
 
@@ -50,11 +52,12 @@ class Chunk:
 
 @dataclass(slots=True)
 class Plan:
-    """One step's work, in slots: those that decode one token, then chunks."""
+    """One step's work, in slots: those that decode one token, then chunks, then those whose drafts are verified."""
 
     decode: NDArray[np.int32]
     chunks: list[Chunk]
     entered: list[Request]
+    drafted: list[Draft]
 
 
 @dataclass(slots=True)
@@ -64,10 +67,13 @@ class Counters:
     prefix_hits: int = 0
     prompt_tokens: int = 0
     prompt_cached: int = 0
+    drafts: DraftCounters = field(default_factory=DraftCounters)
 
 
 class Scheduler:
-    def __init__(self, config: SchedulerConfig, slots: Slots, kv: KVCache, share_from: int = SHARE_FROM) -> None:
+    def __init__(
+        self, config: SchedulerConfig, slots: Slots, kv: KVCache, share_from: int = SHARE_FROM, drafter: Drafter | None = None
+    ) -> None:
         self.waiting: list[Request] = []
         """In rank order."""
         self.running: list[Request] = []
@@ -81,6 +87,7 @@ class Scheduler:
         self._slots = slots
         self._kv = kv
         self._share_from = share_from
+        self._drafter = drafter
         self._computing: dict[bytes, Request] = {}
         self._order: NDArray[np.int32] | None = None
         self.pace = Pace(config.max_prefill_slowdown)
@@ -155,9 +162,15 @@ class Scheduler:
             budget -= self._enter(chunks, entered, budget, in_flight, whole)
         if chunks and budget and not whole and self.counters.preemptions == preempted:
             self._top_up(chunks, budget)
-        if not decode.size and not chunks:
+        drafted: list[Draft] = []
+        if self._drafter is not None and decode.size:
+            drafted = self._drafts(self._drafter, decode, self._config.max_tokens - decode.size - sum(c.take for c in chunks))
+            decode = decode[~np.isin(decode, [d.slot for d in drafted])] if drafted else decode
+        # Drafts alone wait for others in flight, and go with them: else each half of the sequences had steps of its own.
+        halved = drafted and in_flight and self._slots.proposed[self.order()].any()
+        if not decode.size and not chunks and (halved or not drafted):
             return None
-        return Plan(decode, chunks, entered)
+        return Plan(decode, chunks, entered, drafted)
 
     def _resuming(self) -> bool:
         """Does a stream that had begun wait for its sequence to be computed again (after a restart, or a preemption)? It stands
@@ -178,6 +191,8 @@ class Scheduler:
         s, order = self._slots, self.order()
         scheduled, length = s.scheduled[order], s.length[order]
         ready = (length - scheduled == 1) & (length < s.limit[order])
+        if self._drafter is not None and in_flight:
+            ready &= ~self._sits_out(self._drafter, order, ready)
         decode = order if ready.all() else order[ready]
         if decode.size > budget:
             decode = decode[:budget]
@@ -186,6 +201,47 @@ class Scheduler:
             return decode
         stuck = [slot for slot in tight.tolist() if s.serial[slot] and not self._make_room(slot, 1, in_flight)]
         return decode[~np.isin(decode, stuck)] if stuck else decode
+
+    # ------------------------------------------------------------------ drafts
+
+    def _guessable(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which of these may have drafts: those that ask for nothing per token, and have room for more than one."""
+        s = self._slots
+        plain = ((s.flags[slots] & PER_TOKEN) == 0) & (s.logprobs[slots] < 0)
+        may: NDArray[np.bool_] = plain & (s.limit[slots] - s.length[slots] > 1)
+        return may
+
+    def _sits_out(self, drafter: Drafter, order: NDArray[np.int32], ready: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which sequences had better wait for their tokens in flight: only after a known token can drafts be proposed."""
+        s = self._slots
+        out = ready & (s.known[order] < s.length[order]) & self._guessable(order)
+        for i in np.nonzero(out)[0].tolist():
+            out[i] = drafter.hopes(int(order[i]))
+        return out
+
+    def _drafts(self, drafter: Drafter, decode: NDArray[np.int32], left: int) -> list[Draft]:
+        """Guesses for those of `decode` whose every token is known: at most `left` tokens, in blocks that nobody needs."""
+        s, drafted = self._slots, list[Draft]()
+        for slot in decode[(s.known[decode] == s.length[decode]) & self._guessable(decode)].tolist():
+            if left <= 0:
+                break
+            start = int(s.scheduled[slot])
+            tokens = drafter.propose(slot, min(drafter.most, left, int(s.limit[slot] - s.length[slot]) - 1))
+            room = int(s.capacity[slot]) - start - 1
+            if len(tokens) > room and (self._kv.crowded(len(self.running)) or not self._kv.grow(slot, start + 1 + len(tokens))):
+                tokens = tokens[:room]
+            if tokens:
+                drafted.append(Draft(slot, tokens))
+                left -= len(tokens)
+        return drafted
+
+    def verified(self, slot: int, drafted: int, accepted: int) -> None:
+        """So many of a sequence's drafts were right."""
+        self.counters.drafts.count(drafted, accepted)
+        if self._drafter is not None:
+            self._drafter.learn(slot, accepted)
+
+    # ------------------------------------------------------------------ room, and chunks
 
     def _make_room(self, slot: int, tokens: int, in_flight: int) -> bool:
         """Room in the cache for `tokens` more, by preempting whoever ranks last. False if the sequence itself had to give
@@ -201,13 +257,13 @@ class Scheduler:
                 self._preempt(request)
                 return False
             else:
-                if not in_flight and not any(g.pool.withheld for g in self._kv.groups):
+                if not in_flight and not self._kv.withheld:
                     self.impossible.append((request, self._too_big(upto)))
                 return False
         return True
 
     def _too_big(self, tokens: int) -> str:
-        sizes = ", ".join(str((g.pool.total - 1) * self._kv.block_tokens) for g in self._kv.groups)
+        sizes = ", ".join(str(g.spec.block_tokens * (g.pool.total - 1)) for g in self._kv.groups)
         return (
             f"the sequence has reached {tokens} tokens and alone fills the KV cache (room for {sizes} tokens): "
             "give the cache more memory or ask for fewer tokens"
@@ -223,9 +279,11 @@ class Scheduler:
         rests = {slot: int(s.length[slot] - s.scheduled[slot]) for slot in slots}
         shares = _shares(rests, budget, len(self.waiting) > 0) if self._config.chunked_prefill else {}
         for slot in slots:
-            take = self._chunk_size(rests[slot], shares.get(slot, budget - taken)) if s.serial[slot] else 0
+            start = int(s.scheduled[slot])
+            most = shares.get(slot, budget - taken)
             if self._config.chunked_prefill:
-                take = min(take, max(1, self._kv.room(slot) - int(s.scheduled[slot])))
+                most = min(most, max(1, self._kv.room(slot) - start))
+            take = self._chunk_size(start, rests[slot], most) if s.serial[slot] else 0
             if take > 0 and self._make_room(slot, take, in_flight):
                 chunks.append(Chunk(slot, take))
                 taken += take
@@ -239,19 +297,20 @@ class Scheduler:
         for i, c in enumerate(chunks):
             start = int(s.scheduled[c.slot])
             rest = int(s.length[c.slot]) - start
-            more = self._chunk_size(rest, min(rest, c.take + budget)) - c.take
-            more = min(more, self._kv.room(c.slot) - start - c.take)
+            most = min(rest, c.take + budget, self._kv.room(c.slot) - start)
+            more = self._chunk_size(start, rest, most) - c.take
             if more > 0 and self._kv.grow(c.slot, start + c.take + more):
                 chunks[i] = Chunk(c.slot, c.take + more, c.cached)
                 budget -= more
 
-    def _chunk_size(self, rest: int, budget: int) -> int:
-        """Tokens of the prompt that fit this step; 0 if chunks are off and the whole does not. A long prompt leaves room
-        for others: its chunks are no larger than the threshold that makes it long."""
+    def _chunk_size(self, start: int, rest: int, budget: int) -> int:
+        """Tokens of the prompt from `start` on that fit this step; 0 if chunks are off and the whole does not. A long
+        prompt leaves room for others: its chunks are no larger than the threshold that makes it long. And a chunk may end
+        where the cache would have it end."""
         if not self._config.chunked_prefill:
             return rest if rest <= budget else 0
         threshold = self._config.long_prefill_threshold
-        return min(rest, budget, threshold) if threshold else min(rest, budget)
+        return self._kv.cut(start, min(rest, budget, threshold) if threshold else min(rest, budget))
 
     # ------------------------------------------------------------------ entering
 
@@ -264,26 +323,26 @@ class Scheduler:
         threshold = config.long_prefill_threshold
         partial, long_partial = self._in_progress(chunks)
         for request in self.waiting[: s.available + PASS_AT_MOST]:
-            headroom = len(self.running)  # a block each, or those running would be preempted at once
-            if not budget or not s.available or any(g.pool.available <= headroom for g in self._kv.groups):
+            running = len(self.running)
+            if not budget or not s.available or self._kv.crowded(running):
                 return given - budget
             if request.waits_for in self._computing:
                 continue
-            if self.running and not self._kv.fits(request.demand, headroom):
+            if running and not self._kv.fits(request.demand, running):
                 return given - budget  # as when it last looked; looking costs a walk over its prompt
             nodes = self._kv.find(request)
             if self._worth_waiting(request, len(nodes)):
                 continue
-            cached = len(nodes) * self._kv.block_tokens
+            cached = len(nodes) * self._kv.unit
             rest = request.tokens.size - cached
-            take = self._chunk_size(rest, budget)
+            take = self._chunk_size(cached, rest, budget)
             if whole and take < rest:
                 continue
-            if config.chunked_prefill and not self.running:
-                take = min(take, self._first_chunk(nodes, take))
+            if config.chunked_prefill and not running:
+                take = self._kv.first_chunk(nodes, take)
             request.demand = self._kv.demand(nodes, request.tokens.size, take)
-            if not take or not self._kv.fits(request.demand, headroom):
-                if not self.running and not in_flight and not any(g.pool.withheld for g in self._kv.groups):
+            if not take or not self._kv.fits(request.demand, running):
+                if not running and not in_flight and not self._kv.withheld:
                     self.impossible.append((request, self._too_big(request.tokens.size)))
                 return given - budget
             long = 0 < threshold < request.tokens.size
@@ -314,16 +373,6 @@ class Scheduler:
                 long_partial += 0 < threshold < int(s.length[slot])
         return partial, long_partial
 
-    def _first_chunk(self, nodes: list[Node], take: int) -> int:
-        """With the cache to itself, a sequence takes the chunk its window groups have room for."""
-        bt = self._kv.block_tokens
-        for i, g in enumerate(self._kv.groups):
-            if g.spec.window:
-                kept = nodes[g.first_needed(len(nodes) * bt) :]
-                idle = sum(g.pool.is_idle(n.blocks[i]) for n in kept)
-                take = min(take, max(0, g.pool.available - idle) * bt)
-        return take
-
     def _worth_waiting(self, request: Request, found: int) -> bool:
         """Are the next blocks of this prompt being computed right now? Then it enters later, and finds them.
 
@@ -331,18 +380,18 @@ class Scheduler:
         reason, takes its claims back; and a waiting request holds nothing that a running one could need."""
         if not self._computing or not self._kv.caching or not request.read_cache:
             return False
-        most = (request.tokens.size - 1) // self._kv.block_tokens
+        most = (request.tokens.size - 1) // self._kv.unit
         keys, end = self._kv.keys(request), found
         while end < most and keys[end] in self._computing:
             end += 1
-        if end == found or (end - found) * self._kv.block_tokens < self._share_from:
+        if end == found or (end - found) * self._kv.unit < self._share_from:
             return False
         request.waits_for = keys[end - 1]
         return True
 
     def _admit(self, request: Request, nodes: list[Node], take: int) -> None:
         kv = self._kv
-        cached = len(nodes) * kv.block_tokens
+        cached = len(nodes) * kv.unit
         self.waiting.remove(request)
         request.demand = []
         insort(self.running, request, key=_rank)

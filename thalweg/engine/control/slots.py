@@ -4,6 +4,10 @@ A sequence has two notions of progress. *Scheduled* counts launched steps: `sche
 `length` tokens will exist when everything launched has run. *Returned* counts steps read back: `returned` tokens are in
 the cache and `known` token ids are in `tokens`. Always returned <= scheduled <= length and known <= length <= limit.
 
+With drafts progress is a range. While `proposed` drafts are in flight, `scheduled` counts them all, and when they return it
+goes back to what was accepted: `returned`. So the cache may hold keys of tokens that never were, but only beyond `returned`,
+where the sequence will write again. Meanwhile scheduled == length: nothing more is scheduled for it.
+
 A sequence that is ready to decode has exactly one token to compute: length - scheduled == 1. One that is being
 prefilled has more. One with scheduled == length has nothing left to schedule: it is at its limit, and its last
 tokens are in flight.
@@ -48,6 +52,8 @@ class Slots:
         self.returned: I32 = np.zeros(n, np.int32)
         self.scheduled: I32 = np.zeros(n, np.int32)
         self.length: I32 = np.zeros(n, np.int32)
+        self.proposed: I32 = np.zeros(n, np.int32)
+        """Drafts in flight."""
         self.limit: I32 = np.zeros(n, np.int32)
         self.stop_from: I32 = np.zeros(n, np.int32)
         """Stop ids count once `known` is at least this: the prompt and min_tokens."""
@@ -77,6 +83,7 @@ class Slots:
         self.tokens[slot, :size] = request.tokens
         self.known[slot] = self.length[slot] = size
         self.returned[slot] = self.scheduled[slot] = cached
+        self.proposed[slot] = 0
         self.limit[slot] = request.limit
         sampling = request.sampling
         self.stop_from[slot] = min(request.prompt_len + sampling.min_tokens, request.limit + 1)
@@ -120,6 +127,7 @@ class Slots:
             ensure(self.requests[s].slot == s and self.serial[s] > 0, f"slot {s}: its request is elsewhere")  # type: ignore[union-attr]
             r, c, n, k, m = (int(a[s]) for a in (self.returned, self.scheduled, self.length, self.known, self.limit))
             ensure(r <= c <= n <= m and k <= n and c <= self.capacity[s], f"slot {s}: {r=} {c=} {n=} {k=} {m=}")
+            ensure(not self.proposed[s] or k < c == n, f"slot {s}: drafts are in flight, but {c=} {n=} {k=}")
 
 
 def flags_of(p: TokenSampling) -> int:

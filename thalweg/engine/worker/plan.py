@@ -15,6 +15,7 @@ from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.config import EngineArgs, SchedulerConfig, check_args
+from thalweg.engine.control.cache.groups import policy
 from thalweg.engine.worker import resolve
 from thalweg.errors import CheckpointError, ConfigError, DeviceError
 from thalweg.hal import discovery
@@ -140,11 +141,12 @@ def _plan(k: _Known) -> Plan:
         problems += e.problems
         size = resolve.CacheSize((0,) * len(groups), length)
     per_block = sum(g.bytes_per_block for g in groups)
+    kv_cache = sum(n * g.bytes_per_block for n, g in zip(size.blocks, groups, strict=True))
     room = max(0, size.blocks[0] - 1) * groups[0].block_tokens
     made = Plan(
         model=args.model, architecture=k.facts.architecture, platform=k.platform.name, device=k.info.name,
         device_bytes=k.info.memory_bytes, devices=k.ranks, dtype=dtype, stored_bytes=k.facts.weight_bytes, weights=weights,
-        kv_per_token=-(-per_block // groups[0].block_tokens), kv_cache=per_block * size.blocks[0], blocks=size.blocks[0],
+        kv_per_token=-(-per_block // groups[0].block_tokens), kv_cache=kv_cache, blocks=size.blocks[0],
         block_tokens=groups[0].block_tokens,
         groups=[_shown(g) for g in groups],
         tokens=room, sequences=_sequences(groups, size, schedule), history=history(schedule, size.max_len),
@@ -167,10 +169,11 @@ def history(schedule: SchedulerConfig, length: int) -> int:
 def step_sizes(
     spec: ModelSpec, schedule: SchedulerConfig, length: int, dtype: str, ranks: int, batch_invariant: bool
 ) -> StepSizes:
-    """What bounds the temporaries of a model's largest step, on one of the ranks that share it."""
+    """What bounds the temporaries of a model's largest step, on one of the ranks that share it. Every draft samples too."""
+    rows = 1 if schedule.speculation is None else 1 + schedule.speculation.tokens
     return sizes.step_sizes(
-        spec, tokens=schedule.max_tokens, seqs=schedule.max_seqs, max_len=length, dtype=dtype, ranks=ranks,
-        batch_invariant=batch_invariant,
+        spec, tokens=schedule.max_tokens, seqs=min(schedule.max_seqs * rows, schedule.max_tokens), max_len=length,
+        dtype=dtype, ranks=ranks, batch_invariant=batch_invariant,
     )  # fmt: skip
 
 
@@ -197,12 +200,10 @@ def _check_stored(k: _Known) -> None:
 
 
 def _sequences(groups: tuple[KVSpec, ...], size: resolve.CacheSize, schedule: SchedulerConfig) -> int:
-    """Sequences of full length that fit, by the group that holds fewest. A window's sequence keeps the window's blocks and
-    those of the step in progress."""
+    """Sequences of full length that fit, by the group that holds fewest."""
     fewest = schedule.max_seqs
     for g, blocks in zip(groups, size.blocks, strict=True):
-        kept = min(size.max_len, g.window + schedule.max_tokens) if g.window else size.max_len
-        fewest = min(fewest, max(0, blocks - 1) // -(-kept // g.block_tokens))
+        fewest = min(fewest, max(0, blocks - 1) // policy(g).holds(g, size.max_len, schedule.max_tokens))
     return fewest
 
 

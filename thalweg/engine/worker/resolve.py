@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 import msgspec
 
-from thalweg.config import EngineArgs, SchedulerConfig
+from thalweg.config import EngineArgs, SchedulerConfig, speculation
+from thalweg.engine.control.cache.groups import policy
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVSpec
 from thalweg.hal.platform import Defaults, DeviceInfo, Memory, ModelFacts, Parallel, Place, Platform
@@ -121,6 +123,7 @@ def scheduler(args: EngineArgs, defaults: Defaults, length: int) -> SchedulerCon
         max_prefill_slowdown=args.max_prefill_slowdown,
         long_prefill_threshold=args.long_prefill_token_threshold,
         pipeline_depth=depth,
+        speculation=speculation(args),
     )
 
 
@@ -165,26 +168,32 @@ class CacheSize:
 
 
 def cache_size(args: EngineArgs, groups: tuple[KVSpec, ...], memory_bytes: int, length: int, seqs: int) -> CacheSize:
-    """How many blocks each group gets from `memory_bytes`. Groups get the same number: a block id costs the sum of
-    their bytes. Never more than every sequence at full length could use. ConfigError names the flag to change."""
+    """How many blocks each group gets from `memory_bytes`: all of them enough for the same number of tokens, as many as fit.
+    Never more than every sequence at full length could use. ConfigError names the flag to change."""
     bt = groups[0].block_tokens
-    per_block = sum(g.bytes_per_block for g in groups)
-    useful = seqs * -(-length // bt) + 1
+    each = -(-length // bt)
+
+    def counts(blocks: int) -> tuple[int, ...]:
+        return tuple(policy(g).sized(g, blocks * bt, seqs) for g in groups)
+
+    def cost(blocks: int) -> int:
+        return sum(n * g.bytes_per_block for n, g in zip(counts(blocks), groups, strict=True))
+
     if args.num_gpu_blocks_override:
-        n = args.num_gpu_blocks_override + 1
+        n = args.num_gpu_blocks_override
     else:
-        n = min(useful, memory_bytes // max(per_block, 1))
-    room = (n - 1) * bt
+        n = bisect_right(range(seqs * each + 1), memory_bytes, key=cost) - 1
+    room = n * bt
     if room < min(length, bt + 1):
         raise ConfigError(
-            f"kv_cache_memory_bytes: {memory_bytes:,} bytes hold {max(room, 0)} tokens ({per_block:,} bytes per {bt} tokens); "
-            f"raise it to at least {3 * per_block:,}"
+            f"kv_cache_memory_bytes: {memory_bytes:,} bytes hold {max(room, 0)} tokens ({cost(1) - cost(0):,} bytes per {bt} "
+            f"tokens); raise it to at least {cost(2):,}"
         )
     if room < length:
         if args.max_model_len not in (None, -1):
             raise ConfigError(
-                f"max_model_len {length} needs {-(-length // bt) * per_block:,} bytes of KV cache and there are "
+                f"max_model_len {length} needs {cost(each) - cost(0):,} bytes of KV cache and there are "
                 f"{memory_bytes:,}; lower max_model_len to {room}, or raise kv_cache_memory_bytes"
             )
         length = room
-    return CacheSize((n,) * len(groups), length)
+    return CacheSize(counts(n), length)

@@ -1,11 +1,13 @@
 """The prefix cache: which blocks already hold the keys and values of which tokens.
 
-A node stands for one full block of tokens *after one particular history*: its parent is the node of the block before.
+A node stands for `unit` tokens *after one particular history*: its parent is the node of the tokens before.
 Nodes are found by a keyed hash of (parent's key, salt, tokens); the key is drawn per process, so nobody outside can aim
 for a collision, and on every look-up the parent, the salt and the tokens themselves are compared, so a collision costs
-a miss and never a wrong hit. A node stays while a block holds it or a longer prefix hangs on it.
+a miss and never a wrong hit. A node stays while a block holds it, a longer prefix hangs on it, or a running sequence has
+come this far.
 
-One node serves all KV groups: `blocks[g]` is where group g keeps these tokens, 0 if it has dropped them.
+One node serves all KV groups: `blocks[g]` is the block of group g that ends with these tokens. 0: none does, or the group
+has dropped it.
 """
 
 from __future__ import annotations
@@ -36,9 +38,9 @@ def keyed_hash(secret: bytes, name: str = "blake2b") -> HashFn:
 
 
 class Node:
-    """One block of tokens after one history. Compared by identity."""
+    """`unit` tokens after one history. Compared by identity."""
 
-    __slots__ = ("blocks", "children", "key", "parent", "salt", "tokens")
+    __slots__ = ("blocks", "children", "ends", "key", "parent", "salt", "tokens")
 
     def __init__(self, key: bytes, parent: Node | None, salt: bytes, tokens: bytes, groups: int) -> None:
         self.key = key
@@ -47,6 +49,8 @@ class Node:
         self.tokens = tokens
         self.blocks = [0] * groups
         self.children = 0
+        self.ends = 0
+        """Running sequences whose last published node this is."""
 
 
 class PrefixCache:
@@ -61,7 +65,7 @@ class PrefixCache:
         return len(self._nodes)
 
     def key(self, parent: bytes, salt: bytes, tokens: bytes) -> bytes:
-        """The key of a block: `parent` is the key of the block before it, b"" for the first."""
+        """The key of a node: `parent` is the key of the one before it, b"" for the first."""
         return self._hash(parent, salt, tokens)
 
     def find(self, key: bytes, parent: Node | None, salt: bytes, tokens: bytes) -> Node | None:
@@ -101,11 +105,22 @@ class PrefixCache:
     def prune(self, node: Node) -> None:
         """Drop the node and its ancestors as far as no block and no longer prefix needs them."""
         at: Node | None = node
-        while at is not None and not at.children and not any(at.blocks) and self._nodes.get(at.key) is at:
+        while at is not None and not (at.children or at.ends or any(at.blocks)) and self._nodes.get(at.key) is at:
             del self._nodes[at.key]
             at = at.parent
             if at is not None:
                 at.children -= 1
+
+    def move(self, old: Node | None, new: Node | None) -> None:
+        """A running sequence that had come to `old` has come to `new`; None: nowhere."""
+        if old is new:
+            return
+        if new is not None:
+            new.ends += 1
+        if old is not None:
+            old.ends -= 1
+            if not old.children:
+                self.prune(old)
 
     def clear(self) -> None:
         self._nodes.clear()
@@ -116,7 +131,7 @@ class PrefixCache:
         children: dict[int, int] = {}
         for key, node in self._nodes.items():
             ensure(node.key == key, "a node is filed under another's key")
-            ensure(node.children or any(node.blocks), "a node is kept that nothing needs")
+            ensure(node.children or node.ends or any(node.blocks), "a node is kept that nothing needs")
             if node.parent is not None:
                 ensure(self._nodes.get(node.parent.key) is node.parent, "a node's parent was forgotten before it")
                 children[id(node.parent)] = children.get(id(node.parent), 0) + 1

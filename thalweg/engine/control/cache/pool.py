@@ -77,6 +77,10 @@ class BlockPool:
         """Cached: sharing it makes one block fewer available."""
         return not self.references[block]
 
+    def findable(self, block: int) -> bool:
+        """May what it holds be found?"""
+        return bool(self._findable[block])
+
     def tag(self, block: int) -> None:
         """What this held block holds can be found from now on."""
         ensure(self.references[block] > 0, f"tag: block {block} is not held")

@@ -1,0 +1,174 @@
+"""Drafts: what is said does not depend on them; ranges of tokens end where single ones would; only what is accepted counts.
+
+The drafter here (`world.Guesser`) knows the truth and is right as often as a test wants. Random worlds with faults have
+drafts too (tests/rigs).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from world import World, make_config
+
+from thalweg.engine.messages import EngineRequest, TokenSampling
+from thalweg.errors import ConfigError
+
+MOST = 4
+
+
+def world(*, luck=1.0, **config) -> World:
+    """Every sequence that may have drafts has as many as may be, and waits for its turn to."""
+    w = World(make_config(**({"max_len": 96, "blocks": 80, "depth": 1} | config)), drafts=MOST, luck=luck)
+    w.batch_log = []
+    guesser = w.core.scheduler._drafter
+
+    def propose(slot: int, most: int) -> list[int]:
+        t, vocab = w.tracked[int(guesser.slots.handle[slot])], w.config.model.vocab
+        said = int(guesser.slots.known[slot]) - t.request.prompt_len
+        right = [*t.tokens[said:], *[0] * most][:most]
+        return [x if guesser.rng.random() < luck else (x + 1) % vocab for x in right]
+
+    guesser.propose, guesser.hopes = propose, lambda slot: True
+    return w
+
+
+def ask(w: World, handle: int, prompt, max_tokens: int = 20, **fields) -> None:
+    tokens = np.array(prompt, np.int32)
+    sampling = TokenSampling(max_tokens=max_tokens, **fields)
+    w.submit(EngineRequest(handle=handle, tokens=tokens, prompt_len=tokens.size, sampling=sampling))
+
+
+def test_right_drafts_are_all_taken_and_one_token_more():
+    w = world()
+    ask(w, 0, [1, 2, 3], 21)
+    w.drain()
+    assert [int(b.query.sum()) for b in w.batch_log] == [3, 5, 5, 5, 5]
+    drafts = w.core.scheduler.counters.drafts
+    assert (drafts.rounds, drafts.drafted, drafts.accepted, drafts.per_position) == (4, 16, 16, [4, 4, 4, 4])
+
+
+def test_wrong_drafts_cost_a_step_no_token():
+    w = world(luck=0.0)
+    ask(w, 0, [1, 2, 3], 12)
+    w.drain()
+    drafts = w.core.scheduler.counters.drafts
+    assert drafts.accepted == 0
+    assert drafts.drafted > 20
+    assert len(w.batch_log) == 12
+
+
+@pytest.mark.parametrize("place", range(1, 9))
+@pytest.mark.parametrize("kind", ["eos_ids", "stop_ids", "many"])
+def test_a_stop_token_inside_a_range_cuts_it(place, kind):
+    w = world(vocab=997)
+    ask(w, 0, [5, 6, 7], 20)
+    w.drain()
+    said = w.tracked[0].tokens
+    stops = {"stop_ids": (*range(500, 520), said[place])} if kind == "many" else {kind: (said[place],)}
+    ask(w, 1, [5, 6, 7], 20, **stops)
+    w.drain()
+    assert w.tracked[1].log, "nothing came out"
+    assert w.tracked[1].got == said.index(said[place]) + 1
+    assert w.tracked[1].finished == "stop"
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 12))
+def test_a_range_ends_at_max_tokens(max_tokens):
+    w = world()
+    ask(w, 0, [1, 2, 3], max_tokens)
+    w.drain()
+    assert (w.tracked[0].got, w.tracked[0].finished) == (max_tokens, "length")
+
+
+def test_a_range_ends_with_the_context():
+    w = world(max_len=16)
+    ask(w, 0, [1, 2, 3], 100)
+    w.drain()
+    assert w.tracked[0].got == 13
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"repetition_penalty": 1.1},
+        {"logit_bias": ((1, 1.5),)},
+        {"bad_words": ((1, 2),)},
+        {"allowed_ids": tuple(range(60))},
+        {"min_tokens": 5, "stop_ids": (3,)},
+        {"logprobs": 1},
+    ],
+)
+def test_what_changes_from_token_to_token_has_no_drafts_and_harms_none_beside_it(fields):
+    w = world()
+    ask(w, 0, [1, 2, 3], 15, **fields)
+    ask(w, 1, [4, 5, 6], 15)
+    w.drain()
+    owners = {int(w_slot) for b in w.batch_log for w_slot in b.slots[b.token_seq[b.draft_row]]}
+    assert len(owners) == 1
+    assert any(b.slots.size == 2 and b.draft_row.size for b in w.batch_log)
+
+
+def test_a_sequence_with_drafts_sits_out_while_others_go_on():
+    w = world(depth=2)
+    ask(w, 0, [1, 2, 3], 30)
+    ask(w, 1, [4, 5, 6], 30, logprobs=0)
+    w.drain()
+    alone = [b for b in w.batch_log[2:] if b.slots.size == 1]
+    both = [b for b in w.batch_log[2:] if b.slots.size == 2]
+    assert both
+    assert alone
+    assert all(b.query.tolist() == [1, 1 + MOST] for b in both[:-1])
+
+
+def test_sequences_with_drafts_go_in_one_step_and_not_each_half_in_its_own():
+    w = world(depth=2, max_tokens=64)
+    ask(w, 0, [1, 2, 3], 40)
+    w.step()
+    ask(w, 1, [4, 5, 6], 40)
+    w.drain()
+    late = w.batch_log[2:8]
+    assert all(b.slots.size == 2 for b in late)
+
+
+def test_only_what_was_accepted_is_published():
+    w = world(luck=0.5, block_tokens=2, max_len=64)
+    ask(w, 0, [1, 2, 3], 40)
+    w.drain()
+    said = [1, 2, 3, *w.tracked[0].tokens]
+    for h in range(1, 8):
+        ask(w, h, said[: 6 * h], 8)
+        w.drain()  # a wrong block would give wrong tokens
+    assert w.core.stats().prefix_hits > 60
+
+
+def test_drafts_take_no_block_that_others_will_need():
+    preemptions = []
+    for drafts in (True, False):
+        w = world(blocks=13, block_tokens=2, max_len=24, max_seqs=3, luck=0.0)
+        for h in range(3):
+            ask(w, h, [h + 1] * 2, 18, logprobs=-1 if drafts else 0)
+        w.drain()
+        preemptions.append(w.core.stats().preemptions)
+    assert preemptions[0] == preemptions[1]
+
+
+def test_a_step_that_returns_more_than_asked_for_is_found():
+    w = world()
+    ask(w, 0, [1, 2, 3], 20)
+    w.step()
+    run = w.run
+
+    def generous(batch):
+        done = run(batch)
+        result = done.result()
+        result.counts = result.counts + 9
+        return done
+
+    w.run = generous
+    with pytest.raises(AssertionError, match="more tokens than it was asked for"):
+        w.step()
+
+
+def test_a_recurrent_state_and_drafts_are_refused_in_words():
+    with pytest.raises(ConfigError, match="recurrent state cannot be taken back"):
+        World(make_config(windows=(0, -1)), drafts=2)

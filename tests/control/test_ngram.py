@@ -1,0 +1,104 @@
+"""Drafts by n-gram lookup against a walk over all tokens: what is proposed, from the prompt and from what came after it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from world import World, make_config
+
+from thalweg.config import SpeculationConfig
+from thalweg.engine.control.ngram import LONGEST_REST, NGramDrafter
+from thalweg.engine.control.slots import Slots
+from thalweg.engine.messages import EngineRequest, TokenSampling
+
+MOST = 5
+
+
+def expected(tokens: list[int], low: int, high: int, most: int) -> list[int]:
+    """After the latest earlier occurrence of the longest n-gram at the end; what is copied may be copied again."""
+    for n in range(high, low - 1, -1):
+        for end in range(len(tokens) - 1, n - 1, -1):
+            if len(tokens) > n and tokens[end - n : end] == tokens[-n:]:
+                whole = list(tokens)
+                for i in range(most):
+                    whole.append(whole[end + i])
+                return whole[len(tokens) :]
+    return []
+
+
+class Rig:
+    def __init__(self, prompt: list[int], low: int, high: int) -> None:
+        self.slots = Slots(2, 500)
+        self.slots.serial[1] = 7
+        self.drafter = NGramDrafter(SpeculationConfig(tokens=MOST, lookup_min=low, lookup_max=high), self.slots)
+        self.say(prompt)
+
+    def say(self, tokens: list[int]) -> None:
+        known = int(self.slots.known[1])
+        self.slots.tokens[1, known : known + len(tokens)] = tokens
+        self.slots.known[1] += len(tokens)
+
+
+@given(
+    prompt=st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    more=st.lists(st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.booleans()), max_size=12),
+    low=st.integers(1, 3), wider=st.integers(0, 3), most=st.integers(1, MOST),
+)  # fmt: skip
+@settings(max_examples=300, deadline=None)
+def test_what_is_proposed_is_what_followed_last_time(prompt, more, low, wider, most):
+    rig, said = Rig(prompt, low, low + wider), list(prompt)
+    for tokens, look in [([], True), *more]:
+        rig.say(tokens)
+        said += tokens
+        if look:
+            want = expected(said, low, low + wider, most)
+            assert rig.drafter.hopes(1) == bool(want)
+            assert rig.drafter.propose(1, most) == want
+
+
+def test_another_sequence_in_the_slot_is_another_index():
+    rig = Rig([1, 2, 3, 1, 2], 2, 2)
+    assert rig.drafter.propose(1, 2) == [3, 1]
+    rig.slots.serial[1], rig.slots.known[1] = 8, 0
+    rig.say([1, 2, 9, 1, 2])
+    assert rig.drafter.propose(1, 2) == [9, 1]
+
+
+def test_a_sequence_without_luck_is_left_alone_for_longer_and_longer():
+    rig, rests = Rig([1, 2] * 10, 1, 2), []
+    for _ in range(9):
+        rig.drafter.learn(1, 0)
+        rest = 0
+        while not rig.drafter.propose(1, 1):
+            rig.say([1 + rest % 2])
+            rest += 1
+        rests.append(rest)
+    assert rests == [0, 4, 8, 16, 32, LONGEST_REST, LONGEST_REST, LONGEST_REST, LONGEST_REST]
+    rig.drafter.learn(1, 1)
+    rig.drafter.learn(1, 0)
+    assert rig.drafter.propose(1, 1)
+
+
+def answers(speculation: SpeculationConfig | None, depth: int) -> tuple[dict[int, list[int]], World]:
+    """A small vocabulary makes the hash model repeat itself now and then; prompts that loop are copied."""
+    w = World(make_config(vocab=5, max_len=120, blocks=50, depth=depth, max_seqs=6, speculation=speculation))
+    for h in range(14):
+        tokens = np.array([h % 5, *[1, 2, 3] * 4], np.int32)
+        p = TokenSampling(max_tokens=60, temperature=0.5 * (h % 2), seed=h)
+        w.submit(EngineRequest(handle=h, tokens=tokens, prompt_len=tokens.size, sampling=p))
+    w.drain()
+    return {h: t.tokens[: t.got] for h, t in w.tracked.items()}, w
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_what_is_said_is_the_same_with_drafts_and_without(depth):
+    without, _ = answers(None, depth)
+    with_drafts, w = answers(SpeculationConfig(tokens=3, lookup_min=1, lookup_max=3), depth)
+    assert with_drafts == without
+    stats = w.core.stats()
+    assert stats.preemptions > 0
+    assert 0 < stats.accepted_tokens < stats.draft_tokens
+    assert sum(stats.accepted_per_position) == stats.accepted_tokens
+    assert stats.drafts <= stats.draft_tokens

@@ -1,0 +1,54 @@
+"""A group that keeps the last `window` tokens of a sequence, and drops the blocks before them while the sequence runs.
+
+A prefix is found as far as the group still has the blocks that the next token looks back on; those before may be gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from thalweg.engine.control.cache.groups.full import Full
+from thalweg.engine.control.cache.prefix import Node
+from thalweg.hal.kv import KVSpec
+
+
+class Window(Full):
+    whole = False
+
+    @classmethod
+    def holds(cls, spec: KVSpec, tokens: int, step: int) -> int:
+        """The window's blocks, and those of the step in progress."""
+        return super().holds(spec, min(tokens, spec.window + step), step)
+
+    def first_needed(self, computed: int) -> int:
+        return max(0, computed - self.spec.window + 1) // self.spec.block_tokens
+
+    def find(self, nodes: Sequence[Node], most: int) -> int:
+        """Back from the end: a block that is missing there is missing for every length that looks back on it."""
+        end = at = most // self._nodes
+        while at > self.first_needed(end * self.spec.block_tokens):
+            at -= 1
+            if not nodes[(at + 1) * self._nodes - 1].blocks[self.index]:
+                end = at
+        return end * self._nodes
+
+    def need(self, nodes: Sequence[Node], tokens: int, chunk: int) -> int:
+        """The first chunk's only: blocks are dropped as the sequence goes on."""
+        return super().need(nodes, len(nodes) * self.unit + chunk, chunk)
+
+    def first_chunk(self, nodes: Sequence[Node], take: int) -> int:
+        first = self.first_needed(len(nodes) * self.unit)
+        idle = sum(map(self.pool.is_idle, self._filed(nodes, first, len(nodes) // self._nodes)))
+        return min(take, max(0, self.pool.available - idle) * self.spec.block_tokens)
+
+    def drop(self, slot: int, computed: int) -> None:
+        held = self.blocks[slot]
+        begin, end = self.kept[slot], min(self.first_needed(computed), len(held))
+        for i in range(begin, end):
+            self.pool.release(held[i])
+            held[i] = 0
+        self.table[slot, begin:end] = 0
+        self.kept[slot] = max(begin, end)
+
+    def next(self, computed: int) -> int | None:
+        return (computed // self.spec.block_tokens + 1) * self.spec.block_tokens

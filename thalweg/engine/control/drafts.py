@@ -1,0 +1,59 @@
+"""Speculation, as the scheduler knows it: somebody guesses a sequence's next tokens, and one step verifies them all.
+
+A draft is right exactly if it is the token that would be sampled in its place, because the noise of sampling is a hash of
+seed, position and token. So what a sequence says does not depend on who guesses, nor on whether anybody does.
+
+Only sequences without anything that changes from one token to the next are guessed for (`PER_TOKEN`): the others' sampling
+would need a history, bias or mask of its own for every draft.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from thalweg.engine.control import slots as f
+
+PER_TOKEN = f.LOOKBACK | f.BIAS | f.MASK | f.BAD_WORDS | f.BANS
+"""Flags of sequences nobody guesses for; nor for those that want logprobs."""
+
+
+class Drafter(Protocol):
+    """Guesses. It reads the slots and changes nothing of them; of a slot it has not seen with this serial it knows nothing."""
+
+    most: int
+    """Drafts of a sequence in a step."""
+
+    def propose(self, slot: int, most: int) -> list[int]:
+        """At most `most` tokens that may follow all that is known of the sequence, every one of its tokens being known."""
+
+    def hopes(self, slot: int) -> bool:
+        """Is it worth to wait for the tokens in flight, and to propose then?"""
+
+    def learn(self, slot: int, accepted: int) -> None:
+        """So many of the drafts last proposed were right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A sequence's last known token and guesses at those after it, to be computed in one step."""
+
+    slot: int
+    tokens: list[int]
+
+
+@dataclass(slots=True)
+class DraftCounters:
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    per_position: list[int] = field(default_factory=list)
+    """Accepted drafts by their place in the proposal."""
+
+    def count(self, drafted: int, accepted: int) -> None:
+        self.rounds += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.per_position += [0] * (drafted - len(self.per_position))
+        for place in range(accepted):
+            self.per_position[place] += 1

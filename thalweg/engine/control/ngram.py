@@ -1,0 +1,122 @@
+"""Drafts from a sequence's own tokens: what followed the last time its last few tokens were seen (prompt lookup).
+
+The longest n-gram at the end of a sequence, of `lookup_max` to `lookup_min` tokens, is looked up among all that came before.
+The latest occurrence counts. What followed is copied, and where the copy runs into the end of the sequence it goes on copying
+itself, so a loop of any length is followed. Prompts are indexed once, as sorted hashes; a collision costs a wrong draft.
+
+A sequence whose drafts were all wrong, twice and more in a row, is left alone for a while, longer each time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thalweg.config import SpeculationConfig
+from thalweg.engine.control.slots import Slots
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    I32 = NDArray[np.int32]
+    U64 = NDArray[np.uint64]
+
+FACTOR, MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
+LONGEST_REST = 64
+"""Tokens for which a sequence without luck is left alone, at most."""
+
+
+class NGramDrafter:
+    """A `drafts.Drafter`."""
+
+    def __init__(self, config: SpeculationConfig, slots: Slots) -> None:
+        self.most = config.tokens
+        self._sizes = range(config.lookup_max, config.lookup_min - 1, -1)
+        self._slots = slots
+        self._indexes: dict[int, tuple[int, _Index]] = {}
+        """Per slot: of which serial, and the index."""
+
+    def propose(self, slot: int, most: int) -> list[int]:
+        known, row = int(self._slots.known[slot]), self._slots.tokens[slot]
+        begin = self._index(slot).continuation(row, known)
+        if begin < 0:
+            return []
+        drafts: list[int] = row[begin : min(begin + most, known)].tolist()
+        while len(drafts) < most:
+            drafts.append(drafts[begin - known])
+        return drafts
+
+    def hopes(self, slot: int) -> bool:
+        """If what is known goes on as it did before, so will what is in flight."""
+        return self._index(slot).continuation(self._slots.tokens[slot], int(self._slots.known[slot])) >= 0
+
+    def learn(self, slot: int, accepted: int) -> None:
+        self._index(slot).learn(int(self._slots.known[slot]), accepted)
+
+    def _index(self, slot: int) -> _Index:
+        serial, (of, index) = int(self._slots.serial[slot]), self._indexes.get(slot, (0, None))
+        if index is None or of != serial:
+            index = _Index(self._slots.tokens[slot, : self._slots.known[slot]], self._sizes)
+            self._indexes[slot] = serial, index
+        return index
+
+
+class _Index:
+    """Where each n-gram of one sequence was seen last: the position after it."""
+
+    __slots__ = ("_end", "_misses", "_old", "_recent", "_rests_until", "_sizes")
+
+    def __init__(self, tokens: I32, sizes: range) -> None:
+        """sizes: the largest first."""
+        self._sizes = sizes
+        self._old = {n: _sorted(tokens, n) for n in sizes}
+        self._recent: dict[tuple[int, ...], int] = {}
+        self._end = tokens.size
+        """N-grams that end before it are indexed."""
+        self._misses = self._rests_until = 0
+
+    def continuation(self, row: I32, known: int) -> int:
+        """The position of what followed the tokens before `known` when they were last seen; -1: they were not."""
+        if known < self._rests_until:
+            return -1
+        begin = max(0, self._end - self._sizes[0])
+        tail: list[int] = row[begin:known].tolist()
+        for end in range(self._end, known):
+            for n in self._sizes:
+                if n <= end:
+                    self._recent[tuple(tail[end - n - begin : end - begin])] = end
+        self._end = max(self._end, known)
+        for n in self._sizes:
+            if n < known:
+                gram = tuple(row[known - n : known].tolist())
+                at = self._recent.get(gram, -1)
+                at = _last(self._old[n], gram) if at < 0 else at
+                if at >= 0:
+                    return at
+        return -1
+
+    def learn(self, known: int, accepted: int) -> None:
+        self._misses = 0 if accepted else self._misses + 1
+        if self._misses > 1:
+            self._rests_until = known + min(1 << self._misses, LONGEST_REST)
+
+
+def _sorted(tokens: I32, n: int) -> tuple[U64, I32]:
+    """Hashes of the n-grams that end before the last token, in order, and the positions after them; of equal ones the
+    later position is last."""
+    count = max(0, tokens.size - n)
+    hashes = np.zeros(count, np.uint64)
+    for i in range(n):
+        hashes = hashes * np.uint64(FACTOR) + tokens[i : i + count].astype(np.uint64) + np.uint64(1)
+    order = np.argsort(hashes, kind="stable")
+    return hashes[order], (order + n).astype(np.int32)
+
+
+def _last(old: tuple[U64, I32], gram: tuple[int, ...]) -> int:
+    hashes, positions = old
+    key = 0
+    for token in gram:
+        key = (key * FACTOR + token + 1) & MASK
+    at = int(np.searchsorted(hashes, np.uint64(key), side="right")) - 1
+    return int(positions[at]) if at >= 0 and int(hashes[at]) == key else -1
