@@ -37,7 +37,7 @@ def variants(arch: str, model: str) -> dict[str, Any]:
     for batch in list(worker.steps(config))[:FIRST]:
         built.launch(batch)
     for features in worker._features(config):
-        built.launch(worker.sampled(worker._batch(config, [5], [1]), features, config.model.vocab))
+        built.launch(worker.asking(worker._batch(config, [5], [1]), features, config.model.vocab))
     first = [name for _, name in absent.kernels()]
     for _ in range(STEPS):
         seqs = rng.randint(1, min(40, config.scheduler.max_seqs))
@@ -45,7 +45,7 @@ def variants(arch: str, model: str) -> dict[str, Any]:
         context = [rng.randint(0, config.model.max_len - q) for q in query]
         batch = worker._batch(config, context, query)
         for features in rng.sample(list(worker._features(config)), 2):
-            built.launch(grown(worker.sampled(batch, features, config.model.vocab), rng.randint(1, 40)))
+            built.launch(grown(worker.asking(batch, features, config.model.vocab), rng.randint(1, 40)))
     return {"first": len(first), "later": [name for _, name in absent.kernels()][len(first) :]}
 
 
