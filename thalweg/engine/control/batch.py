@@ -59,6 +59,8 @@ class Launched:
     launched: float = 0.0
     drafts: I32 | None = None
     """Per row; None: no row has any."""
+    streams: int = 0
+    """Sequences past their prompt, in the step or not."""
 
 
 @dataclass(slots=True)
