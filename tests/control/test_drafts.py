@@ -6,10 +6,13 @@ drafts too (tests/rigs).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from world import World, make_config
 
+from thalweg.backends.null import SimClock
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.errors import ConfigError
 
@@ -29,6 +32,7 @@ def world(*, luck=1.0, **config) -> World:
         return [x if guesser.rng.random() < luck else (x + 1) % vocab for x in right]
 
     guesser.propose, guesser.hopes = propose, lambda slot: True
+    w.core.scheduler.gain.allows = lambda rows: True  # whatever this machine's clock says
     return w
 
 
@@ -172,3 +176,34 @@ def test_a_step_that_returns_more_than_asked_for_is_found():
 def test_a_recurrent_state_and_drafts_are_refused_in_words():
     with pytest.raises(ConfigError, match="recurrent state cannot be taken back"):
         World(make_config(windows=(0, -1)), drafts=2)
+
+
+# ---------------------------------------------------------------- do they pay? (a simulated clock)
+
+
+def spent(drafts: int, luck: float, base: float, per_token: float, depth: int) -> float:
+    """Simulated seconds of eight streams on a device whose steps take base + per_token for each of their tokens."""
+    clock = SimClock()
+    w = World(
+        make_config(vocab=997, max_len=400, blocks=900, depth=depth, max_tokens=256), drafts=drafts, luck=luck, clock=clock,
+        deferred=True, check=False,
+    )  # fmt: skip
+    w.options = replace(w.options, base=base, per_token=per_token, clock=clock)
+    w.boot()
+    if drafts:
+        w.core.scheduler._drafter.hopes = lambda slot: True
+    for h in range(8):
+        ask(w, h, [h + 1, 2, 3], 300)
+    w.drain()
+    return clock()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_where_tokens_cost_little_drafts_make_all_faster(depth):
+    assert spent(MOST, 0.95, 1.0, 0.001, depth) < 0.65 * spent(0, 0, 1.0, 0.001, depth)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("luck", [0.0, 0.3])
+def test_where_every_token_costs_drafts_are_soon_given_up(depth, luck):
+    assert spent(MOST, luck, 0.1, 0.1, depth) < 1.15 * spent(0, 0, 0.1, 0.1, depth)

@@ -59,6 +59,8 @@ class Launched:
     launched: float = 0.0
     drafts: I32 | None = None
     """Per row; None: no row has any."""
+    streams: int = 0
+    """Sequences past their prompt, in the step or not."""
 
 
 @dataclass(slots=True)
@@ -118,14 +120,15 @@ class BatchBuilder:
             return self._mixed(plan, positions, tokens)
         cast = self._who(decode)
         cast.bias_steps -= 1
+        none = self._empty
         reached = positions + self._ones[:n]
         batch = StepBatch(
             tokens=tokens, token_seq=self._arange[:n], positions=positions, slots=cast.slots, context=positions,
             query=self._ones[:n], last_row=self._arange[:n], emit=self._true[:n],
             block_tables=self._tables(decode, positions), sampling=cast.sampling, uniform=1, features=cast.features,
-            mask=cast.mask,
-            bias_row=cast.bias[0], bias_token=cast.bias[1], bias_value=cast.bias[2],
-            bad_row=cast.bad_row, bad_words=cast.bad_words,
+            mask=cast.mask, bias_row=cast.bias[0], bias_token=cast.bias[1], bias_value=cast.bias[2],
+            bad_row=cast.bad_row, bad_words=cast.bad_words, history_slot=none, history_pos=none, history_token=none,
+            score_rows=none, score_targets=none, draft_row=none, draft_pick=_NO_PICK,
         )  # fmt: skip
         s.scheduled[decode] = reached
         s.length[decode] = reached + self._ones[:n]

@@ -62,6 +62,7 @@ class EngineCore:
         guesses = None if drafter is None else drafter(self.slots)
         if guesses is not None and not self.kv.rewinds:
             raise ConfigError("speculative_config: a recurrent state cannot be taken back when drafts are wrong: leave it out")
+        self._drafting = guesses is not None
         self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from, guesses)
         most = guesses.most if guesses is not None else 0
         self._builder = BatchBuilder(self.slots, self.kv, config.model.vocab, most, config.cache.tables_kept)
@@ -140,8 +141,12 @@ class EngineCore:
             return self._outputs(None) if self._finished else None
         oldest = self._in_flight.popleft()
         result = oldest.pending.result()
-        self._observe(oldest)
+        seconds = self._observe(oldest)
         news = self._reader.read(oldest, result)
+        if self._drafting and not oldest.prompt_tokens:
+            plain = oldest.drafts is None and oldest.decodes == oldest.streams
+            counts = None if plain else np.unique(news.handles, return_counts=True)[1]
+            self.scheduler.gain.observe(oldest.streams, counts, seconds)
         for request, how in news.ended:
             self._end(request, how)
         self._steps += 1
@@ -171,16 +176,19 @@ class EngineCore:
                 self._started += started
             elif started:
                 self._announce(started)
+        record.streams = plan.streams
         self.scheduler.pace.planned(record.prompt_tokens, record.decodes)
         record.launched = self._clock()
         record.pending = self._launch(batch)
         self._in_flight.append(record)
 
-    def _observe(self, done: Launched) -> None:
-        """A step takes from its launch, or from the end of the one before it, to its result."""
+    def _observe(self, done: Launched) -> float:
+        """Seconds a step took: from its launch, or from the end of the one before it, to its result."""
         now = self._clock()
-        self.scheduler.pace.observe(done.prompt_tokens, done.decodes, now - max(done.launched, self._last_result))
+        seconds = now - max(done.launched, self._last_result)
+        self.scheduler.pace.observe(done.prompt_tokens, done.decodes, seconds)
         self._last_result = now
+        return seconds
 
     def _outputs(self, news: News | None) -> Outputs:
         if news is None:

@@ -4,7 +4,8 @@ The longest n-gram at the end of a sequence, of `lookup_max` to `lookup_min` tok
 The latest occurrence counts. What followed is copied, and where the copy runs into the end of the sequence it goes on copying
 itself, so a loop of any length is followed. Prompts are indexed once, as sorted hashes; a collision costs a wrong draft.
 
-A sequence whose drafts were all wrong, twice and more in a row, is left alone for a while, longer each time.
+A sequence has as many drafts as were right last time and one more, twice as many when all were. One whose drafts were all
+wrong, twice and more in a row, is left alone for a while, longer each time.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class NGramDrafter:
         """Per slot: of which serial, and the index."""
 
     def propose(self, slot: int, most: int) -> list[int]:
-        known, row = int(self._slots.known[slot]), self._slots.tokens[slot]
-        begin = self._index(slot).continuation(row, known)
+        known, row, index = int(self._slots.known[slot]), self._slots.tokens[slot], self._index(slot)
+        begin, most = index.continuation(row, known), min(most, index.width)
         if begin < 0:
             return []
         drafts: list[int] = row[begin : min(begin + most, known)].tolist()
@@ -52,7 +53,7 @@ class NGramDrafter:
         return self._index(slot).continuation(self._slots.tokens[slot], int(self._slots.known[slot])) >= 0
 
     def learn(self, slot: int, accepted: int) -> None:
-        self._index(slot).learn(int(self._slots.known[slot]), accepted)
+        self._index(slot).learn(int(self._slots.known[slot]), accepted, self.most)
 
     def _index(self, slot: int) -> _Index:
         serial, (of, index) = int(self._slots.serial[slot]), self._indexes.get(slot, (0, None))
@@ -65,7 +66,7 @@ class NGramDrafter:
 class _Index:
     """Where each n-gram of one sequence was seen last: the position after it."""
 
-    __slots__ = ("_end", "_misses", "_old", "_recent", "_rests_until", "_sizes")
+    __slots__ = ("_end", "_misses", "_old", "_recent", "_rests_until", "_sizes", "width")
 
     def __init__(self, tokens: I32, sizes: range) -> None:
         """sizes: the largest first."""
@@ -75,6 +76,8 @@ class _Index:
         self._end = tokens.size
         """N-grams that end before it are indexed."""
         self._misses = self._rests_until = 0
+        self.width = 2
+        """Drafts of the next proposal, at most."""
 
     def continuation(self, row: I32, known: int) -> int:
         """The position of what followed the tokens before `known` when they were last seen; -1: they were not."""
@@ -96,7 +99,8 @@ class _Index:
                     return at
         return -1
 
-    def learn(self, known: int, accepted: int) -> None:
+    def learn(self, known: int, accepted: int, most: int) -> None:
+        self.width = min(most, 2 * self.width if accepted >= self.width else accepted + 1)
         self._misses = 0 if accepted else self._misses + 1
         if self._misses > 1:
             self._rests_until = known + min(1 << self._misses, LONGEST_REST)

@@ -23,6 +23,7 @@ from thalweg.config import SchedulerConfig
 from thalweg.engine.control.cache.prefix import Node
 from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.drafts import PER_TOKEN, Draft, DraftCounters, Drafter
+from thalweg.engine.control.gain import Gain
 from thalweg.engine.control.invariant import ensure
 from thalweg.engine.control.pace import Pace
 from thalweg.engine.control.request import Request
@@ -58,6 +59,8 @@ class Plan:
     chunks: list[Chunk]
     entered: list[Request]
     drafted: list[Draft]
+    streams: int = 0
+    """With a drafter: sequences past their prompt, in the step or not."""
 
 
 @dataclass(slots=True)
@@ -91,6 +94,7 @@ class Scheduler:
         self._computing: dict[bytes, Request] = {}
         self._order: NDArray[np.int32] | None = None
         self.pace = Pace(config.max_prefill_slowdown)
+        self.gain = Gain()
         self._prefilling = 0  # an upper bound on running sequences with more than one token to compute
 
     # ------------------------------------------------------------------ comings and goings
@@ -144,7 +148,9 @@ class Scheduler:
         """The next step, or None if nothing can be scheduled before a step in flight (of `in_flight`) returns."""
         preempted = self.counters.preemptions
         budget = self._config.max_tokens
-        decode = self._decodes(budget, in_flight)
+        streams = self._streams() if self._drafter is not None else 0
+        drafter = self._drafter if streams and self.gain.allows(streams) else None
+        decode = self._decodes(budget, in_flight, drafter)
         budget -= decode.size
         whole = False
         if decode.size and budget and (self.waiting or self._prefilling) and not self._resuming():
@@ -163,14 +169,14 @@ class Scheduler:
         if chunks and budget and not whole and self.counters.preemptions == preempted:
             self._top_up(chunks, budget)
         drafted: list[Draft] = []
-        if self._drafter is not None and decode.size:
-            drafted = self._drafts(self._drafter, decode, self._config.max_tokens - decode.size - sum(c.take for c in chunks))
+        if drafter is not None and decode.size:
+            drafted = self._drafts(drafter, decode, self._config.max_tokens - decode.size - sum(c.take for c in chunks))
             decode = decode[~np.isin(decode, [d.slot for d in drafted])] if drafted else decode
         # Drafts alone wait for others in flight, and go with them: else each half of the sequences had steps of its own.
         halved = drafted and in_flight and self._slots.proposed[self.order()].any()
         if not decode.size and not chunks and (halved or not drafted):
             return None
-        return Plan(decode, chunks, entered, drafted)
+        return Plan(decode, chunks, entered, drafted, streams)
 
     def _resuming(self) -> bool:
         """Does a stream that had begun wait for its sequence to be computed again (after a restart, or a preemption)? It stands
@@ -186,13 +192,13 @@ class Scheduler:
             self._order = np.fromiter((r.slot for r in self.running), np.int32, len(self.running))
         return self._order
 
-    def _decodes(self, budget: int, in_flight: int) -> NDArray[np.int32]:
+    def _decodes(self, budget: int, in_flight: int, drafter: Drafter | None) -> NDArray[np.int32]:
         """Slots with exactly one token to compute, each with room for it in the cache."""
         s, order = self._slots, self.order()
         scheduled, length = s.scheduled[order], s.length[order]
         ready = (length - scheduled == 1) & (length < s.limit[order])
-        if self._drafter is not None and in_flight:
-            ready &= ~self._sits_out(self._drafter, order, ready)
+        if drafter is not None and in_flight:
+            ready &= ~self._sits_out(drafter, order, ready)
         decode = order if ready.all() else order[ready]
         if decode.size > budget:
             decode = decode[:budget]
@@ -203,6 +209,10 @@ class Scheduler:
         return decode[~np.isin(decode, stuck)] if stuck else decode
 
     # ------------------------------------------------------------------ drafts
+
+    def _streams(self) -> int:
+        s, order = self._slots, self.order()
+        return int((s.length[order] - s.scheduled[order] <= 1).sum())
 
     def _guessable(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Which of these may have drafts: those that ask for nothing per token, and have room for more than one."""

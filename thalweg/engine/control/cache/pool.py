@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from thalweg.engine.control.invariant import ensure
+from thalweg.engine.control.invariant import InvariantError, ensure
 from thalweg.hal.step import SCRATCH
 
 
@@ -65,7 +65,8 @@ class BlockPool:
     def release(self, block: int) -> None:
         """One holder less. A block released later is kept longer."""
         left = self.references[block] - 1
-        ensure(left >= 0 and block != SCRATCH, f"release: block {block} is not held")
+        if left < 0 or block == SCRATCH:
+            raise InvariantError(f"release: block {block} is not held")
         self.references[block] = left
         if not left:
             if self._findable[block]:
@@ -83,7 +84,8 @@ class BlockPool:
 
     def tag(self, block: int) -> None:
         """What this held block holds can be found from now on."""
-        ensure(self.references[block] > 0, f"tag: block {block} is not held")
+        if self.references[block] <= 0:  # asked in every step: a message is made only when there is something to say
+            raise InvariantError(f"tag: block {block} is not held")
         self._findable[block] = True
 
     def untag_all(self) -> None:

@@ -110,7 +110,7 @@ class KVCache:
     def tables(self, slots: NDArray[np.int32], context: NDArray[np.int32]) -> tuple[NDArray[np.int32], ...]:
         """The block tables of a step over these slots, per group."""
         tokens = int(self._slots.capacity[slots].max())
-        return tuple(g.rows(slots, context, tokens) for g in self.groups)
+        return tuple([g.rows(slots, context, tokens) for g in self.groups])
 
     # ------------------------------------------------------------------ prefixes
 
@@ -172,9 +172,7 @@ class KVCache:
     def _next(self, request: Request, computed: int) -> int:
         """The returned progress at which `advance` has something to do again."""
         then = (computed // self.unit + 1) * self.unit if request.publishing else NEVER
-        for g in self._dropping:
-            then = min(then, g.next(computed) or NEVER)
-        return then
+        return min(then, *(g.next(computed) or NEVER for g in self._dropping)) if self._dropping else then
 
     def _publish(self, slot: int, request: Request, computed: int) -> list[bytes]:
         """Make nodes of the returned tokens, as far as other prefixes let it, and file every group's blocks under them."""
@@ -193,8 +191,10 @@ class KVCache:
             last = node
         for g in self.groups:
             g.publish(slot, nodes, first, computed)
-        if last is not before:
-            prefix.move(before, last)
+        if last is not None and last is not before:  # as `prefix.move`, but what has a child needs no pruning
+            last.ends += 1
+            if before is not None:
+                before.ends -= 1
         return keys[first : len(nodes)]
 
     def release(self, slot: int, request: Request) -> None:

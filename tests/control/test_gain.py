@@ -1,0 +1,75 @@
+"""Whether drafts pay is measured: on a device where they do there are some, on one where they do not there are few."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from thalweg.engine.control.gain import LONGEST_REST, TRIAL, Gain
+
+
+def run(steps: int, rows: int, plain: float, drafted: float, counts: list[int]) -> tuple[int, float, float]:
+    """Steps of `rows` streams; (how many had drafts, seconds, tokens per stream by the geometric mean)."""
+    gain, clock, got, tried = Gain(), 0.0, 0.0, 0
+    each = float(np.exp(np.log(counts).mean()))
+    for _ in range(steps):
+        if gain.allows(rows):
+            gain.observe(rows, np.array(counts), drafted)
+            clock, got, tried = clock + drafted, got + each, tried + 1
+        else:
+            gain.observe(rows, None, plain)
+            clock, got = clock + plain, got + 1
+    return tried, clock, got
+
+
+def test_where_drafts_pay_nearly_every_step_has_them():
+    tried, clock, got = run(1000, 4, plain=1.0, drafted=1.5, counts=[3, 3, 2, 4])
+    assert tried > 950
+    assert got / clock > 1.9
+
+
+def test_where_they_do_not_they_are_tried_ever_more_rarely():
+    tried, clock, got = run(4000, 4, plain=1.0, drafted=3.0, counts=[2, 2, 2, 2])
+    assert 2 * TRIAL <= tried <= 10 * TRIAL
+    assert got / clock > 0.97
+    assert run(20_000, 4, 1.0, 3.0, [2, 2, 2, 2])[0] < 10 * TRIAL + 20_000 / LONGEST_REST * TRIAL
+
+
+@pytest.mark.parametrize(("counts", "often"), [([5, 5, 5, 5], True), ([5, 5, 1, 1], True), ([5, 1, 1, 1], False)])
+def test_one_stream_that_repeats_itself_does_not_slow_all_others(counts, often):
+    tried, _, _ = run(1000, 4, plain=1.0, drafted=1.9, counts=counts)
+    assert (tried > 900) is often
+
+
+def test_what_a_device_does_is_found_out_again_when_it_changes():
+    gain, tried = Gain(), []
+    for phase, drafted in enumerate((3.0, 1.1, 3.0)):
+        tried.append(0)
+        for _ in range(3000):
+            if gain.allows(2):
+                gain.observe(2, np.array([2, 2]), drafted)
+                tried[phase] += 1
+            else:
+                gain.observe(2, None, 1.0)
+    assert tried[0] < 100
+    assert tried[1] > 1500
+    assert tried[2] < 200
+
+
+def test_numbers_of_streams_are_judged_apart():
+    gain = Gain()
+    for _ in range(200):
+        for rows, drafted in ((1, 1.1), (16, 9.0)):
+            if gain.allows(rows):
+                gain.observe(rows, np.full(rows, 2), drafted)
+            else:
+                gain.observe(rows, None, 1.0)
+    assert gain.allows(1)
+    assert not gain.allows(16)
+
+
+def test_without_times_drafts_are_allowed():
+    gain = Gain()
+    for _ in range(100):
+        gain.observe(3, np.array([1, 1, 1]), 0.0)
+    assert gain.allows(3)
