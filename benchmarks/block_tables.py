@@ -54,8 +54,13 @@ def measure(seqs: int, blocks: int, context: int, steps: int, kept: bool) -> flo
     lengths = np.array([0, *(context + i % BLOCK for i in range(seqs))])
     lengths[1] = (blocks - 1) * BLOCK - steps
     slots: Any = SimpleNamespace(count=seqs, capacity=np.zeros(seqs + 1, np.int32), serial=np.arange(seqs + 1, dtype=np.int64))
-    cache: Any = SimpleNamespace(block_tokens=BLOCK, groups=[SimpleNamespace(table=table)])
-    builder = BatchBuilder(slots, cache, 1000, kept)
+
+    def copies(rows: np.ndarray, context: np.ndarray) -> tuple[np.ndarray]:
+        return (table[rows, : int(slots.capacity[rows].max()) // BLOCK],)
+
+    group = SimpleNamespace(growing=table, spec=SimpleNamespace(block_tokens=BLOCK))
+    cache: Any = SimpleNamespace(groups=[group], tables=copies)
+    builder = BatchBuilder(slots, cache, 1000, tables_kept=kept)
     rows, i32 = np.arange(1, seqs + 1, dtype=np.int32), np.int32
     sampling, times = SamplingArrays.greedy(seqs), []
     for step in range(steps + 4):
@@ -64,7 +69,7 @@ def measure(seqs: int, blocks: int, context: int, steps: int, kept: bool) -> flo
         start = time.perf_counter()
         batch = StepBatch(
             tokens=rows, token_seq=rows - 1, positions=rows, slots=rows, context=rows, query=np.ones(seqs, i32),
-            last_row=rows - 1, emit=np.ones(seqs, bool), block_tables=builder._tables(rows), sampling=sampling, uniform=1,
+            last_row=rows - 1, emit=np.ones(seqs, bool), block_tables=builder._tables(rows, rows), sampling=sampling, uniform=1,
         )  # fmt: skip
         runner.launch(batch)
         times.append(time.perf_counter() - start)
