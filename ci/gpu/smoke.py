@@ -124,8 +124,7 @@ def counted(device: str, shape: StepShape | None) -> dict[str, Any]:
 
 
 def _opened(device: str) -> Device:
-    platform = discovery.load(device)
-    return platform.open(Place(), platform.options() if platform.options is not None else None)
+    return discovery.load(device).open(Place())
 
 
 def greedy(device: str) -> dict[str, Any]:

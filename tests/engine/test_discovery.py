@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,7 @@ class Made(Platform):
     def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
         return Defaults()
 
-    def open(self, place: Place, options: Any = None) -> Device:
+    def open(self, place: Place) -> Device:
         raise NotImplementedError
 
 

@@ -93,7 +93,7 @@ class World:
     def boot(self) -> None:
         """A new core and a new device, as after a crash."""
         config = self.config
-        self.device = NullPlatform().open(Place(), self.options)
+        self.device = NullPlatform().configured(self.options).open(Place())
         state = {
             "kv": [np.zeros((n, config.cache.block_tokens), np.int64) for n in config.cache.blocks],
             "history": np.zeros((config.scheduler.max_seqs + 1, config.model.max_len + 1), np.int32),

@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,8 @@ def null_config(*, seqs: int, max_len: int, depth: int, blocks: int | None = Non
 def null_launch(config: EngineConfig, **options: Any) -> Executable:
     """A null executable with the state the configuration needs; `options` are the platform's own."""
     platform = load("null")
-    assert platform.options is not None
     options = {"vocab": config.model.vocab, "windows": tuple(g.window for g in config.cache.groups), **options}
-    device = platform.open(Place(), platform.options(**options))
+    device = platform.configured(replace(platform.options, **options)).open(Place())
     layout = [(n, config.cache.block_tokens) for n in config.cache.blocks]
     state = {
         "kv": [np.zeros(shape, np.int64) for shape in layout],

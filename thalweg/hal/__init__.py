@@ -5,5 +5,5 @@ kernel is chosen), `attention` and `kv` (how the cache is laid out), `comm` (col
 Only `hal.ops` (reference bodies) and `hal.testing` (the conformance kit) may import a tensor framework.
 """
 
-HAL_API = 1
+HAL_API = 2
 """Version of the contract. A platform built for another version is refused at discovery, with both numbers."""

@@ -6,14 +6,16 @@ else has a default here. It never supplies a worker, runner, sampler, scheduler 
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
+from thalweg.errors import DeviceError
 from thalweg.hal import HAL_API
 from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.comm import Communicator, Solo
@@ -321,22 +323,31 @@ class Absent(ABC):
 
 
 class Platform(ABC):
-    """One hardware family. Stateless; constructing it touches no driver and imports no framework."""
+    """One hardware family with its knobs. Immutable; constructing it touches no driver and imports no framework."""
 
     name: str
     api: int = HAL_API
-    options: type | None = None
-    """A frozen dataclass of the platform's own knobs, or None."""
+    options: Any = None
+    """The platform's own knobs, an instance of a frozen dataclass: its defaults, or what `configured` was given. None: it has
+    none. Every method answers for these knobs."""
     runs_models: bool = True
     """False: compile() ignores step and params, so the worker builds no model and loads no tensor framework (null)."""
+
+    def configured(self, options: Any) -> Self:
+        """This platform with the knobs a user set, of the class of `options`. None: itself. A platform whose knobs may hold
+        wrong values says so here. Raises thalweg.errors.DeviceError with the remedy."""
+        if options is None:
+            return self
+        if self.options is None or not isinstance(options, type(self.options)):
+            takes = f"takes {type(self.options).__name__}" if self.options is not None else "has no options"
+            raise DeviceError(f"device: {self.name} {takes}, not {type(options).__name__}")
+        made = copy.copy(self)
+        made.options = options
+        return made
 
     @abstractmethod
     def probe(self) -> Probe:
         """No driver initialisation, no framework import."""
-
-    def probe_with(self, options: Any) -> Probe:
-        """`probe`, for a user who set the platform's own knobs: one may change what is needed. Default: none does."""
-        return self.probe()
 
     def topology(self, want: Parallel) -> Topology:
         """Default: one process per device."""
@@ -355,22 +366,14 @@ class Platform(ABC):
         Default: None, unknown until it is opened."""
         return None
 
-    def describe_with(self, options: Any) -> DeviceInfo | None:
-        """`describe`, for a user who set the platform's own knobs. Default: none changes the device."""
-        return self.describe()
-
     def unplanned(self) -> str:
-        """Why `describe_with` said None, and what to do about it. Default: what `probe` says."""
+        """Why `describe` said None, and what to do about it. Default: what `probe` says."""
         return self.probe().reason
 
     def packs(self, dtype: str) -> bool:
         """Do this platform's kernels keep their own copy of the matrices they multiply by (so that an embedding that is
         also the output matrix lies in memory twice)? Default: no."""
         return False
-
-    def packs_with(self, dtype: str, options: Any) -> bool:
-        """`packs`, for a user who set the platform's own knobs: one may turn kernels off. Default: none does."""
-        return self.packs(dtype)
 
     def workspace(self, s: StepSizes) -> int:
         """Temporaries of the largest step in bytes, an estimate, for planning. Default: that of an eager step, where each
@@ -383,10 +386,6 @@ class Platform(ABC):
         sampling = s.seqs * s.vocab * (4 * 4 + s.dtype_bytes)
         return stream + max(attention, mlp, sampling)
 
-    def workspace_with(self, s: StepSizes, options: Any) -> int:
-        """`workspace`, for a user who set the platform's own knobs. Default: none changes it."""
-        return self.workspace(s)
-
     def validate(self, config: Any) -> list[Problem]:
         """Every objection to a resolved configuration, all at once. Default: none."""
         return []
@@ -396,8 +395,8 @@ class Platform(ABC):
         process that will preload knows its platform, and imports other things meanwhile. Default: nothing."""
         return
 
-    def expect(self, weights: int, options: Any) -> None:
-        """A device opened later, with these options, will soon be given about `weights` bytes of parameters. Called before
+    def expect(self, weights: int) -> None:
+        """A device opened later will soon be given about `weights` bytes of parameters. Called before
         `preload`, and only where they fit; a platform whose memory takes time to make ready may begin to, on a thread that ends
         by itself, and count what it holds ready as free. It gives back what is not used once the first cache is
         allocated or the device is closed. Default: nothing."""
@@ -419,5 +418,5 @@ class Platform(ABC):
         raise NotImplementedError(f"{self.name}: absent")
 
     @abstractmethod
-    def open(self, place: Place, options: Any = None) -> Device:
+    def open(self, place: Place) -> Device:
         """Initialise the device. Raises thalweg.errors.DeviceError with the remedy."""

@@ -498,7 +498,7 @@ def test_blocks_are_moved_after_the_steps_launched_before() -> None:
 
 
 def test_options_reach_the_device() -> None:
-    device = HostGpuPlatform().open(Place(), HostGpuOptions(graphs=False))
+    device = HostGpuPlatform().configured(HostGpuOptions(graphs=False)).open(Place())
     assert not device._graphs  # type: ignore[attr-defined]
 
 

@@ -73,7 +73,7 @@ class ServingPlatform(HostGpuPlatform):
     name = "serving"
     arch = ""
 
-    def open(self, place: Place, options: Any = None) -> Device:
+    def open(self, place: Place) -> Device:
         from thalweg.backends.torch_gpu.device import GpuDevice
         from thalweg.backends.torch_gpu.host import HostRuntime
         from thalweg.backends.torch_gpu.library import assemble

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from thalweg.backends.null.device import NullDevice
 from thalweg.errors import DeviceError
@@ -33,8 +33,16 @@ class NullOptions:
 
 class NullPlatform(Platform):
     name = "null"
-    options = NullOptions
+    options: NullOptions = NullOptions()
     runs_models = False
+
+    def configured(self, options: Any) -> Self:
+        made = super().configured(options)
+        if made.options.tokens not in ("fixed", "hash"):
+            raise DeviceError(f"null: tokens must be 'fixed' or 'hash', not {made.options.tokens!r}")
+        if any(w < 0 or w == 1 for w in made.options.windows):
+            raise DeviceError("null: a window must be 0 (everything) or at least 2, as a token's hash needs the one before")
+        return made
 
     def probe(self) -> Probe:
         return Probe(1, "computes nothing, on any machine; for measuring the host and for tests")
@@ -48,12 +56,5 @@ class NullPlatform(Platform):
     def describe(self) -> DeviceInfo:
         return NullDevice(NullOptions()).info
 
-    def open(self, place: Place, options: Any = None) -> NullDevice:
-        options = NullOptions() if options is None else options
-        if not isinstance(options, NullOptions):
-            raise DeviceError(f"null: options must be NullOptions, not {type(options).__name__}")
-        if options.tokens not in ("fixed", "hash"):
-            raise DeviceError(f"null: tokens must be 'fixed' or 'hash', not {options.tokens!r}")
-        if any(w < 0 or w == 1 for w in options.windows):
-            raise DeviceError("null: a window must be 0 (everything) or at least 2, as a token's hash needs the one before")
-        return NullDevice(options)
+    def open(self, place: Place) -> NullDevice:
+        return NullDevice(self.options)

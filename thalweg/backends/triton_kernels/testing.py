@@ -29,7 +29,7 @@ class InterpretOptions:
 
 class InterpretPlatform(Platform):
     name = "triton-interpret"
-    options = InterpretOptions
+    options: InterpretOptions = InterpretOptions()
 
     def probe(self) -> Probe:
         if not has_torch():
@@ -42,7 +42,7 @@ class InterpretPlatform(Platform):
     def describe(self) -> DeviceInfo:
         return DeviceInfo(cpu_name(), self.name, host_memory()[0], cores(), ("float32", "bfloat16"))
 
-    def open(self, place: Place, options: Any = None) -> Device:
+    def open(self, place: Place) -> Device:
         if "triton" in sys.modules and os.environ.get(SWITCH) != "1":
             raise DeviceError(f"device: {self.name}: Triton was imported to compile; start the process with {SWITCH}=1")
         os.environ[SWITCH] = "1"
@@ -55,8 +55,7 @@ class InterpretPlatform(Platform):
         from thalweg.backends.triton_kernels.tiles import tiles
 
         _repair()
-        options = InterpretOptions() if options is None else options
-        made = assembled(replace(tiles("interpret"), float8=options.float8))
+        made = assembled(replace(tiles("interpret"), float8=self.options.float8))
         return EagerDevice(self.describe(), made.kernels, made.attention)
 
 

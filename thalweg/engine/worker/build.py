@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -80,7 +81,7 @@ def _expect(platform: Platform, args: EngineArgs) -> None:
     with contextlib.suppress(ThalwegError, OSError):
         size = to_load(args, platform) if Path(args.model).is_dir() else 0
         if size:
-            platform.expect(size, resolve.options(args, platform))
+            resolve.configured(args, platform).expect(size)
 
 
 def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
@@ -94,9 +95,10 @@ def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
     hf = read_config(path, args.hf_overrides, formats.check, windows=not args.disable_sliding_window)
     facts = read_facts(hf, path)
     registry.supported(hf)  # refuse an unknown architecture before a framework is imported
-    platform = platform or discovery.choose(args.device, lambda p: resolve.options(args, p))
+    configured = functools.partial(resolve.configured, args)
+    platform = configured(platform) if platform else discovery.choose(args.device, configured)
     resolve.check_values(args, platform)
-    device = platform.open(resolve.place(args, platform), resolve.options(args, platform))
+    device = platform.open(resolve.place(args, platform))
     job = _Job(args, path, hf, facts, platform, device, platform.defaults(facts, device.info))
     try:
         if args.enforce_eager and device.pads:
@@ -181,8 +183,7 @@ def _prepare(job: _Job, runner: Runner, buckets: Sequence[StepShape], limits: Li
 def _tell_prepared(job: _Job, steps: int, seconds: float, taken: int) -> None:
     """taken: bytes of device memory that went meanwhile, beside weights and cache: what the workspace was planned for."""
     logger.info("prepared: %d steps in %.1f s, which took %s of device memory", steps, seconds, gib(max(0, taken)))
-    options = resolve.options(job.args, job.platform)
-    if job.platform.describe_with(options) is None:
+    if job.platform.describe() is None:
         return
     planned = plan(job.args).workspace
     if taken > planned:
@@ -209,7 +210,7 @@ def _invariant(job: _Job) -> bool:
 
 def _tell_memory(job: _Job, loaded: int) -> None:
     """One line: what was planned, and what the weights really take."""
-    if job.platform.describe_with(resolve.options(job.args, job.platform)) is None:
+    if job.platform.describe() is None:
         return
     p = plan(job.args)
     logger.info(
@@ -245,10 +246,9 @@ def _no_step(params: Any, state: Any, batch: StepBatch) -> Any:
 def _room(job: _Job, dtype: str, schedule: SchedulerConfig, length: int) -> int:
     """Bytes for the KV cache, known before a weight is read."""
     spec, ranks = registry.family(job.hf)(job.hf), job.device.comm.size
-    options = resolve.options(job.args, job.platform)
     steps = step_sizes(spec, schedule, length, dtype, ranks, job.args.batch_invariant is not False)
-    others = job.platform.workspace_with(steps, options) + history(schedule, length)
-    packs = job.platform.packs_with(dtype, options)
+    others = job.platform.workspace(steps) + history(schedule, length)
+    packs = job.platform.packs(dtype)
     use = formats.scheme(job.hf, resolve.quantization(job.args, job.defaults))
     weights = sizes.weight_bytes(spec, dtype, length, ranks, use, packs)
     return resolve.cache_bytes(job.args, job.defaults, job.device.memory(), weights, others)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, get_type_hints
+from dataclasses import dataclass, replace
+from typing import get_type_hints
 
 import msgspec
 
@@ -31,16 +31,16 @@ def place(args: EngineArgs, platform: Platform) -> Place:
     return places[0]
 
 
-def options(args: EngineArgs, platform: Platform) -> Any:
-    """The platform's own knobs, checked against what it has."""
+def configured(args: EngineArgs, platform: Platform) -> Platform:
+    """The platform with the knobs the user set, checked against what it has."""
     said = dict(args.additional_config or {})
     if args.threads is not None:
         said["threads"] = args.threads
-    kinds = get_type_hints(platform.options) if platform.options and (said or args.enforce_eager) else {}
+    kinds = get_type_hints(type(platform.options)) if platform.options and (said or args.enforce_eager) else {}
     if args.enforce_eager and "graphs" in kinds:
         said["graphs"] = False
     if not said:
-        return platform.options() if platform.options else None
+        return platform
     problems, converted = [], {}
     for name, value in said.items():
         if name not in kinds:
@@ -53,7 +53,7 @@ def options(args: EngineArgs, platform: Platform) -> Any:
             problems.append(f"additional_config: {name}: {e}")
     if problems:
         raise ConfigError(*problems)
-    return platform.options(**converted) if platform.options else None
+    return platform.configured(replace(platform.options, **converted))
 
 
 def check_values(args: EngineArgs, platform: Platform) -> None:
