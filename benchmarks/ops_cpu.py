@@ -23,8 +23,9 @@ import torch
 from thalweg.backends.cpu import CpuOptions, CpuPlatform
 from thalweg.hal import ops as bodies
 from thalweg.hal.attention import AttentionBackend, AttnSpec, Turn
+from thalweg.hal.device import Device
 from thalweg.hal.op import Binder
-from thalweg.hal.platform import Device, Place
+from thalweg.hal.platform import Place
 from thalweg.hal.step import StateBox, StepBatch, StepResult
 from thalweg.hal.testing import measure, sequences
 from thalweg.hal.weights import DENSE, QTensor

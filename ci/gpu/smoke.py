@@ -26,7 +26,8 @@ import numpy as np
 import torch
 
 from thalweg.hal import discovery
-from thalweg.hal.platform import Device, Place
+from thalweg.hal.device import Device
+from thalweg.hal.platform import Place
 from thalweg.hal.step import StateBox, StepBatch, StepResult, StepShape
 from thalweg.hal.testing.cases import empty_batch
 

@@ -9,7 +9,8 @@ import pytest
 
 from thalweg.errors import DeviceError
 from thalweg.hal import HAL_API, discovery
-from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe
+from thalweg.hal.device import Device, DeviceInfo
+from thalweg.hal.platform import Defaults, ModelFacts, Place, Platform, Probe
 
 
 class Made(Platform):

@@ -19,9 +19,10 @@ import numpy as np
 from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from thalweg.engine.control import EngineCore
 from thalweg.engine.messages import EngineRequest, TokenSampling
+from thalweg.hal.device import Executable
 from thalweg.hal.discovery import load
 from thalweg.hal.kv import KVSpec
-from thalweg.hal.platform import Executable, Place
+from thalweg.hal.platform import Place
 from thalweg.hal.step import StateBox
 
 VOCAB = 32_000

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from thalweg.errors import DeviceError
-from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe
+from thalweg.hal.device import Device, DeviceInfo
+from thalweg.hal.platform import Defaults, ModelFacts, Place, Platform, Probe
 
 MEMORY = 4 << 30
 """Bytes this device says it has."""

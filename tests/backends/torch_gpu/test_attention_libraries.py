@@ -23,8 +23,8 @@ from thalweg.backends.torch_gpu.attention import GatherAttention
 from thalweg.backends.torch_gpu.device import GpuDevice
 from thalweg.backends.torch_gpu.host import HostRuntime
 from thalweg.hal.attention import AttnSpec, choose_attention
+from thalweg.hal.device import DeviceInfo
 from thalweg.hal.op import NOT_INVARIANT
-from thalweg.hal.platform import DeviceInfo
 from thalweg.hal.step import StepShape
 from thalweg.hal.testing import sequences as seq
 from thalweg.hal.testing import test_attention as kit

@@ -17,7 +17,8 @@ from thalweg.backends.torch_gpu.library import Parts
 from thalweg.backends.torch_gpu.testing import HostGpuOptions, HostGpuPlatform
 from thalweg.errors import DeviceError
 from thalweg.hal import ops
-from thalweg.hal.platform import DeviceInfo, Place
+from thalweg.hal.device import DeviceInfo
+from thalweg.hal.platform import Place
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
 
 INFO = DeviceInfo("test", "test", 1 << 30, 1, ("float32",))

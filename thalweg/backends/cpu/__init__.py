@@ -9,7 +9,8 @@ from thalweg.backends import lean_torch
 from thalweg.backends.cpu.native import NONE, PORTABLE, NoLibraryError, expect, levels, waiting
 from thalweg.backends.host import cores, cpu_flags, cpu_name, has_torch, host_memory
 from thalweg.errors import DeviceError
-from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe, StepSizes
+from thalweg.hal.device import Device, DeviceInfo
+from thalweg.hal.platform import Defaults, ModelFacts, Place, Platform, Probe, StepSizes
 
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Any of these: matrix products in bfloat16 are native (x86's names, then Arm's)."""

@@ -8,7 +8,8 @@ from typing import Any, Literal, Self
 
 from thalweg.backends.null.device import NullDevice
 from thalweg.errors import DeviceError
-from thalweg.hal.platform import Defaults, DeviceInfo, ModelFacts, Place, Platform, Probe
+from thalweg.hal.device import DeviceInfo
+from thalweg.hal.platform import Defaults, ModelFacts, Place, Platform, Probe
 
 
 @dataclass(frozen=True, slots=True)

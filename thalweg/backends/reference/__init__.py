@@ -7,7 +7,8 @@ tensor framework; opening the device does.
 from __future__ import annotations
 
 from thalweg.backends.host import cores, cpu_name, has_torch, host_memory
-from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe
+from thalweg.hal.device import Device, DeviceInfo
+from thalweg.hal.platform import Defaults, ModelFacts, Place, Platform, Probe
 
 
 class ReferencePlatform(Platform):

@@ -18,15 +18,13 @@ from thalweg.backends.torch_gpu.library import Parts, assemble
 from thalweg.backends.torch_gpu.staging import views
 from thalweg.backends.triton_kernels import absent
 from thalweg.errors import DeviceError
+from thalweg.hal.device import Device, DeviceInfo, Memory
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.platform import (
     Absent,
     Compiled,
     Defaults,
-    Device,
-    DeviceInfo,
     Limits,
-    Memory,
     ModelFacts,
     Parallel,
     Place,

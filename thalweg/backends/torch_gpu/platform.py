@@ -27,20 +27,8 @@ from thalweg.backends.torch_gpu.arch import (
     defaults,
 )
 from thalweg.errors import DeviceError
-from thalweg.hal.platform import (
-    Absent,
-    Defaults,
-    Device,
-    DeviceInfo,
-    Limits,
-    ModelFacts,
-    Parallel,
-    Place,
-    Platform,
-    Probe,
-    StepSizes,
-    Topology,
-)
+from thalweg.hal.device import Device, DeviceInfo
+from thalweg.hal.platform import Absent, Defaults, Limits, ModelFacts, Parallel, Place, Platform, Probe, StepSizes, Topology
 from thalweg.hal.step import StepShape
 
 if TYPE_CHECKING:

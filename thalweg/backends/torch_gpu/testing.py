@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from thalweg.backends.torch_gpu.platform import Prepare
-from thalweg.hal.platform import Defaults, Device, DeviceInfo, Limits, ModelFacts, Place, Platform, Probe
+from thalweg.hal.device import Device, DeviceInfo
+from thalweg.hal.platform import Defaults, Limits, ModelFacts, Place, Platform, Probe
 from thalweg.hal.step import StepShape
 
 

@@ -19,19 +19,8 @@ from typing import Any, Self
 from thalweg.backends.host import ROOT, cores, cpu_name, found, host_memory
 from thalweg.backends.tpu.kinds import KINDS, here, on_the_bus
 from thalweg.errors import ConfigError, DeviceError
-from thalweg.hal.platform import (
-    Defaults,
-    Device,
-    DeviceInfo,
-    Limits,
-    ModelFacts,
-    Parallel,
-    Place,
-    Platform,
-    Probe,
-    StepSizes,
-    Topology,
-)  # fmt: skip
+from thalweg.hal.device import Device, DeviceInfo
+from thalweg.hal.platform import Defaults, Limits, ModelFacts, Parallel, Place, Platform, Probe, StepSizes, Topology
 from thalweg.hal.step import StepShape
 
 NODES = ("dev/accel[0-9]*", "dev/vfio/[0-9]*")

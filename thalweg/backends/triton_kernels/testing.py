@@ -16,7 +16,8 @@ from typing import Any
 
 from thalweg.backends.host import cores, cpu_name, has_torch, host_memory
 from thalweg.errors import DeviceError
-from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe
+from thalweg.hal.device import Device, DeviceInfo
+from thalweg.hal.platform import Defaults, ModelFacts, Place, Platform, Probe
 
 SWITCH = "TRITON_INTERPRET"
 

@@ -20,9 +20,10 @@ from thalweg.engine.worker.rehearsal import decodes, prompts
 from thalweg.engine.worker.runner import Runner
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.hal import discovery
+from thalweg.hal.device import Device, Pending
 from thalweg.hal.kv import KVLayout, KVSpec
 from thalweg.hal.op import Binder
-from thalweg.hal.platform import Defaults, Device, Limits, ModelFacts, Pending, Platform
+from thalweg.hal.platform import Defaults, Limits, ModelFacts, Platform
 from thalweg.hal.step import StateBox, StepBatch, StepShape
 from thalweg.marks import mark
 from thalweg.models import registry, sizes

@@ -18,8 +18,9 @@ from thalweg.config import EngineArgs, SchedulerConfig, check_args
 from thalweg.engine.worker import resolve
 from thalweg.errors import CheckpointError, ConfigError, DeviceError
 from thalweg.hal import discovery
+from thalweg.hal.device import DeviceInfo, Memory
 from thalweg.hal.kv import KVSpec
-from thalweg.hal.platform import Defaults, DeviceInfo, Memory, ModelFacts, Platform, StepSizes
+from thalweg.hal.platform import Defaults, ModelFacts, Platform, StepSizes
 from thalweg.models import registry, sizes
 from thalweg.models.spec import ModelSpec
 from thalweg.quantization import registry as formats

@@ -9,8 +9,9 @@ import msgspec
 
 from thalweg.config import EngineArgs, SchedulerConfig
 from thalweg.errors import ConfigError
+from thalweg.hal.device import DeviceInfo, Memory
 from thalweg.hal.kv import KVSpec
-from thalweg.hal.platform import Defaults, DeviceInfo, Memory, ModelFacts, Parallel, Place, Platform
+from thalweg.hal.platform import Defaults, ModelFacts, Parallel, Place, Platform
 
 BLOCK_TOKENS = 16
 MAX_SEQS = 128

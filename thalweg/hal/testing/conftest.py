@@ -12,7 +12,8 @@ import pytest
 
 from thalweg.errors import DeviceError
 from thalweg.hal import discovery
-from thalweg.hal.platform import Device, Place, Platform
+from thalweg.hal.device import Device
+from thalweg.hal.platform import Place, Platform
 from thalweg.hal.testing.evidence import PROPERTY, kernel_of
 from thalweg.hal.testing.options import MODES
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from thalweg.errors import DeviceError
+from thalweg.hal.device import Device
 from thalweg.hal.kv import KVLayout
-from thalweg.hal.platform import Device, ModelFacts, Parallel, Platform
+from thalweg.hal.platform import ModelFacts, Parallel, Platform
 from thalweg.hal.step import StateBox, StepBatch, StepResult
 from thalweg.hal.testing.cases import empty_batch, run
 
