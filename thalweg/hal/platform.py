@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from thalweg.errors import DeviceError
 from thalweg.hal import HAL_API
@@ -73,9 +73,6 @@ class Defaults:
     max_num_batched_tokens: int | None = None
     kv_cache_bytes: int | None = None
     """Fixed cache size; None = the rest of the memory fraction after weights and workspace."""
-    int4: Literal["w4a16", "w4a8"] = "w4a16"
-    """What `--quantization int4` means here (`quantization.online`): inputs as they are, or rounded to 8 bits too, where
-    integer products are faster."""
     pipeline_depth: int | None = None
     """Steps launched before the oldest is read. 1 where compile() runs eagerly on the calling thread."""
     buckets: tuple[StepShape, ...] = ()

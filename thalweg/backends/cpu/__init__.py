@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from thalweg.backends import lean_torch
-from thalweg.backends.cpu.native import NONE, PORTABLE, NoLibraryError, expect, levels, waiting
+from thalweg.backends.cpu.native import NONE, NoLibraryError, expect, levels, waiting
 from thalweg.backends.host import cores, cpu_flags, cpu_name, has_torch, host_memory
 from thalweg.errors import DeviceError
 from thalweg.hal.device import Device, DeviceInfo
@@ -56,15 +56,13 @@ class CpuPlatform(Platform):
         return Probe(10, f"{cpu_name()}, {cores()} cores{native}")
 
     def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
-        """dtype: what the processor multiplies fastest. The cache takes a quarter of what is free, at most 4 GiB. Compiled
-        kernels multiply integers faster, but for the portable ones."""
+        """dtype: what the processor multiplies fastest. The cache takes a quarter of what is free, at most 4 GiB."""
         return Defaults(
             dtype=device.dtypes[0],
             block_tokens=16,
             max_num_seqs=128,
             max_num_batched_tokens=2048,
             kv_cache_bytes=min(4 << 30, (host_memory()[1] + waiting()) // 4),
-            int4="w4a8" if _best() not in (NONE, PORTABLE) else "w4a16",
             pipeline_depth=1,
         )
 

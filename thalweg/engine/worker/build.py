@@ -25,8 +25,10 @@ from thalweg.hal.kv import KVLayout, KVSpec
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Defaults, Limits, ModelFacts, Platform
 from thalweg.hal.step import StateBox, StepBatch, StepShape
+from thalweg.hal.weights import WeightFormat
 from thalweg.marks import mark
 from thalweg.models import registry, sizes
+from thalweg.quantization import online
 from thalweg.quantization import registry as formats
 
 logger = logging.getLogger(__name__)
@@ -95,6 +97,7 @@ def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
     path = Path(args.model)
     hf = read_config(path, args.hf_overrides, formats.check, windows=not args.disable_sliding_window)
     facts = read_facts(hf, path)
+    formats.scheme(hf, args.quantization)
     registry.supported(hf)  # refuse an unknown architecture before a framework is imported
     configured = functools.partial(resolve.configured, args)
     platform = configured(platform) if platform else discovery.choose(args.device, configured)
@@ -129,10 +132,10 @@ def _build_model(job: _Job) -> Worker:
     binder = Binder(
         device.kernels, strict=args.strict_kernels, batch_invariant=invariant, bodies_invariant=device.bodies_invariant
     )
+    method = online.chosen(args.quantization, functools.partial(_gains, binder, dtype, job.facts.hidden))
     model = build_model(
         job.hf, binder=binder, attention=device.attention, comm=device.comm, dtype=dtype, max_len=length,
-        block_tokens=resolve.block_tokens(args, job.defaults), quantization=resolve.quantization(args, job.defaults),
-        kv_dtype=args.kv_dtype,
+        block_tokens=resolve.block_tokens(args, job.defaults), quantization=method, kv_dtype=args.kv_dtype,
     )  # fmt: skip
     # Everything a user can have got wrong about sizes is refused before a weight is read.
     size = resolve.cache_size(args, model.groups, _room(job, dtype, schedule, length), length, schedule.max_seqs)
@@ -157,8 +160,15 @@ def _build_model(job: _Job) -> Worker:
         (slots, -(-size.max_len // model.groups[0].block_tokens)) if device.keeps_tables else None,
     )
     _prepare(job, runner, buckets, limits, model.vocab)
-    config = _config(job, dtype, size, model.groups, schedule, model.vocab)
+    config = _config(job, dtype, size, model.groups, schedule, model.vocab, method)
     return Worker(config, runner.launch, [str(c) for c in binder.plan], device, 0.0)
+
+
+def _gains(binder: Binder, dtype: str, width: int, form: WeightFormat) -> bool:
+    """Would linear layers of this format be run by a kernel that is the best way there?"""
+    from thalweg.hal.ops import linear
+
+    return binder.gains(linear, dtype=dtype, in_features=width, out_features=width, **online.facts(form))
 
 
 def _prepare(job: _Job, runner: Runner, buckets: Sequence[StepShape], limits: Limits, vocab: int) -> None:
@@ -250,13 +260,19 @@ def _room(job: _Job, dtype: str, schedule: SchedulerConfig, length: int) -> int:
     steps = step_sizes(spec, schedule, length, dtype, ranks, job.args.batch_invariant is not False)
     others = job.platform.workspace(steps) + history(schedule, length)
     packs = job.platform.packs(dtype)
-    use = formats.scheme(job.hf, resolve.quantization(job.args, job.defaults))
+    use = formats.scheme(job.hf, job.args.quantization)
     weights = sizes.weight_bytes(spec, dtype, length, ranks, use, packs)
     return resolve.cache_bytes(job.args, job.defaults, job.device.memory(), weights, others)
 
 
 def _config(
-    job: _Job, dtype: str, size: resolve.CacheSize, groups: tuple[KVSpec, ...], schedule: SchedulerConfig, vocab: int
+    job: _Job,
+    dtype: str,
+    size: resolve.CacheSize,
+    groups: tuple[KVSpec, ...],
+    schedule: SchedulerConfig,
+    vocab: int,
+    method: str | None = None,
 ) -> EngineConfig:
     args, f = job.args, job.facts
     return EngineConfig(
@@ -268,7 +284,7 @@ def _config(
             vocab=vocab,
             seed=args.seed,
             load_format=args.load_format,
-            quantization=resolve.quantization(args, job.defaults),
+            quantization=method,
             logprobs_mode=args.logprobs_mode,
             max_logprobs=args.max_logprobs,
             hf_overrides=args.hf_overrides or {},

@@ -127,7 +127,7 @@ def _plan(k: _Known) -> Plan:
     weights = 0
     if k.platform.runs_models:
         packs = k.platform.packs(dtype)
-        use = formats.scheme(k.hf, resolve.quantization(args, k.defaults))
+        use = formats.scheme(k.hf, args.quantization)
         weights = sizes.weight_bytes(k.spec, dtype, length, k.ranks, use, packs)
     problems: list[str] = []
     steps = step_sizes(k.spec, schedule, length, dtype, k.ranks, args.batch_invariant is not False)

@@ -80,11 +80,6 @@ def dtype(args: EngineArgs, facts: ModelFacts, device: DeviceInfo, defaults: Def
     return defaults.dtype or device.dtypes[0]
 
 
-def quantization(args: EngineArgs, defaults: Defaults) -> str | None:
-    """The method of `quantization.online` that was asked for; of two that are meant by int4 the platform's choice."""
-    return defaults.int4 if args.quantization == "int4" else args.quantization
-
-
 def max_len(args: EngineArgs, facts: ModelFacts) -> int:
     """The context length asked for; never beyond what the model was made for."""
     if args.max_model_len in (None, -1):
