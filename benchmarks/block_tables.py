@@ -22,7 +22,7 @@ from thalweg.backends.torch_gpu.host import HostRuntime, LateEvent, LateStream
 from thalweg.backends.torch_gpu.library import Parts
 from thalweg.engine.control.batch import BatchBuilder
 from thalweg.engine.worker.runner import Runner
-from thalweg.hal.platform import DeviceInfo
+from thalweg.hal.device import DeviceInfo
 from thalweg.hal.step import SamplingArrays, StateBox, StepBatch, StepShape
 
 BLOCK = 16

@@ -23,8 +23,9 @@ import torch
 from thalweg.backends.cpu import CpuOptions, CpuPlatform
 from thalweg.hal import ops as bodies
 from thalweg.hal.attention import AttentionBackend, AttnSpec, Turn
+from thalweg.hal.device import Device
 from thalweg.hal.op import Binder
-from thalweg.hal.platform import Device, Place
+from thalweg.hal.platform import Place
 from thalweg.hal.step import StateBox, StepBatch, StepResult
 from thalweg.hal.testing import measure, sequences
 from thalweg.hal.weights import DENSE, QTensor
@@ -133,7 +134,7 @@ def attends(backend: AttentionBackend, spec: AttnSpec) -> Layer:
 
 def long(threads: int) -> None:
     """Where one thread's time divided by that of N threads is N, nobody idles."""
-    devices = [CpuPlatform().open(Place(), CpuOptions(n)) for n in (1, threads)]
+    devices = [CpuPlatform().configured(CpuOptions(n)).open(Place()) for n in (1, threads)]
     for kv_heads, context, query in ((1, [8191], 1), (8, [8191], 1), (8, [8191] + [255] * 7, 1), (8, [0], 2048)):
         spec = AttnSpec(16, kv_heads, 128, 128**-0.5, "bfloat16")
         calls = {}
@@ -217,7 +218,7 @@ if __name__ == "__main__":
     parser.add_argument("--isa", default="", help="instruction set of the compiled kernels (default: the best)")
     parser.add_argument("--only", choices=("attention", "long", "layer", "caches", "formats", "ops"))
     asked = parser.parse_args()
-    device = CpuPlatform().open(Place(), CpuOptions(asked.threads, asked.isa))
+    device = CpuPlatform().configured(CpuOptions(asked.threads, asked.isa)).open(Place())
     print(f"{device.info.name}, {device.info.cores} threads, {dict(device.info.notes)}")
     parts = {
         "attention": attention, "long": lambda d: long(d.info.cores), "layer": layer, "caches": caches, "formats": formats,

@@ -161,7 +161,7 @@ class CacheConfig(msgspec.Struct, kw_only=True, frozen=True):
     dtype: str = ""
     """What keys and values are kept as; "": the model's dtype."""
     tables_kept: bool = False
-    """The device keeps block tables (`hal.platform.Device.keeps_tables`)."""
+    """The device keeps block tables (`hal.device.Device.keeps_tables`)."""
 
 
 class SpeculationConfig(msgspec.Struct, kw_only=True, frozen=True):

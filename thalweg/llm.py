@@ -24,7 +24,7 @@ from thalweg.engine.control import EngineCore
 from thalweg.engine.messages import Stats
 from thalweg.engine.worker.build import build
 from thalweg.errors import ConfigError, RequestError
-from thalweg.hal.platform import Device
+from thalweg.hal.device import Device
 from thalweg.outputs import RequestOutput
 from thalweg.params import RequestOutputKind, SamplingParams
 from thalweg.text.tokenizer import Tokenizer

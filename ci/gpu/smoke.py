@@ -26,7 +26,8 @@ import numpy as np
 import torch
 
 from thalweg.hal import discovery
-from thalweg.hal.platform import Device, Place
+from thalweg.hal.device import Device
+from thalweg.hal.platform import Place
 from thalweg.hal.step import StateBox, StepBatch, StepResult, StepShape
 from thalweg.hal.testing.cases import empty_batch
 
@@ -124,8 +125,7 @@ def counted(device: str, shape: StepShape | None) -> dict[str, Any]:
 
 
 def _opened(device: str) -> Device:
-    platform = discovery.load(device)
-    return platform.open(Place(), platform.options() if platform.options is not None else None)
+    return discovery.load(device).open(Place())
 
 
 def greedy(device: str) -> dict[str, Any]:

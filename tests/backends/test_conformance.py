@@ -18,8 +18,8 @@ from thalweg.backends.torch_native import ATTENTION, KERNELS
 from thalweg.backends.torch_native import attention as torch_attention
 from thalweg.backends.torch_native.attention import PagedAttention
 from thalweg.hal import ops
+from thalweg.hal.device import DeviceInfo
 from thalweg.hal.op import Kernel
-from thalweg.hal.platform import DeviceInfo
 from thalweg.hal.testing import conftest as kit
 from thalweg.hal.testing import test_attention as attention_kit
 from thalweg.hal.testing import test_ops as ops_kit

@@ -48,7 +48,7 @@ def test_memory_is_the_container_s_where_it_is_less(tmp_path: Path) -> None:
 
 def test_cpu_options_are_checked() -> None:
     with pytest.raises(DeviceError, match="threads"):
-        CpuPlatform().open(Place(), CpuOptions(threads=-1))
+        CpuPlatform().configured(CpuOptions(threads=-1)).open(Place())
     with pytest.raises(DeviceError, match="CpuOptions"):
-        CpuPlatform().open(Place(), {"threads": 1})
-    assert CpuPlatform().open(Place(), CpuOptions(threads=1)).info.cores == 1
+        CpuPlatform().configured({"threads": 1}).open(Place())
+    assert CpuPlatform().configured(CpuOptions(threads=1)).open(Place()).info.cores == 1

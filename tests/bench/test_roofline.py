@@ -12,7 +12,7 @@ import torch
 
 from thalweg.bench import roofline
 from thalweg.bench.roofline import Ceilings
-from thalweg.hal.platform import Memory
+from thalweg.hal.device import Memory
 from thalweg.hal.testing.measure import median_seconds
 from thalweg.hal.weights import DENSE
 from thalweg.models import registry

@@ -30,6 +30,17 @@ def test_batch_invariance_refuses_faster_kernels_and_says_why():
     assert "[batch-invariant]" in str(binder.plan[0])
 
 
+def test_what_others_may_stand_for_is_bound_where_a_kernel_gains_by_it():
+    """`bind` takes the kernel all the same."""
+    slow = Kernel("double", "slow", FAST.run, gains=lambda facts: "adding twice is faster" if facts["eps"] > 1 else None)
+    binder = Binder([slow])
+    assert binder.offer(DOUBLE, eps=2) is None
+    assert (binder.plan, binder.gains(DOUBLE, eps=2), binder.gains(DOUBLE, eps=1)) == ([], False, True)
+    assert binder.offer(DOUBLE, eps=1)(4) == 8
+    assert binder.bind(DOUBLE, eps=2).choice.kernel == "slow"
+    assert Binder([PICKY]).offer(DOUBLE, eps=0.5) is None
+
+
 def test_a_kernel_may_pack_by_the_facts_of_the_bind():
     knows = Kernel("double", "knows", lambda x, eps: x, packer=lambda facts: lambda w: (facts["cut"], w))
     assert Binder([knows]).bind(DOUBLE, eps=0.5, cut=3).pack("weight") == (3, "weight")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
-from typing import Any
 
 import pytest
 
 from thalweg.errors import DeviceError
 from thalweg.hal import HAL_API, discovery
-from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe
+from thalweg.hal.device import Device, DeviceInfo
+from thalweg.hal.platform import Defaults, ModelFacts, Place, Platform, Probe
 
 
 class Made(Platform):
@@ -24,7 +24,7 @@ class Made(Platform):
     def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
         return Defaults()
 
-    def open(self, place: Place, options: Any = None) -> Device:
+    def open(self, place: Place) -> Device:
         raise NotImplementedError
 
 

@@ -33,8 +33,8 @@ class Recording(CpuPlatform):
     def begin(self) -> None:
         self.told.append("begin")
 
-    def expect(self, weights: int, options: Any) -> None:
-        self.told.append((weights, options.threads))
+    def expect(self, weights: int) -> None:
+        self.told.append((weights, self.options.threads))
 
     def preload(self) -> None:
         self.told.append("preload")

@@ -5,8 +5,9 @@ import pytest
 from thalweg.config import EngineArgs, check_args
 from thalweg.engine.worker import resolve
 from thalweg.errors import ConfigError
+from thalweg.hal.device import DeviceInfo, Memory
 from thalweg.hal.kv import KVSpec
-from thalweg.hal.platform import Defaults, DeviceInfo, Memory, ModelFacts
+from thalweg.hal.platform import Defaults, ModelFacts
 
 FACTS = ModelFacts("X", "float16", layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, vocab=10, max_len=1000, weight_bytes=0)
 DEVICE = DeviceInfo("d", "some", memory_bytes=1 << 30, cores=2, dtypes=("bfloat16", "float32"))

@@ -13,11 +13,11 @@ from thalweg.errors import ConfigError
 from thalweg.hal.ops import linear
 from thalweg.hal.ops.quantise import dequantise, quantise
 from thalweg.hal.weights import DENSE, QTensor
-from thalweg.quantization.online import METHODS, rounded
+from thalweg.quantization.online import CANDIDATES, METHODS, rounded
 
 
 def test_the_names_users_give_are_those_there_are() -> None:
-    assert {*METHODS, "int4"} == set(QUANTIZATIONS)
+    assert {*METHODS, *CANDIDATES} == set(QUANTIZATIONS)
     with pytest.raises(ConfigError, match="quantization must be one of int8, int4"):
         LLM("thalweg-nano", device="reference", quantization="fp8")
 
@@ -51,13 +51,27 @@ def test_a_rounded_model_answers_and_its_plan_says_how(method: str) -> None:
     assert held == {str(forms.layers), str(forms.head)}
 
 
-@pytest.mark.parametrize("device", ["reference", "cpu"])
-def test_int4_is_what_the_platform_would_rather_run(device: str) -> None:
-    llm = LLM("thalweg-nano", device=device, quantization="int4", max_model_len=64, max_num_seqs=2)
+def test_candidates_take_the_same_bytes_so_that_memory_is_planned_without_a_device() -> None:
+    for names in CANDIDATES.values():
+        assert len({METHODS[n].layers.bytes(70, 200) for n in names}) == 1
+        assert len({METHODS[n].head for n in names}) == 1
+
+
+@pytest.mark.parametrize(("device", "isa"), [("reference", None), ("cpu", ""), ("cpu", "portable"), ("cpu", "none")], ids=str)
+def test_int4_is_the_first_format_for_which_the_device_has_a_kernel(device: str, isa: str | None) -> None:
+    """Portable code has one for w4a8 that is slower than its other, and runs it for who asks by name."""
+    options = {} if isa is None else {"additional_config": {"isa": isa}}
+    sizes = {"max_model_len": 64, "max_num_seqs": 2}
+    llm = LLM("thalweg-nano", device=device, quantization="int4", **sizes, **options)
     made = llm.config.model.quantization
     integers = device == "cpu" and "compiled, avx" in llm.device.info.notes["kernels"]
     assert made == ("w4a8" if integers else "w4a16")
-    assert any(str(METHODS[made].layers) in line for line in llm.kernel_plan)
+    held = {line.partition("weight=")[2].partition(")")[0] for line in llm.kernel_plan if line.startswith("linear(")}
+    assert held == {str(METHODS[made].layers), str(METHODS[made].head)}
+    if isa == "portable":
+        named = LLM("thalweg-nano", device=device, quantization="w4a8", **sizes, **options)
+        (line, *_) = (line for line in named.kernel_plan if str(METHODS["w4a8"].layers) in line)
+        assert "-> native-portable" in line
 
 
 def test_rounding_inputs_too_adds_little_to_what_rounding_weights_does() -> None:

@@ -134,7 +134,7 @@ class World:
     def boot(self) -> None:
         """A new core and a new device, as after a crash."""
         config = self.config
-        self.device = NullPlatform().open(Place(), self.options)
+        self.device = NullPlatform().configured(self.options).open(Place())
         state = {
             "kv": [
                 np.zeros((n, 2 if g.kind == "state" else g.block_tokens), np.int64)

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from thalweg.backends.host import host_memory, process_memory
 from thalweg.hal.attention import AttentionBackend
+from thalweg.hal.device import Device, DeviceInfo, Executable, Memory
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
-from thalweg.hal.platform import Device, DeviceInfo, Executable, Memory
 from thalweg.hal.step import Features, Params, StateBox, Step, StepBatch, StepResult, StepShape
 
 

@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ import numpy as np
 from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from thalweg.engine.control import EngineCore
 from thalweg.engine.messages import EngineRequest, TokenSampling
+from thalweg.hal.device import Executable
 from thalweg.hal.discovery import load
 from thalweg.hal.kv import KVSpec
-from thalweg.hal.platform import Executable, Place
+from thalweg.hal.platform import Place
 from thalweg.hal.step import StateBox
 
 VOCAB = 32_000
@@ -48,9 +50,8 @@ def null_config(*, seqs: int, max_len: int, depth: int, blocks: int | None = Non
 def null_launch(config: EngineConfig, **options: Any) -> Executable:
     """A null executable with the state the configuration needs; `options` are the platform's own."""
     platform = load("null")
-    assert platform.options is not None
     options = {"vocab": config.model.vocab, "windows": tuple(g.window for g in config.cache.groups), **options}
-    device = platform.open(Place(), platform.options(**options))
+    device = platform.configured(replace(platform.options, **options)).open(Place())
     layout = [(n, config.cache.block_tokens) for n in config.cache.blocks]
     state = {
         "kv": [np.zeros(shape, np.int64) for shape in layout],

@@ -42,7 +42,7 @@ from thalweg.engine.ipc.socket import Channel, ChannelClosedError
 from thalweg.engine.worker.build import build, prepare
 from thalweg.errors import ThalwegError
 from thalweg.failpoints import fp
-from thalweg.hal.platform import Pending
+from thalweg.hal.device import Pending
 from thalweg.hal.step import StepBatch
 
 M = TypeVar("M")

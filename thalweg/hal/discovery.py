@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from thalweg.errors import DeviceError
 from thalweg.hal import HAL_API
@@ -69,12 +69,12 @@ def probe_all() -> dict[str, Probe]:
     return out
 
 
-def choose(name: str, options: Callable[[Platform], Any] | None = None) -> Platform:
-    """`auto` = the highest probe score above 0; any other name = that platform, if its probe says yes. options: the knobs
-    the user set for a platform, where they are known."""
+def choose(name: str, configure: Callable[[Platform], Platform] = lambda p: p) -> Platform:
+    """`auto` = the highest probe score above 0; any other name = that platform, if its probe says yes. configure: gives a
+    platform the knobs the user set for it."""
     if name != "auto":
-        platform = load(name)
-        probe = platform.probe_with(options(platform)) if options else platform.probe()
+        platform = configure(load(name))
+        probe = platform.probe()
         if probe.score <= 0:
             raise DeviceError(f"device: {name!r} cannot run on this machine: {probe.reason}")
         return platform
@@ -83,4 +83,4 @@ def choose(name: str, options: Callable[[Platform], Any] | None = None) -> Platf
     if best is None or probes[best].score <= 0:
         reasons = "; ".join(f"{n}: {p.reason}" for n, p in probes.items()) or "no platform is installed"
         raise DeviceError(f"device: no platform can run on this machine ({reasons})")
-    return load(best)
+    return configure(load(best))

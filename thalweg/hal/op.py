@@ -101,6 +101,8 @@ class Kernel:
     pack_parts: pack, of a dense weight that lies in several host arrays, the rows of one after those of another (numpy;
         bfloat16 as uint16), first rounded to the format given, as `hal.ops.quantise` does. They may be views of a mapped file,
         so nothing of them may be kept. None, or where it gives None: `pack` serves.
+    gains: asked where something else may serve in place of this use (`Binder.offer`, a choice among formats): None, or why that
+        is faster.
     batch_invariant: a row's result is the same bits whatever else is in the batch.
     largest: for linear, called as `run` is: of each row of what that would give, (its place i32[N], the value f32[N]) of the
         largest, of equals the first; NaN if one is. None: not offered.
@@ -115,6 +117,7 @@ class Kernel:
     packer: Callable[[Mapping[str, Any]], Callable[[QTensor], Any]] | None = None
     pack_parts: Callable[[Sequence[np.ndarray], WeightFormat], Any] | None = None
     largest: Callable[..., tuple[Any, Any]] | None = None
+    gains: Callable[[Mapping[str, Any]], str | None] = _yes
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +195,13 @@ class Binder:
         return self._bound(op, spec, body, static, refused)
 
     def offer(self, op: Op, **spec: Any) -> Bound | None:
-        """`bind`, of an op that others can stand for: None where the device has no kernel for this use."""
-        return self.bind(op, **spec) if self._choose(op, spec)[0] is not None else None
+        """`bind`, of an op that others can stand for: None where the device has no kernel for this use, or they are faster."""
+        return self.bind(op, **spec) if self.gains(op, **spec) else None
+
+    def gains(self, op: Op, **spec: Any) -> bool:
+        """Has the device a kernel for this use that is worth choosing over what else there is? Nothing is bound."""
+        kernel, _ = self._choose(op, spec)
+        return kernel is not None and kernel.gains(spec) is None
 
     def _choose(self, op: Op, spec: Mapping[str, Any]) -> tuple[Kernel | None, list[tuple[str, str]]]:
         """The first kernel that takes this use, and why those before it do not."""

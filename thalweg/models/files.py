@@ -11,8 +11,8 @@ import torch
 
 from thalweg.checkpoint.safetensors import Checkpoint
 from thalweg.errors import CheckpointError
+from thalweg.hal.device import Device
 from thalweg.hal.op import KEEP_DENSE
-from thalweg.hal.platform import Device
 from thalweg.hal.weights import DENSE, QTensor
 from thalweg.models.decoder import Decoder
 from thalweg.models.weights import ParamSpec, Source, divided, walk

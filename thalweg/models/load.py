@@ -18,9 +18,9 @@ from tqdm import tqdm
 
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.errors import ConfigError
+from thalweg.hal.device import Device
 from thalweg.hal.op import BODY_PACK
 from thalweg.hal.ops.quantise import at_rest
-from thalweg.hal.platform import Device
 from thalweg.hal.step import Params
 from thalweg.hal.weights import DENSE, QTensor
 from thalweg.models.build import Model

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from thalweg.hal import ops
+from thalweg.hal.device import Device
 from thalweg.hal.op import Binder
-from thalweg.hal.platform import Device
 from thalweg.hal.step import Array, Logprobs, Params, State, Step, StepBatch, StepResult
 from thalweg.models.build import Model
 from thalweg.models.sampler import Sampler

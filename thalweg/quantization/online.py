@@ -3,14 +3,14 @@
 int8: layers hold int8 with a scale per output, and round each row of their input to int8 as well, so that products are of
 integers. w4a16: layers hold 4-bit codes with a scale and a zero point per 64 inputs; inputs keep their type. w4a8: the same
 weights, but each 64 inputs of a row are rounded to int8 by their largest, a small part of the noise that 4 bits make, so that
-products are of integers. "int4" is the one of these two that the device would rather run (`Defaults.int4`). In all, the output
+products are of integers. "int4" is the first of w4a8 and w4a16 for which the device has a kernel. In all, the output
 matrix holds int8 and its inputs keep their type, because every rounding there moves logits directly; the embedding, of which a
 step reads a few rows, and norms and biases stay as they are. Values are rounded to nearest; nothing is calibrated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,12 +42,23 @@ METHODS: Mapping[str, Formats] = {
     "w4a16": Formats(WeightFormat("int", 4, 64, symmetric=False), WeightFormat("int", 8)),
     "w4a8": Formats(WeightFormat("int", 4, 64, symmetric=False, act="int8_per_group"), WeightFormat("int", 8)),
 }
-"""By the names that `thalweg.config.QUANTIZATIONS` gives users, but for "int4"."""
+"""By the names that `thalweg.config.QUANTIZATIONS` gives users, but for those of CANDIDATES."""
+CANDIDATES: Mapping[str, tuple[str, ...]] = {"int4": ("w4a8", "w4a16")}
+"""Names that leave the choice to the device: methods of equal size, best first. The last one is for any device."""
 
 
 def formats(method: str | None) -> Formats:
-    """None: nothing is rounded."""
-    return METHODS[method] if method else DENSE_FORMATS
+    """None: nothing is rounded. Of a name of CANDIDATES the last one: enough for memory to be planned."""
+    return METHODS[CANDIDATES.get(method, (method,))[-1]] if method else DENSE_FORMATS
+
+
+def chosen(method: str | None, gains: Callable[[WeightFormat], bool]) -> str | None:
+    """The name of METHODS that is meant. gains: has the device a kernel for linear layers of this format, and is it the best
+    way there?"""
+    if method is None or method not in CANDIDATES:
+        return method
+    *better, last = CANDIDATES[method]
+    return next((m for m in better if gains(METHODS[m].layers)), last)
 
 
 def facts(format: WeightFormat) -> dict[str, Any]:

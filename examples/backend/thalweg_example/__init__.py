@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 from thalweg.errors import DeviceError
-from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe
+from thalweg.hal.device import Device, DeviceInfo
+from thalweg.hal.platform import Defaults, ModelFacts, Place, Platform, Probe
 
 MEMORY = 4 << 30
 """Bytes this device says it has."""
@@ -24,7 +24,7 @@ class ExampleOptions:
 
 class ExamplePlatform(Platform):
     name = "example"
-    options = ExampleOptions
+    options = ExampleOptions()
 
     def probe(self) -> Probe:
         """Score 1: here, and never what `--device auto` takes, as anything else is better."""
@@ -43,12 +43,9 @@ class ExamplePlatform(Platform):
             pipeline_depth=2,
         )  # fmt: skip
 
-    def open(self, place: Place, options: Any = None) -> Device:
-        options = ExampleOptions() if options is None else options
-        if not isinstance(options, ExampleOptions):
-            raise DeviceError(f"device: example takes ExampleOptions, not {type(options).__name__}")
+    def open(self, place: Place) -> Device:
         if place.world != 1:
             raise DeviceError(f"device: example: there is one of it, not {place.world}; leave parallel sizes at 1")
         from thalweg_example.device import ExampleDevice
 
-        return ExampleDevice(self.describe(), options.kernels)
+        return ExampleDevice(self.describe(), self.options.kernels)

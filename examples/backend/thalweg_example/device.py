@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thalweg.hal.device import Device, DeviceInfo, Memory
 from thalweg.hal.kv import KVLayout
-from thalweg.hal.platform import Device, DeviceInfo, Memory
 from thalweg.hal.step import Features, Params, StateBox, Step, StepBatch, StepResult, StepShape
 from thalweg_example.attention import HeadMajorAttention
 from thalweg_example.kernels import KERNELS

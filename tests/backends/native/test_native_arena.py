@@ -102,7 +102,7 @@ def test_a_weight_has_the_same_bits_wherever_it_lies(library: Library) -> None:
 
 
 def test_a_device_counts_what_waits_as_free_and_gives_it_back_with_its_first_cache(library: Library) -> None:
-    device = CpuPlatform().open(Place(), CpuOptions(threads=1, isa=library.level))
+    device = CpuPlatform().configured(CpuOptions(threads=1, isa=library.level)).open(Place())
     before = device.used()
     made_ready(256 * MIB)
     assert abs(device.used() - before) < 16 * MIB
@@ -125,9 +125,9 @@ def test_only_weights_worth_a_thread_that_fit_into_memory_and_are_packed_are_pre
     monkeypatch.setattr("thalweg.backends.cpu.expect", told.append)
     monkeypatch.setattr("thalweg.backends.cpu.host_memory", lambda: (8 << 30, 4 << 30))
     platform = CpuPlatform()
-    platform.expect(1 << 20, CpuOptions())
-    platform.expect(15 << 28, CpuOptions())
-    platform.expect(1 << 30, CpuOptions(isa="none"))
+    platform.expect(1 << 20)
+    platform.expect(15 << 28)
+    platform.configured(CpuOptions(isa="none")).expect(1 << 30)
     assert told == []
-    platform.expect(1 << 30, CpuOptions())
+    platform.expect(1 << 30)
     assert told == [1 << 30]

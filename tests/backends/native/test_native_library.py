@@ -21,7 +21,7 @@ FACTS = {"dtype": "float32", "in_features": 8, "out_features": 8, "weight": DENS
 
 
 def test_the_plan_names_the_instruction_set(library: Library) -> None:
-    device = CpuPlatform().open(Place(), CpuOptions(isa=library.level))
+    device = CpuPlatform().configured(CpuOptions(isa=library.level)).open(Place())
     choice = Binder(device.kernels).bind(ops.linear, **FACTS).choice
     assert choice.kernel == f"native-{library.level}"
     assert choice.batch_invariant
@@ -30,7 +30,7 @@ def test_the_plan_names_the_instruction_set(library: Library) -> None:
 
 def test_without_a_library_torch_serves_and_the_plan_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(native, "LIBRARY", tmp_path / "none.so")
-    device = CpuPlatform().open(Place(), CpuOptions())
+    device = CpuPlatform().configured(CpuOptions()).open(Place())
     choice = Binder(device.kernels).bind(ops.linear, **FACTS).choice
     assert choice.kernel == "onednn-as-it-comes"
     assert "no compiled kernels: the package was installed without a C++ compiler" in str(choice)
@@ -49,10 +49,10 @@ def test_a_file_that_is_no_library_or_of_another_version_is_refused(
 
 
 def test_none_turns_the_library_off_and_an_unknown_set_is_an_error(library: Library) -> None:
-    device = CpuPlatform().open(Place(), CpuOptions(isa="none"))
+    device = CpuPlatform().configured(CpuOptions(isa="none")).open(Place())
     assert "turned off" in str(Binder(device.kernels).bind(ops.linear, **FACTS).choice)
     with pytest.raises(DeviceError, match=r"isa: 'mmx' is not there.*portable, none"):
-        CpuPlatform().open(Place(), CpuOptions(isa="mmx"))
+        CpuPlatform().configured(CpuOptions(isa="mmx")).open(Place())
 
 
 def test_threads_change_no_bit_and_contexts_do_not_disturb_each_other(library: Library) -> None:
@@ -84,6 +84,6 @@ ROUNDS = {
 def test_the_peak_counts_what_its_instructions_do(library: Library) -> None:
     for kind, each in enumerate(ROUNDS.get(library.level, ROUNDS["portable"])):
         assert library.peak(library.context, kind, 3) == 2 * 8 * 3 * each
-    device = CpuPlatform().open(Place(), CpuOptions(isa=library.level))
+    device = CpuPlatform().configured(CpuOptions(isa=library.level)).open(Place())
     assert all((device.peak(dtype) or 0) > 0 for dtype in ("float32", "bfloat16", "int8", "int4"))
-    assert CpuPlatform().open(Place(), CpuOptions(isa="none")).peak("float32") is None
+    assert CpuPlatform().configured(CpuOptions(isa="none")).open(Place()).peak("float32") is None

@@ -257,8 +257,8 @@ class LibrariesPlatform(HostGpuPlatform):
 
     name = "host-gpu-libraries"
 
-    def open(self, place: Place, options: Any = None) -> GpuDevice:
-        made: Any = super().open(place, options)
+    def open(self, place: Place) -> GpuDevice:
+        made: Any = super().open(place)
         made.attention = (*(backend() for backend in BACKENDS), *made.attention)
         return made
 

@@ -23,8 +23,8 @@ from thalweg.backends.torch_gpu.attention import GatherAttention
 from thalweg.backends.torch_gpu.device import GpuDevice
 from thalweg.backends.torch_gpu.host import HostRuntime
 from thalweg.hal.attention import AttnSpec, choose_attention
+from thalweg.hal.device import DeviceInfo
 from thalweg.hal.op import NOT_INVARIANT
-from thalweg.hal.platform import DeviceInfo
 from thalweg.hal.step import StepShape
 from thalweg.hal.testing import sequences as seq
 from thalweg.hal.testing import test_attention as kit
@@ -289,6 +289,7 @@ def test_a_library_is_loaded_when_a_layer_may_use_it_and_not_before(monkeypatch:
 
 def test_scratch_memory_is_planned_for_the_library_that_asks_for_it_where_it_may_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     from thalweg.backends import cuda
+    from thalweg.backends.torch_gpu.platform import GpuOptions
     from thalweg.hal.platform import StepSizes
 
     fields = {name: 16 for name in StepSizes.__dataclass_fields__ if name != "batch_invariant"}
@@ -296,6 +297,7 @@ def test_scratch_memory_is_planned_for_the_library_that_asks_for_it_where_it_may
     without = CudaPlatform().workspace(any_kernel)
     monkeypatch.setattr(cuda, "find_spec", lambda name: name == "flashinfer")
     assert CudaPlatform().workspace(any_kernel) == without + (128 << 20)
+    assert CudaPlatform().configured(GpuOptions()).workspace(any_kernel) == without + (128 << 20)
     assert CudaPlatform().workspace(exact) == without  # flashinfer is refused there: see the test above
 
 

@@ -17,7 +17,8 @@ from thalweg.backends.torch_gpu.library import Parts
 from thalweg.backends.torch_gpu.testing import HostGpuOptions, HostGpuPlatform
 from thalweg.errors import DeviceError
 from thalweg.hal import ops
-from thalweg.hal.platform import DeviceInfo, Place
+from thalweg.hal.device import DeviceInfo
+from thalweg.hal.platform import Place
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
 
 INFO = DeviceInfo("test", "test", 1 << 30, 1, ("float32",))
@@ -498,7 +499,7 @@ def test_blocks_are_moved_after_the_steps_launched_before() -> None:
 
 
 def test_options_reach_the_device() -> None:
-    device = HostGpuPlatform().open(Place(), HostGpuOptions(graphs=False))
+    device = HostGpuPlatform().configured(HostGpuOptions(graphs=False)).open(Place())
     assert not device._graphs  # type: ignore[attr-defined]
 
 

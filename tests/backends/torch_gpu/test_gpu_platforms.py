@@ -135,8 +135,8 @@ def test_cards_too_old_are_refused_unless_one_is_not(tmp_path: Path) -> None:
     platform = CudaPlatform(tmp_path, folder, FakeDriver([opened("V100", "sm_70", 16), opened("NVIDIA H200", "sm_90", 141)]))
     assert platform.probe().score > 0
     with pytest.raises(DeviceError, match=r"V100.*sm_70, Volta.*too old"):
-        platform.open(Place(), GpuOptions(device=0))
-    assert platform.open(Place(), GpuOptions(device=1)).info.name == "NVIDIA H200"
+        platform.configured(GpuOptions(device=0)).open(Place())
+    assert platform.configured(GpuOptions(device=1)).open(Place()).info.name == "NVIDIA H200"
 
 
 def test_a_container_that_hides_the_names_still_has_its_cards(tmp_path: Path) -> None:
@@ -161,13 +161,13 @@ def test_a_driver_that_does_not_answer_a_number_too_high_and_a_full_card_are_ref
         _machine(kind, tmp_path, FakeDriver(broken="driver too old")).open(Place())
     card = opened("card", "sm_90", 80)
     with pytest.raises(DeviceError, match=r"GPU 1 was asked for and this process sees 1 \(numbered from 0\)"):
-        _machine(kind, tmp_path, FakeDriver([card])).open(Place(), GpuOptions(device=1))
+        _machine(kind, tmp_path, FakeDriver([card])).configured(GpuOptions(device=1)).open(Place())
     with pytest.raises(DeviceError, match=r"0\.0 of 80\.0 GiB free: too little to start"):
         _machine(kind, tmp_path, FakeDriver([opened("card", "sm_90", 80, 0)])).open(Place())
     with pytest.raises(DeviceError, match="count from 0"):
-        _machine(kind, tmp_path, FakeDriver([card])).open(Place(), GpuOptions(device=-1))
+        _machine(kind, tmp_path, FakeDriver([card])).configured(GpuOptions(device=-1)).open(Place())
     with pytest.raises(DeviceError, match="takes GpuOptions"):
-        _machine(kind, tmp_path, FakeDriver([card])).open(Place(), {"device": 0})
+        _machine(kind, tmp_path, FakeDriver([card])).configured({"device": 0}).open(Place())
 
 
 def test_without_triton_one_sentence_says_what_is_slow_and_what_to_install(
@@ -272,12 +272,12 @@ SIZES = StepSizes(
 
 def test_what_graphs_take_is_planned_for(kind: type[GpuPlatform]) -> None:
     platform = kind()
-    without = platform.workspace_with(SIZES, GpuOptions(graphs=False))
+    without = platform.configured(GpuOptions(graphs=False)).workspace(SIZES)
     graphs = platform.workspace(SIZES) - without
     sampling = SIZES.seqs * SIZES.vocab * 4 * 4
     assert graphs > sampling + len(platform.buckets(DEFAULTS, Limits(8192, 256, 8192, 16))) * GRAPH_BYTES
     fewer = dataclasses.replace(SIZES, seqs=16)
-    assert platform.workspace(fewer) - platform.workspace_with(fewer, GpuOptions(graphs=False)) < graphs / 2
+    assert platform.workspace(fewer) - platform.configured(GpuOptions(graphs=False)).workspace(fewer) < graphs / 2
 
 
 def test_what_attention_over_long_tables_takes_is_what_its_kernels_say() -> None:
@@ -291,11 +291,11 @@ def test_what_attention_over_long_tables_takes_is_what_its_kernels_say() -> None
 def test_what_is_prepared_is_one_of_three_words(kind: type[GpuPlatform], tmp_path: Path) -> None:
     machine = _machine(kind, tmp_path, FakeDriver([opened("some card", "gfx942", 192)]))
     assert machine.open(Place()).warms
-    assert not machine.open(Place(), GpuOptions(prepare="none")).warms
+    assert not machine.configured(GpuOptions(prepare="none")).open(Place()).warms
     with pytest.raises(DeviceError, match=r"graphs, kernels, none, not 'all'"):
-        machine.open(Place(), GpuOptions(prepare="all"))  # type: ignore[arg-type]
+        machine.configured(GpuOptions(prepare="all")).open(Place())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="prepare"):
-        resolve.options(EngineArgs(additional_config={"prepare": "all"}), machine)
+        resolve.configured(EngineArgs(additional_config={"prepare": "all"}), machine)
 
 
 def test_one_process_per_device(kind: type[GpuPlatform]) -> None:

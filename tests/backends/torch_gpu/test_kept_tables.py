@@ -16,8 +16,8 @@ from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig,
 from thalweg.engine.control import EngineCore
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.engine.worker.runner import Runner
+from thalweg.hal.device import DeviceInfo
 from thalweg.hal.kv import KVSpec
-from thalweg.hal.platform import DeviceInfo
 from thalweg.hal.step import StateBox, StepBatch, StepResult, StepShape, TableRows
 
 BLOCK, LENGTH, SEQS = 4, 64, 6

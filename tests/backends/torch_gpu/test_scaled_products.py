@@ -15,9 +15,9 @@ from thalweg.backends.torch_gpu.device import GpuDevice
 from thalweg.backends.torch_gpu.host import HostRuntime
 from thalweg.backends.torch_gpu.library import Parts, matrix_library
 from thalweg.hal import ops
+from thalweg.hal.device import DeviceInfo
 from thalweg.hal.op import Kernel
 from thalweg.hal.ops.quantise import quantise
-from thalweg.hal.platform import DeviceInfo
 from thalweg.hal.testing import test_ops as kit
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 

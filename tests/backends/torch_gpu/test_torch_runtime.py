@@ -19,7 +19,7 @@ from thalweg.backends.torch_gpu.driver import TorchDriver
 from thalweg.backends.torch_gpu.host import Recorder
 from thalweg.backends.torch_gpu.library import Parts
 from thalweg.backends.torch_gpu.runtime import TorchRuntime
-from thalweg.hal.platform import DeviceInfo
+from thalweg.hal.device import DeviceInfo
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
 
 GRAPH = {"cuda": "CUDAGraph", "xpu": "XPUGraph"}

@@ -37,10 +37,11 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def refusal(platform: TpuPlatform, options: TpuOptions) -> str:
     """What probe says, which is what `open` says, in one line."""
-    probe = platform.probe_with(options)
+    platform = platform.configured(options)
+    probe = platform.probe()
     assert probe.score == 0
     with pytest.raises(DeviceError) as e:
-        platform.open(Place(), options)
+        platform.open(Place())
     assert probe.reason in str(e.value)
     assert "\n" not in str(e.value)
     return str(e.value)
@@ -103,7 +104,7 @@ def test_memory_is_planned_for_a_generation_that_is_not_here(tmp_path: Path) -> 
 
 
 def test_what_cannot_be_planned_for_is_said_with_the_way_to_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TpuPlatform, "describe_with", lambda self, options: None)
+    monkeypatch.setattr(TpuPlatform, "describe", lambda self: None)
     with pytest.raises(DeviceError, match=r"cannot be planned for: no Google TPU.*\"kind\": \"v5e\".*v4, v5e, v5p, v6e, v7x"):
         planned(tmp_path, {})
 
@@ -112,5 +113,5 @@ def test_kinds_that_are_none_or_make_no_sense_are_refused(tmp_path: Path) -> Non
     with pytest.raises(DeviceError, match="kind must be one of v4, v5e, v5p, v6e, v7x, not 'v99'"):
         planned(tmp_path, {"kind": "v99"})
     with pytest.raises(DeviceError, match="kind v6e is no host"):
-        TpuPlatform().open(Place(), TpuOptions(jax_platform="cpu", kind="v6e"))
+        TpuPlatform().configured(TpuOptions(jax_platform="cpu", kind="v6e")).open(Place())
     assert planned(tmp_path, {"jax_platform": "cpu"}, max_model_len=64).platform == "tpu"

@@ -52,7 +52,7 @@ def test_tokens_are_those_of_one_device(model: str, ranks: int, tmp_path: Path) 
 
 
 def _device(n: int) -> Any:
-    return TpuPlatform().open(Place(world=n, devices=tuple(range(n))), TpuOptions(**HOST))
+    return TpuPlatform().configured(TpuOptions(**HOST)).open(Place(world=n, devices=tuple(range(n))))
 
 
 def test_collectives_are_what_they_say_and_ranks_see_their_own_parts() -> None:
@@ -103,7 +103,8 @@ def test_one_process_drives_all_devices_and_others_refuse_in_words() -> None:
 def test_a_fresh_process_gets_as_many_host_devices_as_are_asked_for() -> None:
     code = (
         "from thalweg.backends.tpu import *;"
-        "d = TpuPlatform().open(Place(world=3, devices=(0, 1, 2)), TpuOptions(jax_platform='cpu', compilation_cache=''));"
+        "p = TpuPlatform().configured(TpuOptions(jax_platform='cpu', compilation_cache=''));"
+        "d = p.open(Place(world=3, devices=(0, 1, 2)));"
         "print(d.comm.size, len(d._ranks.devices))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == ["3", "3"]

@@ -24,7 +24,8 @@ from thalweg.config import EngineArgs
 from thalweg.engine.worker import absent as worker
 from thalweg.engine.worker.build import build
 from thalweg.hal import discovery
-from thalweg.hal.platform import Device, Place
+from thalweg.hal.device import Device
+from thalweg.hal.platform import Place
 
 FIRST, STEPS = 12, 60
 
@@ -73,11 +74,11 @@ class ServingPlatform(HostGpuPlatform):
     name = "serving"
     arch = ""
 
-    def open(self, place: Place, options: Any = None) -> Device:
+    def open(self, place: Place) -> Device:
         from thalweg.backends.torch_gpu.device import GpuDevice
         from thalweg.backends.torch_gpu.host import HostRuntime
         from thalweg.backends.torch_gpu.library import assemble
-        from thalweg.hal.platform import DeviceInfo
+        from thalweg.hal.device import DeviceInfo
 
         runtime = HostRuntime(late=False)
         return GpuDevice(DeviceInfo("x", self.name, 1 << 30, 1, ("bfloat16",)), runtime, assemble(self.arch, ()))

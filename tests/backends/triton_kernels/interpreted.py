@@ -16,8 +16,9 @@ from thalweg.backends.triton_kernels.sampling import _gumbel
 from thalweg.backends.triton_kernels.testing import InterpretPlatform
 from thalweg.hal import noise, ops
 from thalweg.hal.attention import AttnSpec
+from thalweg.hal.device import Device
 from thalweg.hal.op import Kernel
-from thalweg.hal.platform import Device, Place
+from thalweg.hal.platform import Place
 from thalweg.hal.step import StepShape
 from thalweg.hal.testing import sequences as seq
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from thalweg.backends import lean_torch
-from thalweg.backends.cpu.native import NONE, PORTABLE, NoLibraryError, expect, levels, waiting
+from thalweg.backends.cpu.native import NONE, NoLibraryError, expect, levels, waiting
 from thalweg.backends.host import cores, cpu_flags, cpu_name, has_torch, host_memory
 from thalweg.errors import DeviceError
-from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe, StepSizes
+from thalweg.hal.device import Device, DeviceInfo
+from thalweg.hal.platform import Defaults, ModelFacts, Place, Platform, Probe, StepSizes
 
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Any of these: matrix products in bfloat16 are native (x86's names, then Arm's)."""
@@ -40,7 +41,13 @@ class CpuOptions:
 
 class CpuPlatform(Platform):
     name = "cpu"
-    options = CpuOptions
+    options: CpuOptions = CpuOptions()
+
+    def configured(self, options: Any) -> Self:
+        made = super().configured(options)
+        if made.options.threads < 0:
+            raise DeviceError(f"threads: {made.options.threads} is not a number of threads; leave it out for one per core")
+        return made
 
     def probe(self) -> Probe:
         if not has_torch():
@@ -49,15 +56,13 @@ class CpuPlatform(Platform):
         return Probe(10, f"{cpu_name()}, {cores()} cores{native}")
 
     def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
-        """dtype: what the processor multiplies fastest. The cache takes a quarter of what is free, at most 4 GiB. Compiled
-        kernels multiply integers faster, but for the portable ones."""
+        """dtype: what the processor multiplies fastest. The cache takes a quarter of what is free, at most 4 GiB."""
         return Defaults(
             dtype=device.dtypes[0],
             block_tokens=16,
             max_num_seqs=128,
             max_num_batched_tokens=2048,
             kv_cache_bytes=min(4 << 30, (host_memory()[1] + waiting()) // 4),
-            int4="w4a8" if _best() not in (NONE, PORTABLE) else "w4a16",
             pipeline_depth=1,
         )
 
@@ -67,20 +72,14 @@ class CpuPlatform(Platform):
         return DeviceInfo(cpu_name(), "cpu", host_memory()[0], cores(), dtypes)
 
     def packs(self, dtype: str) -> bool:
-        return self.packs_with(dtype, CpuOptions())
-
-    def packs_with(self, dtype: str, options: Any) -> bool:
         """Compiled kernels embed out of the packed output matrix. Without them oneDNN keeps a copy of each matrix, in bfloat16
         only where the processor lets it run that."""
-        return not _compiled(options) and (dtype == "float32" or bool(cpu_flags() & PACKS_BF16))
+        return not self._compiled() and (dtype == "float32" or bool(cpu_flags() & PACKS_BF16))
 
     def workspace(self, s: StepSizes) -> int:
-        return self.workspace_with(s, CpuOptions())
-
-    def workspace_with(self, s: StepSizes, options: Any) -> int:
         """Compiled kernels keep scratch memory for the most rows they have made ready, and a quarter more. Without them
         attention holds the masks of a step's prompt tokens, and oneDNN keeps kernels and scratch for row counts it met."""
-        if _compiled(options):
+        if self._compiled():
             width = max(s.hidden, s.inner)
             rows = min(s.tokens, max(ROWS_BYTES // (4 * width), ROWS_LEAST))
             return super().workspace(s) + rows * (width + 16) * 4 * 5 // 4 + KEPT_COMPILED
@@ -90,30 +89,23 @@ class CpuPlatform(Platform):
     def begin(self) -> None:
         lean_torch.load_library()
 
-    def expect(self, weights: int, options: Any) -> None:
+    def expect(self, weights: int) -> None:
         """The system clears memory as it is first touched, which takes as long as packing weights into it."""
-        if weights >= EXPECTED_LEAST and weights <= host_memory()[1] * 3 // 4 and (options is None or options.isa != NONE):
+        if weights >= EXPECTED_LEAST and weights <= host_memory()[1] * 3 // 4 and self.options.isa != NONE:
             expect(weights)
 
     def preload(self) -> None:
         lean_torch.import_torch()
         import thalweg.backends.cpu.device  # noqa: F401
 
-    def open(self, place: Place, options: Any = None) -> Device:
+    def open(self, place: Place) -> Device:
         from thalweg.backends.cpu.device import open_device
 
-        if options is not None and not isinstance(options, CpuOptions):
-            raise DeviceError(f"device: cpu takes CpuOptions, not {type(options).__name__}")
-        threads = options.threads if options else 0
-        if threads < 0:
-            raise DeviceError(f"threads: {threads} is not a number of threads; leave it out for one per core")
-        options = options or CpuOptions()
-        return open_device(threads, options.isa, options.graphs)
+        return open_device(self.options.threads, self.options.isa, self.options.graphs)
 
-
-def _compiled(options: CpuOptions) -> bool:
-    """Will a device opened with these run compiled kernels?"""
-    return NONE not in (options.isa, _best())
+    def _compiled(self) -> bool:
+        """Will its device run compiled kernels?"""
+        return NONE not in (self.options.isa, _best())
 
 
 def _best() -> str:

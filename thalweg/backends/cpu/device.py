@@ -20,9 +20,9 @@ from thalweg.backends.host import cores
 from thalweg.backends.torch_native import ATTENTION, KERNELS
 from thalweg.errors import DeviceError
 from thalweg.hal.attention import AttentionBackend
+from thalweg.hal.device import DeviceInfo, Executable, Memory
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
-from thalweg.hal.platform import DeviceInfo, Executable, Memory
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 
 BLANK_LEAST = 2 << 20

@@ -11,8 +11,8 @@ import numpy as np
 
 from thalweg.backends.null.hashing import HashModel, ranked, verified
 from thalweg.hal.attention import AttentionBackend, AttnSpec
+from thalweg.hal.device import Device, DeviceInfo, Memory
 from thalweg.hal.kv import KVLayout
-from thalweg.hal.platform import Device, DeviceInfo, Memory
 from thalweg.hal.step import Array, Features, Params, StateBox, Step, StepBatch, StepResult, StepShape
 
 if TYPE_CHECKING:

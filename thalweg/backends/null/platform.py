@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from thalweg.backends.null.device import NullDevice
 from thalweg.backends.null.hashing import STATE
 from thalweg.errors import DeviceError
-from thalweg.hal.platform import Defaults, DeviceInfo, ModelFacts, Place, Platform, Probe
+from thalweg.hal.device import DeviceInfo
+from thalweg.hal.platform import Defaults, ModelFacts, Place, Platform, Probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,18 @@ class NullOptions:
 
 class NullPlatform(Platform):
     name = "null"
-    options = NullOptions
+    options: NullOptions = NullOptions()
     runs_models = False
+
+    def configured(self, options: Any) -> Self:
+        made = super().configured(options)
+        if made.options.tokens not in ("fixed", "hash"):
+            raise DeviceError(f"null: tokens must be 'fixed' or 'hash', not {made.options.tokens!r}")
+        if any(w < STATE or w == 1 for w in made.options.windows):
+            raise DeviceError(
+                "null: a window must be 0 (everything), -1 (a state) or at least 2, as a token's hash needs the one before"
+            )
+        return made
 
     def probe(self) -> Probe:
         return Probe(1, "computes nothing, on any machine; for measuring the host and for tests")
@@ -49,14 +60,5 @@ class NullPlatform(Platform):
     def describe(self) -> DeviceInfo:
         return NullDevice(NullOptions()).info
 
-    def open(self, place: Place, options: Any = None) -> NullDevice:
-        options = NullOptions() if options is None else options
-        if not isinstance(options, NullOptions):
-            raise DeviceError(f"null: options must be NullOptions, not {type(options).__name__}")
-        if options.tokens not in ("fixed", "hash"):
-            raise DeviceError(f"null: tokens must be 'fixed' or 'hash', not {options.tokens!r}")
-        if any(w < STATE or w == 1 for w in options.windows):
-            raise DeviceError(
-                "null: a window must be 0 (everything), -1 (a state) or at least 2, as a token's hash needs the one before"
-            )
-        return NullDevice(options)
+    def open(self, place: Place) -> NullDevice:
+        return NullDevice(self.options)

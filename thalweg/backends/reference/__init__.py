@@ -6,10 +6,9 @@ tensor framework; opening the device does.
 
 from __future__ import annotations
 
-from typing import Any
-
 from thalweg.backends.host import cores, cpu_name, has_torch, host_memory
-from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe
+from thalweg.hal.device import Device, DeviceInfo
+from thalweg.hal.platform import Defaults, ModelFacts, Place, Platform, Probe
 
 
 class ReferencePlatform(Platform):
@@ -33,7 +32,7 @@ class ReferencePlatform(Platform):
     def describe(self) -> DeviceInfo:
         return DeviceInfo(cpu_name(), "reference", host_memory()[0], cores(), ("float32", "bfloat16"))
 
-    def open(self, place: Place, options: Any = None) -> Device:
+    def open(self, place: Place) -> Device:
         from thalweg.backends.reference.device import open_device
 
         return open_device()

@@ -7,7 +7,7 @@ values are missing, so nothing may look at one.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -18,15 +18,13 @@ from thalweg.backends.torch_gpu.library import Parts, assemble
 from thalweg.backends.torch_gpu.staging import views
 from thalweg.backends.triton_kernels import absent
 from thalweg.errors import DeviceError
+from thalweg.hal.device import Device, DeviceInfo, Memory
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.platform import (
     Absent,
     Compiled,
     Defaults,
-    Device,
-    DeviceInfo,
     Limits,
-    Memory,
     ModelFacts,
     Parallel,
     Place,
@@ -100,6 +98,11 @@ class AbsentPlatform(Platform):
         self._base, self._arch = base, arch
         self.name, self.options = base.name, base.options
 
+    def configured(self, options: Any) -> Self:
+        made = super().configured(options)
+        made._base = self._base.configured(options)
+        return made
+
     def probe(self) -> Probe:
         return Probe(1, f"compiles for {self._arch}, which need not be here")
 
@@ -113,16 +116,16 @@ class AbsentPlatform(Platform):
         """None: kernels are the same for a bucket and a batch that is run as it is."""
         return ()
 
-    def packs_with(self, dtype: str, options: Any) -> bool:
-        return self._base.packs_with(dtype, options)
+    def packs(self, dtype: str) -> bool:
+        return self._base.packs(dtype)
 
-    def workspace_with(self, s: StepSizes, options: Any) -> int:
+    def workspace(self, s: StepSizes) -> int:
         return 0
 
     def topology(self, want: Parallel) -> Topology:
         return self._base.topology(want)
 
-    def open(self, place: Place, options: Any = None) -> Device:
+    def open(self, place: Place) -> Device:
         parts = assemble(self._arch, self._base.vendors())
         for source, why in parts.absent:
             if source == "triton":

@@ -19,8 +19,8 @@ from thalweg.backends.torch_gpu.runtime import Runtime
 from thalweg.backends.torch_gpu.staging import SMALLEST, Inbox, Outbox, Tables, Uploader
 from thalweg.errors import DeviceError
 from thalweg.hal.comm import Communicator, Solo
+from thalweg.hal.device import Device, DeviceInfo, Memory, Rehearsal
 from thalweg.hal.kv import KVLayout
-from thalweg.hal.platform import Device, DeviceInfo, Memory, Rehearsal
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 
 logger = logging.getLogger(__name__)

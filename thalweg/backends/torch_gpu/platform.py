@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, get_args
 
 from thalweg.backends.host import ROOT
 from thalweg.backends.torch_gpu.arch import (
@@ -27,20 +27,8 @@ from thalweg.backends.torch_gpu.arch import (
     defaults,
 )
 from thalweg.errors import DeviceError
-from thalweg.hal.platform import (
-    Absent,
-    Defaults,
-    Device,
-    DeviceInfo,
-    Limits,
-    ModelFacts,
-    Parallel,
-    Place,
-    Platform,
-    Probe,
-    StepSizes,
-    Topology,
-)
+from thalweg.hal.device import Device, DeviceInfo
+from thalweg.hal.platform import Absent, Defaults, Limits, ModelFacts, Parallel, Place, Platform, Probe, StepSizes, Topology
 from thalweg.hal.step import StepShape
 
 if TYPE_CHECKING:
@@ -143,7 +131,7 @@ def torch_build(folder: Path | None = None) -> TorchBuild | None:
 class GpuPlatform(Platform):
     """One vendor's GPUs. A subclass adds facts: what to look for, what to install, which vendor kernels there are."""
 
-    options = GpuOptions
+    options: GpuOptions = GpuOptions()
     hardware: str
     """"NVIDIA GPU"."""
     build: str
@@ -157,6 +145,14 @@ class GpuPlatform(Platform):
     def __init__(self, root: Path = ROOT, torch_folder: Path | None = None, driver: Driver | None = None) -> None:
         """root, torch_folder, driver: made-up machines, in tests."""
         self._root, self._torch_folder, self._given = root, torch_folder, driver
+
+    def configured(self, options: Any) -> Self:
+        made = super().configured(options)
+        if made.options.prepare not in get_args(Prepare):
+            raise DeviceError(f"device: prepare is one of {', '.join(get_args(Prepare))}, not {made.options.prepare!r}")
+        if made.options.device < 0:
+            raise DeviceError(f"device: {made.options.device} is not the number of a GPU; they count from 0")
+        return made
 
     @abstractmethod
     def cards(self) -> Sequence[Card]:
@@ -221,15 +217,12 @@ class GpuPlatform(Platform):
         return buckets(limits.seqs, blocks(limits.max_len, limits.block_tokens))
 
     def workspace(self, s: StepSizes) -> int:
-        return self.workspace_with(s, GpuOptions())
-
-    def workspace_with(self, s: StepSizes, options: Any) -> int:
         """The largest eager step. Then the largest captured one, as graphs lie in a pool of their own, which all of them share;
         what the driver keeps of each; and the tables that eager steps and graphs are given."""
         wide = blocks(s.max_len, BLOCK_TOKENS)
         tables = 2 * s.seqs * wide * 4
         steps = self._temporaries(s) + tables + DRIVER_BYTES
-        if not options.graphs:
+        if not self.options.graphs:
             return steps
         count = len(buckets(s.seqs, wide)) + GRAPHS_BESIDE
         return steps + self._temporaries(replace(s, tokens=s.seqs)) + tables + count * GRAPH_BYTES
@@ -254,9 +247,9 @@ class GpuPlatform(Platform):
 
         return AbsentGpu(self, arch, cache)
 
-    def open(self, place: Place, options: Any = None) -> Device:
+    def open(self, place: Place) -> Device:
         """DeviceError says what was found and what to install or change."""
-        options = self._checked(options)
+        options = self.options
         problem, _ = self._problem()
         if problem:
             raise DeviceError(f"device: {self.name}: {problem}")
@@ -295,16 +288,6 @@ class GpuPlatform(Platform):
                 "too little to start; end what else uses it, or choose another GPU"
             )
         return seen
-
-    def _checked(self, options: Any) -> GpuOptions:
-        options = GpuOptions() if options is None else options
-        if not isinstance(options, GpuOptions):
-            raise DeviceError(f"device: {self.name} takes GpuOptions, not {type(options).__name__}")
-        if options.prepare not in get_args(Prepare):
-            raise DeviceError(f"device: prepare is one of {', '.join(get_args(Prepare))}, not {options.prepare!r}")
-        if options.device < 0:
-            raise DeviceError(f"device: {options.device} is not the number of a GPU; they count from 0")
-        return options
 
 
 def too_old(arch: Arch) -> str:

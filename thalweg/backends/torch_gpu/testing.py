@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from thalweg.backends.torch_gpu.platform import Prepare
-from thalweg.hal.platform import Defaults, Device, DeviceInfo, Limits, ModelFacts, Place, Platform, Probe
+from thalweg.hal.device import Device, DeviceInfo
+from thalweg.hal.platform import Defaults, Limits, ModelFacts, Place, Platform, Probe
 from thalweg.hal.step import StepShape
 
 
@@ -22,7 +23,7 @@ class HostGpuPlatform(Platform):
     """Small buckets, so that tests meet padding, several graphs and shapes no bucket holds."""
 
     name = "host-gpu"
-    options = HostGpuOptions
+    options: HostGpuOptions = HostGpuOptions()
 
     def probe(self) -> Probe:
         return Probe(1, "a GPU's device, run on the host")
@@ -37,12 +38,12 @@ class HostGpuPlatform(Platform):
     def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
         return tuple(b for b in defaults.buckets if b.seqs <= limits.seqs)
 
-    def open(self, place: Place, options: Any = None) -> Device:
+    def open(self, place: Place) -> Device:
         from thalweg.backends.torch_gpu.device import GpuDevice
         from thalweg.backends.torch_gpu.host import HostRuntime
         from thalweg.backends.torch_gpu.library import assemble
 
-        options = options or HostGpuOptions()
+        options = self.options
         runtime = HostRuntime(late=options.late)
         info = DeviceInfo("host", self.name, runtime.memory()[0], 1, ("float32", "bfloat16"))
         return GpuDevice(info, runtime, assemble("interpret", (), _no_triton), graphs=options.graphs, prepare=options.prepare)

@@ -14,24 +14,13 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from thalweg.backends.host import ROOT, cores, cpu_name, found, host_memory
 from thalweg.backends.tpu.kinds import KINDS, here, on_the_bus
 from thalweg.errors import ConfigError, DeviceError
-from thalweg.hal.platform import (
-    Defaults,
-    Device,
-    DeviceInfo,
-    Limits,
-    ModelFacts,
-    Parallel,
-    Place,
-    Platform,
-    Probe,
-    StepSizes,
-    Topology,
-)  # fmt: skip
+from thalweg.hal.device import Device, DeviceInfo
+from thalweg.hal.platform import Defaults, Limits, ModelFacts, Parallel, Place, Platform, Probe, StepSizes, Topology
 from thalweg.hal.step import StepShape
 
 NODES = ("dev/accel[0-9]*", "dev/vfio/[0-9]*")
@@ -69,18 +58,20 @@ class TpuOptions:
 
 class TpuPlatform(Platform):
     name = "tpu"
-    options = TpuOptions
+    options: TpuOptions = TpuOptions()
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
 
-    def probe(self) -> Probe:
-        return self.probe_with(TpuOptions())
+    def configured(self, options: Any) -> Self:
+        made = super().configured(options)
+        check(made.options)
+        return made
 
-    def probe_with(self, options: Any) -> Probe:
+    def probe(self) -> Probe:
         """jax_platform cpu asks for no hardware, and is never chosen by itself."""
         problem, (there, seen) = _software(), self._hardware()
-        if isinstance(options, TpuOptions) and options.jax_platform == "cpu":
+        if self.options.jax_platform == "cpu":
             return Probe(0, problem) if problem else Probe(1, f"JAX on the host's {cores()} cores, for trying and testing")
         if problem:
             return Probe(0, f"{seen}; {problem}")
@@ -102,13 +93,9 @@ class TpuPlatform(Platform):
         return False, f"no Google TPU found (no /{NODES[0]}, no PCI device of its kind)"
 
     def describe(self) -> DeviceInfo | None:
-        return self.describe_with(TpuOptions())
-
-    def describe_with(self, options: Any) -> DeviceInfo | None:
-        check(options)
-        if options.jax_platform == "cpu":
+        if self.options.jax_platform == "cpu":
             return on_host()
-        kind = KINDS.get(options.kind) or here(self.root)
+        kind = KINDS.get(self.options.kind) or here(self.root)
         return kind.info() if kind else None
 
     def unplanned(self) -> str:
@@ -152,19 +139,15 @@ class TpuPlatform(Platform):
     def preload(self) -> None:
         import thalweg.backends.tpu.device  # noqa: F401
 
-    def open(self, place: Place, options: Any = None) -> Device:
-        options = TpuOptions() if options is None else options
-        if not isinstance(options, TpuOptions):
-            raise DeviceError(f"device: tpu takes TpuOptions, not {type(options).__name__}")
-        check(options)
-        probe = self.probe_with(options)
+    def open(self, place: Place) -> Device:
+        probe = self.probe()
         if probe.score <= 0:
             raise DeviceError(f"device: tpu: {probe.reason}")
         try:
             from thalweg.backends.tpu.device import open_device
         except (ImportError, AttributeError, RuntimeError) as e:  # what a torchax says that was made for another torch
             raise DeviceError(f"device: tpu: torch, jax and torchax do not load together ({e}): {INSTALL}") from e
-        return open_device(place, options)
+        return open_device(place, self.options)
 
 
 def check(options: TpuOptions) -> None:

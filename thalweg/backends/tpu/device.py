@@ -20,9 +20,10 @@ from thalweg.backends.tpu.library import kernels
 from thalweg.backends.tpu.mesh import Ranks
 from thalweg.backends.tpu.program import Executable
 from thalweg.errors import DeviceError
+from thalweg.hal.device import Device, DeviceInfo, Memory
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
-from thalweg.hal.platform import Device, DeviceInfo, Memory, Place
+from thalweg.hal.platform import Place
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 
 LOGPROBS = 20

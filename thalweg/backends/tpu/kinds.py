@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thalweg.backends.host import ROOT, pci_devices, pci_id
-from thalweg.hal.platform import DeviceInfo
+from thalweg.hal.device import DeviceInfo
 
 VENDOR = "0x1ae0"
 """Google's PCI vendor id. It makes network cards too, so device ids decide."""

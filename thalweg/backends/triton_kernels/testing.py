@@ -16,7 +16,8 @@ from typing import Any
 
 from thalweg.backends.host import cores, cpu_name, has_torch, host_memory
 from thalweg.errors import DeviceError
-from thalweg.hal.platform import Defaults, Device, DeviceInfo, ModelFacts, Place, Platform, Probe
+from thalweg.hal.device import Device, DeviceInfo
+from thalweg.hal.platform import Defaults, ModelFacts, Place, Platform, Probe
 
 SWITCH = "TRITON_INTERPRET"
 
@@ -29,7 +30,7 @@ class InterpretOptions:
 
 class InterpretPlatform(Platform):
     name = "triton-interpret"
-    options = InterpretOptions
+    options: InterpretOptions = InterpretOptions()
 
     def probe(self) -> Probe:
         if not has_torch():
@@ -42,7 +43,7 @@ class InterpretPlatform(Platform):
     def describe(self) -> DeviceInfo:
         return DeviceInfo(cpu_name(), self.name, host_memory()[0], cores(), ("float32", "bfloat16"))
 
-    def open(self, place: Place, options: Any = None) -> Device:
+    def open(self, place: Place) -> Device:
         if "triton" in sys.modules and os.environ.get(SWITCH) != "1":
             raise DeviceError(f"device: {self.name}: Triton was imported to compile; start the process with {SWITCH}=1")
         os.environ[SWITCH] = "1"
@@ -55,8 +56,7 @@ class InterpretPlatform(Platform):
         from thalweg.backends.triton_kernels.tiles import tiles
 
         _repair()
-        options = InterpretOptions() if options is None else options
-        made = assembled(replace(tiles("interpret"), float8=options.float8))
+        made = assembled(replace(tiles("interpret"), float8=self.options.float8))
         return EagerDevice(self.describe(), made.kernels, made.attention)
 
 

@@ -16,7 +16,7 @@ from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.request import Request
 from thalweg.engine.control.scheduler import Chunk, Plan
 from thalweg.engine.control.slots import Slots
-from thalweg.hal.platform import Pending
+from thalweg.hal.device import Pending
 from thalweg.hal.step import ON_DEVICE, Features, SamplingArrays, StepBatch, TableRows
 
 if TYPE_CHECKING:

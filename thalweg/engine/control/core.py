@@ -28,7 +28,7 @@ from thalweg.engine.control.scheduler import SHARE_FROM, Plan, Scheduler
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.messages import EngineRequest, Finished, Outputs, Started, Stats
 from thalweg.errors import ConfigError
-from thalweg.hal.platform import Pending
+from thalweg.hal.device import Pending
 from thalweg.hal.step import StepBatch
 
 STATS_EVERY = 32

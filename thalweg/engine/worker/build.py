@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -19,12 +20,15 @@ from thalweg.engine.worker.rehearsal import decodes, prompts
 from thalweg.engine.worker.runner import Runner
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.hal import discovery
+from thalweg.hal.device import Device, Pending
 from thalweg.hal.kv import KVLayout, KVSpec
 from thalweg.hal.op import Binder
-from thalweg.hal.platform import Defaults, Device, Limits, ModelFacts, Pending, Platform
+from thalweg.hal.platform import Defaults, Limits, ModelFacts, Platform
 from thalweg.hal.step import StateBox, StepBatch, StepShape
+from thalweg.hal.weights import WeightFormat
 from thalweg.marks import mark
 from thalweg.models import registry, sizes
+from thalweg.quantization import online
 from thalweg.quantization import registry as formats
 
 logger = logging.getLogger(__name__)
@@ -80,7 +84,7 @@ def _expect(platform: Platform, args: EngineArgs) -> None:
     with contextlib.suppress(ThalwegError, OSError):
         size = to_load(args, platform) if Path(args.model).is_dir() else 0
         if size:
-            platform.expect(size, resolve.options(args, platform))
+            resolve.configured(args, platform).expect(size)
 
 
 def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
@@ -93,10 +97,12 @@ def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
     path = Path(args.model)
     hf = read_config(path, args.hf_overrides, formats.check, windows=not args.disable_sliding_window)
     facts = read_facts(hf, path)
+    formats.scheme(hf, args.quantization)
     registry.supported(hf)  # refuse an unknown architecture before a framework is imported
-    platform = platform or discovery.choose(args.device, lambda p: resolve.options(args, p))
+    configured = functools.partial(resolve.configured, args)
+    platform = configured(platform) if platform else discovery.choose(args.device, configured)
     resolve.check_values(args, platform)
-    device = platform.open(resolve.place(args, platform), resolve.options(args, platform))
+    device = platform.open(resolve.place(args, platform))
     job = _Job(args, path, hf, facts, platform, device, platform.defaults(facts, device.info))
     try:
         if args.enforce_eager and device.pads:
@@ -126,10 +132,10 @@ def _build_model(job: _Job) -> Worker:
     binder = Binder(
         device.kernels, strict=args.strict_kernels, batch_invariant=invariant, bodies_invariant=device.bodies_invariant
     )
+    method = online.chosen(args.quantization, functools.partial(_gains, binder, dtype, job.facts.hidden))
     model = build_model(
         job.hf, binder=binder, attention=device.attention, comm=device.comm, dtype=dtype, max_len=length,
-        block_tokens=resolve.block_tokens(args, job.defaults), quantization=resolve.quantization(args, job.defaults),
-        kv_dtype=args.kv_dtype,
+        block_tokens=resolve.block_tokens(args, job.defaults), quantization=method, kv_dtype=args.kv_dtype,
     )  # fmt: skip
     # Everything a user can have got wrong about sizes is refused before a weight is read.
     size = resolve.cache_size(args, model.groups, _room(job, dtype, schedule, length), length, schedule.max_seqs)
@@ -154,8 +160,15 @@ def _build_model(job: _Job) -> Worker:
         (slots, -(-size.max_len // model.groups[0].block_tokens)) if device.keeps_tables else None,
     )
     _prepare(job, runner, buckets, limits, model.vocab)
-    config = _config(job, dtype, size, model.groups, schedule, model.vocab)
+    config = _config(job, dtype, size, model.groups, schedule, model.vocab, method)
     return Worker(config, runner.launch, [str(c) for c in binder.plan], device, 0.0)
+
+
+def _gains(binder: Binder, dtype: str, width: int, form: WeightFormat) -> bool:
+    """Would linear layers of this format be run by a kernel that is the best way there?"""
+    from thalweg.hal.ops import linear
+
+    return binder.gains(linear, dtype=dtype, in_features=width, out_features=width, **online.facts(form))
 
 
 def _prepare(job: _Job, runner: Runner, buckets: Sequence[StepShape], limits: Limits, vocab: int) -> None:
@@ -181,8 +194,7 @@ def _prepare(job: _Job, runner: Runner, buckets: Sequence[StepShape], limits: Li
 def _tell_prepared(job: _Job, steps: int, seconds: float, taken: int) -> None:
     """taken: bytes of device memory that went meanwhile, beside weights and cache: what the workspace was planned for."""
     logger.info("prepared: %d steps in %.1f s, which took %s of device memory", steps, seconds, gib(max(0, taken)))
-    options = resolve.options(job.args, job.platform)
-    if job.platform.describe_with(options) is None:
+    if job.platform.describe() is None:
         return
     planned = plan(job.args).workspace
     if taken > planned:
@@ -209,7 +221,7 @@ def _invariant(job: _Job) -> bool:
 
 def _tell_memory(job: _Job, loaded: int) -> None:
     """One line: what was planned, and what the weights really take."""
-    if job.platform.describe_with(resolve.options(job.args, job.platform)) is None:
+    if job.platform.describe() is None:
         return
     p = plan(job.args)
     logger.info(
@@ -245,17 +257,22 @@ def _no_step(params: Any, state: Any, batch: StepBatch) -> Any:
 def _room(job: _Job, dtype: str, schedule: SchedulerConfig, length: int) -> int:
     """Bytes for the KV cache, known before a weight is read."""
     spec, ranks = registry.family(job.hf)(job.hf), job.device.comm.size
-    options = resolve.options(job.args, job.platform)
     steps = step_sizes(spec, schedule, length, dtype, ranks, job.args.batch_invariant is not False)
-    others = job.platform.workspace_with(steps, options) + history(schedule, length)
-    packs = job.platform.packs_with(dtype, options)
-    use = formats.scheme(job.hf, resolve.quantization(job.args, job.defaults))
+    others = job.platform.workspace(steps) + history(schedule, length)
+    packs = job.platform.packs(dtype)
+    use = formats.scheme(job.hf, job.args.quantization)
     weights = sizes.weight_bytes(spec, dtype, length, ranks, use, packs)
     return resolve.cache_bytes(job.args, job.defaults, job.device.memory(), weights, others)
 
 
 def _config(
-    job: _Job, dtype: str, size: resolve.CacheSize, groups: tuple[KVSpec, ...], schedule: SchedulerConfig, vocab: int
+    job: _Job,
+    dtype: str,
+    size: resolve.CacheSize,
+    groups: tuple[KVSpec, ...],
+    schedule: SchedulerConfig,
+    vocab: int,
+    method: str | None = None,
 ) -> EngineConfig:
     args, f = job.args, job.facts
     return EngineConfig(
@@ -267,7 +284,7 @@ def _config(
             vocab=vocab,
             seed=args.seed,
             load_format=args.load_format,
-            quantization=resolve.quantization(args, job.defaults),
+            quantization=method,
             logprobs_mode=args.logprobs_mode,
             max_logprobs=args.max_logprobs,
             hf_overrides=args.hf_overrides or {},

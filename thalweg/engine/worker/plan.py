@@ -19,8 +19,9 @@ from thalweg.engine.control.cache.groups import policy
 from thalweg.engine.worker import resolve
 from thalweg.errors import CheckpointError, ConfigError, DeviceError
 from thalweg.hal import discovery
+from thalweg.hal.device import DeviceInfo, Memory
 from thalweg.hal.kv import KVSpec
-from thalweg.hal.platform import Defaults, DeviceInfo, Memory, ModelFacts, Platform, StepSizes
+from thalweg.hal.platform import Defaults, ModelFacts, Platform, StepSizes
 from thalweg.models import registry, sizes
 from thalweg.models.spec import ModelSpec
 from thalweg.quantization import registry as formats
@@ -81,8 +82,6 @@ class _Known:
     facts: ModelFacts
     spec: ModelSpec
     platform: Platform
-    options: Any
-    """The platform's own knobs."""
     info: DeviceInfo
     """Of one of the devices that share the model."""
     defaults: Defaults
@@ -110,12 +109,12 @@ def _known(args: EngineArgs, platform: Platform) -> _Known:
     facts = read_facts(hf, path)
     spec = registry.family(hf)(hf)
     resolve.check_values(args, platform)
-    options = resolve.options(args, platform)
-    info = platform.describe_with(options)
+    platform = resolve.configured(args, platform)
+    info = platform.describe()
     if info is None:
         raise DeviceError(f"device: {platform.name!r} cannot be planned for: {platform.unplanned()}")
     ranks = len(resolve.place(args, platform).devices)
-    return _Known(args, hf, facts, spec, platform, options, info, platform.defaults(facts, info), ranks)
+    return _Known(args, hf, facts, spec, platform, info, platform.defaults(facts, info), ranks)
 
 
 def _plan(k: _Known) -> Plan:
@@ -128,8 +127,8 @@ def _plan(k: _Known) -> Plan:
         _check_stored(k)
     weights = 0
     if k.platform.runs_models:
-        packs = k.platform.packs_with(dtype, k.options)
-        use = formats.scheme(k.hf, resolve.quantization(args, k.defaults))
+        packs = k.platform.packs(dtype)
+        use = formats.scheme(k.hf, args.quantization)
         weights = sizes.weight_bytes(k.spec, dtype, length, k.ranks, use, packs)
     problems: list[str] = []
     steps = step_sizes(k.spec, schedule, length, dtype, k.ranks, args.batch_invariant is not False)
@@ -158,7 +157,7 @@ def _plan(k: _Known) -> Plan:
 
 
 def _workspace(k: _Known, steps: StepSizes) -> int:
-    return k.platform.workspace_with(steps, k.options) if k.platform.runs_models else 0
+    return k.platform.workspace(steps) if k.platform.runs_models else 0
 
 
 def history(schedule: SchedulerConfig, length: int) -> int:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
-from typing import Any, get_type_hints
+from dataclasses import dataclass, replace
+from typing import get_type_hints
 
 import msgspec
 
 from thalweg.config import EngineArgs, SchedulerConfig, speculation
 from thalweg.engine.control.cache.groups import policy
 from thalweg.errors import ConfigError
+from thalweg.hal.device import DeviceInfo, Memory
 from thalweg.hal.kv import KVSpec
-from thalweg.hal.platform import Defaults, DeviceInfo, Memory, ModelFacts, Parallel, Place, Platform
+from thalweg.hal.platform import Defaults, ModelFacts, Parallel, Place, Platform
 
 BLOCK_TOKENS = 16
 MAX_SEQS = 128
@@ -33,16 +34,16 @@ def place(args: EngineArgs, platform: Platform) -> Place:
     return places[0]
 
 
-def options(args: EngineArgs, platform: Platform) -> Any:
-    """The platform's own knobs, checked against what it has."""
+def configured(args: EngineArgs, platform: Platform) -> Platform:
+    """The platform with the knobs the user set, checked against what it has."""
     said = dict(args.additional_config or {})
     if args.threads is not None:
         said["threads"] = args.threads
-    kinds = get_type_hints(platform.options) if platform.options and (said or args.enforce_eager) else {}
+    kinds = get_type_hints(type(platform.options)) if platform.options and (said or args.enforce_eager) else {}
     if args.enforce_eager and "graphs" in kinds:
         said["graphs"] = False
     if not said:
-        return platform.options() if platform.options else None
+        return platform
     problems, converted = [], {}
     for name, value in said.items():
         if name not in kinds:
@@ -55,7 +56,7 @@ def options(args: EngineArgs, platform: Platform) -> Any:
             problems.append(f"additional_config: {name}: {e}")
     if problems:
         raise ConfigError(*problems)
-    return platform.options(**converted) if platform.options else None
+    return platform.configured(replace(platform.options, **converted))
 
 
 def check_values(args: EngineArgs, platform: Platform) -> None:
@@ -79,11 +80,6 @@ def dtype(args: EngineArgs, facts: ModelFacts, device: DeviceInfo, defaults: Def
     if facts.dtype in device.dtypes:
         return facts.dtype
     return defaults.dtype or device.dtypes[0]
-
-
-def quantization(args: EngineArgs, defaults: Defaults) -> str | None:
-    """The method of `quantization.online` that was asked for; of two that are meant by int4 the platform's choice."""
-    return defaults.int4 if args.quantization == "int4" else args.quantization
 
 
 def max_len(args: EngineArgs, facts: ModelFacts) -> int:

@@ -7,7 +7,7 @@ from functools import partial
 
 from thalweg.engine.worker.rehearsal import scratch
 from thalweg.hal.attention import AttentionBackend, AttnSpec
-from thalweg.hal.platform import Executable, Pending, Rehearsal
+from thalweg.hal.device import Executable, Pending, Rehearsal
 from thalweg.hal.step import Features, StepBatch, StepShape
 
 Compile = Callable[[StepShape | None, Features | None], Executable]

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from thalweg.hal import ops
+from thalweg.hal.device import Device
 from thalweg.hal.op import Binder, Bound, Kernel, Op, Sample
 from thalweg.hal.ops.quantise import quantise
-from thalweg.hal.platform import Device
 from thalweg.hal.step import SamplingArrays, StateBox, StepBatch, StepResult
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 

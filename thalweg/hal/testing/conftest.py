@@ -12,7 +12,8 @@ import pytest
 
 from thalweg.errors import DeviceError
 from thalweg.hal import discovery
-from thalweg.hal.platform import Device, Place, Platform
+from thalweg.hal.device import Device
+from thalweg.hal.platform import Place, Platform
 from thalweg.hal.testing.evidence import PROPERTY, kernel_of
 from thalweg.hal.testing.options import MODES
 
@@ -61,25 +62,25 @@ def _open(config: pytest.Config) -> tuple[Platform, Device | None, str]:
     if made is None:
         platform = discovery.load(config.getoption("--platform", "reference"))
         try:
-            options = _options(platform, config.getoption("--platform-options", ""))
-            made = (platform, platform.open(Place(), options), "")
+            platform = _configured(platform, config.getoption("--platform-options", ""))
+            made = (platform, platform.open(Place()), "")
         except DeviceError as e:
             made = (platform, None, str(e))
         config.stash[_KEY] = made
     return made
 
 
-def _options(platform: Platform, said: str) -> Any:
-    """The platform's options with what --platform-options says, a JSON object."""
+def _configured(platform: Platform, said: str) -> Platform:
+    """The platform with what --platform-options says, a JSON object."""
     given = json.loads(said) if said else {}
-    if not dataclasses.is_dataclass(platform.options):
+    if platform.options is None:
         if given:
             raise pytest.UsageError(f"--platform-options: platform {platform.name} has no options")
-        return None
+        return platform
     known = {f.name for f in dataclasses.fields(platform.options)}
     if unknown := sorted(given.keys() - known):
         raise pytest.UsageError(f"--platform-options: platform {platform.name} has {sorted(known)}, not {unknown}")
-    return platform.options(**given)
+    return platform.configured(dataclasses.replace(platform.options, **given))
 
 
 _KEY: pytest.StashKey[tuple[Platform, Device | None, str]] = pytest.StashKey()

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from thalweg.hal import ops
+from thalweg.hal.device import Device
 from thalweg.hal.op import Binder, Kernel, Op, Sample
-from thalweg.hal.platform import Device
 from thalweg.hal.step import StateBox, StepBatch, StepResult
 from thalweg.hal.testing import cases
 

@@ -12,8 +12,8 @@ import torch
 
 from thalweg.hal import ops
 from thalweg.hal.attention import AttentionBackend, AttnSpec, Turn
+from thalweg.hal.device import Device, Executable
 from thalweg.hal.ops.quantise import decode_kv, encode_kv
-from thalweg.hal.platform import Device, Executable
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
 
 

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from thalweg.errors import DeviceError
+from thalweg.hal.device import Device
 from thalweg.hal.kv import KVLayout
-from thalweg.hal.platform import Device, ModelFacts, Parallel, Platform
+from thalweg.hal.platform import ModelFacts, Parallel, Platform
 from thalweg.hal.step import StateBox, StepBatch, StepResult
 from thalweg.hal.testing.cases import empty_batch, run
 
@@ -51,7 +53,18 @@ def test_topology_covers_every_rank_once(platform: Platform) -> None:
 def test_options_are_a_frozen_dataclass(platform: Platform) -> None:
     if platform.options is not None:
         assert dataclasses.is_dataclass(platform.options)
+        assert not isinstance(platform.options, type)
         assert platform.options.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+def test_a_platform_without_knobs_set_is_itself_and_one_of_wrong_knobs_is_none(platform: Platform) -> None:
+    assert platform.configured(None) is platform
+    with pytest.raises(DeviceError, match=r"not int"):
+        platform.configured(1)
+    if platform.options is not None:
+        made, given = platform.configured(platform.options), dataclasses.replace(platform.options)
+        assert made.configured(given).options is given
+        assert made.options is platform.options
 
 
 def test_memory_is_within_its_total(device: Device) -> None:

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from thalweg.hal.platform import Device, Platform
+from thalweg.hal.device import Device
+from thalweg.hal.platform import Platform
 from thalweg.hal.testing import measure
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg.hal.platform import Device
+from thalweg.hal.device import Device
 from thalweg.hal.testing import cases
 
 

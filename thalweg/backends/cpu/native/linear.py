@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.backends.cpu.native import Library
+from thalweg.backends.cpu.native import PORTABLE, Library
 from thalweg.hal.op import Kernel
 from thalweg.hal.weights import QTensor, WeightFormat
 
@@ -65,6 +65,10 @@ class Linear:
             return f"runs bfloat16 and float32, not {spec['dtype']}"
         form = form_of(spec["weight"])
         return form if isinstance(form, str) else None
+
+    def gains(self, spec: Mapping[str, Any]) -> str | None:
+        slow = self._library.level == PORTABLE and form_of(spec["weight"]) == INT4_GROUPS
+        return "portable code multiplies float32 faster than integers" if slow else None
 
     def pack(self, w: QTensor) -> Packed:
         """A dense weight is packed for inputs of its own dtype, a quantised one for either."""
@@ -168,7 +172,7 @@ def kernels(library: Library) -> tuple[Kernel, ...]:
     linear, name = Linear(library), f"native-{library.level}"
     kernel = Kernel(
         "linear", name, linear.run, linear.supports, linear.pack, batch_invariant=True, pack_parts=linear.pack_parts,
-        largest=linear.largest,
+        largest=linear.largest, gains=linear.gains,
     )  # fmt: skip
     embed = Kernel(
         "embed", name, linear.rows, linear.has_rows, linear.pack, batch_invariant=True, pack_parts=linear.pack_parts

@@ -1,0 +1,174 @@
+"""What a platform opens: a `Device` (memory, kernels, attention, collectives) and the executables that it makes of a step.
+
+A first backend implements Device.info, memory, put, alloc_kv, alloc and compile; everything else has a default here. It never
+supplies a worker, runner, sampler, scheduler or model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from thalweg.hal.attention import AttentionBackend
+from thalweg.hal.comm import Communicator, Solo
+from thalweg.hal.kv import KVLayout
+from thalweg.hal.op import Kernel
+from thalweg.hal.step import Array, Features, Params, StateBox, Step, StepBatch, StepResult, StepShape
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """Facts of the opened device, for defaults, logs and `collect-env`."""
+
+    name: str
+    kind: str
+    """The platform's name."""
+    memory_bytes: int
+    cores: int
+    dtypes: tuple[str, ...]
+    """Compute types it runs well, best first."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes, as the device sees them now."""
+
+    total: int
+    free: int
+
+
+class Pending(Protocol):
+    """A launched step. Results of one device become ready in launch order."""
+
+    def ready(self) -> bool: ...
+
+    def result(self) -> StepResult:
+        """Wait for and return the (host) result. May be called once. Raises what the step raised."""
+        ...
+
+
+class Executable(Protocol):
+    """A compiled, captured or eager step. Launches and returns; calls take effect in order."""
+
+    def __call__(self, batch: StepBatch) -> Pending: ...
+
+
+Rehearsal = Callable[[], tuple[Executable, StepBatch]]
+"""Makes an executable and a batch for it, all of whose rows are scratch."""
+
+
+class Device(ABC):
+    """What a worker holds. Not thread-safe: one thread drives it."""
+
+    info: DeviceInfo
+    comm: Communicator = Solo()
+    kernels: Sequence[Kernel] = ()
+    """In order of preference. Ops without one run their reference body, and the kernel plan says so."""
+    attention: Sequence[AttentionBackend] = ()
+    """In order of preference."""
+    pads: bool = False
+    """Every new shape of a batch costs a compilation, so batches come padded to a few."""
+    warms: bool = False
+    """What a step launches is made when it is first met, and that takes long: steps of every kind come to `rehearse`, whether a
+    bucket holds them or not."""
+    keeps_tables: bool = False
+    """It keeps block tables: batches name their rows and what changed (`TableRows`). Batches with copies are taken too."""
+    bodies_invariant: bool = True
+    """An op's reference body gives a row the same bits in any batch, as it does where it runs as written. False where a
+    compiler decides the order of sums."""
+
+    @abstractmethod
+    def memory(self) -> Memory: ...
+
+    def used(self) -> int:
+        """Bytes this process holds on the device now. Default: everything that is not free."""
+        now = self.memory()
+        return now.total - now.free
+
+    @abstractmethod
+    def put(self, t: Array) -> Array:
+        """A host array (numpy, or the framework's host tensor) on the device. May share memory with a read-only source.
+        An array that is on the device already stays as it is."""
+
+    def put_on(self, t: Array, rank: int) -> Any:
+        """`put`, on one of the ranks this device drives: its own share of a parameter. Only where place.devices are several."""
+        raise NotImplementedError(f"{self.info.kind}: put_on")
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        """What `put_on` placed, or a kernel packed of it, one nest of arrays per rank and all alike, as one parameter: inside
+        a step every rank sees its own. Only where place.devices are several."""
+        raise NotImplementedError(f"{self.info.kind}: join")
+
+    def normal(self, shape: tuple[int, ...], dtype: str, *, std: float, seed: int) -> Array | None:
+        """Made-up weights, drawn on the device: the same for the same seed, but not on another kind of device. Default:
+        None, the host draws them."""
+        return None
+
+    def blank(self, shape: tuple[int, ...], dtype: str) -> Array | None:
+        """Host memory, its contents unsaid, into which a parameter is read that is then `put` and kept as it is. Default:
+        None, wherever the framework takes it."""
+        return None
+
+    @abstractmethod
+    def alloc_kv(self, layout: KVLayout, blocks: int) -> Array:
+        """A zeroed cache of one layer: `blocks` blocks of `layout`, block 0 being scratch."""
+
+    @abstractmethod
+    def alloc(self, shape: tuple[int, ...], dtype: str) -> Array:
+        """A zeroed array that lives in the state (the token history)."""
+
+    @abstractmethod
+    def compile(
+        self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None
+    ) -> Executable:
+        """An executable of the step, for batches padded to `shape` whose features `features` covers. None = any:
+        what a platform whose Defaults.buckets is empty is asked for."""
+
+    def widen(self, features: Features) -> Features:
+        """What an executable is compiled for where these are asked for: a superset gives the same tokens, and few supersets
+        mean few executables. Default: nothing more."""
+        return features
+
+    def prepared(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
+        """Of the buckets, in the order of work, those whose executables are made before the first request (each runs once, on
+        scratch rows) because making one takes long. Default: none."""
+        return ()
+
+    def rehearse(self, steps: Sequence[Rehearsal]) -> None:
+        """Before the first request: make whatever is made when these steps are first met, in this order. Their results mean
+        nothing. Default: each runs once."""
+        for make in steps:
+            run, batch = make()
+            run(batch).result()
+
+    def measure(self, step: Step, params: Params, state: StateBox, batch: StepBatch) -> int:
+        """Peak workspace bytes of this batch. Default: 0 (the platform reserves by its own memory rule)."""
+        return 0
+
+    def peak(self, dtype: str) -> float | None:
+        """Operations per second (a multiplication and an addition are two) that the device's instructions do at most on numbers
+        of this type, "float32", "bfloat16", "int8" or "int4" (by int8): measured now, without reading memory, which takes a
+        moment. Default: None, it is not known."""
+        return None
+
+    def copy_blocks(self, kv: Array, source: np.ndarray, target: np.ndarray) -> Array:
+        raise NotImplementedError(f"{self.info.kind}: copy_blocks")
+
+    def read_blocks(self, kv: Array, blocks: np.ndarray) -> bytes:
+        raise NotImplementedError(f"{self.info.kind}: read_blocks")
+
+    def write_blocks(self, kv: Array, blocks: np.ndarray, data: bytes) -> Array:
+        raise NotImplementedError(f"{self.info.kind}: write_blocks")
+
+    def synchronize(self) -> None:
+        """Wait for everything launched. Default: nothing outlives a call."""
+        return
+
+    def close(self) -> None:
+        """Give everything back. The device is not used again."""
+        return
