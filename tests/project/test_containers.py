@@ -1,4 +1,4 @@
-"""The Dockerfiles of ci/containers, which are not built here: what they say is read as Docker would."""
+"""The Dockerfiles of docker/, which are not built here: what they say is read as Docker would."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from thalweg.hal import discovery
-from thalweg.models import registry
+from thalweg.models import registry, sizes
 from thalweg.server.cli import common, flags, serve
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "ci" / "containers"
+FOLDER = ROOT / "docker"
 FILES = sorted(FOLDER.glob("Dockerfile.*"))
 SHAPES = sorted((FOLDER / "shapes").iterdir())
 
@@ -91,4 +91,4 @@ def test_kernels_are_compiled_into_the_images_of_gpus(name: str) -> None:
                                                 ("qwen3-8b", 8.191)])  # fmt: skip
 def test_the_shapes_are_those_of_the_published_models(name: str, billions: float) -> None:
     config = json.loads((FOLDER / "shapes" / name / "config.json").read_text())
-    assert registry.family(config)(config).parameters(1, 0).stored / 1e9 == pytest.approx(billions, rel=2e-3)
+    assert sizes.stored_values(registry.family(config)(config)) / 1e9 == pytest.approx(billions, rel=2e-3)
