@@ -6,7 +6,7 @@ ARGS ?=
 # One process per core, at most four: each takes up to 3 GB.
 PROCESSES ?= --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup serve test check bench chaos eval
+.PHONY: help setup serve test check bench chaos eval docs
 
 help:
 	@echo "make serve   serve thalweg-nano, the bundled model (MODEL=... for another) with an OpenAI-compatible API"
@@ -15,6 +15,7 @@ help:
 	@echo "make bench   host cost, latency and throughput on this machine, as JSON under build/bench"
 	@echo "make chaos   faults and load against live servers: one table (ARGS='--budget full --seed 1 --rows C1 E')"
 	@echo "make eval    held-out accuracy of the bundled model per task (ARGS='MODEL --n 500' or '--base-url URL' for others)"
+	@echo "make docs    the documentation as a site under build/site, from docs/ alone"
 	@echo "make setup   only the environment"
 
 setup:
@@ -38,3 +39,6 @@ chaos:
 
 eval:
 	@ci/env thalweg eval nano $(ARGS)
+
+docs:
+	@ci/env ci/docs

@@ -1,4 +1,5 @@
-"""Makes the support matrix anew: runs of the conformance kit and of the compile check, their evidence, and docs/support.md.
+"""Makes the support matrix anew: runs of the conformance kit and of the compile check, their evidence, and
+docs/evidence/support.md.
 
     python ci/support.py [NAME ...] [--list] [--compiled FILE ...]
     python ci/support.py --run summary.json
@@ -24,7 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "thalweg" / "assets" / "support"
-PAGE = ROOT / "docs" / "support.md"
+PAGE = ROOT / "docs" / "evidence" / "support.md"
 GPUS = "cuda,rocm,xpu"
 COMPILED = {"sm_": "cuda", "gfx": "rocm"}
 """Prefix of an architecture -> platform, for what can be compiled without the vendor's own tools."""

@@ -3,6 +3,7 @@
     python -m benchmarks.peers install vllm llamacpp          # each into an environment of its own
     python -m benchmarks.peers run --engines thalweg,vllm,llamacpp --shape qwen3-0.6b --output-json F
     python -m benchmarks.peers table F...                     # the figures, and thalweg's ratios to each peer
+    python -m benchmarks.peers chart F... > docs/images/peers.svg    # those ratios as a picture
 
 Each engine is loaded by a small driver that runs under that engine's own Python (`drivers/`) and answers requests made of token
 ids, so tokenizers and templates are not what is compared (the made model's tokenizer, padded to its vocabulary, would take

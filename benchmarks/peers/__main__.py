@@ -1,4 +1,4 @@
-"""python -m benchmarks.peers install | run | table; see the package's own words."""
+"""python -m benchmarks.peers install | run | table | chart; see the package's own words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from benchmarks import peers
-from benchmarks.peers import host, install, run, table
+from benchmarks.peers import chart, host, install, run, table
 from benchmarks.peers.engines import ENGINES, FORMS, refuses
 from benchmarks.peers.workloads import NAMES
 from thalweg.bench.common import at_least, check_output
@@ -48,6 +48,9 @@ def arguments() -> argparse.ArgumentParser:
     show.add_argument("reports", nargs="+", type=Path, metavar="FILE")
     commands.choices["install"].set_defaults(command=_install)
     show.set_defaults(command=_table)
+    draw = commands.add_parser("chart", help="thalweg's ratios to its peers as SVG, to standard output")
+    draw.add_argument("reports", nargs="+", type=Path, metavar="FILE")
+    draw.set_defaults(command=_chart)
     return parser
 
 
@@ -115,6 +118,10 @@ def _run(a: argparse.Namespace) -> bool:
 
 def _table(a: argparse.Namespace) -> None:
     print(table.text([json.loads(path.read_text()) for path in a.reports]))
+
+
+def _chart(a: argparse.Namespace) -> None:
+    print(chart.svg([json.loads(path.read_text()) for path in a.reports]), end="")
 
 
 def _words(known: Collection[str]) -> Callable[[str], list[str]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers import engines, host, run, table
+from benchmarks.peers import chart, engines, host, run, table
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.engines import ENGINES, Limits
 from benchmarks.peers.session import Measured, PeerError, Session, launch
@@ -353,6 +353,36 @@ def test_a_cache_in_8_bits_is_an_engine_of_its_own() -> None:
     runs = [made(n, "int8", decode_tok_s=x) for n, x in (("thalweg", 1.0), ("thalweg-kv8", 3.0), ("openvino", 2.0))]
     got = {(r["ours"], r["peer"]): r["cells"]["decode_tok_s"] for r in table.ratios({"runs": runs})}
     assert got == {("thalweg", "openvino"): 0.5, ("thalweg-kv8", "openvino"): 1.5}
+
+
+# ---------------------------------------------------------------- chart
+
+
+def dated(day: str, *runs: dict[str, Any], shape: str = "x") -> dict[str, Any]:
+    machine = {"processor": "P"}
+    return {"date": day, "machine": machine, "cores": [0], "shape": shape, "layers": None, "scale": 1, "runs": [*runs]}
+
+
+def test_the_chart_takes_the_latest_report_and_the_lowest_of_memory() -> None:
+    peer = made("vllm", decode_tok_s=10.0, peak_rss_mib=100.0)
+    older = dated("2026-01-01", made("thalweg", decode_tok_s=40.0, peak_rss_mib=200.0), peer)
+    newer = dated("2026-01-02", made("thalweg", decode_tok_s=20.0, peak_rss_mib=50.0), peer)
+    for order in ([older, newer], [newer, older]):
+        (panel,) = chart.panels(order)
+        assert panel == ("vllm", "bf16", {"decode_tok_s": 2.0, "peak_rss_mib": 0.5})
+
+
+def test_a_chart_is_of_one_machine_and_one_shape() -> None:
+    with pytest.raises(ValueError, match="one shape"):
+        chart.svg([dated("2026-01-01"), dated("2026-01-02", shape="y")])
+
+
+def test_the_chart_that_is_committed_is_what_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    root = Path(__file__).parents[2]
+    assert main(["chart", *map(str, sorted((root / "benchmarks" / "results").glob("*peers*.json")))]) == 0
+    assert (root / "docs" / "images" / "peers.svg").read_text() == capsys.readouterr().out, (
+        "python -m benchmarks.peers chart benchmarks/results/*peers*.json > docs/images/peers.svg"
+    )
 
 
 # ---------------------------------------------------------------- flags, and ending

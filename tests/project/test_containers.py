@@ -1,4 +1,4 @@
-"""The Dockerfiles of ci/containers, which are not built here: what they say is read as Docker would."""
+"""The Dockerfiles of docker/, which are not built here: what they say is read as Docker would."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from thalweg.models import registry, sizes
 from thalweg.server.cli import common, flags, serve
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "ci" / "containers"
+FOLDER = ROOT / "docker"
 FILES = sorted(FOLDER.glob("Dockerfile.*"))
 SHAPES = sorted((FOLDER / "shapes").iterdir())
 

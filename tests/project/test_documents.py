@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import ast
+import importlib.resources
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import docs_links
+import flag_reference
 import pytest
+import yaml
+
+from thalweg.hal import discovery
+from thalweg.models import registry
+from thalweg.server.cli import flags, matrix
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python( no-run)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
-FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+FILES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")), *DOCS]
+FILES += sorted((ROOT / "benchmarks").rglob("README.md"))
 
 
 def blocks(file: Path) -> list[tuple[bool, str]]:
@@ -28,7 +39,9 @@ def test_every_python_block_parses() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", [f for f in FILES if any(runs for runs, _ in blocks(f))], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "file", [f for f in FILES if any(runs for runs, _ in blocks(f))], ids=lambda f: f.relative_to(ROOT).as_posix()
+)
 def test_python_blocks_run(file: Path, tmp_path: Path) -> None:
     """One after another in one interpreter, in an empty folder."""
     code = "\n".join(code for runs, code in blocks(file) if runs)
@@ -36,10 +49,61 @@ def test_python_blocks_run(file: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.relative_to(ROOT).as_posix())
 def test_relative_links_lead_somewhere(file: Path) -> None:
     targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", file.read_text(encoding="utf-8"))
     assert [t for t in targets if not (file.parent / t).exists()] == []
+
+
+def test_every_page_has_a_place_in_the_site() -> None:
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    listed = [page for section in config["nav"] for pages in section.values() for page in pages]
+    paths = [next(iter(page.values())) if isinstance(page, dict) else page for page in listed]
+    assert sorted(paths) == sorted(file.relative_to(ROOT / "docs").as_posix() for file in DOCS)
+
+
+def test_in_the_site_links_that_leave_it_are_paths() -> None:
+    page = "[a](b.md#c) [the kit](../thalweg/hal/op.py) [`style.md`](../style.md) ![p](images/x.svg) [w](https://x.org/a)"
+    made = "[a](b.md#c) the kit (`thalweg/hal/op.py`) `style.md` ![p](images/x.svg) [w](https://x.org/a)"
+    assert docs_links.on_page_markdown(page, SimpleNamespace(file=SimpleNamespace(src_uri="a.md"))) == made
+    deep = SimpleNamespace(file=SimpleNamespace(src_uri="evidence/a.md"))
+    assert docs_links.on_page_markdown("[a](../b.md) [c](../../ci/x)", deep) == "[a](../b.md) c (`ci/x`)"
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="pip install -e '.[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "evidence" / "support.html").exists()
+
+
+def test_the_flag_reference_is_what_is_generated() -> None:
+    assert flag_reference.PAGE.read_text(encoding="utf-8") == flag_reference.page(), "python ci/flag_reference.py"
+
+
+def test_the_flag_reference_says_what_counts_here_and_not_what_counts_elsewhere() -> None:
+    """Defaults of the settings classes, values of this version, and a reason for each refusal."""
+    rows = {line.split("`")[1]: line for line in flag_reference.page().splitlines() if line.startswith("| `--")}
+    assert {name.removeprefix("--").removeprefix("[no-]") for name in rows} == set(flags.table())
+    assert "| `true` |" in rows["--[no-]enable-prefix-caching"]
+    assert "`w4a8`" in rows["--quantization"]
+    assert "--[no-]enable-lora" in rows
+
+
+def test_every_result_is_in_the_index() -> None:
+    results = ROOT / "benchmarks" / "results"
+    named = set(re.findall(r"^\| \[([^]]+\.json)\]", (results / "README.md").read_text(encoding="utf-8"), re.MULTILINE))
+    assert named == {file.name for file in results.glob("*.json")}
+
+
+def test_the_recipes_of_contributing_are_pages() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert {f"docs/{p.name}" for p in DOCS if p.name.startswith("adding-")} <= set(re.findall(r"\]\(([^)]+)\)", text))
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert importlib.resources.files("thalweg").joinpath("py.typed").is_file()
 
 
 def test_commands_the_readme_names_are_targets_of_the_makefile() -> None:
@@ -47,3 +111,19 @@ def test_commands_the_readme_names_are_targets_of_the_makefile() -> None:
     named = set(re.findall(r"^make ([a-z]+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE))
     assert {"serve", "test"} <= named
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in named)
+
+
+def test_the_readme_claims_hardware_for_no_platform_without_evidence_of_it() -> None:
+    """Its table says yes exactly where the kit's evidence was taken on the device."""
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\| (yes|not yet) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name for name, _ in rows} == set(discovery.names()) - {"null", "reference"}
+    executed = {platform for file in matrix.evidence() if file["level"] == "executed" for platform in file["platforms"]}
+    assert {name for name, said in rows if said == "yes"} == executed - {"reference"}
+
+
+def test_the_readme_names_every_architecture_family() -> None:
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Models")[2].partition("\n## ")[0]
+    named = set(re.findall(r"^\| ([A-Z]\w+) \|", section, re.MULTILINE))
+    assert {re.match("[a-z]+", target.rpartition(":")[2])[0] for target in registry.ARCHITECTURES.values()} == {  # type: ignore[index]
+        name.lower() for name in named
+    }

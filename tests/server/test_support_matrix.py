@@ -24,8 +24,8 @@ def _file(level: str, platforms: list[str], op: str, kernel: str, passed: int = 
 
 
 def test_the_page_is_what_is_generated() -> None:
-    assert (ROOT / "docs" / "support.md").read_text() == matrix.page(matrix.evidence()), (
-        "python ci/support.py, or thalweg backends --matrix > docs/support.md"
+    assert (ROOT / "docs" / "evidence" / "support.md").read_text() == matrix.page(matrix.evidence()), (
+        "python ci/support.py, or thalweg backends --matrix > docs/evidence/support.md"
     )
 
 
