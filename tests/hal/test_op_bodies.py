@@ -37,6 +37,23 @@ def test_add_rms_norm_is_the_sum_and_its_norm() -> None:
     assert torch.equal(normed, ops.rms_norm(x + r, w, eps=1e-6))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mean", [0.0, 5.0])
+def test_layer_norm_is_torch_s_in_float64(dtype: torch.dtype, mean: float) -> None:
+    x, w, b = (torch.randn(9, 64) + mean).to(dtype), torch.rand(64).to(dtype), torch.randn(64).to(dtype)
+    want = torch.nn.functional.layer_norm(x.double(), (64,), w.double(), b.double(), 1e-5)
+    near = 2e-6 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(ops.layer_norm(x, w, b, eps=1e-5).double(), want, rtol=near, atol=near)
+
+
+def test_mean_pool_is_each_sequence_s_mean() -> None:
+    x, query = torch.randn(12, 16), torch.tensor([3, 0, 8, 1], dtype=I32)
+    seq = torch.repeat_interleave(torch.arange(4), query.long()).int()
+    want = torch.stack([torch.nan_to_num(rows.double().mean(0)) for rows in x.split(query.tolist())]).float()
+    assert torch.equal(ops.mean_pool(x, seq, query), want)
+    assert torch.equal(ops.mean_pool(x[3:11], torch.zeros(8, dtype=I32), query[2:3]), want[2:3])
+
+
 def _table(rotary_dim: int, length: int = 64) -> torch.Tensor:
     angle = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, rotary_dim, 2) / rotary_dim)
     return torch.cat([angle.cos(), angle.sin()], 1)

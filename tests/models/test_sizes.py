@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from zoo import CONFIGS, SMALL
+from zoo import CONFIGS, ENCODERS, SMALL
 
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.hal.comm import Solo
@@ -23,7 +23,7 @@ LENGTH = 48
 
 
 def config(name: str) -> dict:
-    kind, different = CONFIGS[name]
+    kind, different = (CONFIGS | ENCODERS)[name]
     made = kind(**{**SMALL, **different}).to_dict()
     made["architectures"] = [ARCHITECTURE[kind.__name__]]
     return made
@@ -32,12 +32,12 @@ def config(name: str) -> dict:
 ARCHITECTURE = {
     "LlamaConfig": "LlamaForCausalLM", "MistralConfig": "MistralForCausalLM", "Qwen2Config": "Qwen2ForCausalLM",
     "Qwen3Config": "Qwen3ForCausalLM", "Qwen3MoeConfig": "Qwen3MoeForCausalLM", "Gemma3TextConfig": "Gemma3ForCausalLM",
-    "Glm4Config": "Glm4ForCausalLM",
+    "Glm4Config": "Glm4ForCausalLM", "BertConfig": "BertModel",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", sorted(CONFIGS | ENCODERS))
 def test_the_bytes_counted_are_the_bytes_held(name: str, dtype: str) -> None:
     read = config(name)
     model = build(read, binder=Binder(()), attention=DEVICE.attention, comm=Solo(), dtype=dtype, max_len=LENGTH, block_tokens=4)
@@ -46,6 +46,8 @@ def test_the_bytes_counted_are_the_bytes_held(name: str, dtype: str) -> None:
     spec = registry.family(read)(read)
     assert sizes.weight_bytes(spec, dtype, LENGTH) == sum(held.values())
     assert sizes.kv_groups(sizes.attention(spec, dtype, "", LENGTH), 4) == model.groups
+    kept = sum(g.bytes_per_block for g in model.groups)
+    assert (kept == 0) == (name in ENCODERS)
 
 
 @pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe", "gemma3", "glm4"])
@@ -55,6 +57,18 @@ def test_the_values_counted_are_those_of_the_files(name: str, tmp_path: Path) ->
     path = make_checkpoint(name, tmp_path, tokenizer=False)
     read = config(name)
     assert sizes.stored_values(registry.family(read)(read)) == open_checkpoint(path).values
+
+
+def test_the_values_counted_of_an_encoder_are_those_of_the_tensors_it_reads(tmp_path: Path) -> None:
+    from zoo import make_encoder
+
+    stored = open_checkpoint(make_encoder("bert", tmp_path))
+    read = config("bert")
+    spec = registry.family(read)(read)
+    left_out = [n for n in stored.names if spec.known(n) is None]
+    assert left_out == ["pooler.dense.bias", "pooler.dense.weight"]
+    hidden = SMALL["hidden_size"]
+    assert sizes.stored_values(spec) == stored.values - hidden * (hidden + 1)
 
 
 def test_a_step_of_a_mixture_reads_as_many_experts_as_tokens_can_choose() -> None:

@@ -98,6 +98,10 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 """Name -> (configuration class, what differs from SMALL)."""
+ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "bert": (transformers.BertConfig, {"num_hidden_layers": 3, "type_vocab_size": 2, "hidden_act": "gelu"}),
+}
+"""The same of models that give vectors."""
 
 
 def make_checkpoint(
@@ -115,12 +119,37 @@ def make_checkpoint(
     return path
 
 
+def make_encoder(name: str, directory: Path) -> Path:
+    """Save the encoder of this name into directory/name. It has no tokenizer."""
+    kind, different = ENCODERS[name]
+    model = transformers.AutoModel.from_config(kind(**{**SMALL, **different}), dtype=torch.float32)
+    spread(model, zlib.crc32(name.encode()))
+    path = directory / name
+    model.save_pretrained(path)
+    return path
+
+
+def describe_pooling(path: Path, mode: str, normalise: bool = True, max_len: int | None = None) -> None:
+    """The files that sentence-transformers keeps beside a model. mode: as its older versions name it."""
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")] + [("2_Normalize", "Normalize")] * normalise
+    modules = [
+        {"idx": i, "name": str(i), "path": folder, "type": f"sentence_transformers.models.{kind}"}
+        for i, (folder, kind) in enumerate(kinds)
+    ]
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "1_Pooling").mkdir(exist_ok=True)
+    modes = ("cls_token", "mean_tokens", "max_tokens", "lasttoken")
+    (path / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{m}": m == mode for m in modes}))
+    if max_len is not None:
+        (path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": max_len}))
+
+
 @torch.no_grad()
 def spread(model: torch.nn.Module, seed: int) -> None:
     """Random weights whose logits differ by a few units; biases and norm weights that matter."""
     g = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
-        if "norm" in name:
+        if "norm" in name.lower():
             p.add_(torch.empty_like(p).normal_(0, 0.2, generator=g))  # about where they begin: 1, or 0 where 1 is added
         elif name.endswith("bias"):
             p.normal_(0, 0.3, generator=g)

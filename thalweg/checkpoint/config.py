@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from thalweg.checkpoint import quantised
+from thalweg.checkpoint import quantised, sentence
 from thalweg.checkpoint.safetensors import open_checkpoint, strict_json
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.platform import ModelFacts
@@ -35,7 +35,8 @@ def read_config(
     *,
     windows: bool = True,
 ) -> dict[str, Any]:
-    """config.json of a model directory, with top-level keys replaced by `overrides`. CheckpointError names file and key
+    """config.json of a model directory, with top-level keys replaced by `overrides`. What `sentence` found beside it stands in
+    `pooling`. CheckpointError names file and key
     for bad JSON, wrong types, and numbers out of range.
 
     accept: called with what the checkpoint says of quantised weights, if it has some, and raises if nobody reads them.
@@ -52,7 +53,10 @@ def read_config(
     if found is not None:
         accept(found)
         config["quantization_config"] = {**found.content, "quant_method": found.method}
-    architecture(config, file)
+    if not architecture(config, file).endswith(sentence.GENERATES) and "pooling" not in (overrides or {}):
+        pooled = sentence.described(file.parent, _read_json)
+        if pooled is not None:
+            config["pooling"] = pooled
     if not windows:
         _within_window(config)
     return config
@@ -116,6 +120,9 @@ def max_len(config: Config) -> int:
     if key not in config:
         raise CheckpointError("config.json: max_position_embeddings: missing")
     length = integer(config, key)
+    pooled = config.get("pooling")
+    if isinstance(pooled, dict):  # a text encoder is made for less than it has positions for
+        length = min(length, integer(pooled, "max_len", default=length, where=sentence.LENGTHS))
     if _by_layer_type(config):
         return min(length, 1 << 30)  # the families that differ by layer count positions as scaled
     rope = rope_parameters(config)
@@ -249,6 +256,13 @@ def text(config: Config, key: str, default: str) -> str:
 
 
 def _read_object(file: Path) -> dict[str, Any]:
+    content = _read_json(file)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file}: must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+def _read_json(file: Path) -> Any:
     try:
         if file.stat().st_size > MAX_JSON:
             raise CheckpointError(f"{file}: larger than {MAX_JSON} bytes; not a configuration file")
@@ -257,8 +271,6 @@ def _read_object(file: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file}: does not exist") from e
     except OSError as e:
         raise CheckpointError(f"{file}: cannot be read: {e.strerror or e}") from e
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file}: must hold a JSON object, not {type(content).__name__}")
     return content
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from thalweg.hal.kv import KVKind, KVLayout
 from thalweg.hal.op import NOT_INVARIANT
-from thalweg.hal.step import Array, StepBatch, StepShape
+from thalweg.hal.step import SCRATCH, Array, StepBatch, StepShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class AttnSpec:
     scale: float
     dtype: str
     kind: KVKind = "full"
+    """"encoder": a token sees every token of its sequence, all of which are in the step. Nothing is kept: blocks of such a
+    layer have no bytes, and kv is given back as it came."""
     window: int = 0
     """kind "window": a token sees itself and the window - 1 tokens before it."""
     softcap: float = 0.0
@@ -120,3 +122,13 @@ def choose_attention(
             return b, tuple(refused)
         refused.append((b.name, why))
     raise ValueError(f"no attention backend of this device supports {spec}: " + "; ".join(f"{n}: {w}" for n, w in refused))
+
+
+def whole_sequences(batch: StepBatch) -> list[slice]:
+    """For kind "encoder": the rows of each live sequence, where arrays can be looked at. ValueError if a sequence began in an
+    earlier step, because nothing was kept of it."""
+    query, context, last = batch.query.tolist(), batch.context.tolist(), batch.last_row.tolist()
+    live = [s for s, slot in enumerate(batch.slots.tolist()) if slot != SCRATCH and query[s]]
+    if any(context[s] for s in live):
+        raise ValueError("encoder attention needs whole sequences in a step, and some began in an earlier one")
+    return [slice(last[s] + 1 - query[s], last[s] + 1) for s in live]

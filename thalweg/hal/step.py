@@ -297,6 +297,7 @@ class StepResult:
     logprobs: Logprobs | None = None  # N = S
     score: Logprobs | None = None  # N = P; the prompt tokens of score_rows
     invalid: Array | None = None  # bool[S]; logits held NaN or +inf: the row's token means nothing
+    pooled: Array | None = None  # f32[S, H]; a vector per sequence, of models that give those: then tokens mean nothing
     extras: Mapping[str, Array] = field(default_factory=dict)
 
 

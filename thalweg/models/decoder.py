@@ -1,4 +1,4 @@
-"""Models assembled from their specs: an embedding, layers with a residual stream around them, a norm, an output matrix.
+"""Models assembled from their specs: an embedding, layers with a residual stream around them, a norm, a tail.
 
 A family (`families/`) declares a `ModelSpec`; nothing here knows one. What a layer is made of is looked up by the kind of
 its declaration: `MIXERS` and `FFNS` are the two lists that a new kind of layer adds a line to.
@@ -16,25 +16,30 @@ from thalweg.hal.step import Array, StepBatch
 from thalweg.models import sizes, spec
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
+from thalweg.models.heads.pooling import Pooler
 from thalweg.models.layers.attention import Attention
-from thalweg.models.layers.embedding import Embedding, LMHead
+from thalweg.models.layers.embedding import Added, Embedding, LMHead
 from thalweg.models.layers.mlp import GatedMLP
 from thalweg.models.layers.moe import Experts
-from thalweg.models.layers.norm import RMSNorm
+from thalweg.models.layers.norm import BoundNorm, bound
 from thalweg.models.layers.rotary import cos_sin_table
+from thalweg.models.layers.ungated import UngatedMLP
 from thalweg.models.weights import ParamSpec, Weight
 
 MIXERS: Mapping[type, Callable[..., Any]] = {spec.Attention: Attention}
-FFNS: Mapping[type, Callable[..., Any]] = {spec.MLP: GatedMLP, spec.MoE: Experts}
+FFNS: Mapping[type, Callable[..., Any]] = {spec.MLP: GatedMLP, spec.UngatedMLP: UngatedMLP, spec.MoE: Experts}
 
 
 class Block:
-    """One layer. What is to be added to the residual stream, and the stream, in; the same out."""
+    """One layer. What is to be added to the residual stream, and the stream, in; the same out. No stream: what would be
+    added is all of it."""
 
     def __init__(self, ctx: Context, layer: spec.Layer, weights: Mapping[str, Any], place: Place) -> None:
         self._parallel, self._multiplier = layer.parallel, layer.multiplier
-        norms = {k: RMSNorm(ctx, getattr(layer.norms, k), w) for k, w in weights["norms"].items()}
-        self._enter, self._leave, self._ffn_enter, self._ffn_leave = (norms.get(k) for k in spec.Norms.KEYS)
+        norms = {k: bound(ctx, getattr(layer.norms, k), w) for k, w in weights["norms"].items()}
+        self._enter, self._leave, self._ffn_enter, self._ffn_leave, self._sum, self._ffn_sum = (
+            norms.get(k) for k in spec.Norms.KEYS
+        )
         self.mixer = MIXERS[type(layer.mixer)](ctx, layer.mixer, weights["mixer"], place)
         self._ffn = FFNS[type(layer.ffn)](ctx, layer.ffn, weights["ffn"])
         self.specs = {
@@ -43,7 +48,7 @@ class Block:
             "ffn": self._ffn.specs,
         }
 
-    def __call__(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array]:
+    def __call__(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array | None]:
         norms = p["norms"]
         entered, residual = _entered(self._enter, norms.get("mixer"), x, residual)
         x = self.mixer(p["mixer"], entered, flow)
@@ -54,8 +59,14 @@ class Block:
                 entered = self._ffn_enter(norms["ffn"], residual)
             x = x + self._last(p, entered, flow)
             return self._scaled(x), residual
-        entered, residual = _entered(self._ffn_enter, norms.get("ffn"), self._scaled(x), residual)
-        return self._scaled(self._last(p, entered, flow)), residual
+        x, stream = self._scaled(x), residual
+        if self._sum is not None:
+            x, stream = self._sum.add(norms["mixer_sum"], x, residual)[0], None
+        entered, residual = _entered(self._ffn_enter, norms.get("ffn"), x, stream)
+        x = self._scaled(self._last(p, entered, flow))
+        if self._ffn_sum is not None:
+            return self._ffn_sum.add(norms["ffn_sum"], x, residual)[0], None
+        return x, residual
 
     def _last(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         x = self._ffn(p["ffn"], x, flow)
@@ -65,7 +76,7 @@ class Block:
         return x if self._multiplier == 1.0 else x * self._multiplier
 
 
-def _entered(norm: RMSNorm | None, p: Any, x: Array, residual: Array | None) -> tuple[Array, Array]:
+def _entered(norm: BoundNorm | None, p: Any, x: Array, residual: Array | None) -> tuple[Array, Array]:
     """What enters a part of a layer, and the residual stream it is made of."""
     if norm is not None:
         return norm.add(p, x, residual)
@@ -89,15 +100,21 @@ class Decoder:
             Block(ctx, layer, weights["layers"][i], Place(i, self.layer_group[i], _table(ropes, layer)))
             for i, layer in enumerate(s.layers)
         ]
-        self._norm = RMSNorm(ctx, s.norm, weights["norm"])
-        self._head = LMHead(ctx, s, weights["head"])
+        self._learned = [Added(ctx, each, s.hidden, weights["learned"][i]) for i, each in enumerate(s.learned)]
+        self._embed_norm = None if s.embed_norm is None else bound(ctx, s.embed_norm, weights["embed_norm"])
+        self._norm = None if s.norm is None else bound(ctx, s.norm, weights["norm"])
+        self._head = LMHead(ctx, s, weights["head"]) if s.pooling is None else None
+        self._pooler = None if s.pooling is None else Pooler(ctx, s.pooling, s.hidden)
         self.specs: dict[str, Any] = {
             "rope": {i: _table_spec(rope, ctx.max_len) for i, rope in enumerate(ropes)},
             "embed": self._embed.specs,
             "layers": {i: b.specs for i, b in enumerate(self._blocks)},
-            "norm": self._norm.specs,
-            "head": self._head.specs,
         }
+        if self._learned:
+            self.specs["learned"] = {i: each.specs for i, each in enumerate(self._learned)}
+        for key, part in (("embed_norm", self._embed_norm), ("norm", self._norm), ("head", self._head)):
+            if part is not None:
+                self.specs[key] = part.specs
         self.layouts: tuple[KVLayout, ...] = tuple(b.mixer.layout for b in self._blocks)
         """Per layer."""
         self.groups = sizes.kv_groups(kinds, ctx.block_tokens, [layout.bytes_per_block for layout in self.layouts])
@@ -113,25 +130,39 @@ class Decoder:
     def forward(self, params: Any, batch: StepBatch, kv: list[Array]) -> tuple[Array, list[Array]]:
         """The hidden states [T, hidden] after the final norm, and the new caches, one per layer. Token ids are known:
         batch.tokens holds no ON_DEVICE."""
-        flow = Flow(batch, list(kv), params["rope"])
+        flow = Flow(batch, list(kv), params.get("rope", {}))
         x, residual = self._embed(params["embed"], batch.tokens), None
+        for i, table in enumerate(self._learned):
+            x = x + table(params["learned"][i], batch)
+        if self._embed_norm is not None:
+            x = self._embed_norm(params["embed_norm"], x)
         for i, block in enumerate(self._blocks):
             x, residual = block(params["layers"][i], x, residual, flow)
-        x, _ = self._norm.add(params["norm"], x, residual)
+        if self._norm is not None:
+            x, _ = self._norm.add(params["norm"], x, residual)
+        elif residual is not None:
+            x = x + residual
         return x, flow.caches
+
+    @property
+    def pooler(self) -> Pooler | None:
+        """What makes vectors of the hidden states; None where the model generates tokens."""
+        return self._pooler
 
     def logits(self, params: Any, x: Array) -> Array:
         """x [N, hidden] of `forward` -> f32[N, vocab]."""
+        assert self._head is not None
         return self._head(params["head"], x)
 
     @property
     def chooses(self) -> bool:
         """Can the output matrix say which token is likeliest without giving logits?"""
-        return self._head.chooses
+        return self._head is not None and self._head.chooses
 
     def largest(self, params: Any, x: Array) -> tuple[Array, Array]:
         """x [N, hidden] of `forward` -> (the likeliest tokens i32[N], their logits f32[N]): what `logits` would give, but
         faster. Only where the model `chooses`."""
+        assert self._head is not None
         return self._head.largest(params["head"], x)
 
 

@@ -17,6 +17,7 @@ from thalweg.plugins import OpenList
 
 _FAMILIES = "thalweg.models.families"
 ARCHITECTURES: Mapping[str, str] = {
+    "BertModel": f"{_FAMILIES}.bert:bert",
     "Gemma3ForCausalLM": f"{_FAMILIES}.gemma3:gemma3",
     "Glm4ForCausalLM": f"{_FAMILIES}.glm4:glm4",
     "LlamaForCausalLM": f"{_FAMILIES}.llama:llama",

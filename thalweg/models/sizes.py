@@ -79,6 +79,8 @@ def kv_groups(specs: Sequence[AttnSpec], block_tokens: int, bytes_per_block: Seq
 
 def token_bytes(s: AttnSpec) -> int:
     """Of what one layer's cache keeps of a token."""
+    if s.kind == "encoder":
+        return 0
     return (1 if s.latent else 2) * s.kv_heads * kept_bytes(s.head_dim, s.kv_dtype or s.dtype)
 
 
@@ -125,7 +127,7 @@ def step_work(spec: ModelSpec, dtype: str, use: Scheme, requests: int, new: int,
         products += 2 * computed * count
     attended = 0.0
     for s in attention(spec, dtype, kv_dtype, 1 << 62):
-        seen = min(context + (new + 1) / 2, s.window or context + new)
+        seen = new if s.kind == "encoder" else min(context + (new + 1) / 2, s.window or context + new)
         attended += 4 * s.heads * s.head_dim * rows * seen
         read += requests * token_bytes(s) * (context + 2 * new)
     return StepWork(read, products + int(attended))

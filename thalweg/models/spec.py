@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.attention import AttnSpec
@@ -45,6 +45,25 @@ class Norm:
 
     def weights(self, at: str) -> Weights:
         return {"weight": vector(f"{at}{self.name}.weight", self.size, fill="zeros" if self.offset else "ones")}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """Layer normalisation, with a bias, over the last `size` values (`ops.layer_norm`)."""
+
+    name: str
+    size: int
+    eps: float
+
+    def weights(self, at: str) -> Weights:
+        at = f"{at}{self.name}"
+        return {
+            "weight": vector(f"{at}.weight", self.size, fill="ones"),
+            "bias": vector(f"{at}.bias", self.size, fill="zeros"),
+        }
+
+
+AnyNorm = Norm | LayerNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +102,8 @@ class Attention:
     """None: positions are not told."""
     window: int = 0
     """Tokens a token sees, itself included; 0 = all before it."""
+    causal: bool = True
+    """False: a token sees its whole sequence, which must be in one step; keys and values are not kept (an encoder)."""
     scale: float = 0.0
     """Of the scores; 0 = head_dim ** -0.5."""
     softcap: float = 0.0
@@ -96,9 +117,18 @@ class Attention:
     """The tensor that holds q, k and v, one after the other; "" = one tensor each."""
     out: str = "o_proj"
 
+    def __post_init__(self) -> None:
+        if self.window and not self.causal:
+            raise ValueError("Attention: this version has no windows of tokens that see both ways")
+
     def attends(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> AttnSpec:
         """What the attention backend is asked for, on one of `ranks`, where no sequence is longer than max_len: a window
         that no sequence outgrows hides nothing."""
+        if not self.causal:
+            return AttnSpec(
+                heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, head_dim=self.head_dim,
+                scale=self.scale or self.head_dim**-0.5, dtype=dtype, kind="encoder", softcap=self.softcap,
+            )  # fmt: skip
         window = self.window if self.window < max_len else 0
         return AttnSpec(
             heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, head_dim=self.head_dim,
@@ -151,6 +181,31 @@ class MLP:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UngatedMLP:
+    """down(act(up(x)))."""
+
+    inner: int
+    act: str = "gelu"
+    """As `ops.activation` names it."""
+    bias: bool = False
+    name: str = "mlp"
+    """"" = its matrices are the layer's own."""
+    up: str = "fc1"
+    down: str = "fc2"
+
+    @property
+    def width(self) -> int:
+        return self.inner
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        at = f"{at}{self.name}." if self.name else at
+        return {
+            "up": linear({f"{at}{self.up}": self.inner}, hidden, shard=0, bias=self.bias),
+            "down": linear({f"{at}{self.down}": hidden}, self.inner, shard=1, bias=self.bias),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MoE:
     """A mixture of gated MLPs: every token goes to `top_k` of the experts (`ops.route`, `ops.experts`)."""
 
@@ -188,15 +243,17 @@ class MoE:
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """Where a layer normalises: what enters attention and the feed-forward part, and what leaves them before it is added
-    to the residual stream. None: not there."""
+    """Where a layer normalises: what enters attention and the feed-forward part, what leaves them before it is added to the
+    residual stream, and the sum after that addition, which then is the stream (post-norm). None: not there."""
 
-    mixer: Norm | None = None
-    mixer_out: Norm | None = None
-    ffn: Norm | None = None
-    ffn_out: Norm | None = None
+    mixer: AnyNorm | None = None
+    mixer_out: AnyNorm | None = None
+    ffn: AnyNorm | None = None
+    ffn_out: AnyNorm | None = None
+    mixer_sum: AnyNorm | None = None
+    ffn_sum: AnyNorm | None = None
 
-    KEYS: ClassVar[tuple[str, ...]] = ("mixer", "mixer_out", "ffn", "ffn_out")
+    KEYS: ClassVar[tuple[str, ...]] = ("mixer", "mixer_out", "ffn", "ffn_out", "mixer_sum", "ffn_sum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,16 +261,50 @@ class Layer:
     """x + mixer(x), then x + ffn(x), normalised as `norms` says."""
 
     mixer: Attention
-    ffn: MLP | MoE
+    ffn: MLP | UngatedMLP | MoE
     norms: Norms
     parallel: bool = False
     """Both parts see the same x, and both are added to it. Without a norm of its own the ffn takes the mixer's input."""
     multiplier: float = 1.0
     """Of what both parts add to the residual stream."""
 
+    def __post_init__(self) -> None:
+        if self.parallel and (self.norms.mixer_sum or self.norms.ffn_sum):
+            raise ValueError("Layer: parallel parts are added once, so there is no sum between them to normalise")
+
     def weights(self, at: str, hidden: int) -> Weights:
         norms = {k: n.weights(at) for k in Norms.KEYS if (n := getattr(self.norms, k)) is not None}
         return {"norms": norms, "mixer": self.mixer.weights(at, hidden), "ffn": self.ffn.weights(at, hidden)}
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """A learned table, of whose rows one is added to each embedded token."""
+
+    name: str
+    rows: int
+    by: Literal["position", "type"] = "position"
+    """Which row: that of the token's position, or that of its type. Requests name no types, so all are of type 0."""
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        return {"weight": Weight((Source(f"{at}{self.name}.weight", (self.rows, hidden)),), role="embedding")}
+
+
+POOLING = ("cls", "mean", "last")
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """A tail that gives a vector per sequence in place of a token."""
+
+    mode: str
+    """cls: the first token's hidden state. mean: the mean of all. last: the last token's."""
+    normalise: bool = True
+    """Unless a request says otherwise, vectors are divided by their length: by the client, after the step."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in POOLING:
+            raise ValueError(f"Pooling: {self.mode!r} is none of {', '.join(POOLING)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,12 +319,19 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A decoder: embedding, layers, a last norm, an output matrix."""
+    """An embedding, layers, a last norm, and a tail: an output matrix whose logits are sampled, or pooling."""
 
     vocab: int
     hidden: int
     layers: tuple[Layer, ...]
-    norm: Norm
+    norm: AnyNorm | None
+    """Of what the last layer gives."""
+    learned: tuple[Learned, ...] = ()
+    """Added to embedded tokens."""
+    embed_norm: AnyNorm | None = None
+    """Of what enters the first layer."""
+    pooling: Pooling | None = None
+    """None: the tail is the output matrix."""
     tied: bool = False
     """The embedding is also the output matrix."""
     embed_scale: float = 1.0
@@ -251,12 +349,18 @@ class ModelSpec:
         """Every parameter, by the keys that loaded parameters have."""
         table = f"{self.root}{self.embed}"
         shape = {table if self.tied else self.head: self.vocab}
-        return {
+        made: dict[str, Weights] = {
             "embed": {"weight": matrices({table: self.vocab}, self.hidden, shard=1, role="embedding")},
             "layers": {i: each.weights(self.root + self.layer.format(i), self.hidden) for i, each in enumerate(self.layers)},
-            "norm": self.norm.weights(self.root),
-            "head": {"weight": matrices(shape, self.hidden, shard=0, role="tied" if self.tied else "head")},
         }
+        if self.learned:
+            made["learned"] = {i: each.weights(self.root, self.hidden) for i, each in enumerate(self.learned)}
+        for key, norm in (("embed_norm", self.embed_norm), ("norm", self.norm)):
+            if norm is not None:
+                made[key] = norm.weights(self.root)
+        if self.pooling is None:
+            made["head"] = {"weight": matrices(shape, self.hidden, shard=0, role="tied" if self.tied else "head")}
+        return made
 
     @property
     def ropes(self) -> tuple[Rope, ...]:

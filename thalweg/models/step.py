@@ -13,6 +13,7 @@ from thalweg.hal.device import Device
 from thalweg.hal.op import Binder
 from thalweg.hal.step import Array, Logprobs, Params, State, Step, StepBatch, StepResult
 from thalweg.models.build import Model
+from thalweg.models.heads.pooling import Pooler, pooled
 from thalweg.models.sampler import Sampler
 
 SCORE_ROWS = 256
@@ -21,17 +22,22 @@ SCORE_ROWS = 256
 
 def make_state(model: Model, device: Device, *, blocks: Sequence[int], slots: int, max_len: int) -> dict[str, Any]:
     """{"kv": one cache per layer, "history": i32[slots, max_len + 1]}: token ids by slot and position; one more than a
-    sequence may have, because a step also writes the token it samples.
+    sequence may have, because a step also writes the token it samples. A model that samples none has no history.
 
     blocks: per KV group. Both counts include scratch (block 0, slot 0)."""
     if len(blocks) != len(model.groups):
         raise ValueError(f"make_state: {len(blocks)} block counts for {len(model.groups)} KV groups")
     kv = [device.alloc_kv(layout, blocks[g]) for layout, g in zip(model.layouts, model.layer_group, strict=True)]
+    if model.pooler is not None:
+        return {"kv": kv}
     return {"kv": kv, "history": device.alloc((slots, max_len + 1), "int32")}
 
 
 def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
-    """The step function of a model: resolves and records token ids, runs the model, samples, scores prompt tokens."""
+    """The step function of a model: resolves and records token ids, runs the model, samples, scores prompt tokens. That of a
+    model with another tail has whole sequences in every batch, and ends with their vectors."""
+    if model.pooler is not None:
+        return _pooling_step(model, model.pooler)
     resolve = binder.bind(ops.resolve_tokens)
     write = binder.bind(ops.history_write)
     sampler = Sampler(binder, vocab=model.vocab, logprobs_mode=logprobs_mode)
@@ -54,6 +60,15 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
         if batch.features.score >= 0 and batch.score_rows.shape[0]:
             result = replace(result, score=_score(model, sampler, params, x, batch))
         return {"kv": kv, "history": history}, result
+
+    return step
+
+
+def _pooling_step(model: Model, pooler: Pooler) -> Step:
+    def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
+        batch = replace(batch, positions=batch.positions.clamp(max=model.max_len - 1))
+        x, kv = model.forward(params, batch, state["kv"])
+        return {"kv": kv}, pooled(pooler(x, batch), batch)
 
     return step
 

@@ -70,7 +70,7 @@ class CpuDevice(EagerDevice):
 
     def alloc_kv(self, layout: KVLayout, blocks: int) -> torch.Tensor:
         settle()  # the weights are there
-        if self._library is None:
+        if self._library is None or not layout.bytes_per_block:
             return super().alloc_kv(layout, blocks)
         held = zeroed(self._library, blocks * layout.bytes_per_block)
         return torch.frombuffer(held, dtype=getattr(torch, layout.dtype)).view(blocks, *layout.shape)

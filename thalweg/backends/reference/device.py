@@ -5,7 +5,8 @@ from __future__ import annotations
 from thalweg.backends.eager import EagerDevice
 from thalweg.backends.reference import ReferencePlatform
 from thalweg.backends.reference.attention import ReferenceAttention
+from thalweg.backends.reference.encoder import EncoderAttention
 
 
 def open_device() -> EagerDevice:
-    return EagerDevice(ReferencePlatform().describe(), kernels=(), attention=(ReferenceAttention(),))
+    return EagerDevice(ReferencePlatform().describe(), kernels=(), attention=(ReferenceAttention(), EncoderAttention()))

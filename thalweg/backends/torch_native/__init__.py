@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from thalweg.backends.torch_native.attention import PagedAttention
 from thalweg.backends.torch_native.elementwise import ELEMENTWISE
+from thalweg.backends.torch_native.encoder import EncoderAttention
 from thalweg.backends.torch_native.linear import LINEAR
 from thalweg.backends.torch_native.logits import LOGITS
 from thalweg.backends.torch_native.sampling import SAMPLING
@@ -15,6 +16,6 @@ from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.op import Kernel
 
 KERNELS: tuple[Kernel, ...] = (*LINEAR, *ELEMENTWISE, *LOGITS, *SAMPLING)
-ATTENTION: tuple[AttentionBackend, ...] = (PagedAttention(batch_invariant=False), PagedAttention())
+ATTENTION: tuple[AttentionBackend, ...] = (PagedAttention(batch_invariant=False), PagedAttention(), EncoderAttention())
 
 __all__ = ["ATTENTION", "KERNELS"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from thalweg.hal import ops
@@ -57,12 +58,19 @@ def _rms_norm(x: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> 
     return (wide * scale).to(x.dtype).mul_(weight)
 
 
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
 ELEMENTWISE = (
     Kernel("embed", "torch", _embed, batch_invariant=True),
     Kernel("rms_norm", "torch", _rms_norm, batch_invariant=True),
     Kernel("add_rms_norm", "torch", _add_rms_norm, batch_invariant=True),
+    Kernel("layer_norm", "torch", _layer_norm, batch_invariant=True),
     Kernel("rope", "torch", _rope, batch_invariant=True),
     Kernel("act_and_mul", "torch", _act_and_mul, batch_invariant=True),
+    Kernel("activation", "torch", ops.activation.reference, batch_invariant=True),
+    Kernel("mean_pool", "torch", ops.mean_pool.reference, batch_invariant=True),
     Kernel("resolve_tokens", "torch", ops.resolve_tokens.reference, batch_invariant=True),
     Kernel("history_write", "in-place", _history_write, batch_invariant=True),
 )

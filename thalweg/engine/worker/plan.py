@@ -8,6 +8,7 @@ Decides nothing of its own: sizes come from `resolve` and `models.sizes`, estima
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,9 @@ def _groups(k: _Known, length: int, block_tokens: int, dtype: str) -> tuple[KVSp
 def _check_stored(k: _Known) -> None:
     """The files hold about as many values as the configuration makes. Not exactly: a tied output matrix may be stored too,
     and some checkpoints keep tables. Counted in values, as files may be in another dtype than config.json names."""
-    held, described = open_checkpoint(Path(k.args.model)).values, sizes.stored_values(k.spec)
+    stored = open_checkpoint(Path(k.args.model))
+    held = sum(prod(stored.entry(name)[1]) for name in stored.names if k.spec.known(name) is not None)
+    described = sizes.stored_values(k.spec)
     extra = sizes.head_values(k.spec) if k.spec.tied else 0
     if not 0.98 * described <= held <= 1.02 * (described + extra):
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Gated activations of feed-forward layers (Shazeer 2020)."""
+"""Activations of feed-forward layers, gated (Shazeer 2020) and not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def activate(x: Tensor, act: str) -> Tensor:
     if act == "gelu":
         wide = x.to(torch.float32)
         return (0.5 * wide * (1 + torch.erf(wide * 0.5**0.5))).to(x.dtype)
-    raise ValueError(f"act_and_mul: unknown activation {act!r}; known: {', '.join(ACTIVATIONS)}")
+    raise ValueError(f"unknown activation {act!r}; known: {', '.join(ACTIVATIONS)}")
 
 
 def _gated_sample(act: str) -> Sample:
@@ -34,3 +34,9 @@ def act_and_mul(x: Tensor, *, act: str = "silu") -> Tensor:
     """act(first half) * second half: x [..., 2F] -> [..., F]. act: silu, gelu or gelu_tanh."""
     gate, up = x.chunk(2, -1)
     return activate(gate, act) * up
+
+
+@op(samples=[_gated_sample(a) for a in ACTIVATIONS], tolerances={"float32": 1e-6, "bfloat16": 1e-2})
+def activation(x: Tensor, *, act: str) -> Tensor:
+    """act(x), value by value: x [..., F] -> [..., F]. act: silu, gelu or gelu_tanh."""
+    return activate(x, act)

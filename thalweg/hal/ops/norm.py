@@ -1,4 +1,5 @@
-"""Root-mean-square norms (Zhang & Sennrich 2019), rounded where the published checkpoints' own code rounds."""
+"""Root-mean-square norms (Zhang & Sennrich 2019), rounded where the published checkpoints' own code rounds, and layer norms
+(Ba et al. 2016)."""
 
 from __future__ import annotations
 
@@ -45,3 +46,24 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, off
     """The sum x + residual, in their dtype, and its rms_norm: x, residual [..., H] -> (normed, sum)."""
     total = x + residual
     return rms_norm.reference(total, weight, eps=eps, offset=offset), total
+
+
+def _layer_norm_sample(*shape: int, eps: float = 1e-12, mean: float = 0.0) -> Sample:
+    def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        weight, bias = 1 + 0.1 * rng.normal(size=shape[-1]), 0.3 * rng.normal(size=shape[-1])
+        return tuple(a.astype(np.float16) for a in (mean + rng.normal(size=shape), weight, bias))
+
+    return Sample("x".join(map(str, shape)) + ("-far" if mean else ""), make, {"eps": eps})
+
+
+@op(
+    samples=[_layer_norm_sample(1, 64), _layer_norm_sample(7, 384), _layer_norm_sample(5, 96, eps=1e-5, mean=4.0)],
+    tolerances=TOLERANCES,
+)
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dimension, in float32, cast to x.dtype last: x [..., H],
+    weight and bias [H] -> [..., H]. The variance is that of the values themselves, divided by H."""
+    wide = x.to(torch.float32)
+    wide = wide - wide.mean(-1, keepdim=True)
+    scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
+    return (wide * scale * weight.to(torch.float32) + bias.to(torch.float32)).to(x.dtype)

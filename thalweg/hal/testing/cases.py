@@ -21,7 +21,7 @@ ROWS: Mapping[str, tuple[int, ...]] = {
     "penalties": (0, 2, 3, 4, 5, 6, 7), "token_mask": (0, 1), "truncate": (0, 1, 2, 3), "sample": (0, 1, 2, 3),
     "draw": (0, 1, 2, 3, 4, 5, 6),
     "logprobs": (0, 1), "resolve_tokens": (0, 2, 3), "route": (0,), "experts": (0, 1, 2),
-    "lora_shrink": (0, 1), "lora_expand": (0, 1, 2),
+    "lora_shrink": (0, 1), "lora_expand": (0, 1, 2), "layer_norm": (0,), "activation": (0,),
 }  # fmt: skip
 """Which arguments have one row per token or sequence, for ops whose result does too."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, max_len, real, rope_parameters, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.models.spec import MLP, Attention, Layer, ModelSpec, Norm, Norms, Rope, rope_type
+from thalweg.models.spec import MLP, POOLING, Attention, Layer, ModelSpec, Norm, Norms, Pooling, Rope, rope_type
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -124,3 +124,14 @@ def layer_types(
     if odd:
         raise UnsupportedModelError(f"config.json: layer_types: {odd[0]!r:.80} is not supported by this version")
     return tuple(types)
+
+
+def pooling(config: Config, default: str) -> Pooling:
+    """How a text encoder makes vectors: as the files beside it say, or by `default`, normalised, where they say nothing."""
+    said = config.get("pooling")
+    if not isinstance(said, dict) or "mode" not in said:
+        return Pooling(default)
+    mode = text(said, "mode", default)
+    if mode not in POOLING:
+        raise UnsupportedModelError(f"config.json: pooling: mode {mode!r:.80} is none of {', '.join(POOLING)}")
+    return Pooling(mode, flag(said, "normalise", True))

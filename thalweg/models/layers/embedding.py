@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from thalweg.errors import ConfigError
 from thalweg.hal import ops
-from thalweg.hal.step import Array
+from thalweg.hal.step import Array, StepBatch
 from thalweg.hal.weights import DENSE
 from thalweg.models.context import Context
-from thalweg.models.spec import ModelSpec
+from thalweg.models.spec import Learned, ModelSpec
 from thalweg.models.weights import ParamSpec
 from thalweg.quantization.online import facts
 
@@ -31,6 +32,22 @@ class Embedding:
     def __call__(self, p: Mapping[str, Any], tokens: Array) -> Array:
         x = self._comm.all_gather(self._op(tokens, p["weight"]), -1)
         return x if self._scale == 1.0 else x * self._scale
+
+
+class Added:
+    """A learned table whose rows are added to embedded tokens: positions, or the type that all tokens have."""
+
+    def __init__(self, ctx: Context, spec: Learned, hidden: int, weights: Mapping[str, Any]) -> None:
+        if spec.by == "position" and spec.rows < ctx.max_len:
+            raise ConfigError(f"max_model_len: the model has {spec.rows} learned positions, not {ctx.max_len}: lower it")
+        self._by = spec.by
+        self._op = ctx.bind(ops.embed, vocab=spec.rows, size=hidden)
+        self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack, self._op.pack_parts)}
+
+    def __call__(self, p: Mapping[str, Any], batch: StepBatch) -> Array:
+        """[T, hidden]"""
+        rows = batch.positions if self._by == "position" else torch.zeros_like(batch.positions)
+        return self._op(rows, p["weight"])
 
 
 class LMHead:

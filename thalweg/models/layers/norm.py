@@ -1,4 +1,4 @@
-"""RMSNorm, of what it is given or of the residual stream after an addition, which is one pass over memory, not two."""
+"""Norms, of what it is given or of the residual stream after an addition, which is one pass over memory, not two."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
-from thalweg.models.spec import Norm
+from thalweg.models.spec import AnyNorm, LayerNorm, Norm
 from thalweg.models.weights import ParamSpec
 
 
@@ -35,3 +35,27 @@ class RMSNorm:
             return self._norm(x, p["weight"]), x
         normed, residual = self._add(x, residual, p["weight"])
         return normed, residual
+
+
+class MeanNorm:
+    """Layer normalisation with a bias: x [T, size] -> [T, size]."""
+
+    def __init__(self, ctx: Context, spec: LayerNorm, weights: Mapping[str, Any]) -> None:
+        self._norm = ctx.bind(ops.layer_norm, size=spec.size, eps=spec.eps)
+        self.specs = {name: ParamSpec(w, ctx.dtype) for name, w in weights.items()}
+
+    def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
+        return self._norm(x, p["weight"], p["bias"])
+
+    def add(self, p: Mapping[str, Any], x: Array, residual: Array | None) -> tuple[Array, Array]:
+        """As RMSNorm.add."""
+        total = x if residual is None else x + residual
+        return self._norm(total, p["weight"], p["bias"]), total
+
+
+BoundNorm = RMSNorm | MeanNorm
+
+
+def bound(ctx: Context, spec: AnyNorm, weights: Mapping[str, Any]) -> BoundNorm:
+    """The norm of a declaration."""
+    return RMSNorm(ctx, spec, weights) if isinstance(spec, Norm) else MeanNorm(ctx, spec, weights)

@@ -1,0 +1,44 @@
+"""Attention of encoders as it is defined: every token of a sequence sees every other, and nothing is kept."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thalweg.hal.attention import AttentionBackend, AttnSpec, whole_sequences
+from thalweg.hal.kv import KVLayout
+from thalweg.hal.step import StepBatch
+
+
+class EncoderAttention(AttentionBackend):
+    """In float64, as ReferenceAttention, and for the same reason. Its blocks hold nothing."""
+
+    name = "reference-encoder"
+    batch_invariant = True
+
+    def supports(self, spec: AttnSpec) -> str | None:
+        if spec.kind != "encoder":
+            return f"runs kind encoder, not {spec.kind}"
+        if spec.heads % spec.kv_heads:
+            return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
+        return "sinks are not defined for encoders" if spec.sinks else None
+
+    def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
+        return KVLayout((0,), spec.dtype, "none")
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
+        sinks: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        out = torch.zeros_like(q)
+        for rows in whole_sequences(batch):
+            out[rows] = self._one(q[rows], k[rows], v[rows], spec)
+        return out, kv
+
+    def _one(self, q: Tensor, k: Tensor, v: Tensor, spec: AttnSpec) -> Tensor:
+        """One sequence: q [n, heads, D], k and v [n, kv_heads, D] -> [n, heads, D]."""
+        keys, values = (x.to(torch.float64).repeat_interleave(spec.heads // spec.kv_heads, dim=1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q.to(torch.float64), keys) * spec.scale
+        if spec.softcap:
+            scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        return torch.einsum("hqk,khd->qhd", torch.softmax(scores, -1), values).to(q.dtype)

@@ -1,0 +1,72 @@
+"""What sentence-transformers keeps beside a model: how its hidden states become one vector, and the longest text it was
+made for. `modules.json` lists the steps; each has a folder of its own.
+
+The words here are those of `Pooling` in models.spec: {"mode": "mean", "normalise": true, "max_len": 256}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from thalweg.errors import CheckpointError, UnsupportedModelError
+
+MODULES = "modules.json"
+LENGTHS = "sentence_bert_config.json"
+GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+"""Ends of class names. What generates text is served as that, whatever lies beside it."""
+MODES = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+"""Of `1_Pooling/config.json` -> ours."""
+
+Read = Callable[[Path], Any]
+
+
+def described(path: Path, read: Read) -> dict[str, Any] | None:
+    """What a model directory says; None where it has no modules.json. read: a JSON file's content, or CheckpointError.
+    UnsupportedModelError names a step that is not done here."""
+    if not (path / MODULES).is_file():
+        return None
+    found: dict[str, Any] = {"normalise": False}
+    modules = read(path / MODULES)
+    if not isinstance(modules, list) or not all(isinstance(m, dict) for m in modules):
+        raise CheckpointError(f"{path / MODULES}: must be a list of objects")
+    for module in modules:
+        kind = str(module.get("type", "")).rpartition(".")[2]
+        if kind == "Normalize":
+            found["normalise"] = True
+        elif kind == "Pooling":
+            folder = _inside(path, module.get("path"))
+            found["mode"] = _mode(read(folder / "config.json"), folder / "config.json")
+        elif kind != "Transformer":
+            raise UnsupportedModelError(
+                f"{path / MODULES}: type: {kind!r:.80} is not supported; this version does Transformer, Pooling and Normalize"
+            )
+    if (path / LENGTHS).is_file():
+        lengths = read(path / LENGTHS)
+        if isinstance(lengths, dict) and lengths.get("max_seq_length") is not None:
+            found["max_len"] = lengths["max_seq_length"]
+    return found
+
+
+def _inside(path: Path, name: Any) -> Path:
+    """A folder of the model's own: the name comes from a file that anybody may have written."""
+    parts = PurePosixPath(name).parts if isinstance(name, str) else ()
+    if not parts or ".." in parts or PurePosixPath(name).is_absolute():
+        raise CheckpointError(f"{path / MODULES}: path: {name!r:.80} is no folder of the model")
+    return path.joinpath(*parts)
+
+
+def _mode(config: Any, file: Path) -> str:
+    """`pooling_mode`, or in older files one flag per mode."""
+    if not isinstance(config, Mapping):
+        raise CheckpointError(f"{file}: must hold a JSON object")
+    named = config.get("pooling_mode")
+    prefix = "pooling_mode_"
+    on = [named] if named is not None else [k.removeprefix(prefix) for k, v in config.items() if k.startswith(prefix) and v]
+    modes = [str(m).removesuffix("_token").removesuffix("_tokens") for m in on]
+    if len(modes) != 1 or modes[0] not in MODES:
+        raise UnsupportedModelError(
+            f"{file}: pooling by {' and '.join(modes) or 'nothing'} is not supported; this version has {', '.join(MODES)}"
+        )
+    return MODES[modes[0]]

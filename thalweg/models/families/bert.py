@@ -1,0 +1,43 @@
+"""BERT as an encoder: learned positions, every sum normalised, a pooled vector at the end. Sentence encoders such as
+all-MiniLM, BGE and E5 are of this kind. The pooler that was trained to guess the next sentence is left out."""
+
+from __future__ import annotations
+
+from thalweg.checkpoint.config import Config, integer, real, text
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.families.common import act, hidden_size, layer_count, pooling
+from thalweg.models.spec import Attention, Layer, LayerNorm, Learned, ModelSpec, Names, Norms, UngatedMLP
+
+
+def bert(config: Config) -> ModelSpec:
+    positions = text(config, "position_embedding_type", "absolute")
+    if positions != "absolute" or config.get("is_decoder") or config.get("add_cross_attention"):
+        raise UnsupportedModelError("config.json: this version serves BERT as an encoder with absolute positions")
+    hidden, eps = hidden_size(config), real(config, "layer_norm_eps", 0, 1, default=1e-12)
+    heads = integer(config, "num_attention_heads", high=1 << 16)
+    if hidden % heads:
+        raise CheckpointError(f"config.json: hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads})")
+    layer = Layer(
+        Attention(
+            heads=heads, kv_heads=heads, head_dim=hidden // heads, causal=False, bias=True, out_bias=True, name="attention",
+            parts=("self.query", "self.key", "self.value"), out="output.dense",
+        ),
+        UngatedMLP(
+            inner=integer(config, "intermediate_size", high=1 << 24), act=act(config, default="gelu"), bias=True, name="",
+            up="intermediate.dense", down="output.dense",
+        ),
+        Norms(
+            mixer_sum=LayerNorm("attention.output.LayerNorm", hidden, eps), ffn_sum=LayerNorm("output.LayerNorm", hidden, eps)
+        ),
+    )  # fmt: skip
+    return ModelSpec(
+        vocab=integer(config, "vocab_size", high=1 << 24), hidden=hidden, layers=(layer,) * layer_count(config), norm=None,
+        learned=(
+            Learned("embeddings.position_embeddings", integer(config, "max_position_embeddings", high=1 << 24)),
+            Learned("embeddings.token_type_embeddings", integer(config, "type_vocab_size", default=2), by="type"),
+        ),
+        embed_norm=LayerNorm("embeddings.LayerNorm", hidden, eps), pooling=pooling(config, default="cls"),
+        root="", layer="encoder.layer.{}.", embed="embeddings.word_embeddings",
+        names=Names(replace=(("bert.", ""),), skip=("pooler.", "bert.pooler.", "cls.", "embeddings.position_ids",
+                                                    "bert.embeddings.position_ids")),
+    )  # fmt: skip

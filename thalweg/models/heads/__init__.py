@@ -1,0 +1,1 @@
+"""Tails other than sampling: what a step makes of hidden states."""

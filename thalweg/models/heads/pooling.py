@@ -1,0 +1,33 @@
+"""One vector per sequence: the hidden state of its first or last token, or the mean of all."""
+
+from __future__ import annotations
+
+import torch
+
+from thalweg.hal import ops
+from thalweg.hal.step import Array, StepBatch, StepResult
+from thalweg.models.context import Context
+from thalweg.models.spec import Pooling
+
+
+class Pooler:
+    """x [T, hidden] of a step that holds whole sequences -> f32[S, hidden], not normalised."""
+
+    def __init__(self, ctx: Context, spec: Pooling, hidden: int) -> None:
+        self._mode = spec.mode
+        self._mean = ctx.bind(ops.mean_pool, size=hidden) if spec.mode == "mean" else None
+
+    def __call__(self, x: Array, batch: StepBatch) -> Array:
+        if self._mean is not None:
+            return self._mean(x, batch.token_seq, batch.query)
+        last = batch.last_row
+        first = (last + 1 - batch.query).clamp(max=x.shape[0] - 1)  # a padding sequence without tokens begins past the end
+        return x.index_select(0, first if self._mode == "cls" else last).to(torch.float32)
+
+
+def pooled(vectors: Array, batch: StepBatch) -> StepResult:
+    """The result of a step that samples nothing: `StepResult.pooled`, and which rows hold NaN or inf."""
+    return StepResult(
+        torch.zeros_like(batch.slots).unsqueeze(1), torch.zeros_like(batch.slots), pooled=vectors,
+        invalid=~torch.isfinite(vectors).all(1),
+    )  # fmt: skip

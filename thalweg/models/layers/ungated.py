@@ -1,0 +1,26 @@
+"""The feed-forward part without a gate: down(act(up(x))), as in the first transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from thalweg.hal import ops
+from thalweg.hal.step import Array
+from thalweg.models import spec as declared
+from thalweg.models.context import Context
+from thalweg.models.flow import Flow
+from thalweg.models.layers.linear import Linear, RowLinear
+
+
+class UngatedMLP:
+    """x [T, hidden] -> [T, hidden]."""
+
+    def __init__(self, ctx: Context, spec: declared.UngatedMLP, weights: Mapping[str, Any]) -> None:
+        self._up = Linear(ctx, weights["up"])
+        self._act = ctx.bind(ops.activation, act=spec.act, size=self._up.outputs[0])
+        self._down = RowLinear(ctx, weights["down"])
+        self.specs = {"up": self._up.specs, "down": self._down.specs}
+
+    def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
+        return self._down(p["down"], self._act(self._up(p["up"], x)))
