@@ -4,6 +4,8 @@ Two kinds of group: *full* keeps every token; *window* keeps the last `window` t
 while the sequence runs. The same key names the same tokens in every group, so a prefix is found as far as every full
 group has all its blocks and every window group has those its first new token looks back on.
 
+An *encoder* group is kept as a full one, although its blocks hold nothing.
+
 Why a dropped, freed or preempted block can go to somebody else at once although steps that write to it are still in
 flight: executables take effect in the order of launch, and a sequence's blocks are given up only when no later launch
 will name them. So a step launched before writes before, and the new holder writes every position before reading it.
@@ -79,9 +81,9 @@ class KVCache:
     ) -> None:  # fmt: skip
         """Raises ConfigError for a group of a kind or block size it cannot keep."""
         for g, spec in enumerate(specs):
-            if spec.kind not in ("full", "window"):
+            if spec.kind not in ("full", "window", "encoder"):
                 raise ConfigError(
-                    f"cache: KV group {g} is of kind {spec.kind!r}; this version keeps full and window groups only"
+                    f"cache: KV group {g} is of kind {spec.kind!r}; this version keeps full, window and encoder groups only"
                 )
             if spec.block_tokens != block_tokens:
                 raise ConfigError(f"cache: KV group {g} has blocks of {spec.block_tokens} tokens, the others of {block_tokens}")
