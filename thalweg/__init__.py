@@ -13,17 +13,23 @@ _HOMES = {
     "AsyncLLM": "thalweg.async_llm",
     "EngineArgs": "thalweg.config",
     "SamplingParams": "thalweg.params",
+    "PoolingParams": "thalweg.params",
     "RequestOutputKind": "thalweg.params",
     "RequestOutput": "thalweg.outputs",
     "CompletionOutput": "thalweg.outputs",
     "Logprob": "thalweg.outputs",
+    "EmbeddingOutput": "thalweg.outputs",
+    "EmbeddingRequestOutput": "thalweg.outputs",
 }
 __all__ = [
     "LLM",
     "AsyncLLM",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "Logprob",
+    "PoolingParams",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
@@ -34,8 +40,8 @@ if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
     from thalweg.config import EngineArgs
     from thalweg.llm import LLM
-    from thalweg.outputs import CompletionOutput, Logprob, RequestOutput
-    from thalweg.params import RequestOutputKind, SamplingParams
+    from thalweg.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, Logprob, RequestOutput
+    from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
 
 
 def __getattr__(name: str) -> Any:

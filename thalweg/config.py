@@ -142,6 +142,10 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     logprobs_mode: str
     max_logprobs: int
     hf_overrides: dict[str, Any] = {}
+    pooling: str = ""
+    """How a model that gives vectors makes them (`models.spec.Pooling.mode`); "": it generates tokens."""
+    normalise: bool = False
+    """Divide each vector by its length, unless its request says otherwise."""
 
 
 class DeviceConfig(msgspec.Struct, kw_only=True, frozen=True):

@@ -20,13 +20,14 @@ from thalweg.config import BUNDLED, BUNDLED_WORDS, EngineArgs, EngineConfig
 from thalweg.engine.client.frontend import load_frontend, locate
 from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor
+from thalweg.engine.client.pooled import PoolingOutputs
 from thalweg.engine.control import EngineCore
 from thalweg.engine.messages import Stats
 from thalweg.engine.worker.build import build
 from thalweg.errors import ConfigError, RequestError
 from thalweg.hal.device import Device
-from thalweg.outputs import RequestOutput
-from thalweg.params import RequestOutputKind, SamplingParams
+from thalweg.outputs import EmbeddingRequestOutput, RequestOutput
+from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
 from thalweg.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class LLM:
             self._worker.config, self._frontend.tokenizer, eos_ids=self._frontend.eos_ids, seed_source=random.Random(args.seed)
         )
         self._outputs = OutputProcessor(self._frontend.tokenizer, args.stream_interval)
+        self._pooled = PoolingOutputs(self._worker.config.model.normalise)
         self._handles = itertools.count(1)
         self._ids = itertools.count()
         self._waiting: list[str] = []
@@ -108,6 +110,37 @@ class LLM:
         self.enqueue(prompts, sampling_params, priority=priority)
         return self.wait_for_completion(use_tqdm=use_tqdm)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vector of every prompt, in prompt order, from a model that gives those. RequestError, naming the field, before
+        anything runs. A prompt longer than the model takes is refused, not cut."""
+        items = _as_list(prompts)
+        params = _per_prompt("pooling_params", pooling_params, len(items), PoolingParams)
+        submissions = [
+            self._inputs.process_pooling(str(next(self._ids)), p, s, handles=self._handles)
+            for p, s in zip(items, params, strict=True)
+        ]
+        for s in submissions:
+            self._pooled.add(s)
+        self._core.add([s.request for s in submissions])
+        bar = (use_tqdm if callable(use_tqdm) else tqdm)(total=len(items), disable=not use_tqdm, desc="requests", unit="req")
+        done: dict[str, EmbeddingRequestOutput] = {}
+        try:
+            with contextlib.closing(bar):
+                while len(done) < len(items):
+                    news = self._core.step()
+                    for out in self._pooled.process(news) if news is not None else ():
+                        done[out.request_id] = out
+                        bar.update()
+        finally:
+            self._core.abort(self._pooled.abort([s.request_id for s in submissions]))
+        return [done[s.request_id] for s in submissions]
+
     def chat(
         self,
         messages: Sequence[Any],
@@ -145,6 +178,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Prompt]:
         """The prompts `chat` would generate from, for `generate`: one per conversation."""
+        self._inputs.check_generates()
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         chat = self._frontend.chat
         if chat is None:

@@ -1,4 +1,5 @@
-"""What a caller gets back: RequestOutput with one CompletionOutput per choice. Names follow the field's."""
+"""What a caller gets back: RequestOutput with one CompletionOutput per choice, or EmbeddingRequestOutput. Names follow
+the field's."""
 
 from __future__ import annotations
 
@@ -70,3 +71,27 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     error: str | None = field(default=None)
     """finish_reason "error": what happened, in words a client may see."""
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """One text's vector. Empty where the request failed."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """Everything about one request for a vector."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+    error: str | None = None
+    """What happened, in words a client may see; None: the vector is there."""

@@ -1,4 +1,5 @@
-"""SamplingParams: what a caller may ask of one generation. Names, defaults and ranges are the field's.
+"""SamplingParams: what a caller may ask of one generation; PoolingParams: of one vector. Names, defaults and ranges are
+the field's.
 
 No tensor framework, no tokenizer: text-valued fields (stop, bad_words) are resolved by `engine.client.inputs`.
 """
@@ -162,3 +163,22 @@ def _budget(name: str, values: list[str], most: int) -> None:
     size = sum(map(len, values))
     if size > most:
         raise RequestError(f"{name}: {size} characters together; the limit is {most}; send fewer or shorter ones", name)
+
+
+class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a caller may ask of one vector. Checked when made: RequestError names the field."""
+
+    use_activation: bool | None = None
+    """Divide the vector by its length? None: as the model's files say."""
+    dimensions: int | None = None
+    """Refused: no model of this version is known to be trained for shorter vectors."""
+    task: str | None = None
+    """"embed", or None for the same."""
+
+    def __post_init__(self) -> None:
+        if self.use_activation is not None and not isinstance(self.use_activation, bool):
+            raise RequestError(f"use_activation must be true or false, not {self.use_activation!r}", "use_activation")
+        if self.dimensions is not None:
+            raise RequestError("dimensions: this model's vectors have one size; leave it out", "dimensions")
+        if self.task not in (None, "embed"):
+            raise RequestError(f"task: {self.task!r:.80} is not supported; this version has embed", "task")

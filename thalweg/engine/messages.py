@@ -66,6 +66,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     """Sequences share cached prefixes only with the same salt (tenant)."""
     read_prefix_cache: bool = True
+    pool: bool = False
+    """Asks for a vector, not for tokens. The step that computes its tokens, all of them, ends it."""
 
 
 class Expect(msgspec.Struct, frozen=True, tag=True):
@@ -144,6 +146,13 @@ class PromptScores(msgspec.Struct, frozen=True):
     ranks: np.ndarray  # i32[P]
 
 
+class Pooled(msgspec.Struct, frozen=True):
+    """The vectors of sequences that asked for one, and have ended with it. Not normalised."""
+
+    handles: np.ndarray  # i64[N]
+    vectors: np.ndarray  # f32[N, H]
+
+
 class Stats(msgspec.Struct, frozen=True):
     """A snapshot; counters run from the core's start."""
 
@@ -185,6 +194,7 @@ class Outputs(msgspec.Struct, tag=True):
     """Prompt tokens the step computed and tokens it sampled."""
     preempted: list[int] = []
     """Sequences that gave up their place since the last frame; one may be in it twice."""
+    pooled: Pooled | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

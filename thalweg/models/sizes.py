@@ -88,12 +88,13 @@ def step_sizes(
     spec: ModelSpec, *, tokens: int, seqs: int, max_len: int, dtype: str, ranks: int = 1, batch_invariant: bool = True
 ) -> StepSizes:
     """What bounds the temporaries of a model's largest step, on one of the ranks that share it."""
+    row = spec.vocab if spec.pooling is None else spec.hidden  # of what the tail gives
     mixers = [each.mixer for each in spec.layers]
     widest = max(mixers, key=lambda m: (m.heads + 2 * m.kv_heads) * m.head_dim)
     return StepSizes(
         tokens=tokens, seqs=seqs, max_len=max_len, hidden=spec.hidden,
         inner=max(each.ffn.width for each in spec.layers) // ranks, heads=widest.heads // ranks,
-        kv_heads=widest.kv_heads // ranks, head_dim=widest.head_dim, vocab=spec.vocab, dtype_bytes=BYTES[dtype],
+        kv_heads=widest.kv_heads // ranks, head_dim=widest.head_dim, vocab=row, dtype_bytes=BYTES[dtype],
         batch_invariant=batch_invariant,
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ import numpy as np
 from thalweg.config import EngineConfig
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.errors import RequestError
-from thalweg.params import SamplingParams
+from thalweg.params import PoolingParams, SamplingParams
 from thalweg.text.stops import automaton
 from thalweg.text.tokenizer import Tokenizer
 
@@ -40,6 +40,17 @@ class Submission:
     prompt_ids: list[int]
     params: SamplingParams
     requests: list[EngineRequest] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingSubmission:
+    """A checked request for a vector."""
+
+    request_id: str
+    prompt: str | None
+    prompt_ids: list[int]
+    params: PoolingParams
+    request: EngineRequest = field(repr=False)
 
 
 def choice_seed(seed: int, index: int) -> int:
@@ -72,6 +83,7 @@ class InputProcessor:
         self._eos_ids = eos_ids
         self._seeds = seed_source or random.Random(config.model.seed)
         self._max_len = config.model.max_len
+        self._pools = bool(config.model.pooling)
         self._vocab = config.model.vocab
         self._bad_words = lru_cache(KEPT_WORDS)(self._read_bad_words)
         self._max_logprobs = config.model.vocab if config.model.max_logprobs == -1 else config.model.max_logprobs
@@ -92,10 +104,10 @@ class InputProcessor:
         A prompt that leaves no room for one token is refused. max_tokens beyond the context is not: the request ends
         with finish_reason "length" when the context is full. (An HTTP layer that must refuse it compares
         `len(prompt_ids) + max_tokens` with the context itself.)"""
+        self.check_generates()
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling_params must be a SamplingParams, not {type(params).__name__}", "sampling_params")
-        if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
-            raise RequestError(f"priority must be a 32-bit integer, not {priority!r}", "priority")
+        _check_priority(priority)
         text, ids, salt = self._prompt(prompt)
         tokens = np.array(ids, np.int32)
         shared = self._sampling(params, len(ids))
@@ -117,6 +129,29 @@ class InputProcessor:
                 )
             )
         return Submission(request_id, text, ids, params, requests)
+
+    def check_generates(self) -> None:
+        """RequestError where the model gives vectors."""
+        if self._pools:
+            raise RequestError("model: it gives vectors, not text: use LLM.embed()", "model")
+
+    def process_pooling(
+        self, request_id: str, prompt: Prompt, params: PoolingParams, *, priority: int = 0, handles: Iterator[int]
+    ) -> PoolingSubmission:
+        """As `process`, for a vector. A prompt that the model cannot take whole is refused, not cut."""
+        if not self._pools:
+            raise RequestError(
+                "model: it generates text: use generate(); this version makes vectors with text encoders alone", "model"
+            )
+        if not isinstance(params, PoolingParams):
+            raise RequestError(f"pooling_params must be a PoolingParams, not {type(params).__name__}", "pooling_params")
+        _check_priority(priority)
+        text, ids, _ = self._prompt(prompt)
+        request = EngineRequest(
+            handle=next(handles), tokens=np.array(ids, np.int32), prompt_len=len(ids), sampling=TokenSampling(max_tokens=1),
+            priority=priority, read_prefix_cache=False, pool=True,
+        )  # fmt: skip
+        return PoolingSubmission(request_id, text, ids, params, request)
 
     def prepare(self, params: SamplingParams) -> None:
         """Reads what takes long of the parameters, so that `process` finds it read. For a thread; RequestError as there."""
@@ -202,7 +237,9 @@ class InputProcessor:
     def _check_length(self, param: str, length: int) -> None:
         if length == 0:
             raise RequestError(f"{param} is empty; send at least one token", param)
-        if length >= self._max_len:
+        if self._pools and length > self._max_len:
+            raise RequestError(f"{param}: {length} tokens, and the model takes {self._max_len}; shorten the text", param)
+        if not self._pools and length >= self._max_len:
             raise RequestError(
                 f"{param}: {length} tokens leave no room to answer in a context of {self._max_len} tokens; shorten the prompt"
                 " or start the engine with a larger --max-model-len",
@@ -269,6 +306,11 @@ class InputProcessor:
                 self._check_ids("bad_words", spaced)
                 out[spaced] = None
         return tuple(out)
+
+
+def _check_priority(priority: Any) -> None:
+    if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+        raise RequestError(f"priority must be a 32-bit integer, not {priority!r}", "priority")
 
 
 def _salt(salt: Any) -> str:

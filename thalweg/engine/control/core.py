@@ -194,7 +194,10 @@ class EngineCore:
         if news is None:
             out = Outputs(np.empty(0, np.int64), np.empty(0, np.int32), self._clock())
         else:
-            out = Outputs(news.handles, news.tokens, self._clock(), logprobs=news.logprobs, prompt_scores=news.prompt_scores)
+            out = Outputs(
+                news.handles, news.tokens, self._clock(), logprobs=news.logprobs, prompt_scores=news.prompt_scores,
+                pooled=news.pooled,
+            )  # fmt: skip
         if self._finished or self._started or self._steps % STATS_EVERY == 0:
             out.finished, out.started, out.stats = self._finished, self._started, self.stats()
             self._finished, self._started = [], []

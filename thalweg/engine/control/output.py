@@ -20,7 +20,7 @@ from thalweg.engine.control.invariant import ensure
 from thalweg.engine.control.request import Request
 from thalweg.engine.control.scheduler import Scheduler
 from thalweg.engine.control.slots import MANY_STOPS, Slots
-from thalweg.engine.messages import Finished, PromptScores, TokenLogprobs
+from thalweg.engine.messages import Finished, Pooled, PromptScores, TokenLogprobs
 from thalweg.hal.step import StepResult
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class News:
     """The caller takes these out of the scheduler."""
     logprobs: TokenLogprobs | None = None
     prompt_scores: list[PromptScores] = field(default_factory=list)
+    pooled: Pooled | None = None
 
 
 class ResultReader:
@@ -64,6 +65,8 @@ class ResultReader:
             return self._read_ranges(step, result, live, ended)
         self._advance(step, live, step.reached)
         good = live if step.all_emit else live & step.emit
+        if result.pooled is not None:
+            return self._pooled(step, np.asarray(result.pooled), np.nonzero(good)[0], ended)
         rows = None if good.all() else np.nonzero(good)[0]  # None: every row
         slots = step.slots if rows is None else step.slots[rows]
         tokens = np.asarray(result.tokens)[:n, 0] if rows is None else np.asarray(result.tokens)[rows, 0]
@@ -114,6 +117,16 @@ class ResultReader:
         if step.scored:
             self._scores(step, result, news)
         return news
+
+    def _pooled(
+        self, step: Launched, vectors: NDArray[np.float32], rows: NDArray[np.int64], ended: list[tuple[Request, Finished]]
+    ) -> News:
+        """Every sequence ends with its vector."""
+        for slot in step.slots[rows].tolist():
+            request = self._request(slot)
+            ended.append((request, Finished(request.handle, "stop")))
+        pooled = Pooled(step.handles[rows], vectors[rows])
+        return News(np.empty(0, np.int64), np.empty(0, np.int32), ended, pooled=pooled)
 
     def _request(self, slot: int) -> Request:
         request = self._slots.requests[slot]

@@ -57,7 +57,8 @@ class Request:
 
 
 def limit_of(request: EngineRequest, max_len: int) -> int:
-    return min(request.prompt_len + request.sampling.max_tokens, max_len)
+    """A vector takes no place in the context, but counts as one token more: it ends a sequence as a last token would."""
+    return request.prompt_len + 1 if request.pool else min(request.prompt_len + request.sampling.max_tokens, max_len)
 
 
 def refuse(request: EngineRequest, config: EngineConfig, bounds: list[tuple[int, int]]) -> str | None:
@@ -72,7 +73,11 @@ def refuse(request: EngineRequest, config: EngineConfig, bounds: list[tuple[int,
         return f"tokens: ids must be between 0 and {model.vocab - 1}, the model's vocabulary"
     if sampling.max_tokens < 1:
         return f"max_tokens: must be at least 1, not {sampling.max_tokens}"
-    if request.prompt_len >= model.max_len or tokens.size > model.max_len:
+    if request.pool != bool(model.pooling):
+        return "the model gives vectors, not tokens" if model.pooling else "the model gives tokens, not vectors"
+    if request.pool and tokens.size > model.max_len:
+        return f"the text has {tokens.size} tokens, and the model takes {model.max_len}: shorten it"
+    if (not request.pool and request.prompt_len >= model.max_len) or tokens.size > model.max_len:
         return (
             f"the prompt has {request.prompt_len} tokens, but the context holds {model.max_len}, prompt and output together: "
             "shorten the prompt or raise --max-model-len"

@@ -18,7 +18,7 @@ from thalweg.engine.worker import resolve
 from thalweg.engine.worker.plan import gib, history, plan, step_sizes, to_load
 from thalweg.engine.worker.rehearsal import decodes, prompts
 from thalweg.engine.worker.runner import Runner
-from thalweg.errors import ConfigError, ThalwegError
+from thalweg.errors import ConfigError, ThalwegError, UnsupportedModelError
 from thalweg.hal import discovery
 from thalweg.hal.device import Device, Pending
 from thalweg.hal.kv import KVLayout, KVSpec
@@ -28,6 +28,7 @@ from thalweg.hal.step import StateBox, StepBatch, StepShape
 from thalweg.hal.weights import WeightFormat
 from thalweg.marks import mark
 from thalweg.models import registry, sizes
+from thalweg.models.spec import ModelSpec
 from thalweg.quantization import online
 from thalweg.quantization import registry as formats
 
@@ -57,6 +58,7 @@ class _Job:
     path: Path
     hf: dict[str, Any]
     facts: ModelFacts
+    spec: ModelSpec
     platform: Platform
     device: Device
     defaults: Defaults
@@ -87,10 +89,10 @@ def _expect(platform: Platform, args: EngineArgs) -> None:
             resolve.configured(args, platform).expect(size)
 
 
-def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
-    """`args.model` is a local directory. platform: in place of the one that `args.device` names. Raises ConfigError,
-    CheckpointError, UnsupportedModelError or DeviceError, in that order of cheapness: whatever can be refused without loading
-    weights is refused before."""
+def build(args: EngineArgs, platform: Platform | None = None, *, vectors: bool = True) -> Worker:
+    """`args.model` is a local directory. platform: in place of the one that `args.device` names. vectors: can whoever asks take
+    those, in place of tokens? Raises ConfigError, CheckpointError, UnsupportedModelError or DeviceError, in that order of
+    cheapness: whatever can be refused without loading weights is refused before."""
     start = time.monotonic()
     mark("engine started")
     check_args(args)
@@ -98,12 +100,17 @@ def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
     hf = read_config(path, args.hf_overrides, formats.check, windows=not args.disable_sliding_window)
     facts = read_facts(hf, path)
     formats.scheme(hf, args.quantization)
-    registry.supported(hf)  # refuse an unknown architecture before a framework is imported
+    spec = registry.family(hf)(hf)  # refuse an unknown architecture before a framework is imported
+    if spec.pooling is not None and not vectors:
+        raise UnsupportedModelError(
+            f"model: {path.name} gives vectors, and servers of this version have no route for them: use LLM.embed()"
+        )
+    args = resolve.for_tail(args, spec)
     configured = functools.partial(resolve.configured, args)
     platform = configured(platform) if platform else discovery.choose(args.device, configured)
     resolve.check_values(args, platform)
     device = platform.open(resolve.place(args, platform))
-    job = _Job(args, path, hf, facts, platform, device, platform.defaults(facts, device.info))
+    job = _Job(args, path, hf, facts, spec, platform, device, platform.defaults(facts, device.info))
     try:
         if args.enforce_eager and device.pads:
             raise ConfigError(f"enforce_eager: on {platform.name} every step is compiled; leave the flag out")
@@ -232,6 +239,8 @@ def _tell_memory(job: _Job, loaded: int) -> None:
 
 def _build_without_model(job: _Job) -> Worker:
     """See resolve.stand_in_group."""
+    if job.spec.pooling is not None:
+        raise ConfigError(f"device: platform {job.platform.name!r} runs no model, so it has no vectors to give")
     f, args = job.facts, job.args
     length = resolve.max_len(args, f)
     schedule = resolve.scheduler(args, job.defaults, length)
@@ -256,9 +265,9 @@ def _no_step(params: Any, state: Any, batch: StepBatch) -> Any:
 
 def _room(job: _Job, dtype: str, schedule: SchedulerConfig, length: int) -> int:
     """Bytes for the KV cache, known before a weight is read."""
-    spec, ranks = registry.family(job.hf)(job.hf), job.device.comm.size
+    spec, ranks = job.spec, job.device.comm.size
     steps = step_sizes(spec, schedule, length, dtype, ranks, job.args.batch_invariant is not False)
-    others = job.platform.workspace(steps) + history(schedule, length)
+    others = job.platform.workspace(steps) + history(schedule, length, spec)
     packs = job.platform.packs(dtype)
     use = formats.scheme(job.hf, job.args.quantization)
     weights = sizes.weight_bytes(spec, dtype, length, ranks, use, packs)
@@ -288,6 +297,8 @@ def _config(
             logprobs_mode=args.logprobs_mode,
             max_logprobs=args.max_logprobs,
             hf_overrides=args.hf_overrides or {},
+            pooling=job.spec.pooling.mode if job.spec.pooling else "",
+            normalise=job.spec.pooling is not None and job.spec.pooling.normalise,
         ),
         device=DeviceConfig(
             platform=job.platform.name,

@@ -110,6 +110,7 @@ def _known(args: EngineArgs, platform: Platform) -> _Known:
     facts = read_facts(hf, path)
     spec = registry.family(hf)(hf)
     resolve.check_values(args, platform)
+    args = resolve.for_tail(args, spec)
     platform = resolve.configured(args, platform)
     info = platform.describe()
     if info is None:
@@ -133,7 +134,9 @@ def _plan(k: _Known) -> Plan:
         weights = sizes.weight_bytes(k.spec, dtype, length, k.ranks, use, packs)
     problems: list[str] = []
     steps = step_sizes(k.spec, schedule, length, dtype, k.ranks, args.batch_invariant is not False)
-    others = _workspace(k, steps) + history(schedule, length)  # of the length asked for; shorter than that needs no more
+    others = _workspace(k, steps) + history(
+        schedule, length, k.spec
+    )  # of the length asked for; shorter than that needs no more
     try:
         memory = resolve.cache_bytes(args, k.defaults, Memory(k.info.memory_bytes, k.info.memory_bytes), weights, others)
         size = resolve.cache_size(args, groups, memory, length, schedule.max_seqs)
@@ -149,7 +152,7 @@ def _plan(k: _Known) -> Plan:
         kv_per_token=-(-per_block // groups[0].block_tokens), kv_cache=kv_cache, blocks=size.blocks[0],
         block_tokens=groups[0].block_tokens,
         groups=[_shown(g) for g in groups],
-        tokens=room, sequences=_sequences(groups, size, schedule), history=history(schedule, size.max_len),
+        tokens=room, sequences=_sequences(groups, size, schedule), history=history(schedule, size.max_len, k.spec),
         workspace=_workspace(k, replace(steps, max_len=size.max_len)), max_model_len=size.max_len,
         max_num_seqs=schedule.max_seqs, max_num_batched_tokens=schedule.max_tokens, problems=problems,
     )  # fmt: skip
@@ -161,8 +164,10 @@ def _workspace(k: _Known, steps: StepSizes) -> int:
     return k.platform.workspace(steps) if k.platform.runs_models else 0
 
 
-def history(schedule: SchedulerConfig, length: int) -> int:
-    """Bytes of the token history."""
+def history(schedule: SchedulerConfig, length: int, spec: ModelSpec | None = None) -> int:
+    """Bytes of the token history, which a model that gives vectors has not."""
+    if spec is not None and spec.pooling is not None:
+        return 0
     return (schedule.max_seqs + 1) * (length + 1) * 4
 
 

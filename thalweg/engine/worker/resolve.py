@@ -14,6 +14,7 @@ from thalweg.errors import ConfigError
 from thalweg.hal.device import DeviceInfo, Memory
 from thalweg.hal.kv import KVSpec
 from thalweg.hal.platform import Defaults, ModelFacts, Parallel, Place, Platform
+from thalweg.models.spec import ModelSpec
 
 BLOCK_TOKENS = 16
 MAX_SEQS = 128
@@ -21,6 +22,16 @@ MAX_BATCHED_TOKENS = 2048
 """Global defaults, where neither user nor platform says otherwise."""
 
 _ALIASES = {"half": "float16", "float": "float32"}
+
+
+def for_tail(args: EngineArgs, spec: ModelSpec) -> EngineArgs:
+    """The arguments as the model's tail leaves them. One that gives vectors computes a text whole, in one step, and keeps
+    nothing of it. ConfigError where a flag is for what is kept."""
+    if spec.pooling is None:
+        return args
+    if args.kv_cache_dtype != "auto":
+        raise ConfigError("kv_cache_dtype: this model keeps no keys and values; leave it out")
+    return msgspec.structs.replace(args, enable_chunked_prefill=False, enable_prefix_caching=False)
 
 
 def place(args: EngineArgs, platform: Platform) -> Place:

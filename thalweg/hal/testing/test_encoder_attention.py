@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
-from thalweg.hal.platform import Device
+from thalweg.hal.device import Device
 from thalweg.hal.step import StepShape
 from thalweg.hal.testing import sequences as seq
 from thalweg.hal.testing.cases import rng

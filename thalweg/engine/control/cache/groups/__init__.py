@@ -1,7 +1,7 @@
 """Kinds of KV group and their policies: which blocks a sequence needs, holds, may drop, and can be found again by.
 
 A kind is one file and one line of `POLICIES`. Nothing outside this folder asks what kind a group is (`ci/group_kinds.py`).
-"cross" and "encoder" groups have no policy yet: their blocks hold an encoder's output, which requests cannot carry so far.
+"cross" groups have no policy yet: their blocks hold an encoder's output, which requests cannot carry so far.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from thalweg.engine.control.cache.groups.window import Window
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVKind, KVSpec
 
-POLICIES: Mapping[KVKind, type[Group]] = MappingProxyType({"full": Full, "latent": Full, "window": Window, "state": State})
-"""By `KVSpec.kind`. A latent group differs from a full one in what a token's entry is, which is the device's business."""
+POLICIES: Mapping[KVKind, type[Group]] = MappingProxyType(
+    {"full": Full, "latent": Full, "encoder": Full, "window": Window, "state": State}
+)
+"""By `KVSpec.kind`. A latent group differs from a full one in what a token's entry is, and an encoder's blocks hold nothing:
+both are the device's business."""
 
 
 def policy(spec: KVSpec) -> type[Group]:
