@@ -41,11 +41,6 @@ def test_what_others_may_stand_for_is_bound_where_a_kernel_gains_by_it():
     assert Binder([PICKY]).offer(DOUBLE, eps=0.5) is None
 
 
-def test_a_kernel_may_pack_by_the_facts_of_the_bind():
-    knows = Kernel("double", "knows", lambda x, eps: x, packer=lambda facts: lambda w: (facts["cut"], w))
-    assert Binder([knows]).bind(DOUBLE, eps=0.5, cut=3).pack("weight") == (3, "weight")
-
-
 def test_the_reference_body_is_the_last_resort_and_strict_forbids_it():
     assert Binder([PICKY]).bind(DOUBLE, eps=0.5)(4) == 4.5
     with pytest.raises(StrictKernelError, match=r"double.*picky: eps is small"):

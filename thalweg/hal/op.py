@@ -74,6 +74,25 @@ def _yes(spec: Mapping[str, Any]) -> str | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """How a kernel takes a weight: called once, at load, with the weight in canonical form. What it gives comes to `run` in the
+    weight's place. Ops that use one stored tensor and name equal packs share what one of them made."""
+
+    make: Callable[[QTensor], Any]
+    mapped: Callable[[Sequence[np.ndarray], WeightFormat], Any] | None = None
+    """The same of a dense weight that lies in several host arrays, the rows of one after those of another (numpy; bfloat16 as
+    uint16), first rounded to the format given, as `hal.ops.quantise` does. They may be views of a mapped file, so nothing of
+    them may be kept. None, or where it gives None: `make` serves."""
+    keeps_dense: bool = False
+    """A dense weight stays where it is put, so that it may be read into what the device keeps (`Device.blank`)."""
+    at_rest: bool = False
+    """Codes may come as `hal.ops.quantise.at_rest` keeps them."""
+
+    def __call__(self, w: QTensor) -> Any:
+        return self.make(w)
+
+
 def _plain(w: QTensor) -> Any:
     if w.format.kind != "dense":
         raise ValueError(f"a kernel without its own pack runs dense weights, not {w.format}")
@@ -84,10 +103,10 @@ def _as_it_is(w: QTensor) -> Any:
     return w.data["weight"] if w.format.kind == "dense" else dict(w.data)
 
 
-BODY_PACK = _as_it_is
-"""What a reference body takes of a weight: its data. Whoever loads may hand it the form of `hal.ops.quantise.at_rest`."""
-KEEP_DENSE = (_plain, _as_it_is)
-"""What packs a dense weight by leaving it where it is: a kernel's that names no `pack`, and a reference body's."""
+PLAIN = Pack(_plain, keeps_dense=True)
+"""Of a kernel that runs a dense weight as it is."""
+OF_BODIES = Pack(_as_it_is, keeps_dense=True, at_rest=True)
+"""Of reference bodies: a weight's data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +115,7 @@ class Kernel:
 
     run: called as the reference body is: arrays by position, static arguments by name (fixed at bind).
     supports: given the bind-time facts, None or the reason it cannot.
-    pack: a weight in canonical form to what `run` takes in its place; called once, at load.
-    packer: in place of pack, where the layout depends on more than the weight: the bind-time facts to such a function.
-    pack_parts: pack, of a dense weight that lies in several host arrays, the rows of one after those of another (numpy;
-        bfloat16 as uint16), first rounded to the format given, as `hal.ops.quantise` does. They may be views of a mapped file,
-        so nothing of them may be kept. None, or where it gives None: `pack` serves.
+    pack: how it takes a weight, for ops that have one.
     gains: asked where something else may serve in place of this use (`Binder.offer`, a choice among formats): None, or why that
         is faster.
     batch_invariant: a row's result is the same bits whatever else is in the batch.
@@ -112,10 +127,8 @@ class Kernel:
     name: str
     run: Callable[..., Any]
     supports: Callable[[Mapping[str, Any]], str | None] = _yes
-    pack: Callable[[QTensor], Any] = _plain
+    pack: Pack = PLAIN
     batch_invariant: bool = False
-    packer: Callable[[Mapping[str, Any]], Callable[[QTensor], Any]] | None = None
-    pack_parts: Callable[[Sequence[np.ndarray], WeightFormat], Any] | None = None
     largest: Callable[..., tuple[Any, Any]] | None = None
     gains: Callable[[Mapping[str, Any]], str | None] = _yes
 
@@ -139,12 +152,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A bound op: call it. `pack` and `pack_parts` prepare this kernel's weight, for ops that take one."""
+    """A bound op: call it. `pack` prepares this kernel's weight, for ops that take one."""
 
     call: Callable[..., Any]
-    pack: Callable[[QTensor], Any]
+    pack: Pack
     choice: Choice
-    pack_parts: Callable[[Sequence[np.ndarray], WeightFormat], Any] | None = None
     largest: Callable[..., tuple[Any, Any]] | None = None
     """`Kernel.largest` of the same weight."""
 
@@ -191,7 +203,7 @@ class Binder:
             reasons = "; ".join(f"{k}: {r}" for k, r in refused) or "the device has no kernel for it"
             raise StrictKernelError(f"{op.name} would fall back to its reference body ({reasons})")
         invariant = op.batch_invariant and self._bodies_invariant
-        body = Kernel(op.name, "reference", op.reference, pack=_as_it_is, batch_invariant=invariant)
+        body = Kernel(op.name, "reference", op.reference, pack=OF_BODIES, batch_invariant=invariant)
         return self._bound(op, spec, body, static, refused)
 
     def offer(self, op: Op, **spec: Any) -> Bound | None:
@@ -220,6 +232,5 @@ class Binder:
     ) -> Bound:
         choice = Choice(op.name, dict(spec), k.name, k.batch_invariant, tuple(refused))
         self.record(choice)
-        pack = k.pack if k.packer is None else k.packer(choice.facts)
         largest = functools.partial(k.largest, **static) if k.largest else None
-        return Bound(functools.partial(k.run, **static) if static else k.run, pack, choice, k.pack_parts, largest)
+        return Bound(functools.partial(k.run, **static) if static else k.run, k.pack, choice, largest)

@@ -74,8 +74,8 @@ def test_a_weight_in_parts_is_the_same_as_in_one_piece(library: Library, dtype: 
         x = torch.randn(3, k).to(dtype)
         want = kernel.run(x, kernel.pack(made), bias)
         for parts in ([whole], [whole[:64], whole[64:130], odd], [whole[:10], whole[10:11], whole[11:70], whole[70:]]):
-            assert kernel.pack_parts is not None
-            assert torch.equal(kernel.run(x, kernel.pack_parts(parts, DENSE), bias), want)
+            assert kernel.pack.mapped is not None
+            assert torch.equal(kernel.run(x, kernel.pack.mapped(parts, DENSE), bias), want)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
@@ -90,9 +90,9 @@ def test_a_weight_rounded_on_the_way_is_the_one_that_quantise_rounds(library: Li
         raw = raw.view("uint16") if dtype == torch.bfloat16 else raw
         x = torch.randn(5, k).to(dtype)
         want = kernel.run(x, kernel.pack(quantise(weight, format)), None, act=format.act, group=format.group)
-        assert kernel.pack_parts is not None
+        assert kernel.pack.mapped is not None
         for parts in ([raw], [raw[:64], raw[64:]], [raw[:10], raw[10:11], raw[11:]]):
-            packed = kernel.pack_parts([p for p in parts if len(p)], format)
+            packed = kernel.pack.mapped([p for p in parts if len(p)], format)
             if format.group % 4:  # torch rounds these
                 assert packed is None
                 continue
@@ -107,9 +107,9 @@ def test_what_is_no_number_spoils_its_own_group_at_most(library: Library, name: 
     broken = weight.clone()
     broken[5, 200], broken[69, 255] = float("nan"), float("inf")
     x = torch.randn(4, 256)
-    assert kernel.pack_parts is not None
+    assert kernel.pack.mapped is not None
     want, got = (
-        kernel.run(x, kernel.pack_parts([w.numpy()], format), None, act=format.act, group=format.group)
+        kernel.run(x, kernel.pack.mapped([w.numpy()], format), None, act=format.act, group=format.group)
         for w in (weight, broken)
     )
     keep = [i for i in range(70) if i not in (5, 69)]

@@ -70,14 +70,15 @@ def put(device: Device, op: Op, bound: Bound, args: Sequence[torch.Tensor]) -> l
     """Arguments on the device, the weight packed as this kernel wants it."""
     placed = [device.put(a.clone()) for a in args]
     for i in WEIGHTS.get(op.name, ()):
-        placed[i] = bound.pack(_weight(device, args[i], bound.choice.facts["weight"]))
+        said = bound.choice.facts
+        placed[i] = bound.pack(_weight(device, args[i], said["weight"], said.get("experts", 1)))
     return placed
 
 
-def _weight(device: Device, weight: torch.Tensor, format: WeightFormat) -> QTensor:
+def _weight(device: Device, weight: torch.Tensor, format: WeightFormat, matrices: int) -> QTensor:
     shape = (weight.shape[0], weight.shape[1])
     made = quantise(weight, format) if format != DENSE else QTensor(DENSE, shape, {"weight": weight.clone()})
-    return QTensor(format, shape, {name: device.put(a) for name, a in made.data.items()})
+    return QTensor(format, shape, {name: device.put(a) for name, a in made.data.items()}, matrices)
 
 
 class Compiled:

@@ -26,7 +26,7 @@ class Embedding:
         self._op = ctx.bind(ops.embed, vocab=spec.vocab, size=here, **({"tied": True} if one else {}))
         # Rounded to the model's dtype before it multiplies, as the published implementations do.
         self._scale = float(torch.tensor(spec.embed_scale, dtype=getattr(torch, ctx.dtype)))
-        self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack, self._op.pack_parts)}
+        self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack)}
 
     def __call__(self, p: Mapping[str, Any], tokens: Array) -> Array:
         x = self._comm.all_gather(self._op(tokens, p["weight"]), -1)
@@ -42,7 +42,7 @@ class LMHead:
         here = ctx.share(spec.vocab, "tokens of the vocabulary")
         form = ctx.format(weights["weight"])
         self._op = ctx.bind(ops.linear, in_features=spec.hidden, out_features=here, **facts(form))
-        self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack, self._op.pack_parts, form)}
+        self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack, form)}
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         logits = self._comm.all_gather(self._op(x, p["weight"], None), -1).to(torch.float32)

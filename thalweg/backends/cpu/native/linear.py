@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from thalweg.backends.cpu.native import PORTABLE, Library
-from thalweg.hal.op import Kernel
+from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.weights import QTensor, WeightFormat
 
 TYPES = {torch.bfloat16: 0, torch.float32: 1}
@@ -83,7 +83,7 @@ class Linear:
         more = [None if a is None else a.data_ptr() for a in (scales, zeros)]
         return self._packed(form, dtype, parts, w.shape, w.format.group, *more)
 
-    def pack_parts(self, parts: Sequence[np.ndarray], format: WeightFormat) -> Packed | None:
+    def pack_mapped(self, parts: Sequence[np.ndarray], format: WeightFormat) -> Packed | None:
         """A dense weight straight from where it lies, which may be a mapped file; rounded on the way, a panel at a time, where
         the format is one of codes."""
         form = form_of(format)
@@ -170,11 +170,8 @@ def _fit(x: Tensor, weight: Packed, bias: Tensor | None) -> Tensor:
 
 def kernels(library: Library) -> tuple[Kernel, ...]:
     linear, name = Linear(library), f"native-{library.level}"
+    pack = Pack(linear.pack, linear.pack_mapped)
     kernel = Kernel(
-        "linear", name, linear.run, linear.supports, linear.pack, batch_invariant=True, pack_parts=linear.pack_parts,
-        largest=linear.largest, gains=linear.gains,
-    )  # fmt: skip
-    embed = Kernel(
-        "embed", name, linear.rows, linear.has_rows, linear.pack, batch_invariant=True, pack_parts=linear.pack_parts
-    )  # fmt: skip
-    return kernel, embed
+        "linear", name, linear.run, linear.supports, pack, batch_invariant=True, largest=linear.largest, gains=linear.gains
+    )
+    return kernel, Kernel("embed", name, linear.rows, linear.has_rows, pack, batch_invariant=True)
