@@ -119,8 +119,6 @@ class Kernel:
     gains: asked where something else may serve in place of this use (`Binder.offer`, a choice among formats): None, or why that
         is faster.
     batch_invariant: a row's result is the same bits whatever else is in the batch.
-    largest: for linear, called as `run` is: of each row of what that would give, (its place i32[N], the value f32[N]) of the
-        largest, of equals the first; NaN if one is. None: not offered.
     """
 
     op: str
@@ -129,7 +127,6 @@ class Kernel:
     supports: Callable[[Mapping[str, Any]], str | None] = _yes
     pack: Pack = PLAIN
     batch_invariant: bool = False
-    largest: Callable[..., tuple[Any, Any]] | None = None
     gains: Callable[[Mapping[str, Any]], str | None] = _yes
 
 
@@ -157,8 +154,6 @@ class Bound:
     call: Callable[..., Any]
     pack: Pack
     choice: Choice
-    largest: Callable[..., tuple[Any, Any]] | None = None
-    """`Kernel.largest` of the same weight."""
 
     def __call__(self, *args: Any) -> Any:
         return self.call(*args)
@@ -206,22 +201,31 @@ class Binder:
         body = Kernel(op.name, "reference", op.reference, pack=OF_BODIES, batch_invariant=invariant)
         return self._bound(op, spec, body, static, refused)
 
-    def offer(self, op: Op, **spec: Any) -> Bound | None:
-        """`bind`, of an op that others can stand for: None where the device has no kernel for this use, or they are faster."""
-        return self.bind(op, **spec) if self.gains(op, **spec) else None
+    def offer(self, op: Op, beside: Bound | None = None, /, **spec: Any) -> Bound | None:
+        """`bind`, of an op that others can stand for: None where the device has no kernel for this use, or they are faster.
+        beside: an op that is bound already and whose packed weight this one reads, so that kernels of another `Pack` do not
+        do."""
+        kernel, refused = self._choose(op, spec, beside)
+        if kernel is None or kernel.gains(spec) is not None:
+            return None
+        return self._bound(op, spec, kernel, {k: spec[k] for k in op.static if k in spec}, refused)
 
     def gains(self, op: Op, **spec: Any) -> bool:
         """Has the device a kernel for this use that is worth choosing over what else there is? Nothing is bound."""
         kernel, _ = self._choose(op, spec)
         return kernel is not None and kernel.gains(spec) is None
 
-    def _choose(self, op: Op, spec: Mapping[str, Any]) -> tuple[Kernel | None, list[tuple[str, str]]]:
+    def _choose(
+        self, op: Op, spec: Mapping[str, Any], beside: Bound | None = None
+    ) -> tuple[Kernel | None, list[tuple[str, str]]]:
         """The first kernel that takes this use, and why those before it do not."""
         refused: list[tuple[str, str]] = []
         for k in self._kernels.get(op.name, ()):
             why = k.supports(spec)
             if why is None and self.batch_invariant and not k.batch_invariant:
                 why = NOT_INVARIANT
+            if why is None and beside is not None and k.pack != beside.pack:
+                why = f"packs its weight otherwise than {beside.choice.kernel}, whose it would read"
             if why is None:
                 return k, refused
             refused.append((k.name, why))
@@ -232,5 +236,4 @@ class Binder:
     ) -> Bound:
         choice = Choice(op.name, dict(spec), k.name, k.batch_invariant, tuple(refused))
         self.record(choice)
-        largest = functools.partial(k.largest, **static) if k.largest else None
-        return Bound(functools.partial(k.run, **static) if static else k.run, k.pack, choice, largest)
+        return Bound(functools.partial(k.run, **static) if static else k.run, k.pack, choice)

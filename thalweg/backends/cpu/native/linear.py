@@ -142,10 +142,9 @@ class Linear:
         )  # fmt: skip
         return out
 
-    def largest(
+    def argmax(
         self, x: Tensor, weight: Packed, bias: Tensor | None = None, *, act: str = "", group: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """See hal.op.Kernel.largest."""
         x = _fit(x, weight, bias)
         rows = x.numel() // x.shape[-1]
         room = torch.empty(rows, -(-weight.shape[0] // PANEL), 2, dtype=torch.float32)
@@ -171,7 +170,8 @@ def _fit(x: Tensor, weight: Packed, bias: Tensor | None) -> Tensor:
 def kernels(library: Library) -> tuple[Kernel, ...]:
     linear, name = Linear(library), f"native-{library.level}"
     pack = Pack(linear.pack, linear.pack_mapped)
-    kernel = Kernel(
-        "linear", name, linear.run, linear.supports, pack, batch_invariant=True, largest=linear.largest, gains=linear.gains
+    return (
+        Kernel("linear", name, linear.run, linear.supports, pack, batch_invariant=True, gains=linear.gains),
+        Kernel("embed", name, linear.rows, linear.has_rows, pack, batch_invariant=True),
+        Kernel("linear_argmax", name, linear.argmax, linear.supports, pack, batch_invariant=True),
     )
-    return kernel, Kernel("embed", name, linear.rows, linear.has_rows, pack, batch_invariant=True)
