@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -73,9 +74,9 @@ def experts() -> Iterator[Case]:
             for kernel, body in (("pallas-grouped", moe._experts), ("jax-megablox", moe._megablox)):
                 if kernels[kernel].supports(facts) is not None:
                     continue
-                pack = kernels[kernel].packer(facts) if kernels[kernel].packer else kernels[kernel].pack
+                pack = kernels[kernel].pack
                 first, second = (
-                    jax.eval_shape(lambda s=s, f=f, pack=pack: pack(weight(f, *s)))
+                    jax.eval_shape(lambda s=s, f=f, n=count, pack=pack: pack(replace(weight(f, *s), matrices=n)))
                     for s in ((count * 2 * ffn, hidden), (count * hidden, ffn))
                 )
                 for tokens in (1, 64, 2048):

@@ -3,7 +3,7 @@
 import pytest
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec, choose_attention
-from thalweg.hal.op import NOT_INVARIANT, Binder, Kernel, Op, StrictKernelError
+from thalweg.hal.op import NOT_INVARIANT, Binder, Kernel, Op, Pack, StrictKernelError
 
 
 def body(x, *, eps: float):
@@ -41,9 +41,16 @@ def test_what_others_may_stand_for_is_bound_where_a_kernel_gains_by_it():
     assert Binder([PICKY]).offer(DOUBLE, eps=0.5) is None
 
 
-def test_a_kernel_may_pack_by_the_facts_of_the_bind():
-    knows = Kernel("double", "knows", lambda x, eps: x, packer=lambda facts: lambda w: (facts["cut"], w))
-    assert Binder([knows]).bind(DOUBLE, eps=0.5, cut=3).pack("weight") == (3, "weight")
+def test_an_op_that_reads_anothers_weight_needs_a_kernel_that_packs_it_alike():
+    one, other = Pack(lambda w: (w, 1)), Pack(lambda w: (w, 2))
+    beside = Binder([Kernel("double", "first", FAST.run, pack=one)]).bind(DOUBLE, eps=1)
+    differs, shares = (Kernel("double", n, FAST.run, pack=p) for n, p in (("differs", other), ("shares", one)))
+    assert Binder([differs]).offer(DOUBLE, beside, eps=1) is None
+    choice = Binder([differs, shares]).offer(DOUBLE, beside, eps=1).choice
+    assert (choice.kernel, choice.refused) == (
+        "shares",
+        (("differs", "packs its weight otherwise than first, whose it would read"),),
+    )
 
 
 def test_the_reference_body_is_the_last_resort_and_strict_forbids_it():

@@ -17,7 +17,7 @@ from thalweg.checkpoint.safetensors import Checkpoint
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.hal.comm import Communicator, Solo
 from thalweg.hal.discovery import load
-from thalweg.hal.op import Binder, Kernel
+from thalweg.hal.op import PLAIN, Binder, Kernel, Pack
 from thalweg.hal.platform import Place
 from thalweg.hal.weights import DENSE
 from thalweg.models.build import build
@@ -107,7 +107,7 @@ def test_every_matrix_passes_through_its_kernels_pack_once(tmp_path):
         packed.append(w.shape)
         return w.data["weight"]
 
-    spy = Kernel("linear", "spy", run=torch.nn.functional.linear, pack=pack)
+    spy = Kernel("linear", "spy", run=torch.nn.functional.linear, pack=Pack(pack))
     load_params(model(path, kernels=(spy,)), path, DEVICE, progress=False)
     assert len(packed) == 2 * 4 + 1  # qkv, out, gate-up, down per layer; output matrix
     assert (64 + 2 * 32, 48) in packed  # q, k and v side by side
@@ -117,12 +117,12 @@ def test_a_kernel_that_packs_from_the_file_gets_views_where_nothing_is_converted
     path = make_checkpoint("llama-biased", tmp_path, tokenizer=False)
     given = []
 
-    def pack_parts(parts, format):
+    def mapped(parts, format):
         assert format == DENSE
         given.append(parts)
         return torch.from_numpy(np.concatenate(parts))
 
-    spy = Kernel("linear", "spy", run=torch.nn.functional.linear, pack_parts=pack_parts)
+    spy = Kernel("linear", "spy", run=torch.nn.functional.linear, pack=Pack(PLAIN.make, mapped))
     params = load_params(model(path, kernels=(spy,)), path, DEVICE, progress=False)
     assert sorted({len(parts) for parts in given}) == [1, 2, 3]  # one matrix; gate, up; q, k, v
     assert len(given) == 2 * 4 + 1
@@ -137,7 +137,7 @@ def test_a_kernel_that_packs_from_the_file_gets_views_where_nothing_is_converted
 
 def test_what_is_kept_as_it_was_read_lies_where_the_device_says(tmp_path, monkeypatch):
     path = make_checkpoint("llama", tmp_path, tokenizer=False)
-    spy = Kernel("linear", "spy", lambda *a: None, pack=lambda w: w.data["weight"].clone())
+    spy = Kernel("linear", "spy", lambda *a: None, pack=Pack(lambda w: w.data["weight"].clone()))
     plain = load_params(model(path, kernels=(spy,)), path, DEVICE, progress=False)
     made = []
 

@@ -74,6 +74,25 @@ def _yes(spec: Mapping[str, Any]) -> str | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """How a kernel takes a weight: called once, at load, with the weight in canonical form. What it gives comes to `run` in the
+    weight's place. Ops that use one stored tensor and name equal packs share what one of them made."""
+
+    make: Callable[[QTensor], Any]
+    mapped: Callable[[Sequence[np.ndarray], WeightFormat], Any] | None = None
+    """The same of a dense weight that lies in several host arrays, the rows of one after those of another (numpy; bfloat16 as
+    uint16), first rounded to the format given, as `hal.ops.quantise` does. They may be views of a mapped file, so nothing of
+    them may be kept. None, or where it gives None: `make` serves."""
+    keeps_dense: bool = False
+    """A dense weight stays where it is put, so that it may be read into what the device keeps (`Device.blank`)."""
+    at_rest: bool = False
+    """Codes may come as `hal.ops.quantise.at_rest` keeps them."""
+
+    def __call__(self, w: QTensor) -> Any:
+        return self.make(w)
+
+
 def _plain(w: QTensor) -> Any:
     if w.format.kind != "dense":
         raise ValueError(f"a kernel without its own pack runs dense weights, not {w.format}")
@@ -84,10 +103,10 @@ def _as_it_is(w: QTensor) -> Any:
     return w.data["weight"] if w.format.kind == "dense" else dict(w.data)
 
 
-BODY_PACK = _as_it_is
-"""What a reference body takes of a weight: its data. Whoever loads may hand it the form of `hal.ops.quantise.at_rest`."""
-KEEP_DENSE = (_plain, _as_it_is)
-"""What packs a dense weight by leaving it where it is: a kernel's that names no `pack`, and a reference body's."""
+PLAIN = Pack(_plain, keeps_dense=True)
+"""Of a kernel that runs a dense weight as it is."""
+OF_BODIES = Pack(_as_it_is, keeps_dense=True, at_rest=True)
+"""Of reference bodies: a weight's data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,27 +115,18 @@ class Kernel:
 
     run: called as the reference body is: arrays by position, static arguments by name (fixed at bind).
     supports: given the bind-time facts, None or the reason it cannot.
-    pack: a weight in canonical form to what `run` takes in its place; called once, at load.
-    packer: in place of pack, where the layout depends on more than the weight: the bind-time facts to such a function.
-    pack_parts: pack, of a dense weight that lies in several host arrays, the rows of one after those of another (numpy;
-        bfloat16 as uint16), first rounded to the format given, as `hal.ops.quantise` does. They may be views of a mapped file,
-        so nothing of them may be kept. None, or where it gives None: `pack` serves.
+    pack: how it takes a weight, for ops that have one.
     gains: asked where something else may serve in place of this use (`Binder.offer`, a choice among formats): None, or why that
         is faster.
     batch_invariant: a row's result is the same bits whatever else is in the batch.
-    largest: for linear, called as `run` is: of each row of what that would give, (its place i32[N], the value f32[N]) of the
-        largest, of equals the first; NaN if one is. None: not offered.
     """
 
     op: str
     name: str
     run: Callable[..., Any]
     supports: Callable[[Mapping[str, Any]], str | None] = _yes
-    pack: Callable[[QTensor], Any] = _plain
+    pack: Pack = PLAIN
     batch_invariant: bool = False
-    packer: Callable[[Mapping[str, Any]], Callable[[QTensor], Any]] | None = None
-    pack_parts: Callable[[Sequence[np.ndarray], WeightFormat], Any] | None = None
-    largest: Callable[..., tuple[Any, Any]] | None = None
     gains: Callable[[Mapping[str, Any]], str | None] = _yes
 
 
@@ -139,14 +149,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A bound op: call it. `pack` and `pack_parts` prepare this kernel's weight, for ops that take one."""
+    """A bound op: call it. `pack` prepares this kernel's weight, for ops that take one."""
 
     call: Callable[..., Any]
-    pack: Callable[[QTensor], Any]
+    pack: Pack
     choice: Choice
-    pack_parts: Callable[[Sequence[np.ndarray], WeightFormat], Any] | None = None
-    largest: Callable[..., tuple[Any, Any]] | None = None
-    """`Kernel.largest` of the same weight."""
 
     def __call__(self, *args: Any) -> Any:
         return self.call(*args)
@@ -191,25 +198,34 @@ class Binder:
             reasons = "; ".join(f"{k}: {r}" for k, r in refused) or "the device has no kernel for it"
             raise StrictKernelError(f"{op.name} would fall back to its reference body ({reasons})")
         invariant = op.batch_invariant and self._bodies_invariant
-        body = Kernel(op.name, "reference", op.reference, pack=_as_it_is, batch_invariant=invariant)
+        body = Kernel(op.name, "reference", op.reference, pack=OF_BODIES, batch_invariant=invariant)
         return self._bound(op, spec, body, static, refused)
 
-    def offer(self, op: Op, **spec: Any) -> Bound | None:
-        """`bind`, of an op that others can stand for: None where the device has no kernel for this use, or they are faster."""
-        return self.bind(op, **spec) if self.gains(op, **spec) else None
+    def offer(self, op: Op, beside: Bound | None = None, /, **spec: Any) -> Bound | None:
+        """`bind`, of an op that others can stand for: None where the device has no kernel for this use, or they are faster.
+        beside: an op that is bound already and whose packed weight this one reads, so that kernels of another `Pack` do not
+        do."""
+        kernel, refused = self._choose(op, spec, beside)
+        if kernel is None or kernel.gains(spec) is not None:
+            return None
+        return self._bound(op, spec, kernel, {k: spec[k] for k in op.static if k in spec}, refused)
 
     def gains(self, op: Op, **spec: Any) -> bool:
         """Has the device a kernel for this use that is worth choosing over what else there is? Nothing is bound."""
         kernel, _ = self._choose(op, spec)
         return kernel is not None and kernel.gains(spec) is None
 
-    def _choose(self, op: Op, spec: Mapping[str, Any]) -> tuple[Kernel | None, list[tuple[str, str]]]:
+    def _choose(
+        self, op: Op, spec: Mapping[str, Any], beside: Bound | None = None
+    ) -> tuple[Kernel | None, list[tuple[str, str]]]:
         """The first kernel that takes this use, and why those before it do not."""
         refused: list[tuple[str, str]] = []
         for k in self._kernels.get(op.name, ()):
             why = k.supports(spec)
             if why is None and self.batch_invariant and not k.batch_invariant:
                 why = NOT_INVARIANT
+            if why is None and beside is not None and k.pack != beside.pack:
+                why = f"packs its weight otherwise than {beside.choice.kernel}, whose it would read"
             if why is None:
                 return k, refused
             refused.append((k.name, why))
@@ -220,6 +236,4 @@ class Binder:
     ) -> Bound:
         choice = Choice(op.name, dict(spec), k.name, k.batch_invariant, tuple(refused))
         self.record(choice)
-        pack = k.pack if k.packer is None else k.packer(choice.facts)
-        largest = functools.partial(k.largest, **static) if k.largest else None
-        return Bound(functools.partial(k.run, **static) if static else k.run, pack, choice, k.pack_parts, largest)
+        return Bound(functools.partial(k.run, **static) if static else k.run, k.pack, choice)

@@ -62,3 +62,5 @@ class QTensor:
     format: WeightFormat
     shape: tuple[int, int]
     data: Mapping[str, Array]
+    matrices: int = 1
+    """Of equal size that it holds, one after another along its outputs: those of experts."""

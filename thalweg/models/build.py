@@ -16,7 +16,7 @@ from thalweg.quantization.registry import scheme
 
 Model = Decoder
 """Public parts: spec, groups, layouts, layer_group, attention, vocab, hidden, max_len, specs, rename, forward, logits, and
-where it `chooses`, largest."""
+where it `has_argmax`, argmax."""
 
 
 def build(

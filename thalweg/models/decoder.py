@@ -155,15 +155,15 @@ class Decoder:
         return self._head(params["head"], x)
 
     @property
-    def chooses(self) -> bool:
-        """Can the output matrix say which token is likeliest without giving logits?"""
-        return self._head is not None and self._head.chooses
+    def has_argmax(self) -> bool:
+        """Can the output matrix give the argmax without the logits?"""
+        return self._head is not None and self._head.has_argmax
 
-    def largest(self, params: Any, x: Array) -> tuple[Array, Array]:
-        """x [N, hidden] of `forward` -> (the likeliest tokens i32[N], their logits f32[N]): what `logits` would give, but
-        faster. Only where the model `chooses`."""
+    def argmax(self, params: Any, x: Array) -> tuple[Array, Array]:
+        """x [N, hidden] of `forward` -> (tokens i32[N] of the largest logits, these f32[N]): what `logits` would give, but
+        faster. Only where the model `has_argmax`."""
         assert self._head is not None
-        return self._head.largest(params["head"], x)
+        return self._head.argmax(params["head"], x)
 
 
 def _table(ropes: Sequence[spec.Rope], layer: spec.Layer) -> int:

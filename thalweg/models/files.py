@@ -12,7 +12,6 @@ import torch
 from thalweg.checkpoint.safetensors import Checkpoint
 from thalweg.errors import CheckpointError
 from thalweg.hal.device import Device
-from thalweg.hal.op import KEEP_DENSE
 from thalweg.hal.weights import DENSE, QTensor
 from thalweg.models.decoder import Decoder
 from thalweg.models.weights import ParamSpec, Source, divided, walk
@@ -37,7 +36,7 @@ class Files:
         """One rank's share of a parameter, on the host: values in spec.dtype, or codes as the checkpoint has them."""
         if self._format is not None and spec.format != DENSE:
             return self._codes(spec, rank)
-        kept = spec.pack is None or (spec.format == DENSE and spec.pack in KEEP_DENSE)
+        kept = spec.pack is None or (spec.format == DENSE and spec.pack.keeps_dense)
         out = self._device.blank(spec.shape(self._size), spec.dtype) if kept else None
         if out is None:
             out = torch.empty(spec.shape(self._size), dtype=FLOATS[spec.dtype])
@@ -51,11 +50,12 @@ class Files:
 
     def packed(self, spec: ParamSpec, rank: int) -> Any:
         """The same packed straight from the files; None where values have to be converted or codes read."""
-        if spec.pack_parts is None or (self._format is not None and spec.format != DENSE):
+        mapped = spec.pack.mapped if spec.pack else None
+        if mapped is None or (self._format is not None and spec.format != DENSE):
             return None
         if any(self._dtype(s) != spec.dtype for s in spec.sources):
             return None
-        made = spec.pack_parts([self._values(spec, s, rank) for s in spec.sources], spec.format)
+        made = mapped([self._values(spec, s, rank) for s in spec.sources], spec.format)
         for s in spec.sources if made is not None else ():
             self._checkpoint.forget(self._stored[s.name])
         return made

@@ -19,7 +19,6 @@ from tqdm import tqdm
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.errors import ConfigError
 from thalweg.hal.device import Device
-from thalweg.hal.op import BODY_PACK
 from thalweg.hal.ops.quantise import at_rest
 from thalweg.hal.step import Params
 from thalweg.hal.weights import DENSE, QTensor
@@ -99,9 +98,9 @@ def _placed(spec: ParamSpec, values: Any, put: Callable[[Any], Any]) -> Any:
     w = values if isinstance(values, QTensor) else QTensor(DENSE, tuple(values.shape), {"weight": values})
     if w.format != spec.format:
         w = rounded(w, spec.format)
-    if w.format != DENSE and spec.pack is BODY_PACK:
+    if w.format != DENSE and spec.pack.at_rest:
         w = QTensor(w.format, w.shape, at_rest(w))
-    return spec.pack(QTensor(w.format, w.shape, {name: put(a) for name, a in w.data.items()}))
+    return spec.pack(QTensor(w.format, w.shape, {name: put(a) for name, a in w.data.items()}, spec.matrices))
 
 
 def _key(spec: ParamSpec, size: int) -> tuple[Any, ...]:

@@ -53,8 +53,8 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
         x, kv = model.forward(params, batch, state["kv"])
         rows = torch.cat([batch.last_row, batch.draft_row - 1]) if batch.features.drafts else batch.last_row
         last = x.index_select(0, rows)
-        if model.chooses and batch.features.plain:
-            result, history = sampler.emit(*model.largest(params, last), history, batch)
+        if model.has_argmax and batch.features.plain:
+            result, history = sampler.emit(*model.argmax(params, last), history, batch)
         else:
             result, history = sampler(model.logits(params, last), history, batch)
         if batch.features.score >= 0 and batch.score_rows.shape[0]:

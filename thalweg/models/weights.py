@@ -6,14 +6,13 @@ chosen kernel wants of it. The loader walks the tree of the latter, `sizes` that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
+from thalweg.hal.op import Pack
 from thalweg.hal.step import Array
-from thalweg.hal.weights import DENSE, QTensor, WeightFormat
+from thalweg.hal.weights import DENSE, WeightFormat
 
 Role = Literal["linear", "experts", "embedding", "head", "tied", "plain"]
 """What a parameter is for, as far as its format depends on it. "tied": an output matrix that is the embedding too. "plain"
@@ -67,12 +66,12 @@ class ParamSpec:
 
     weight: Weight
     dtype: str
-    pack: Callable[[QTensor], Any] | None = None
-    """For matrices a kernel multiplies by: what it wants of them, once, at load."""
-    pack_parts: Callable[[Sequence[np.ndarray], WeightFormat], Any] | None = None
-    """The same, rounding included, straight from the checkpoint's tensors, where they hold `dtype`."""
+    pack: Pack | None = None
+    """For matrices a kernel multiplies by: how it takes them, once, at load."""
     format: WeightFormat = DENSE
     """What such a matrix is rounded to before it is packed."""
+    matrices: int = 1
+    """As `QTensor` has it."""
     make: Callable[[], Array] | None = field(default=None, kw_only=True)
     """A computed table instead of stored values; then there are no sources."""
 

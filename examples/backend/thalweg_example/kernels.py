@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thalweg.hal.op import Kernel
+from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.weights import QTensor
 
 
@@ -39,6 +39,6 @@ def _linear(x: Tensor, weight: np.ndarray, bias: Tensor | None = None) -> Tensor
 
 
 KERNELS = (
-    Kernel("linear", "numpy", _linear, supports=_supports, pack=_transposed, batch_invariant=True),
+    Kernel("linear", "numpy", _linear, supports=_supports, pack=Pack(_transposed), batch_invariant=True),
     Kernel("rms_norm", "numpy", _rms_norm, supports=_supports, batch_invariant=True),
 )

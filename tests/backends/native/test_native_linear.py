@@ -48,7 +48,7 @@ def make(n: int, k: int, dtype: torch.dtype, format: WeightFormat) -> tuple[Any,
 def test_every_shape_equals_the_body_and_rows_keep_their_bits(
     library: Library, format: WeightFormat, dtype: torch.dtype
 ) -> None:
-    kernel, _ = kernels(library)
+    kernel, *_ = kernels(library)
     for n, k in SHAPES:
         made, plain, bias = make(n, k, dtype, format)
         packed = kernel.pack(made)
@@ -64,7 +64,7 @@ def test_every_shape_equals_the_body_and_rows_keep_their_bits(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 def test_a_weight_in_parts_is_the_same_as_in_one_piece(library: Library, dtype: torch.dtype) -> None:
     """Parts end within a panel and at its edge; one begins at an odd address, as a tensor of a file may."""
-    kernel, _ = kernels(library)
+    kernel, *_ = kernels(library)
     for k in (33, 64):
         made, weight, bias = make(261, k, dtype, DENSE)
         whole = weight.view(torch.int16 if dtype == torch.bfloat16 else torch.float32).numpy()
@@ -74,15 +74,15 @@ def test_a_weight_in_parts_is_the_same_as_in_one_piece(library: Library, dtype: 
         x = torch.randn(3, k).to(dtype)
         want = kernel.run(x, kernel.pack(made), bias)
         for parts in ([whole], [whole[:64], whole[64:130], odd], [whole[:10], whole[10:11], whole[11:70], whole[70:]]):
-            assert kernel.pack_parts is not None
-            assert torch.equal(kernel.run(x, kernel.pack_parts(parts, DENSE), bias), want)
+            assert kernel.pack.mapped is not None
+            assert torch.equal(kernel.run(x, kernel.pack.mapped(parts, DENSE), bias), want)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("name", [n for n, f in FORMATS.items() if f != DENSE])
 def test_a_weight_rounded_on_the_way_is_the_one_that_quantise_rounds(library: Library, dtype: torch.dtype, name: str) -> None:
     """To the bit, also of rows of nothing but zeros, of one sign, and with one value far from the rest."""
-    (kernel, _), format = kernels(library), FORMATS[name]
+    (kernel, *_), format = kernels(library), FORMATS[name]
     for n, k in ((70, 256), (261, 100), (64, 33)):
         weight = torch.randn(n, k, generator=torch.Generator().manual_seed(n)).to(dtype)
         weight[0], weight[1], weight[2], weight[3, 5] = 0, weight[1].abs(), -weight[2].abs(), 1000
@@ -90,9 +90,9 @@ def test_a_weight_rounded_on_the_way_is_the_one_that_quantise_rounds(library: Li
         raw = raw.view("uint16") if dtype == torch.bfloat16 else raw
         x = torch.randn(5, k).to(dtype)
         want = kernel.run(x, kernel.pack(quantise(weight, format)), None, act=format.act, group=format.group)
-        assert kernel.pack_parts is not None
+        assert kernel.pack.mapped is not None
         for parts in ([raw], [raw[:64], raw[64:]], [raw[:10], raw[10:11], raw[11:]]):
-            packed = kernel.pack_parts([p for p in parts if len(p)], format)
+            packed = kernel.pack.mapped([p for p in parts if len(p)], format)
             if format.group % 4:  # torch rounds these
                 assert packed is None
                 continue
@@ -102,14 +102,14 @@ def test_a_weight_rounded_on_the_way_is_the_one_that_quantise_rounds(library: Li
 
 @pytest.mark.parametrize("name", [n for n, f in FORMATS.items() if f != DENSE and f.group % 4 == 0])
 def test_what_is_no_number_spoils_its_own_group_at_most(library: Library, name: str) -> None:
-    (kernel, _), format = kernels(library), FORMATS[name]
+    (kernel, *_), format = kernels(library), FORMATS[name]
     weight = torch.randn(70, 256, generator=torch.Generator().manual_seed(3))
     broken = weight.clone()
     broken[5, 200], broken[69, 255] = float("nan"), float("inf")
     x = torch.randn(4, 256)
-    assert kernel.pack_parts is not None
+    assert kernel.pack.mapped is not None
     want, got = (
-        kernel.run(x, kernel.pack_parts([w.numpy()], format), None, act=format.act, group=format.group)
+        kernel.run(x, kernel.pack.mapped([w.numpy()], format), None, act=format.act, group=format.group)
         for w in (weight, broken)
     )
     keep = [i for i in range(70) if i not in (5, 69)]
@@ -118,19 +118,18 @@ def test_what_is_no_number_spoils_its_own_group_at_most(library: Library, name: 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 def test_more_rows_than_are_made_ready_at_once_keep_their_bits(library: Library, dtype: torch.dtype) -> None:
-    kernel, _ = kernels(library)
+    kernel, _, argmax = kernels(library)
     for format in (DENSE, FORMATS["int8-groups-zeros"], FORMATS["int8-rows"]):
         packed = kernel.pack(make(3, 4160, dtype, format)[0])
         x = torch.randn(300, 4160, generator=torch.Generator().manual_seed(2)).to(dtype)
         whole = kernel.run(x, packed)
         assert torch.equal(whole[250:], kernel.run(x[250:], packed))
-        assert kernel.largest is not None
-        assert torch.equal(kernel.largest(x, packed)[0], whole.argmax(-1).int())
+        assert torch.equal(argmax.run(x, packed)[0], whole.argmax(-1).int())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-def test_the_largest_of_equals_is_the_first_and_nan_is_told(library: Library, dtype: torch.dtype) -> None:
-    kernel, _ = kernels(library)
+def test_the_argmax_of_equals_is_the_first_and_nan_is_told(library: Library, dtype: torch.dtype) -> None:
+    kernel, _, argmax = kernels(library)
     n, inf, nan = 200, float("inf"), float("nan")
     rows = {  # outputs by place, the others 0; which is the largest
         "two panels": ({70: 2.0, 130: 2.0}, 70),
@@ -144,9 +143,8 @@ def test_the_largest_of_equals_is_the_first_and_nan_is_told(library: Library, dt
     }
     weight = torch.tensor([[outputs.get(i, 0.0) for outputs, _ in rows.values()] for i in range(n)], dtype=dtype)
     packed = kernel.pack(QTensor(DENSE, (n, 1), {"weight": torch.ones(n, 1, dtype=dtype)}))
-    assert kernel.largest is not None
     for r, (name, (_, place)) in enumerate(rows.items()):  # one input of 1: the bias is the outputs
-        at, most = kernel.largest(torch.zeros(1, 1, dtype=dtype), packed, weight[:, r].contiguous())
+        at, most = argmax.run(torch.zeros(1, 1, dtype=dtype), packed, weight[:, r].contiguous())
         if place is None:
             assert most.isnan().all(), name
         else:
@@ -155,7 +153,7 @@ def test_the_largest_of_equals_is_the_first_and_nan_is_told(library: Library, dt
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 def test_rows_come_back_out_of_a_packed_weight(library: Library, dtype: torch.dtype) -> None:
-    linear, embed = kernels(library)
+    linear, embed, _ = kernels(library)
     assert linear.pack == embed.pack  # one weight serves both
     for n, k in ((130, 33), (64, 48)):
         made, weight, _ = make(n, k, dtype, DENSE)
@@ -167,7 +165,7 @@ def test_rows_come_back_out_of_a_packed_weight(library: Library, dtype: torch.dt
 
 
 def test_no_rows_give_no_rows_and_leading_dimensions_stay(library: Library) -> None:
-    kernel, _ = kernels(library)
+    kernel, *_ = kernels(library)
     packed = kernel.pack(make(70, 48, torch.float32, DENSE)[0])
     assert kernel.run(torch.empty(0, 48), packed).shape == (0, 70)
     x = torch.randn(2, 3, 48)
@@ -177,7 +175,7 @@ def test_no_rows_give_no_rows_and_leading_dimensions_stay(library: Library) -> N
 
 
 def test_what_does_not_fit_is_refused_before_a_pointer_is_followed(library: Library) -> None:
-    kernel, _ = kernels(library)
+    kernel, *_ = kernels(library)
     packed = kernel.pack(make(70, 48, torch.float32, DENSE)[0])
     for x, bias in (
         (torch.zeros(2, 47), None),
@@ -193,7 +191,7 @@ def test_what_does_not_fit_is_refused_before_a_pointer_is_followed(library: Libr
 def test_an_input_far_larger_than_the_rest_leaves_them_their_precision(library: Library, name: str) -> None:
     """Inputs of such formats count as they are, or as 16-bit integers by the largest of a group; 8 bits would not do, and are a
     format of their own."""
-    (kernel, _), format = kernels(library), FORMATS[name]
+    (kernel, *_), format = kernels(library), FORMATS[name]
     made, plain, _ = make(64, 512, torch.bfloat16, format)
     x = torch.randn(3, 512, generator=torch.Generator().manual_seed(4)).bfloat16()
     far = x.clone()
@@ -209,7 +207,7 @@ def test_an_input_far_larger_than_the_rest_leaves_them_their_precision(library: 
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
 def test_infinities_and_nan_stay_in_their_row(library: Library, format: WeightFormat, dtype: torch.dtype) -> None:
     """And spoil all of it, also where inputs are rounded: what a model has lost must be seen to be lost."""
-    kernel, _ = kernels(library)
+    kernel, *_ = kernels(library)
     packed, like = kernel.pack(make(64, 72, dtype, format)[0]), {"act": format.act, "group": format.group}
     x = torch.randn(8, 72).to(dtype)
     clean = kernel.run(x, packed, **like)

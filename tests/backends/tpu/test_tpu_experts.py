@@ -33,11 +33,10 @@ def _weight(rng: np.random.Generator, format: WeightFormat, out: int, fan_in: in
     """A weight of EXPERTS matrices, and what it means, float64 [EXPERTS, out, in]."""
     made = torch.from_numpy(rng.normal(size=(EXPERTS * out, fan_in)).astype(np.float32) / fan_in**0.5)
     if format == DENSE:
-        return QTensor(DENSE, tuple(made.shape), {"weight": jnp.asarray(made.numpy())}), made.double().numpy().reshape(
-            -1, out, fan_in
-        )
+        placed = QTensor(DENSE, tuple(made.shape), {"weight": jnp.asarray(made.numpy())}, EXPERTS)
+        return placed, made.double().numpy().reshape(-1, out, fan_in)
     q = quantise(made, format)
-    placed = QTensor(format, q.shape, {n: jnp.asarray(to_host(a)) for n, a in q.data.items()})
+    placed = QTensor(format, q.shape, {n: jnp.asarray(to_host(a)) for n, a in q.data.items()}, EXPERTS)
     return placed, dequantise(q.data, format.group, torch.float32).double().numpy().reshape(-1, out, fan_in)
 
 
@@ -72,7 +71,7 @@ def test_every_token_goes_through_its_own_experts(format: WeightFormat, tokens: 
     x, ids = rng.normal(size=(tokens, HIDDEN)).astype(np.float32), _routed(rng, tokens, how)
     weights = rng.uniform(0.1, 1, ids.shape).astype(np.float32)
     want = _dense(x, ids, weights, means1, means2)
-    runs = {"pallas-grouped": (moe._experts, partial(moe._pack, EXPERTS))}
+    runs = {"pallas-grouped": (moe._experts, moe._pack)}
     if format == DENSE:
         runs["jax-megablox"] = moe._megablox, lambda w: w.data["weight"]
     for name, (body, pack) in runs.items():
@@ -101,7 +100,7 @@ def test_tiles_without_rows_cost_no_product() -> None:
     first, _ = _weight(rng, DENSE, 2 * FFN, HIDDEN)
     data = np.array(first.data["weight"])
     data[-2 * FFN :] = np.nan
-    poisoned = moe._pack(EXPERTS, QTensor(DENSE, first.shape, {"weight": jnp.asarray(data)}))
+    poisoned = moe._pack(QTensor(DENSE, first.shape, {"weight": jnp.asarray(data)}, EXPERTS))
     groups = np.array([0, 2, 2], np.int32)
     there, owner, used = grouped_matmul.place(groups, EXPERTS, 16)
     x = np.ones((owner.size * 16, HIDDEN), np.float32)
@@ -116,8 +115,8 @@ def test_it_lowers_for_hardware(format: WeightFormat, kind: str) -> None:
     def packed(out: int, fan_in: int) -> dict[str, jax.Array]:
         placed = _weight(np.random.default_rng(0), format, out, fan_in)[0]
         if format == DENSE:
-            placed = QTensor(DENSE, placed.shape, {"weight": placed.data["weight"].astype(jnp.bfloat16)})
-        return moe._pack(EXPERTS, placed)
+            placed = QTensor(DENSE, placed.shape, {"weight": placed.data["weight"].astype(jnp.bfloat16)}, EXPERTS)
+        return moe._pack(placed)
 
     first, second = jax.eval_shape(lambda: (packed(2 * FFN, HIDDEN), packed(HIDDEN, FFN)))
     mesh = AbstractMesh((1,), ("x",), abstract_device=AbstractDevice(device_kind=kind, num_cores=1, platform="tpu"))

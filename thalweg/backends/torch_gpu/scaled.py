@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from thalweg.backends.torch_gpu.arch import FNUZ, arch_of
-from thalweg.hal.op import Kernel
+from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.ops.quantise import quantise_rows
 from thalweg.hal.weights import QTensor
 
@@ -154,11 +154,11 @@ def kernels(arch: str, h: Helpers) -> tuple[Kernel, ...]:
     return (
         Kernel(
             "linear", "torch-float8", part(_float8, floats, getattr(torch, native)),
-            supports=part(_refusal, "float", E4M3, FLOAT_STEP, ("bfloat16",), no_floats), pack=part(pack, native == FNUZ),
+            supports=part(_refusal, "float", E4M3, FLOAT_STEP, ("bfloat16",), no_floats), pack=Pack(part(pack, native == FNUZ)),
         ),
         Kernel(
             "linear", "torch-int8", part(_int8, h),
             supports=part(_refusal, "int", "int8", INT_STEP, ("bfloat16", "float16", "float32"), no_ints),
-            pack=part(pack, False),
+            pack=Pack(part(pack, False)),
         ),
     )  # fmt: skip

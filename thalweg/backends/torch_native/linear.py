@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from thalweg.hal import ops
-from thalweg.hal.op import Kernel
+from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.weights import QTensor
 
 LONE = 1024
@@ -80,7 +80,7 @@ def _dense(spec: Mapping[str, Any]) -> str | None:
 
 
 LINEAR = (
-    Kernel("linear", "onednn-as-it-comes", _run_as_it_comes, supports=_supports, pack=_pack),
-    Kernel("linear", "onednn", _run, supports=_supports, pack=_pack, batch_invariant=True),
+    Kernel("linear", "onednn-as-it-comes", _run_as_it_comes, supports=_supports, pack=Pack(_pack)),
+    Kernel("linear", "onednn", _run, supports=_supports, pack=Pack(_pack), batch_invariant=True),
     Kernel("linear", "torch", ops.linear.reference, supports=_dense, batch_invariant=True),
 )

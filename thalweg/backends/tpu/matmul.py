@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from thalweg.backends.tpu.interop import in_jax
 from thalweg.backends.tpu.pallas.quantised_matmul import matmul
 from thalweg.backends.tpu.pallas.tiles import DEPTH, HALF, pack_codes, pack_factors
-from thalweg.hal.op import Kernel
+from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 
 ROUNDED = ("int8", "float8_e4m3fn")
@@ -23,9 +23,10 @@ LONGEST = 1 << 17
 
 def kernels(interpret: bool) -> tuple[Kernel, ...]:
     run = in_jax(partial(_linear, interpret=interpret))
+    made = Pack(pack)
     return (
-        Kernel("linear", "pallas-quantised", run, supports=partial(_supports, rounds=False), pack=pack),
-        Kernel("linear", "pallas-rounded", run, supports=partial(_supports, rounds=True), pack=pack),
+        Kernel("linear", "pallas-quantised", run, supports=partial(_supports, rounds=False), pack=made),
+        Kernel("linear", "pallas-rounded", run, supports=partial(_supports, rounds=True), pack=made),
     )
 
 

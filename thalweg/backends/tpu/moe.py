@@ -14,7 +14,7 @@ from thalweg.backends.tpu import matmul
 from thalweg.backends.tpu.interop import in_jax
 from thalweg.backends.tpu.pallas import grouped_matmul
 from thalweg.backends.tpu.pallas.tiles import LANES, padded
-from thalweg.hal.op import Kernel
+from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.ops.activation import ACTIVATIONS
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 
@@ -35,7 +35,7 @@ def kernels(interpret: bool) -> tuple[Kernel, ...]:
     that experts share is multiplied by each in turn."""
     ours, theirs = (in_jax(partial(f, interpret=interpret)) for f in (_experts, _megablox))
     return (
-        Kernel("experts", "pallas-grouped", ours, supports=_supports, packer=lambda facts: partial(_pack, facts["experts"])),
+        Kernel("experts", "pallas-grouped", ours, supports=_supports, pack=Pack(_pack)),
         Kernel("experts", "jax-megablox", theirs, supports=_dense),
     )
 
@@ -57,9 +57,10 @@ def _dense(facts: Mapping[str, Any]) -> str | None:
     return _supports(facts) if facts["weight"] == DENSE else f"runs dense weights, not {facts['weight']}"
 
 
-def _pack(count: int, w: QTensor) -> dict[str, jax.Array]:
-    """As the kernel takes it. The outputs of each of `count` experts are cut in two: gate and up, or the halves of what comes
+def _pack(w: QTensor) -> dict[str, jax.Array]:
+    """As the kernel takes it. The outputs of each expert are cut in two: gate and up, or the halves of what comes
     down; each half is padded to whole tiles."""
+    count = w.matrices
     out, fan_in = w.shape[0] // (2 * count), w.shape[1]
     halves = {name: jnp.asarray(a) for name, a in w.data.items()}
     if w.format == DENSE:

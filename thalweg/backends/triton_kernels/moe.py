@@ -16,7 +16,7 @@ from thalweg.backends.triton_kernels import quantised
 from thalweg.backends.triton_kernels.elementwise import activated
 from thalweg.backends.triton_kernels.linear import DTYPES
 from thalweg.backends.triton_kernels.tiles import Tiles
-from thalweg.hal.op import Kernel
+from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.ops.activation import ACTIVATIONS
 from thalweg.hal.weights import QTensor
 
@@ -257,5 +257,5 @@ def kernels(t: Tiles) -> tuple[Kernel, ...]:
         for exact in (False, True):
             label = name if exact else f"{name}-as-it-comes"
             run = part(experts, t, kind, exact)
-            found.append(Kernel("experts", label, run, part(_refusal, kind), part(_pack, t), batch_invariant=exact))
+            found.append(Kernel("experts", label, run, part(_refusal, kind), Pack(part(_pack, t)), batch_invariant=exact))
     return tuple(found)

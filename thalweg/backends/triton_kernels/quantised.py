@@ -20,7 +20,7 @@ from thalweg.backends.triton_kernels import codes
 from thalweg.backends.triton_kernels.codes import without_negative_zero
 from thalweg.backends.triton_kernels.linear import DTYPES
 from thalweg.backends.triton_kernels.tiles import Tiles
-from thalweg.hal.op import Kernel
+from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.weights import QTensor, WeightFormat
 
 CHUNK = 64
@@ -315,7 +315,7 @@ def refusal(kind: str, act: str, w: WeightFormat, dtype: str) -> str | None:
 
 
 def kernels(t: Tiles) -> tuple[Kernel, ...]:
-    part, found = functools.partial, []
+    part, found, taken = functools.partial, [], Pack(functools.partial(pack, t))
     for name, (kind, act) in FORMATS.items():
 
         def fits(spec, kind=kind, act=act) -> str | None:
@@ -324,5 +324,5 @@ def kernels(t: Tiles) -> tuple[Kernel, ...]:
         for exact in (False, True):
             run = part(linear, t, kind, exact)
             label = name if exact else f"{name}-as-it-comes"
-            found.append(Kernel("linear", label, run, supports=fits, pack=part(pack, t), batch_invariant=exact))
+            found.append(Kernel("linear", label, run, supports=fits, pack=taken, batch_invariant=exact))
     return tuple(found)

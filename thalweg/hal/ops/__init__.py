@@ -11,7 +11,7 @@ from thalweg.hal.ops.activation import act_and_mul, activation
 from thalweg.hal.ops.history import history_write, resolve_tokens
 from thalweg.hal.ops.logits import bad_words, logit_bias, penalties, token_mask
 from thalweg.hal.ops.lora import lora_expand, lora_shrink
-from thalweg.hal.ops.matmul import embed, linear
+from thalweg.hal.ops.matmul import embed, linear, linear_argmax
 from thalweg.hal.ops.moe import experts, route
 from thalweg.hal.ops.norm import add_rms_norm, layer_norm, rms_norm
 from thalweg.hal.ops.pool import mean_pool
@@ -20,16 +20,16 @@ from thalweg.hal.ops.sampling import draw, logprobs, sample, truncate
 
 __all__ = [
     "act_and_mul", "activation", "add_rms_norm", "all_ops", "bad_words", "draw", "embed", "experts", "history_write",
-    "layer_norm", "linear", "logit_bias", "logprobs", "lora_expand", "lora_shrink", "mean_pool", "penalties", "resolve_tokens",
-    "rms_norm", "rope", "route", "sample", "token_mask", "truncate",
+    "layer_norm", "linear", "linear_argmax", "logit_bias", "logprobs", "lora_expand", "lora_shrink", "mean_pool", "penalties",
+    "resolve_tokens", "rms_norm", "rope", "route", "sample", "token_mask", "truncate",
 ]  # fmt: skip
 
 
 def all_ops() -> dict[str, Op]:
     """Every op by name."""
     found = (
-        embed, linear, rms_norm, add_rms_norm, rope, act_and_mul, resolve_tokens, history_write, penalties, bad_words,
-        logit_bias, token_mask, truncate, sample, draw, logprobs, route, experts, lora_shrink,
+        embed, linear, linear_argmax, rms_norm, add_rms_norm, rope, act_and_mul, resolve_tokens, history_write, penalties,
+        bad_words, logit_bias, token_mask, truncate, sample, draw, logprobs, route, experts, lora_shrink,
         lora_expand, layer_norm, activation, mean_pool,
     )  # fmt: skip
     return {o.name: o for o in found}

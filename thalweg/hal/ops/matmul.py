@@ -1,10 +1,11 @@
-"""Ops that read a weight matrix: embedding lookup and the linear layer. Knows no weight packing: kernels do."""
+"""Ops that read a weight matrix: embedding lookup, the linear layer and its argmax. Knows no weight packing: kernels do."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -79,3 +80,34 @@ def linear(
     dense = weight if isinstance(weight, Tensor) else dequantise(weight, group, x.dtype)
     out = F.linear(F.pad(rows, (0, 0, 0, -rows.shape[0] % ROWS)), dense, bias)
     return out[: rows.shape[0]].reshape(*x.shape[:-1], out.shape[-1])
+
+
+def _argmax_sample(rows: int, fan_in: int, fan_out: int, bias: bool = False, weight: WeightFormat | None = None) -> Sample:
+    """Each row resembles one row of the weight, so that no rounding changes which output is the largest."""
+
+    def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        w = rng.normal(size=(fan_out, fan_in)) / fan_in**0.5
+        x = 12 * w[rng.integers(0, fan_out, rows)] + rng.normal(size=(rows, fan_in)) / 2
+        more = (rng.normal(size=fan_out) / 2,) if bias else ()
+        return tuple(a.astype(np.float16) for a in (x, w, *more))
+
+    like = _linear_sample(rows, fan_in, fan_out, bias, weight)
+    return Sample(like.name, make, like.static)
+
+
+@op(
+    samples=[
+        _argmax_sample(1, 64, 48), _argmax_sample(33, 256, 200, bias=True), _argmax_sample(3, 128, 65),
+        _argmax_sample(5, 256, 130, weight=INT8), _argmax_sample(4, 256, 80, weight=INT4),
+    ],
+    tolerances={"float32": 1e-5, "bfloat16": 1e-2},
+)  # fmt: skip
+def linear_argmax(
+    x: Tensor, weight: Tensor | Mapping[str, Tensor], bias: Tensor | None = None, *, act: str = "", group: int = 0
+) -> tuple[Tensor, Tensor]:
+    """The argmax of `linear`, arguments and facts alike: (place i32[...], of equals the first; value f32[...]). In a row with
+    NaN the value is NaN and the place is any.
+
+    An optional op: layers that bound `linear` offer it beside that (`Binder.offer`), and kernels of both read one weight."""
+    out = linear.reference(x, weight, bias, act=act, group=group).to(torch.float32)
+    return out.argmax(-1).to(torch.int32), out.amax(-1)

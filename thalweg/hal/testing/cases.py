@@ -20,13 +20,13 @@ ROWS: Mapping[str, tuple[int, ...]] = {
     "embed": (0,), "linear": (0,), "rms_norm": (0,), "add_rms_norm": (0, 1), "rope": (0, 1, 2), "act_and_mul": (0,),
     "penalties": (0, 2, 3, 4, 5, 6, 7), "token_mask": (0, 1), "truncate": (0, 1, 2, 3), "sample": (0, 1, 2, 3),
     "draw": (0, 1, 2, 3, 4, 5, 6),
-    "logprobs": (0, 1), "resolve_tokens": (0, 2, 3), "route": (0,), "experts": (0, 1, 2),
+    "linear_argmax": (0,), "logprobs": (0, 1), "resolve_tokens": (0, 2, 3), "route": (0,), "experts": (0, 1, 2),
     "lora_shrink": (0, 1), "lora_expand": (0, 1, 2), "layer_norm": (0,), "activation": (0,),
 }  # fmt: skip
 """Which arguments have one row per token or sequence, for ops whose result does too."""
 
 
-WEIGHTS: Mapping[str, tuple[int, ...]] = {"embed": (1,), "linear": (1,), "experts": (3, 4)}
+WEIGHTS: Mapping[str, tuple[int, ...]] = {"embed": (1,), "linear": (1,), "linear_argmax": (1,), "experts": (3, 4)}
 """Which arguments are weights that a kernel packs."""
 
 
@@ -50,7 +50,7 @@ def host_arguments(op: Op, sample: Sample, dtype: str) -> list[torch.Tensor]:
 def facts(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str) -> dict[str, Any]:
     """What a layer would say when it binds this op."""
     out: dict[str, Any] = {"dtype": dtype, **sample.static}
-    if op.name == "linear":
+    if op.name in ("linear", "linear_argmax"):
         out = {"in_features": args[1].shape[1], "out_features": args[1].shape[0], "weight": DENSE} | out
     if op.name in ("embed", "experts"):
         out = {"weight": DENSE} | out
@@ -70,14 +70,15 @@ def put(device: Device, op: Op, bound: Bound, args: Sequence[torch.Tensor]) -> l
     """Arguments on the device, the weight packed as this kernel wants it."""
     placed = [device.put(a.clone()) for a in args]
     for i in WEIGHTS.get(op.name, ()):
-        placed[i] = bound.pack(_weight(device, args[i], bound.choice.facts["weight"]))
+        said = bound.choice.facts
+        placed[i] = bound.pack(_weight(device, args[i], said["weight"], said.get("experts", 1)))
     return placed
 
 
-def _weight(device: Device, weight: torch.Tensor, format: WeightFormat) -> QTensor:
+def _weight(device: Device, weight: torch.Tensor, format: WeightFormat, matrices: int) -> QTensor:
     shape = (weight.shape[0], weight.shape[1])
     made = quantise(weight, format) if format != DENSE else QTensor(DENSE, shape, {"weight": weight.clone()})
-    return QTensor(format, shape, {name: device.put(a) for name, a in made.data.items()})
+    return QTensor(format, shape, {name: device.put(a) for name, a in made.data.items()}, matrices)
 
 
 class Compiled:

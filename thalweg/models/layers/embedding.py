@@ -27,7 +27,7 @@ class Embedding:
         self._op = ctx.bind(ops.embed, vocab=spec.vocab, size=here, **({"tied": True} if one else {}))
         # Rounded to the model's dtype before it multiplies, as the published implementations do.
         self._scale = float(torch.tensor(spec.embed_scale, dtype=getattr(torch, ctx.dtype)))
-        self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack, self._op.pack_parts)}
+        self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack)}
 
     def __call__(self, p: Mapping[str, Any], tokens: Array) -> Array:
         x = self._comm.all_gather(self._op(tokens, p["weight"]), -1)
@@ -58,8 +58,12 @@ class LMHead:
         self._scale, self._cap = spec.logit_scale, spec.logit_softcap
         here = ctx.share(spec.vocab, "tokens of the vocabulary")
         form = ctx.format(weights["weight"])
-        self._op = ctx.bind(ops.linear, in_features=spec.hidden, out_features=here, **facts(form))
-        self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack, self._op.pack_parts, form)}
+        said = {"in_features": spec.hidden, "out_features": here, **facts(form)}
+        self._op = ctx.bind(ops.linear, **said)
+        # A positive scale and a cap change no order, but the logits that are given.
+        plain = ctx.comm.size == 1 and spec.logit_scale == 1.0 and not spec.logit_softcap
+        self._argmax = ctx.binder.offer(ops.linear_argmax, self._op, dtype=ctx.dtype, **said) if plain else None
+        self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack, form)}
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         logits = self._comm.all_gather(self._op(x, p["weight"], None), -1).to(torch.float32)
@@ -68,12 +72,11 @@ class LMHead:
         return torch.tanh(logits / self._cap) * self._cap if self._cap else logits
 
     @property
-    def chooses(self) -> bool:
-        """Is there `largest`? A positive scale and a cap change no order, but the logits that it gives."""
-        return self._op.largest is not None and self._comm.size == 1 and self._scale == 1.0 and not self._cap
+    def has_argmax(self) -> bool:
+        return self._argmax is not None
 
-    def largest(self, p: Mapping[str, Any], x: Array) -> tuple[Array, Array]:
-        """The likeliest tokens i32[N] and their logits f32[N], without the others being written down."""
-        assert self._op.largest is not None
-        found: tuple[Array, Array] = self._op.largest(x, p["weight"], None)
+    def argmax(self, p: Mapping[str, Any], x: Array) -> tuple[Array, Array]:
+        """Tokens i32[N] of the largest logits, and these f32[N], without the others being written down."""
+        assert self._argmax is not None
+        found: tuple[Array, Array] = self._argmax(x, p["weight"], None)
         return found

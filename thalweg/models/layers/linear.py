@@ -73,4 +73,4 @@ def _bound(ctx: Context, weight: Weight) -> Bound:
 
 
 def _spec(ctx: Context, weight: Weight, op: Bound) -> ParamSpec:
-    return ParamSpec(weight, ctx.dtype, op.pack, op.pack_parts, ctx.format(weight))
+    return ParamSpec(weight, ctx.dtype, op.pack, ctx.format(weight))

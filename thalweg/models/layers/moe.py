@@ -41,10 +41,10 @@ class Experts:
         )
 
         def packed(weight: Weight) -> dict[str, ParamSpec]:
-            return {"weight": ParamSpec(weight, ctx.dtype, self._experts.pack, None, form)}
+            return {"weight": ParamSpec(weight, ctx.dtype, self._experts.pack, form, spec.experts)}
 
         self.specs = {
-            "router": {"weight": ParamSpec(router, ctx.dtype, self._router.pack, self._router.pack_parts)},
+            "router": {"weight": ParamSpec(router, ctx.dtype, self._router.pack)},
             "gate_up": packed(first),
             "down": packed(second),
         }

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from thalweg.backends.cpu.native import PORTABLE, Library
-from thalweg.hal.op import Kernel
+from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.weights import QTensor, WeightFormat
 
 TYPES = {torch.bfloat16: 0, torch.float32: 1}
@@ -83,7 +83,7 @@ class Linear:
         more = [None if a is None else a.data_ptr() for a in (scales, zeros)]
         return self._packed(form, dtype, parts, w.shape, w.format.group, *more)
 
-    def pack_parts(self, parts: Sequence[np.ndarray], format: WeightFormat) -> Packed | None:
+    def pack_mapped(self, parts: Sequence[np.ndarray], format: WeightFormat) -> Packed | None:
         """A dense weight straight from where it lies, which may be a mapped file; rounded on the way, a panel at a time, where
         the format is one of codes."""
         form = form_of(format)
@@ -142,10 +142,9 @@ class Linear:
         )  # fmt: skip
         return out
 
-    def largest(
+    def argmax(
         self, x: Tensor, weight: Packed, bias: Tensor | None = None, *, act: str = "", group: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """See hal.op.Kernel.largest."""
         x = _fit(x, weight, bias)
         rows = x.numel() // x.shape[-1]
         room = torch.empty(rows, -(-weight.shape[0] // PANEL), 2, dtype=torch.float32)
@@ -170,11 +169,9 @@ def _fit(x: Tensor, weight: Packed, bias: Tensor | None) -> Tensor:
 
 def kernels(library: Library) -> tuple[Kernel, ...]:
     linear, name = Linear(library), f"native-{library.level}"
-    kernel = Kernel(
-        "linear", name, linear.run, linear.supports, linear.pack, batch_invariant=True, pack_parts=linear.pack_parts,
-        largest=linear.largest, gains=linear.gains,
-    )  # fmt: skip
-    embed = Kernel(
-        "embed", name, linear.rows, linear.has_rows, linear.pack, batch_invariant=True, pack_parts=linear.pack_parts
-    )  # fmt: skip
-    return kernel, embed
+    pack = Pack(linear.pack, linear.pack_mapped)
+    return (
+        Kernel("linear", name, linear.run, linear.supports, pack, batch_invariant=True, gains=linear.gains),
+        Kernel("embed", name, linear.rows, linear.has_rows, pack, batch_invariant=True),
+        Kernel("linear_argmax", name, linear.argmax, linear.supports, pack, batch_invariant=True),
+    )
