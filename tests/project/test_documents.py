@@ -91,6 +91,14 @@ def test_the_flag_reference_says_what_counts_here_and_not_what_counts_elsewhere(
     assert "--[no-]enable-lora" in rows
 
 
+def test_the_page_of_models_names_every_architecture_and_its_file() -> None:
+    rows = re.findall(
+        r"^\| (`.*`) \|[^|]*\| `families/(\w+)\.py` \|", (ROOT / "docs" / "models.md").read_text(encoding="utf-8"), re.M
+    )
+    said = {name: file for names, file in rows for name in re.findall(r"`(\w+)`", names)}
+    assert said == {name: target.partition(":")[0].rpartition(".")[2] for name, target in registry.ARCHITECTURES.items()}
+
+
 def test_every_result_is_in_the_index() -> None:
     results = ROOT / "benchmarks" / "results"
     named = set(re.findall(r"^\| \[([^]]+\.json)\]", (results / "README.md").read_text(encoding="utf-8"), re.MULTILINE))

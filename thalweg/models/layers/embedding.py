@@ -42,7 +42,7 @@ class Added:
             raise ConfigError(f"max_model_len: the model has {spec.rows} learned positions, not {ctx.max_len}: lower it")
         self._by = spec.by
         self._op = ctx.bind(ops.embed, vocab=spec.rows, size=hidden)
-        self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack, self._op.pack_parts)}
+        self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack)}
 
     def __call__(self, p: Mapping[str, Any], batch: StepBatch) -> Array:
         """[T, hidden]"""
