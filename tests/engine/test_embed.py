@@ -13,6 +13,8 @@ import transformers
 from zoo import VOCAB, describe_pooling, make_checkpoint, make_encoder, make_tokenizer
 
 from thalweg import LLM, AsyncLLM, EngineArgs, PoolingParams, SamplingParams
+from thalweg.engine import messages as m
+from thalweg.engine.ipc.codec import HEADER, Codec
 from thalweg.engine.worker.plan import plan
 from thalweg.errors import ConfigError, RequestError, UnsupportedModelError
 
@@ -82,6 +84,33 @@ def test_a_text_is_encoded_and_too_long_a_one_refused(path: Path) -> None:
         assert not llm._core.has_work
     finally:
         llm.shutdown()
+
+
+def test_the_core_refuses_what_the_model_does_not_give(path: Path) -> None:
+    """Whoever sends it: the client that checks is not the only one there may be."""
+    llm = LLM(str(path), device="reference")
+    try:
+        some = {"tokens": np.array([5, 6], np.int32), "prompt_len": 2, "sampling": m.TokenSampling(max_tokens=1)}
+        long = {**some, "tokens": np.zeros(65, np.int32), "prompt_len": 65}
+        llm._core.add([m.EngineRequest(handle=901, **some), m.EngineRequest(handle=902, pool=True, **long)])
+        news = llm._core.step()
+        assert news is not None
+        assert {f.handle: f.reason for f in news.finished} == {901: "error", 902: "error"}
+        assert [f.error for f in news.finished] == [
+            "the model gives vectors, not tokens", "the text has 65 tokens, and the model takes 64: shorten it",
+        ]  # fmt: skip
+    finally:
+        llm.shutdown()
+
+
+def test_vectors_cross_between_processes() -> None:
+    vectors = np.arange(6, dtype=np.float32).reshape(2, 3)
+    empty = np.empty(0, np.int64)
+    sent = m.Outputs(empty, empty.astype(np.int32), 1.0, pooled=m.Pooled(np.array([4, 9]), vectors))
+    codec = Codec(m.FromCore)
+    got = codec.decode(codec.encode(sent)[HEADER.size :])
+    assert got.pooled.handles.tolist() == [4, 9]
+    np.testing.assert_array_equal(got.pooled.vectors, vectors)
 
 
 def test_an_interrupted_call_leaves_nothing_behind(path: Path) -> None:
