@@ -93,7 +93,10 @@ class AttentionBackend(ABC):
         Returns (out [T, heads, head_dim], kv): the caller uses the returned kv, which may be the same memory."""
 
     def turns(self, spec: AttnSpec, turn: Turn) -> str | None:
-        """May `attend_turned` be called for this (supported) spec? None, or why not. Default: it may not."""
+        """May `attend_turned` be called for this (supported) spec? None, or why not. Default: it may not.
+
+        The composition it stands for (ops.rms_norm, ops.rope, `attend`) is no op that `Binder.offer` could bind: it reads and
+        writes the cache in this backend's own layout, and is chosen with the backend, not by itself."""
         return TAKES_TURNED
 
     def attend_turned(
