@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from thalweg.bench.roofline import ceilings
+from thalweg.quantization.online import formats
 
 
 def main(threads: int, forms: Sequence[str]) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def main(threads: int, forms: Sequence[str]) -> dict[str, Any]:
     device = CpuPlatform().configured(CpuOptions(threads)).open(Place())
     out: dict[str, Any] = {"load_average": os.getloadavg()[0], "read_gb_per_s": {}, "gemm_gop_per_s": {}}
     for form in forms:
-        limit = ceilings(device, "bfloat16", None if form == "bf16" else form)
+        limit = ceilings(device, "bfloat16", formats(None if form == "bf16" else form).layers)
         out["read_gb_per_s"][form], out["gemm_gop_per_s"][form] = round(limit.read / 1e9, 2), round(limit.rate / 1e9, 1)
     device.close()
     return out

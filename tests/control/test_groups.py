@@ -174,6 +174,6 @@ def test_blocks_that_one_sequence_holds():
 
 
 def test_a_kind_without_a_policy_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"'cross'.*full, latent, window, state"):
+    with pytest.raises(ConfigError, match=r"'cross'.*full, latent, encoder, window, state"):
         policy(KVSpec("cross", 16, 1, (0,)))
-    assert set(POLICIES) == {"full", "latent", "window", "state"}
+    assert set(POLICIES) == {"full", "latent", "encoder", "window", "state"}

@@ -60,7 +60,7 @@ def test_threads_change_no_bit_and_contexts_do_not_disturb_each_other(library: L
     outs: dict[int, torch.Tensor] = {}
 
     def work(threads: int) -> None:
-        kernel, _ = kernels(open_library(threads, library.level))
+        kernel, *_ = kernels(open_library(threads, library.level))
         packed = kernel.pack(QTensor(DENSE, (500, 300), {"weight": weight}))
         for _ in range(20):
             outs[threads] = kernel.run(x, packed)

@@ -41,8 +41,8 @@ def hosted(monkeypatch: pytest.MonkeyPatch) -> list[GpuDevice]:
     opened: list[GpuDevice] = []
     opens = HostGpuPlatform.open
 
-    def remember(self: Any, place: Place, options: Any = None) -> Any:
-        opened.append(opens(self, place, options))
+    def remember(self: Any, place: Place) -> Any:
+        opened.append(opens(self, place))
         return opened[-1]
 
     monkeypatch.setattr(HostGpuPlatform, "open", remember)

@@ -18,7 +18,7 @@ BASE = {
     COMPLETIONS: {"prompt": [400], "max_tokens": 1},
     CHAT: {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
 }
-EXTREMES = ("NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" + "0" * 400, str(2**64), "true", '"5"', "[]", "{}")
+EXTREMES = ("NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" + "0" * 400, str(2**64), "true", '"x"', "[]", "{}")
 NO_JSON = ("NaN", "Infinity", "-Infinity")
 FRACTIONS = ("1.5", "-0.5")
 """Wrong for integers only."""
