@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import urllib.request
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from installed import installed
 
 from thalweg import LLM, SamplingParams
 
@@ -23,13 +23,7 @@ MOST_LINES = 300
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables of a process that has the example installed. It is installed from a copy, as building leaves files behind."""
-    folder = tmp_path_factory.mktemp("example")
-    shutil.copytree(EXAMPLE, folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
-    options = ["--quiet", "--no-index", "--no-build-isolation", "--no-deps", "--target", str(folder / "site")]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(folder / "source")], check=True)
-    path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return installed(EXAMPLE, tmp_path_factory.mktemp("example")) | {"PYTHONUNBUFFERED": "1"}
 
 
 def _run(environment: dict[str, str], *command: str) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from installed import installed
 from zoo import SMALL, load_reference, make_tokenizer, spread
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "family"
@@ -29,13 +28,7 @@ print(json.dumps([[p, list(o.outputs[0].token_ids)] for p, o in zip(prompts, out
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables of a process that has the example installed. It is installed from a copy, as building leaves files behind."""
-    folder = tmp_path_factory.mktemp("family")
-    shutil.copytree(EXAMPLE, folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
-    options = ["--quiet", "--no-index", "--no-build-isolation", "--no-deps", "--target", str(folder / "site")]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(folder / "source")], check=True)
-    path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return installed(EXAMPLE, tmp_path_factory.mktemp("family"))
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from installed import installed
 from safetensors.torch import load_file, save_file
 from zoo import SMALL, edit_config, load_reference, make_tokenizer, spread
 
@@ -29,13 +29,7 @@ print(json.dumps([[p, list(o.outputs[0].token_ids)] for p, o in zip(prompts, out
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables of a process that has the example installed. It is installed from a copy, as building leaves files behind."""
-    folder = tmp_path_factory.mktemp("format")
-    shutil.copytree(EXAMPLE, folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
-    options = ["--quiet", "--no-index", "--no-build-isolation", "--no-deps", "--target", str(folder / "site")]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(folder / "source")], check=True)
-    path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return installed(EXAMPLE, tmp_path_factory.mktemp("format"))
 
 
 @pytest.fixture(scope="module")
