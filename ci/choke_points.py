@@ -26,10 +26,10 @@ class Choke:
 
 
 CHOKES = (
-    Choke(("jinja2",), ("thalweg/text/template.py",), "templates run in one sandbox"),
+    Choke(("jinja2",), ("thalweg/template/sandbox.py",), "templates run in one sandbox"),
     Choke(
         ("socket", "socketserver", "asyncio.start_server", "asyncio.start_unix_server", "asyncio.open_connection"),
-        ("thalweg/engine/ipc/", "thalweg/server/serve.py", "thalweg/server/listen.py"),
+        ("thalweg/engine/ipc/", "thalweg/server/serve.py", "thalweg/server/http/listen.py"),
         "one place opens sockets",
     ),
     Choke(
@@ -48,12 +48,12 @@ CHOKES = (
             "os.posix_spawn",
             "os.spawnv",
         ),
-        ("thalweg/processes.py", "thalweg/hal/testing/", "thalweg/bench/startup.py"),
+        ("thalweg/host/processes.py", "thalweg/hal/testing/", "thalweg/bench/startup.py"),
         "one place starts processes",
     ),
     Choke(
         ("os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv"),
-        ("thalweg/envs.py", "thalweg/backends/triton_kernels/testing.py"),
+        ("thalweg/host/envs.py", "thalweg/backends/triton_kernels/testing.py"),
         "one file reads the environment; that of the interpreted kernels sets another library's switch for its process",
     ),
     Choke(
@@ -64,7 +64,7 @@ CHOKES = (
     Choke(("eval", "exec", "__import__", "builtins.eval", "builtins.exec"), (), "no code is made from data"),
     Choke(
         ("importlib.import_module",),
-        ("thalweg/__init__.py", "thalweg/plugins.py", "thalweg/server/cli/", "thalweg/backends/lean_torch.py"),
+        ("thalweg/__init__.py", "thalweg/plugins.py", "thalweg/cli/", "thalweg/backends/lean_torch.py"),
         "imports are written out, so that import rules see them; these load names of a table when first used",
     ),
 )
@@ -76,7 +76,8 @@ PACKAGES = {
     "thalweg/backends/null/": {"numpy"},
     "thalweg/engine/worker/": {"numpy", "torch", "msgspec"},
     "thalweg/engine/": {"numpy", "msgspec"},
-    "thalweg/text/": {"tokenizers", "jinja2", "msgspec", "transformers"},
+    "thalweg/text/": {"tokenizers", "msgspec", "transformers"},
+    "thalweg/template/": {"jinja2", "msgspec"},
     "thalweg/checkpoint/": {"numpy", "huggingface_hub"},
     "thalweg/models/": {"numpy", "torch", "tqdm"},
     "thalweg/quantization/": {"numpy", "torch"},

@@ -1,4 +1,4 @@
-"""docs/flags.md, made of the table of flags (thalweg/server/cli/flags.json) and of the settings classes.
+"""docs/flags.md, made of the table of flags (thalweg/cli/flags.json) and of the settings classes.
 
 python ci/flag_reference.py            # writes the page
 python ci/flag_reference.py --check    # exit status 1 where the page is not what would be written
@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
+from thalweg.cli import flags
+from thalweg.cli.flags import Flag
 from thalweg.config import EngineArgs
-from thalweg.server.cli import flags
-from thalweg.server.cli.flags import Flag
 from thalweg.server.settings import ServerSettings
 
 PAGE = Path(__file__).parents[1] / "docs" / "flags.md"

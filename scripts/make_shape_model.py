@@ -17,7 +17,7 @@ from typing import Any
 
 import weights
 
-NANO = Path(__file__).resolve().parent.parent / "thalweg" / "assets" / "nano"
+NANO = Path(__file__).resolve().parent.parent / "thalweg" / "nano" / "weights"
 LONGEST = 11
 """Letters of a token that fills up a vocabulary."""
 COMMON: dict[str, Any] = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "bos_token_id": None, "eos_token_id": 2}

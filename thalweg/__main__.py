@@ -1,5 +1,5 @@
 """`python -m thalweg`: the command line."""
 
-from thalweg.server.cli import main
+from thalweg.cli import main
 
 raise SystemExit(main())

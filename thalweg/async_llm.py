@@ -24,10 +24,10 @@ from thalweg.engine.client.standby import Standby
 from thalweg.engine.client.stream import Stream
 from thalweg.engine.client.supervisor import Supervisor
 from thalweg.errors import EngineDeadError, RequestError, ThalwegError
-from thalweg.marks import mark
+from thalweg.host.marks import mark
 from thalweg.outputs import RequestOutput
 from thalweg.params import SamplingParams
-from thalweg.text.chat import Chat
+from thalweg.template.chat import Chat
 from thalweg.text.encoder import INLINE, Encoder
 from thalweg.text.tokenizer import Tokenizer
 

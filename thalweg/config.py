@@ -1,6 +1,6 @@
 """One configuration: what the user said (`EngineArgs`), and what the engine runs with (`EngineConfig`).
 
-Merged once, in `engine.worker.resolve`, as user > platform > global default; frozen; shipped to every process.
+Merged once, in `engine.planning.resolve`, as user > platform > global default; frozen; shipped to every process.
 `None` in EngineArgs means "not said". Knows no device and no tensor framework.
 """
 
@@ -15,7 +15,7 @@ from thalweg.hal.kv import KVSpec
 
 BUNDLED = "thalweg-nano"
 """Name of the model inside the package: the default, so that nothing needs a download."""
-BUNDLED_FOLDERS = {BUNDLED: "nano", "thalweg-nano-draft": "nano-draft", "bundled": "nano"}
+BUNDLED_FOLDERS = {BUNDLED: "weights", "thalweg-nano-draft": "draft", "bundled": "weights"}
 """Names of the checkpoints inside the package, and their folders in it. "bundled" is the default's name of old."""
 BUNDLED_WORDS = (
     "using thalweg-nano, the bundled model: five million parameters, made for trying things out; pass {how} for a real one"

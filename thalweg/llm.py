@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
-from thalweg import envs
 from thalweg.config import BUNDLED, BUNDLED_WORDS, EngineArgs, EngineConfig
 from thalweg.engine.client.frontend import load_frontend, locate
 from thalweg.engine.client.inputs import InputProcessor
@@ -26,6 +25,7 @@ from thalweg.engine.messages import Stats
 from thalweg.engine.worker.build import build
 from thalweg.errors import ConfigError, RequestError
 from thalweg.hal.device import Device
+from thalweg.host import envs
 from thalweg.outputs import EmbeddingRequestOutput, RequestOutput
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
 from thalweg.text.tokenizer import Tokenizer

@@ -39,7 +39,7 @@ from thalweg.backends.tpu import SPARE, TpuPlatform
 from thalweg.backends.tpu.kinds import KINDS
 from thalweg.backends.tpu.mesh import Ranks
 from thalweg.config import EngineArgs, SchedulerConfig
-from thalweg.engine.worker.plan import Plan, plan, step_sizes
+from thalweg.engine.planning.memory import Plan, plan, step_sizes
 from thalweg.hal.step import Features, StepShape
 from thalweg.models.registry import family
 

@@ -11,7 +11,7 @@ from dialogues import encode, render
 from model import Nano
 from tokenizers import Tokenizer
 
-from thalweg.evals.nano import TASKS, Example, generate
+from thalweg.nano import TASKS, Example, generate
 
 
 def rows(tokenizer: Tokenizer, split: str, n: int, seed: int = 0) -> dict[str, list[Row]]:

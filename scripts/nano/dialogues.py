@@ -14,12 +14,12 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from thalweg.evals.nano import TASKS, Example, generate
-from thalweg.evals.nano.example import Message, split_of
-from thalweg.evals.nano.numbers import digits
-from thalweg.evals.nano.reading import haystack
-from thalweg.evals.nano.strings import copy_of
-from thalweg.evals.nano.talk import plain_fact
+from thalweg.nano import TASKS, Example, generate
+from thalweg.nano.example import Message, split_of
+from thalweg.nano.numbers import digits
+from thalweg.nano.reading import haystack
+from thalweg.nano.strings import copy_of
+from thalweg.nano.talk import plain_fact
 
 TEMPLATE = Path(__file__).resolve().parent / "chat_template.jinja"
 ALONE = frozenset({"instruction", "tool_call", "tool_result", "recall", "needle"})

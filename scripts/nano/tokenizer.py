@@ -18,8 +18,8 @@ from dialogues import TEMPLATE, Dialogues
 from export import write_json
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from thalweg.evals.nano import TASKS
-from thalweg.evals.nano import words as w
+from thalweg.nano import TASKS
+from thalweg.nano import words as w
 
 SIZE = 2560
 POSITIONS = 2048

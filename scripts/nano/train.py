@@ -34,7 +34,7 @@ from model import Nano, Shape
 from tokenizer import SIZE, save, train
 from tokenizers import Tokenizer
 
-from thalweg.evals.nano import TASKS
+from thalweg.nano import TASKS
 
 SHAPES = {
     "nano": Shape(vocab=SIZE, hidden=256, layers=6, heads=4, kv_heads=2, head_dim=64, inner=768),

@@ -13,8 +13,8 @@ import pytest
 from thalweg.bench import datasets, report
 from thalweg.bench.client import Address, Client, Outcome
 from thalweg.bench.serve import gaps, send_all
+from thalweg.cli import main
 from thalweg.errors import ConfigError
-from thalweg.server.cli import main
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 DONE = b"data: [DONE]\n\n"

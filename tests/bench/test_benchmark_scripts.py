@@ -21,7 +21,7 @@ SMALL = {
 @pytest.mark.slow
 @pytest.mark.parametrize("script", sorted(SMALL))
 def test_a_benchmark_prints_its_report(script):
-    args = SMALL[script].format(nano=ROOT / "thalweg/assets/nano").split()
+    args = SMALL[script].format(nano=ROOT / "thalweg/nano/weights").split()
     done = subprocess.run(
         [sys.executable, f"benchmarks/{script}.py", *args],
         cwd=ROOT, capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},

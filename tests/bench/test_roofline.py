@@ -12,13 +12,13 @@ import torch
 
 from thalweg.bench import roofline
 from thalweg.bench.roofline import Ceilings
+from thalweg.cli import main
 from thalweg.hal.device import Memory
 from thalweg.hal.testing.measure import median_seconds
 from thalweg.hal.weights import DENSE
 from thalweg.models import registry
 from thalweg.models.sizes import StepWork, step_work
 from thalweg.quantization.online import formats
-from thalweg.server.cli import main
 
 TINY = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from thalweg.bench.startup import breakdown
-from thalweg.server.cli import main
+from thalweg.cli import main
 
 
 def test_parts_are_counted_from_the_latest_point_before_and_medians_are_of_runs() -> None:

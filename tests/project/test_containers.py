@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from thalweg.cli import common, flags, serve
 from thalweg.hal import discovery
 from thalweg.models import registry, sizes
-from thalweg.server.cli import common, flags, serve
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docker"

@@ -15,9 +15,9 @@ import flag_reference
 import pytest
 import yaml
 
+from thalweg.cli import flags, matrix
 from thalweg.hal import discovery
 from thalweg.models import registry
-from thalweg.server.cli import flags, matrix
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python( no-run)?\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -39,10 +39,14 @@ for room in {rooms}:
     assert loaded(code) == "[]"
 
 
+def test_planning_loads_no_framework() -> None:
+    assert loaded("import thalweg.engine.planning.memory, thalweg.engine.planning.resolve") == "[]"
+
+
 def test_listing_platforms_loads_no_framework() -> None:
     assert loaded("from thalweg.hal import discovery; assert discovery.probe_all()") == "[]"
 
 
 def test_help_loads_no_framework() -> None:
-    code = "from thalweg.server.cli import main\ntry:\n    main(['serve', '--help'])\nexcept SystemExit:\n    pass"
+    code = "from thalweg.cli import main\ntry:\n    main(['serve', '--help'])\nexcept SystemExit:\n    pass"
     assert loaded(code) == "[]"

@@ -16,7 +16,7 @@ import pytest
 from fake_engine import FakeEngine
 
 from thalweg.server.app import make_app
-from thalweg.server.metrics import EngineMetrics
+from thalweg.server.observe.metrics import EngineMetrics
 from thalweg.server.serve import _config as serving_config
 from thalweg.server.serve import _loop_factory, _Server
 from thalweg.server.settings import ServerSettings

@@ -15,7 +15,7 @@ from thalweg.engine.messages import Stats
 from thalweg.errors import EngineDeadError, RequestError
 from thalweg.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from thalweg.params import RequestOutputKind, SamplingParams
-from thalweg.text.chat import Chat
+from thalweg.template.chat import Chat
 
 EOS = 256
 LETTERS = b"abcdefghijklmnopqrstuvwxyz "

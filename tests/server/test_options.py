@@ -11,8 +11,8 @@ import pytest
 from starlette.responses import PlainTextResponse
 from test_flags import complaint, engine, parse, server
 
-from thalweg import envs
 from thalweg.errors import ConfigError
+from thalweg.host import envs
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -171,7 +171,7 @@ def test_outputs_are_not_logged_unless_asked_for(start, caplog):
 
 @pytest.mark.usefixtures("_as_before")
 def test_where_an_error_was_decided_is_logged_where_asked_for(start, caplog):
-    from thalweg.server.cli.serve import _logging
+    from thalweg.cli.serve import _logging
 
     caplog.set_level(logging.INFO)
     running = start()
@@ -187,7 +187,7 @@ def test_where_an_error_was_decided_is_logged_where_asked_for(start, caplog):
 
 @pytest.mark.usefixtures("_as_before")
 def test_a_logging_configuration_is_in_force_for_server_and_web_server(start, tmp_path):
-    from thalweg.server.cli.serve import _logging
+    from thalweg.cli.serve import _logging
 
     seen = tmp_path / "log"
     handler = {"class": "logging.FileHandler", "filename": str(seen), "formatter": "short"}
@@ -202,14 +202,14 @@ def test_a_logging_configuration_is_in_force_for_server_and_web_server(start, tm
     running.post(TEXT, {"prompt": "a", "max_tokens": 1})
     logging.shutdown()
     text = seen.read_text()
-    assert "<thalweg.server.openai.serving> request cmpl-" in text
+    assert "<thalweg.server.core.serving> request cmpl-" in text
     assert "<uvicorn.access> " in text
 
 
 @pytest.mark.usefixtures("_as_before")
 @pytest.mark.parametrize("text", ["{", "[]", '{"version": 9}', '{"version": 1, "handlers": {"a": {"class": "no.such"}}}'])
 def test_a_logging_configuration_that_is_none_is_refused(tmp_path, text):
-    from thalweg.server.cli.serve import _logging
+    from thalweg.cli.serve import _logging
 
     (tmp_path / "log.json").write_text(text)
     with pytest.raises(ConfigError, match="--log-config-file: "):

@@ -12,8 +12,8 @@ import vocabularies as v
 
 import thalweg
 from thalweg.errors import RequestError
-from thalweg.text.chat import LONG as LONG_CHAT
-from thalweg.text.chat import Chat, _end
+from thalweg.template.chat import LONG as LONG_CHAT
+from thalweg.template.chat import Chat, _end
 from thalweg.text.encoder import HUGE, INLINE, LONG, MARGIN, Encoder
 from thalweg.text.tokenizer import load_tokenizer
 
@@ -103,7 +103,7 @@ async def test_text_that_is_no_unicode_is_named() -> None:
 
 async def test_other_threads_run_while_the_library_encodes() -> None:
     """The library must leave the interpreter to others: a thread alone would not help."""
-    tok = load_tokenizer(Path(thalweg.__file__).parent / "assets/nano")
+    tok = load_tokenizer(Path(thalweg.__file__).parent / "nano/weights")
     text = "the river runs where the bed is deepest; " * 25_000
     turns = 0
     task = asyncio.ensure_future(Encoder(tok, 10**9).encode([text]))
@@ -116,7 +116,7 @@ async def test_other_threads_run_while_the_library_encodes() -> None:
 
 
 async def test_of_a_text_that_will_be_cut_only_the_end_is_read() -> None:
-    tok = load_tokenizer(Path(thalweg.__file__).parent / "assets/nano")
+    tok = load_tokenizer(Path(thalweg.__file__).parent / "nano/weights")
     text = "the river runs where the bed is deepest; " * 5_000
     whole = tok.encode(text)
     read: list[int] = []
@@ -162,8 +162,8 @@ def test_the_end_of_a_conversation_keeps_its_spans() -> None:
 
 async def test_memory_of_huge_texts_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
-    for module in ("encoder", "chat"):
-        monkeypatch.setattr(f"thalweg.text.{module}.give_back", lambda m=module: given.append(m))
+    for module in ("text.encoder", "template.chat"):
+        monkeypatch.setattr(f"thalweg.{module}.give_back", lambda m=module: given.append(m))
     slow = Slow()
     slow.go.set()
     for n in (LONG, HUGE + 1):
@@ -171,4 +171,4 @@ async def test_memory_of_huge_texts_is_given_back(monkeypatch: pytest.MonkeyPatc
         chat = Chat(slow, "{{ messages[0].content }}")
         await chat.prompt_async(lambda n=n: ([{"role": "user", "content": "x" * n}], None))
         chat.close()
-    assert given == ["encoder", "chat"]
+    assert given == ["text.encoder", "template.chat"]

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from thalweg import envs
 from thalweg.bench import datasets, report
 from thalweg.bench.client import Address, Client, Outcome, address
 from thalweg.bench.common import at_least, check_output, write
 from thalweg.bench.datasets import Ask
 from thalweg.errors import CheckpointError, ConfigError, ThalwegError
+from thalweg.host import envs
 from thalweg.text.tokenizer import Tokenizer, load_tokenizer
 
 BACKENDS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}

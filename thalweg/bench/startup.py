@@ -20,11 +20,11 @@ from urllib import error, request
 
 import numpy as np
 
-from thalweg import envs
 from thalweg.bench.common import at_least, check_output, write
 from thalweg.checkpoint.hub import resolve_model
 from thalweg.config import EngineArgs
 from thalweg.errors import ThalwegError
+from thalweg.host import envs
 
 POINTS = (
     "command line", "server imported", "engine started", "framework imported", "weights loaded", "engine built",

@@ -26,7 +26,7 @@ def resolve_model(
     place, and what to do."""
     text = str(name)
     if text in BUNDLED_FOLDERS:
-        return _directory(Path(str(files("thalweg") / "assets" / BUNDLED_FOLDERS[text])))
+        return _directory(Path(str(files("thalweg") / "nano" / BUNDLED_FOLDERS[text])))
     if not text.strip() or "\0" in text or len(text) > 4096:
         raise CheckpointError(f"model: {text[:80]!r} is neither a directory nor a hub id like org/name")
     path = Path(text).expanduser()

@@ -18,8 +18,8 @@ def _die_with_parent() -> None:
 if __name__ == "__main__":
     _die_with_parent()  # before the imports, which take a moment in which the parent may go
     gc.disable()  # imports and loading make next to no garbage, and walking what they make takes a tenth of their time
-    from thalweg import lossy
     from thalweg.engine.worker.ahead import begin
+    from thalweg.host import lossy
 
     lossy.install()
     begin(sys.argv[2])
@@ -34,16 +34,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from thalweg import envs
 from thalweg.engine import messages as m
 from thalweg.engine.control import EngineCore
 from thalweg.engine.ipc.codec import Codec, FrameError
 from thalweg.engine.ipc.socket import Channel, ChannelClosedError
 from thalweg.engine.worker.build import build, prepare
 from thalweg.errors import ThalwegError
-from thalweg.failpoints import fp
 from thalweg.hal.device import Pending
 from thalweg.hal.step import StepBatch
+from thalweg.host import envs
+from thalweg.host.failpoints import fp
 
 M = TypeVar("M")
 HEARTBEAT_SECONDS = 0.5

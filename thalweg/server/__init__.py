@@ -1,1 +1,1 @@
-"""The command line and the OpenAI-compatible HTTP server. Imports no tensor framework."""
+"""The HTTP server: `http` carries, `core` runs, a room per dialect (`openai`). Imports no tensor framework."""

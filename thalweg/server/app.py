@@ -14,17 +14,17 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import thalweg
+from thalweg.server.core.lifecycle import PROBES, Gate, Lifecycle
+from thalweg.server.core.serving import Serving
 from thalweg.server.description import EVENTS, Described, pages_of
 from thalweg.server.errors import ApiError
-from thalweg.server.http import failure, respond
-from thalweg.server.lifecycle import PROBES, Gate, Lifecycle
-from thalweg.server.metrics import EngineMetrics, HttpMetrics, exposition
-from thalweg.server.middleware import Counted, HostGuard, KeyGuard, RequestIds, RootPath
+from thalweg.server.http.answer import failure, respond
+from thalweg.server.http.middleware import Counted, HostGuard, KeyGuard, RequestIds, RootPath
+from thalweg.server.observe.metrics import EngineMetrics, HttpMetrics, exposition
 from thalweg.server.openai.chat import chat_completions
 from thalweg.server.openai.completions import completions
 from thalweg.server.openai.conversation import Conversation
 from thalweg.server.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeChat, TokenizeText
-from thalweg.server.openai.serving import Serving
 from thalweg.server.openai.tokens import detokenize, tokenize
 from thalweg.server.settings import ServerSettings
 

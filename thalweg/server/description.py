@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import thalweg
-from thalweg.server.http import respond
+from thalweg.server.http.answer import respond
 
 DOCUMENT, DOCS, REDOC = "/openapi.json", "/docs", "/redoc"
 PAGES = (DOCUMENT, DOCS, REDOC)

@@ -20,18 +20,18 @@ from typing import Any
 
 import uvicorn
 
-from thalweg import envs
 from thalweg.async_llm import AsyncLLM, StatLogger
 from thalweg.config import EngineArgs
 from thalweg.engine.client.standby import Standby
 from thalweg.errors import EngineDeadError
+from thalweg.host import envs
 from thalweg.server.app import Application
-from thalweg.server.http1 import Connection, Limits
-from thalweg.server.listen import connection_limit, url
-from thalweg.server.metrics import EngineMetrics
+from thalweg.server.http.connection import Connection, Limits
+from thalweg.server.http.listen import connection_limit, url
+from thalweg.server.observe.metrics import EngineMetrics
+from thalweg.server.observe.stats_line import StatsLine
 from thalweg.server.settings import ServerSettings
-from thalweg.server.stats_line import StatsLine
-from thalweg.text.chat import check_template
+from thalweg.template.chat import check_template
 
 log = logging.getLogger(__name__)
 FAREWELL = 0.4

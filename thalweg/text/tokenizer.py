@@ -5,7 +5,7 @@ tokenizer_config.json is not read (as in transformers 5). Starts in milliseconds
 alone; transformers is asked only where a model has no tokenizer.json. Knows nothing of models, requests or devices.
 
 Special tokens written out in a plain prompt become those tokens, as everywhere in this field. `encode_with_data` is for
-prompts of which a part is somebody's data: there they are text (see thalweg.text.chat).
+prompts of which a part is somebody's data: there they are text (see thalweg.template.chat).
 """
 
 from __future__ import annotations

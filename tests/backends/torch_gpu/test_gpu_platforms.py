@@ -19,7 +19,7 @@ from thalweg.backends.torch_gpu.arch import ARCHES, GIB, arch_of, defaults
 from thalweg.backends.torch_gpu.platform import GRAPH_BYTES, GpuOptions, GpuPlatform, TorchBuild, torch_build
 from thalweg.backends.xpu import XpuPlatform
 from thalweg.config import EngineArgs
-from thalweg.engine.worker import resolve
+from thalweg.engine.planning import resolve
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal import discovery
 from thalweg.hal.platform import Defaults, Limits, ModelFacts, Parallel, Place, Probe, StepSizes

@@ -13,7 +13,7 @@ from thalweg.backends import tpu
 from thalweg.backends.tpu import TpuOptions, TpuPlatform
 from thalweg.backends.tpu.kinds import KINDS
 from thalweg.config import EngineArgs
-from thalweg.engine.worker.plan import Plan, plan
+from thalweg.engine.planning.memory import Plan, plan
 from thalweg.errors import DeviceError
 from thalweg.hal.platform import Place
 

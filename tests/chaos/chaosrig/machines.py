@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "control"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "engine" / "control"))
 sys.path.insert(1, str(Path(__file__).parents[2] / "rigs"))
 
 import test_block_pool

@@ -29,7 +29,7 @@ def continuation(prompt: Sequence[int], n: int, salt: int = 0, vocab: int = VOCA
 
 @cache
 def _tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(resources.files("thalweg") / "assets" / "nano" / "tokenizer.json"))
+    return Tokenizer.from_file(str(resources.files("thalweg") / "nano" / "weights" / "tokenizer.json"))
 
 
 def text_of(tokens: Sequence[int]) -> str:

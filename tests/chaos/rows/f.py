@@ -187,7 +187,7 @@ async def f3(ctx: Context) -> list[Figure]:
     return [
         none_of("F3", "not refused with the right status", odd, 4),
         at_least("F3", "bytes read of an endless body (KB): up to the cap", 1023, read / 1024, 1),
-        # Read and dropped, so that the refusal is not lost by a reset (http1.LINGER_BYTES).
+        # Read and dropped, so that the refusal is not lost by a reset (http.connection.LINGER_BYTES).
         at_most("F3", "bytes read past the cap (MB)", 65, (read - cap) / 2**20, 1),
         at_most("F3", "RSS growth / cap", 2, growth / cap, 1),
         none_of("F3", "served afterwards: broken", [b for b in (fine.broken(),) if b], 1),

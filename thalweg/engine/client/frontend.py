@@ -17,7 +17,7 @@ from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.hal.platform import ModelFacts
 from thalweg.params import SamplingParams
 from thalweg.quantization import registry as formats
-from thalweg.text.chat import Chat
+from thalweg.template.chat import Chat
 from thalweg.text.tokenizer import Tokenizer, check_vocab, load_tokenizer
 
 logger = logging.getLogger(__name__)

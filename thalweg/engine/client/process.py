@@ -9,13 +9,13 @@ import time
 from typing import Any
 
 import thalweg.errors
-from thalweg import processes
 from thalweg.config import EngineArgs
 from thalweg.engine import messages as m
 from thalweg.engine.client.standby import Standby
 from thalweg.engine.ipc.codec import Codec, FrameError
 from thalweg.engine.ipc.socket import AsyncChannel, ChannelClosedError
 from thalweg.errors import EngineDeadError, ThalwegError
+from thalweg.host import processes
 
 STOP_SECONDS = 5.0
 """How long an engine asked to stop may take before it is killed."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from thalweg import processes
 from thalweg.config import EngineArgs
 from thalweg.engine.ipc.pair import End, pair
+from thalweg.host import processes
 
 
 class Standby:

@@ -1,7 +1,7 @@
 """Compiling a model's kernels for a device that is not here: `python -m thalweg.engine.worker.absent`, once or several times.
 
 Each process builds the model on the platform's absent device, runs steps of every kind on it, and compiles its share of what
-they asked for. What it did it tells on a pipe, a JSON object a line; `thalweg.server.cli.compile` starts it and reads that.
+they asked for. What it did it tells on a pipe, a JSON object a line; `thalweg.cli.compile` starts it and reads that.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from typing import Any
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.config import read_config
 from thalweg.config import CacheConfig, DeviceConfig, EngineArgs, EngineConfig, ModelConfig, SchedulerConfig, check_args
-from thalweg.engine.worker import resolve
-from thalweg.engine.worker.plan import gib, history, plan, step_sizes, to_load
+from thalweg.engine.planning import resolve
+from thalweg.engine.planning.memory import gib, history, plan, step_sizes, to_load
 from thalweg.engine.worker.rehearsal import decodes, prompts
 from thalweg.engine.worker.runner import Runner
 from thalweg.errors import ConfigError, ThalwegError, UnsupportedModelError
@@ -26,7 +26,7 @@ from thalweg.hal.op import Binder
 from thalweg.hal.platform import Defaults, Limits, ModelFacts, Platform
 from thalweg.hal.step import StateBox, StepBatch, StepShape
 from thalweg.hal.weights import WeightFormat
-from thalweg.marks import mark
+from thalweg.host.marks import mark
 from thalweg.models import registry, sizes
 from thalweg.models.spec import ModelSpec
 from thalweg.quantization import online

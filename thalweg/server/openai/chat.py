@@ -10,14 +10,15 @@ from starlette.responses import Response
 
 from thalweg.errors import RequestError
 from thalweg.outputs import CompletionOutput, RequestOutput
+from thalweg.server.core.serving import Job, Serving
 from thalweg.server.errors import ApiError
-from thalweg.server.http import DONE, STARTED, EventStream, or_disconnect
+from thalweg.server.http.answer import DONE, STARTED, EventStream, or_disconnect
 from thalweg.server.openai import logprobs
+from thalweg.server.openai.answers import as_ids, finish, usage_of
 from thalweg.server.openai.chunks import ChunkWriter, Counter
 from thalweg.server.openai.conversation import Conversation
 from thalweg.server.openai.protocol import ChatRequest
 from thalweg.server.openai.sampling import chat_name, chat_params
-from thalweg.server.openai.serving import Job, Serving, finish
 
 
 async def chat_completions(serving: Serving, conversation: Conversation, http: Request) -> Response:
@@ -37,7 +38,7 @@ class Chat:
 
     def __init__(self, serving: Serving, request: ChatRequest, job: Job) -> None:
         self.serving, self.request, self.job = serving, request, job
-        self.as_ids = serving.as_ids(request)
+        self.as_ids = as_ids(serving, request)
         last = request.messages[-1]
         continued = request.continue_final_message and last.role == serving.settings.response_role
         self.role = last.role if request.continue_final_message else serving.settings.response_role
@@ -91,7 +92,7 @@ class Chat:
         )
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        usage, every = self.serving.usage_of(self.request)
+        usage, every = usage_of(self.serving, self.request)
         writer = ChunkWriter(self.job, self.serving, "chat.completion.chunk", usage)
         counter = Counter(self.job, self.serving)
         plain = not self.request.logprobs and not self.request.return_token_ids and not every

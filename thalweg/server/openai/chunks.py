@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from thalweg.server.openai.serving import Job, Serving
+from thalweg.server.core.serving import Job, Serving
 
 _BARE = b',"logprobs":null,"finish_reason":null}'
 

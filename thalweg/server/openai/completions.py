@@ -9,13 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.outputs import CompletionOutput, RequestOutput
+from thalweg.server.core.serving import Job, Serving
 from thalweg.server.errors import ApiError
-from thalweg.server.http import DONE, STARTED, EventStream, or_disconnect
+from thalweg.server.http.answer import DONE, STARTED, EventStream, or_disconnect
 from thalweg.server.openai import logprobs
+from thalweg.server.openai.answers import as_ids, finish, usage_of
 from thalweg.server.openai.chunks import ChunkWriter, Counter
 from thalweg.server.openai.protocol import CompletionRequest
 from thalweg.server.openai.sampling import completion_params
-from thalweg.server.openai.serving import Job, Serving, finish
 
 
 async def completions(serving: Serving, http: Request) -> Response:
@@ -57,7 +58,7 @@ class Completions:
 
     def __init__(self, serving: Serving, request: CompletionRequest, job: Job) -> None:
         self.serving, self.request, self.job = serving, request, job
-        self.as_ids = serving.as_ids(request)
+        self.as_ids = as_ids(serving, request)
         self.prompt_only = request.max_tokens == 0
 
     async def whole(self) -> bytes:
@@ -108,7 +109,7 @@ class Completions:
         return f"token_id:{token}" if self.as_ids else tokenizer.name_of(token) if tokenizer else ""
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        usage, every = self.serving.usage_of(self.request)
+        usage, every = usage_of(self.serving, self.request)
         writer = ChunkWriter(self.job, self.serving, "text_completion", usage)
         counter = Counter(self.job, self.serving)
         seen: dict[int, int] = {}

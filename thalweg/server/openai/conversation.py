@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.openai.protocol import ChatFields, ChatRequest, Message
-from thalweg.server.openai.serving import Serving
-from thalweg.text.chat import Chat
+from thalweg.template.chat import Chat
+from thalweg.template.messages import ContentFormat
 from thalweg.text.encoder import last_chars
-from thalweg.text.messages import ContentFormat
 
 FORMATS: dict[str, ContentFormat | None] = {"auto": None, "string": "string", "openai": "openai"}
 

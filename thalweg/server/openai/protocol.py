@@ -1,80 +1,41 @@
-"""Requests as clients may send them: every field typed and bounded. What becomes of other fields is `fields`' business.
+"""Requests of the OpenAI API as clients may send them: every field typed and bounded.
 
-The exact ranges of sampling are SamplingParams' business; here are types, shapes and outer bounds. Numbers and switches may
-be written as text ("0.7", "true"), as in the field; true is no number.
+The exact ranges of sampling are SamplingParams' business; here are types, shapes and outer bounds.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import orjson
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
-from pydantic_core import CoreSchema
+from pydantic import Field, model_validator
 
+from thalweg.server.core.schema import (
+    MAX_PROMPTS,
+    Asked,
+    Flag,
+    Int32,
+    Label,
+    MaxBytes,
+    Model,
+    Number,
+    Strings,
+    Text,
+    TokenIds,
+    Whole,
+)  # fmt: skip
 from thalweg.server.errors import ApiError
+from thalweg.server.openai.refused import refuse, refuse_tools
 
-MAX_PROMPTS = 4096
-MAX_TOKENS = 2_000_000
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1024
 
-MAX_DIGITS = 32
-"""Characters of a number written as text."""
-_WHOLE, _DECIMAL = re.compile(r"[+-]?\d+"), re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
+class Body(Model):
+    """A body whose fields are this API's."""
 
-def _to_bool(value: Any) -> Any:
-    """ "true" and 1 as true; what is no switch as it is."""
-    if isinstance(value, str):
-        return {"true": True, "false": False}.get(value.lower(), value)
-    return bool(value) if type(value) is int and value in (0, 1) else value
-
-
-def _to_int(value: Any) -> Any:
-    """ "5" and 5.0 as 5; what is no whole number as it is."""
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else value
-    whole = isinstance(value, str) and len(value) <= MAX_DIGITS and value.isascii() and _WHOLE.fullmatch(value)
-    return int(value) if whole else value
-
-
-def _to_float(value: Any) -> Any:
-    """ "0.7" as 0.7; what is no number as it is."""
-    decimal = isinstance(value, str) and len(value) <= MAX_DIGITS and value.isascii() and _DECIMAL.fullmatch(value)
-    return float(value) if decimal else value
-
-
-Flag = Annotated[bool, BeforeValidator(_to_bool)]
-Whole = Annotated[int, BeforeValidator(_to_int)]
-Text = Annotated[str, Field(max_length=32 * 2**20)]
-Label = Annotated[str, Field(max_length=1024)]
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenIds = Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
-Number = Annotated[float, BeforeValidator(_to_float), Field(allow_inf_nan=False, ge=-1e9, le=1e9)]
-Int32 = Annotated[Whole, Field(ge=-(2**31), lt=2**31)]
-Strings = Annotated[list[Annotated[str, Field(max_length=65536)]], Field(max_length=1000)]
-
-
-@dataclass(frozen=True, slots=True)
-class MaxBytes:
-    """Bounds a field of any JSON type by the bytes it takes as JSON."""
-
-    most: int
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return handler.generate_schema(Annotated[source, AfterValidator(self._check)])
-
-    def _check(self, value: Any) -> Any:
-        if len(orjson.dumps(value)) > self.most:
-            raise ValueError(f"takes more than {self.most} bytes")
-        return value
-
-
-class Model(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
+    @classmethod
+    def refuse(cls, body: dict[str, Any]) -> None:
+        refuse(body)
 
 
 class StreamOptions(Model):
@@ -82,10 +43,9 @@ class StreamOptions(Model):
     continuous_usage_stats: Flag | None = False
 
 
-class Request(Model):
+class Request(Asked, Body):
     """What completions and chat share."""
 
-    model: Label | None = None
     stream: Flag | None = False
     stream_options: StreamOptions | None = None
 
@@ -110,12 +70,8 @@ class Request(Model):
     bad_words: Annotated[list[Label], Field(max_length=1000)] | None = None
     allowed_token_ids: TokenIds | None = None
     prompt_logprobs: Int32 | None = None
-    truncate_prompt_tokens: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
 
     echo: Flag | None = False
-    priority: Int32 = 0
-    request_id: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     return_tokens_as_token_ids: Flag | None = None
     return_token_ids: Flag | None = None
 
@@ -212,7 +168,7 @@ class Tool(Model):
     function: FunctionDefinition
 
 
-class ChatFields(Model):
+class ChatFields(Body):
     """What chat and tokenising a chat share."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -231,6 +187,11 @@ class ChatFields(Model):
 
 
 class ChatRequest(Request, ChatFields):
+    @classmethod
+    def refuse(cls, body: dict[str, Any]) -> None:
+        super().refuse(body)
+        refuse_tools(body)
+
     max_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
     max_completion_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
     logprobs: Flag | None = False
@@ -246,7 +207,7 @@ class ChatRequest(Request, ChatFields):
         return self
 
 
-class TokenizeText(Model):
+class TokenizeText(Body):
     model: Label | None = None
     prompt: Text
     add_special_tokens: Flag = True
@@ -258,6 +219,6 @@ class TokenizeChat(ChatFields):
     return_token_strs: Flag | None = False
 
 
-class DetokenizeRequest(Model):
+class DetokenizeRequest(Body):
     model: Label | None = None
     tokens: TokenIds

@@ -7,12 +7,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
-from thalweg.server.http import respond
-from thalweg.server.middleware import tenant_of
+from thalweg.server.http.answer import respond
+from thalweg.server.http.middleware import tenant_of
 from thalweg.server.openai.conversation import Conversation
 from thalweg.server.openai.protocol import DetokenizeRequest, TokenizeChat, TokenizeText
-from thalweg.server.openai.serving import Serving
 
 
 async def tokenize(serving: Serving, conversation: Conversation, http: Request) -> Response:

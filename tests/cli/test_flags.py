@@ -1,0 +1,534 @@
+"""Every flag of the field is honoured or refused in words; values are read by the documented grammar."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from thalweg.cli import common, flags, main
+from thalweg.cli import serve as serve_command
+from thalweg.cli.grammar import dotted, human_int, merge
+from thalweg.config import EngineArgs, SpeculationConfig, speculation
+from thalweg.errors import ConfigError
+from thalweg.host import envs
+from thalweg.server.settings import ServerSettings
+
+
+def parse(*words: str):
+    return common.parse("serve", list(words), serve_command._arguments, about="", server=True)
+
+
+def engine(*words: str) -> EngineArgs:
+    namespace = parse(*words)
+    return common.engine_args(namespace, namespace.model_tag)
+
+
+def server(*words: str) -> ServerSettings:
+    return serve_command.settings(flags.server_settings(parse(*words)))
+
+
+def complaint(capsys, *words: str) -> str:
+    with pytest.raises(SystemExit) as e:
+        parse(*words)
+    assert e.value.code == 2
+    return capsys.readouterr().err
+
+
+def value_for(flag: flags.Flag) -> list[str]:
+    """Some value of the right type that is not the default."""
+    return {
+        "bool": [],
+        "int": ["3"],
+        "float": ["0.5"],
+        "human-int": ["2k"],
+        "json": ['{"a": 1}'],
+        "list": ["x"],
+        "str": ["x"],
+        "choice": [next((c for c in flag.choices or ("x",) if c != flag.default), "x")],
+    }[flag.type]
+
+
+NOT_HONOURED = [f for f in flags.table().values() if not flags._honoured(f)]
+
+
+@pytest.mark.parametrize("flag", [f for f in NOT_HONOURED if f.group != "Removed"], ids=lambda f: f.name)
+def test_a_flag_that_is_not_honoured_is_refused_with_why_and_what_to_do(flag):
+    same = flags.SAME_AS_NOW.get(flag.dest, ())
+    value = value_for(flag) if not same or flag.type != "choice" else ["something-else"]
+    with pytest.raises(ConfigError) as e:
+        parse(f"--{'no-' if flag.default is True else ''}{flag.name}", *value)
+    assert str(e.value).startswith(f"--{flag.name}: {flag.refusal}")
+
+
+@pytest.mark.parametrize("flag", [f for f in NOT_HONOURED if f.group == "Removed"], ids=lambda f: f.name)
+def test_a_flag_the_field_removed_is_named_in_a_warning_that_says_what_holds_now(flag, capsys):
+    parse(f"--{flag.name}", *value_for(flag))
+    assert capsys.readouterr().err == f"warning: --{flag.name} has no effect: {flag.refusal}\n"
+
+
+def test_refusals_stand_for_themselves():
+    """No page that is not in the wheel; every flag they name is known; none is there for what is honoured."""
+    for flag in flags.table().values():
+        assert bool(flag.refusal) is (flag in NOT_HONOURED), flag.name
+        assert "docs/" not in flag.refusal
+        assert 30 < len(flag.refusal) < 260 or not flag.refusal, flag.name
+        for named in re.findall(r"(?<!\w)--([a-z][a-z-]*)", flag.refusal):
+            known = named.removeprefix("no-") in flags.table() or named in ("cpunodebind", "membind")
+            assert known, (flag.name, named)
+        for advised in re.findall(r"use --([a-z-]+)", flag.refusal):
+            assert flags._honoured(flags.table()[advised.removeprefix("no-")]), (flag.name, advised)
+
+
+@pytest.mark.parametrize("flag", [f for f in flags.table().values() if flags._honoured(f)], ids=lambda f: f.name)
+def test_an_honoured_flag_arrives(flag):
+    if flag.dest in flags.COMMAND:
+        pytest.skip("no field of either; tested by name")
+    if flag.dest in (
+        "middleware",
+        "enable_log_outputs",
+        "trust_remote_code",
+        "ssl_keyfile",
+        "ssl_certfile",
+        "ssl_ca_certs",
+        "ssl_cert_reqs",
+        "fingerprint_mode",
+        "speculative_config",
+        "spec_method",
+        "spec_tokens",
+    ):
+        pytest.skip("refuses this value or needs a companion; tested by name")
+    choices = flags.CHOICES.get(flag.dest, flag.choices if flag.type == "choice" else None)
+    target, kind = (EngineArgs, engine) if flag.dest in flags.ENGINE else (ServerSettings, server)
+    default = getattr(target(), flag.dest)
+    words = {
+        "bool": [f"--{'no-' if default is True else ''}{flag.name}"],
+        "json": [f"--{flag.name}", '["x"]' if flag.name.startswith("allowed") else '{"a": 1}'],
+        "int": [f"--{flag.name}", "1" if "partial" in flag.name else "2000" if "h11" in flag.name else "3"],
+        "float": [f"--{flag.name}", "1.5" if flag.name.endswith(("-timeout", "-slowdown")) else "0.5"],
+        "human-int": [f"--{flag.name}", "2k"],
+        "list": [f"--{flag.name}", "x", "y"],
+        "choice": [f"--{flag.name}", next((c for c in choices or () if c != default), "x")],
+        "str": [f"--{flag.name}", {"device": "cpu", "root-path": "/x", "chat-template": "{{ a }}"}.get(flag.name, "x")],
+    }[flag.type]
+    if flag.name == "fingerprint-value":
+        words += ["--fingerprint-mode", "custom"]
+    expected = {
+        "bool": default is not True,
+        "json": ["x"] if "allowed" in flag.name else {"a": 1},
+        "int": int(words[-1]) if flag.type == "int" else None,
+        "float": float(words[-1]) if flag.type == "float" else None,
+        "human-int": 2000,
+        "list": ["x", "y"],
+    }
+    assert getattr(kind(*words), flag.dest) == expected.get(flag.type, words[1] if len(words) > 1 else None)
+
+
+def test_every_engine_argument_and_server_setting_has_a_flag():
+    names = {f.dest for f in flags.table().values()}
+    assert names >= flags.ENGINE | flags.SERVER
+
+
+def test_a_flag_that_asks_for_what_happens_anyway_is_accepted(capsys):
+    parse("--no-enable-lora", "--no-enforce-eager", "--tensor-parallel-size", "1", "--runner", "generate", "-pp", "1")
+    parse("--tokenizer-mode", "slow", "--code-revision", "main", "--scheduler-reserve-full-isl", "--limit-mm-per-prompt", "{}")
+    parse(
+        "--task", "generate", "--max-lora-rank", "16", "--distributed-executor-backend", "mp", "--performance-mode", "balanced"
+    )
+    assert capsys.readouterr().err == ""
+    for words in (["-pp"], ["--pipeline-parallel-size", "2"], ["--no-scheduler-reserve-full-isl"], ["--enable-lora"]):
+        with pytest.raises(ConfigError):
+            parse(*words)
+
+
+def test_every_flag_at_its_default_is_accepted_or_honoured():
+    """It says no more than leaving it out."""
+    for flag in NOT_HONOURED:
+        if flag.group != "Removed" and flag.default is not None and flag.type not in ("bool", "list"):
+            text = json.dumps(flag.default) if flag.type == "json" else str(flag.default)
+            parse(f"--{flag.name}", text)
+
+
+def test_code_of_repositories_is_not_run_whatever_its_revision():
+    with pytest.raises(ConfigError, match="trust_remote_code"):
+        engine("--code-revision", "main", "--trust-remote-code")
+
+
+def test_a_replaced_flag_is_refused_with_what_replaced_it():
+    for words, said in (
+        (["--task", "embed"], "--runner pooling --convert embed"),
+        (["--rope-theta", "5"], "--hf-overrides"),
+        (["--enable-reasoning"], "--reasoning-parser"),
+    ):
+        with pytest.raises(ConfigError, match=said) as e:
+            parse(*words)
+        assert "leave it out" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "eager"),
+    [
+        (["-O3"], False),
+        (["-O=1"], False),
+        (["-O", "2"], False),
+        (["--optimization-level", "3"], False),
+        (["-O0"], True),
+        (["-O0", "--no-enforce-eager"], False),
+        (["--enforce-eager"], True),
+        (["-cc.mode=3"], False),
+        (["-cc.mode", "3", "-cc.cudagraph_mode=NONE"], True),
+        (["--compilation-config", '{"level": 3, "cudagraph_mode": "FULL"}'], False),
+        (["-cc", "3"], False),
+    ],
+)
+def test_levels_of_compiling(words, eager):
+    assert engine(*words).enforce_eager is eager
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-cc.mode=7"], "compilation-config.mode: 7 is not one of"),
+        (["-cc.cudagraph_mode=SOME"], "cudagraph_mode: 'SOME' is not one of NONE"),
+        (["-cc.mode=3", "-cc.backend=inductor"], r"--compilation-config\.backend: the platform decides"),
+    ],
+)
+def test_what_of_compiling_is_not_honoured_is_refused_by_key(words, said):
+    with pytest.raises(ConfigError, match=said):
+        engine(*words)
+
+
+def test_all_refusals_at_once():
+    with pytest.raises(ConfigError) as e:
+        parse("--enable-lora", "--data-parallel-size", "2", "--kv-transfer-config.kv_connector", "x")
+    assert len(e.value.problems) == 3
+
+
+def test_drafts_are_asked_for_by_an_object_its_keys_or_in_short():
+    whole = engine("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}')
+    given = ("method=ngram", "num_speculative_tokens=4", "prompt_lookup_max=3")
+    parts = engine(*(f"--speculative-config.{key}" for key in given))
+    short = engine("--spec-method", "ngram", "--spec-tokens", "4", "--speculative-config.prompt_lookup_max", "3")
+    want = SpeculationConfig(tokens=4, lookup_min=3, lookup_max=3)
+    assert [speculation(args) for args in (whole, parts, short)] == [want] * 3
+    assert speculation(engine()) is None
+    assert speculation(engine("--spec-method", "ngram", "--spec-tokens", "2")) == SpeculationConfig(
+        tokens=2, lookup_min=5, lookup_max=5
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"num_speculative_tokens": 4}, "method: must be 'ngram', the one this version has, not None"),
+        ({"method": "eagle3", "num_speculative_tokens": 4}, "not 'eagle3'"),
+        ({"method": "ngram"}, "num_speculative_tokens: must be a whole number from 1 to 64, not None"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "from 1 to 64, not 0"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "not True"),
+        ({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 5, "prompt_lookup_max": 3}, "5 exceeds"),
+        ({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": "3"}, "prompt_lookup_max: must be"),
+        ({"method": "ngram", "num_speculative_tokens": 4, "model": "x"}, "'model' is not supported"),
+    ],
+)
+def test_drafts_that_cannot_be_made_are_refused_by_field(said, words):
+    with pytest.raises(ConfigError) as e:
+        engine("--speculative-config", json.dumps(said))
+    assert "speculative_config: " in str(e.value)
+    assert words in str(e.value)
+
+
+def test_drafts_asked_for_twice_must_agree():
+    with pytest.raises(ConfigError, match="num_speculative_tokens is 4 there and 3 in its short flag"):
+        engine("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}', "--spec-tokens", "3")
+
+
+def test_underscores_and_equals_signs():
+    args = engine("org/model", "--max_model_len=4k", "--no_enable_prefix_caching", "--scheduling-policy=priority")
+    assert (args.model, args.max_model_len, args.enable_prefix_caching, args.scheduling_policy) == (
+        "org/model",
+        4000,
+        False,
+        "priority",
+    )
+
+
+def test_newer_names_of_the_field_are_known():
+    made = server("--max-num-queued-reqs", "5", "--max-num-queued-tokens", "2k")
+    assert (made.max_queued_requests, made.max_queued_tokens) == (5, 2000)
+    assert engine("--device-memory-utilization", "0.5").gpu_memory_utilization == 0.5
+
+
+def test_context_length_auto_and_minus_one():
+    assert engine("--max-model-len", "auto").max_model_len == -1
+    assert engine("--max-model-len", "-1").max_model_len == -1
+
+
+def test_dotted_json():
+    args = engine("--hf-overrides.a.b", "2k", "--hf-overrides.c=x", "--hf_overrides.l+", "1,2", "--hf-overrides.l+=3")
+    assert args.hf_overrides == {"a": {"b": 2000}, "c": "x", "l": [1, 2, 3]}
+
+
+def test_the_last_of_two_wins_with_a_warning(capsys):
+    assert server("--port", "1", "--port", "2").port == 2
+    assert "--port is given more than once" in capsys.readouterr().err
+
+
+def test_hf_token_alone_means_the_stored_one():
+    assert engine("--hf-token").hf_token is True
+    assert engine("--hf-token", "abc").hf_token == "abc"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--prot", "1"], "did you mean --port?"),
+        (["--max-model-length", "1"], "--max-model-len"),
+        (["--qqqqq"], "unknown flag --qqqqq"),
+        (["--port", "abc"], "--port: 'abc' is not a whole number"),
+        (["--port"], "--port"),
+        (["--dtype", "int4"], "--dtype: 'int4' is not one of auto"),
+        (["--gpu-memory-utilization", "nan"], "not a finite number"),
+        (["--max-model-len", "1.5K"], "powers of 1024"),
+        (["--hf-overrides", "{"], "not valid JSON"),
+        (["a", "b"], "b"),
+    ],
+)
+def test_wrong_usage_is_told_in_words(capsys, words, said):
+    assert said in complaint(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--port", "70000"], "--port"),
+        (["--ssl-certfile", "/no/file"], "--ssl-certfile"),
+        (["--ssl-cert-reqs", "7"], "--ssl-cert-reqs"),
+        (["--fingerprint-mode", "custom"], "--fingerprint-value"),
+        (["--root-path", "x"], "--root-path"),
+        (["--chat-template", "/no/such/file"], "--chat-template"),
+        (["--allowed-origins", '{"a": 1}'], "--allowed-origins"),
+        (["--default-chat-template-kwargs", "[1]"], "--default-chat-template-kwargs"),
+        (["--api-key", ""], "--api-key"),
+        (["--shutdown-timeout", "-1"], "--shutdown-timeout"),
+    ],
+)
+def test_wrong_server_settings(words, said):
+    with pytest.raises(ConfigError, match=said):
+        server(*words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--gpu-memory-utilization", "2"],
+        ["--block-size", "0"],
+        ["--max-logprobs", "-2"],
+        ["--trust-remote-code"],
+        ["--model", ""],
+    ],
+)
+def test_wrong_engine_arguments(words):
+    with pytest.raises(ConfigError, match=words[0][2:].replace("-", "[-_]")):
+        engine(*words)
+
+
+def test_unknown_device_names_the_known():
+    with pytest.raises(ConfigError, match="reference"):
+        engine("--device", "abacus")
+
+
+def test_the_key_may_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("THALWEG_API_KEY", "secret")
+    assert server().api_key == ["secret"]
+    assert server("--api-key", "a", "b").api_key == ["a", "b"]
+
+
+VARIABLES = [
+    ("API_KEY", "secret", lambda: server().api_key, ["secret"], []),
+    ("BATCH_INVARIANT", "1", lambda: engine().batch_invariant, True, None),
+    ("HTTP_TIMEOUT_KEEP_ALIVE", "7", envs.keep_alive_seconds, 7, 5),
+    ("LOGGING_LEVEL", "debug", envs.log_level, "DEBUG", "INFO"),
+    ("LOG_STATS_INTERVAL", "3", envs.log_stats_seconds, 3, 10),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "read", "value", "default"), VARIABLES, ids=[v[0] for v in VARIABLES])
+def test_variables_of_vllm_with_a_twin_are_honoured_and_ours_come_first(monkeypatch, name, text, read, value, default):
+    assert f"VLLM_{name}" in envs.TWINS
+    assert read() == default
+    monkeypatch.setenv(f"VLLM_{name}", text)
+    assert read() == value
+    monkeypatch.setenv(f"VLLM_{name}", "nonsense")
+    monkeypatch.setenv(f"THALWEG_{name}", text)
+    assert read() == value
+
+
+def test_every_twin_is_tested():
+    assert set(envs.TWINS) == {f"VLLM_{v[0]}" for v in VARIABLES}
+
+
+def test_a_wrong_value_is_told_by_the_variable_it_was_set_in(monkeypatch):
+    monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "soon")
+    with pytest.raises(ConfigError, match="VLLM_HTTP_TIMEOUT_KEEP_ALIVE: 'soon' is not a number"):
+        envs.keep_alive_seconds()
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "yes")
+    with pytest.raises(ConfigError, match="VLLM_BATCH_INVARIANT: 'yes' must be 0 or 1"):
+        engine()
+
+
+def test_a_flag_wins_over_the_environment(monkeypatch):
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    assert engine("--no-batch-invariant").batch_invariant is False
+
+
+def test_other_variables_of_vllm_are_named_in_one_warning_without_their_values(monkeypatch, capsys):
+    parse()
+    assert capsys.readouterr().err == ""
+    for name in (
+        "VLLM_API_KEY",
+        "VLLM_NO_USAGE_STATS",
+        "VLLM_ATTENTION_BACKEND",
+        "VLLM_NEVER_HEARD_OF",
+        "VLLM_CPU_KVCACHE_SPACE",
+    ):
+        monkeypatch.setenv(name, "s3cret")
+    monkeypatch.setenv("VLLM_EMPTY", "")
+    parse()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("warning: ")
+    assert "VLLM_CPU_KVCACHE_SPACE (use --kv-cache-memory-bytes" in said
+    assert all(n in said for n in ("VLLM_ATTENTION_BACKEND", "VLLM_NEVER_HEARD_OF"))
+    assert not any(n in said for n in ("VLLM_API_KEY", "VLLM_NO_USAGE_STATS", "VLLM_EMPTY", "s3cret"))
+
+
+def test_a_template_file_is_read(tmp_path):
+    (tmp_path / "t.jinja").write_text("{{ messages }}")
+    assert server("--chat-template", str(tmp_path / "t.jinja")).chat_template == "{{ messages }}"
+
+
+def test_human_numbers():
+    assert [human_int(t) for t in ("7", "2k", "1.5k", "2K", "1m", "1M", "-1")] == [7, 2000, 1500, 2048, 10**6, 2**20, -1]
+    for bad in ("", "k", "1.5", "1.2345k", "1.5K", "1e3", "0x10", "1 k"):
+        with pytest.raises(ValueError, match="whole number"):
+            human_int(bad)
+
+
+def test_dotted_and_merge():
+    assert merge(dotted("a.b", "1"), dotted("a.c", "[2]")) == {"a": {"b": 1, "c": [2]}}
+
+
+def test_help_topics(capsys):
+    shown = {}
+    for topic in ("--help", "--help=all", "--help=Frontend", "--help=lora"):
+        with pytest.raises(SystemExit) as e:
+            parse(topic)
+        assert e.value.code == 0
+        shown[topic] = capsys.readouterr().out
+    assert "--port" in shown["--help"]
+    assert "SchedulerConfig" in shown["--help"]
+    assert "--enable-lora" not in shown["--help"]
+    assert all(
+        f"-{f.name}" in shown["--help=all"] or f"]{f.name}" in shown["--help=all"]
+        for f in flags.table().values()
+        if f.group not in flags.GONE
+    )
+    assert "--dtype" not in shown["--help=Frontend"]
+    assert "[no-]enable-lora" in shown["--help=lora"]
+    assert "not supported: adapters" in shown["--help=lora"]
+
+
+def test_help_is_quick_and_loads_no_framework():
+    for words in (["--help"], ["serve", "--help"], ["bench", "latency", "--help"]):
+        code = (
+            "import sys; from thalweg.cli import main\n"
+            f"try: main({words!r})\nexcept SystemExit: pass\n"
+            "print(sorted({'torch', 'fastapi', 'transformers', 'uvicorn'} & set(sys.modules)))"
+        )
+        start = time.perf_counter()
+        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+        assert out.splitlines()[-1] == "[]", f"{words} took {time.perf_counter() - start:.2f} s"
+
+
+def test_the_whole_server_loads_no_tensor_framework():
+    code = "import sys, thalweg.server.serve; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert out.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nonsense"], "no such command"),
+        (["complete"], "not in this version"),
+        (["run-batch"], "not in this version"),
+        (["bench", "sweep"], "not in this version"),
+        (["bench", "nonsense"], "no such benchmark"),
+        (["serve", "--config", "/no/x.yaml"], "--config"),
+        (["serve", "x", "--model", "y"], "--model"),
+        (["serve", "/no/such/directory", "--port", "0"], "/no/such/directory"),
+        (["serve", "--port", "-5"], "--port"),
+        (["generate", ""], "PROMPT"),
+        (["generate", "x", "--temperature", "-1"], "--temperature"),
+        (["generate", "x", "--stop", ""], "--stop"),
+        (["generate", "x", "--skip-tokenizer-init"], "--skip-tokenizer-init"),
+        (["generate", "x", "--port", "1"], "--port"),
+        (["chat", "--api-key", "x"], "--api-key"),
+        (["chat", "model", "--url", "http://localhost:1/v1"], "MODEL"),
+        (["chat", "--url", "http://localhost:1/v1", "--dtype", "float32"], "--dtype"),
+        (["chat", "--url", "localhost"], "--url"),
+        (["chat", "--url", "http://127.0.0.1:1/v1", "-q", "hi"], "cannot reach"),
+        (["bench", "latency", "--use-beam-search"], "--use-beam-search"),
+        (["bench", "latency", "--batch-size", "0"], "--batch-size"),
+        (["bench", "latency", "--output-json", "/no/such/dir/x"], "--output-json"),
+        (["bench", "throughput", "--dataset-name", "sonnet"], "--dataset-name"),
+        (["bench", "throughput", "--random-range-ratio", "2"], "--random-range-ratio"),
+        (["bench", "throughput", "--lora-path", "x"], "--lora-path"),
+    ],
+)
+def test_commands_refuse_in_words(capsys, words, said):
+    try:
+        code = main(words)
+    except SystemExit as e:
+        code = e.code
+    err = capsys.readouterr().err
+    assert code in (1, 2), err
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_version_and_usage(capsys):
+    import thalweg
+
+    assert main(["--version"]) == 0
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert thalweg.__version__ in out
+    assert "collect-env" in out
+
+
+def test_backends_and_collect_env(capsys):
+    assert main(["backends", "--json"]) == 0
+    rows = {r["platform"]: r for r in json.loads(capsys.readouterr().out)}
+    assert rows["cpu"]["available"]
+    assert all(r["reason"] for r in rows.values())
+    assert sum(r["auto"] for r in rows.values()) == 1
+    assert main(["backends"]) == 0
+    assert "reference" in capsys.readouterr().out
+    assert main(["collect-env", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["libraries"]["fastapi"][0].isdigit()
+    assert {r["platform"] for r in report["platforms"]} == set(rows)
+    assert main(["collect-env"]) == 0
+    assert "memory:" in capsys.readouterr().out
+
+
+def test_a_platform_that_is_not_installed_may_be_written_out() -> None:
+    written = "some.package:SomePlatform"
+    assert engine("--device", written).device == written
+    with pytest.raises(ConfigError, match="unknown platform 'some'"):
+        engine("--device", "some")

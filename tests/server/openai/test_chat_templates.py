@@ -1,0 +1,99 @@
+"""Chat templates over HTTP: those of clients only where allowed, bombs hurt nobody else, special text is text."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from fake_engine import TEMPLATE, FakeEngine
+
+from thalweg.errors import UnavailableError
+from thalweg.template.jail import LimitError
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+SPIN = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def body(**fields: object) -> dict[str, object]:
+    return {"messages": MESSAGES, "max_tokens": 2, **fields}
+
+
+def test_a_bomb_is_refused_and_others_are_served_meanwhile(start):
+    server = start(trust_request_chat_template=True)
+    answers: list[object] = []
+    bombs = [
+        threading.Thread(
+            target=lambda: answers.append(server.post("/v1/chat/completions", body(chat_template=SPIN), timeout=60))
+        )
+        for _ in range(3)
+    ]
+    for bomb in bombs:
+        bomb.start()
+    served = 0
+    while not answers:
+        assert server.post("/v1/chat/completions", body()).status_code == 200
+        assert server.get("/health").status_code == 200
+        served += 1
+    for bomb in bombs:
+        bomb.join()
+    assert served > 3
+    for answer in answers:
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "chat_template"), error
+        assert "took longer" in error["message"]
+    assert server.post("/v1/chat/completions", body(chat_template="x"), timeout=60).status_code == 200
+
+
+def test_what_is_nobodys_doing_is_no_400(start, monkeypatch, logged):
+    server = start()
+    monkeypatch.setattr(server.engine.chat._own, "run", lambda job: (_ for _ in ()).throw(UnavailableError("it stood still")))
+    answer = server.post("/v1/chat/completions", body())
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    monkeypatch.setattr(
+        server.engine.chat._own, "run", lambda job: (_ for _ in ()).throw(LimitError("chat_template: took longer"))
+    )
+    answer = server.post("/v1/chat/completions", body())
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"].startswith("the model's own chat_template: took longer")
+    assert "Traceback" not in "".join(logged)
+
+
+def test_templates_of_clients_need_the_flag_and_parse_errors_are_theirs(start):
+    closed, trusting = start(), start(trust_request_chat_template=True)
+    assert "--trust-request-chat-template" in closed.post("/v1/chat/completions", body(chat_template="x")).text
+    for path in ("/v1/chat/completions", "/tokenize"):
+        fields = body(chat_template="{% for %}")
+        answer = trusting.post(path, fields if path != "/tokenize" else {k: fields[k] for k in ("messages", "chat_template")})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template"), answer.text
+
+
+def test_keyword_arguments_cannot_replace_what_templates_rely_on(start):
+    server = start(trust_request_chat_template=True)
+    for name in ("messages", "range", "raise_exception", "strftime_now", "_x", "a-b"):
+        answer = server.post("/v1/chat/completions", body(chat_template_kwargs={name: 1}))
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template_kwargs"), name
+
+
+def test_a_model_without_a_template_takes_one_from_the_client(start):
+    server = start(FakeEngine(template=None), trust_request_chat_template=True)
+    assert server.post("/v1/chat/completions", body()).json()["error"]["param"] == "messages"
+    assert server.post("/v1/chat/completions", body(chat_template=TEMPLATE)).status_code == 200
+    assert server.engine.prompts[-1]["prompt"] == "<user>hi\n<assistant>"
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ '\\ud800' }}", "{{ raise_exception('\\udfff') }}", "{{ {}['\\ud800'].x }}", "a{{ '\\ud800\\udc00'[0] }}"]
+)
+def test_what_is_no_text_is_the_templates_fault(start, template):
+    answer = start(trust_request_chat_template=True).post("/v1/chat/completions", body(chat_template=template))
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] in ("chat_template", "messages")
+
+
+@pytest.mark.parametrize("codec", ["zip", "hz", "mbcs", "idna", "nowhere"])
+def test_a_template_does_not_learn_where_things_are_installed(start, codec):
+    template = f"{{{{ 'a'.encode('{codec}') }}}}"
+    answer = start(trust_request_chat_template=True).post("/v1/chat/completions", body(chat_template=template))
+    if answer.status_code != 200:
+        assert answer.status_code == 400
+        assert "/" not in answer.json()["error"]["message"]

@@ -1,0 +1,69 @@
+"""`--config FILE`: flags from a YAML file, under what the command line says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from thalweg.cli import flags
+from thalweg.errors import ConfigError
+
+MAX_BYTES = 1_000_000
+MODEL = ("model", "model_tag", "model-tag")
+
+
+def fill(namespace: argparse.Namespace, parser: flags.Parser) -> None:
+    """The flags of the file that --config names, where the command line did not give them. ConfigError, or the parser's own
+    error, names file and flag."""
+    file = flags.given(namespace, "config")
+    if file is None:
+        return
+    parser.where = f"{file}: "
+    there = parser.parse_args(flags.normalise(words_of(Path(file)), parser))
+    parser.where = ""
+    if flags.given(there, "config") is not None:
+        raise ConfigError(f"{file}: config: a file cannot name another one")
+    for flag in flags.table().values():
+        value = flags.given(there, flag.dest)
+        if value is not None and flags.given(namespace, flag.dest) is None:
+            setattr(namespace, flag.dest, value)
+
+
+def words_of(file: Path) -> list[str]:
+    """The file as words of a command line: true is the bare flag, false its --no- form, null nothing, a list several values,
+    an object JSON. Names have dashes or underscores."""
+    known = {option[2:] for f in flags.table().values() for option in f.options if option.startswith("--")}
+    words: list[str] = []
+    for key, value in _read(file).items():
+        name = "model" if key in MODEL else str(key).replace("_", "-")
+        if name.partition(".")[0] not in known:
+            raise ConfigError(f"{file}: {key}: there is no such flag; keys are names of flags, without dashes in front")
+        if value is True or value is False:
+            words.append(f"--{'' if value else 'no-'}{name}")
+        elif isinstance(value, dict) or (isinstance(value, list) and flags.table().get(name, flags.UNKNOWN).type == "json"):
+            words += [f"--{name}", json.dumps(value)]
+        elif isinstance(value, list):
+            words += [f"--{name}", *map(str, value)] if value else []
+        elif value is not None:
+            words.append(f"--{name}={value}")
+    return words
+
+
+def _read(file: Path) -> dict[Any, Any]:
+    import yaml
+
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"--config: {file} has more than {MAX_BYTES} bytes")
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"--config: {str(file)!r} cannot be read: {e}") from None
+    except yaml.YAMLError as e:
+        raise ConfigError(f"--config: {file} is not valid YAML: {' '.join(str(e).split())}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config: {file} must hold names of flags and their values, not {type(content).__name__}")
+    return content

@@ -1,0 +1,325 @@
+"""The flags of `serve` and of every command that starts an engine: one table (flags.json), three fates.
+
+A flag is honoured (a field of EngineArgs or ServerSettings, or one of COMMAND), or refused in words, or unknown and refused
+with the nearest name. Nothing is parsed and ignored. The rows of the table are [name, aliases, type, choices, default, group,
+help]; the defaults are the field's, shown in help - what is honoured takes its default from the settings class. What is not
+honoured has an eighth part, the refusal: why, and what to do instead. Of flags that the field has removed, those of group
+Removed had no effect any more and are named in a warning; those of group Replaced asked for something, and are refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, NoReturn
+
+import msgspec
+
+from thalweg.cli.grammar import OWN_VALUES, VALUES, dotted, merge
+from thalweg.config import (
+    DTYPES,
+    KV_CACHE_DTYPES,
+    LOAD_FORMATS,
+    LOGPROBS_MODES,
+    POLICIES,
+    PREFIX_HASHES,
+    QUANTIZATIONS,
+    EngineArgs,
+    check_args,
+)
+from thalweg.errors import ConfigError
+from thalweg.host import envs
+from thalweg.server.settings import ServerSettings
+
+CHOICES = {
+    "dtype": DTYPES,
+    "kv_cache_dtype": tuple(KV_CACHE_DTYPES),
+    "load_format": LOAD_FORMATS,
+    "logprobs_mode": LOGPROBS_MODES,
+    "prefix_caching_hash_algo": PREFIX_HASHES,
+    "quantization": QUANTIZATIONS,
+    "scheduling_policy": POLICIES,
+}
+"""Where this version has fewer (or other) values than the field."""
+SAME_AS_NOW: dict[str, tuple[str, ...]] = {
+    "attention_backend": ("auto",),
+    "config_format": ("hf",),
+    "convert": ("none",),
+    "distributed_executor_backend": ("mp", "uni"),
+    "model_impl": ("vllm",),
+    "runner": ("generate",),
+    "safetensors_load_strategy": ("lazy",),
+    "task": ("auto", "generate"),
+    "tokenizer_mode": ("hf", "slow"),
+}
+"""Values of flags this version does not have, beside their defaults, that ask for what it does anyway. mp and uni: one process
+beside the server. vllm: implementations of our own. lazy: mapped files. hf, slow: other code for the tokenizer of the model's
+files, with the same tokens."""
+GONE = ("Removed", "Replaced")
+COMMAND = frozenset({"code_revision", "compilation_config", "config", "fail_on_environ_validation", "optimization_level"})
+"""Honoured by the command line itself, here or in common.parse. code_revision: of code that is never run, so any is the right
+one."""
+NO_COMPILER = "the platform decides what is compiled and captured; of this object mode, level and cudagraph_mode are read"
+GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+_UNSET = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    name: str
+    aliases: tuple[str, ...]
+    type: str
+    choices: tuple[str, ...] | None
+    default: Any
+    group: str
+    help: str
+    refusal: str = ""
+
+    @property
+    def dest(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def options(self) -> list[str]:
+        return [f"--{self.name}", *self.aliases]
+
+
+@cache
+def table() -> dict[str, Flag]:
+    """Every known flag, by name without dashes in front."""
+    rows = json.loads(files(__package__).joinpath("flags.json").read_text(encoding="utf-8"))
+    return {r[0]: Flag(r[0], tuple(r[1]), r[2], tuple(r[3]) if r[3] else None, *r[4:]) for r in rows}
+
+
+UNKNOWN = Flag("", (), "str", None, None, "", "")
+ENGINE = frozenset(EngineArgs.__struct_fields__)
+SERVER = frozenset(ServerSettings.__struct_fields__)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with our error style: the flag's name, what is wrong, where to look; exit status 2."""
+
+    where = ""
+    """Where the words stand that are being parsed, if not on the command line: a file, and a colon."""
+
+    def error(self, message: str) -> NoReturn:
+        message = message.removeprefix("argument ")
+        print(f"{self.prog}: error: {self.where}{message}\n(try {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def add_flags(parser: argparse.ArgumentParser, *, server: bool, skip: frozenset[str] = frozenset()) -> None:
+    """Every flag of the table, honoured or not, so that each is recognised; hidden from argparse's own help, which
+    would be pages long. `server` False: the server's own flags are not known. `skip`: names the command uses itself."""
+    taken = {o for a in parser._actions for o in a.option_strings}
+    for flag in table().values():
+        if flag.name in skip or (not server and flag.group == "Frontend"):
+            continue
+        options = [o for o in flag.options if o not in taken]
+        kwargs: dict[str, Any] = {"dest": flag.dest, "default": _UNSET, "help": argparse.SUPPRESS}
+        if flag.type == "bool":
+            parser.add_argument(*options, f"--no-{flag.name}", action=_OnOff, nargs=0, **kwargs)
+            continue
+        nargs = {"list": "+"}.get(flag.type)
+        if flag.name == "hf-token" or not _honoured(flag):
+            nargs = "*" if flag.type == "list" else "?"
+            kwargs["const"] = True
+        if nargs == "*":
+            del kwargs["const"]
+        parser.add_argument(*options, nargs=nargs, type=_value(flag), metavar=flag.type.upper(), action=_Last, **kwargs)
+
+
+def _honoured(flag: Flag) -> bool:
+    return flag.group not in GONE and (flag.dest in ENGINE or flag.dest in SERVER or flag.dest in COMMAND)
+
+
+def _value(flag: Flag) -> Any:
+    if not _honoured(flag):
+        return str
+    choices = CHOICES.get(flag.dest, flag.choices if flag.type == "choice" else None)
+    read = OWN_VALUES.get(flag.name, VALUES[flag.type])
+
+    def convert(text: str) -> Any:
+        if choices is None and text in ("None", "") and flag.type not in ("list", "json") and flag.default is None:
+            return None
+        try:
+            value = read(text)
+        except ValueError as e:
+            raise argparse.ArgumentTypeError(str(e)) from None
+        if choices is not None and value not in choices:
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}")
+        return value
+
+    return convert
+
+
+class _OnOff(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        _warn_repeat(self, namespace)
+        setattr(namespace, self.dest, not (option_string or "").startswith("--no-"))
+
+
+class _Last(argparse.Action):
+    """The last of several wins, with a word about it; keys of JSON objects are merged."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        before = getattr(namespace, self.dest, _UNSET)
+        if isinstance(before, dict) and isinstance(values, dict):
+            values = merge(before, values)
+        elif self.dest == "middleware" and isinstance(before, list):
+            values = before + values
+        else:
+            _warn_repeat(self, namespace)
+        setattr(namespace, self.dest, values)
+
+
+def _warn_repeat(action: argparse.Action, namespace: Any) -> None:
+    if getattr(namespace, action.dest, _UNSET) is not _UNSET:
+        print(f"warning: {action.option_strings[0]} is given more than once; the last one counts", file=sys.stderr)
+
+
+def normalise(argv: list[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Underscores in names as dashes, dotted keys as JSON, -O3 as -O 3, and an error for a flag nobody knows."""
+    known = {o for a in parser._actions for o in a.option_strings}
+    out: list[str] = []
+    rest = iter(argv)
+    for word in rest:
+        if word == "--":
+            return [*out, word, *rest]
+        name, equals, value = word.partition("=")
+        base, dot, path = name.partition(".")
+        if not word.startswith("--"):
+            if re.fullmatch("-O=?[0-9]", word):
+                out += ["-O", word[-1]]
+                continue
+            if not (dot and word.startswith("-") and base in known):
+                out.append(word)
+                continue
+        else:
+            base = "--" + base[2:].replace("_", "-")
+        if base not in known:
+            _unknown(parser, base, known)
+        if dot:
+            if not equals:
+                value = next(rest, "")
+            out += [base, json.dumps(dotted(path, value))]
+        else:
+            out.append(base + equals + value)
+    return out
+
+
+def _unknown(parser: argparse.ArgumentParser, name: str, known: set[str]) -> NoReturn:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    parser.error(f"unknown flag {name}" + (f"; did you mean {near[0]}?" if near else "; --help=all lists what there is"))
+
+
+def check_given(namespace: argparse.Namespace) -> None:
+    """ConfigError naming every flag that was given and cannot be honoured; a warning for each that lost its effect."""
+    problems = []
+    for flag in table().values():
+        value = getattr(namespace, flag.dest, _UNSET)
+        if value is _UNSET or _honoured(flag) or _changes_nothing(flag, value):
+            continue
+        if flag.group == "Removed":
+            print(f"warning: --{flag.name} has no effect: {flag.refusal}", file=sys.stderr)
+        else:
+            problems.append(f"--{flag.name}: {flag.refusal}")
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _changes_nothing(flag: Flag, value: Any) -> bool:
+    """Does the flag, so given, ask for what happens anyway? Its default says no more than leaving it out."""
+    if flag.group == "Removed":
+        return False
+    if flag.type == "bool":
+        return bool(value) is bool(flag.default)
+    if flag.type == "json":
+        return flag.default is not None and str(value).replace(" ", "") == json.dumps(flag.default)
+    return str(value) == str(flag.default) or str(value) in SAME_AS_NOW.get(flag.dest, ())
+
+
+def _presets(namespace: argparse.Namespace) -> dict[str, Any]:
+    """What -O and --compilation-config mean as fields of EngineArgs. Levels and modes above 0 say how a compiler is used that
+    this engine does not have; 0 says no compiling and no capture, as does cudagraph_mode NONE."""
+    given = dict(_given(namespace, COMMAND).get("compilation_config", {}))
+    modes = {name: given.pop(name) for name in ("mode", "level") if name in given}
+    graphs = str(given.pop("cudagraph_mode", "FULL")).upper()
+    problems = [f"--compilation-config.{key}: {NO_COMPILER}" for key in sorted(given)]
+    for name, value in modes.items():
+        if str(value) not in ("0", "1", "2", "3"):
+            problems.append(f"--compilation-config.{name}: {value!r} is not one of 0, 1, 2, 3")
+    if graphs not in GRAPH_MODES:
+        problems.append(f"--compilation-config.cudagraph_mode: {graphs!r} is not one of {', '.join(GRAPH_MODES)}")
+    if problems:
+        raise ConfigError(*problems)
+    eager = graphs == "NONE" or str(_given(namespace, COMMAND).get("optimization_level")) == "0"
+    return {"enforce_eager": True} if eager else {}
+
+
+def given(namespace: argparse.Namespace, dest: str) -> Any:
+    """The value of a flag that was given; None if it was not."""
+    value = getattr(namespace, dest, _UNSET)
+    return None if value is _UNSET else value
+
+
+def given_names(namespace: argparse.Namespace) -> list[str]:
+    """The engine flags that were given, as written on the command line."""
+    return [f"--{n.replace('_', '-')}" for n in sorted(_given(namespace, ENGINE))]
+
+
+def engine_args(namespace: argparse.Namespace) -> EngineArgs:
+    """The engine's share of the flags, checked."""
+    fields = {**envs.engine_fields(), **_presets(namespace), **_given(namespace, ENGINE)}
+    try:
+        args = msgspec.convert(fields, EngineArgs)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"engine flags: {e}") from None
+    check_args(args)
+    return args
+
+
+def server_settings(namespace: argparse.Namespace) -> dict[str, Any]:
+    """The server's share, as fields of ServerSettings."""
+    return _given(namespace, SERVER)
+
+
+def _given(namespace: argparse.Namespace, names: frozenset[str]) -> dict[str, Any]:
+    values = {n: getattr(namespace, n, _UNSET) for n in names}
+    return {n: v for n, v in values.items() if v is not _UNSET and v is not None}
+
+
+# ---------------------------------------------------------------- help
+
+
+def show_help(prog: str, usage: str, own: str, topic: str | None, *, server: bool) -> str:
+    """--help: the groups and what is honoured, briefly; --help=all, =Group, =keyword: the flags, each with its fate."""
+    flags = [f for f in table().values() if f.group not in GONE and (server or f.group != "Frontend")]
+    if topic is None:
+        groups: dict[str, list[Flag]] = {}
+        for f in flags:
+            groups.setdefault(f.group, []).append(f)
+        lines = [f"  {g:26} {sum(map(_honoured, fs)):3} of {len(fs):3} flags supported" for g, fs in sorted(groups.items())]
+        main = "\n".join(_line(f) for f in flags if _honoured(f))
+        more = f"{prog} --help=all | --help=<Group> | --help=<keyword>"
+        return f"usage: {usage}\n\n{own}\nflags supported:\n{main}\n\ngroups (more: {more}):\n" + "\n".join(lines) + "\n"
+    word = topic.lower().replace("_", "-")
+    chosen = [f for f in flags if word == "all" or f.group.lower() == word]
+    chosen = chosen or [f for f in flags if word.lstrip("-") in f.name or word in f.help.lower()]
+    if not chosen:
+        return f"no flag or group matches {topic!r}; {prog} --help lists the groups\n"
+    return "\n".join(_line(f) + ("" if _honoured(f) else f"\n      [not supported: {f.refusal}]") for f in chosen) + "\n"
+
+
+def _line(flag: Flag) -> str:
+    name = f"--{'[no-]' if flag.type == 'bool' else ''}{flag.name}"
+    kind = "" if flag.type == "bool" else f" {flag.type.upper()}"
+    choices = CHOICES.get(flag.dest, flag.choices)
+    default = "" if flag.default is None else f" (default: {flag.default if flag.type != 'json' else json.dumps(flag.default)})"
+    return f"  {name}{kind}\n      {flag.help}" + (f" [{', '.join(choices)}]" if choices else "") + default

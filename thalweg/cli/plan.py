@@ -1,0 +1,56 @@
+"""`thalweg plan MODEL`: what serving it would need, from its headers alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import msgspec
+
+from thalweg.checkpoint.hub import resolve_model
+from thalweg.cli import common
+from thalweg.config import BUNDLED
+from thalweg.engine.planning.memory import Plan, gib, plan
+
+
+def run(words: list[str]) -> int:
+    """0: it fits. 1: it does not, and the plan says which flag to change."""
+    namespace = common.parse("plan", words, _arguments, about="What serving a model needs, without a device.")
+    args = common.engine_args(namespace, namespace.model_tag)
+    path = resolve_model(
+        args.model, revision=args.revision, download_dir=args.download_dir, token=args.hf_token, ignore=args.ignore_patterns
+    )
+    made = plan(msgspec.structs.replace(args, model=str(path)))
+    if namespace.json:
+        print(json.dumps(as_json(made), indent=2))
+    else:
+        print(as_text(made, args.model))
+    return 0 if made.fits else 1
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help=f"directory or hub id (left out: the {BUNDLED} model)")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+
+
+def as_json(p: Plan) -> dict[str, Any]:
+    names = Plan.__dataclass_fields__
+    return {n: getattr(p, n) for n in names} | {"total": p.total, "fits": p.fits}
+
+
+def as_text(p: Plan, name: str) -> str:
+    groups = ", ".join(f"{g['layers']} {g['kind']}" + (f" ({g['window']})" if g["window"] else "") for g in p.groups)
+    rows = [
+        ("model", f"{name} ({p.architecture}), {p.dtype}"),
+        ("device", f"{p.platform}: {f'{p.devices} x ' if p.devices > 1 else ''}{p.device}, {gib(p.device_bytes)}"),
+        ("weights", f"{gib(p.weights)} in memory" + (f", {gib(p.stored_bytes)} in files" if p.stored_bytes else "")),
+        ("KV cache", f"{gib(p.kv_cache)}: {p.tokens} tokens of {gib(p.kv_per_token)} each; layers: {groups}"),
+        ("history", gib(p.history)),
+        ("workspace", f"{gib(p.workspace)}, estimated, for steps of {p.max_num_batched_tokens} tokens"),
+        ("total", f"{gib(p.total)}, beside the framework's own"),
+        ("fits", f"{p.sequences} sequences of {p.max_model_len} tokens at once (--max-num-seqs {p.max_num_seqs})"),
+    ]
+    lines = [f"{a:10} {b}" for a, b in rows]
+    lines += [f"does not fit: {x}" for x in p.problems] + [f"advice: {x}" for x in p.advice]
+    return "\n".join(lines)

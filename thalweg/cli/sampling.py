@@ -1,0 +1,57 @@
+"""Sampling flags of `generate` and `chat`: the fields of SamplingParams, under the names clients know."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from thalweg.cli.grammar import human_int, integer, number
+from thalweg.errors import ConfigError, RequestError
+from thalweg.params import SamplingParams
+
+FLAGS = {
+    "max-tokens": (human_int, "most tokens of an answer"),
+    "temperature": (number, "randomness; 0 is greedy"),
+    "top-p": (number, "nucleus mass"),
+    "top-k": (integer, "keep the k most likely tokens; 0 keeps all"),
+    "min-p": (number, "probability floor relative to the best token"),
+    "presence-penalty": (number, "penalty once a token has appeared"),
+    "frequency-penalty": (number, "penalty per appearance"),
+    "repetition-penalty": (number, "multiplicative penalty for seen tokens"),
+}
+NAMES = frozenset((*(n.replace("-", "_") for n in FLAGS), "stop", "ignore_eos", "sampling_seed", "min_tokens"))
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+    for name, (read, text) in FLAGS.items():
+        group.add_argument(f"--{name}", type=_typed(read), metavar=name.split("-")[-1].upper(), help=text)
+    group.add_argument("--min-tokens", type=_typed(integer), metavar="TOKENS", help="no stop before this many tokens")
+    group.add_argument(
+        "--sampling-seed", type=_typed(integer), metavar="SEED", help="seed of this request (--seed is the engine's)"
+    )
+    group.add_argument("--stop", action="append", metavar="TEXT", help="stop at this text; may be repeated")
+    group.add_argument("--ignore-eos", action="store_true", default=None, help="do not stop at the end token")
+
+
+def params(namespace: argparse.Namespace, defaults: Mapping[str, Any], **fixed: Any) -> SamplingParams:
+    """SamplingParams of the flags over the model's defaults. ConfigError names the flag."""
+    given = {n: getattr(namespace, n) for n in NAMES if getattr(namespace, n) is not None}
+    if "sampling_seed" in given:
+        given["seed"] = given.pop("sampling_seed")
+    try:
+        return SamplingParams(**{"max_tokens": None, **defaults, **given, **fixed})
+    except RequestError as e:
+        flag = "sampling-seed" if e.param == "seed" else (e.param or "").replace("_", "-")
+        raise ConfigError(f"--{flag}: {e}") from None
+
+
+def _typed(read: Any) -> Any:
+    def convert(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as e:
+            raise argparse.ArgumentTypeError(str(e)) from None
+
+    return convert

@@ -1,0 +1,100 @@
+"""`thalweg serve [MODEL]`."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import logging.config
+import sys
+from importlib import import_module
+from inspect import iscoroutinefunction
+from pathlib import Path
+from typing import Any
+
+from thalweg.cli import common, flags
+from thalweg.engine.client.standby import Standby
+from thalweg.errors import ConfigError
+from thalweg.host import envs
+from thalweg.host.marks import mark
+from thalweg.server.http.listen import listening
+from thalweg.server.settings import ServerSettings
+
+
+def run(words: list[str]) -> int:
+    mark("command line")
+    gc.disable()  # as in the engine's process, until there is something to serve
+    namespace = common.parse("serve", words, _arguments, about="Serve a model over HTTP, OpenAI-compatible.", server=True)
+    if namespace.model_tag is not None and "--model" in words:
+        raise ConfigError("--model: the model is already given as the first argument; give it once")
+    args = common.engine_args(namespace, namespace.model_tag)
+    made = settings(flags.server_settings(namespace))
+    _logging(made)
+    common.say_bundled(args)
+    # In this order: a taken port is told at once, and the engine's code loads while the web framework does here.
+    with listening(made) as sock, Standby(args.device, args) as standby:
+        from thalweg.server.serve import serve  # imports the web framework
+
+        mark("server imported")
+        return serve(args, made, sock, standby)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="directory or hub id; left out: thalweg-nano")
+
+
+def settings(given: dict[str, Any]) -> ServerSettings:
+    """ServerSettings of the flags and the environment; --chat-template as a file is read here."""
+    given = dict(given)
+    given.setdefault("api_key", envs.api_keys())
+    if "middleware" in given:
+        given["middleware"] = [_loaded(path) for path in given["middleware"]]
+    if "chat_template" in given:
+        given["chat_template"] = _template(given["chat_template"])
+    for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
+        value = given.get(name)
+        if value is not None and not (isinstance(value, list) and all(isinstance(v, str) for v in value)):
+            raise ConfigError(f"--{name.replace('_', '-')}: must be a JSON list of strings")
+    if not isinstance(given.get("default_chat_template_kwargs", {}), dict):
+        raise ConfigError("--default-chat-template-kwargs: must be a JSON object")
+    if "disable_access_log_for_endpoints" in given and given.get("disable_uvicorn_access_log"):
+        print("warning: --disable-uvicorn-access-log leaves --disable-access-log-for-endpoints nothing to do", file=sys.stderr)
+    return ServerSettings(**given)
+
+
+def _loaded(path: str) -> Any:
+    """The class or coroutine function at an import path, package.module.Name."""
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, ValueError, AttributeError) as e:
+        raise ConfigError(f"--middleware: {path!r} is not an import path of the form package.module.Name: {e}") from None
+    if not (isinstance(found, type) or iscoroutinefunction(found)):
+        raise ConfigError(f"--middleware: {path!r} is neither a class nor a coroutine function (request, call_next)")
+    return found
+
+
+def _logging(made: ServerSettings) -> None:
+    """What is logged by this process, and how. The engine's process writes its few lines to stderr as ever."""
+    if made.log_error_stack:
+        logging.getLogger("thalweg.server.errors.stacks").setLevel(logging.DEBUG)
+    if made.log_config_file is None:
+        return
+    try:
+        config = json.loads(Path(made.log_config_file).read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError(f"it must hold a JSON object, not {type(config).__name__}")
+        logging.config.dictConfig({"disable_existing_loggers": False, **config})
+    except (OSError, ValueError, TypeError, AttributeError, ImportError) as e:
+        raise ConfigError(f"--log-config-file: {made.log_config_file!r}: {e}") from None
+
+
+def _template(value: str) -> str:
+    """The template: the text itself if it holds template syntax, else the file of that name."""
+    if "{" in value or "\n" in value:
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"--chat-template: {value!r} is neither a template nor a readable file: {e}") from None

@@ -1,0 +1,250 @@
+"""What an engine will need, before there is one: weights, KV cache, workspace, how many tokens and sequences fit, and which
+flag to change when they do not. From config.json and the headers of the weights alone: no device is opened, no weight is
+read, no tensor framework is loaded.
+
+Decides nothing of its own: sizes come from `resolve` and `models.sizes`, estimates from the platform.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from thalweg.checkpoint.config import facts as read_facts
+from thalweg.checkpoint.config import read_config
+from thalweg.checkpoint.safetensors import open_checkpoint
+from thalweg.config import EngineArgs, SchedulerConfig, check_args
+from thalweg.engine.control.cache.groups import policy
+from thalweg.engine.planning import resolve
+from thalweg.errors import CheckpointError, ConfigError, DeviceError
+from thalweg.hal import discovery
+from thalweg.hal.device import DeviceInfo, Memory
+from thalweg.hal.kv import KVSpec
+from thalweg.hal.platform import Defaults, ModelFacts, Platform, StepSizes
+from thalweg.models import registry, sizes
+from thalweg.models.spec import ModelSpec
+from thalweg.quantization import registry as formats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Sizes in bytes, of one device where several share the model. `total` is what the engine's process will hold there beyond
+    the framework itself, at its fullest."""
+
+    model: str
+    architecture: str
+    platform: str
+    device: str
+    device_bytes: int
+    devices: int
+    """That share the model."""
+    dtype: str
+    stored_bytes: int
+    """Of the weights as the files hold them; 0 = there are none."""
+    weights: int
+    """In memory: in dtype, with copies that kernels pack, and computed tables."""
+    kv_per_token: int
+    kv_cache: int
+    """Every block of every group, scratch included."""
+    blocks: int
+    block_tokens: int
+    groups: list[dict[str, Any]]
+    tokens: int
+    """That fit in the cache at once."""
+    sequences: int
+    """Of max_model_len tokens that fit at once; never more than max_num_seqs."""
+    history: int
+    workspace: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    problems: list[str] = field(default_factory=list)
+    """Why the engine would not start, or should not. Each names the flag to change."""
+    advice: list[str] = field(default_factory=list)
+    """Where what fits is less than what the flags allow."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv_cache + self.history + self.workspace
+
+    @property
+    def fits(self) -> bool:
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What there is to plan with."""
+
+    args: EngineArgs
+    hf: dict[str, Any]
+    facts: ModelFacts
+    spec: ModelSpec
+    platform: Platform
+    info: DeviceInfo
+    """Of one of the devices that share the model."""
+    defaults: Defaults
+    ranks: int
+
+
+def plan(args: EngineArgs) -> Plan:
+    """`args.model` is a local directory. Raises what `build` would raise for a model or flag that is wrong; memory that does
+    not suffice is no error but `Plan.problems`."""
+    return _plan(_known(args, discovery.asked(args.device)))
+
+
+def to_load(args: EngineArgs, platform: Platform) -> int:
+    """Bytes of parameters that a device of `platform` will be given, computed ones left out; 0 if they do not fit beside what
+    else is planned. `args` as for `plan`, and it raises the same."""
+    known = _known(args, platform)
+    made = _plan(known)
+    return made.weights - sizes.table_bytes(known.spec, resolve.max_len(args, known.facts)) if made.fits else 0
+
+
+def _known(args: EngineArgs, platform: Platform) -> _Known:
+    check_args(args)
+    path = Path(args.model)
+    hf = read_config(path, args.hf_overrides, formats.check, windows=not args.disable_sliding_window)
+    facts = read_facts(hf, path)
+    spec = registry.family(hf)(hf)
+    resolve.check_values(args, platform)
+    args = resolve.for_tail(args, spec)
+    platform = resolve.configured(args, platform)
+    info = platform.describe()
+    if info is None:
+        raise DeviceError(f"device: {platform.name!r} cannot be planned for: {platform.unplanned()}")
+    ranks = len(resolve.place(args, platform).devices)
+    return _Known(args, hf, facts, spec, platform, info, platform.defaults(facts, info), ranks)
+
+
+def _plan(k: _Known) -> Plan:
+    args = k.args
+    dtype = resolve.dtype(args, k.facts, k.info, k.defaults)
+    length = resolve.max_len(args, k.facts)
+    schedule = resolve.scheduler(args, k.defaults, length)
+    groups = _groups(k, length, resolve.block_tokens(args, k.defaults), dtype)
+    if k.facts.weight_bytes and args.load_format != "dummy" and formats.of_checkpoint(k.hf) is None:
+        _check_stored(k)
+    weights = 0
+    if k.platform.runs_models:
+        packs = k.platform.packs(dtype)
+        use = formats.scheme(k.hf, args.quantization)
+        weights = sizes.weight_bytes(k.spec, dtype, length, k.ranks, use, packs)
+    problems: list[str] = []
+    steps = step_sizes(k.spec, schedule, length, dtype, k.ranks, args.batch_invariant is not False)
+    others = _workspace(k, steps) + history(
+        schedule, length, k.spec
+    )  # of the length asked for; shorter than that needs no more
+    try:
+        memory = resolve.cache_bytes(args, k.defaults, Memory(k.info.memory_bytes, k.info.memory_bytes), weights, others)
+        size = resolve.cache_size(args, groups, memory, length, schedule.max_seqs)
+    except ConfigError as e:
+        problems += e.problems
+        size = resolve.CacheSize((0,) * len(groups), length)
+    per_block = sum(g.bytes_per_block for g in groups)
+    kv_cache = sum(n * g.bytes_per_block for n, g in zip(size.blocks, groups, strict=True))
+    room = max(0, size.blocks[0] - 1) * groups[0].block_tokens
+    made = Plan(
+        model=args.model, architecture=k.facts.architecture, platform=k.platform.name, device=k.info.name,
+        device_bytes=k.info.memory_bytes, devices=k.ranks, dtype=dtype, stored_bytes=k.facts.weight_bytes, weights=weights,
+        kv_per_token=-(-per_block // groups[0].block_tokens), kv_cache=kv_cache, blocks=size.blocks[0],
+        block_tokens=groups[0].block_tokens,
+        groups=[_shown(g) for g in groups],
+        tokens=room, sequences=_sequences(groups, size, schedule), history=history(schedule, size.max_len, k.spec),
+        workspace=_workspace(k, replace(steps, max_len=size.max_len)), max_model_len=size.max_len,
+        max_num_seqs=schedule.max_seqs, max_num_batched_tokens=schedule.max_tokens, problems=problems,
+    )  # fmt: skip
+    _advise(made, k, length, per_block)
+    return made
+
+
+def _workspace(k: _Known, steps: StepSizes) -> int:
+    return k.platform.workspace(steps) if k.platform.runs_models else 0
+
+
+def history(schedule: SchedulerConfig, length: int, spec: ModelSpec | None = None) -> int:
+    """Bytes of the token history, which a model that gives vectors has not."""
+    if spec is not None and spec.pooling is not None:
+        return 0
+    return (schedule.max_seqs + 1) * (length + 1) * 4
+
+
+def step_sizes(
+    spec: ModelSpec, schedule: SchedulerConfig, length: int, dtype: str, ranks: int, batch_invariant: bool
+) -> StepSizes:
+    """What bounds the temporaries of a model's largest step, on one of the ranks that share it. Every draft samples too."""
+    rows = 1 if schedule.speculation is None else 1 + schedule.speculation.tokens
+    return sizes.step_sizes(
+        spec, tokens=schedule.max_tokens, seqs=min(schedule.max_seqs * rows, schedule.max_tokens), max_len=length,
+        dtype=dtype, ranks=ranks, batch_invariant=batch_invariant,
+    )  # fmt: skip
+
+
+def _shown(g: KVSpec) -> dict[str, Any]:
+    return {"kind": g.kind, "window": g.window, "layers": len(g.layers), "bytes_per_block": g.bytes_per_block}
+
+
+def _groups(k: _Known, length: int, block_tokens: int, dtype: str) -> tuple[KVSpec, ...]:
+    if not k.platform.runs_models:
+        return (resolve.stand_in_group(k.facts, block_tokens),)
+    return sizes.kv_groups(sizes.attention(k.spec, dtype, k.args.kv_dtype, length, k.ranks), block_tokens)
+
+
+def _check_stored(k: _Known) -> None:
+    """The files hold about as many values as the configuration makes. Not exactly: a tied output matrix may be stored too,
+    and some checkpoints keep tables. Counted in values, as files may be in another dtype than config.json names."""
+    stored = open_checkpoint(Path(k.args.model))
+    held = sum(prod(stored.entry(name)[1]) for name in stored.names if k.spec.known(name) is not None)
+    described = sizes.stored_values(k.spec)
+    extra = sizes.head_values(k.spec) if k.spec.tied else 0
+    if not 0.98 * described <= held <= 1.02 * (described + extra):
+        raise CheckpointError(
+            f"{k.args.model}: config.json describes {described:,} weights, and the files hold {held:,}: "
+            "one of the two belongs to another model"
+        )
+
+
+def _sequences(groups: tuple[KVSpec, ...], size: resolve.CacheSize, schedule: SchedulerConfig) -> int:
+    """Sequences of full length that fit, by the group that holds fewest."""
+    fewest = schedule.max_seqs
+    for g, blocks in zip(groups, size.blocks, strict=True):
+        fewest = min(fewest, max(0, blocks - 1) // policy(g).holds(g, size.max_len, schedule.max_tokens))
+    return fewest
+
+
+def _advise(p: Plan, k: _Known, length: int, per_block: int) -> None:
+    if not p.problems and p.total > p.device_bytes:
+        over = p.total - p.device_bytes
+        least = p.weights + p.history + p.workspace + 3 * per_block
+        if least > p.device_bytes:
+            narrower = "--dtype bfloat16, " if p.dtype == "float32" and "bfloat16" in k.info.dtypes else ""
+            p.problems.append(
+                f"weights and workspace alone need {gib(least)} and {p.device} has {gib(p.device_bytes)}: choose "
+                f"{narrower}a smaller --max-num-batched-tokens ({p.max_num_batched_tokens}), or a smaller model"
+            )
+        else:
+            room = p.kv_cache - over
+            p.problems.append(
+                f"needs {gib(p.total)} and {p.device} has {gib(p.device_bytes)}: lower --kv-cache-memory-bytes to {room}"
+            )
+    if p.max_model_len < length:
+        p.advice.append(
+            f"the model allows {length} tokens, the cache holds one sequence of {p.max_model_len}: raise "
+            f"--kv-cache-memory-bytes to {(-(-length // p.block_tokens) + 1) * per_block} for all of them"
+        )
+    elif p.fits and p.sequences < p.max_num_seqs:
+        p.advice.append(
+            f"{p.sequences} of {p.max_num_seqs} sequences fit at {p.max_model_len} tokens each, others wait or are preempted: "
+            f"lower --max-model-len (to {p.tokens // p.max_num_seqs // p.block_tokens * p.block_tokens} for {p.max_num_seqs}), "
+            "or raise --kv-cache-memory-bytes"
+        )
+
+
+def gib(n: int) -> str:
+    """Bytes for people."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(n) >= size:
+            return f"{n / size:.2f} {unit}"
+    return f"{n} bytes"

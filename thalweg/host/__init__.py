@@ -1,0 +1,1 @@
+"""The machine underneath: environment variables, processes, faults on demand, marks of time."""

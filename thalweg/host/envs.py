@@ -1,0 +1,133 @@
+"""Environment variables: the only file that reads them. Each function reads at call time, so nothing is frozen at import.
+
+Knows names, types and defaults; what a value means is the caller's. A malformed value is a ConfigError that names the variable.
+A deployment of vLLM brings variables of its own: `TWINS` are honoured under both names, ours first; `foreign` names the others.
+"""
+
+from __future__ import annotations
+
+import os
+
+from thalweg.errors import ConfigError
+
+TWINS = {
+    "VLLM_API_KEY": "THALWEG_API_KEY",
+    "VLLM_BATCH_INVARIANT": "THALWEG_BATCH_INVARIANT",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "THALWEG_HTTP_TIMEOUT_KEEP_ALIVE",
+    "VLLM_LOGGING_LEVEL": "THALWEG_LOGGING_LEVEL",
+    "VLLM_LOG_STATS_INTERVAL": "THALWEG_LOG_STATS_INTERVAL",
+}
+"""vLLM's name: ours."""
+AS_IT_IS = ("VLLM_DO_NOT_TRACK", "VLLM_NO_USAGE_STATS")
+"""Ask for what happens anyway: nothing is ever reported to anyone."""
+INSTEAD = {
+    "VLLM_ATTENTION_BACKEND": "the device chooses; thalweg plan shows what",
+    "VLLM_CPU_KVCACHE_SPACE": "--kv-cache-memory-bytes, in bytes",
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "--threads",
+    "VLLM_CPU_OMP_THREADS_BIND": "--threads, and taskset",
+    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "--enable-log-requests --enable-log-outputs",
+    "VLLM_ENGINE_ITERATION_TIMEOUT_S": "--hang-timeout",
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "--hang-timeout",
+    "VLLM_TARGET_DEVICE": "--device",
+}
+"""What to use for variables that are not honoured, where there is something."""
+
+
+def foreign() -> str | None:
+    """One sentence naming every VLLM_* variable that is set and not honoured, without its value; None: there is none."""
+    names = sorted(n for n, v in os.environ.items() if n.startswith("VLLM_") and v and n not in TWINS and n not in AS_IT_IS)
+    if not names:
+        return None
+    listed = ", ".join(f"{n} (use {INSTEAD[n]})" if n in INSTEAD else n for n in names)
+    return f"set in the environment, and without effect here: {listed}"
+
+
+def api_keys() -> list[str]:
+    """THALWEG_API_KEY: key clients must send when `--api-key` is not given. Unset or empty: no key."""
+    value = _get("THALWEG_API_KEY")[1]
+    return [value] if value else []
+
+
+def batch_invariant() -> bool | None:
+    """THALWEG_BATCH_INVARIANT: 1 is `--batch-invariant` where neither form of that flag is given. 0, empty: not said."""
+    name, value = _get("THALWEG_BATCH_INVARIANT")
+    if value not in ("", "0", "1"):
+        raise ConfigError(f"{name}: {value!r} must be 0 or 1")
+    return True if value == "1" else None
+
+
+def engine_fields() -> dict[str, bool]:
+    """Fields of EngineArgs that the environment gives, where the caller does not."""
+    invariant = batch_invariant()
+    return {} if invariant is None else {"batch_invariant": invariant}
+
+
+def client_api_key() -> str | None:
+    """OPENAI_API_KEY: key that `thalweg chat --url` sends when `--api-key` is not given."""
+    return os.environ.get("OPENAI_API_KEY") or None
+
+
+def log_level() -> str:
+    """THALWEG_LOGGING_LEVEL: level of thalweg's own log lines. Default INFO."""
+    name, text = _get("THALWEG_LOGGING_LEVEL")
+    value = text.upper() or "INFO"
+    if value not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
+        raise ConfigError(f"{name}: {value!r} is not a level; use DEBUG, INFO, WARNING, ERROR or CRITICAL")
+    return value
+
+
+def keep_alive_seconds() -> int:
+    """THALWEG_HTTP_TIMEOUT_KEEP_ALIVE: seconds an idle HTTP connection stays open. Default 5."""
+    return int(_number("THALWEG_HTTP_TIMEOUT_KEEP_ALIVE", 5, 0))
+
+
+def forwarded_allow_ips() -> list[str]:
+    """FORWARDED_ALLOW_IPS: proxies whose X-Forwarded-* fields are believed when `--forwarded-allow-ips` is not given (as
+    uvicorn reads it; * for any). Default: nobody's."""
+    return [a.strip() for a in os.environ.get("FORWARDED_ALLOW_IPS", "").split(",") if a.strip()]
+
+
+def log_stats_seconds() -> float:
+    """THALWEG_LOG_STATS_INTERVAL: seconds between two statistics lines. Default 10."""
+    return _number("THALWEG_LOG_STATS_INTERVAL", 10, 0.1)
+
+
+def failpoints() -> str:
+    """THALWEG_FAILPOINTS: faults to inject, for tests (see thalweg.host.failpoints). Default: none."""
+    return os.environ.get("THALWEG_FAILPOINTS", "")
+
+
+def startup_marks() -> str:
+    """THALWEG_STARTUP_MARKS: file to which each process adds when it passed which point of its start. Default: none."""
+    return os.environ.get("THALWEG_STARTUP_MARKS", "")
+
+
+def with_startup_marks(path: str) -> dict[str, str]:
+    """The environment of a child whose start is to be measured."""
+    return {**os.environ, "THALWEG_STARTUP_MARKS": path}
+
+
+def without_api_keys() -> dict[str, str]:
+    """The environment of a child that serves no client: without any variable named *API_KEY."""
+    return {k: v for k, v in os.environ.items() if not k.upper().endswith("API_KEY")}
+
+
+def _get(name: str) -> tuple[str, str]:
+    """(the name it was set under, its value) of a variable of ours or of its twin; "" where neither is set."""
+    for n in (name, *(theirs for theirs, ours in TWINS.items() if ours == name)):
+        if value := os.environ.get(n):
+            return n, value
+    return name, ""
+
+
+def _number(ours: str, default: float, least: float) -> float:
+    name, text = _get(ours)
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        raise ConfigError(f"{name}: {text!r} is not a number") from None
+    if not least <= value < 1e9:
+        raise ConfigError(f"{name}: {text} must be between {least:g} and 1e9")
+    return value

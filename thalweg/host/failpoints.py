@@ -1,0 +1,68 @@
+"""Faults on demand, for tests of what happens after them: `fp("engine.step", token=...)` at the places worth breaking.
+
+THALWEG_FAILPOINTS names them: `point[:fact=value]...:action`, several separated by `;`. A point acts when every fact it
+names has that value (or, for an array, holds it). Actions: crash (SIGSEGV), kill (SIGKILL), exit (status 3), raise, hang.
+Unset, as in every real run, a call costs one comparison. Example: `engine.step:token=77:crash`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from thalweg.errors import ConfigError
+from thalweg.host import envs
+
+ACTIONS = ("crash", "kill", "exit", "raise", "hang")
+
+
+class FailpointError(RuntimeError):
+    """What `raise` raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failpoint:
+    point: str
+    facts: tuple[tuple[str, int], ...]
+    action: str
+
+    def act(self) -> None:
+        if self.action == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        elif self.action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.action == "exit":
+            os._exit(3)
+        elif self.action == "hang":
+            while True:
+                time.sleep(3600)
+        raise FailpointError(f"failpoint {self.point}")
+
+
+def parse(text: str) -> tuple[Failpoint, ...]:
+    """ConfigError names the part that is wrong."""
+    made = []
+    for part in filter(None, (p.strip() for p in text.split(";"))):
+        point, *facts, action = part.split(":")
+        pairs = [f.partition("=") for f in facts]
+        if not point or action not in ACTIONS or not all(eq and value.lstrip("-").isdecimal() for _, eq, value in pairs):
+            raise ConfigError(f"THALWEG_FAILPOINTS: {part!r} is not point[:fact=number]...:{'|'.join(ACTIONS)}")
+        made.append(Failpoint(point, tuple((name, int(value)) for name, _, value in pairs), action))
+    return tuple(made)
+
+
+_ACTIVE = parse(envs.failpoints())
+
+
+def fp(point: str, **facts: Any) -> None:
+    """Fail here if told to. facts: numbers, or arrays of them."""
+    if not _ACTIVE:
+        return
+    for f in _ACTIVE:
+        if f.point == point and all(name in facts and bool(np.any(np.asarray(facts[name]) == v)) for name, v in f.facts):
+            f.act()

@@ -1,0 +1,149 @@
+"""The one module that starts processes: the engine (`Process`), and small helpers that talk over two pipes (`Child`).
+
+Every process is `python -m` a module of ours; nothing else is ever run. Knows nothing of what they do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import thalweg
+from thalweg.host import envs
+
+POLL_SECONDS = 0.005
+"""Between looks at a process that is about to end."""
+
+
+class Process:
+    """`python -m module words`, with this process's output, its environment less the API keys, no input, and of its other
+    descriptors those in `inherit`. Whoever makes one ends it. Needs no event loop to be made."""
+
+    def __init__(self, module: str, *words: str, inherit: Sequence[int] = ()) -> None:
+        command = [sys.executable, "-m", module, *words]
+        self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=tuple(inherit), env=envs.without_api_keys())
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, -N if signal N ended it, None while it runs."""
+        return self._popen.poll()
+
+    def kill(self) -> None:
+        """SIGKILL, if it still runs."""
+        self._popen.kill()
+
+    def end(self) -> None:
+        """SIGKILL, and wait until it is gone, which is soon."""
+        self._popen.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(1.0)
+
+    async def wait(self) -> None:
+        """Until it has ended."""
+        import asyncio  # costs what its users have paid by now, and others must not
+
+        while self.returncode is None:
+            await asyncio.sleep(POLL_SECONDS)
+
+
+class ChildTimeoutError(Exception):
+    """The child did not read or answer in time. It is still there: kill it."""
+
+
+class ChildGoneError(Exception):
+    """The child has ended. `status` is its exit status; -N: killed by signal N."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        super().__init__(f"the child ended with status {status}")
+
+
+class Child:
+    """One helper and its pipes. It has no other descriptor of ours and no environment but the import path. It must end when
+    its input does: so it ends with this object, or with this process, however that ends. For one thread at a time."""
+
+    def __init__(self, module: str) -> None:
+        command = [sys.executable, "-s", "-S", "-X", "utf8", "-m", module]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, env=_environment()
+        )
+        assert self._process.stdin
+        assert self._process.stdout
+        self._to, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._to, False)
+        os.set_blocking(self._from, False)
+        self._end = weakref.finalize(self, _end, self._process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def write(self, data: bytes, until: float) -> None:
+        """All of it, by time.monotonic() `until`. ChildTimeoutError, ChildGoneError."""
+        view = memoryview(data)
+        while view:
+            self._wait(self._to, select.POLLOUT, until)
+            try:
+                view = view[os.write(self._to, view) :]
+            except BlockingIOError:
+                continue
+            except OSError:
+                raise ChildGoneError(self.kill()) from None
+
+    def read(self, n: int, until: float) -> bytes:
+        """Exactly n bytes, by time.monotonic() `until`. ChildTimeoutError, ChildGoneError."""
+        out = bytearray()
+        while len(out) < n:
+            self._wait(self._from, select.POLLIN, until)
+            try:
+                piece = os.read(self._from, min(n - len(out), 1 << 20))
+            except BlockingIOError:
+                continue
+            if not piece:
+                raise ChildGoneError(self._reap())
+            out += piece
+        return bytes(out)
+
+    def _wait(self, fd: int, event: int, until: float) -> None:
+        poll = select.poll()
+        poll.register(fd, event)
+        if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+            raise ChildTimeoutError
+
+    def _reap(self) -> int:
+        """The status of a child that has closed its output; killed if it lingers."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(1.0)
+        return self.kill()
+
+    def kill(self) -> int:
+        """End it now. Its exit status."""
+        self._end()
+        return int(self._process.returncode)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kills what still runs, reaps it, closes the pipes."""
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def _environment() -> dict[str, str]:
+    """The import path of this process, and nothing else."""
+    places = [p for p in sys.path if os.path.isabs(p)]
+    return {"PYTHONPATH": os.pathsep.join([*places, str(Path(thalweg.__file__).parents[1])])}

@@ -1,0 +1,99 @@
+"""What becomes of a request's fields: honoured, refused because the answer would not be what was asked for, or not known.
+
+Clients send fields of their own and of servers to come, so what nobody here knows is ignored: said once in the log, by name
+and never by value, and counted in a metric. --strict-requests refuses it. A field known to change the answer is never ignored.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel
+
+from thalweg.server.core.schema import Model
+from thalweg.server.errors import ApiError
+
+log = logging.getLogger(__name__)
+R = TypeVar("R", bound=Model)
+
+MOST_NAMES = 64
+"""Unknown names that are logged and counted one by one: clients choose them."""
+OTHER = "other"
+_SPEAKABLE = re.compile(r"[A-Za-z_][\w.\[\]-]{0,63}", re.ASCII)
+
+
+class Fields:
+    """What a server does with the fields of its requests. Thread-safe: long bodies are read on a thread."""
+
+    def __init__(self, strict: bool = False, count: Callable[[str], None] = lambda name: None) -> None:
+        """strict: refuse unknown fields. count: told the name of every unknown field, one of a bounded number."""
+        self._strict, self._count = strict, count
+        self._names: set[str] = set()
+        self._lock = threading.Lock()
+
+    def parse(self, kind: type[R], body: dict[str, Any]) -> R:
+        """`body` checked as `kind`. ApiError for a feature that is not here yet; pydantic's ValidationError for the rest."""
+        kind.refuse(body)
+        unknown = set()
+        for path in _unknown(kind, body, ""):
+            if self._strict:
+                raise ApiError(f"{path[:200]}: unknown field (this server was started with --strict-requests)", path[:200])
+            unknown.add(re.sub(r"\[\d+\]", "[]", path))
+        if unknown:
+            self._note(unknown)
+        return kind.model_validate(body)
+
+    def _note(self, names: set[str]) -> None:
+        for name in {self._known(n) for n in names}:
+            self._count(name)
+
+    def _known(self, name: str) -> str:
+        """The name to count under; said in the log when it is new."""
+        if not _SPEAKABLE.fullmatch(name):
+            return OTHER
+        with self._lock:
+            if name in self._names:
+                return name
+            if len(self._names) >= MOST_NAMES:
+                return OTHER
+            self._names.add(name)
+            last = len(self._names) == MOST_NAMES
+        log.info("request field %s is not known here and is ignored; said once", name)
+        if last:
+            log.info("%d unknown request fields were named; more are counted only", MOST_NAMES)
+        return name
+
+
+def _unknown(kind: type[BaseModel], value: dict[str, Any], path: str) -> Iterator[str]:
+    """Paths of fields that `kind` and the models within it do not have."""
+    nested = _nested(kind)
+    for name in value:
+        if name not in nested:
+            yield path + name
+    for name, inner in nested.items():
+        if inner is None or name not in value:
+            continue
+        items = value[name]
+        if isinstance(items, dict):
+            yield from _unknown(inner, items, f"{path}{name}.")
+        for i, item in enumerate(items if isinstance(items, list) else ()):
+            if isinstance(item, dict):
+                yield from _unknown(inner, item, f"{path}{name}[{i}].")
+
+
+@cache
+def _nested(kind: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
+    """The fields of `kind`, each with the model it holds, alone or in a list."""
+    return {name: next(_models(field.annotation), None) for name, field in kind.model_fields.items()}
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)

@@ -1,0 +1,139 @@
+"""What the server can do now, and who is inside: loading, serving, draining. Answers the probes. Knows no endpoint.
+
+Probes tell the truth. /livez: this process answers. /readyz, /health and /ping: a request sent now would be served, which an
+engine loading, restarting, failed or draining is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from thalweg.server.errors import ApiError
+from thalweg.server.http.answer import failure, respond
+
+if TYPE_CHECKING:
+    from thalweg.async_llm import AsyncLLM
+
+READINESS = frozenset(("/readyz", "/health", "/ping"))
+PROBES = READINESS | {"/livez"}
+"""The only paths that never need a key: what load balancers ask."""
+REASONS = {
+    "starting": "the model is loading",
+    "restarting": "the engine is restarting; open requests go on when it is back",
+    "failed": "the engine has failed; the server's log says why",
+    "stopped": "the engine is stopped",
+    "draining": "the server is shutting down",
+}
+"""The only words a probe says: no message of the engine reaches a stranger."""
+
+
+def probe_of(path: str) -> str:
+    """The probe a path asks for, with or without a slash at its end; "": none."""
+    path = path.removesuffix("/")
+    return path if path in PROBES else ""
+
+
+class Lifecycle:
+    """One server's state. Moves only forwards: `open`, `drain`, `cut`."""
+
+    def __init__(self) -> None:
+        self.engine: AsyncLLM | None = None
+        self.draining = False
+        self.cutting = False
+        """Past the deadline: what is still open ends with an error."""
+        self.inside = 0
+        """Requests accepted and not answered to the end."""
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def open(self, engine: AsyncLLM) -> None:
+        self.engine = engine
+
+    def drain(self) -> None:
+        """From now on nobody new is let in, on any connection."""
+        self.draining = True
+
+    def why_not_ready(self) -> str:
+        """ "": ready."""
+        if self.draining:
+            return REASONS["draining"]
+        if self.engine is None:
+            return REASONS["starting"]
+        return "" if self.engine.ready else REASONS.get(self.engine.state, REASONS["restarting"])
+
+    def enter(self) -> None:
+        self.inside += 1
+        self._empty.clear()
+
+    def leave(self) -> None:
+        self.inside -= 1
+        if not self.inside:
+            self._empty.set()
+
+    async def empty(self) -> None:
+        """Returns when nobody is inside."""
+        await self._empty.wait()
+
+
+class Visit:
+    """One accepted request's belongings, kept under "thalweg.visit" in its scope: what must be given back when it has ended,
+    however it ended."""
+
+    def __init__(self) -> None:
+        self._last: list[Callable[[], None]] = []
+
+    def at_end(self, action: Callable[[], None]) -> None:
+        self._last.append(action)
+
+    def close(self) -> None:
+        while self._last:
+            self._last.pop()()
+
+
+class Gate:
+    """Answers probes; lets others in while the server serves. `app` comes when the engine is up."""
+
+    def __init__(self, lifecycle: Lifecycle, root_path: str = "") -> None:
+        self.lifecycle, self.root_path = lifecycle, root_path
+        self.app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return  # no websockets here, and nothing to do at start and end
+        probe = probe_of(scope["path"].removeprefix(self.root_path))
+        if probe:
+            await self._probe(probe, scope["method"])(scope, receive, send)
+            return
+        life = self.lifecycle
+        if life.draining or self.app is None:
+            e = ApiError(life.why_not_ready(), status=503, retry_after=5 if life.draining else 1)
+            response = failure(e)
+            if life.draining:
+                response.headers["connection"] = "close"
+            await response(scope, receive, send)
+            return
+        visit = scope["thalweg.visit"] = Visit()
+        life.enter()
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            life.leave()
+            visit.close()
+
+    def _probe(self, path: str, method: str) -> Response:
+        if method not in ("GET", "HEAD") and not (path == "/ping" and method == "POST"):
+            allowed = "GET, HEAD, POST" if path == "/ping" else "GET, HEAD"
+            return failure(ApiError("probes are read with GET", status=405), {"Allow": allowed})
+        why = self.lifecycle.why_not_ready()
+        if path == "/livez" and why != REASONS["failed"]:  # a lost engine does not come back: restart the server
+            why = ""
+        response = respond({"status": "not ready", "reason": why} if why else {"status": "ok"}, 503 if why else 200)
+        response.headers["cache-control"] = "no-store"
+        if why:
+            response.headers["retry-after"] = "1"
+        return response

@@ -1,0 +1,375 @@
+"""What every endpoint shares: turns, model names, request ids, tokenising, running prompts, usage. Holds the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import msgspec
+import orjson
+from starlette.requests import Request
+
+import thalweg
+from thalweg.outputs import RequestOutput
+from thalweg.params import MAX_N, SamplingParams
+from thalweg.server.core.admission import Admission, Ticket
+from thalweg.server.core.fields import Fields
+from thalweg.server.core.lifecycle import Lifecycle
+from thalweg.server.core.schema import Asked
+from thalweg.server.core.transcript import Transcript
+from thalweg.server.errors import ApiError
+from thalweg.server.http.bodies import MAX_VALUES, Bodies
+from thalweg.server.http.middleware import tenant_of
+from thalweg.server.settings import ServerSettings
+from thalweg.text.encoder import Encoder
+
+if TYPE_CHECKING:
+    from thalweg.async_llm import AsyncLLM
+    from thalweg.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+R = TypeVar("R")
+MIN_BODY, MAX_BODY, BYTES_PER_TOKEN = 8 * 2**20, 64 * 2**20, 64
+"""Bytes of a request body where --max-body does not say: what a prompt that fills the context can need, within these."""
+HEAVY_TOKENS = 1024
+"""Answers with log-probabilities of more tokens than this are written on a thread."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One checked request, ready to run: `prompts` for the engine, in order."""
+
+    id: str
+    model: str
+    created: int
+    prompts: list[dict[str, Any]]
+    params: SamplingParams
+    priority: int
+    ticket: Ticket
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(p["prompt_token_ids"]) for p in self.prompts)
+
+    def parts(self, most: int) -> list[Part]:
+        """What takes turns: each prompt with at most so many of its choices."""
+        n = self.params.n
+        return [Part(i, first, min(most, n - first)) for i in range(len(self.prompts)) for first in range(0, n, most)]
+
+
+class Part(NamedTuple):
+    """Choices `first` to `first + choices - 1` of one prompt."""
+
+    prompt: int
+    first: int
+    choices: int
+
+
+class Serving:
+    """The engine as the endpoints see it."""
+
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        settings: ServerSettings,
+        lifecycle: Lifecycle,
+        unknown_field: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """unknown_field: told of request fields nobody here knows."""
+        self.engine, self.settings, self.lifecycle = engine, settings, lifecycle
+        context = engine.config.model.max_len
+        limit = settings.max_body or min(MAX_BODY, max(MIN_BODY, BYTES_PER_TOKEN * context))
+        self.bodies = Bodies(limit, max(MAX_VALUES, 4 * context))
+        self.encoder = Encoder(engine.tokenizer, engine.config.model.max_len) if engine.tokenizer else None
+        self.fields = Fields(settings.strict_requests, unknown_field)
+        seqs = engine.config.scheduler.max_seqs
+        queue = settings.max_queued_requests
+        self.admission = Admission(
+            # A few more than run at once, so that the engine never waits for the next.
+            window=seqs + max(2, seqs // 4),
+            max_requests=4 * seqs if queue is None else queue,
+            max_tokens=settings.max_queued_tokens,
+        )
+        self.created = int(time.time())
+        self.fingerprint = _fingerprint(engine, settings)
+        self.running: set[str] = set()
+        """The engine's ids of what is under way."""
+        self._count = itertools.count()
+
+    async def read(self, http: Request, parse: Callable[[dict[str, Any]], R]) -> tuple[R, Ticket]:
+        """The request's body through `parse`, and its place in the queue, which it has until it has ended. The place is
+        taken when the body is there: connections that send a head and no more must not fill the queue. ApiError 429 if
+        there is no place, at once if there is none before the body comes; else as Bodies.parse."""
+        tenant, tickets = tenant_of(http.scope), list[Ticket]()
+        self.admission.look(tenant)
+
+        def enter() -> None:
+            tickets.append(self.admission.enter(tenant))
+            http.scope["thalweg.visit"].at_end(tickets[0].close)
+
+        request = await self.bodies.parse(http, parse, enter)
+        return request, tickets[0]
+
+    def model_name(self, asked: str | None) -> str:
+        """The name to answer with. ApiError 404 for a model that is not served."""
+        names = self.engine.model_names
+        if asked and asked not in names:
+            raise ApiError(f"model {asked!r} does not exist here; this server has {', '.join(names)}", "model", 404)
+        return asked or names[0]
+
+    def tokenizer(self, param: str) -> Tokenizer:
+        if self.engine.tokenizer is None:
+            raise ApiError(f"{param}: the server runs without a tokenizer (--skip-tokenizer-init); send token ids", param)
+        return self.engine.tokenizer
+
+    async def encode(
+        self, texts: Sequence[str], add_special_tokens: bool, keep: int | None = None, tenant: str = "", bounded: bool = True
+    ) -> list[list[int]]:
+        """Token ids of each text. RequestError if one cannot fit the context. keep, tenant, bounded: see Encoder.encode."""
+        self.tokenizer("prompt")
+        assert self.encoder is not None
+        return await self.encoder.encode(texts, add_special_tokens, keep=keep, tenant=tenant, bounded=bounded)
+
+    def kept(self, request: Asked) -> int | None:
+        """Tokens of a prompt that truncate_prompt_tokens can leave; None: it must be whole."""
+        asked, limit = request.truncate_prompt_tokens, self.engine.config.model.max_len
+        return None if asked is None else limit if asked < 0 else max(1, min(asked, limit))
+
+    def job(
+        self,
+        kind: str,
+        http: Request,
+        request: Asked,
+        prompts: list[dict[str, Any]],
+        params: SamplingParams,
+        ticket: Ticket,
+    ) -> Job:
+        """A Job from its parts, after the checks that need the engine's configuration; its whole cost is charged."""
+        if request.priority and self.engine.config.scheduler.policy != "priority":
+            raise ApiError("priority needs a server started with --scheduling-policy priority", "priority")
+        if len(prompts) * params.n > MAX_N:
+            raise ApiError(f"n times the number of prompts must not exceed {MAX_N}", "n")
+        for prompt in prompts:
+            self._truncate(prompt, request, params)
+            if request.cache_salt is not None:
+                prompt["cache_salt"] = request.cache_salt
+        asked = http.headers.get("x-request-id") or request.request_id or http.scope.get("thalweg.request_id")
+        if asked is not None and not (len(asked) <= 256 and asked.isascii() and asked.isprintable()):
+            raise ApiError("X-Request-Id must be at most 256 printable ASCII characters", "request_id")
+        job = Job(
+            id=f"{kind}-{asked or uuid.uuid4().hex}",
+            model=self.model_name(request.model),
+            created=int(time.time()),
+            prompts=prompts,
+            params=params,
+            priority=request.priority,
+            ticket=ticket,
+        )
+        self._check_lengths(job)
+        ticket.charge(len(prompts), job.prompt_tokens)
+        if self.settings.enable_log_requests:
+            self._log(job)
+        return job
+
+    def _truncate(self, prompt: dict[str, Any], request: Asked, params: SamplingParams) -> None:
+        keep, limit = request.truncate_prompt_tokens, self.engine.config.model.max_len
+        if keep is None:
+            return
+        if keep > limit:
+            raise ApiError(f"truncate_prompt_tokens ({keep}) exceeds the context of {limit} tokens", "truncate_prompt_tokens")
+        if keep == 0:
+            raise ApiError(
+                "truncate_prompt_tokens must be at least 1, or -1 for what the context leaves", "truncate_prompt_tokens"
+            )
+        if keep < 0:
+            keep = max(1, limit - (params.max_tokens or 1))
+        ids = prompt["prompt_token_ids"]
+        if len(ids) > keep:
+            prompt["prompt_token_ids"] = ids[-keep:]
+            if self.engine.tokenizer is not None:
+                prompt["prompt"] = self.engine.tokenizer.decode(ids[-keep:], False)
+
+    def _check_lengths(self, job: Job) -> None:
+        """Before they wait for a turn, not after."""
+        limit = self.engine.config.model.max_len
+        for prompt in job.prompts:
+            if len(prompt["prompt_token_ids"]) >= limit:
+                raise ApiError(
+                    f"prompt: {len(prompt['prompt_token_ids'])} tokens leave no room to answer in a context of {limit} tokens",
+                    "prompt",
+                )
+
+    def _log(self, job: Job) -> None:
+        for prompt in job.prompts:
+            ids, most = prompt["prompt_token_ids"], self.settings.max_log_len
+            log.info(
+                "request %s: %d tokens %s, prompt %r, %r",
+                job.id,
+                len(ids),
+                ids[:most],
+                (prompt.get("prompt") or "")[:most],
+                job.params,
+            )
+
+    def _parts(self, job: Job) -> list[Part]:
+        return job.parts(self.admission.most_together)
+
+    async def _generate(self, job: Job, part: Part) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of these choices, numbered as in the whole request."""
+        # Clients choose ids freely, and two may choose the same; the engine's are made unique.
+        request_id = f"{job.id}-{next(self._count)}"
+        prompt, params = job.prompts[part.prompt], job.params
+        if part.choices < params.n:
+            params = msgspec.structs.replace(params, n=part.choices)
+        tokens, prompts = (0, 0) if part.first else (len(prompt["prompt_token_ids"]), 1)
+        async with self.admission.turn(job.ticket, part.choices, tokens, job.priority, prompts):
+            stream = self.engine.generate(prompt, params, request_id, priority=job.priority, first_choice=part.first)
+            self.running.add(request_id)
+            said = Transcript(job.params) if self.settings.enable_log_outputs else None
+            try:
+                async for output in stream:
+                    self._raise_if_failed(output)
+                    if part.first:
+                        _renumber(output, part.first)
+                    if said is not None:
+                        said.add(output)
+                    yield output
+            finally:
+                if said is not None:
+                    said.tell(job.id, self.settings.max_log_len)
+                self.running.discard(request_id)
+                await stream.aclose()
+
+    async def cut(self) -> None:
+        """The time to drain is over: whoever waits or runs gets an error with code 503."""
+        self.lifecycle.cutting = True
+        self.admission.close(_closing())
+        await self.engine.abort(list(self.running))
+
+    def _raise_if_failed(self, output: RequestOutput) -> None:
+        reasons = {c.finish_reason for c in output.outputs}
+        if "error" in reasons:
+            raise ApiError(output.error or "the engine could not finish this request", status=500)
+        if "abort" in reasons and self.lifecycle.cutting:
+            raise _closing()
+
+    async def written(
+        self, job: Job, outputs: list[RequestOutput], body: Callable[[list[RequestOutput]], dict[str, Any]]
+    ) -> bytes:
+        """`body(outputs)` as JSON; made on a thread if that takes long."""
+
+        def write() -> bytes:
+            return orjson.dumps(body(outputs), option=orjson.OPT_NON_STR_KEYS)
+
+        scored = job.prompt_tokens if job.params.prompt_logprobs is not None else 0
+        if job.params.logprobs is not None:
+            scored += sum(len(c.token_ids) for o in outputs for c in o.outputs)
+        return await asyncio.to_thread(write) if scored > HEAVY_TOKENS else write()
+
+    async def run(self, job: Job) -> list[RequestOutput]:
+        """Every prompt's final output, in order. The first failure cancels the rest."""
+        parts = self._parts(job)
+        if len(parts) == 1:
+            return [await self._last(job, parts[0])]
+        tasks = [asyncio.create_task(self._last(job, part)) for part in parts]
+        try:
+            return _joined(parts, await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _last(self, job: Job, part: Part) -> RequestOutput:
+        stream = self._generate(job, part)
+        last = None
+        try:
+            async for output in stream:
+                last = output
+        finally:
+            await stream.aclose()
+        assert last is not None, "the engine ended a request without an output"
+        return last
+
+    async def stream(self, job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """(prompt index, output) as outputs come, of all prompts together. Closing it aborts them all."""
+        parts = self._parts(job)
+        if len(parts) == 1:
+            stream = self._generate(job, parts[0])
+            try:
+                async for output in stream:
+                    yield 0, output
+            finally:
+                await stream.aclose()
+            return
+        queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(maxsize=256)
+        tasks = [asyncio.create_task(self._pump(job, part, queue)) for part in parts]
+        try:
+            for _ in range(len(tasks)):
+                while True:
+                    i, item = await queue.get()
+                    if item is None:
+                        break
+                    if isinstance(item, BaseException):
+                        raise item
+                    yield i, item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pump(self, job: Job, part: Part, queue: asyncio.Queue[Any]) -> None:
+        stream = self._generate(job, part)
+        try:
+            async for output in stream:
+                await queue.put((part.prompt, output))
+            await queue.put((part.prompt, None))
+        except Exception as e:
+            await queue.put((part.prompt, e))
+        finally:
+            await stream.aclose()
+
+    def usage(self, prompt_tokens: int, completion_tokens: int, cached: int | None) -> dict[str, Any]:
+        out: dict[str, Any] = {
+            "prompt_tokens": prompt_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "completion_tokens": completion_tokens,
+        }
+        if self.settings.enable_prompt_tokens_details:
+            out["prompt_tokens_details"] = {"cached_tokens": cached or 0}
+        return out
+
+    def total_usage(self, job: Job, outputs: Sequence[RequestOutput], discard: bool = False) -> dict[str, Any]:
+        made = 0 if discard else sum(len(c.token_ids) for o in outputs for c in o.outputs)
+        return self.usage(job.prompt_tokens, made, sum(o.num_cached_tokens or 0 for o in outputs))
+
+
+def _renumber(output: RequestOutput, first: int) -> None:
+    """Choices of a later part, numbered as in the request. What the cache held is told by the first part."""
+    output.num_cached_tokens = None
+    for choice in output.outputs:
+        choice.index += first
+
+
+def _joined(parts: Sequence[Part], outputs: Sequence[RequestOutput]) -> list[RequestOutput]:
+    """One output per prompt, of the final outputs of its parts."""
+    whole: dict[int, RequestOutput] = {}
+    for part, output in zip(parts, outputs, strict=True):
+        whole.setdefault(part.prompt, output).outputs.extend(output.outputs if part.first else ())
+    return list(whole.values())
+
+
+def _closing() -> ApiError:
+    return ApiError("the server is shutting down; this request was not finished", status=503, retry_after=5)
+
+
+def _fingerprint(engine: AsyncLLM, settings: ServerSettings) -> str | None:
+    """--fingerprint-mode: full = version and digest of the resolved configuration, hash = the digest, custom, none."""
+    if settings.fingerprint_mode in ("custom", "none"):
+        return settings.fingerprint_value
+    digest = hashlib.sha256(repr(engine.config).encode()).hexdigest()[:8]
+    return f"thalweg-{thalweg.__version__}-{digest}" if settings.fingerprint_mode == "full" else digest

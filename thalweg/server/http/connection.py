@@ -1,0 +1,446 @@
+"""A client's connection: bytes in, ASGI calls, bytes out, and every wait bounded. Used by uvicorn in place of its own protocol.
+
+Requests on a connection are served one at a time, in order; what a client sends ahead waits unread (at most MAX_AHEAD bytes of
+it). A client that ends its side of the connection after a request is answered (half close); one that is gone is noticed, also
+before the first byte of the answer, and its request cancelled. Knows no route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, cast
+from urllib.parse import quote, unquote
+
+import uvicorn
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
+from uvicorn.server import ServerState
+
+from thalweg.server.errors import ApiError
+from thalweg.server.http.wire import MAX_FIELDS, MAX_HEAD, Body, Head, RefusedError, find_head, parse_head
+
+log = logging.getLogger(__name__)
+access = logging.getLogger("uvicorn.access")
+
+HIGH_WATER = 32 * 1024
+"""Bytes of an answer that wait in memory for the client before the application is paused."""
+READ = 32 * 1024
+"""Bytes read at a time: no more than this is read of a body that turns out to be too long."""
+MAX_AHEAD = 1024 * 1024
+"""Bytes a client may send ahead of the answer it waits for."""
+LINGER = 1.0
+"""Seconds a connection stays half open after an answer that came before the request was read. What still comes is read and
+dropped, so that a client that sends everything first gets to read it (RFC 9112, 9.6)."""
+LINGER_PACE, LINGER_BYTES = 8 * 2**20, 64 * 2**20
+"""Dropping this many bytes buys a client another second; no more than this many are dropped."""
+LOOKS = (0.005, 0.02, 0.1)
+"""Seconds between looks at whether a client that has ended its side is still there; the last is repeated."""
+_LINES = {s.value: b"HTTP/1.1 %d %s\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds, absolute: neither is prolonged by bytes that trickle in."""
+
+    head_seconds: float = 10.0
+    body_seconds: float = 60.0
+    slow_seconds: float = 60.0
+    """Without any progress of an answer that waits for its reader."""
+    connections: int = 8192
+    head_bytes: int = MAX_HEAD
+    head_fields: int = MAX_FIELDS
+    scratch: bytearray = field(default_factory=lambda: bytearray(READ), repr=False)
+    """Where bytes arrive, for all connections of an event loop: each takes them out before the next one reads."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """The signature is that uvicorn.Config(http=...) asks for, plus `limits`."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        limits: Limits,
+    ) -> None:
+        if not config.loaded:
+            config.load()
+        self._config, self._state, self._limits = config, server_state, limits
+        self._loop = _loop or asyncio.get_event_loop()
+        self._access = config.access_log and access.isEnabledFor(logging.INFO)
+        self._buffer = bytearray()
+        self._body: Body | None = None
+        self._exchange: Exchange | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._slow: asyncio.TimerHandle | None = None
+        self._reading, self._eof, self._lingering = True, False, False
+        self._dropped, self._linger_until = 0, 0.0
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.lost = False
+
+    # ------------------------------------------------------------ asyncio.BufferedProtocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport = cast(asyncio.Transport, transport)  # uvloop's are none of asyncio's classes
+        self._client, self._server = get_remote_addr(transport), get_local_addr(transport)
+        self._scheme = "https" if is_ssl(transport) else "http"
+        self._state.connections.add(self)  # type: ignore[arg-type]
+        transport.set_write_buffer_limits(high=HIGH_WATER)
+        if len(self._state.connections) > self._limits.connections:
+            self._refuse(RefusedError(503, "too many connections"))
+            return
+        self._deadline(self._limits.head_seconds, self._head_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._state.connections.discard(self)
+        self.lost = True
+        for timer in (self._timer, self._slow):
+            if timer is not None:
+                timer.cancel()
+        self._buffer.clear()
+        self._writable.set()
+        if self._exchange is not None:
+            self._exchange.leave()
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._limits.scratch
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._lingering:
+            self._drop(nbytes)
+            return
+        if self.transport.is_closing():
+            return
+        if not self._buffer and self._exchange is None:
+            self._deadline(self._limits.head_seconds, self._head_late)
+        self._buffer += memoryview(self._limits.scratch)[:nbytes]
+        try:
+            self._advance()
+        except RefusedError as e:
+            self._refuse(e)
+
+    def eof_received(self) -> bool:
+        """The client will send no more. With a request complete, it is answered; else there is nothing to wait for."""
+        self._eof = True
+        if self._lingering:
+            return False
+        if self._exchange is None or self._body is not None or self._scheme == "https":
+            return False
+        self._exchange.probe()
+        self._look(0)
+        return True
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+        self._watch_slow(self.transport.get_write_buffer_size(), time.monotonic())
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+        if self._slow is not None:
+            self._slow.cancel()
+
+    def shutdown(self) -> None:
+        """uvicorn: the server ends. Close when the answer under way is out."""
+        if self._exchange is None:
+            self.transport.close()
+        else:
+            self._exchange.keep_alive = False
+
+    # ------------------------------------------------------------ requests
+
+    def _advance(self) -> None:
+        """Take what the buffer holds: the rest of a body, then the next request if none is being answered."""
+        while True:
+            if self._body is not None:
+                assert self._exchange is not None
+                self._exchange.give(self._body.take(self._buffer), self._body.done)
+                if not self._body.done:
+                    self._read(not self._exchange.waiting)  # no further than the application has read
+                    return
+                self._body = None
+                self._deadline(0, None)
+            if self._exchange is not None:
+                if len(self._buffer) > MAX_AHEAD:
+                    log.info("connection closed: more than %d bytes sent ahead of an answer", MAX_AHEAD)
+                    self.transport.abort()
+                return
+            while self._buffer.startswith(b"\r\n"):  # RFC 9112, 2.2: empty lines before a request are skipped
+                del self._buffer[:2]
+            size = find_head(self._buffer, self._limits.head_bytes)
+            if size == 0:
+                return
+            raw = bytes(self._buffer[:size])
+            del self._buffer[:size]
+            self._begin(parse_head(raw, self._limits.head_fields))
+
+    def _begin(self, head: Head) -> None:
+        self._body = Body(head.length)
+        self._deadline(self._limits.body_seconds, self._body_late)
+        self._exchange = Exchange(self, head, self._scope(head))
+        task = self._loop.create_task(self._exchange.run(self._config.loaded_app))
+        self._state.tasks.add(task)
+        task.add_done_callback(self._state.tasks.discard)
+
+    def _scope(self, head: Head) -> dict[str, Any]:
+        path, _, query = head.target.partition(b"?")
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": f"1.{head.minor}",
+            "server": self._server,
+            "client": self._client,
+            "scheme": self._scheme,
+            "method": head.method,
+            "root_path": self._config.root_path,
+            "path": unquote(path.decode("ascii")),
+            "raw_path": path,
+            "query_string": query,
+            "headers": head.headers,
+            "state": {},
+        }
+
+    def wants_body(self) -> None:
+        """The application waits for more of the body."""
+        self._read(True)
+
+    def answering(self, status: int) -> None:
+        """An answer begins."""
+        if self._access and self._exchange is not None:
+            e = self._exchange
+            client = f"{self._client[0]}:{self._client[1]}" if self._client else ""
+            # Without the query: clients put secrets there. Quoted: a decoded path may hold line breaks and terminal escapes.
+            path = quote(e.scope["path"])
+            access.info('%s - "%s %s HTTP/%s" %d', client, e.scope["method"], path, e.scope["http_version"], status)
+
+    def body_read(self) -> bool:
+        """Has the whole request arrived? If not, the connection cannot be used again after the answer."""
+        return self._body is None
+
+    def answered(self) -> None:
+        """The answer is out, or never will be."""
+        self._state.total_requests += 1
+        done, self._exchange = self._exchange, None
+        if self.lost or done is None or self._lingering:
+            return
+        if self._body is not None:
+            self._linger()
+        elif not done.keep_alive or self._eof:
+            self.transport.close()
+        elif self._buffer:
+            self._deadline(self._limits.head_seconds, self._head_late)
+            self._loop.call_soon(self.buffer_updated, 0)
+        else:
+            self._read(True)
+            self._deadline(self._config.timeout_keep_alive, self.transport.close)
+
+    async def drain(self) -> None:
+        """Returns when the client has taken enough of what was written, or is gone."""
+        await self._writable.wait()
+
+    # ------------------------------------------------------------ bounds
+
+    def _read(self, on: bool) -> None:
+        if on == self._reading or self.transport.is_closing() or self._eof:
+            return
+        self._reading = on
+        (self.transport.resume_reading if on else self.transport.pause_reading)()
+
+    def _deadline(self, seconds: float, late: Callable[[], object] | None) -> None:
+        """One deadline at a time: this one now."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, late) if late is not None else None
+
+    def _head_late(self) -> None:
+        if self._buffer:
+            self._refuse(RefusedError(408, f"no complete request within {self._limits.head_seconds:g} seconds"))
+        else:
+            self.transport.close()
+
+    def _body_late(self) -> None:
+        self._refuse(RefusedError(408, f"no complete body within {self._limits.body_seconds:g} seconds"))
+
+    def _watch_slow(self, size: int, since: float) -> None:
+        """While writing is paused: has the client taken anything lately?"""
+        now, left = time.monotonic(), self.transport.get_write_buffer_size()
+        if left < size:
+            size, since = left, now
+        if now - since >= self._limits.slow_seconds:
+            log.info("connection closed: its client has taken nothing for %g seconds", self._limits.slow_seconds)
+            self.transport.abort()
+            return
+        every = min(1.0, self._limits.slow_seconds / 4)
+        self._slow = self._loop.call_later(every, self._watch_slow, size, since)
+
+    def _look(self, i: int) -> None:
+        """The client has ended its side. Nothing will be read any more, so ask whether it is gone altogether: the probe (or
+        the answer's next bytes) has then been met by a reset."""
+        if self._exchange is None or self.lost:
+            return
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), 0)
+        if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+            self.transport.abort()
+            return
+        self._loop.call_later(LOOKS[min(i, len(LOOKS) - 1)], self._look, i + 1)
+
+    def _refuse(self, e: RefusedError) -> None:
+        """Answer what is no request (any more), and close. An answer under way is cut instead."""
+        if self.transport.is_closing() or self._lingering:
+            return
+        exchange = self._exchange
+        if exchange is not None and exchange.started:
+            self.transport.abort()
+            return
+        body = ApiError(e.message, status=e.status).bytes()
+        line = _LINES.get(e.status, b"HTTP/1.1 400 Bad Request\r\n")
+        fields = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        self.transport.write(line + fields + body)
+        if exchange is not None:
+            exchange.leave()
+        self._linger(e.status != 408)
+
+    def _linger(self, drop: bool = True) -> None:
+        """Close without losing the answer: unread bytes would turn a plain close into a reset. drop: read what still comes."""
+        self._lingering = True
+        self._dropped, self._linger_until = 0, self._loop.time() + LINGER
+        self._buffer.clear()
+        self._body = None
+        self._read(drop and len(self._state.connections) <= self._limits.connections)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._deadline(LINGER, self.transport.abort)
+
+    def _drop(self, nbytes: int) -> None:
+        """Bytes nobody will read."""
+        self._dropped += nbytes
+        left = self._linger_until + self._dropped / LINGER_PACE - self._loop.time()
+        if self._dropped > LINGER_BYTES or left <= 0:
+            self.transport.abort()
+        else:
+            self._deadline(min(LINGER, left), self.transport.abort)
+
+
+class Exchange:
+    """One request and its answer: the two ASGI callables."""
+
+    def __init__(self, connection: Connection, head: Head, scope: dict[str, Any]) -> None:
+        self._connection, self.scope = connection, scope
+        self.keep_alive, self._expects = head.keep_alive, head.expects
+        self._bare, self._http10 = head.method == "HEAD", head.minor == 0
+        self._pieces: list[bytes] = []
+        self.waiting = 0
+        """Bytes of the body the application has not taken."""
+        self._more, self._news = True, asyncio.Event()
+        self._gone, self.started, self._complete = False, False, False
+        self._chunked, self._left = False, 0
+
+    def give(self, piece: bytes, done: bool) -> None:
+        if piece:
+            self._pieces.append(piece)
+            self.waiting += len(piece)
+        if piece or done:
+            self._more = not done
+            self._news.set()
+
+    def leave(self) -> None:
+        """The client is gone, or told that it will get no other answer."""
+        self._gone = True
+        self._news.set()
+
+    def probe(self) -> None:
+        """Send something that means nothing: a client that is gone answers with a reset. Once the answer has begun its own
+        bytes do this."""
+        if not self.started and not self._http10:
+            self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    async def run(self, app: Any) -> None:
+        try:
+            await app(self.scope, self.receive, self.send)
+            if not self._complete and not self._gone:
+                log.error("an answer was left unfinished")
+                self._connection.transport.abort()
+        except BaseException as e:  # the application answers its own errors; this is the last net
+            self._connection.transport.abort()
+            if not isinstance(e, Exception):
+                raise
+            log.error("request failed", exc_info=e)
+        finally:
+            if not self._complete:
+                self._connection.answered()
+
+    async def receive(self) -> dict[str, Any]:
+        if self._expects and not self.started and not self._gone:
+            self._expects = False
+            self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if not self._news.is_set() and not self._complete:
+            self._connection.wants_body()
+        if not self._complete:
+            await self._news.wait()
+            self._news.clear()
+        if self._gone or self._complete:
+            self._news.set()
+            return {"type": "http.disconnect"}
+        body, self._pieces, self.waiting = b"".join(self._pieces), [], 0
+        return {"type": "http.request", "body": body, "more_body": self._more}
+
+    async def send(self, message: Any) -> None:
+        if not self._connection._writable.is_set():
+            await self._connection.drain()
+        if self._gone:
+            await asyncio.sleep(0)  # who writes on and on must hear of it
+            return
+        if message["type"] == "http.response.start":
+            self._start(message["status"], list(message.get("headers", ())))
+        elif message["type"] == "http.response.body" and not self._complete:
+            self._write(message.get("body", b""), message.get("more_body", False))
+        else:
+            raise RuntimeError(f"unexpected ASGI message {message['type']}")
+
+    def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.started, self._expects = True, False
+        self._connection.answering(status)
+        if not self._connection.body_read():
+            self.keep_alive = False
+        lines, length = [_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status], None
+        for name, value in [*self._connection._state.default_headers, *headers]:
+            if b"\r" in value or b"\n" in value or b"\0" in value:
+                raise RuntimeError(f"header field {name!r} holds a line break")
+            if name == b"connection":
+                self.keep_alive = self.keep_alive and value.lower() != b"close"
+                continue
+            if name == b"content-length":
+                length = int(value)
+            lines.append(name + b": " + value + b"\r\n")
+        self._left = length or 0
+        bare = self._bare or status in (204, 304)
+        self._chunked = length is None and not bare and not self._http10
+        if self._chunked:
+            lines.append(b"transfer-encoding: chunked\r\n")
+        if length is None and not bare and self._http10:
+            self.keep_alive = False
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        self._connection.transport.write(b"".join(lines))
+
+    def _write(self, body: bytes, more: bool) -> None:
+        if self._bare:
+            body = b""
+        if self._chunked:
+            tail = b"" if more else b"0\r\n\r\n"
+            body = b"%x\r\n%b\r\n%b" % (len(body), body, tail) if body else tail
+        if body:
+            self._connection.transport.write(body)
+        if not more:
+            self._complete = True
+            self._news.set()
+            self._connection.answered()

@@ -1,0 +1,146 @@
+"""What surrounds every route, as plain ASGI (so that streams and disconnects pass through untouched): keys, ids, counts."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+import uuid
+from collections.abc import Collection, Iterable, Sequence
+from ipaddress import ip_address
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from thalweg.server.core.lifecycle import probe_of
+from thalweg.server.errors import ApiError
+from thalweg.server.http.answer import failure
+from thalweg.server.observe.metrics import HttpMetrics
+
+MOST_ID = 256
+"""Bytes of a request id; a longer one is refused, not echoed."""
+
+
+class KeyGuard:
+    """Refuses requests without one of the keys. Default deny: a new route is guarded without anyone thinking of it."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], root_path: str = "") -> None:
+        self.app, self.root_path = app, root_path
+        self._digests = [hashlib.sha256(k.encode()).digest() for k in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return  # no websockets here
+        if probe_of(scope["path"].removeprefix(self.root_path)) or self._allowed(scope):
+            await self.app(scope, receive, send)
+            return
+        error = ApiError("missing or wrong API key; send the header Authorization: Bearer <key>", status=401)
+        await failure(error)(scope, receive, send)
+
+    def _allowed(self, scope: Scope) -> bool:
+        sent = [v for k, v in scope["headers"] if k == b"authorization"]
+        if len(sent) != 1 or sent[0][:7].lower() != b"bearer ":
+            return False
+        digest = hashlib.sha256(sent[0][7:].strip()).digest()
+        # Every key is compared, so the time taken does not tell which one was close.
+        found = [i for i, d in enumerate(self._digests) if hmac.compare_digest(digest, d)]
+        if found and len(self._digests) > 1:
+            scope["thalweg.tenant"] = f"key {found[0]}"
+        return bool(found)
+
+
+class HostGuard:
+    """Refuses requests to names that are not this server's. Addresses are: no page of another origin can have one of ours as
+    its name. Probes are answered whatever the name."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str], root_path: str = "") -> None:
+        self.app, self._hosts, self.root_path = app, hosts, root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = next((v for k, v in scope["headers"] if k == b"host"), None)  # absent: HTTP/1.0, which no browser speaks
+        if name is None or self._ours(name.decode("latin-1")) or probe_of(scope["path"].removeprefix(self.root_path)):
+            await self.app(scope, receive, send)
+            return
+        words = f"this server does not go by the name {name.decode('latin-1')!r}; start it with --allowed-hosts to add names"
+        await failure(ApiError(words, status=403))(scope, receive, send)
+
+    def _ours(self, host: str) -> bool:
+        name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+        name = name.lower().rstrip(".")
+        if name in self._hosts or name.endswith(".localhost"):
+            return True
+        try:
+            ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def tenant_of(scope: Scope) -> str:
+    """Who is asking, for fairness: the key where there are several, else the client's host."""
+    client = scope.get("client")
+    return str(scope.get("thalweg.tenant") or (client[0] if client else ""))
+
+
+class RootPath:
+    """Tells routes which prefix the reverse proxy serves them under, whether or not it strips it."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self.app, self.root_path = app, root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app({**scope, "root_path": self.root_path}, receive, send)
+
+
+class RequestIds:
+    """X-Request-Id on every answer: the client's, or else one made here, by which the request is known inside too."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name, headers = b"x-request-id", scope.get("headers", ())
+        given = next((v for k, v in headers if k == name), None)
+        if given is None:
+            made = uuid.uuid4().hex
+            given, scope = made.encode(), {**scope, "thalweg.request_id": made}
+
+        async def tagged(message: Message) -> None:
+            if message["type"] == "http.response.start" and len(given) <= MOST_ID:
+                message = {**message, "headers": [*message.get("headers", ()), (name, given)]}
+            await send(message)
+
+        await self.app(scope, receive, tagged)
+
+
+class Counted:
+    """Counts requests and their durations, and how many are in flight."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, status, gave = time.perf_counter(), 500, 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status, gave
+            if message["type"] == "http.response.start":
+                status, gave = message["status"], _length(message.get("headers", ()))
+            await send(message)
+
+        path, method = scope["path"], scope["method"]
+        with self.metrics.in_flight(path):
+            try:
+                await self.app(scope, receive, watched)
+            finally:
+                took = _length(scope.get("headers", ()))
+                self.metrics.done(path, method, status, time.perf_counter() - start, took, gave)
+
+
+def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """What content-length says; 0 where there is none."""
+    return next((int(v) for k, v in headers if k == b"content-length" and v.isdigit()), 0)

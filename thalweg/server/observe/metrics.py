@@ -1,0 +1,321 @@
+"""/metrics: the engine's news and the server's requests as Prometheus series, under the field's names.
+
+Kept once, with the prefix `thalweg:`, and shown under the prefixes asked for: dashboards and gateways look for `vllm:`.
+A registry per server, never the global one, so that servers in one process do not mix.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    Summary,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from thalweg.config import EngineConfig
+from thalweg.engine.messages import Outputs, Stats
+from thalweg.outputs import FINISH_REASONS, RequestOutput
+from thalweg.params import SamplingParams
+
+FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
+PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+HTTP_FINE = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+LABELS = ("model_name", "engine")
+ENGINE = "0"
+MOST_TRACKED = 100_000
+GENERATING = ("/v1/completions", "/v1/chat/completions")
+UNCOUNTED = ("/metrics", "/health", "/livez", "/readyz", "/load", "/ping", "/version")
+OWN = "thalweg:"
+PREFIXES = {"thalweg": (OWN,), "vllm": ("vllm:",), "both": (OWN, "vllm:")}
+"""Values of --metrics-prefix."""
+OLD_NAMES = {
+    "vllm:inter_token_latency_seconds": "vllm:time_per_output_token_seconds",
+    "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
+}
+"""What older dashboards of the field ask for, under that prefix alone."""
+
+
+def steps_125(limit: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, 20, 50 ... up to `limit`."""
+    found = [m * 10**e for e in range(12) for m in (1, 2, 5)]
+    return tuple(float(v) for v in found if v <= limit) or (1.0,)
+
+
+class _Gaps:
+    """A histogram of the time between tokens, filled many at a time: one observation per token would cost more than
+    everything else the server does with it."""
+
+    def __init__(self, buckets: Sequence[float]) -> None:
+        self.edges = np.asarray(buckets)
+        self.counts = np.zeros(len(buckets) + 1, np.int64)
+        self.total = 0.0
+        self._last: dict[int, float] = {}
+
+    def frame(self, outputs: Outputs) -> None:
+        now, last = outputs.time, self._last
+        handles = outputs.handles.tolist()
+        times = (
+            collections.Counter(handles) if len(set(handles)) < len(handles) else None
+        )  # several tokens of one came together
+        gaps = [(now - last[h]) / (times[h] if times else 1) for h in handles if h in last]
+        last.update(dict.fromkeys(handles, now))
+        for done in outputs.finished:
+            last.pop(done.handle, None)
+        if gaps:
+            values = np.asarray(gaps)
+            self.counts += np.bincount(np.searchsorted(self.edges, values), minlength=len(self.counts))
+            self.total += float(values.sum())
+        if len(last) > MOST_TRACKED:  # aborted requests report no end; forget the silent ones
+            self._last = {h: t for h, t in last.items() if now - t < 60}
+
+    def family(self, name: str, text: str, labels: Sequence[str]) -> HistogramMetricFamily:
+        running = np.cumsum(self.counts).tolist()
+        buckets = [(str(float(e)), n) for e, n in zip(self.edges, running, strict=False)] + [("+Inf", running[-1])]
+        family = HistogramMetricFamily(name, text, labels=LABELS)
+        family.add_metric(labels, buckets, self.total)
+        return family
+
+
+class EngineMetrics(Collector):
+    """A StatLogger. Made before the engine (which is told of it), bound to the registry when the engine is known."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._stats: Stats | None = None
+        self._gaps = _Gaps(PER_TOKEN)
+        self._model = ""
+        self._bound = False
+        self.queued: Callable[[], int] = lambda: 0
+        """Prompts that wait before the engine."""
+
+    def bind(self, model: str, config: EngineConfig) -> None:
+        """Register every series, with buckets that fit the model. Once."""
+        self._model = model
+        lengths = steps_125(config.model.max_len)
+        self._per_step = self._histogram("iteration_tokens_total", "Tokens per step", STEP_TOKENS)
+        self._first = self._histogram("time_to_first_token_seconds", "Arrival to first token", FIRST_TOKEN)
+        self._mean_gap = self._histogram(
+            "request_time_per_output_token_seconds", "Mean gap between tokens, per request", PER_TOKEN
+        )
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to finish", REQUEST)
+        self._queue = self._histogram("request_queue_time_seconds", "Time waiting to be scheduled", REQUEST)
+        self._running = self._histogram("request_inference_time_seconds", "Time running", REQUEST)
+        self._prefill = self._histogram("request_prefill_time_seconds", "Scheduled to first token", REQUEST)
+        self._decode = self._histogram("request_decode_time_seconds", "First to last token", REQUEST)
+        self._prompt = self._histogram("request_prompt_tokens", "Prompt length", lengths)
+        self._made = self._histogram("request_generation_tokens", "Output length", lengths)
+        self._longest = self._histogram("request_max_num_generation_tokens", "Longest of n outputs", lengths)
+        self._n = self._histogram("request_params_n", "Requested n", (1, 2, 5, 10, 20))
+        self._limit = self._histogram("request_params_max_tokens", "Requested max_tokens", lengths)
+        self._computed = self._histogram("request_prefill_kv_computed_tokens", "Prompt tokens not cached", lengths)
+        self._preempted = self._histogram("request_num_preemptions", "Preemptions of a request", PREEMPTIONS)
+        self._success = Counter(
+            f"{OWN}request_success", "Finished requests", (*LABELS, "finished_reason"), registry=self.registry
+        )
+        for reason in FINISH_REASONS:  # there from the start, at 0
+            self._success.labels(model, ENGINE, reason)
+        info = _cache_info(config)
+        gauge = Gauge(f"{OWN}cache_config_info", "Cache configuration, as labels", (*LABELS, *info), registry=self.registry)
+        gauge.labels(model, ENGINE, *info.values()).set(1)
+        self.registry.register(self)
+        self._bound = True
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        family = Histogram(f"{OWN}{name}", text, LABELS, buckets=buckets, registry=self.registry)
+        return family.labels(self._model, ENGINE)
+
+    def record(self, outputs: Outputs) -> None:
+        if not self._bound:
+            return
+        if outputs.stats is not None:
+            self._stats = outputs.stats
+        if outputs.step_tokens:
+            self._per_step.observe(outputs.step_tokens)
+        self._gaps.frame(outputs)
+
+    def finished(self, output: RequestOutput, params: SamplingParams) -> None:
+        if not self._bound:
+            return
+        lengths = [len(c.token_ids) for c in output.outputs]
+        metrics = output.metrics
+        total = metrics.num_generation_tokens if metrics and metrics.num_generation_tokens else sum(lengths)
+        prompt = len(output.prompt_token_ids or ())
+        reason = next((c.finish_reason for c in reversed(output.outputs) if c.finish_reason is not None), "abort")
+        self._success.labels(self._model, ENGINE, reason).inc()
+        self._prompt.observe(prompt)
+        self._made.observe(total)
+        self._longest.observe(metrics.max_num_generation_tokens if metrics else max(lengths, default=0))
+        self._n.observe(params.n)
+        if params.max_tokens is not None:
+            self._limit.observe(params.max_tokens)
+        self._computed.observe(prompt - (output.num_cached_tokens or 0))
+        if metrics is not None:
+            self._preempted.observe(metrics.num_preemptions)
+        if metrics is None or not metrics.first_token_ts:
+            return
+        first, last = metrics.first_token_ts, metrics.last_token_ts
+        self._first.observe(first - metrics.arrival_time)
+        self._e2e.observe(last - metrics.arrival_time)
+        self._queue.observe(max(0.0, metrics.scheduled_ts - metrics.queued_ts))
+        self._running.observe(last - metrics.scheduled_ts)
+        self._prefill.observe(first - metrics.scheduled_ts)
+        self._decode.observe(last - first)
+        if total > params.n:
+            self._mean_gap.observe((last - first) / (total / params.n - 1))
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing to announce: it is registered once, and collect() names what there is."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """The engine's own counters, as of its latest snapshot."""
+        labels = (self._model, ENGINE)
+        s, queued = self._stats or Stats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0), self.queued()
+        for name, text, value in (
+            ("num_requests_running", "Requests in execution", s.running),
+            ("num_requests_waiting", "Requests queued", s.waiting + queued),
+            ("kv_cache_usage_perc", "KV cache use, 0 to 1", s.blocks_used / max(1, s.blocks_total)),
+        ):
+            gauge = GaugeMetricFamily(f"{OWN}{name}", text, labels=LABELS)
+            gauge.add_metric(labels, value)
+            yield gauge
+        why = GaugeMetricFamily(
+            f"{OWN}num_requests_waiting_by_reason", "Requests queued, by reason", labels=(*LABELS, "reason")
+        )
+        why.add_metric((*labels, "capacity"), s.waiting + queued)
+        why.add_metric((*labels, "deferred"), 0)  # nothing here waits for anything but room
+        yield why
+        for name, text, value in (
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", s.prefix_queries),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache", s.prefix_hits),
+            ("num_preemptions", "Preempted requests", s.preemptions),
+            ("prompt_tokens", "Prompt tokens processed", s.prompt_tokens),
+            ("prompt_tokens_cached", "Prompt tokens that were cached", s.prompt_cached),
+            ("generation_tokens", "Tokens generated", s.generated_tokens),
+            ("spec_decode_num_drafts", "Draft rounds", s.drafts),
+            ("spec_decode_num_draft_tokens", "Drafted tokens", s.draft_tokens),
+            ("spec_decode_num_accepted_tokens", "Accepted draft tokens", s.accepted_tokens),
+        ):
+            counter = CounterMetricFamily(f"{OWN}{name}", text, labels=LABELS)
+            counter.add_metric(labels, value)
+            yield counter
+        source = CounterMetricFamily(f"{OWN}prompt_tokens_by_source", "Prompt tokens, by source", labels=(*LABELS, "source"))
+        source.add_metric((*labels, "local_compute"), s.prompt_tokens - s.prompt_cached)
+        source.add_metric((*labels, "local_cache_hit"), s.prompt_cached)
+        yield source
+        name, text = f"{OWN}spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens by position"
+        counter = CounterMetricFamily(name, text, labels=(*LABELS, "position"))
+        for position, value in enumerate(s.accepted_per_position):
+            counter.add_metric((*labels, str(position)), value)
+        yield counter
+        yield self._gaps.family(f"{OWN}inter_token_latency_seconds", "Gap between tokens", labels)
+
+
+def _cache_info(config: EngineConfig) -> dict[str, str]:
+    """The labels of cache_config_info. Tokens are those of the groups that keep every token; scratch blocks hold none."""
+    cache = config.cache
+    full = [n for n, g in zip(cache.blocks, cache.groups, strict=False) if not g.window] or list(cache.blocks)
+    tokens = (min(full) - 1) * cache.block_tokens if full else 0
+    return {
+        "block_size": str(cache.block_tokens),
+        "cache_dtype": cache.dtype or "auto",
+        "num_gpu_blocks": str(cache.blocks[0] if cache.blocks else 0),
+        "enable_prefix_caching": str(cache.prefix_caching),
+        "kv_cache_size_tokens": str(tokens),
+        "kv_cache_max_concurrency": f"{tokens / config.model.max_len:.3f}",
+    }
+
+
+class HttpMetrics:
+    """Requests of the server itself, by known path (others count as "other", so that strangers cannot make series)."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.load = 0
+        """Generating requests in flight."""
+        self.paths: frozenset[str] = frozenset()
+        self._requests = Counter("http_requests", "HTTP requests", ("method", "status", "handler"), registry=registry)
+        self._seconds = Histogram(
+            "http_request_duration_seconds", "HTTP request duration", ("method", "handler"), buckets=REQUEST, registry=registry
+        )
+        self._fine = Histogram(
+            "http_request_duration_highr_seconds", "HTTP request duration, finely", buckets=HTTP_FINE, registry=registry
+        )
+        self._request_bytes = Summary("http_request_size_bytes", "Bytes of bodies announced", ("handler",), registry=registry)
+        self._response_bytes = Summary("http_response_size_bytes", "Bytes of whole answers", ("handler",), registry=registry)
+        self._unknown = Counter(
+            f"{OWN}unknown_request_fields", "Request fields that were not known, and ignored", ("field",), registry=registry
+        )
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        GCCollector(registry=registry)
+
+    @contextmanager
+    def in_flight(self, path: str) -> Iterator[None]:
+        counted = path in GENERATING
+        self.load += counted
+        try:
+            yield
+        finally:
+            self.load -= counted
+
+    def unknown_field(self, name: str) -> None:
+        """A request had a field of this name, which is one of few (see core.fields)."""
+        self._unknown.labels(name).inc()
+
+    def done(self, path: str, method: str, status: int, seconds: float, took: int = 0, gave: int = 0) -> None:
+        """took, gave: bytes of the bodies where their header says it; a stream's does not."""
+        handler = path if path in self.paths else "other"
+        if path.removesuffix("/") in UNCOUNTED:
+            return
+        self._fine.observe(seconds)
+        self._request_bytes.labels(handler).observe(took)
+        self._response_bytes.labels(handler).observe(gave)
+        method = method if method in ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH") else "other"
+        self._requests.labels(method, str(status), handler).inc()
+        self._seconds.labels(method, handler).observe(seconds)
+
+
+class _Shown(CollectorRegistry):
+    """A registry's series under other prefixes."""
+
+    def __init__(self, registry: CollectorRegistry, prefixes: Sequence[str]) -> None:
+        super().__init__()
+        self._source, self._prefixes = registry, prefixes
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._source.collect():
+            if not family.name.startswith(OWN):
+                yield family
+                continue
+            for prefix in self._prefixes:
+                name = prefix + family.name.removeprefix(OWN)
+                yield family if prefix == OWN else _renamed(family, name)
+                if name in OLD_NAMES:
+                    yield _renamed(family, OLD_NAMES[name])
+
+
+def _renamed(family: Metric, name: str) -> Metric:
+    out = Metric(name, family.documentation, family.type, family.unit)
+    out.samples = [s._replace(name=name + s.name.removeprefix(family.name)) for s in family.samples]
+    return out
+
+
+def exposition(registry: CollectorRegistry, prefix: str = "both") -> tuple[bytes, str]:
+    """The text and its content type. prefix: one of PREFIXES."""
+    return generate_latest(_Shown(registry, PREFIXES[prefix])), CONTENT_TYPE_LATEST

@@ -1,0 +1,1 @@
+"""Chat templates: messages in, a prompt out, rendered in a process that can do no harm. Imports no tensor framework."""

@@ -1,0 +1,216 @@
+"""From a conversation to a prompt: checked, rendered in a jail, encoded so that what users wrote stays text.
+
+The one way chat templates are used, offline and in the server. Imports no template library: that is in the jail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any, Protocol
+
+from thalweg.errors import CheckpointError, RequestError, TemplateLimitError
+from thalweg.template.jail import BrokenTemplateError, Jail, LimitError
+from thalweg.template.messages import ContentFormat, check_variables, normalise
+from thalweg.template.specials import Span, SpecialText
+from thalweg.template.wire import Job
+from thalweg.text.encoder import HUGE, give_back
+
+OWN_SECONDS, GUEST_SECONDS = 2.0, 0.5
+"""Processor time for one rendering: with the template of the model or the operator; with one that came with a request."""
+CELLS = 2
+"""Renderings at once. A template that came with a request has a process to itself."""
+LONG = 32768
+"""Characters; encoding a longer prompt takes milliseconds, and has a thread of its own."""
+
+
+class TextTokenizer(Protocol):
+    """What a chat needs of a tokenizer."""
+
+    special_texts: tuple[str, ...]
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]: ...
+
+    def encode_with_data(self, text: str, data: Sequence[Span], add_special_tokens: bool = True) -> list[int]: ...
+
+
+class Chat:
+    """A tokenizer with its chat template, and the processes that render. Thread-safe."""
+
+    def __init__(self, tokenizer: TextTokenizer, source: str | None) -> None:
+        """source: the template of the model or the operator; None: only templates that come with a request. Starts nothing:
+        processes start when needed, or with `prepare`."""
+        self.source = source
+        self.variables = dict(tokenizer.special_tokens)
+        """What every template sees: bos_token, eos_token ..."""
+        self._tokenizer = tokenizer
+        self._specials = SpecialText(tokenizer.special_texts)
+        self._own, self._guests = Jail(CELLS, OWN_SECONDS), Jail(1, GUEST_SECONDS)
+        self._own_threads = ThreadPoolExecutor(CELLS, "chat-template")
+        self._guest_threads = ThreadPoolExecutor(1, "request-template")
+        self._encoding = ThreadPoolExecutor(1, "chat-encode")
+
+    def prepare(self) -> None:
+        """Start a process for the first rendering, without waiting for it."""
+        if self.source is not None:
+            self._own.prepare()
+
+    def check_ahead(self) -> None:
+        """As `prepare`, and have it read the template, so that `check` need not wait. What is wrong is for that to say."""
+        if self.source is not None:
+            self._own_threads.submit(self.check)
+
+    def check(self) -> None:
+        """CheckpointError if the template does not parse. Waits for the process (a tenth of a second)."""
+        if self.source is not None:
+            _check(self._own, self.source, self.variables)
+
+    def close(self) -> None:
+        """End the idle processes."""
+        self._own.close()
+        self._guests.close()
+
+    def prompt(
+        self,
+        messages: Any,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        content_format: ContentFormat | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
+        most_chars: float = math.inf,
+    ) -> dict[str, Any]:
+        """{"prompt": text, "prompt_token_ids": ids} of a conversation, as the engine takes it.
+
+        template: one that came with the request, used instead. tools: JSON schemas. kwargs: more variables for the
+        template. content_format: None = what the template reads. add_special_tokens: those the tokenizer adds by itself;
+        templates write their own. most_chars: a longer prompt is refused before it is encoded.
+
+        RequestError, param naming the field: wrong messages, what the template refuses, a limit passed. CheckpointError if
+        the model's own template does not parse; TemplateLimitError if that passes a limit; UnavailableError: try again."""
+        text, data = self.render(
+            messages,
+            tools,
+            template=template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            content_format=content_format,
+            kwargs=kwargs,
+        )
+        _check_length(text, most_chars)
+        return self._encoded(text, data, add_special_tokens)
+
+    async def prompt_async(
+        self,
+        request: Callable[[], tuple[Any, Any]],
+        *,
+        add_special_tokens: bool = False,
+        most_chars: float = math.inf,
+        last: int | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """As `prompt`, off the event loop; `request` makes messages and tools there. last: only so many characters at the end
+        are wanted. options: as `render`."""
+        loop = asyncio.get_running_loop()
+
+        def work() -> tuple[str, list[Span], dict[str, Any] | None]:
+            messages, tools = request()
+            text, data = self.render(messages, tools, **options)
+            _check_length(text, most_chars)
+            text, data = _end(text, data, last)
+            return text, data, self._encoded(text, data, add_special_tokens) if len(text) < LONG else None
+
+        threads = self._own_threads if options.get("template") is None else self._guest_threads
+        text, data, done = await loop.run_in_executor(threads, work)
+        if done is not None:
+            return done
+        # A long text would keep the next conversation waiting.
+        return await loop.run_in_executor(self._encoding, self._encoded, text, data, add_special_tokens)
+
+    def _encoded(self, text: str, data: list[Span], add_special_tokens: bool) -> dict[str, Any]:
+        ids = self._tokenizer.encode_with_data(text, data, add_special_tokens)
+        if len(text) > HUGE:
+            give_back()
+        return {"prompt": text, "prompt_token_ids": ids}
+
+    def render(
+        self,
+        messages: Any,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        content_format: ContentFormat | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[str, list[Span]]:
+        """The prompt's text, and the spans of it in which callers wrote special tokens out. Errors as `prompt`."""
+        source = template if template is not None else self.source
+        if source is None:
+            raise RequestError("chat_template: the model has none; send one with the request", "chat_template")
+        check_variables(kwargs or {}, self.variables)
+        # The richer form: a template that reads strings gets them from it unchanged.
+        given = [normalise(messages, "openai"), list(tools) if tools else None, dict(kwargs or {})]
+        (chat, schemas, variables), marks = self._specials.mark(given)
+        job = Job(
+            source=source,
+            variables=self.variables,
+            messages=chat,
+            tools=schemas,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            content_format=content_format,
+            kwargs=variables,
+            now=datetime.now().isoformat(),
+        )
+        try:
+            text = (self._own if template is None else self._guests).run(job)
+        except BrokenTemplateError as e:
+            if template is None:
+                raise CheckpointError(str(e)) from None
+            raise RequestError(f"chat_template: {str(e).removeprefix('chat template: ')}", "chat_template") from None
+        except LimitError as e:
+            if template is None:
+                raise TemplateLimitError(f"the model's own {e}") from None
+            raise
+        except RequestError as e:  # may quote the messages
+            raise RequestError(marks.remove(str(e)) if marks else str(e), e.param) from None
+        return marks.take(text) if marks else (text, [])
+
+
+def _end(text: str, data: list[Span], last: int | None) -> tuple[str, list[Span]]:
+    """At most the last characters of a text, and the spans that are left in them."""
+    cut = 0 if last is None else max(0, len(text) - last)
+    return (text[cut:], [(max(0, a - cut), b - cut) for a, b in data if b > cut]) if cut else (text, data)
+
+
+def _check_length(text: str, most_chars: float) -> None:
+    if not text:
+        raise RequestError("messages: the chat template made an empty prompt of them", "messages")
+    if len(text) > most_chars:  # no need to encode it to know
+        raise RequestError(
+            f"prompt: {len(text)} characters, as rendered from the messages, cannot fit the context; shorten them", "prompt"
+        )
+
+
+def check_template(source: str) -> None:
+    """CheckpointError if it does not parse; tried in a jail, as everything."""
+    jail = Jail(1, OWN_SECONDS)
+    try:
+        _check(jail, source, {})
+    finally:
+        jail.close()
+
+
+def _check(jail: Jail, source: str, variables: dict[str, Any]) -> None:
+    try:
+        jail.run(Job(source=source, variables=variables))
+    except (BrokenTemplateError, RequestError) as e:
+        raise CheckpointError(str(e)) from None

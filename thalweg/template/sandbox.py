@@ -1,0 +1,258 @@
+"""Chat templates: messages to prompt text, in a jinja2 sandbox. The only module that imports jinja2.
+
+Follows what transformers gives a template (https://huggingface.co/docs/transformers/chat_templating_writing), so that
+templates written for it render the same. Knows no tokenizer, no HTTP. The sandbox keeps a template from reaching Python;
+it does not bound the time or memory a template can use: thalweg.template.jail does, and everything that serves renders there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from thalweg.errors import CheckpointError, RequestError
+from thalweg.template.messages import ContentFormat, check_variables, normalise
+
+_END_MARK = "\ue0f1end-of-final-message\ue0f1 "
+"""Appended to the message to continue, to find where it ends in the rendered text. Ends in a space so that a template
+that strips its content shows it."""
+
+
+MAX_WORDS = 1000
+"""Characters of a template's own error message that are passed on."""
+
+
+_EVERYTHING = r"""{{ "\n" }}{{ messages | tojson }}{{ messages | pprint }}{{ "a b" | wordwrap(2) }}{{ "<b>&lt;" | striptags }}
+{{ lipsum(n=1) }}"""
+
+
+def load_all() -> None:
+    """Has jinja2 load what it loads on first use, for a process that will not be able to open files any more."""
+    import jinja2.debug  # noqa: F401 - on its first error
+
+    ChatTemplate(_EVERYTHING).render([{"role": "user", "content": "x"}])
+
+
+class OutputLimitError(Exception):
+    """The template wrote more than it may."""
+
+
+class ChatTemplate:
+    """One compiled template. Immutable; rendering is thread-safe."""
+
+    def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
+        """variables: what the template always sees (bos_token, eos_token ...). CheckpointError if the source does not parse."""
+        self.source = source
+        self.variables = dict(variables or {})
+        environment = _environment()
+        try:
+            tree = environment.parse(source)
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as e:
+            raise CheckpointError(f"chat template: line {getattr(e, 'lineno', '?')}: {_short(e)}; correct the template") from e
+        except (RecursionError, SyntaxError, ValueError) as e:  # nested too deep for the parser, jinja2's or Python's
+            raise CheckpointError(f"chat template: {type(e).__name__}: {_short(e)}; correct the template") from e
+        self.content_format: ContentFormat = "openai" if _iterates_content(tree) else "string"
+        """What `normalise` should make of the messages for this template, read off its source."""
+
+    def render(
+        self,
+        messages: Any,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        *,
+        content_format: ContentFormat | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """`fill` with the template's further variables as keyword arguments."""
+        return self.fill(
+            messages, tools, add_generation_prompt, continue_final_message, content_format=content_format, kwargs=kwargs
+        )
+
+    def fill(
+        self,
+        messages: Any,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        *,
+        content_format: ContentFormat | None,
+        kwargs: Mapping[str, Any],
+        now: datetime | None = None,
+        most: int | None = None,
+    ) -> str:
+        """The prompt text of these messages, checked and brought into `content_format` (None = what this template reads).
+        tools: JSON schemas. kwargs: more variables for the template. now: what strftime_now formats; None: the clock.
+        RequestError (param "messages") with the template's own words if it refuses them; param "chat_template_kwargs" if
+        kwargs would replace one of RESERVED or one of `variables`. OutputLimitError beyond `most` characters."""
+        check_variables(kwargs, self.variables)
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt exclude each other; set add_generation_prompt to false",
+                "continue_final_message",
+            )
+        chat = normalise(messages, content_format or self.content_format)
+        if continue_final_message:
+            chat = _mark_final(chat)
+        pieces = self._template.generate(
+            messages=chat,
+            tools=list(tools) if tools else None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            strftime_now=_clock(now),
+            **self.variables,
+            **kwargs,
+        )
+        try:
+            text = _join(pieces, most)
+        except (MemoryError, OutputLimitError):
+            raise
+        except jinja2.TemplateError as e:
+            raise RequestError(f"the chat template refuses these messages: {_short(e)}", "messages") from e
+        except Exception as e:  # a template can raise anything its expressions can
+            words = f"the chat template fails on these messages: {type(e).__name__}: {_short(e)}"
+            raise RequestError(words, "messages") from e
+        if not _is_text(text):
+            raise RequestError("the chat template wrote half a surrogate pair, which is no text; correct it", "chat_template")
+        return _cut_final(text) if continue_final_message else text
+
+
+def _join(pieces: Iterable[str], most: int | None) -> str:
+    if most is None:
+        return "".join(pieces)
+    out, size = [], 0
+    for piece in pieces:
+        size += len(piece)
+        if size > most:
+            raise OutputLimitError
+        out.append(piece)
+    return "".join(out)
+
+
+def _short(e: Exception) -> str:
+    """An error's words. A template can make them as long as it likes, and of any characters; the system's and the importer's
+    own tell of files here."""
+    words = e.strerror or "" if isinstance(e, OSError) else "" if isinstance(e, ImportError) else str(e)
+    if not _is_text(words):
+        words = words.encode(errors="backslashreplace").decode()
+    return words if len(words) <= MAX_WORDS else words[:MAX_WORDS] + " ..."
+
+
+def _is_text(text: str) -> bool:
+    """Can it be written as UTF-8?"""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _clock(now: datetime | None) -> Callable[[str], str]:
+    return lambda format: (now or datetime.now()).strftime(format)
+
+
+# ---------------------------------------------------------------- continue_final_message
+
+
+def _mark_final(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same messages, the last text of the last one followed by the mark."""
+    content = messages[-1].get("content") if messages else None
+    if isinstance(content, list) and content and isinstance(content[-1], Mapping) and isinstance(content[-1].get("text"), str):
+        marked: Any = [*content[:-1], {**content[-1], "text": content[-1]["text"] + _END_MARK}]
+    elif isinstance(content, str):
+        marked = content + _END_MARK
+    else:
+        raise RequestError("continue_final_message: the final message has no text to continue", "messages")
+    return [*messages[:-1], {**messages[-1], "content": marked}]
+
+
+def _cut_final(text: str) -> str:
+    """The rendered text up to the mark; where the template stripped the content, so is what comes back."""
+    at = text.rfind(_END_MARK.strip())
+    if at < 0:
+        raise RequestError("continue_final_message: the chat template does not show the final message's content", "messages")
+    return text[:at] if text.startswith(_END_MARK, at) else text[:at].rstrip()
+
+
+# ---------------------------------------------------------------- the environment
+
+
+class _Generation(Extension):
+    """{% generation %} ... {% endgeneration %} marks assistant text for training; here it is just its body."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """namespace() without names that could reach Python's internals."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, values = args[0], dict(*args[1:], **kwargs)
+        for name in values:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if str(name).startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a chat template cannot set {name!r} on a namespace")
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["namespace"] = _Namespace
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: jinja2's own filter escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _iterates_content(tree: nodes.Template) -> bool:
+    """Does the template loop over a message's content (or over a variable set from it)?"""
+    names = {
+        s.target.name
+        for s in tree.find_all(nodes.Assign)
+        if isinstance(s.target, nodes.Name) and any(_is_content(e) for e in [s.node, *s.node.find_all(nodes.Expr)])
+    }
+    for loop in tree.find_all(nodes.For):
+        source = loop.iter
+        while isinstance(source, nodes.Filter) and source.node is not None:
+            source = source.node
+        if _is_content(source) or (isinstance(source, nodes.Name) and source.name in names):
+            return True
+    return False
+
+
+def _is_content(e: nodes.Node) -> bool:
+    if isinstance(e, nodes.Getattr):
+        return e.attr == "content"
+    return isinstance(e, nodes.Getitem) and isinstance(e.arg, nodes.Const) and e.arg.value == "content"
