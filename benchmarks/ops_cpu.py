@@ -22,7 +22,7 @@ import torch
 
 from thalweg.backends.cpu import CpuOptions, CpuPlatform
 from thalweg.hal import ops as bodies
-from thalweg.hal.attention import AttentionBackend, AttnSpec, Turn
+from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
 from thalweg.hal.device import Device
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Place
@@ -66,7 +66,7 @@ def attention(device: Device) -> None:
         run = device.compile(step, None, box, None, None)
 
         def launch(params: object, run: object = run, backend: object = backend) -> None:
-            batch.plans = (backend.plan(batch, 0, spec, None),)  # type: ignore[attr-defined]
+            batch.metadata = (backend.metadata(batch, 0, spec, None),)  # type: ignore[attr-defined]
             run(batch).result()  # type: ignore[operator]
 
         seconds = measure.median_seconds(device, launch, [None], 7) / 28
@@ -122,7 +122,7 @@ def step_of(
     run = device.compile(step, None, StateBox(made), None, None)
 
     def call() -> object:
-        batch.plans = (backend.plan(batch, 0, spec, None),)
+        batch.metadata = (backend.metadata(batch, 0, spec, None),)
         return run(batch).result()
 
     return call
@@ -148,9 +148,9 @@ def long(threads: int) -> None:
 
 
 def layer(device: Device) -> None:
-    spec, turn = AttnSpec(16, 8, 128, 128**-0.5, "bfloat16"), Turn(128, eps=1e-6)
+    spec, prologue = AttnSpec(16, 8, 128, 128**-0.5, "bfloat16"), QKPrologue(128, eps=1e-6)
     backend: AttentionBackend = device.attention[0]
-    if (why := backend.turns(spec, turn)) is not None:
+    if (why := backend.fuses(spec, prologue)) is not None:
         print(f"layer          {backend.name}: {why}")
         return
     binder, facts = Binder(device.kernels), {"dtype": spec.dtype}
@@ -164,7 +164,7 @@ def layer(device: Device) -> None:
 
     ways: dict[str, Layer] = {
         "op by op": by_ops,
-        "at once": lambda q, k, v, kv, b: backend.attend_turned(q, k, v, kv, b, 0, spec, turn, table, (weight, weight)),
+        "at once": lambda q, k, v, kv, b: backend.attend_fused(q, k, v, kv, b, 0, spec, prologue, table, (weight, weight)),
         "attend alone": attends(backend, spec),
     }
     for context, query, recorded in (

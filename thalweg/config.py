@@ -180,7 +180,7 @@ class SpeculationConfig(msgspec.Struct, kw_only=True, frozen=True):
 
 class SchedulerConfig(msgspec.Struct, kw_only=True, frozen=True):
     max_seqs: int
-    max_tokens: int
+    token_budget: int
     """Per step."""
     policy: str = "fcfs"
     chunked_prefill: bool = True

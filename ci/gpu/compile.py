@@ -180,7 +180,7 @@ def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
     rows, logits, per_row = meta(seqs, **i32), meta(seqs, VOCAB, dtype=F32), meta(seqs, dtype=F32)
     history, ids = meta(257, 8193, **i32), meta(tokens, **i32)
     match k.op:
-        case "linear" if k.name.removesuffix("-as-it-comes") in quantised.FORMATS:
+        case "linear" if k.name.removesuffix("-variant") in quantised.FORMATS:
             yield from quantised_calls(k)
         case "lora_shrink":
             yield "shrink 4096 to 16", [meta(tokens, 4096), ids, meta(9, 16, 4096)], {}
@@ -293,7 +293,7 @@ def attention_call(backend: Any, spec: AttnSpec, uniform: int) -> Callable[[], A
         emit=np.ones(seqs, bool), block_tables=(np.zeros((seqs, blocks), np.int32),), sampling=SamplingArrays.greedy(seqs),
         uniform=uniform,
     )  # fmt: skip
-    host.plans = (backend.plan(host, 0, spec, StepShape(tokens, seqs, blocks, bool(uniform))),)
+    host.metadata = (backend.metadata(host, 0, spec, StepShape(tokens, seqs, blocks, bool(uniform))),)
     layout = backend.layout(spec, 16)
     batch = host.map(lambda a: torch.empty(a.shape, dtype=getattr(torch, str(a.dtype)), device="meta"))
     kind = getattr(torch, spec.dtype)

@@ -209,7 +209,9 @@ def _attend(
     table = (np.random.default_rng(0).permutation(n * each).astype(np.int32) + 1).reshape(n, each)
     batch = batch_of(table, context, query)
     batch = replace(batch, uniform=1) if max(query) == 1 else batch
-    batch = replace(batch, plans=(backend.plan(batch, 0, spec, None),)).map(lambda a: torch.from_numpy(np.array(a)).to(at))
+    batch = replace(batch, metadata=(backend.metadata(batch, 0, spec, None),)).map(
+        lambda a: torch.from_numpy(np.array(a)).to(at)
+    )
     made = torch.Generator(at).manual_seed(0)
     dtype = getattr(torch, spec.dtype)
 

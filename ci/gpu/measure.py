@@ -297,7 +297,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=sorted(set(DTYPES.values())))
     parser.add_argument("--length", type=int, default=16384, help="longest sequence served")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--as-it-comes", action="store_true", help="kernels that are not batch-invariant too")
+    parser.add_argument("--variant", action="store_true", help="kernels that are not batch-invariant too")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
     parser.add_argument("--output-json", type=Path)
     parser.add_argument("--first", help=argparse.SUPPRESS)

@@ -21,8 +21,8 @@ PROCESSES = 14
 ONE_PROCESS = ("tpu",)
 """Platforms whose device one process holds alone."""
 
-ATTENTION = "test_attention and not as-it-comes"
-LINEAR = "test_ops and linear- and not as-it-comes"
+ATTENTION = "test_attention and not variant"
+LINEAR = "test_ops and linear- and not variant"
 REST = f"not ({ATTENTION}) and not ({LINEAR})"
 HOSTED_SHARE = 7
 """A try-out on a processor runs one case in so many: the whole kit has its own evidence there (ci/support.py)."""
@@ -79,10 +79,10 @@ def _script(name: str, work: Path, platform: str, least: float, most: float, *mo
 
 
 def _measure(platform: str, work: Path, shape: str, as_it_comes: bool) -> Part:
-    name = f"measure {shape}" + (" as it comes" if as_it_comes else "")
+    name = f"measure {shape}" + (" variant" if as_it_comes else "")
     words = [f"--shapes=llama-{shape}"] if accelerated(platform) else ["--shapes=tiny", "--quick"]
     least, most = (45, 200) if shape == "1b" else (80, 330)
-    return _script(name, work, platform, least, most, *words, *(["--as-it-comes"] if as_it_comes else []), file="measure")
+    return _script(name, work, platform, least, most, *words, *(["--variant"] if as_it_comes else []), file="measure")
 
 
 def _kit(

@@ -163,7 +163,7 @@ def compiled(case: Mapping[str, Any], fits: Plan) -> dict[str, Any]:
     )
     made = step.lower(*shapes).compile()
     memory, text = made.memory_analysis(), made.as_text()
-    schedule = SchedulerConfig(max_seqs=fits.max_num_seqs, max_tokens=fits.max_num_batched_tokens)
+    schedule = SchedulerConfig(max_seqs=fits.max_num_seqs, token_budget=fits.max_num_batched_tokens)
     sizes = step_sizes(family(config)(config), schedule, case["length"], "bfloat16", ranks.size, batch_invariant=False)
     return {
         "tokens": shape.tokens, "seqs": shape.seqs, "table": shape.blocks, "cache_blocks": fits.blocks,

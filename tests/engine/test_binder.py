@@ -19,23 +19,23 @@ PICKY = Kernel("double", "picky", lambda x, eps: x, supports=lambda spec: None i
 def test_the_first_kernel_that_supports_the_use_is_bound_and_the_refusals_are_kept():
     binder = Binder([PICKY, FAST])
     assert binder.bind(DOUBLE, eps=0.5)(4) == 8
-    (choice,) = binder.plan
+    (choice,) = binder.bindings
     assert (choice.kernel, choice.refused) == ("fast", (("picky", "eps is small"),))
 
 
 def test_batch_invariance_refuses_faster_kernels_and_says_why():
     binder = Binder([FAST, SAFE], batch_invariant=True)
     assert binder.bind(DOUBLE, eps=0.5)(4) == 12
-    assert binder.plan[0].refused == (("fast", NOT_INVARIANT),)
-    assert "[batch-invariant]" in str(binder.plan[0])
+    assert binder.bindings[0].refused == (("fast", NOT_INVARIANT),)
+    assert "[batch-invariant]" in str(binder.bindings[0])
 
 
 def test_what_others_may_stand_for_is_bound_where_a_kernel_gains_by_it():
     """`bind` takes the kernel all the same."""
-    slow = Kernel("double", "slow", FAST.run, gains=lambda facts: "adding twice is faster" if facts["eps"] > 1 else None)
+    slow = Kernel("double", "slow", FAST.run, gains=lambda spec: "adding twice is faster" if spec["eps"] > 1 else None)
     binder = Binder([slow])
     assert binder.offer(DOUBLE, eps=2) is None
-    assert (binder.plan, binder.gains(DOUBLE, eps=2), binder.gains(DOUBLE, eps=1)) == ([], False, True)
+    assert (binder.bindings, binder.gains(DOUBLE, eps=2), binder.gains(DOUBLE, eps=1)) == ([], False, True)
     assert binder.offer(DOUBLE, eps=1)(4) == 8
     assert binder.bind(DOUBLE, eps=2).choice.kernel == "slow"
     assert Binder([PICKY]).offer(DOUBLE, eps=0.5) is None

@@ -10,7 +10,7 @@ import pytest
 from thalweg.errors import DeviceError
 from thalweg.hal import HAL_API, discovery
 from thalweg.hal.device import Device, DeviceInfo
-from thalweg.hal.platform import Defaults, ModelFacts, Place, Platform, Probe
+from thalweg.hal.platform import Defaults, ModelInfo, Place, Platform, Probe
 
 
 class Made(Platform):
@@ -21,7 +21,7 @@ class Made(Platform):
     def probe(self) -> Probe:
         return Probe(self.score, self.reason)
 
-    def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
+    def defaults(self, model: ModelInfo, device: DeviceInfo) -> Defaults:
         return Defaults()
 
     def open(self, place: Place) -> Device:

@@ -42,7 +42,7 @@ class Machine:
 class Planner:
     """Attention that plans what it sees."""
 
-    def plan(self, batch: StepBatch, group: int, spec: Any, shape: StepShape | None) -> Mapping[str, Any]:
+    def metadata(self, batch: StepBatch, group: int, spec: Any, shape: StepShape | None) -> Mapping[str, Any]:
         return {"tokens": batch.tokens.shape[0], "shape": shape}
 
 
@@ -92,7 +92,7 @@ def test_attention_plans_the_batch_as_the_device_will_see_it() -> None:
     runner = Runner(machine.compile, ((Planner(), None),), BUCKETS, unpadded=True)  # type: ignore[arg-type]
     for n in (3, 9):
         runner.launch(batch_of(n))
-    assert [b.plans for _, _, b in machine.ran] == [({"tokens": 4, "shape": BUCKETS[2]},), ({"tokens": 9, "shape": None},)]
+    assert [b.metadata for _, _, b in machine.ran] == [({"tokens": 4, "shape": BUCKETS[2]},), ({"tokens": 9, "shape": None},)]
 
 
 LIMITS = Limits(tokens=100, seqs=8, max_len=40, block_tokens=4)
@@ -121,7 +121,7 @@ def test_every_kind_of_step_is_rehearsed_in_scratch_and_padded_as_in_traffic() -
         assert not batch.slots.any()
         assert not batch.emit.any()
         assert not any(t.any() for t in batch.block_tables)
-        assert len(batch.plans) == 1
+        assert len(batch.metadata) == 1
         asked = batch.infer_features()
         for name in ("lookback", "bias", "mask"):
             assert getattr(batch.features, name) == getattr(asked, name), name

@@ -20,7 +20,7 @@ from gpu_scripts import FOLDER, ROOT, script
 
 ORDER = [
     "smoke", "checks", "kit exact attention", "kit exact linear", "measure 1b", "measure 8b", "kit rest 1", "kit rest 2",
-    "measure 1b as it comes", "measure 8b as it comes", "sweep", "sanitizer",
+    "measure 1b variant", "measure 8b variant", "sweep", "sanitizer",
 ]  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def test_a_gpu_gets_every_part_at_full_size_and_a_processor_in_its_place_small_o
     assert {"tests", "kernels", "support", "bench host"} <= {p.name for p in full.values() if not p.default}
     assert "--shapes=llama-8b" in full["measure 8b"].command
     assert "--shapes=tiny" in hosted["measure 8b"].command
-    assert ("--as-it-comes" in full["measure 1b as it comes"].command) > ("--as-it-comes" in full["measure 1b"].command)
+    assert ("--variant" in full["measure 1b variant"].command) > ("--variant" in full["measure 1b"].command)
     assert made.accelerated("cuda")
     assert not made.accelerated(made.HOSTED)
     assert all(Path(word).exists() for p in full.values() for word in p.command if word.startswith(str(ROOT)))
@@ -65,7 +65,7 @@ def test_the_parts_of_the_kit_are_all_of_it_and_no_test_twice(tmp_path: Path) ->
     everything = _collected(made._pytest(made.HOSTED))
     assert len(seen) == len(set(seen))
     assert set(seen) == set(everything)
-    assert any("as-it-comes" in name for name in seen)
+    assert any("variant" in name for name in seen)
 
 
 def _collected(command: list[str]) -> list[str]:

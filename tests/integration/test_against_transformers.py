@@ -61,7 +61,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers_under_pressure(name, devi
         assert stats.preemptions > 0, "the pressure this test is about did not happen"
     assert stats.prefix_hits > 0
     assert stats.blocks_used == 0
-    assert max(len(p) for p in work) > llm.config.scheduler.max_tokens, "no prompt needed more than one chunk"
+    assert max(len(p) for p in work) > llm.config.scheduler.token_budget, "no prompt needed more than one chunk"
     llm.shutdown()
 
 

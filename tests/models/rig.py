@@ -84,7 +84,7 @@ class Rig:
         )
         out.check()
         out.features = out.infer_features(logprobs=0, score=0)
-        out.plans = tuple(backend.plan(out, g, spec, None) for g, (backend, spec) in enumerate(self.model.attention))
+        out.metadata = tuple(backend.metadata(out, g, spec, None) for g, (backend, spec) in enumerate(self.model.attention))
         return out
 
     def step(self, work: Sequence[tuple[Seq, int]], score: bool = False) -> StepResult:

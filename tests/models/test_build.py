@@ -47,31 +47,39 @@ def test_a_window_no_sequence_outgrows_is_no_window(tmp_path):
 def test_the_plan_names_the_attention_and_every_op(tmp_path):
     binder = Binder(())
     model(make_checkpoint("mistral", tmp_path, tokenizer=False), binder=binder)
-    assert {c.op for c in binder.plan} == {"attention", "embed", "linear", "rms_norm", "add_rms_norm", "rope", "act_and_mul"}
-    (attention,) = (c for c in binder.plan if c.op == "attention")
-    assert attention.facts["window"] == 12
+    assert {c.op for c in binder.bindings} == {
+        "attention",
+        "embed",
+        "linear",
+        "rms_norm",
+        "add_rms_norm",
+        "rope",
+        "act_and_mul",
+    }
+    (attention,) = (c for c in binder.bindings if c.op == "attention")
+    assert attention.spec["window"] == 12
     assert attention.kernel == DEVICE.attention[0].name
 
 
 class Turns(type(DEVICE.attention[0])):
     """Attention that does the norms and positions of q and k by the ops' bodies, or says why not."""
 
-    name = "turns"
+    name = "fuses"
 
     def __init__(self, why=None):
         self.why, self.calls = why, 0
 
-    def turns(self, spec, turn):
+    def fuses(self, spec, prologue):
         return self.why
 
-    def attend_turned(self, q, k, v, kv, batch, group, spec, turn, cos_sin, weights=None, sinks=None):
+    def attend_fused(self, q, k, v, kv, batch, group, spec, prologue, cos_sin, weights=None, sinks=None):
         self.calls += 1
         q, k = (
-            (ops.rms_norm(x, w, eps=turn.eps, offset=turn.offset) for x, w in zip((q, k), weights, strict=True))
+            (ops.rms_norm(x, w, eps=prologue.eps, offset=prologue.offset) for x, w in zip((q, k), weights, strict=True))
             if weights
             else (q, k)
         )
-        q, k = ops.rope(q, k, batch.positions, cos_sin, rotary_dim=turn.rotary_dim, interleaved=turn.interleaved)
+        q, k = ops.rope(q, k, batch.positions, cos_sin, rotary_dim=prologue.rotary_dim, interleaved=prologue.interleaved)
         return self.attend(q, k, v, kv, batch, group, spec, sinks)
 
 
@@ -86,18 +94,18 @@ def test_attention_that_turns_q_and_k_gets_them_as_they_are_and_no_op_is_bound_f
     assert (got.tokens, got.logprobs) == (want.tokens, want.logprobs)
     binder = Binder(())
     heads = model(path, binder=binder).attention[0][1]
-    lines = {c.op: c for c in binder.plan if c.op in ("rope", "attend_turned") or c.facts.get("size") == heads.head_dim}
-    assert set(lines) == {"attend_turned"}
-    assert lines["attend_turned"].kernel == "turns"
-    assert (lines["attend_turned"].facts["eps"] is not None) == (name == "qwen3")
+    lines = {c.op: c for c in binder.bindings if c.op in ("rope", "attend_fused") or c.spec.get("size") == heads.head_dim}
+    assert set(lines) == {"attend_fused"}
+    assert lines["attend_fused"].kernel == "fuses"
+    assert (lines["attend_fused"].spec["eps"] is not None) == (name == "qwen3")
 
 
 def test_what_attention_does_not_turn_is_said_in_the_plan_and_done_by_ops(tmp_path):
     path, binder = make_checkpoint("qwen3", tmp_path, tokenizer=False), Binder(())
     model(path, binder=binder, attention=(Turns("angles are wide"),))
-    (line,) = (c for c in binder.plan if c.op == "attend_turned")
-    assert (line.kernel, line.refused) == ("ops", (("turns", "angles are wide"),))
-    assert "rope" in {c.op for c in binder.plan}
+    (line,) = (c for c in binder.bindings if c.op == "attend_fused")
+    assert (line.kernel, line.refused) == ("ops", (("fuses", "angles are wide"),))
+    assert "rope" in {c.op for c in binder.bindings}
 
 
 def test_a_device_without_fitting_attention_is_refused_in_words(tmp_path):

@@ -45,7 +45,7 @@ def make_config(
         ),
         device=DeviceConfig(platform="null"),
         cache=CacheConfig(block_tokens=sizes[0], groups=groups, blocks=counts, prefix_caching=caching),
-        scheduler=SchedulerConfig(max_seqs=max_seqs, max_tokens=max_tokens, pipeline_depth=depth, **scheduler),
+        scheduler=SchedulerConfig(max_seqs=max_seqs, token_budget=max_tokens, pipeline_depth=depth, **scheduler),
     )  # fmt: skip
 
 
@@ -197,7 +197,7 @@ class World:
     def check_batch(self, batch: StepBatch) -> None:
         batch.check()
         s, config = self.core.slots, self.config
-        assert batch.tokens.size <= config.scheduler.max_tokens
+        assert batch.tokens.size <= config.scheduler.token_budget
         assert batch.slots.size <= config.scheduler.max_seqs
         assert (batch.slots > 0).all()
         logprobs = max(int(s.logprobs[slot]) for slot in batch.slots)

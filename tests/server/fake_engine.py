@@ -61,7 +61,7 @@ def config(policy: str = "fcfs", max_len: int = 256) -> EngineConfig:
         ),
         device=DeviceConfig(platform="fake"),
         cache=CacheConfig(block_tokens=16, groups=(), blocks=(64,)),
-        scheduler=SchedulerConfig(max_seqs=8, max_tokens=64, policy=policy),
+        scheduler=SchedulerConfig(max_seqs=8, token_budget=64, policy=policy),
     )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def null_config(*, seqs: int, max_len: int, depth: int, blocks: int | None = Non
             block_tokens=BLOCK_TOKENS, groups=(KVSpec("full", BLOCK_TOKENS, 8 * BLOCK_TOKENS, (0,)),),
             blocks=(seqs * per_seq + 1 if blocks is None else blocks,),
         ),
-        scheduler=SchedulerConfig(max_seqs=seqs, max_tokens=MAX_TOKENS, pipeline_depth=depth),
+        scheduler=SchedulerConfig(max_seqs=seqs, token_budget=MAX_TOKENS, pipeline_depth=depth),
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from thalweg.models import registry
 from thalweg.models.sizes import StepWork, parameters, step_work
 from thalweg.params import SamplingParams
 from thalweg.quantization import registry as registry_of_formats
-from thalweg.quantization.online import facts, rounded
+from thalweg.quantization.online import linear_spec, rounded
 
 REFUSED = ()
 READ, RATE = (1, 4096, 32768), (512, 2048, 2048)
@@ -111,7 +111,7 @@ def _seconds(device: Any, dtype: str, form: WeightFormat, rows: int, fan_in: int
     seconds = []
     for kernel in [k for k in device.kernels if k.op == "linear"] or [None]:
         bound = Binder([kernel] if kernel else []).bind(
-            linear, dtype=dtype, in_features=fan_in, out_features=out, **facts(form)
+            linear, dtype=dtype, in_features=fan_in, out_features=out, **linear_spec(form)
         )
         if kernel and bound.choice.kernel != kernel.name:
             continue

@@ -12,7 +12,7 @@ from typing import Any
 from thalweg.checkpoint import quantised, sentence
 from thalweg.checkpoint.safetensors import open_checkpoint, strict_json
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.hal.platform import ModelFacts
+from thalweg.hal.platform import ModelInfo
 
 MAX_JSON = 16_000_000
 """Bytes a configuration file may have."""
@@ -87,7 +87,7 @@ def architecture(config: Config, where: str | Path = "config.json") -> str:
     return str(names[0])
 
 
-def facts(config: Config, path: str | Path) -> ModelFacts:
+def facts(config: Config, path: str | Path) -> ModelInfo:
     """What platforms may know when they choose defaults. Reads the headers of the weights if there are any."""
     hidden, heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
     kv_heads = integer(config, "num_key_value_heads", default=heads)
@@ -96,7 +96,7 @@ def facts(config: Config, path: str | Path) -> ModelFacts:
             f"config.json: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})"
         )
     stored, size = _weights(Path(path), bool(config.get("quantization_config")))
-    return ModelFacts(
+    return ModelInfo(
         architecture=architecture(config),
         dtype=_dtype(config) or stored or "float32",
         layers=integer(config, "num_hidden_layers", high=10_000),

@@ -40,7 +40,7 @@ class AttnSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class QKPrologue:
     """Everything static about what happens to q and k before they attend: `ops.rms_norm` of every head where there is one, then
     `ops.rope`."""
 
@@ -52,8 +52,8 @@ class Turn:
     """Of the same norms, as `ops.rms_norm` takes it."""
 
 
-TAKES_TURNED = "takes q and k already turned"
-"""What a backend says of `attend_turned` that does not offer it."""
+NOT_FUSED = "takes q and k already normed and rotated"
+"""What a backend says of `attend_fused` that does not offer it."""
 
 
 class AttentionBackend(ABC):
@@ -74,10 +74,10 @@ class AttentionBackend(ABC):
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
         """How one block of one layer lies in memory."""
 
-    def plan(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
+    def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
         """Host work for one KV group, done before launch, outside the captured step: index arrays derived from the
         (host) batch, whose sizes follow from `shape` alone where there is one. spec: that of the group's layers. What it
-        returns reaches `attend` as `batch.plans[group]`, as device arrays. Default: nothing."""
+        returns reaches `attend` as `batch.metadata[group]`, as device arrays. Default: nothing."""
         return {}
 
     @abstractmethod
@@ -92,22 +92,22 @@ class AttentionBackend(ABC):
         batch holds device arrays; group = which of its block_tables and plans is this layer's.
         Returns (out [T, heads, head_dim], kv): the caller uses the returned kv, which may be the same memory."""
 
-    def turns(self, spec: AttnSpec, turn: Turn) -> str | None:
-        """May `attend_turned` be called for this (supported) spec? None, or why not. Default: it may not.
+    def fuses(self, spec: AttnSpec, prologue: QKPrologue) -> str | None:
+        """May `attend_fused` be called for this (supported) spec? None, or why not. Default: it may not.
 
         The composition it stands for (ops.rms_norm, ops.rope, `attend`) is no op that `Binder.offer` could bind: it reads and
         writes the cache in this backend's own layout, and is chosen with the backend, not by itself."""
-        return TAKES_TURNED
+        return NOT_FUSED
 
-    def attend_turned(
-        self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec, turn: Turn,
+    def attend_fused(
+        self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec, prologue: QKPrologue,
         cos_sin: Array, weights: tuple[Array, Array] | None = None, sinks: Array | None = None,
     ) -> tuple[Array, Array]:  # fmt: skip
-        """`attend` of q and k as they leave their projections: what `turn` says is done here, with the rounding of the ops.
+        """`attend` of q and k as they leave their projections: what `prologue` says is done here, with the rounding of the ops.
 
         cos_sin: as `ops.rope` takes it, read at batch.positions; weights: of the norms of q and of k, [head_dim] each, where
-        `turn` has them; the rest as in `attend`. One cache may be written and read by both."""
-        raise NotImplementedError(f"{self.name}: attend_turned")
+        `prologue` has them; the rest as in `attend`. One cache may be written and read by both."""
+        raise NotImplementedError(f"{self.name}: attend_fused")
 
 
 def choose_attention(

@@ -114,7 +114,7 @@ class Kernel:
     """One way to run one op on one device.
 
     run: called as the reference body is: arrays by position, static arguments by name (fixed at bind).
-    supports: given the bind-time facts, None or the reason it cannot.
+    supports: given the bind-time spec, None or the reason it cannot.
     pack: how it takes a weight, for ops that have one.
     gains: asked where something else may serve in place of this use (`Binder.offer`, a choice among formats): None, or why that
         is faster.
@@ -135,16 +135,16 @@ class Choice:
     """One line of the kernel plan."""
 
     op: str
-    facts: Mapping[str, Any]
+    spec: Mapping[str, Any]
     kernel: str
     batch_invariant: bool
     refused: tuple[tuple[str, str], ...]
     """(kernel, why not), in order of preference."""
 
     def __str__(self) -> str:
-        facts = " ".join(f"{k}={v}" for k, v in sorted(self.facts.items()))
+        spec = " ".join(f"{k}={v}" for k, v in sorted(self.spec.items()))
         why = "".join(f"; not {k}: {r}" for k, r in self.refused)
-        return f"{self.op}({facts}) -> {self.kernel}{' [batch-invariant]' if self.batch_invariant else ''}{why}"
+        return f"{self.op}({spec}) -> {self.kernel}{' [batch-invariant]' if self.batch_invariant else ''}{why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,18 +173,18 @@ class Binder:
         for k in kernels:
             self._kernels.setdefault(k.op, []).append(k)
         self._strict = strict
-        self._plan: dict[tuple[Any, ...], Choice] = {}
+        self._bindings: dict[tuple[Any, ...], Choice] = {}
 
     @property
-    def plan(self) -> list[Choice]:
-        return list(self._plan.values())
+    def bindings(self) -> list[Choice]:
+        return list(self._bindings.values())
 
     def record(self, choice: Choice) -> None:
         """Add a choice made elsewhere (an attention backend) to the plan."""
-        self._plan.setdefault((choice.op, repr(sorted(choice.facts.items()))), choice)
+        self._bindings.setdefault((choice.op, repr(sorted(choice.spec.items()))), choice)
 
     def bind(self, op: Op, **spec: Any) -> Bound:
-        """The callable for this use. `spec` holds the op's static arguments and any facts kernels decide by
+        """The callable for this use. `spec` holds the op's static arguments and any spec kernels decide by
         (dtype, sizes, weight format). Raises StrictKernelError when strict and only the reference body is left,
         unless the device offers no kernel for the op at all on purpose (an empty kernel list: the reference backend)."""
         static = {k: spec[k] for k in op.static if k in spec}

@@ -27,7 +27,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelInfo:
     """What a platform may know of a model when it chooses defaults."""
 
     architecture: str
@@ -191,7 +191,7 @@ class Platform(ABC):
         return Topology(tuple(Place(rank=r, world=want.world, devices=(r,)) for r in range(want.world)))
 
     @abstractmethod
-    def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults: ...
+    def defaults(self, model: ModelInfo, device: DeviceInfo) -> Defaults: ...
 
     def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
         """Shapes to compile for, once every size is settled: some shape must hold every step within the limits.

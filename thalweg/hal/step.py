@@ -56,7 +56,7 @@ class Features:
 
     @property
     def plain(self) -> bool:
-        """Every row takes its likeliest token, and wants to know no more."""
+        """Every row takes its argmax, and wants to know no more."""
         return not (self.random or self.lookback or self.bias or self.mask) and self.logprobs < 0
 
     def covers(self, other: Features) -> bool:
@@ -179,7 +179,7 @@ class StepBatch:
         default_factory=_none(np.int32, 0, 1)
     )  # i32[S, K] with features.drafts, else empty; index in D of each guess of a sequence, in order; then -1
 
-    plans: tuple[Mapping[str, Array], ...] = ()  # AttentionBackend.plan, one per KV group; filled by the runner
+    metadata: tuple[Mapping[str, Array], ...] = ()  # AttentionBackend.metadata, one per KV group; filled by the runner
     extras: Mapping[str, Array] = field(default_factory=dict)  # features that own their arrays (draft tokens, adapter slots)
 
     def infer_features(self, logprobs: int = -1, score: int = -1, drafts: int = 0) -> Features:
@@ -344,7 +344,7 @@ def unpack(batch: StepBatch, arrays: Mapping[str, Array]) -> StepBatch:
 def statics(batch: StepBatch) -> tuple[Any, ...]:
     """What a step may depend on beside arrays: with an equal layout and equal statics, a captured step stays right."""
     widths = tuple(t.blocks for t in batch.block_tables if isinstance(t, TableRows))
-    return (batch.uniform, batch.features, widths, *(tuple(_constants(p)) for p in (*batch.plans, batch.extras)))
+    return (batch.uniform, batch.features, widths, *(tuple(_constants(p)) for p in (*batch.metadata, batch.extras)))
 
 
 def _grow(a: Array, n: int, value: int = 0) -> Array:

@@ -1,8 +1,8 @@
 """Faults on demand, for tests of what happens after them: `fp("engine.step", token=...)` at the places worth breaking.
 
-THALWEG_FAILPOINTS names them: `point[:fact=value]...:action`, several separated by `;`. A point acts when every fact it
-names has that value (or, for an array, holds it). Actions: crash (SIGSEGV), kill (SIGKILL), exit (status 3), raise, hang.
-Unset, as in every real run, a call costs one comparison. Example: `engine.step:token=77:crash`.
+THALWEG_FAILPOINTS names them: `point[:condition=value]...:action`, several separated by `;`. A point acts when
+every condition it names has that value (or, for an array, holds it). Actions: crash (SIGSEGV), kill (SIGKILL), exit
+(status 3), raise, hang. Unset, as in every real run, a call costs one comparison. Example: `engine.step:token=77:crash`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FailpointError(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class Failpoint:
     point: str
-    facts: tuple[tuple[str, int], ...]
+    conditions: tuple[tuple[str, int], ...]
     action: str
 
     def act(self) -> None:
@@ -48,10 +48,10 @@ def parse(text: str) -> tuple[Failpoint, ...]:
     """ConfigError names the part that is wrong."""
     made = []
     for part in filter(None, (p.strip() for p in text.split(";"))):
-        point, *facts, action = part.split(":")
-        pairs = [f.partition("=") for f in facts]
+        point, *conditions, action = part.split(":")
+        pairs = [f.partition("=") for f in conditions]
         if not point or action not in ACTIONS or not all(eq and value.lstrip("-").isdecimal() for _, eq, value in pairs):
-            raise ConfigError(f"THALWEG_FAILPOINTS: {part!r} is not point[:fact=number]...:{'|'.join(ACTIONS)}")
+            raise ConfigError(f"THALWEG_FAILPOINTS: {part!r} is not point[:condition=number]...:{'|'.join(ACTIONS)}")
         made.append(Failpoint(point, tuple((name, int(value)) for name, _, value in pairs), action))
     return tuple(made)
 
@@ -59,10 +59,12 @@ def parse(text: str) -> tuple[Failpoint, ...]:
 _ACTIVE = parse(envs.failpoints())
 
 
-def fp(point: str, **facts: Any) -> None:
-    """Fail here if told to. facts: numbers, or arrays of them."""
+def fp(point: str, **conditions: Any) -> None:
+    """Fail here if told to. conditions: numbers, or arrays of them."""
     if not _ACTIVE:
         return
     for f in _ACTIVE:
-        if f.point == point and all(name in facts and bool(np.any(np.asarray(facts[name]) == v)) for name, v in f.facts):
+        if f.point == point and all(
+            name in conditions and bool(np.any(np.asarray(conditions[name]) == v)) for name, v in f.conditions
+        ):
             f.act()

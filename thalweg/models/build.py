@@ -31,7 +31,7 @@ def build(
     quantization: str | None = None,
     kv_dtype: str = "",
 ) -> Model:
-    """The model of a config.json, every op bound to the device's kernels (the choices are in `binder.plan`).
+    """The model of a config.json, every op bound to the device's kernels (the choices are in `binder.bindings`).
 
     max_len: longest sequence served. quantization: a name of quantization.online.METHODS; dense weights
     are rounded at load. kv_dtype: as in AttnSpec.

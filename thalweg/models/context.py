@@ -32,8 +32,8 @@ class Context:
     kv_dtype: str = ""
     """What caches hold (`AttnSpec.kv_dtype`)."""
 
-    def bind(self, op: Op, **facts: Any) -> Bound:
-        return self.binder.bind(op, dtype=self.dtype, **facts)
+    def bind(self, op: Op, **spec: Any) -> Bound:
+        return self.binder.bind(op, dtype=self.dtype, **spec)
 
     def format(self, weight: Weight) -> WeightFormat:
         """What a parameter is held in. UnsupportedModelError if its tensors differ and it must be one."""

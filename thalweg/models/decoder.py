@@ -121,7 +121,7 @@ class Decoder:
         """Layers that keep the same tokens in the same way share a group."""
         first = [self._blocks[g.layers[0]].mixer for g in self.groups]
         self.attention: tuple[tuple[AttentionBackend, AttnSpec], ...] = tuple((a.backend, a.spec) for a in first)
-        """Per group: the backend whose `plan` fills StepBatch.plans, and the spec it plans for, that of all its layers."""
+        """Per group: the backend that makes StepBatch.metadata, and the spec it makes it for, that of all its layers."""
 
     def rename(self, name: str) -> str | None:
         """A checkpoint's tensor name as the layers know it; None for tensors that hold nothing of their own."""

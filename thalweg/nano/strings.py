@@ -24,7 +24,7 @@ _REVERSE = (
     "Reverse the order: {x}",
     "Write backwards: {x}",
     "Reverse this list: {x}",
-    "Turn around: {x}",
+    "QKPrologue around: {x}",
     "Say these in reverse order: {x}",
     "Please reverse the list {x}",
     "List in reverse: {x}",

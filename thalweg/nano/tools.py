@@ -88,7 +88,7 @@ KINDS: tuple[Kind, ...] = (
         ("switch_light", "set_light", "light"),
         "Switch a light on or off",
         ((("room", "where"), "string"), (("on", "state"), "boolean")),
-        ("Turn {2} the light in the {0}.", "Switch {2} the {0} light.", "Light {2} in the {0}, please."),
+        ("QKPrologue {2} the light in the {0}.", "Switch {2} the {0} light.", "Light {2} in the {0}, please."),
         lambda r: (r.choice(w.PLACES), on := r.random() < 0.5, "on" if on else "off"),
     ),
     Kind(

@@ -61,7 +61,7 @@ def chosen(method: str | None, gains: Callable[[WeightFormat], bool]) -> str | N
     return next((m for m in better if gains(METHODS[m].layers)), last)
 
 
-def facts(format: WeightFormat) -> dict[str, Any]:
+def linear_spec(format: WeightFormat) -> dict[str, Any]:
     """What a linear layer says of its weight when it binds."""
     return {"weight": format} if format == DENSE else {"weight": format, "act": format.act, "group": format.group}
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from thalweg.errors import DeviceError
 from thalweg.hal.device import Device, DeviceInfo
-from thalweg.hal.platform import Defaults, ModelFacts, Place, Platform, Probe
+from thalweg.hal.platform import Defaults, ModelInfo, Place, Platform, Probe
 
 MEMORY = 4 << 30
 """Bytes this device says it has."""
@@ -36,7 +36,7 @@ class ExamplePlatform(Platform):
         """What `thalweg plan` computes with."""
         return DeviceInfo("example", self.name, MEMORY, os.cpu_count() or 1, ("float32", "bfloat16"))
 
-    def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
+    def defaults(self, model: ModelInfo, device: DeviceInfo) -> Defaults:
         """Steps queue up, so two may be under way: while one computes, the host schedules the next."""
         return Defaults(
             dtype="float32", block_tokens=16, max_num_seqs=32, max_num_batched_tokens=512, kv_cache_bytes=256 << 20,

@@ -28,7 +28,7 @@ class HeadMajorAttention(AttentionBackend):
         shape = (spec.kv_heads, block_tokens, 2 * spec.head_dim)
         return KVLayout(shape, spec.dtype, f"head-major/{spec.dtype}/{'x'.join(map(str, shape))}")
 
-    def plan(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
+    def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
         """Host work, outside the step, while the device is still busy with the one before: runs = (sequence, first row,
         tokens, first position) of every sequence that is not padding. Numbers in a plan stay numbers in the step."""
         runs = zip(batch.slots, batch.last_row + 1 - batch.query, batch.query, batch.context, strict=True)
@@ -43,7 +43,7 @@ class HeadMajorAttention(AttentionBackend):
         block = torch.where(batch.slots[seq] == SCRATCH, SCRATCH, table[seq, column]).long()  # padding writes to scratch
         kv[block, :, (batch.positions % size).long()] = torch.cat([k, v], -1)
         out = torch.zeros_like(q)
-        for s, row, n, start in batch.plans[group]["runs"]:
+        for s, row, n, start in batch.metadata[group]["runs"]:
             out[row : row + n] = _attend(q[row : row + n], kv, table[s], start, spec, sinks)
         return out, kv
 

@@ -112,6 +112,6 @@ def test_a_recorded_step_cuts_what_each_batch_holds(library: Library, device: An
     for context in _contexts():
         new = {n: rng.standard_normal((2, h, 32)).astype(np.float32) for n, h in (("q", 4), ("k", 1), ("v", 1))}
         batch = replace(seq.batch_of(table, context, [1, 1]), uniform=1, extras=new)
-        got, want = (exe(replace(batch, plans=({},))).result().extras["out"] for exe in (recorded, written))
+        got, want = (exe(replace(batch, metadata=({},))).result().extras["out"] for exe in (recorded, written))
         np.testing.assert_array_equal(got, want, err_msg=f"{context}")
     assert [not isinstance(t, str) for t in recorded._tapes.values()] == [True]

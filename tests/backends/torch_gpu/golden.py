@@ -27,7 +27,7 @@ from thalweg.hal.attention import AttentionBackend, AttnSpec, choose_attention
 from thalweg.hal.comm import Solo
 from thalweg.hal.op import Binder, Choice
 from thalweg.hal.ops.matmul import FP8_BLOCKS, NVFP4
-from thalweg.hal.platform import ModelFacts
+from thalweg.hal.platform import ModelInfo
 from thalweg.hal.weights import DENSE
 from thalweg.models.build import build
 from thalweg.models.step import make_step
@@ -62,7 +62,7 @@ def plan(arch: Arch, compiled: library.Source, package: str = "", block_tokens: 
 def _plan(arch: Arch, compiled: library.Source, block_tokens: int) -> str:
     platform = next(p for prefix, p in PLATFORMS.items() if arch.name.startswith(prefix))()
     parts = library.assemble(arch.name, platform.vendors(), compiled)
-    facts = ModelFacts("LlamaForCausalLM", "bfloat16", 32, 4096, 32, 8, 128, 128256, 8192, 16 << 30)
+    facts = ModelInfo("LlamaForCausalLM", "bfloat16", 32, 4096, 32, 8, 128, 128256, 8192, 16 << 30)
     chosen = defaults(arch, 80 << 30, facts)
     assert chosen.dtype is not None
     assert chosen.block_tokens is not None
@@ -75,7 +75,7 @@ def _plan(arch: Arch, compiled: library.Source, block_tokens: int) -> str:
         )  # fmt: skip
         make_step(model, binder, logprobs_mode="raw_logprobs")
         bind_more(binder, parts.attention, chosen.dtype)
-        lines += ["", "batch-invariant:" if invariant else "as it comes:", *sorted(map(str, binder.plan))]
+        lines += ["", "batch-invariant:" if invariant else "variants:", *sorted(map(str, binder.bindings))]
     return "\n".join(lines) + "\n"
 
 

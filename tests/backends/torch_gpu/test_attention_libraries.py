@@ -142,7 +142,7 @@ def test_flashinfer_plans_once_a_step_for_all_layers_of_a_group_and_waits_for_it
     layers = [torch.zeros(blocks, 2, size, 2, 128, dtype=torch.bfloat16) for _ in range(3)]
     want = np.concatenate([seq.dense(s, spec, torch.bfloat16) for s in stories])
     for _ in range(2):
-        step = replace(batch, plans=(attention.plan(batch, 0, spec, None),)).map(torch.from_numpy)
+        step = replace(batch, metadata=(attention.metadata(batch, 0, spec, None),)).map(torch.from_numpy)
         for kv in layers:
             out, _ = attention.attend(q, k, v, kv, step, 0, spec)
             np.testing.assert_allclose(out.float().numpy(), want, atol=2e-2)
@@ -154,7 +154,7 @@ def test_a_step_of_padding_alone_gives_zeros(name: str, monkeypatch: pytest.Monk
     spec = SPECS["mha"]
     batch = seq.batch_of(np.zeros((2, 1), np.int32), [0, 0], [3, 2])
     batch.slots[:] = 0
-    step = replace(batch, plans=(attention.plan(batch, 0, spec, None),)).map(torch.from_numpy)
+    step = replace(batch, metadata=(attention.metadata(batch, 0, spec, None),)).map(torch.from_numpy)
     x = torch.ones(5, 2, 128, dtype=torch.bfloat16)
     out, _ = attention.attend(x, x, x, torch.zeros(2, 2, size, 2, 128, dtype=torch.bfloat16), step, 0, spec)
     assert not out.any()

@@ -170,13 +170,13 @@ def test_a_result_stays_as_it_was_when_later_ones_arrive() -> None:
 
 def test_numbers_in_a_plan_belong_to_the_graph_that_was_captured_with_them() -> None:
     def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
-        return state, StepResult(batch.tokens[:, None] * batch.plans[0]["times"], batch.query)
+        return state, StepResult(batch.tokens[:, None] * batch.metadata[0]["times"], batch.query)
 
     device = _device()
     run = device.compile(step, None, _box(device), SHAPE, Features())
     for times in (1, 1, 1, 7, 7, 7, 1, 7):
         batch = _batch(4, 3)
-        batch.plans = ({"times": times},)
+        batch.metadata = ({"times": times},)
         assert run(batch).result().tokens[0, 0] == 3 * times
 
 

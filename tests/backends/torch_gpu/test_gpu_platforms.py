@@ -22,9 +22,9 @@ from thalweg.config import EngineArgs
 from thalweg.engine.planning import resolve
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal import discovery
-from thalweg.hal.platform import Defaults, Limits, ModelFacts, Parallel, Place, Probe, StepSizes
+from thalweg.hal.platform import Defaults, Limits, ModelInfo, Parallel, Place, Probe, StepSizes
 
-LLAMA = ModelFacts("LlamaForCausalLM", "bfloat16", 32, 4096, 32, 8, 128, 128_256, 131_072, 16 << 30)
+LLAMA = ModelInfo("LlamaForCausalLM", "bfloat16", 32, 4096, 32, 8, 128, 128_256, 131_072, 16 << 30)
 NVIDIA = {
     "NVIDIA H200": ("sm_90", 141), "NVIDIA H100 80GB HBM3": ("sm_90", 80), "NVIDIA H100 PCIe": ("sm_90", 80),
     "NVIDIA GH200 480GB": ("sm_90", 96), "NVIDIA GH200 144G HBM3e": ("sm_90", 144),

@@ -39,7 +39,7 @@ class World:
                               logprobs_mode="raw_logprobs", max_logprobs=0),
             device=DeviceConfig(platform="null"),
             cache=CacheConfig(block_tokens=BLOCK, groups=groups, blocks=(blocks,) * len(groups), tables_kept=kept),
-            scheduler=SchedulerConfig(max_seqs=SEQS, max_tokens=32, pipeline_depth=depth),
+            scheduler=SchedulerConfig(max_seqs=SEQS, token_budget=32, pipeline_depth=depth),
         )  # fmt: skip
         self.core = EngineCore(config, self.launch)
         self.seen = self.kinds = 0

@@ -20,7 +20,7 @@ from thalweg.backends.tpu import TpuOptions, TpuPlatform
 from thalweg.backends.tpu.arrays import pack, to_host
 from thalweg.backends.tpu.mesh import Ranks
 from thalweg.errors import ConfigError, DeviceError
-from thalweg.hal.platform import Limits, ModelFacts, Place
+from thalweg.hal.platform import Limits, ModelInfo, Place
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
 
 HOST = {"jax_platform": "cpu", "compilation_cache": ""}
@@ -197,7 +197,7 @@ def test_programs_are_few_and_prepared_ones_hold_the_smallest_steps() -> None:
 
 
 def test_some_bucket_holds_every_step_within_the_limits_and_they_are_few() -> None:
-    platform, facts = TpuPlatform(), ModelFacts("x", "bfloat16", 2, 64, 4, 2, 16, 1000, 4096, 1 << 20)
+    platform, facts = TpuPlatform(), ModelInfo("x", "bfloat16", 2, 64, 4, 2, 16, 1000, 4096, 1 << 20)
     for tokens, seqs in ((2048, 128), (16, 1), (8, 8), (300, 7)):
         shapes = platform.buckets(platform.defaults(facts, _open().info), Limits(tokens, seqs, 4096, 32))
         assert len(shapes) <= 12

@@ -53,7 +53,7 @@ def test_what_it_is_handed_means_attention(spec: AttnSpec) -> None:
             np.pad(a, ((0, shape.tokens - tokens), (0, 0), (0, 0)), constant_values=np.nan)
             for a in seq.rows(stories, start, query)
         )
-        plan = backend.plan(batch, 0, spec, shape)
+        plan = backend.metadata(batch, 0, spec, shape)
         told = (batch.block_tables[0], batch.token_seq, batch.positions, batch.slots, plan)
         got, kv = shipped.attend(q, k, v, kv, *told, spec=spec, kernel=kernel)
         assert (np.asarray(got[tokens:]) == 0).all()

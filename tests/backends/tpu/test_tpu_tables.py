@@ -99,7 +99,7 @@ def test_the_kernel_that_wants_every_table_at_once_refuses_what_does_not_fit() -
         shape = StepShape(128, 128, blocks, uniform=True)
         batch = decode_batch(shape, 1)
         if fits:
-            assert shipped.plan(batch, 0, spec, shape)["count"] == 128
+            assert shipped.metadata(batch, 0, spec, shape)["count"] == 128
             continue
         with pytest.raises(ConfigError, match=r"additional_config: attention jax .*128 of 4096 blocks are 2097152 bytes"):
-            shipped.plan(batch, 0, spec, shape)
+            shipped.metadata(batch, 0, spec, shape)

@@ -79,7 +79,7 @@ SPECS = {
 }
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["as-it-comes", "exact"])
+@pytest.mark.parametrize("which", [0, 1], ids=["variant", "exact"])
 @pytest.mark.parametrize("name", SPECS)
 def test_shapes_that_need_masks_equal_dense_attention(device: Device, name: str, which: int) -> None:
     """Spans of 512 keys: the longest sequence has two, so that parts are joined."""
@@ -100,7 +100,7 @@ def test_shapes_that_need_masks_equal_dense_attention(device: Device, name: str,
     assert np.abs(got - want).max() <= {"float32": 2e-5, "float16": 4e-3}[spec.dtype] * np.abs(want).max()
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["as-it-comes", "exact"])
+@pytest.mark.parametrize("which", [0, 1], ids=["variant", "exact"])
 def test_latent_heads_that_do_not_fit_one_tile_take_several(device: Device, which: int) -> None:
     spec, rng = AttnSpec(520, 1, 24, 0.2, "float32", "latent", latent=16), np.random.default_rng(7)
     stories = [seq.story(rng, spec, n, q) for n, q in ((4, 4), (3, 1))]
@@ -112,7 +112,7 @@ def test_latent_heads_that_do_not_fit_one_tile_take_several(device: Device, whic
     assert np.abs(got - want).max() <= 2e-5 * np.abs(want).max()
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["as-it-comes", "exact"])
+@pytest.mark.parametrize("which", [0, 1], ids=["variant", "exact"])
 def test_several_new_tokens_each_are_split_over_their_keys_too(device: Device, which: int) -> None:
     """A verifying step: the same number of new tokens for all, few enough to be one tile."""
     spec, rng = AttnSpec(4, 2, 32, 0.2, "float32"), np.random.default_rng(4)
@@ -123,13 +123,13 @@ def test_several_new_tokens_each_are_split_over_their_keys_too(device: Device, w
     before = [stories[0], stories[2]]
     cache.attend(seq.batch_of(table[[0, 2]], [0, 0], [start[0], start[2]]), *seq.rows(before, [0, 0], [start[0], start[2]]))
     batch = replace(seq.batch_of(table, start, [3] * 3), uniform=3)
-    assert device.attention[which].plan(batch, 0, spec, None) == {}
+    assert device.attention[which].metadata(batch, 0, spec, None) == {}
     got = cache.attend(batch, *seq.rows(stories, start, [3] * 3))
     want = np.concatenate([seq.dense(s, spec, torch.float32) for s in stories])
     assert np.abs(got - want).max() <= 2e-5 * np.abs(want).max()
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["as-it-comes", "exact"])
+@pytest.mark.parametrize("which", [0, 1], ids=["variant", "exact"])
 @pytest.mark.parametrize("name", ["seven-share", "latent-80-and-20"])
 def test_partial_results_that_would_take_too_much_memory_are_not_left(
     device: Device, name: str, which: int, monkeypatch: pytest.MonkeyPatch
@@ -292,7 +292,7 @@ def test_a_padded_step_gives_the_bits_of_the_step_itself(device: Device, tmp_pat
         batch = rig.batch([(Seq(i + 1, list(p), len(p)), len(p)) for i, p in enumerate(PROMPTS)], score=True)
         if shape:
             batch = batch.pad(shape)
-            batch.plans = tuple(b.plan(batch, g, spec, shape) for g, (b, spec) in enumerate(rig.model.attention))
+            batch.metadata = tuple(b.metadata(batch, g, spec, shape) for g, (b, spec) in enumerate(rig.model.attention))
         outs.append(rig.run(batch).result())
     plain, padded = outs
     assert padded.tokens[: len(PROMPTS)].tolist() == plain.tokens.tolist()

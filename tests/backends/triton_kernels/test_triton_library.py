@@ -175,7 +175,7 @@ def test_the_plan_covers_every_token_of_every_prefill_once(query: list[int], exa
     from thalweg.backends.triton_kernels.attention import PagedAttention
 
     backend = PagedAttention(tiles("sm_90"), exact)
-    plan = backend.plan(_batch([5] * len(query), query), 0, SPEC, None)
+    plan = backend.metadata(_batch([5] * len(query), query), 0, SPEC, None)
     per = (64 if exact else 128) // 4
     covered = {
         (s, first + i) for s, first in plan.get("tiles", np.empty((0, 2), int)).tolist() for i in range(per)
@@ -189,7 +189,7 @@ def test_the_plan_of_a_bucket_has_the_same_sizes_for_every_batch() -> None:
 
     backend, shape = PagedAttention(tiles("sm_90"), False), StepShape(256, 8, 64)
     made = [
-        backend.plan(_batch([9] * len(q), q, u).pad(shape), 0, SPEC, shape)
+        backend.metadata(_batch([9] * len(q), q, u).pad(shape), 0, SPEC, shape)
         for q, u in (([1, 40, 100], 0), ([1, 1, 1], 1), ([249], 249), ([32] * 7, 32))
     ]
     assert {tuple((k, v.shape) for k, v in p.items()) for p in made} == {(("tiles", (256 // 32 + 8, 2)),)}
@@ -200,4 +200,4 @@ def test_a_decode_bucket_needs_no_tiles() -> None:
 
     shape = StepShape(8, 8, 64, uniform=True)
     for exact in (False, True):
-        assert PagedAttention(tiles("sm_90"), exact).plan(_batch([9] * 3, [1] * 3, 1).pad(shape), 0, SPEC, shape) == {}
+        assert PagedAttention(tiles("sm_90"), exact).metadata(_batch([9] * 3, [1] * 3, 1).pad(shape), 0, SPEC, shape) == {}

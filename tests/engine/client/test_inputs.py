@@ -27,7 +27,7 @@ def config(**model: Any) -> EngineConfig:
         ),
         device=DeviceConfig(platform="none"),
         cache=CacheConfig(block_tokens=16, groups=(), blocks=()),
-        scheduler=SchedulerConfig(max_seqs=8, max_tokens=64),
+        scheduler=SchedulerConfig(max_seqs=8, token_budget=64),
     )
 
 

@@ -7,9 +7,9 @@ from thalweg.engine.planning import resolve
 from thalweg.errors import ConfigError
 from thalweg.hal.device import DeviceInfo, Memory
 from thalweg.hal.kv import KVSpec
-from thalweg.hal.platform import Defaults, ModelFacts
+from thalweg.hal.platform import Defaults, ModelInfo
 
-FACTS = ModelFacts("X", "float16", layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, vocab=10, max_len=1000, weight_bytes=0)
+FACTS = ModelInfo("X", "float16", layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, vocab=10, max_len=1000, weight_bytes=0)
 DEVICE = DeviceInfo("d", "some", memory_bytes=1 << 30, cores=2, dtypes=("bfloat16", "float32"))
 GROUPS = (KVSpec("full", 16, 1024, (0, 1)),)
 
@@ -22,7 +22,7 @@ def test_user_wins_over_platform_wins_over_global():
 
 def test_auto_dtype_keeps_what_the_device_runs_well_and_replaces_what_it_does_not():
     assert resolve.dtype(EngineArgs(), FACTS, DEVICE, Defaults()) == "bfloat16"
-    f32 = ModelFacts("X", "float32", 2, 8, 2, 1, 4, 10, 1000, 0)
+    f32 = ModelInfo("X", "float32", 2, 8, 2, 1, 4, 10, 1000, 0)
     assert resolve.dtype(EngineArgs(), f32, DEVICE, Defaults(dtype="bfloat16")) == "float32"
     assert resolve.dtype(EngineArgs(dtype="float"), FACTS, DEVICE, Defaults()) == "float32"
     with pytest.raises(ConfigError, match=r"float16.*bfloat16, float32"):
@@ -30,14 +30,14 @@ def test_auto_dtype_keeps_what_the_device_runs_well_and_replaces_what_it_does_no
 
 
 def test_without_chunked_prefill_a_step_holds_the_longest_prompt_or_it_is_refused():
-    assert resolve.scheduler(EngineArgs(enable_chunked_prefill=False), Defaults(), 9000).max_tokens == 9000
+    assert resolve.scheduler(EngineArgs(enable_chunked_prefill=False), Defaults(), 9000).token_budget == 9000
     with pytest.raises(ConfigError, match="max_num_batched_tokens 512"):
         resolve.scheduler(EngineArgs(enable_chunked_prefill=False, max_num_batched_tokens=512), Defaults(), 9000)
 
 
 def test_every_sequence_has_a_token_per_step():
     assert resolve.scheduler(EngineArgs(max_num_batched_tokens=8), Defaults(max_num_seqs=64), 100).max_seqs == 8
-    assert resolve.scheduler(EngineArgs(max_num_seqs=4096), Defaults(max_num_batched_tokens=64), 100).max_tokens == 4096
+    assert resolve.scheduler(EngineArgs(max_num_seqs=4096), Defaults(max_num_batched_tokens=64), 100).token_budget == 4096
     with pytest.raises(ConfigError, match="max_num_batched_tokens 8 is below max_num_seqs 64"):
         resolve.scheduler(EngineArgs(max_num_seqs=64, max_num_batched_tokens=8), Defaults(), 100)
 

@@ -10,7 +10,7 @@ from thalweg.backends.cpu.native import NONE, NoLibraryError, expect, levels, wa
 from thalweg.backends.host import cores, cpu_flags, cpu_name, has_torch, host_memory
 from thalweg.errors import DeviceError
 from thalweg.hal.device import Device, DeviceInfo
-from thalweg.hal.platform import Defaults, ModelFacts, Place, Platform, Probe, StepSizes
+from thalweg.hal.platform import Defaults, ModelInfo, Place, Platform, Probe, StepSizes
 
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Any of these: matrix products in bfloat16 are native (x86's names, then Arm's)."""
@@ -55,7 +55,7 @@ class CpuPlatform(Platform):
         native = " with native bfloat16" if cpu_flags() & BF16_FLAGS else ""
         return Probe(10, f"{cpu_name()}, {cores()} cores{native}")
 
-    def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
+    def defaults(self, model: ModelInfo, device: DeviceInfo) -> Defaults:
         """dtype: what the processor multiplies fastest. The cache takes a quarter of what is free, at most 4 GiB."""
         return Defaults(
             dtype=device.dtypes[0],

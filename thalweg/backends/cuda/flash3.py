@@ -29,7 +29,7 @@ class FlashAttention3(paged.LibraryAttention):
         super().__init__(partner)
         self._run = run
 
-    def plan(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
+    def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
         """{"lengths": i32[S]}; where sequences have different numbers of new tokens, of the n real ones, with "queries":
         i32[n + 1] where they begin and as numbers "rows", their new tokens, and "longest" of one."""
         held = paged.lengths(batch)
@@ -46,7 +46,7 @@ class FlashAttention3(paged.LibraryAttention):
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         self._partner.store(k, v, kv, batch, group, spec)
-        plan, table = batch.plans[group], batch.block_tables[group]
+        plan, table = batch.metadata[group], batch.block_tables[group]
         held = plan["lengths"]
         cache: dict[str, Any] = {
             "k_cache": kv[:, 0], "v_cache": kv[:, 1], "cache_seqlens": held, "page_table": table[: held.shape[0]],

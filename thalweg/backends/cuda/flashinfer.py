@@ -40,11 +40,11 @@ class FlashInferAttention(paged.LibraryAttention):
         self._once = paged.Once()
         self._copied: Callable[[], None] = _nothing
 
-    def plan(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
+    def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
         """The partner's where the step is its; else {"lengths": i32[n]} of the n real sequences and, as numbers, "held": the
         same, and "new": their new tokens."""
         if paged.even(batch, shape):
-            planned: Mapping[str, Any] = self._partner.plan(batch, group, spec, shape)
+            planned: Mapping[str, Any] = self._partner.metadata(batch, group, spec, shape)
             return planned
         n = paged.real(batch)
         held = paged.lengths(batch)[:n]
@@ -54,7 +54,7 @@ class FlashInferAttention(paged.LibraryAttention):
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        plan = batch.plans[group]
+        plan = batch.metadata[group]
         if "held" not in plan:
             return self._partner.attend(q, k, v, kv, batch, group, spec, sinks)
         self._partner.store(k, v, kv, batch, group, spec)

@@ -10,7 +10,7 @@ from thalweg.backends.null.device import NullDevice
 from thalweg.backends.null.hashing import STATE
 from thalweg.errors import DeviceError
 from thalweg.hal.device import DeviceInfo
-from thalweg.hal.platform import Defaults, ModelFacts, Place, Platform, Probe
+from thalweg.hal.platform import Defaults, ModelInfo, Place, Platform, Probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class NullPlatform(Platform):
     def probe(self) -> Probe:
         return Probe(1, "computes nothing, on any machine; for measuring the host and for tests")
 
-    def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
+    def defaults(self, model: ModelInfo, device: DeviceInfo) -> Defaults:
         return Defaults(
             dtype="float32", block_tokens=16, max_num_seqs=256, max_num_batched_tokens=8192, kv_cache_bytes=1 << 30,
             pipeline_depth=2,

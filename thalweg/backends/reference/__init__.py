@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from thalweg.backends.host import cores, cpu_name, has_torch, host_memory
 from thalweg.hal.device import Device, DeviceInfo
-from thalweg.hal.platform import Defaults, ModelFacts, Place, Platform, Probe
+from thalweg.hal.platform import Defaults, ModelInfo, Place, Platform, Probe
 
 
 class ReferencePlatform(Platform):
@@ -19,7 +19,7 @@ class ReferencePlatform(Platform):
             return Probe(0, "torch is not installed; pip install 'thalweg[cpu]'")
         return Probe(2, "runs wherever torch does; slow: it is the definition, not an engine")
 
-    def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
+    def defaults(self, model: ModelInfo, device: DeviceInfo) -> Defaults:
         return Defaults(
             dtype="float32",
             block_tokens=16,

@@ -35,12 +35,12 @@ class AiterAttention(paged.LibraryAttention):
         super().__init__(partner)
         self._run, self._once = run, paged.Once()
 
-    def plan(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
+    def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
         """The partner's where the step is its; else of the n real sequences {"lengths": i32[n],
         "queries": i32[n + 1]} where their new tokens begin and, as numbers, "held": their keys, "rows", their new tokens,
         and "longest" of one."""
         if paged.even(batch, shape):
-            planned: Mapping[str, Any] = self._partner.plan(batch, group, spec, shape)
+            planned: Mapping[str, Any] = self._partner.metadata(batch, group, spec, shape)
             return planned
         n = paged.real(batch)
         held, new = paged.lengths(batch)[:n], batch.query[:n]
@@ -53,7 +53,7 @@ class AiterAttention(paged.LibraryAttention):
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        plan = batch.plans[group]
+        plan = batch.metadata[group]
         if "held" not in plan:
             return self._partner.attend(q, k, v, kv, batch, group, spec, sinks)
         self._partner.store(k, v, kv, batch, group, spec)

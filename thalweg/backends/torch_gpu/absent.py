@@ -25,7 +25,7 @@ from thalweg.hal.platform import (
     Compiled,
     Defaults,
     Limits,
-    ModelFacts,
+    ModelInfo,
     Parallel,
     Place,
     Platform,
@@ -109,7 +109,7 @@ class AbsentPlatform(Platform):
     def _info(self) -> DeviceInfo:
         return self._base._info(self._arch, self._arch, MEMORY, CORES, {})
 
-    def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
+    def defaults(self, model: ModelInfo, device: DeviceInfo) -> Defaults:
         return self._base.defaults(model, device)
 
     def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from thalweg.hal.platform import Defaults, ModelFacts
+from thalweg.hal.platform import Defaults, ModelInfo
 from thalweg.hal.step import StepShape
 
 GIB = 1 << 30
@@ -105,7 +105,7 @@ WIDTHS = (256, 2048)
 BLOCK_TOKENS = 16
 
 
-def defaults(arch: Arch, memory_bytes: int, model: ModelFacts) -> Defaults:
+def defaults(arch: Arch, memory_bytes: int, model: ModelInfo) -> Defaults:
     """Large cards take more sequences and longer steps at once. A graph serves steps in which every sequence decodes one
     token; prompts run as they come."""
     large, middle = memory_bytes >= 60 * GIB, memory_bytes >= 20 * GIB

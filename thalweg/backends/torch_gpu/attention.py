@@ -45,7 +45,7 @@ class GatherAttention(AttentionBackend):
         shape = (1 if spec.kind == "latent" else 2, block_tokens, spec.kv_heads, spec.head_dim)
         return KVLayout(shape, spec.dtype, f"kv-token-head/{spec.dtype}/{'x'.join(map(str, shape))}")
 
-    def plan(self, batch: StepBatch, group: int, *rest: Any) -> Mapping[str, Any]:
+    def metadata(self, batch: StepBatch, group: int, *rest: Any) -> Mapping[str, Any]:
         """ "runs": (sequence, first row, tokens, position of the first) of every stretch of one sequence, as numbers, where
         sequences have different numbers of new tokens. Where each has one, the batch itself says everything."""
         if batch.uniform == 1:
@@ -61,7 +61,7 @@ class GatherAttention(AttentionBackend):
         if batch.uniform == 1:
             return _decode(q, kv, table, batch, spec), kv
         out = q.new_zeros(*q.shape[:2], spec.latent or spec.head_dim)
-        runs = batch.plans[group]["runs"] if batch.plans else tuple(_runs(batch))
+        runs = batch.metadata[group]["runs"] if batch.metadata else tuple(_runs(batch))
         for seq, row, n, start in runs:
             out[row : row + n] = _stretch(q[row : row + n], kv, table[seq], start, spec)
         return out, kv

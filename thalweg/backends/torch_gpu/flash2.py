@@ -33,7 +33,7 @@ class FlashAttention(paged.LibraryAttention):
         super().__init__(partner)
         self._ragged, self._cached = ragged, cached
 
-    def plan(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
+    def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
         """{"lengths": i32[S]} for a step that may be captured, or decodes. Else of the n real sequences {"queries", "keys":
         i32[n + 1]} where they begin and, as numbers, "rows", their new tokens, "longest" of one and "furthest", the keys
         of one."""
@@ -52,7 +52,7 @@ class FlashAttention(paged.LibraryAttention):
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         self._partner.store(k, v, kv, batch, group, spec)
-        plan, table, keys, values = batch.plans[group], batch.block_tables[group], kv[:, 0], kv[:, 1]
+        plan, table, keys, values = batch.metadata[group], batch.block_tables[group], kv[:, 0], kv[:, 1]
         how = {"softmax_scale": spec.scale, "causal": True, "window_size": paged.window(spec), "softcap": spec.softcap}
         if "lengths" in plan:
             by_sequence = q.view(table.shape[0], -1, *q.shape[1:])

@@ -13,7 +13,7 @@ from thalweg.backends.torch_gpu import scaled
 from thalweg.backends.torch_gpu.attention import GatherAttention
 from thalweg.backends.torch_gpu.linear import AS_IT_COMES, IN_TILES
 from thalweg.backends.torch_native.elementwise import ELEMENTWISE
-from thalweg.hal.attention import AttentionBackend, AttnSpec, Turn
+from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import Array, StepBatch, StepShape
@@ -97,8 +97,8 @@ class Deferred(AttentionBackend):
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
         return self.loaded.layout(spec, block_tokens)
 
-    def plan(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
-        return self.loaded.plan(batch, group, spec, shape)
+    def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
+        return self.loaded.metadata(batch, group, spec, shape)
 
     def attend(
         self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec,
@@ -106,14 +106,14 @@ class Deferred(AttentionBackend):
     ) -> tuple[Array, Array]:  # fmt: skip
         return self.loaded.attend(q, k, v, kv, batch, group, spec, sinks)
 
-    def turns(self, spec: AttnSpec, turn: Turn) -> str | None:
-        return self.loaded.turns(spec, turn)
+    def fuses(self, spec: AttnSpec, prologue: QKPrologue) -> str | None:
+        return self.loaded.fuses(spec, prologue)
 
-    def attend_turned(
-        self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec, turn: Turn,
+    def attend_fused(
+        self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec, prologue: QKPrologue,
         cos_sin: Array, weights: tuple[Array, Array] | None = None, sinks: Array | None = None,
     ) -> tuple[Array, Array]:  # fmt: skip
-        return self.loaded.attend_turned(q, k, v, kv, batch, group, spec, turn, cos_sin, weights, sinks)
+        return self.loaded.attend_fused(q, k, v, kv, batch, group, spec, prologue, cos_sin, weights, sinks)
 
 
 LOADING = (ImportError, RuntimeError, OSError)

@@ -37,5 +37,5 @@ def _in_tiles(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return whole[:n].view(*x.shape[:-1], weight.shape[0])
 
 
-AS_IT_COMES = Kernel("linear", "torch-as-it-comes", _as_it_comes, supports=_dense)
+AS_IT_COMES = Kernel("linear", "torch-variant", _as_it_comes, supports=_dense)
 IN_TILES = Kernel("linear", "torch-tiles", _in_tiles, supports=_dense, batch_invariant=True)

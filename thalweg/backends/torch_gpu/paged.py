@@ -32,7 +32,7 @@ class Partner(Protocol):
 
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout: ...
 
-    def plan(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Any: ...
+    def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Any: ...
 
     def store(self, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec) -> None: ...
 
@@ -137,7 +137,7 @@ class Once:
         self._made: dict[int, tuple[Any, Any]] = {}
 
     def of(self, plan: Any, group: int, make: Callable[[], Made]) -> Made:
-        """plan: what `AttentionBackend.plan` gave, the same object in every layer of one step."""
+        """plan: what `AttentionBackend.metadata` gave, the same object in every layer of one step."""
         held = self._made.get(group)
         if held is None or held[0] is not plan:
             held = self._made[group] = (plan, make())

@@ -28,7 +28,7 @@ from thalweg.backends.torch_gpu.arch import (
 )
 from thalweg.errors import DeviceError
 from thalweg.hal.device import Device, DeviceInfo
-from thalweg.hal.platform import Absent, Defaults, Limits, ModelFacts, Parallel, Place, Platform, Probe, StepSizes, Topology
+from thalweg.hal.platform import Absent, Defaults, Limits, ModelInfo, Parallel, Place, Platform, Probe, StepSizes, Topology
 from thalweg.hal.step import StepShape
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class GpuPlatform(Platform):
         facts = {"arch": arch, "family": known.family, "fp8": known.fp8 or "none", **notes}
         return DeviceInfo(name, self.name, memory_bytes, cores, known.dtypes, facts)
 
-    def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
+    def defaults(self, model: ModelInfo, device: DeviceInfo) -> Defaults:
         return defaults(arch_of(device.notes["arch"]), device.memory_bytes, model)
 
     def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:

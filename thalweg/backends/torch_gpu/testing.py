@@ -7,7 +7,7 @@ from typing import Any
 
 from thalweg.backends.torch_gpu.platform import Prepare
 from thalweg.hal.device import Device, DeviceInfo
-from thalweg.hal.platform import Defaults, Limits, ModelFacts, Place, Platform, Probe
+from thalweg.hal.platform import Defaults, Limits, ModelInfo, Place, Platform, Probe
 from thalweg.hal.step import StepShape
 
 
@@ -28,7 +28,7 @@ class HostGpuPlatform(Platform):
     def probe(self) -> Probe:
         return Probe(1, "a GPU's device, run on the host")
 
-    def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
+    def defaults(self, model: ModelInfo, device: DeviceInfo) -> Defaults:
         buckets = tuple(StepShape(n, n, blocks, True) for n in (1, 2, 4, 8, 16) for blocks in (2, 4, 16))
         return Defaults(
             dtype="float32", block_tokens=16, max_num_seqs=64, max_num_batched_tokens=256, kv_cache_bytes=64 << 20,

@@ -74,7 +74,7 @@ class PagedAttention(AttentionBackend):
         """batch_invariant False: no padding of rows and spans, so the order of sums follows the batch."""
         self.batch_invariant = batch_invariant
         self._padding = padding() if batch_invariant else None
-        self.name = "torch-paged" if batch_invariant else "torch-paged-as-it-comes"
+        self.name = "torch-paged" if batch_invariant else "torch-paged-variant"
 
     def supports(self, spec: AttnSpec) -> str | None:
         if spec.kind not in ("full", "window"):
@@ -100,7 +100,7 @@ class PagedAttention(AttentionBackend):
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        plan = cast(dict[str, Any], batch.plans[group]) if batch.plans else {}
+        plan = cast(dict[str, Any], batch.metadata[group]) if batch.metadata else {}
         size = kv.shape[2]
         if "write" not in plan:
             plan["write"] = _write_rows(batch, group, size)

@@ -80,7 +80,7 @@ def _dense(spec: Mapping[str, Any]) -> str | None:
 
 
 LINEAR = (
-    Kernel("linear", "onednn-as-it-comes", _run_as_it_comes, supports=_supports, pack=Pack(_pack)),
+    Kernel("linear", "onednn-variant", _run_as_it_comes, supports=_supports, pack=Pack(_pack)),
     Kernel("linear", "onednn", _run, supports=_supports, pack=Pack(_pack), batch_invariant=True),
     Kernel("linear", "torch", ops.linear.reference, supports=_dense, batch_invariant=True),
 )

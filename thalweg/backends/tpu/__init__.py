@@ -20,7 +20,7 @@ from thalweg.backends.host import ROOT, cores, cpu_name, found, host_memory
 from thalweg.backends.tpu.kinds import KINDS, here, on_the_bus
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal.device import Device, DeviceInfo
-from thalweg.hal.platform import Defaults, Limits, ModelFacts, Parallel, Place, Platform, Probe, StepSizes, Topology
+from thalweg.hal.platform import Defaults, Limits, ModelInfo, Parallel, Place, Platform, Probe, StepSizes, Topology
 from thalweg.hal.step import StepShape
 
 NODES = ("dev/accel[0-9]*", "dev/vfio/[0-9]*")
@@ -106,7 +106,7 @@ class TpuPlatform(Platform):
         """One process drives every device of the host."""
         return Topology((Place(rank=0, world=1, devices=tuple(range(want.world))),))
 
-    def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
+    def defaults(self, model: ModelInfo, device: DeviceInfo) -> Defaults:
         """dtype: what the matrix units multiply. On the host, a small cache."""
         on_host = device.notes.get("jax_platform") == "cpu"
         return Defaults(

@@ -80,5 +80,5 @@ def pack(batch: StepBatch) -> tuple[np.ndarray, StepBatch, Hashable]:
         return cut
 
     cut_up = batch.map(take)
-    names = (tuple(tuple(p) for p in batch.plans), tuple(batch.extras), batch.mask is None, len(batch.block_tables))
+    names = (tuple(tuple(p) for p in batch.metadata), tuple(batch.extras), batch.mask is None, len(batch.block_tables))
     return np.concatenate(parts), cut_up, (tuple(cuts), names, batch.features, batch.uniform)

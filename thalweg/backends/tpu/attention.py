@@ -75,7 +75,7 @@ class _Tiled(AttentionBackend):
         shape = (spec.kv_heads + more, block_tokens, 2 * spec.head_dim)
         return KVLayout(shape, dtype, f"head-token-kv/{dtype}/{'x'.join(map(str, shape))}")
 
-    def plan(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
+    def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
         """i32 arrays. Per tile: `tile_seq`, `tile_row` (of its first token), `tile_count`. Per token: `place` (tile x
         query tokens per tile + which). The length of `place_size` is the number of query tokens per tile."""
         tokens, seqs = batch.tokens.shape[0], batch.slots.shape[0]
@@ -101,7 +101,7 @@ class _Tiled(AttentionBackend):
     ) -> tuple[Any, Any]:
         run = in_jax(partial(_attend, spec=spec, store=self._store, walk=self._walk))
         rows = (batch.token_seq, batch.positions, batch.slots, batch.last_row)
-        out, kv = run(q, k, v, kv, batch.block_tables[group], *rows, dict(batch.plans[group]), sinks)
+        out, kv = run(q, k, v, kv, batch.block_tables[group], *rows, dict(batch.metadata[group]), sinks)
         return out, kv
 
     def _store(self, kv: jax.Array, new: jax.Array, at: _Where) -> jax.Array:

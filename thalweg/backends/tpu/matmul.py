@@ -30,8 +30,8 @@ def kernels(interpret: bool) -> tuple[Kernel, ...]:
     )
 
 
-def _supports(facts: Mapping[str, Any], rounds: bool) -> str | None:
-    format: WeightFormat = facts["weight"]
+def _supports(spec: Mapping[str, Any], rounds: bool) -> str | None:
+    format: WeightFormat = spec["weight"]
     if format == DENSE:
         return "runs quantised weights; dense ones are XLA's"
     if format.act and not rounds:
@@ -40,8 +40,8 @@ def _supports(facts: Mapping[str, Any], rounds: bool) -> str | None:
         return f"rounds its inputs to {' or '.join(ROUNDED)}, not to {format.act or 'nothing'}"
     if format.act == "int8" and (format.kind, format.bits, format.symmetric, format.group > 0) != ("int", 8, True, False):
         return f"multiplies integers by 8-bit integers with one scale per output, not by {format}"
-    if format.act == "int8" and facts.get("in_features", 0) > LONGEST:
-        return f"sums {LONGEST} products of integers at most, not {facts['in_features']}"
+    if format.act == "int8" and spec.get("in_features", 0) > LONGEST:
+        return f"sums {LONGEST} products of integers at most, not {spec['in_features']}"
     return unpackable(format)
 
 

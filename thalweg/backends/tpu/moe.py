@@ -40,21 +40,21 @@ def kernels(interpret: bool) -> tuple[Kernel, ...]:
     )
 
 
-def _supports(facts: Mapping[str, Any]) -> str | None:
-    format: WeightFormat = facts["weight"]
-    if facts["act"] not in ACTIVATIONS:
-        return f"runs {', '.join(ACTIVATIONS)}, not {facts['act']}"
-    if facts["dtype"] not in DTYPES:
-        return f"runs {', '.join(DTYPES)}, not {facts['dtype']}"
+def _supports(spec: Mapping[str, Any]) -> str | None:
+    format: WeightFormat = spec["weight"]
+    if spec["act"] not in ACTIVATIONS:
+        return f"runs {', '.join(ACTIVATIONS)}, not {spec['act']}"
+    if spec["dtype"] not in DTYPES:
+        return f"runs {', '.join(DTYPES)}, not {spec['dtype']}"
     if format == DENSE:
         return None
     return f"multiplies in the model's dtype, not in {format.act}" if format.act else matmul.unpackable(format)
 
 
-def _dense(facts: Mapping[str, Any]) -> str | None:
+def _dense(spec: Mapping[str, Any]) -> str | None:
     if gmm is None:
         return f"jax {jax.__version__} does not ship the kernel"
-    return _supports(facts) if facts["weight"] == DENSE else f"runs dense weights, not {facts['weight']}"
+    return _supports(spec) if spec["weight"] == DENSE else f"runs dense weights, not {spec['weight']}"
 
 
 def _pack(w: QTensor) -> dict[str, jax.Array]:

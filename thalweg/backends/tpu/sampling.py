@@ -89,8 +89,8 @@ def _one_by_one(logits: jax.Array, k: int) -> jax.Array:
     return lax.scan(one, _keys(logits), None, length=k)[1].T
 
 
-def _few(facts: Mapping[str, Any]) -> str | None:
-    return None if facts["k"] <= min(MOST, facts["vocab"]) else f"takes up to {MOST} one by one, not {facts['k']}"
+def _few(spec: Mapping[str, Any]) -> str | None:
+    return None if spec["k"] <= min(MOST, spec["vocab"]) else f"takes up to {MOST} one by one, not {spec['k']}"
 
 
 def _draw(
@@ -117,9 +117,9 @@ def _mix(x: jax.Array) -> jax.Array:
     return x ^ (x >> 16)
 
 
-def _fits(facts: Mapping[str, Any]) -> str | None:
+def _fits(spec: Mapping[str, Any]) -> str | None:
     most = vocabulary.LARGEST
-    return None if facts.get("vocab", 0) <= most else f"holds rows of {most} tokens at most, not {facts['vocab']}"
+    return None if spec.get("vocab", 0) <= most else f"holds rows of {most} tokens at most, not {spec['vocab']}"
 
 
 KERNELS = (
@@ -136,5 +136,5 @@ def pallas(interpret: bool) -> tuple[Kernel, ...]:
     return (
         Kernel("truncate", "pallas-bisect", cut, supports=_fits),
         Kernel("sample", "pallas-draw", draw),
-        Kernel("logprobs", "pallas-best", found, supports=lambda facts: _fits(facts) or _few(facts)),
+        Kernel("logprobs", "pallas-best", found, supports=lambda spec: _fits(spec) or _few(spec)),
     )

@@ -67,7 +67,7 @@ class ShippedAttention(AttentionBackend):
         shape = (block_tokens, 2 * spec.kv_heads, spec.head_dim)
         return KVLayout(shape, spec.dtype, f"token-head-kv/{spec.dtype}/{'x'.join(map(str, shape))}")
 
-    def plan(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
+    def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
         """i32: `starts` [S + 1], the row of each sequence's first token and where the last one ends; `lengths` [S]; `count`
         [1], how many sequences there are: those of padding come last. ConfigError if scalar memory does not hold the tables."""
         if 4 * batch.block_tables[group].size > SCALARS:
@@ -88,7 +88,7 @@ class ShippedAttention(AttentionBackend):
     ) -> tuple[Any, Any]:
         run = in_jax(partial(attend, spec=spec, kernel=_kernel))
         rows = (batch.token_seq, batch.positions, batch.slots)
-        out, kv = run(q, k, v, kv, batch.block_tables[group], *rows, dict(batch.plans[group]))
+        out, kv = run(q, k, v, kv, batch.block_tables[group], *rows, dict(batch.metadata[group]))
         return out, kv
 
 

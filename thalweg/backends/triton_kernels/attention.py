@@ -78,7 +78,7 @@ class PagedAttention(AttentionBackend):
     def __init__(self, tiles: Tiles, exact: bool) -> None:
         self._tiles = tiles
         self.batch_invariant = exact
-        self.name = "triton-paged" if exact else "triton-paged-as-it-comes"
+        self.name = "triton-paged" if exact else "triton-paged-variant"
 
     def supports(self, spec: AttnSpec) -> str | None:
         if spec.kind not in ("full", "window", "latent"):
@@ -121,7 +121,7 @@ class PagedAttention(AttentionBackend):
         special = "-without-negative-zero" if dtype == "float8_e4m3fn" and self._tiles.float8 == "float8_e4m3fnuz" else ""
         return KVLayout(shape, dtype, f"kv-token-head/{dtype}{special}/{dims}")
 
-    def plan(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
+    def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
         """{"tiles": i32[N, 2]}: (sequence, first query token) of every tile of the sequences with more than one new token,
         those with most keys first; -1 fills up. Nothing where every sequence has equally many and few (`_decode`)."""
         uniform = batch.uniform if shape is None else shape.tokens // shape.seqs if shape.uniform else 0
@@ -151,8 +151,8 @@ class PagedAttention(AttentionBackend):
         if q.stride(-1) != 1:
             q = q.contiguous()
         out = torch.empty((*q.shape[:2], _width(spec)), dtype=q.dtype, device=q.device)
-        tiles = batch.plans[group].get("tiles") if batch.plans else None
-        if batch.plans and tiles is not None:
+        tiles = batch.metadata[group].get("tiles") if batch.metadata else None
+        if batch.metadata and tiles is not None:
             self._launch(q, cache, sinks, out, table, batch, spec, tiles, 0)
         self._launch(q, cache, sinks, out, table, batch, spec, None, max(1, batch.uniform) if tiles is None else 1)
         return out, kv

@@ -255,7 +255,7 @@ def kernels(t: Tiles) -> tuple[Kernel, ...]:
     found = [Kernel("route", "triton", route, supports=_few, batch_invariant=True)]
     for name, kind in KINDS.items():
         for exact in (False, True):
-            label = name if exact else f"{name}-as-it-comes"
+            label = name if exact else f"{name}-variant"
             run = part(experts, t, kind, exact)
             found.append(Kernel("experts", label, run, part(_refusal, kind), Pack(part(_pack, t)), batch_invariant=exact))
     return tuple(found)

@@ -323,6 +323,6 @@ def kernels(t: Tiles) -> tuple[Kernel, ...]:
 
         for exact in (False, True):
             run = part(linear, t, kind, exact)
-            label = name if exact else f"{name}-as-it-comes"
+            label = name if exact else f"{name}-variant"
             found.append(Kernel("linear", label, run, supports=fits, pack=taken, batch_invariant=exact))
     return tuple(found)

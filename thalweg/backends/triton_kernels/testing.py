@@ -17,7 +17,7 @@ from typing import Any
 from thalweg.backends.host import cores, cpu_name, has_torch, host_memory
 from thalweg.errors import DeviceError
 from thalweg.hal.device import Device, DeviceInfo
-from thalweg.hal.platform import Defaults, ModelFacts, Place, Platform, Probe
+from thalweg.hal.platform import Defaults, ModelInfo, Place, Platform, Probe
 
 SWITCH = "TRITON_INTERPRET"
 
@@ -37,7 +37,7 @@ class InterpretPlatform(Platform):
             return Probe(0, "torch is not installed; pip install 'thalweg[cpu]'")
         return Probe(1, "interprets kernels on the host, for tests")
 
-    def defaults(self, model: ModelFacts, device: DeviceInfo) -> Defaults:
+    def defaults(self, model: ModelInfo, device: DeviceInfo) -> Defaults:
         return Defaults(dtype="float32", block_tokens=16, max_num_seqs=8, max_num_batched_tokens=256, pipeline_depth=1)
 
     def describe(self) -> DeviceInfo:

@@ -14,7 +14,7 @@ from thalweg.checkpoint import config as hf
 from thalweg.checkpoint import hub
 from thalweg.config import EngineArgs, check_args
 from thalweg.errors import CheckpointError, ConfigError, RequestError
-from thalweg.hal.platform import ModelFacts
+from thalweg.hal.platform import ModelInfo
 from thalweg.params import SamplingParams
 from thalweg.quantization import registry as formats
 from thalweg.template.chat import Chat
@@ -55,7 +55,7 @@ class Located:
     given: EngineArgs
     path: Path
     config: dict[str, Any]
-    facts: ModelFacts
+    facts: ModelInfo
 
 
 def locate(args: EngineArgs) -> Located:

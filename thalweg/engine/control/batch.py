@@ -1,4 +1,4 @@
-"""Filling a StepBatch from a plan, with array operations wherever hundreds of sequences decode.
+"""Filling a StepBatch from a schedule, with array operations wherever hundreds of sequences decode.
 
 What depends only on who is in the step (sampling parameters, bias and mask rows, features) is kept from the last step
 and used again while the same sequences decode, which is the steady state; launched arrays are never written again.
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thalweg.engine.control import slots as f
+from thalweg.engine.control import slots as flags
 from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.request import Request
-from thalweg.engine.control.scheduler import Chunk, Plan
+from thalweg.engine.control.scheduler import Chunk, Schedule
 from thalweg.engine.control.slots import Slots
 from thalweg.hal.device import Pending
 from thalweg.hal.step import ON_DEVICE, Features, SamplingArrays, StepBatch, TableRows
@@ -64,8 +64,8 @@ class Launched:
 
 
 @dataclass(slots=True)
-class _Cast:
-    """Who is in a step, and everything that follows from that alone."""
+class _Members:
+    """The sequences of a step, and everything that follows from those alone."""
 
     slots: I32
     serials: I64
@@ -107,37 +107,37 @@ class BatchBuilder:
         for constant in (self._arange, self._ones, self._true):
             constant.flags.writeable = False
         self._empty = np.empty(0, np.int32)
-        self._cast: _Cast | None = None
+        self._members: _Members | None = None
 
-    def build(self, plan: Plan) -> tuple[StepBatch, Launched]:
+    def build(self, schedule: Schedule) -> tuple[StepBatch, Launched]:
         """The batch of this plan; the slots' scheduled progress moves on. The record's `pending` is the caller's to fill."""
-        s, decode = self._slots, plan.decode
+        s, decode = self._slots, schedule.decode
         n = decode.size
         positions = s.scheduled[decode]
         tokens = s.tokens[decode, positions]
         tokens[s.known[decode] <= positions] = ON_DEVICE
-        if plan.chunks or plan.drafted:
-            return self._mixed(plan, positions, tokens)
-        cast = self._who(decode)
-        cast.bias_steps -= 1
+        if schedule.chunks or schedule.drafted:
+            return self._mixed(schedule, positions, tokens)
+        members = self._who(decode)
+        members.bias_steps -= 1
         none = self._empty
         reached = positions + self._ones[:n]
         batch = StepBatch(
-            tokens=tokens, token_seq=self._arange[:n], positions=positions, slots=cast.slots, context=positions,
+            tokens=tokens, token_seq=self._arange[:n], positions=positions, slots=members.slots, context=positions,
             query=self._ones[:n], last_row=self._arange[:n], emit=self._true[:n],
-            block_tables=self._tables(decode, positions), sampling=cast.sampling, uniform=1, features=cast.features,
-            mask=cast.mask, bias_row=cast.bias[0], bias_token=cast.bias[1], bias_value=cast.bias[2],
-            bad_row=cast.bad_row, bad_words=cast.bad_words, history_slot=none, history_pos=none, history_token=none,
+            block_tables=self._tables(decode, positions), sampling=members.sampling, uniform=1, features=members.features,
+            mask=members.mask, bias_row=members.bias[0], bias_token=members.bias[1], bias_value=members.bias[2],
+            bad_row=members.bad_row, bad_words=members.bad_words, history_slot=none, history_pos=none, history_token=none,
             score_rows=none, score_targets=none, draft_row=none, draft_pick=_NO_PICK,
         )  # fmt: skip
         s.scheduled[decode] = reached
         s.length[decode] = reached + self._ones[:n]
-        record = self._record(cast, reached, self._true[:n], True, [])
+        record = self._record(members, reached, self._true[:n], True, [])
         record.decodes = n
         return batch, record
 
-    def _mixed(self, plan: Plan, positions: I32, tokens: I32) -> tuple[StepBatch, Launched]:
-        s, decode, chunks, drafted = self._slots, plan.decode, plan.chunks, plan.drafted
+    def _mixed(self, schedule: Schedule, positions: I32, tokens: I32) -> tuple[StepBatch, Launched]:
+        s, decode, chunks, drafted = self._slots, schedule.decode, schedule.chunks, schedule.drafted
         n, known = decode.size, decode.size + len(chunks)
         slots = np.concatenate([decode, np.array([c.slot for c in chunks] + [d.slot for d in drafted], np.int32)])
         takes = [c.take for c in chunks] + [1 + len(d.tokens) for d in drafted]
@@ -157,10 +157,10 @@ class BatchBuilder:
             begin = int(context[i])
             all_tokens.append(np.array([s.tokens[draft.slot, begin], *draft.tokens], np.int32))
             all_positions.append(np.arange(begin, begin + 1 + len(draft.tokens), dtype=np.int32))
-        cast = self._who(slots)
-        self._cast = None  # min_tokens bans were made for this mixture of chunks and decodes
+        members = self._who(slots)
+        self._members = None  # min_tokens bans were made for this mixture of chunks and decodes
         history = extra.history
-        features = cast.features
+        features = members.features
         if extra.scored:
             features = replace(features, score=extra.top)
         drafts, draft_row, draft_pick = self._guesses(query, ends, known)
@@ -169,9 +169,10 @@ class BatchBuilder:
         batch = StepBatch(
             tokens=np.concatenate(all_tokens), token_seq=np.repeat(np.arange(slots.size, dtype=np.int32), query),
             positions=np.concatenate(all_positions), slots=slots, context=context, query=query, last_row=ends - np.int32(1),
-            emit=emit, block_tables=self._tables(slots, context), sampling=cast.sampling, features=features, mask=cast.mask,
-            bias_row=cast.bias[0], bias_token=cast.bias[1], bias_value=cast.bias[2],
-            bad_row=cast.bad_row, bad_words=cast.bad_words,
+            emit=emit, block_tables=self._tables(slots, context), sampling=members.sampling, features=features,
+            mask=members.mask,
+            bias_row=members.bias[0], bias_token=members.bias[1], bias_value=members.bias[2],
+            bad_row=members.bad_row, bad_words=members.bad_words,
             history_slot=_join([np.full(t.size, slot, np.int32) for slot, t in history]),
             history_pos=_join([np.arange(t.size, dtype=np.int32) for _, t in history]),
             history_token=_join([t for _, t in history]),
@@ -181,7 +182,7 @@ class BatchBuilder:
         reached = context + query
         s.scheduled[slots] = reached
         s.length[slots[:known]] += emit[:known]
-        record = self._record(cast, reached, emit, bool(emit.all()), extra.scored)
+        record = self._record(members, reached, emit, bool(emit.all()), extra.scored)
         record.decodes, record.prompt_tokens = n + len(drafted), sum(c.take for c in chunks)
         if drafted:
             record.drafts = drafts
@@ -200,9 +201,11 @@ class BatchBuilder:
         pick = np.where(picked, (last - drafts)[:, None] + column, np.int32(-1))
         return drafts, ((ends - drafts)[:, None] + column)[picked], pick
 
-    def _record(self, cast: _Cast, reached: I32, emit: NDArray[np.bool_], all_emit: bool, scored: list[Scored]) -> Launched:
-        wants = cast.features.logprobs >= 0
-        return Launched(cast.slots, cast.serials, cast.handles, reached, emit, all_emit, wants, scored, pending=_UNSET)
+    def _record(
+        self, members: _Members, reached: I32, emit: NDArray[np.bool_], all_emit: bool, scored: list[Scored]
+    ) -> Launched:
+        wants = members.features.logprobs >= 0
+        return Launched(members.slots, members.serials, members.handles, reached, emit, all_emit, wants, scored, pending=_UNSET)
 
     def _tables(self, slots: I32, context: I32) -> tuple[I32 | TableRows, ...]:
         return self._kv.tables(slots, context) if self._changes is None else self._changes.rows(slots, context)
@@ -212,7 +215,7 @@ class BatchBuilder:
         s, slot = self._slots, chunk.slot
         request = s.requests[slot]
         assert request is not None
-        if chunk.cached > 0 and s.flags[slot] & f.LOOKBACK:
+        if chunk.cached > 0 and s.flags[slot] & flags.LOOKBACK:
             extra.history.append((slot, s.tokens[slot, : chunk.cached].copy()))
         if request.sampling.prompt_logprobs < 0:
             return
@@ -229,30 +232,29 @@ class BatchBuilder:
 
     # ------------------------------------------------------------------ who is in the step
 
-    def _who(self, slots: I32) -> _Cast:
-        """The last step's cast if the same sequences decode again, in the same order."""
-        s, cast = self._slots, self._cast
+    def _who(self, slots: I32) -> _Members:
+        """The last step's if the same sequences decode again, in the same order."""
+        s, members = self._slots, self._members
         serials = s.serial[slots]
-        if cast is None or cast.serials.size != serials.size or (cast.serials != serials).any():
-            cast = self._cast = self._assemble(slots, serials)
-        elif cast.bias_steps <= 0:
-            cast.bias, cast.bias_steps = self._bias(slots)
-            cast.features = replace(cast.features, bias=cast.bias[0].size > 0)
-        return cast
+        if members is None or members.serials.size != serials.size or (members.serials != serials).any():
+            members = self._members = self._assemble(slots, serials)
+        elif members.bias_steps <= 0:
+            members.bias, members.bias_steps = self._bias(slots)
+            members.features = replace(members.features, bias=members.bias[0].size > 0)
+        return members
 
-    def _assemble(self, slots: I32, serials: I64) -> _Cast:
+    def _assemble(self, slots: I32, serials: I64) -> _Members:
         s = self._slots
-        flags = s.flags[slots]
-        union = int(np.bitwise_or.reduce(flags))
+        union = int(np.bitwise_or.reduce(s.flags[slots]))
         none = (self._empty, self._empty, np.empty(0, np.float32))
-        bias, steps = self._bias(slots) if union & (f.BIAS | f.BANS) else (none, FOREVER)
-        bad_row, bad_words = self._bad_words(slots) if union & f.BAD_WORDS else (self._empty, np.empty((0, 1), np.int32))
+        bias, steps = self._bias(slots) if union & (flags.BIAS | flags.BANS) else (none, FOREVER)
+        bad_row, bad_words = self._bad_words(slots) if union & flags.BAD_WORDS else (self._empty, np.empty((0, 1), np.int32))
         features = Features(
-            random=bool(union & f.RANDOM), truncate=bool(union & f.TRUNCATE), lookback=bool(union & f.LOOKBACK),
-            bias=bias[0].size > 0, mask=bool(union & f.MASK), logprobs=int(s.logprobs[slots].max()),
+            random=bool(union & flags.RANDOM), truncate=bool(union & flags.TRUNCATE), lookback=bool(union & flags.LOOKBACK),
+            bias=bias[0].size > 0, mask=bool(union & flags.MASK), logprobs=int(s.logprobs[slots].max()),
         )  # fmt: skip
-        mask = self._mask(slots) if union & f.MASK else None
-        return _Cast(
+        mask = self._mask(slots) if union & flags.MASK else None
+        return _Members(
             slots.copy(), serials, s.handle[slots], s.gather(slots), features, mask, bad_row, bad_words, bias, steps,
         )  # fmt: skip
 
@@ -269,7 +271,7 @@ class BatchBuilder:
         values: list[float] = []
         steps = FOREVER
         ban = float("-inf")
-        for row, request in self._rows(slots, f.BIAS | f.BANS):
+        for row, request in self._rows(slots, flags.BIAS | flags.BANS):
             p = request.sampling
             pairs = [*p.logit_bias, *((w[0], ban) for w in p.bad_words if len(w) == 1)]
             left = int(self._slots.stop_from[slots[row]] - self._slots.length[slots[row]])
@@ -282,7 +284,7 @@ class BatchBuilder:
         return (np.array(rows, np.int32), np.array(tokens, np.int32), np.array(values, np.float32)), steps
 
     def _bad_words(self, slots: I32) -> tuple[I32, I32]:
-        found = [(row, w) for row, r in self._rows(slots, f.BAD_WORDS) for w in r.sampling.bad_words if len(w) > 1]
+        found = [(row, w) for row, r in self._rows(slots, flags.BAD_WORDS) for w in r.sampling.bad_words if len(w) > 1]
         words = np.full((len(found), max(len(w) for _, w in found)), -1, np.int32)
         for i, (_, w) in enumerate(found):
             words[i, -len(w) :] = w
@@ -290,7 +292,7 @@ class BatchBuilder:
 
     def _mask(self, slots: I32) -> NDArray[np.uint32]:
         mask = np.full((slots.size, self._words), 0xFFFFFFFF, np.uint32)
-        for row, request in self._rows(slots, f.MASK):
+        for row, request in self._rows(slots, flags.MASK):
             mask[row] = 0
             ids = np.array(request.sampling.allowed_ids, np.int64)
             np.bitwise_or.at(mask[row], ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))

@@ -24,7 +24,7 @@ from thalweg.engine.control.invariant import InvariantError, ensure
 from thalweg.engine.control.ngram import NGramDrafter
 from thalweg.engine.control.output import News, ResultReader
 from thalweg.engine.control.request import Request, limit_of, refuse
-from thalweg.engine.control.scheduler import SHARE_FROM, Plan, Scheduler
+from thalweg.engine.control.scheduler import SHARE_FROM, Schedule, Scheduler
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.messages import EngineRequest, Finished, Outputs, Started, Stats
 from thalweg.errors import ConfigError
@@ -125,16 +125,16 @@ class EngineCore:
     def step(self) -> Outputs | None:
         """Launch until the pipeline is full or nothing can be scheduled, then read the oldest step. None: nothing to say."""
         while self._may_launch():
-            plan = self.scheduler.plan(len(self._in_flight))
+            schedule = self.scheduler.schedule(len(self._in_flight))
             if self.scheduler.impossible:
                 for request, why in self.scheduler.impossible:
                     self._end(request, Finished(request.handle, "error", error=why))
                 self.scheduler.impossible.clear()
-                if plan is None:
+                if schedule is None:
                     continue
-            if plan is None:
+            if schedule is None:
                 break
-            self._start(plan)
+            self._start(schedule)
         if not self._in_flight:
             if self._requests and not self.kv.withheld and not self._finished:
                 raise InvariantError(f"nothing can be scheduled, but {len(self._requests)} requests wait")
@@ -163,12 +163,12 @@ class EngineCore:
             return False
         return not flying or not self.scheduler.pace.is_long(flying[-1].prompt_tokens)
 
-    def _start(self, plan: Plan) -> None:
-        batch, record = self._builder.build(plan)
-        if plan.entered:
+    def _start(self, schedule: Schedule) -> None:
+        batch, record = self._builder.build(schedule)
+        if schedule.entered:
             now = self._clock()
-            cached = {c.slot: c.cached for c in plan.chunks}
-            fresh = [r for r in plan.entered if not r.started]
+            cached = {c.slot: c.cached for c in schedule.chunks}
+            fresh = [r for r in schedule.entered if not r.started]
             started = [Started(r.handle, cached[r.slot], r.queued, now) for r in fresh]
             for request in fresh:
                 request.started = True
@@ -176,7 +176,7 @@ class EngineCore:
                 self._started += started
             elif started:
                 self._announce(started)
-        record.streams = plan.streams
+        record.streams = schedule.streams
         self.scheduler.pace.planned(record.prompt_tokens, record.decodes)
         record.launched = self._clock()
         record.pending = self._launch(batch)

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from thalweg.engine.control import slots as f
+from thalweg.engine.control import slots as flags
 
-PER_TOKEN = f.LOOKBACK | f.BIAS | f.MASK | f.BAD_WORDS | f.BANS
+PER_TOKEN = flags.LOOKBACK | flags.BIAS | flags.MASK | flags.BAD_WORDS | flags.BANS
 """Flags of sequences nobody guesses for; nor for those that want logprobs."""
 
 

@@ -85,9 +85,9 @@ def refuse(request: EngineRequest, config: EngineConfig, bounds: list[tuple[int,
     named = (*sampling.allowed_ids, *(i for i, _ in sampling.logit_bias), *(i for w in sampling.bad_words for i in w))
     if any(not 0 <= i < model.vocab for i in named) or any(not w for w in sampling.bad_words):
         return f"allowed_ids, logit_bias, bad_words: ids must be between 0 and {model.vocab - 1}, and no bad word empty"
-    if not config.scheduler.chunked_prefill and tokens.size > config.scheduler.max_tokens:
+    if not config.scheduler.chunked_prefill and tokens.size > config.scheduler.token_budget:
         return (
-            f"the prompt has {tokens.size} tokens, but with chunked prefill off a step takes {config.scheduler.max_tokens}: "
+            f"the prompt has {tokens.size} tokens, but with chunked prefill off a step takes {config.scheduler.token_budget}: "
             "raise --max-num-batched-tokens or enable chunked prefill"
         )
     for name in ("eos_ids", "stop_ids"):

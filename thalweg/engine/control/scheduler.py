@@ -1,6 +1,6 @@
 """Who runs in the next step: a pure function of what was asked and what has returned, never of time or set order.
 
-A step takes at most `max_tokens` tokens. First every running sequence that is ready to decode takes one, in rank order
+A step takes at most `token_budget` tokens. First every running sequence that is ready to decode takes one, in rank order
 (priority, then arrival); then sequences in the middle of their prompt take a chunk each; then waiting ones enter. Tokens that
 are left go to drafts.
 When a sequence needs a cache block and none is left, the sequence that ranks last gives everything up and waits again at
@@ -52,7 +52,7 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Plan:
+class Schedule:
     """One step's work, in slots: those that decode one token, then chunks, then those whose drafts are verified."""
 
     decode: NDArray[np.int32]
@@ -144,10 +144,10 @@ class Scheduler:
 
     # ------------------------------------------------------------------ a step
 
-    def plan(self, in_flight: int) -> Plan | None:
+    def schedule(self, in_flight: int) -> Schedule | None:
         """The next step, or None if nothing can be scheduled before a step in flight (of `in_flight`) returns."""
         preempted = self.counters.preemptions
-        budget = self._config.max_tokens
+        budget = self._config.token_budget
         streams = self._streams() if self._drafter is not None else 0
         drafter = self._drafter if streams and self.gain.allows(streams) else None
         decode = self._decodes(budget, in_flight, drafter)
@@ -170,13 +170,13 @@ class Scheduler:
             self._top_up(chunks, budget)
         drafted: list[Draft] = []
         if drafter is not None and decode.size:
-            drafted = self._drafts(drafter, decode, self._config.max_tokens - decode.size - sum(c.take for c in chunks))
+            drafted = self._drafts(drafter, decode, self._config.token_budget - decode.size - sum(c.take for c in chunks))
             decode = decode[~np.isin(decode, [d.slot for d in drafted])] if drafted else decode
         # Drafts alone wait for others in flight, and go with them: else each half of the sequences had steps of its own.
         halved = drafted and in_flight and self._slots.proposed[self.order()].any()
         if not decode.size and not chunks and (halved or not drafted):
             return None
-        return Plan(decode, chunks, entered, drafted, streams)
+        return Schedule(decode, chunks, entered, drafted, streams)
 
     def _resuming(self) -> bool:
         """Does a stream that had begun wait for its sequence to be computed again (after a restart, or a preemption)? It stands

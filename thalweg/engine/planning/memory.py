@@ -22,7 +22,7 @@ from thalweg.errors import CheckpointError, ConfigError, DeviceError
 from thalweg.hal import discovery
 from thalweg.hal.device import DeviceInfo, Memory
 from thalweg.hal.kv import KVSpec
-from thalweg.hal.platform import Defaults, ModelFacts, Platform, StepSizes
+from thalweg.hal.platform import Defaults, ModelInfo, Platform, StepSizes
 from thalweg.models import registry, sizes
 from thalweg.models.spec import ModelSpec
 from thalweg.quantization import registry as formats
@@ -80,7 +80,7 @@ class _Known:
 
     args: EngineArgs
     hf: dict[str, Any]
-    facts: ModelFacts
+    facts: ModelInfo
     spec: ModelSpec
     platform: Platform
     info: DeviceInfo
@@ -154,7 +154,7 @@ def _plan(k: _Known) -> Plan:
         groups=[_shown(g) for g in groups],
         tokens=room, sequences=_sequences(groups, size, schedule), history=history(schedule, size.max_len, k.spec),
         workspace=_workspace(k, replace(steps, max_len=size.max_len)), max_model_len=size.max_len,
-        max_num_seqs=schedule.max_seqs, max_num_batched_tokens=schedule.max_tokens, problems=problems,
+        max_num_seqs=schedule.max_seqs, max_num_batched_tokens=schedule.token_budget, problems=problems,
     )  # fmt: skip
     _advise(made, k, length, per_block)
     return made
@@ -177,7 +177,7 @@ def step_sizes(
     """What bounds the temporaries of a model's largest step, on one of the ranks that share it. Every draft samples too."""
     rows = 1 if schedule.speculation is None else 1 + schedule.speculation.tokens
     return sizes.step_sizes(
-        spec, tokens=schedule.max_tokens, seqs=min(schedule.max_seqs * rows, schedule.max_tokens), max_len=length,
+        spec, tokens=schedule.token_budget, seqs=min(schedule.max_seqs * rows, schedule.token_budget), max_len=length,
         dtype=dtype, ranks=ranks, batch_invariant=batch_invariant,
     )  # fmt: skip
 
@@ -210,7 +210,7 @@ def _sequences(groups: tuple[KVSpec, ...], size: resolve.CacheSize, schedule: Sc
     """Sequences of full length that fit, by the group that holds fewest."""
     fewest = schedule.max_seqs
     for g, blocks in zip(groups, size.blocks, strict=True):
-        fewest = min(fewest, max(0, blocks - 1) // policy(g).holds(g, size.max_len, schedule.max_tokens))
+        fewest = min(fewest, max(0, blocks - 1) // policy(g).holds(g, size.max_len, schedule.token_budget))
     return fewest
 
 

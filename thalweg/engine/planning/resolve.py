@@ -13,7 +13,7 @@ from thalweg.engine.control.cache.groups import policy
 from thalweg.errors import ConfigError
 from thalweg.hal.device import DeviceInfo, Memory
 from thalweg.hal.kv import KVSpec
-from thalweg.hal.platform import Defaults, ModelFacts, Parallel, Place, Platform
+from thalweg.hal.platform import Defaults, ModelInfo, Parallel, Place, Platform
 from thalweg.models.spec import ModelSpec
 
 BLOCK_TOKENS = 16
@@ -81,7 +81,7 @@ def check_values(args: EngineArgs, platform: Platform) -> None:
         raise ConfigError(*problems)
 
 
-def dtype(args: EngineArgs, facts: ModelFacts, device: DeviceInfo, defaults: Defaults) -> str:
+def dtype(args: EngineArgs, facts: ModelInfo, device: DeviceInfo, defaults: Defaults) -> str:
     """auto = the checkpoint's own type if the device runs it well, else the platform's choice."""
     if args.dtype != "auto":
         wanted = _ALIASES.get(args.dtype, args.dtype)
@@ -93,7 +93,7 @@ def dtype(args: EngineArgs, facts: ModelFacts, device: DeviceInfo, defaults: Def
     return defaults.dtype or device.dtypes[0]
 
 
-def max_len(args: EngineArgs, facts: ModelFacts) -> int:
+def max_len(args: EngineArgs, facts: ModelInfo) -> int:
     """The context length asked for; never beyond what the model was made for."""
     if args.max_model_len in (None, -1):
         return facts.max_len
@@ -122,7 +122,7 @@ def scheduler(args: EngineArgs, defaults: Defaults, length: int) -> SchedulerCon
     depth = 1 if args.async_scheduling is False else defaults.pipeline_depth or (2 if args.async_scheduling else 1)
     return SchedulerConfig(
         max_seqs=seqs,
-        max_tokens=tokens,
+        token_budget=tokens,
         policy=args.scheduling_policy,
         chunked_prefill=args.enable_chunked_prefill,
         max_partial_prefills=args.max_num_partial_prefills,
@@ -161,7 +161,7 @@ def _gib(n: int) -> str:
     return f"{n / (1 << 30):.2f} GiB"
 
 
-def stand_in_group(facts: ModelFacts, size: int) -> KVSpec:
+def stand_in_group(facts: ModelInfo, size: int) -> KVSpec:
     """A platform that runs no model still gets a cache of the model's shape, so that the control plane is the real one."""
     return KVSpec("full", size, 2 * facts.layers * size * facts.kv_heads * facts.head_dim * 2, tuple(range(facts.layers)))
 

@@ -111,7 +111,7 @@ def steps(config: EngineConfig) -> Iterator[StepBatch]:
         for n in counts:
             yield _batch(config, [context] * n, [1] * n)
         for query in PROMPTS:
-            if len(query) <= most and sum(query) <= config.scheduler.max_tokens:
+            if len(query) <= most and sum(query) <= config.scheduler.token_budget:
                 yield _batch(config, [max(0, context - q) for q in query], [min(q, longest) for q in query])
     two = _batch(config, [short, short], [1, 1])
     for features in _features(config):

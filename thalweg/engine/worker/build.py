@@ -23,7 +23,7 @@ from thalweg.hal import discovery
 from thalweg.hal.device import Device, Pending
 from thalweg.hal.kv import KVLayout, KVSpec
 from thalweg.hal.op import Binder
-from thalweg.hal.platform import Defaults, Limits, ModelFacts, Platform
+from thalweg.hal.platform import Defaults, Limits, ModelInfo, Platform
 from thalweg.hal.step import StateBox, StepBatch, StepShape
 from thalweg.hal.weights import WeightFormat
 from thalweg.host.marks import mark
@@ -57,7 +57,7 @@ class _Job:
     args: EngineArgs
     path: Path
     hf: dict[str, Any]
-    facts: ModelFacts
+    facts: ModelInfo
     spec: ModelSpec
     platform: Platform
     device: Device
@@ -156,7 +156,7 @@ def _build_model(job: _Job) -> Worker:
     _tell_memory(job, device.used() - before)
     slots = schedule.max_seqs + 1
     state = StateBox(make_state(model, device, blocks=size.blocks, slots=slots, max_len=size.max_len))
-    limits = Limits(schedule.max_tokens, schedule.max_seqs, size.max_len, model.groups[0].block_tokens)
+    limits = Limits(schedule.token_budget, schedule.max_seqs, size.max_len, model.groups[0].block_tokens)
     buckets = job.platform.buckets(job.defaults, limits)
     runner = Runner(
         lambda shape, features: device.compile(step, params, state, shape, features),
@@ -168,14 +168,14 @@ def _build_model(job: _Job) -> Worker:
     )
     _prepare(job, runner, buckets, limits, model.vocab)
     config = _config(job, dtype, size, model.groups, schedule, model.vocab, method)
-    return Worker(config, runner.launch, [str(c) for c in binder.plan], device, 0.0)
+    return Worker(config, runner.launch, [str(c) for c in binder.bindings], device, 0.0)
 
 
 def _gains(binder: Binder, dtype: str, width: int, form: WeightFormat) -> bool:
     """Would linear layers of this format be run by a kernel that is the best way there?"""
     from thalweg.hal.ops import linear
 
-    return binder.gains(linear, dtype=dtype, in_features=width, out_features=width, **online.facts(form))
+    return binder.gains(linear, dtype=dtype, in_features=width, out_features=width, **online.linear_spec(form))
 
 
 def _prepare(job: _Job, runner: Runner, buckets: Sequence[StepShape], limits: Limits, vocab: int) -> None:

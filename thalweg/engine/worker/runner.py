@@ -65,7 +65,7 @@ class Runner:
         if shape is not None:
             batch = batch.pad(shape)
         if self._attention:
-            batch.plans = tuple(a.plan(batch, g, spec, shape) for g, (a, spec) in enumerate(self._attention))
+            batch.metadata = tuple(a.metadata(batch, g, spec, shape) for g, (a, spec) in enumerate(self._attention))
         if shape is None and self._any is not None:
             return self._any, batch
         return self._executable(shape, batch.features), batch

@@ -47,7 +47,7 @@ def host_arguments(op: Op, sample: Sample, dtype: str) -> list[torch.Tensor]:
     return [torch.from_numpy(np.array(a)).to(kind) if a.dtype == np.float16 else torch.from_numpy(np.array(a)) for a in arrays]
 
 
-def facts(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str) -> dict[str, Any]:
+def spec(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str) -> dict[str, Any]:
     """What a layer would say when it binds this op."""
     out: dict[str, Any] = {"dtype": dtype, **sample.static}
     if op.name in ("linear", "linear_argmax"):
@@ -63,14 +63,14 @@ def facts(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str) -> d
 
 def bind(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str, kernel: Kernel | None) -> Bound:
     """The op bound to this one kernel (None: the reference body). `choice.kernel` says whether it took the case."""
-    return Binder([kernel] if kernel else []).bind(op, **facts(op, sample, args, dtype))
+    return Binder([kernel] if kernel else []).bind(op, **spec(op, sample, args, dtype))
 
 
 def put(device: Device, op: Op, bound: Bound, args: Sequence[torch.Tensor]) -> list[Any]:
     """Arguments on the device, the weight packed as this kernel wants it."""
     placed = [device.put(a.clone()) for a in args]
     for i in WEIGHTS.get(op.name, ()):
-        said = bound.choice.facts
+        said = bound.choice.spec
         placed[i] = bound.pack(_weight(device, args[i], said["weight"], said.get("experts", 1)))
     return placed
 

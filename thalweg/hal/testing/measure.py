@@ -140,7 +140,7 @@ def support(device: Device) -> str:
             sample = op.samples[0]
             args = cases.host_arguments(op, sample, dtype)
             bound = Binder(device.kernels, bodies_invariant=device.bodies_invariant).bind(
-                op, **cases.facts(op, sample, args, dtype)
+                op, **cases.spec(op, sample, args, dtype)
             )
             got = cases.run(device, bound, cases.put(device, op, bound, args))
             worst = max(cases.difference(g, w) for g, w in zip(got, cases.reference(op, sample, args), strict=True))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from thalweg.hal import ops
-from thalweg.hal.attention import AttentionBackend, AttnSpec, Turn
+from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
 from thalweg.hal.device import Device, Executable
 from thalweg.hal.ops.quantise import decode_kv, encode_kv
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
@@ -73,32 +73,36 @@ def _held(x: torch.Tensor, spec: AttnSpec) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Turning:
-    """A turn and the (host) arrays it takes; norms have a weight for q and one for k."""
+class Fused:
+    """A prologue and the (host) arrays it takes; norms have a weight for q and one for k."""
 
-    turn: Turn
+    prologue: QKPrologue
     cos_sin: torch.Tensor
     weights: tuple[torch.Tensor, ...]
 
     def of(self, s: Story) -> Story:
         """The story with q and k as the ops give them, whose weights say the dtype."""
         q, k = (torch.from_numpy(a).to(self.weights[0].dtype) for a in (s.q, s.k))
-        if self.turn.eps is not None:
+        if self.prologue.eps is not None:
             q, k = (
-                ops.rms_norm(x, w, eps=self.turn.eps, offset=self.turn.offset)
+                ops.rms_norm(x, w, eps=self.prologue.eps, offset=self.prologue.offset)
                 for x, w in zip((q, k), self.weights, strict=True)
             )
         positions = torch.arange(s.length, dtype=torch.int32)
-        q, k = ops.rope(q, k, positions, self.cos_sin, rotary_dim=self.turn.rotary_dim, interleaved=self.turn.interleaved)
+        q, k = ops.rope(
+            q, k, positions, self.cos_sin, rotary_dim=self.prologue.rotary_dim, interleaved=self.prologue.interleaved
+        )
         return replace(s, q=q.float().numpy(), k=k.float().numpy())
 
 
-def turning(rng: np.random.Generator, spec: AttnSpec, turn: Turn, length: int) -> Turning:
+def fused(rng: np.random.Generator, spec: AttnSpec, prologue: QKPrologue, length: int) -> Fused:
     """Angles of positions below `length`, weights that multiply by about 1."""
-    half = turn.rotary_dim // 2
+    half = prologue.rotary_dim // 2
     angle = torch.arange(length)[:, None] / 100 ** (torch.arange(half)[None] / half)
-    weights = torch.from_numpy(1 - turn.offset + 0.2 * rng.standard_normal((2, spec.head_dim))).to(getattr(torch, spec.dtype))
-    return Turning(turn, torch.cat([angle.cos(), angle.sin()], 1), (weights[0].clone(), weights[1].clone()))
+    weights = torch.from_numpy(1 - prologue.offset + 0.2 * rng.standard_normal((2, spec.head_dim))).to(
+        getattr(torch, spec.dtype)
+    )
+    return Fused(prologue, torch.cat([angle.cos(), angle.sin()], 1), (weights[0].clone(), weights[1].clone()))
 
 
 def tables(rng: np.random.Generator, stories: Sequence[Story], size: int, spare: int = 3) -> tuple[np.ndarray, int]:
@@ -131,16 +135,16 @@ class Cache:
     def __init__(self, device: Device, backend: AttentionBackend, spec: AttnSpec, size: int, blocks: int) -> None:
         self._device, self._backend, self._spec = device, backend, spec
         self.box = StateBox(device.alloc_kv(backend.layout(spec, size), blocks))
-        self._made: dict[tuple[StepShape | None, Turn | None], Executable] = {}
+        self._made: dict[tuple[StepShape | None, QKPrologue | None], Executable] = {}
         more = sinks(spec)
         self._sinks = None if more is None else device.put(torch.from_numpy(more).to(getattr(torch, spec.dtype)))
 
     def attend(
         self, batch: StepBatch, q: np.ndarray, k: np.ndarray, v: np.ndarray, shape: StepShape | None = None,
-        turning: Turning | None = None,
+        fused: Fused | None = None,
     ) -> np.ndarray:  # fmt: skip
         """q, k, v of the batch's tokens (float32) -> [T, heads, D]. With a shape, or on a device whose batches are always
-        padded, the batch is padded, and the padding tokens' q, k and v are NaN. turning: the backend turns q and k."""
+        padded, the batch is padded, and the padding tokens' q, k and v are NaN. fused: the backend turns q and k."""
         tokens = batch.tokens.shape[0]
         if shape is None and self._device.pads:
             shape = roomy(batch)
@@ -148,28 +152,28 @@ class Cache:
             batch = batch.pad(shape)
         more = ((0, batch.tokens.shape[0] - tokens), (0, 0), (0, 0))
         filled = {n: np.pad(a, more, constant_values=np.nan) for n, a in (("q", q), ("k", k), ("v", v))}
-        plans = (self._backend.plan(batch, 0, self._spec, shape),)
-        batch = replace(batch, plans=plans, features=Features(), extras=filled)
-        key = (shape, turning.turn if turning else None)
+        metadata = (self._backend.metadata(batch, 0, self._spec, shape),)
+        batch = replace(batch, metadata=metadata, features=Features(), extras=filled)
+        key = (shape, fused.prologue if fused else None)
         if key not in self._made:
-            step, params = functools.partial(self._step, key[1]), self._params(turning)
+            step, params = functools.partial(self._step, key[1]), self._params(fused)
             self._made[key] = self._device.compile(step, params, self.box, shape, None)
         return np.asarray(self._made[key](batch).result().extras["out"])[:tokens]
 
-    def _params(self, turning: Turning | None) -> Any:
-        """As `_step` takes them; a turn's arrays are those it is first used with."""
-        if turning is None:
+    def _params(self, fused: Fused | None) -> Any:
+        """As `_step` takes them; a prologue's arrays are those it is first used with."""
+        if fused is None:
             return self._sinks
-        weights = () if turning.turn.eps is None else turning.weights
-        return self._sinks, self._device.put(turning.cos_sin), tuple(map(self._device.put, weights))
+        weights = () if fused.prologue.eps is None else fused.weights
+        return self._sinks, self._device.put(fused.cos_sin), tuple(map(self._device.put, weights))
 
-    def _step(self, turn: Turn | None, params: Any, kv: Any, b: StepBatch) -> tuple[Any, StepResult]:
+    def _step(self, prologue: QKPrologue | None, params: Any, kv: Any, b: StepBatch) -> tuple[Any, StepResult]:
         q, k, v = (b.extras[n].to(getattr(torch, self._spec.dtype)) for n in ("q", "k", "v"))
-        if turn is None:
+        if prologue is None:
             out, kv = self._backend.attend(q, k, v, kv, b, 0, self._spec, params)
         else:
             more, table, weights = params
-            out, kv = self._backend.attend_turned(q, k, v, kv, b, 0, self._spec, turn, table, weights or None, more)
+            out, kv = self._backend.attend_fused(q, k, v, kv, b, 0, self._spec, prologue, table, weights or None, more)
         return kv, StepResult(b.slots[:, None], b.query, extras={"out": out.to(torch.float32)})
 
 

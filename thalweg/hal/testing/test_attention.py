@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg.hal.attention import AttentionBackend, AttnSpec, Turn
+from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
 from thalweg.hal.device import Device
 from thalweg.hal.step import StepShape
 from thalweg.hal.testing import sequences as seq
@@ -30,12 +30,12 @@ SPECS = {
     "latent": AttnSpec(4, 1, 48, 0.2, "float32", "latent", latent=32),
 }
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 4e-3}
-TURNS: Mapping[str, Callable[[int], Turn]] = {
-    "rope": Turn,
-    "norms-rope": lambda d: Turn(d, eps=1e-6),
-    "norms-half": lambda d: Turn(d // 2, eps=1e-3),
-    "norms-offset": lambda d: Turn(d, eps=1e-6, offset=1.0),
-    "interleaved": lambda d: Turn(d, interleaved=True),
+PROLOGUES: Mapping[str, Callable[[int], QKPrologue]] = {
+    "rope": QKPrologue,
+    "norms-rope": lambda d: QKPrologue(d, eps=1e-6),
+    "norms-half": lambda d: QKPrologue(d // 2, eps=1e-3),
+    "norms-offset": lambda d: QKPrologue(d, eps=1e-6, offset=1.0),
+    "interleaved": lambda d: QKPrologue(d, interleaved=True),
 }
 """Of heads of so many elements."""
 LARGE = 256
@@ -154,20 +154,20 @@ def test_a_token_is_the_same_bits_alone_in_a_crowd_and_in_any_chunking(
         np.testing.assert_array_equal(np.concatenate(got), whole, err_msg=f"in chunks of {chunks}")
 
 
-@pytest.mark.parametrize("which", TURNS)
+@pytest.mark.parametrize("which", PROLOGUES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_backend_that_turns_gives_what_the_ops_and_it_give(
     device: Device, attention: Any, spec: AttnSpec, dtype: str, which: str
 ) -> None:
     """Both ways of writing a cache and of reading it, mixed."""
     size = _size(attention)
-    spec, turn = _ready(attention, spec, dtype, size), TURNS[which](spec.head_dim)
-    if (why := attention.turns(spec, turn)) is not None:
+    spec, prologue = _ready(attention, spec, dtype, size), PROLOGUES[which](spec.head_dim)
+    if (why := attention.fuses(spec, prologue)) is not None:
         pytest.skip(f"{attention.name} refuses: {why}")
     made = rng("turned", which)
-    turning = seq.turning(made, spec, turn, max(length for length, _ in MIX))
+    fused = seq.fused(made, spec, prologue, max(length for length, _ in MIX))
     plain = [seq.story(made, spec, length, new) for length, new in MIX]
-    turned = [turning.of(s) for s in plain]
+    turned = [fused.of(s) for s in plain]
     table, blocks = seq.tables(made, plain, size)
     want = np.concatenate([seq.dense(s, spec, getattr(torch, dtype)) for s in turned])
     query, start = [s.query for s in plain], [s.length - s.query for s in plain]
@@ -175,13 +175,13 @@ def test_a_backend_that_turns_gives_what_the_ops_and_it_give(
     before = [start[i] for i in old]
     # A key that is rounded the other way may get the next code.
     allowed = max(TOLERANCE[dtype], 1e-2 if spec.kv_dtype else 0) * np.abs(want).max()
-    for first, second in ((turning, turning), (turning, None), (None, turning)):
+    for first, second in ((fused, fused), (fused, None), (None, fused)):
         cache = seq.Cache(device, attention, spec, size, blocks)
         stories = plain if first else turned
         cache.attend(
             seq.batch_of(table[old], [0] * len(old), before),
-            *seq.rows([stories[i] for i in old], [0] * len(old), before), turning=first,
+            *seq.rows([stories[i] for i in old], [0] * len(old), before), fused=first,
         )  # fmt: skip
         stories = plain if second else turned
-        got = cache.attend(seq.batch_of(table, start, query), *seq.rows(stories, start, query), turning=second)
+        got = cache.attend(seq.batch_of(table, start, query), *seq.rows(stories, start, query), fused=second)
         assert np.abs(got - want).max() <= allowed

@@ -14,11 +14,11 @@ import torch
 from thalweg.errors import DeviceError
 from thalweg.hal.device import Device
 from thalweg.hal.kv import KVLayout
-from thalweg.hal.platform import ModelFacts, Parallel, Platform
+from thalweg.hal.platform import ModelInfo, Parallel, Platform
 from thalweg.hal.step import StateBox, StepBatch, StepResult
 from thalweg.hal.testing.cases import empty_batch, run
 
-FACTS = ModelFacts("LlamaForCausalLM", "bfloat16", 2, 64, 4, 2, 16, 1000, 512, 1 << 20)
+FACTS = ModelInfo("LlamaForCausalLM", "bfloat16", 2, 64, 4, 2, 16, 1000, 512, 1 << 20)
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,7 @@ def test_the_argmax_is_that_of_the_linear_kernel_whose_weight_it_reads(device: D
     bound = cases.bind(op, sample, args, dtype, kernel)
     if bound.choice.kernel != kernel.name:
         pytest.skip(f"{kernel.name} refuses: {bound.choice.refused[0][1]}")
-    offered = Binder(fused).offer(ops.linear_argmax, bound, **cases.facts(op, sample, args, dtype))
+    offered = Binder(fused).offer(ops.linear_argmax, bound, **cases.spec(op, sample, args, dtype))
     assert offered is not None
     (whole,) = cases.run(device, bound, cases.put(device, op, bound, args))
     at, most = cases.run(device, offered, cases.put(device, op, bound, args))

@@ -9,7 +9,7 @@ from typing import Any
 
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal import ops
-from thalweg.hal.attention import TAKES_TURNED, AttentionBackend, AttnSpec, Turn, choose_attention
+from thalweg.hal.attention import NOT_FUSED, AttentionBackend, AttnSpec, QKPrologue, choose_attention
 from thalweg.hal.op import Choice
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
@@ -51,29 +51,32 @@ class Attention:
         return self._out(p["out"], out.flatten(-2))
 
 
-class _Turned:
+class _Fused:
     """Norms, rotary positions and attention, all the backend's."""
 
-    def __init__(self, backend: AttentionBackend, spec: AttnSpec, turn: Turn) -> None:
-        self._backend, self._spec, self._turn = backend, spec, turn
+    def __init__(self, backend: AttentionBackend, spec: AttnSpec, prologue: QKPrologue) -> None:
+        self._backend, self._spec, self._prologue = backend, spec, prologue
 
     def __call__(self, p: Mapping[str, Any], q: Array, k: Array, v: Array, flow: Flow, at: Place) -> Array:
-        weights = None if self._turn.eps is None else (p["q_norm"]["weight"], p["k_norm"]["weight"])
-        out, flow.caches[at.layer] = self._backend.attend_turned(
-            q, k, v, flow.caches[at.layer], flow.batch, at.group, self._spec, self._turn, flow.tables[at.table], weights
+        weights = None if self._prologue.eps is None else (p["q_norm"]["weight"], p["k_norm"]["weight"])
+        out, flow.caches[at.layer] = self._backend.attend_fused(
+            q, k, v, flow.caches[at.layer], flow.batch, at.group, self._spec, self._prologue, flow.tables[at.table], weights
         )
         return out
 
 
 class _Ops:
-    """The same with an op for each, for backends that attend and no more. turn None: positions are not told."""
+    """The same with an op for each, for backends that attend and no more. prologue None: positions are not told."""
 
-    def __init__(self, ctx: Context, backend: AttentionBackend, spec: AttnSpec, turn: Turn | None, norm: Turn | None) -> None:
+    def __init__(
+        self, ctx: Context, backend: AttentionBackend, spec: AttnSpec, prologue: QKPrologue | None, norm: QKPrologue | None
+    ) -> None:
         self._backend, self._spec = backend, spec
         self._rope = self._norm = None
-        if turn is not None:
+        if prologue is not None:
             self._rope = ctx.bind(
-                ops.rope, rotary_dim=turn.rotary_dim, interleaved=turn.interleaved, heads=spec.heads, kv_heads=spec.kv_heads,
+                ops.rope, rotary_dim=prologue.rotary_dim, interleaved=prologue.interleaved,
+                heads=spec.heads, kv_heads=spec.kv_heads,
                 head_dim=spec.head_dim,
             )  # fmt: skip
         if norm is not None and norm.eps is not None:
@@ -92,23 +95,29 @@ def _norm_of(norm: declared.HeadNorm, weights: Mapping[str, Any]) -> declared.No
     return declared.Norm("", weights["weight"].sources[0].shape[0], norm.eps, norm.offset)
 
 
-def _attending(ctx: Context, spec: declared.Attention, backend: AttentionBackend, attn: AttnSpec) -> _Turned | _Ops:
+def _attending(ctx: Context, spec: declared.Attention, backend: AttentionBackend, attn: AttnSpec) -> _Fused | _Ops:
     per_head = spec.norm if spec.norm is not None and not spec.norm.whole else None
     eps, offset = (per_head.eps, per_head.offset) if per_head else (None, 0.0)
     rope = spec.rope
-    turn = Turn(rope.dim if rope else 0, rope.interleaved if rope else False, eps, offset)
-    if rope is not None and _offered(ctx, backend, attn, turn):
-        return _Turned(backend, attn, turn)
-    return _Ops(ctx, backend, attn, turn if rope else None, turn)
+    prologue = QKPrologue(rope.dim if rope else 0, rope.interleaved if rope else False, eps, offset)
+    if rope is not None and _offered(ctx, backend, attn, prologue):
+        return _Fused(backend, attn, prologue)
+    return _Ops(ctx, backend, attn, prologue if rope else None, prologue)
 
 
-def _offered(ctx: Context, backend: AttentionBackend, spec: AttnSpec, turn: Turn) -> bool:
-    """Does the backend do this turn? Recorded, unless it offers none to anybody: the lines of the ops say enough then."""
-    why = backend.turns(spec, turn)
-    if why != TAKES_TURNED:
-        facts = {"heads": spec.heads, "kv_heads": spec.kv_heads, "head_dim": spec.head_dim, "dtype": spec.dtype, **asdict(turn)}
+def _offered(ctx: Context, backend: AttentionBackend, spec: AttnSpec, prologue: QKPrologue) -> bool:
+    """Does the backend do this? Recorded, unless it offers none to anybody: the lines of the ops say enough then."""
+    why = backend.fuses(spec, prologue)
+    if why != NOT_FUSED:
+        facts = {
+            "heads": spec.heads,
+            "kv_heads": spec.kv_heads,
+            "head_dim": spec.head_dim,
+            "dtype": spec.dtype,
+            **asdict(prologue),
+        }
         kernel, refused = (backend.name, ()) if why is None else ("ops", ((backend.name, why),))
-        ctx.binder.record(Choice("attend_turned", facts, kernel, why is None and backend.batch_invariant, refused))
+        ctx.binder.record(Choice("attend_fused", facts, kernel, why is None and backend.batch_invariant, refused))
     return why is None
 
 

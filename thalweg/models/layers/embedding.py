@@ -14,7 +14,7 @@ from thalweg.hal.weights import DENSE
 from thalweg.models.context import Context
 from thalweg.models.spec import Learned, ModelSpec
 from thalweg.models.weights import ParamSpec
-from thalweg.quantization.online import facts
+from thalweg.quantization.online import linear_spec
 
 
 class Embedding:
@@ -58,7 +58,7 @@ class LMHead:
         self._scale, self._cap = spec.logit_scale, spec.logit_softcap
         here = ctx.share(spec.vocab, "tokens of the vocabulary")
         form = ctx.format(weights["weight"])
-        said = {"in_features": spec.hidden, "out_features": here, **facts(form)}
+        said = {"in_features": spec.hidden, "out_features": here, **linear_spec(form)}
         self._op = ctx.bind(ops.linear, **said)
         # A positive scale and a cap change no order, but the logits that are given.
         plain = ctx.comm.size == 1 and spec.logit_scale == 1.0 and not spec.logit_softcap

@@ -14,7 +14,7 @@ from thalweg.hal.op import Bound
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
 from thalweg.models.weights import ParamSpec, Weight
-from thalweg.quantization.online import facts
+from thalweg.quantization.online import linear_spec
 
 
 class Linear:
@@ -69,7 +69,7 @@ class RowLinear:
 
 def _bound(ctx: Context, weight: Weight) -> Bound:
     outputs, inputs = weight.shape(ctx.comm.size)
-    return ctx.bind(ops.linear, in_features=inputs, out_features=outputs, **facts(ctx.format(weight)))
+    return ctx.bind(ops.linear, in_features=inputs, out_features=outputs, **linear_spec(ctx.format(weight)))
 
 
 def _spec(ctx: Context, weight: Weight, op: Bound) -> ParamSpec:

@@ -15,7 +15,7 @@ from thalweg.models.context import Context
 from thalweg.models.flow import Flow
 from thalweg.models.spec import MoE
 from thalweg.models.weights import ParamSpec, Weight
-from thalweg.quantization.online import facts
+from thalweg.quantization.online import linear_spec
 
 
 class Experts:
@@ -26,7 +26,7 @@ class Experts:
         inner = ctx.share(spec.inner, "inner values of an expert")
         router, first, second = (weights[k]["weight"] for k in ("router", "gate_up", "down"))
         hidden = router.sources[0].shape[1]
-        self._router = ctx.bind(ops.linear, in_features=hidden, out_features=spec.experts, **facts(DENSE))
+        self._router = ctx.bind(ops.linear, in_features=hidden, out_features=spec.experts, **linear_spec(DENSE))
         self._route = ctx.bind(
             ops.route, k=spec.top_k, scores=spec.scores, renormalise=spec.renormalise, scale=spec.scale, experts=spec.experts
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg.backends.cpu.native import Library
 from thalweg.errors import DeviceError
-from thalweg.hal.attention import AttentionBackend, AttnSpec, Turn
+from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
 from thalweg.hal.kv import KVLayout, kept_width
 from thalweg.hal.step import SCRATCH, StepBatch
 
@@ -76,31 +76,31 @@ class NativeAttention(AttentionBackend):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         return self._run(q, k, v, kv, batch, group, spec, sinks)
 
-    def turns(self, spec: AttnSpec, turn: Turn) -> str | None:
-        if turn.interleaved:
+    def fuses(self, spec: AttnSpec, prologue: QKPrologue) -> str | None:
+        if prologue.interleaved:
             return "pairs lie half a head apart, not side by side"
-        if turn.rotary_dim % 2 or not 0 < turn.rotary_dim <= spec.head_dim:
-            return f"turns an even number of a head's {spec.head_dim} elements, not {turn.rotary_dim}"
+        if prologue.rotary_dim % 2 or not 0 < prologue.rotary_dim <= spec.head_dim:
+            return f"turns an even number of a head's {spec.head_dim} elements, not {prologue.rotary_dim}"
         return None
 
-    def attend_turned(
-        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, turn: Turn,
+    def attend_fused(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, prologue: QKPrologue,
         cos_sin: Tensor, weights: tuple[Tensor, Tensor] | None = None, sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        if cos_sin.dtype != torch.float32 or cos_sin.shape[1] != turn.rotary_dim or not cos_sin.is_contiguous():
-            raise ValueError(f"attend_turned: a table of {cos_sin.dtype} {list(cos_sin.shape)} does not fit {turn}")
-        if (weights is None) != (turn.eps is None) or any(
+        if cos_sin.dtype != torch.float32 or cos_sin.shape[1] != prologue.rotary_dim or not cos_sin.is_contiguous():
+            raise ValueError(f"attend_fused: a table of {cos_sin.dtype} {list(cos_sin.shape)} does not fit {prologue}")
+        if (weights is None) != (prologue.eps is None) or any(
             w.dtype != q.dtype or w.shape != q.shape[-1:] or not w.is_contiguous() for w in weights or ()
         ):
-            raise ValueError(f"attend_turned: the norms' weights do not fit {turn} and heads of {q.dtype} {list(q.shape)}")
-        return self._run(q, k, v, kv, batch, group, spec, sinks, turn, cos_sin, weights)
+            raise ValueError(f"attend_fused: the norms' weights do not fit {prologue} and heads of {q.dtype} {list(q.shape)}")
+        return self._run(q, k, v, kv, batch, group, spec, sinks, prologue, cos_sin, weights)
 
     def _run(
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, sinks: Tensor | None,
-        turn: Turn | None = None, cos_sin: Tensor | None = None, weights: tuple[Tensor, Tensor] | None = None,
+        prologue: QKPrologue | None = None, cos_sin: Tensor | None = None, weights: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """turn None: q and k are already turned."""
-        plan = cast(dict[str, Any], batch.plans[group]) if batch.plans else {}
+        """prologue None: q and k are already normed and rotated."""
+        plan = cast(dict[str, Any], batch.metadata[group]) if batch.metadata else {}
         q, k, v = (x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous() for x in (q, k, v))
         key = f"native/{spec.window}/{spec.heads}/{spec.kv_heads}/{spec.head_dim}/{spec.dtype}/{spec.kv_dtype}"
         made = plan.get(key)
@@ -113,7 +113,9 @@ class NativeAttention(AttentionBackend):
         job.q, job.k, job.v, job.kv, job.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), kv.data_ptr(), out.data_ptr()
         sinks = None if sinks is None else sinks.to(q.dtype).contiguous()
         job.sinks = None if sinks is None else sinks.data_ptr()
-        job.rotary, job.eps, job.offset = (turn.rotary_dim, turn.eps or 0.0, turn.offset) if turn else (0, 0.0, 0.0)
+        job.rotary, job.eps, job.offset = (
+            (prologue.rotary_dim, prologue.eps or 0.0, prologue.offset) if prologue else (0, 0.0, 0.0)
+        )
         job.cos_sin = None if cos_sin is None else cos_sin.data_ptr()
         job.q_weight, job.k_weight = (w.data_ptr() for w in weights) if weights else (None, None)
         if self._library.tape is not None:  # layers share a job, which each fills in anew: a tape needs one of each

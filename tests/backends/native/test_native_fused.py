@@ -14,16 +14,16 @@ from thalweg.backends.cpu.native import Library, levels
 from thalweg.backends.cpu.native.attention import NativeAttention
 from thalweg.backends.cpu.native.rows import RowOps
 from thalweg.backends.cpu.recording import Arena, RecordingExecutable
-from thalweg.hal.attention import AttnSpec, Turn
+from thalweg.hal.attention import AttnSpec, QKPrologue
 from thalweg.hal.step import SCRATCH, StateBox, StepBatch, StepResult
 from thalweg.hal.testing import sequences as seq
 
 CASES = {
-    "norms": (AttnSpec(16, 8, 128, 128**-0.5, "bfloat16"), Turn(128, eps=1e-6)),
-    "no-norms": (AttnSpec(4, 4, 64, 0.125, "bfloat16"), Turn(64)),
-    "part-window": (AttnSpec(6, 2, 80, 0.1, "bfloat16", "window", 21), Turn(24, eps=1e-2)),
-    "part-int8": (AttnSpec(6, 1, 96, 0.1, "bfloat16", kv_dtype="int8"), Turn(50, eps=1e-6)),
-    "sinks-int8": (AttnSpec(4, 2, 16, 0.25, "bfloat16", sinks=True, kv_dtype="int8"), Turn(16)),
+    "norms": (AttnSpec(16, 8, 128, 128**-0.5, "bfloat16"), QKPrologue(128, eps=1e-6)),
+    "no-norms": (AttnSpec(4, 4, 64, 0.125, "bfloat16"), QKPrologue(64)),
+    "part-window": (AttnSpec(6, 2, 80, 0.1, "bfloat16", "window", 21), QKPrologue(24, eps=1e-2)),
+    "part-int8": (AttnSpec(6, 1, 96, 0.1, "bfloat16", kv_dtype="int8"), QKPrologue(50, eps=1e-6)),
+    "sinks-int8": (AttnSpec(4, 2, 16, 0.25, "bfloat16", sinks=True, kv_dtype="int8"), QKPrologue(16)),
 }
 MIX = [(1, 1), (37, 1), (129, 1), (45, 20), (64, 64), (70, 2)]
 """(length, new tokens)"""
@@ -33,15 +33,15 @@ SIZE = 16
 class Case:
     """One layer's q, k and v as a projection leaves them, and both ways on."""
 
-    def __init__(self, library: Library, spec: AttnSpec, turn: Turn, tokens: int, blocks: int) -> None:
-        self.spec, self.turn, self.backend, self.rows = spec, turn, NativeAttention(library), RowOps(library)
+    def __init__(self, library: Library, spec: AttnSpec, prologue: QKPrologue, tokens: int, blocks: int) -> None:
+        self.spec, self.prologue, self.backend, self.rows = spec, prologue, NativeAttention(library), RowOps(library)
         kind, d = getattr(torch, spec.dtype), spec.head_dim
         generator = torch.Generator().manual_seed(3)
         row = torch.randn(tokens, (spec.heads + 2 * spec.kv_heads) * d, generator=generator).to(kind)
         cuts = [spec.heads * d, spec.kv_heads * d, spec.kv_heads * d]
         self.q, self.k, self.v = (x.unflatten(-1, (-1, d)) for x in row.split(cuts, -1))
-        self.table = torch.randn(200, turn.rotary_dim, generator=generator)
-        self.weights = tuple(torch.randn(2, d, generator=generator).to(kind)) if turn.eps is not None else None
+        self.table = torch.randn(200, prologue.rotary_dim, generator=generator)
+        self.weights = tuple(torch.randn(2, d, generator=generator).to(kind)) if prologue.eps is not None else None
         self.sinks = torch.randn(spec.heads, generator=generator).to(kind) if spec.sinks else None
         layout = self.backend.layout(spec, SIZE)
         cache = torch.zeros(blocks, *layout.shape, dtype=getattr(torch, layout.dtype))
@@ -53,31 +53,31 @@ class Case:
     def by_ops(self, kv: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         q, k = self.q, self.k
         if self.weights:
-            q, k = (self.rows.rms_norm(x, w, eps=self.turn.eps or 0.0) for x, w in zip((q, k), self.weights, strict=True))
-        q, k = self.rows.rope(q, k, batch.positions, self.table, rotary_dim=self.turn.rotary_dim)
+            q, k = (self.rows.rms_norm(x, w, eps=self.prologue.eps or 0.0) for x, w in zip((q, k), self.weights, strict=True))
+        q, k = self.rows.rope(q, k, batch.positions, self.table, rotary_dim=self.prologue.rotary_dim)
         return self.backend.attend(q, k, self.v, kv, batch, 0, self.spec, self.sinks)[0]
 
     def at_once(self, kv: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         weights: Any = self.weights
-        assert self.backend.turns(self.spec, self.turn) is None
-        return self.backend.attend_turned(
-            self.q, self.k, self.v, kv, batch, 0, self.spec, self.turn, self.table, weights, self.sinks
+        assert self.backend.fuses(self.spec, self.prologue) is None
+        return self.backend.attend_fused(
+            self.q, self.k, self.v, kv, batch, 0, self.spec, self.prologue, self.table, weights, self.sinks
         )[0]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_and_cache_have_the_bits_of_the_ops(library: Library, name: str, dtype: str) -> None:
-    spec, turn = CASES[name]
+    spec, prologue = CASES[name]
     rng = np.random.default_rng(1)
     start, query = [length - new for length, new in MIX], [new for _, new in MIX]
     table = 1 + rng.permutation(len(MIX) * 9).astype(np.int32).reshape(len(MIX), 9)
-    case = Case(library, replace(spec, dtype=dtype), turn, sum(query), table.size + 1)
+    case = Case(library, replace(spec, dtype=dtype), prologue, sum(query), table.size + 1)
     batch = seq.batch_of(table, start, query)
     batch.slots[1] = SCRATCH  # padding: written to block 0, and no row of it
     told = batch.map(torch.from_numpy)
     kvs = [case.cache.clone() for _ in range(2)]
-    want, got = case.by_ops(kvs[0], replace(told, plans=())), case.at_once(kvs[1], replace(told, plans=()))
+    want, got = case.by_ops(kvs[0], replace(told, metadata=())), case.at_once(kvs[1], replace(told, metadata=()))
     assert want.isfinite().all()
     assert torch.equal(got, want)
     assert torch.equal(kvs[1].view(torch.uint8), kvs[0].view(torch.uint8))
@@ -86,8 +86,8 @@ def test_outputs_and_cache_have_the_bits_of_the_ops(library: Library, name: str,
 
 @pytest.mark.parametrize("name", ["norms", "part-int8"])
 def test_recorded_it_reads_each_batchs_positions(library: Library, name: str) -> None:
-    spec, turn = CASES[name]
-    case = Case(library, spec, turn, 2, 33)
+    spec, prologue = CASES[name]
+    case = Case(library, spec, prologue, 2, 33)
     table = np.arange(1, 17, dtype=np.int32).reshape(2, 8)
     results = []
     for way in (case.at_once, case.by_ops):
@@ -97,7 +97,7 @@ def test_recorded_it_reads_each_batchs_positions(library: Library, name: str) ->
             return kv, StepResult(b.slots[:, None], b.query, extras={"out": torch.stack(outs)})
 
         exe = RecordingExecutable(step, None, StateBox(case.cache.clone()), library, Arena(library))
-        batches = [replace(seq.batch_of(table, [at, 3 * at], [1, 1]), uniform=1, plans=({},)) for at in (0, 7, 8, 20, 33)]
+        batches = [replace(seq.batch_of(table, [at, 3 * at], [1, 1]), uniform=1, metadata=({},)) for at in (0, 7, 8, 20, 33)]
         results.append([exe(b).result().extras["out"] for b in batches])
         assert [not isinstance(t, str) for t in exe._tapes.values()] == [True]
     np.testing.assert_array_equal(results[0], results[1])
@@ -105,13 +105,13 @@ def test_recorded_it_reads_each_batchs_positions(library: Library, name: str) ->
 
 
 def test_what_it_does_not_turn_is_refused_in_words_and_what_does_not_fit_is_an_error(library: Library) -> None:
-    spec, turn = CASES["norms"]
+    spec, prologue = CASES["norms"]
     backend = NativeAttention(library)
-    assert "side by side" in str(backend.turns(spec, replace(turn, interleaved=True)))
-    assert "an even number" in str(backend.turns(spec, replace(turn, rotary_dim=31)))
-    assert "128 elements, not 130" in str(backend.turns(spec, replace(turn, rotary_dim=130)))
-    case = Case(library, spec, turn, 1, 2)
-    batch = replace(seq.batch_of(np.ones((1, 1), np.int32), [0], [1]).map(torch.from_numpy), plans=())
+    assert "side by side" in str(backend.fuses(spec, replace(prologue, interleaved=True)))
+    assert "an even number" in str(backend.fuses(spec, replace(prologue, rotary_dim=31)))
+    assert "128 elements, not 130" in str(backend.fuses(spec, replace(prologue, rotary_dim=130)))
+    case = Case(library, spec, prologue, 1, 2)
+    batch = replace(seq.batch_of(np.ones((1, 1), np.int32), [0], [1]).map(torch.from_numpy), metadata=())
     for name, value, words in (
         ("table", case.table[:, :64], "a table of"),
         ("table", case.table.double(), "a table of"),
@@ -129,7 +129,7 @@ def test_a_model_gets_it_and_its_plan_says_so(library: Library) -> None:
     if library.level != levels()[0]:
         pytest.skip("at the best instruction set only")
     llm = LLM("thalweg-nano", device="cpu", max_model_len=64, max_num_seqs=2)
-    lines = [line for line in llm.kernel_plan if line.startswith(("attend_turned(", "rope("))]
+    lines = [line for line in llm.kernel_plan if line.startswith(("attend_fused(", "rope("))]
     llm.shutdown()
     assert len(lines) == 1
     assert f") -> native-{library.level} [batch-invariant]" in lines[0]
