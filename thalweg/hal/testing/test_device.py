@@ -18,7 +18,7 @@ from thalweg.hal.platform import ModelInfo, Parallel, Platform
 from thalweg.hal.step import StateBox, StepBatch, StepResult
 from thalweg.hal.testing.cases import empty_batch, run
 
-FACTS = ModelInfo("LlamaForCausalLM", "bfloat16", 2, 64, 4, 2, 16, 1000, 512, 1 << 20)
+FACTS = ModelInfo("SomeForCausalLM", "bfloat16", 2, 64, 4, 2, 16, 1000, 512, 1 << 20)
 
 
 @pytest.fixture(autouse=True)
