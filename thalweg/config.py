@@ -82,6 +82,9 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     gpu_memory_utilization: float = 0.92
+    mamba_block_size: int | None = None
+    """Tokens from one state of recurrent layers that the prefix cache keeps to the next: a multiple of block_size. None: about
+    1024."""
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: str = "blake2b"
     """How blocks are looked up. Each is keyed with a secret of the process, and hits are compared, so it changes no answer."""
@@ -202,8 +205,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     scheduler: SchedulerConfig
 
 
-_POSITIVE = ("max_model_len", "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override", "max_num_seqs",
-             "max_num_batched_tokens", "threads", "tensor_parallel_size", "max_num_partial_prefills",
+_POSITIVE = ("max_model_len", "block_size", "mamba_block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override",
+             "max_num_seqs", "max_num_batched_tokens", "threads", "tensor_parallel_size", "max_num_partial_prefills",
              "max_long_partial_prefills", "stream_interval")  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def step_of(
     state = {"kv": kv, "history": jax.ShapeDtypeStruct((shape.seqs + 1, max_len + 1), np.int32, sharding=whole)}
     batch = decode_batch(shape, len(model.groups))
     batch.features = features or Features()
-    batch.metadata = tuple(a.metadata(batch, g, s, shape) for g, (a, s) in enumerate(model.attention))
+    batch.metadata = model.metadata(batch, shape)
     buffer, cut_up, _ = pack(batch)
     exe = Executable(make_step(model, binder, logprobs_mode="raw_logprobs"), params, StateBox(state), shape, None, made)
     return exe.program(cut_up), (params, state, jax.ShapeDtypeStruct(buffer.shape, np.int32, sharding=whole))

@@ -154,7 +154,7 @@ def test_without_windows_layers_see_everything_and_the_context_is_no_longer_than
     save(tmp_path, {**GOOD, "architectures": [architecture], **change})
     config = read_config(tmp_path, windows=False)
     assert facts(config, tmp_path).max_len == length
-    assert {s.kind for s in sizes.attention(family(config)(config), "float32", "", length)} == {"full"}
+    assert {s.kind for s in sizes.kept(family(config)(config), "float32", "", length)} == {"full"}
 
 
 def test_windows_stay_where_positions_are_scaled(tmp_path):

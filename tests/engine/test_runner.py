@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from thalweg.engine.worker.rehearsal import decodes, prompts
+from thalweg.engine.worker.rehearsal import Table, decodes, prompts
 from thalweg.engine.worker.runner import Runner
 from thalweg.hal.platform import Limits
 from thalweg.hal.step import Features, SamplingArrays, StepBatch, StepShape
@@ -101,7 +101,7 @@ LIMITS = Limits(tokens=100, seqs=8, max_len=40, block_tokens=4)
 def test_every_kind_of_step_is_rehearsed_in_scratch_and_padded_as_in_traffic() -> None:
     machine = Machine()
     runner = Runner(machine.compile, ((Planner(), None),), BUCKETS, unpadded=True)  # type: ignore[arg-type]
-    steps = runner.rehearsals([BUCKETS[0], BUCKETS[1]], prompts(LIMITS, 1, 50, 20), decodes(LIMITS, 1, 50, 20))
+    steps = runner.rehearsals([BUCKETS[0], BUCKETS[1]], prompts(LIMITS, [Table()], 50, 20), decodes(LIMITS, [Table()], 50, 20))
     assert machine.ran == []  # batches are made when they are run
     for make in steps:
         run, batch = make()
@@ -130,7 +130,7 @@ def test_every_kind_of_step_is_rehearsed_in_scratch_and_padded_as_in_traffic() -
 def test_limits_that_hold_little_are_kept_to() -> None:
     for tokens, seqs, max_len in ((1, 1, 1), (4, 1, 100), (7, 2, 3)):
         limits = Limits(tokens, seqs, max_len, 4)
-        for make in (*prompts(limits, 1, 5, 0), *decodes(limits, 1, 5, 0)):
+        for make in (*prompts(limits, [Table()], 5, 0), *decodes(limits, [Table()], 5, 0)):
             batch = make()
             batch.check()
             assert batch.tokens.shape[0] <= tokens

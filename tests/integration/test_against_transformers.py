@@ -31,6 +31,8 @@ def chosen(model: torch.nn.Module, prompt: list[int], told: list[int]) -> tuple[
 
 QUICK = ("llama", "qwen3-windowed")
 """What `make check` runs, on one device: one kind of cache, and two. tests/models has every family, without an engine."""
+STATES = {name: {"mamba_block_size": 8} for name in ("qwen3-next", "qwen3.5")}
+"""States are kept so often that these short prompts share some."""
 NAMES = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in sorted(CONFIGS)]
 
 
@@ -41,7 +43,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers_under_pressure(name, devi
     reference = load_reference(path, torch.float32)
     llm = LLM(
         str(path), device=device, dtype="float32", skip_tokenizer_init=True, block_size=4, max_model_len=64,
-        max_num_seqs=9, max_num_batched_tokens=16, num_gpu_blocks_override=17, use_tqdm_on_load=False,
+        max_num_seqs=9, max_num_batched_tokens=16, num_gpu_blocks_override=17, use_tqdm_on_load=False, **STATES.get(name, {}),
     )  # fmt: skip
     work = prompts(llm.config.model.vocab)
     params = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, logprobs=0, detokenize=False)

@@ -1,4 +1,7 @@
-"""A model driven by hand: sequences, chunks and steps chosen by the test, without an engine. For tests of models/."""
+"""A model driven by hand: sequences, chunks and steps chosen by the test, without an engine. For tests of models/.
+
+Caches of recurrent layers begin full of NaN. A sequence has three blocks of each and writes to them in turn, every third step
+to the one that it reads."""
 
 from __future__ import annotations
 
@@ -35,10 +38,10 @@ class Rig:
 
     def __init__(
         self, path: Path, *, dtype: str = "float32", platform: str = "reference", max_len: int = 64, block: int = 4,
-        slots: int = 9,
+        slots: int = 9, invariant: bool = False,
     ) -> None:  # fmt: skip
         self.device = load(platform).open(Place())
-        binder = Binder(self.device.kernels)
+        binder = Binder(self.device.kernels, batch_invariant=invariant)
         self.model = build(
             read_config(path), binder=binder, attention=self.device.attention, comm=self.device.comm, dtype=dtype,
             max_len=max_len, block_tokens=block,
@@ -48,8 +51,12 @@ class Rig:
         blocks = (slots - 1) * width + 1
         state = make_state(self.model, self.device, blocks=[blocks] * len(self.model.groups), slots=slots, max_len=max_len)
         self.box = StateBox(state)
+        for layout, cache in zip(self.model.layouts, state["kv"], strict=True):
+            for part in cache if isinstance(layout, tuple) else ():
+                part.fill_(float("nan"))
         rng = np.random.default_rng(7)
         self.tables = [1 + rng.permutation(blocks - 1).astype(np.int32).reshape(-1, width) for _ in self.model.groups]
+        self.steps = np.zeros(slots, np.int64)
         self.run = self.device.compile(
             make_step(self.model, binder, logprobs_mode="raw_logprobs"), self.params, self.box, None, None
         )
@@ -77,15 +84,23 @@ class Rig:
             query=query,
             last_row=(np.cumsum(query) - 1).astype(np.int32),
             emit=np.array([s.done + n == len(s.tokens) for s, n in work]),
-            block_tables=tuple(t[slots - 1] for t in self.tables),
+            block_tables=tuple(self._table(g, t[slots - 1], slots) for g, t in enumerate(self.tables)),
             sampling=SamplingArrays.greedy(len(work)),
             score_rows=np.array(rows, np.int32),
             score_targets=np.array(targets, np.int32),
         )
         out.check()
         out.features = out.infer_features(logprobs=0, score=0)
-        out.metadata = tuple(backend.metadata(out, g, spec, None) for g, (backend, spec) in enumerate(self.model.attention))
+        out.metadata = self.model.metadata(out, None)
+        self.steps[slots] += 1
         return out
+
+    def _table(self, group: int, table: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        if self.model.groups[group].kind != "state":
+            return table
+        written, now = self.steps[slots] * 2 // 3 % 3, (self.steps[slots] + 1) * 2 // 3 % 3
+        each = np.arange(slots.size)
+        return np.stack([table[each, written], table[each, now]], axis=1)
 
     def step(self, work: Sequence[tuple[Seq, int]], score: bool = False) -> StepResult:
         batch = self.batch(work, score)

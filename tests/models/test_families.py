@@ -113,7 +113,7 @@ def test_a_bucket_wider_than_the_longest_sequence_changes_nothing(platform, tmp_
         batch = rig.batch([(Seq(i + 1, list(p), len(p)), len(p)) for i, p in enumerate(prompts())], score=True)
         if shape:
             batch = batch.pad(shape)
-            batch.metadata = tuple(b.metadata(batch, g, spec, shape) for g, (b, spec) in enumerate(rig.model.attention))
+            batch.metadata = rig.model.metadata(batch, shape)
         results.append(rig.run(batch).result())
     plain, padded = results
     assert padded.tokens[: len(prompts())].tolist() == plain.tokens.tolist()

@@ -32,7 +32,8 @@ def config(name: str) -> dict:
 ARCHITECTURE = {
     "LlamaConfig": "LlamaForCausalLM", "MistralConfig": "MistralForCausalLM", "Qwen2Config": "Qwen2ForCausalLM",
     "Qwen3Config": "Qwen3ForCausalLM", "Qwen3MoeConfig": "Qwen3MoeForCausalLM", "Gemma3TextConfig": "Gemma3ForCausalLM",
-    "Glm4Config": "Glm4ForCausalLM", "BertConfig": "BertModel",
+    "Glm4Config": "Glm4ForCausalLM", "Qwen3NextConfig": "Qwen3NextForCausalLM", "Qwen3_5TextConfig": "Qwen3_5ForCausalLM",
+    "BertConfig": "BertModel",
 }  # fmt: skip
 
 
@@ -45,12 +46,12 @@ def test_the_bytes_counted_are_the_bytes_held(name: str, dtype: str) -> None:
     held = {t.data_ptr(): t.nbytes for _, t in walk(params) if isinstance(t, torch.Tensor)}
     spec = registry.family(read)(read)
     assert sizes.weight_bytes(spec, dtype, LENGTH) == sum(held.values())
-    assert sizes.kv_groups(sizes.attention(spec, dtype, "", LENGTH), 4) == model.groups
+    assert sizes.kv_groups(sizes.kept(spec, dtype, "", LENGTH), 4, 4) == model.groups
     kept = sum(g.bytes_per_block for g in model.groups)
     assert (kept == 0) == (name in ENCODERS)
 
 
-@pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe", "gemma3", "glm4"])
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe", "gemma3", "glm4", "qwen3-next", "qwen3.5"])
 def test_the_values_counted_are_those_of_the_files(name: str, tmp_path: Path) -> None:
     from zoo import make_checkpoint
 

@@ -75,7 +75,7 @@ def test_tokens_are_those_of_single_steps_up_to_the_first_wrong_draft(rig: Rig, 
     batch = with_drafts(sampling(rig.batch([(s, i + 3) for i, s in enumerate(seqs)]), random), [2, 3, 4])
     if padded:
         batch = batch.pad(StepShape(32, 5, batch.block_tables[0].shape[1] + 1))
-        batch.metadata = tuple(backend.metadata(batch, g, spec, None) for g, (backend, spec) in enumerate(rig.model.attention))
+        batch.metadata = rig.model.metadata(batch, None)
     result = rig.run(batch).result()
     history = np.asarray(rig.box.value["history"])
     for i, t in enumerate(truth):

@@ -83,6 +83,22 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
             "moe_intermediate_size": 24, "norm_topk_prob": True,
         },
     ),
+    "qwen3-next": (
+        transformers.Qwen3NextConfig,
+        {
+            "num_hidden_layers": 7, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+            "linear_key_head_dim": 16, "linear_value_head_dim": 24, "full_attention_interval": 3, "mlp_only_layers": [1],
+            "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 32,
+        },
+    ),
+    "qwen3.5": (
+        transformers.Qwen3_5TextConfig,
+        {
+            "num_hidden_layers": 5, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 24, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 3, "full_attention_interval": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
     "glm4": (transformers.Glm4Config, {"head_dim": 24, "attention_bias": True, "pad_token_id": 0}),
     "gemma3": (
         transformers.Gemma3TextConfig,
@@ -149,8 +165,12 @@ def spread(model: torch.nn.Module, seed: int) -> None:
     """Random weights whose logits differ by a few units; biases and norm weights that matter."""
     g = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
-        if "norm" in name.lower():
+        if name.endswith("A_log"):
+            p.uniform_(-3, 0.5, generator=g)  # from heads that forget little to heads that forget much
+        elif "norm" in name.lower():
             p.add_(torch.empty_like(p).normal_(0, 0.2, generator=g))  # about where they begin: 1, or 0 where 1 is added
+        elif "conv1d" in name:
+            p.normal_(0, 0.6, generator=g)
         elif name.endswith("bias"):
             p.normal_(0, 0.3, generator=g)
         elif "embed" in name or "lm_head" in name:

@@ -40,12 +40,13 @@ def as_json(p: Plan) -> dict[str, Any]:
 
 
 def as_text(p: Plan, name: str) -> str:
-    groups = ", ".join(f"{g['layers']} {g['kind']}" + (f" ({g['window']})" if g["window"] else "") for g in p.groups)
+    groups = ", ".join(map(_layers, p.groups))
     rows = [
         ("model", f"{name} ({p.architecture}), {p.dtype}"),
         ("device", f"{p.platform}: {f'{p.devices} x ' if p.devices > 1 else ''}{p.device}, {gib(p.device_bytes)}"),
         ("weights", f"{gib(p.weights)} in memory" + (f", {gib(p.stored_bytes)} in files" if p.stored_bytes else "")),
         ("KV cache", f"{gib(p.kv_cache)}: {p.tokens} tokens of {gib(p.kv_per_token)} each; layers: {groups}"),
+        *(("", _group(g)) for g in p.groups if len(p.groups) > 1),
         ("history", gib(p.history)),
         ("workspace", f"{gib(p.workspace)}, estimated, for steps of {p.max_num_batched_tokens} tokens"),
         ("total", f"{gib(p.total)}, beside the framework's own"),
@@ -54,3 +55,12 @@ def as_text(p: Plan, name: str) -> str:
     lines = [f"{a:10} {b}" for a, b in rows]
     lines += [f"does not fit: {x}" for x in p.problems] + [f"advice: {x}" for x in p.advice]
     return "\n".join(lines)
+
+
+def _layers(group: dict[str, Any]) -> str:
+    return f"{group['layers']} {group['kind']}" + (f" ({group['window']})" if group["window"] else "")
+
+
+def _group(group: dict[str, Any]) -> str:
+    size = f"{group['blocks']} blocks of {gib(group['bytes_per_block'])}, one for every {group['block_tokens']} tokens"
+    return f"{_layers(group)}: {size}"

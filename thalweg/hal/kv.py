@@ -7,7 +7,7 @@ chooses `KVLayout` (how a block lies in memory). Neither knows the other's half.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 KVKind = Literal["full", "window", "latent", "state", "cross", "encoder"]
 
@@ -71,3 +71,22 @@ class KVLayout:
         for d in self.shape:
             n *= d
         return n
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """What a recurrent layer keeps of a sequence, on one rank: arrays whose size does not depend on its length, each in
+    a cache of its own. Ops read and write them, so there is one layout. Its group is of kind "state"."""
+
+    parts: tuple[KVLayout, ...]
+    kind: ClassVar[KVKind] = "state"
+    window: ClassVar[int] = 0
+
+    @property
+    def bytes_per_block(self) -> int:
+        return sum(p.bytes_per_block for p in self.parts)
+
+
+def state_part(name: str, shape: tuple[int, ...], dtype: str) -> KVLayout:
+    """One of those arrays, of this shape for one sequence."""
+    return KVLayout(shape, dtype, f"{name}/{dtype}/{'x'.join(map(str, shape))}")

@@ -31,6 +31,8 @@ class Context:
     """What linear layers hold their weights in."""
     kv_dtype: str = ""
     """What caches hold (`AttnSpec.kv_dtype`)."""
+    state_tokens: int = 1
+    """The distance, in tokens, at which states of recurrent layers are kept for others: a multiple of block_tokens."""
 
     def bind(self, op: Op, **spec: Any) -> Bound:
         return self.binder.bind(op, dtype=self.dtype, **spec)

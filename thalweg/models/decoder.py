@@ -12,12 +12,13 @@ from typing import Any
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
-from thalweg.hal.step import Array, StepBatch
+from thalweg.hal.step import Array, StepBatch, StepShape
 from thalweg.models import sizes, spec
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
 from thalweg.models.heads.pooling import Pooler
 from thalweg.models.layers.attention import Attention
+from thalweg.models.layers.delta import GatedDeltaNet
 from thalweg.models.layers.embedding import Added, Embedding, LMHead
 from thalweg.models.layers.mlp import GatedMLP
 from thalweg.models.layers.moe import Experts
@@ -26,7 +27,7 @@ from thalweg.models.layers.rotary import cos_sin_table
 from thalweg.models.layers.ungated import UngatedMLP
 from thalweg.models.weights import ParamSpec, Weight
 
-MIXERS: Mapping[type, Callable[..., Any]] = {spec.Attention: Attention}
+MIXERS: Mapping[type, Callable[..., Any]] = {spec.Attention: Attention, spec.DeltaNet: GatedDeltaNet}
 FFNS: Mapping[type, Callable[..., Any]] = {spec.MLP: GatedMLP, spec.UngatedMLP: UngatedMLP, spec.MoE: Experts}
 
 
@@ -90,7 +91,7 @@ class Decoder:
     def __init__(self, ctx: Context, s: spec.ModelSpec) -> None:
         self.spec, self.comm, self.max_len, self.formats = s, ctx.comm, ctx.max_len, ctx.formats
         self.vocab, self.hidden = s.vocab, s.hidden
-        kinds = sizes.attention(s, ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
+        kinds = sizes.kept(s, ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
         weights: Mapping[str, Any] = s.weights()
         self.layer_group = tuple(list(dict.fromkeys(kinds)).index(k) for k in kinds)
         """Per layer: its index in `groups`."""
@@ -115,13 +116,16 @@ class Decoder:
         for key, part in (("embed_norm", self._embed_norm), ("norm", self._norm), ("head", self._head)):
             if part is not None:
                 self.specs[key] = part.specs
-        self.layouts: tuple[KVLayout, ...] = tuple(b.mixer.layout for b in self._blocks)
-        """Per layer."""
-        self.groups = sizes.kv_groups(kinds, ctx.block_tokens, [layout.bytes_per_block for layout in self.layouts])
+        self.layouts: tuple[KVLayout | tuple[KVLayout, ...], ...] = tuple(b.mixer.layout for b in self._blocks)
+        """Per layer; several where its cache is several arrays."""
+        self.groups = sizes.kv_groups(kinds, ctx.block_tokens, ctx.state_tokens, [_bytes(each) for each in self.layouts])
         """Layers that keep the same tokens in the same way share a group."""
         first = [self._blocks[g.layers[0]].mixer for g in self.groups]
-        self.attention: tuple[tuple[AttentionBackend, AttnSpec], ...] = tuple((a.backend, a.spec) for a in first)
-        """Per group: the backend that makes StepBatch.metadata, and the spec it makes it for, that of all its layers."""
+        self.attention: tuple[tuple[AttentionBackend, AttnSpec] | None, ...] = tuple(
+            None if a.backend is None else (a.backend, a.spec) for a in first
+        )
+        """Per group: the backend that makes StepBatch.metadata, and the spec it makes it for, that of all its layers. None: its
+        layers attend to nothing."""
 
     def rename(self, name: str) -> str | None:
         """A checkpoint's tensor name as the layers know it; None for tensors that hold nothing of their own."""
@@ -144,6 +148,12 @@ class Decoder:
             x = x + residual
         return x, flow.caches
 
+    def metadata(self, batch: StepBatch, shape: StepShape | None) -> tuple[Mapping[str, Any], ...]:
+        """Host work for each group, as `AttentionBackend.metadata` does it: what `batch.metadata` is filled with."""
+        return tuple(
+            {} if group is None else group[0].metadata(batch, g, group[1], shape) for g, group in enumerate(self.attention)
+        )
+
     @property
     def pooler(self) -> Pooler | None:
         """What makes vectors of the hidden states; None where the model generates tokens."""
@@ -164,6 +174,10 @@ class Decoder:
         faster. Only where the model `has_argmax`."""
         assert self._head is not None
         return self._head.argmax(params["head"], x)
+
+
+def _bytes(layout: KVLayout | tuple[KVLayout, ...]) -> int:
+    return sum(part.bytes_per_block for part in (layout if isinstance(layout, tuple) else (layout,)))
 
 
 def _table(ropes: Sequence[spec.Rope], layer: spec.Layer) -> int:

@@ -15,7 +15,7 @@ class Flow:
 
     batch: StepBatch
     caches: list[Array]
-    """One per layer. A layer puts what its attention returned in place of what it was given."""
+    """One per layer, of recurrent layers a tuple of several. A layer puts what was returned in place of what it was given."""
     tables: Mapping[int, Any]
     """Rotary tables f32[positions, rotary_dim], in the order of `ModelSpec.ropes`."""
 

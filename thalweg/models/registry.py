@@ -25,6 +25,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "MistralForCausalLM": f"{_FAMILIES}.mistral:mistral",
     "Qwen2ForCausalLM": f"{_FAMILIES}.qwen2:qwen2",
     "Qwen3ForCausalLM": f"{_FAMILIES}.qwen3:qwen3",
+    "Qwen3NextForCausalLM": f"{_FAMILIES}.qwen3_next:qwen3_next",
+    "Qwen3_5ForCausalLM": f"{_FAMILIES}.qwen3_next:qwen3_5",
     "Qwen3MoeForCausalLM": f"{_FAMILIES}.qwen3:qwen3_moe",
 }
 """`architectures` entry of config.json -> "module:function"."""

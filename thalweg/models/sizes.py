@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from thalweg.hal.attention import AttnSpec
-from thalweg.hal.kv import BYTES, KVSpec, kept_bytes
+from thalweg.hal.kv import BYTES, KVSpec, StateSpec, kept_bytes
 from thalweg.hal.platform import StepSizes
 from thalweg.hal.weights import DENSE
 from thalweg.models.spec import ModelSpec, MoE
@@ -46,7 +46,7 @@ def held_bytes(weight: Weight, dtype: str, use: Scheme, ranks: int = 1) -> int:
     for s in weight.sources:
         shape = divided(s.shape, weight.shard, ranks)
         form = use.of(weight.role, s.name)
-        total += prod(shape) * BYTES[dtype] if form == DENSE else form.bytes(shape[0], shape[1])
+        total += prod(shape) * BYTES[weight.dtype or dtype] if form == DENSE else form.bytes(shape[0], shape[1])
     return total
 
 
@@ -61,20 +61,39 @@ def weight_bytes(
     return held + table_bytes(spec, max_len)
 
 
-def attention(spec: ModelSpec, dtype: str, kv_dtype: str, max_len: int, ranks: int = 1) -> tuple[AttnSpec, ...]:
+Kept = AttnSpec | StateSpec
+"""What a layer keeps of a sequence: keys and values by token, or a state."""
+
+
+def kept(spec: ModelSpec, dtype: str, kv_dtype: str, max_len: int, ranks: int = 1) -> tuple[Kept, ...]:
     """Per layer."""
-    return tuple(each.mixer.attends(dtype, kv_dtype, max_len, ranks) for each in spec.layers)
+    return tuple(each.mixer.keeps(dtype, kv_dtype, max_len, ranks) for each in spec.layers)
 
 
-def kv_groups(specs: Sequence[AttnSpec], block_tokens: int, bytes_per_block: Sequence[int] | None = None) -> tuple[KVSpec, ...]:
-    """Layers that attend alike share a group, in order of their first layer. bytes_per_block: of each layer, as its backend
-    lays blocks out; None = keys and values side by side, the layout that every backend here has."""
-    each = bytes_per_block or [block_tokens * token_bytes(s) for s in specs]
+def kv_groups(
+    specs: Sequence[Kept], block_tokens: int, state_tokens: int, bytes_per_block: Sequence[int] | None = None
+) -> tuple[KVSpec, ...]:
+    """Layers that keep the same share a group, in order of their first layer. state_tokens: the distance at which states are
+    kept for others. bytes_per_block: of each layer, as its backend lays blocks out; None = keys and values side by side, the
+    layout that every backend here has."""
+    each = bytes_per_block or [_block_bytes(s, block_tokens) for s in specs]
     groups = []
     for kind in dict.fromkeys(specs):
         layers = tuple(i for i, s in enumerate(specs) if s == kind)
-        groups.append(KVSpec(kind.kind, block_tokens, sum(each[i] for i in layers), layers, kind.window))
+        tokens = state_tokens if isinstance(kind, StateSpec) else block_tokens
+        groups.append(KVSpec(kind.kind, tokens, sum(each[i] for i in layers), layers, kind.window))
     return tuple(groups)
+
+
+def _block_bytes(s: Kept, block_tokens: int) -> int:
+    return s.bytes_per_block if isinstance(s, StateSpec) else block_tokens * token_bytes(s)
+
+
+def stand_in_group(spec: ModelSpec, block_tokens: int) -> KVSpec:
+    """One group of every token, as large as the model's attention layers make it in bfloat16: what a platform that runs no
+    model keeps, so that the control plane is the real one."""
+    each = sum(token_bytes(s) for s in kept(spec, "bfloat16", "", 1) if isinstance(s, AttnSpec))
+    return KVSpec("full", block_tokens, max(1, each) * block_tokens, tuple(range(len(spec.layers))))
 
 
 def token_bytes(s: AttnSpec) -> int:
@@ -89,12 +108,11 @@ def step_sizes(
 ) -> StepSizes:
     """What bounds the temporaries of a model's largest step, on one of the ranks that share it."""
     row = spec.vocab if spec.pooling is None else spec.hidden  # of what the tail gives
-    mixers = [each.mixer for each in spec.layers]
-    widest = max(mixers, key=lambda m: (m.heads + 2 * m.kv_heads) * m.head_dim)
+    heads, kv_heads, head_dim = max((each.mixer.widths for each in spec.layers), key=lambda w: (w[0] + 2 * w[1]) * w[2])
     return StepSizes(
         tokens=tokens, seqs=seqs, max_len=max_len, hidden=spec.hidden,
-        inner=max(each.ffn.width for each in spec.layers) // ranks, heads=widest.heads // ranks,
-        kv_heads=widest.kv_heads // ranks, head_dim=widest.head_dim, vocab=row, dtype_bytes=BYTES[dtype],
+        inner=max(each.ffn.width for each in spec.layers) // ranks, heads=heads // ranks,
+        kv_heads=kv_heads // ranks, head_dim=head_dim, vocab=row, dtype_bytes=BYTES[dtype],
         batch_invariant=batch_invariant,
     )  # fmt: skip
 
@@ -111,7 +129,8 @@ class StepWork:
 def step_work(spec: ModelSpec, dtype: str, use: Scheme, requests: int, new: int, context: int, kv_dtype: str = "") -> StepWork:
     """One step of `requests` sequences with `new` tokens each after `context` known ones. Every matrix is read once (of
     experts as many as tokens can choose), of the output matrix only the last rows are computed, keys and values of the
-    context are read and those of new tokens written. Scores and weighted values count as products."""
+    context are read and those of new tokens written, a state is read and written. Scores and weighted values count as
+    products. So does what a delta rule does with each number of a state: read for the key, changed, read for the query."""
     read = products = 0
     rows = requests * new
     for keys, w in walk(spec.weights()):
@@ -127,7 +146,11 @@ def step_work(spec: ModelSpec, dtype: str, use: Scheme, requests: int, new: int,
         read += size
         products += 2 * computed * count
     attended = 0.0
-    for s in attention(spec, dtype, kv_dtype, 1 << 62):
+    for s in kept(spec, dtype, kv_dtype, 1 << 62):
+        if isinstance(s, StateSpec):
+            attended += 6 * rows * prod(s.parts[-1].shape)
+            read += 2 * requests * s.bytes_per_block
+            continue
         seen = new if s.kind == "encoder" else min(context + (new + 1) / 2, s.window or context + new)
         attended += 4 * s.heads * s.head_dim * rows * seen
         read += requests * token_bytes(s) * (context + 2 * new)

@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Literal
 
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.attention import AttnSpec
-from thalweg.models.weights import Source, Weight, Weights, linear, matrices, vector
+from thalweg.hal.kv import StateSpec, state_part
+from thalweg.models.weights import Source, Weight, Weights, linear, matrices, stacked, vector
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 """What `layers.rotary` computes."""
@@ -111,6 +112,8 @@ class Attention:
     bias: bool = False
     """Of q, k and v."""
     out_bias: bool = False
+    gated: bool = False
+    """The projection of q gives each head's q, then as many values whose sigmoids its output is multiplied by."""
     name: str = "self_attn"
     parts: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
     fused: str = ""
@@ -121,7 +124,12 @@ class Attention:
         if self.window and not self.causal:
             raise ValueError("Attention: this version has no windows of tokens that see both ways")
 
-    def attends(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> AttnSpec:
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Heads, heads of keys and values, values of a head: what a step's temporaries are counted by."""
+        return self.heads, self.kv_heads, self.head_dim
+
+    def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> AttnSpec:
         """What the attention backend is asked for, on one of `ranks`, where no sequence is longer than max_len: a window
         that no sequence outgrows hides nothing."""
         if not self.causal:
@@ -138,17 +146,86 @@ class Attention:
 
     def weights(self, at: str, hidden: int) -> Weights:
         at, d = f"{at}{self.name}.", self.head_dim
-        outputs = (self.heads * d, self.kv_heads * d, self.kv_heads * d)
+        outputs = (self.heads * d * (2 if self.gated else 1), self.kv_heads * d, self.kv_heads * d)
         parts = {f"{at}{part}": n for part, n in zip(self.parts, outputs, strict=True)}
         made: dict[str, Any] = {
             "qkv": linear(parts, hidden, shard=0, bias=self.bias, fused=f"{at}{self.fused}" if self.fused else ""),
             "out": linear({f"{at}{self.out}": hidden}, self.heads * d, shard=1, bias=self.out_bias),
         }
         if self.norm is not None:
-            widths = outputs[:2] if self.norm.whole else (d, d)
+            widths = (self.heads * d, self.kv_heads * d) if self.norm.whole else (d, d)
             for key, name, size in zip(("q_norm", "k_norm"), (self.norm.q, self.norm.k), widths, strict=True):
                 made[key] = Norm(name, size, self.norm.eps, self.norm.offset).weights(at)
         return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """A gated delta net: q, k and v through short convolutions, then a recurrence (`ops.delta_rule`) whose state is all that is
+    kept of a sequence. Its heads are normed and multiplied by silu of a gate, z."""
+
+    key_heads: int
+    """Of q and of k; each serves value_heads / key_heads heads of the recurrence."""
+    value_heads: int
+    key_dim: int
+    """Of one head."""
+    value_dim: int
+    kernel: int
+    """Tokens a convolution sees, its own included."""
+    eps: float
+    act: str = "silu"
+    """After the convolutions."""
+    grouped: bool = False
+    """Two tensors: of each key head in turn its q and k and its value heads' v and z; of each its value heads' b and a. False:
+    four, q, k and v in one and z, b and a."""
+    name: str = "linear_attn"
+    rope: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        if self.value_heads % self.key_heads:
+            raise ValueError(f"DeltaNet: {self.value_heads} heads do not share {self.key_heads} queries and keys evenly")
+        if self.kernel < 2:
+            raise ValueError(f"DeltaNet: a convolution over {self.kernel} tokens is none")
+
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """Values of a token's q, k and v."""
+        keys = self.key_heads * self.key_dim
+        return keys, keys, self.value_heads * self.value_dim
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """As attention's: q, k, v and z, in heads of v."""
+        q, k, v = self.parts
+        return self.value_heads, -(-(q + k + v) // (2 * self.value_dim)), self.value_dim
+
+    def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> StateSpec:
+        """The last inputs of the convolutions, and a matrix for each head."""
+        return StateSpec((
+            state_part("conv", (self.kernel - 1, sum(self.parts) // ranks), dtype),
+            state_part("delta", (self.value_heads // ranks, self.key_dim, self.value_dim), "float32"),
+        ))  # fmt: skip
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        at, heads, (q, k, v) = f"{at}{self.name}.", self.value_heads, self.parts
+        projected = (
+            (Source(f"{at}in_proj_qkvz.weight", (q + k + 2 * v, hidden)), Source(f"{at}in_proj_ba.weight", (2 * heads, hidden)))
+            if self.grouped
+            else (
+                *stacked(f"{at}in_proj_qkv.weight", self.parts, hidden),
+                *(Source(f"{at}in_proj_{p}.weight", (n, hidden)) for p, n in (("z", v), ("b", heads), ("a", heads))),
+            )
+        )
+        return {
+            "in": {"weight": Weight(projected, 0, "linear")},
+            "conv": {"weight": Weight(stacked(f"{at}conv1d.weight", self.parts, 1, self.kernel), 0)},
+            "rate": {
+                "log": vector(f"{at}A_log", heads, shard=0, dtype="float32"),
+                "bias": vector(f"{at}dt_bias", heads, shard=0, fill="ones", dtype="float32"),
+            },
+            "norm": Norm("norm", self.value_dim, self.eps).weights(at),
+            "out": linear({f"{at}out_proj": hidden}, v, shard=1),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +295,10 @@ class MoE:
     renormalise: bool = False
     """Weights of the chosen experts sum to one."""
     scale: float = 1.0
+    shared: MLP | None = None
+    """What every token goes to as well. Its name is relative to this part's."""
+    shared_gate: str = ""
+    """The matrix of one output whose sigmoid multiplies what `shared` gives; "" = none."""
     name: str = "mlp"
     router: str = "gate"
     expert: str = "experts.{}"
@@ -228,16 +309,20 @@ class MoE:
 
     @property
     def width(self) -> int:
-        return self.inner * self.top_k
+        return self.inner * self.top_k + (self.shared.inner if self.shared else 0)
 
     def weights(self, at: str, hidden: int) -> Weights:
         at = f"{at}{self.name}."
         each = [at + self.expert.format(e) for e in range(self.experts)]
         gates = {f"{e}.{part}": self.inner for e in each for part in (self.gate, self.up)}
+        more: dict[str, Weights] = {} if self.shared is None else {"shared": self.shared.weights(at, hidden)}
+        if self.shared_gate:
+            more["shared_gate"] = {"weight": Weight((Source(f"{at}{self.shared_gate}.weight", (1, hidden)),))}
         return {
             "router": {"weight": Weight((Source(f"{at}{self.router}.weight", (self.experts, hidden)),))},
             "gate_up": {"weight": matrices(gates, hidden, shard=0, role="experts")},
             "down": {"weight": matrices({f"{e}.{self.down}": hidden for e in each}, self.inner, shard=1, role="experts")},
+            **more,
         }
 
 
@@ -260,7 +345,7 @@ class Norms:
 class Layer:
     """x + mixer(x), then x + ffn(x), normalised as `norms` says."""
 
-    mixer: Attention
+    mixer: Attention | DeltaNet
     ffn: MLP | UngatedMLP | MoE
     norms: Norms
     parallel: bool = False

@@ -10,6 +10,7 @@ import torch
 
 from thalweg.hal import ops
 from thalweg.hal.device import Device
+from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Binder
 from thalweg.hal.step import Array, Logprobs, Params, State, Step, StepBatch, StepResult
 from thalweg.models.build import Model
@@ -22,15 +23,22 @@ SCORE_ROWS = 256
 
 def make_state(model: Model, device: Device, *, blocks: Sequence[int], slots: int, max_len: int) -> dict[str, Any]:
     """{"kv": one cache per layer, "history": i32[slots, max_len + 1]}: token ids by slot and position; one more than a
-    sequence may have, because a step also writes the token it samples. A model that samples none has no history.
+    sequence may have, because a step also writes the token it samples. A model that samples none has no history. A cache is a
+    tuple of arrays where the layer's layout is one.
 
     blocks: per KV group. Both counts include scratch (block 0, slot 0)."""
     if len(blocks) != len(model.groups):
         raise ValueError(f"make_state: {len(blocks)} block counts for {len(model.groups)} KV groups")
-    kv = [device.alloc_kv(layout, blocks[g]) for layout, g in zip(model.layouts, model.layer_group, strict=True)]
+    kv = [_cache(device, layout, blocks[g]) for layout, g in zip(model.layouts, model.layer_group, strict=True)]
     if model.pooler is not None:
         return {"kv": kv}
     return {"kv": kv, "history": device.alloc((slots, max_len + 1), "int32")}
+
+
+def _cache(device: Device, layout: KVLayout | tuple[KVLayout, ...], blocks: int) -> Any:
+    if isinstance(layout, tuple):
+        return tuple(device.alloc_kv(part, blocks) for part in layout)
+    return device.alloc_kv(layout, blocks)
 
 
 def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:

@@ -6,8 +6,9 @@ chosen kernel wants of it. The loader walks the tree of the latter, `sizes` that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 from thalweg.hal.op import Pack
@@ -49,6 +50,8 @@ class Weight:
     role: Role = "plain"
     fill: Fill = "normal"
     """What load_format "dummy" fills it with."""
+    dtype: str = ""
+    """What it is held in; "" = the model's dtype."""
 
     def shape(self, size: int) -> tuple[int, ...]:
         """On one of `size` ranks."""
@@ -91,9 +94,15 @@ Specs = Mapping[Any, "Specs | ParamSpec"]
 """Nested dicts of ParamSpec; the loaded parameters have the same keys."""
 
 
-def vector(name: str, size: int, *, shard: int | None = None, fill: Fill = "normal") -> Weight:
+def vector(name: str, size: int, *, shard: int | None = None, fill: Fill = "normal", dtype: str = "") -> Weight:
     """A bias or the weight of a norm."""
-    return Weight((Source(name, (size,)),), shard, fill=fill)
+    return Weight((Source(name, (size,)),), shard, fill=fill, dtype=dtype)
+
+
+def stacked(name: str, parts: Sequence[int], *more: int) -> tuple[Source, ...]:
+    """The parts of one tensor [sum of parts, *more], each divided among ranks by itself."""
+    firsts = accumulate(parts, initial=0)
+    return tuple(Source(name, (n, *more), first, sum(parts)) for n, first in zip(parts, firsts, strict=False))
 
 
 def matrices(parts: Mapping[str, int], inputs: int, *, shard: int, role: Role = "linear") -> Weight:

@@ -292,7 +292,7 @@ def test_a_padded_step_gives_the_bits_of_the_step_itself(device: Device, tmp_pat
         batch = rig.batch([(Seq(i + 1, list(p), len(p)), len(p)) for i, p in enumerate(PROMPTS)], score=True)
         if shape:
             batch = batch.pad(shape)
-            batch.metadata = tuple(b.metadata(batch, g, spec, shape) for g, (b, spec) in enumerate(rig.model.attention))
+            batch.metadata = rig.model.metadata(batch, shape)
         outs.append(rig.run(batch).result())
     plain, padded = outs
     assert padded.tokens[: len(PROMPTS)].tolist() == plain.tokens.tolist()

@@ -139,24 +139,24 @@ def _plan(k: _Known) -> Plan:
     )  # of the length asked for; shorter than that needs no more
     try:
         memory = resolve.cache_bytes(args, k.defaults, Memory(k.info.memory_bytes, k.info.memory_bytes), weights, others)
+        schedule = resolve.with_states(args, groups, memory, schedule)
         size = resolve.cache_size(args, groups, memory, length, schedule.max_seqs)
     except ConfigError as e:
         problems += e.problems
-        size = resolve.CacheSize((0,) * len(groups), length)
-    per_block = sum(g.bytes_per_block for g in groups)
+        size = resolve.CacheSize((0,) * len(groups), length, 0)
     kv_cache = sum(n * g.bytes_per_block for n, g in zip(size.blocks, groups, strict=True))
-    room = max(0, size.blocks[0] - 1) * groups[0].block_tokens
+    least = min(range(len(groups)), key=lambda i: groups[i].block_tokens)
     made = Plan(
         model=args.model, architecture=k.facts.architecture, platform=k.platform.name, device=k.info.name,
         device_bytes=k.info.memory_bytes, devices=k.ranks, dtype=dtype, stored_bytes=k.facts.weight_bytes, weights=weights,
-        kv_per_token=-(-per_block // groups[0].block_tokens), kv_cache=kv_cache, blocks=size.blocks[0],
-        block_tokens=groups[0].block_tokens,
-        groups=[_shown(g) for g in groups],
-        tokens=room, sequences=_sequences(groups, size, schedule), history=history(schedule, size.max_len, k.spec),
+        kv_per_token=sum(-(-g.bytes_per_block // g.block_tokens) for g in groups), kv_cache=kv_cache,
+        blocks=size.blocks[least], block_tokens=groups[least].block_tokens,
+        groups=[_shown(g, n) for g, n in zip(groups, size.blocks, strict=True)],
+        tokens=size.tokens, sequences=_sequences(groups, size, schedule), history=history(schedule, size.max_len, k.spec),
         workspace=_workspace(k, replace(steps, max_len=size.max_len)), max_model_len=size.max_len,
         max_num_seqs=schedule.max_seqs, max_num_batched_tokens=schedule.token_budget, problems=problems,
     )  # fmt: skip
-    _advise(made, k, length, per_block)
+    _advise(made, k, length, groups)
     return made
 
 
@@ -182,14 +182,18 @@ def step_sizes(
     )  # fmt: skip
 
 
-def _shown(g: KVSpec) -> dict[str, Any]:
-    return {"kind": g.kind, "window": g.window, "layers": len(g.layers), "bytes_per_block": g.bytes_per_block}
+def _shown(g: KVSpec, blocks: int) -> dict[str, Any]:
+    return {
+        "kind": g.kind, "window": g.window, "layers": len(g.layers), "bytes_per_block": g.bytes_per_block,
+        "block_tokens": g.block_tokens, "blocks": blocks,
+    }  # fmt: skip
 
 
 def _groups(k: _Known, length: int, block_tokens: int, dtype: str) -> tuple[KVSpec, ...]:
     if not k.platform.runs_models:
-        return (resolve.stand_in_group(k.facts, block_tokens),)
-    return sizes.kv_groups(sizes.attention(k.spec, dtype, k.args.kv_dtype, length, k.ranks), block_tokens)
+        return (sizes.stand_in_group(k.spec, block_tokens),)
+    states = resolve.state_tokens(k.args, k.spec, block_tokens)
+    return sizes.kv_groups(sizes.kept(k.spec, dtype, k.args.kv_dtype, length, k.ranks), block_tokens, states)
 
 
 def _check_stored(k: _Known) -> None:
@@ -214,10 +218,13 @@ def _sequences(groups: tuple[KVSpec, ...], size: resolve.CacheSize, schedule: Sc
     return fewest
 
 
-def _advise(p: Plan, k: _Known, length: int, per_block: int) -> None:
+def _advise(p: Plan, k: _Known, length: int, groups: tuple[KVSpec, ...]) -> None:
+    def cost(tokens: int) -> int:
+        return resolve.cache_cost(groups, tokens, p.max_num_seqs)
+
     if not p.problems and p.total > p.device_bytes:
         over = p.total - p.device_bytes
-        least = p.weights + p.history + p.workspace + 3 * per_block
+        least = p.weights + p.history + p.workspace + cost(2 * p.block_tokens)
         if least > p.device_bytes:
             narrower = "--dtype bfloat16, " if p.dtype == "float32" and "bfloat16" in k.info.dtypes else ""
             p.problems.append(
@@ -232,7 +239,7 @@ def _advise(p: Plan, k: _Known, length: int, per_block: int) -> None:
     if p.max_model_len < length:
         p.advice.append(
             f"the model allows {length} tokens, the cache holds one sequence of {p.max_model_len}: raise "
-            f"--kv-cache-memory-bytes to {(-(-length // p.block_tokens) + 1) * per_block} for all of them"
+            f"--kv-cache-memory-bytes to {cost(length)} for all of them"
         )
     elif p.fits and p.sequences < p.max_num_seqs:
         p.advice.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import get_type_hints
 
@@ -12,11 +13,13 @@ from thalweg.config import EngineArgs, SchedulerConfig, speculation
 from thalweg.engine.control.cache.groups import policy
 from thalweg.errors import ConfigError
 from thalweg.hal.device import DeviceInfo, Memory
-from thalweg.hal.kv import KVSpec
+from thalweg.hal.kv import KVSpec, StateSpec
 from thalweg.hal.platform import Defaults, ModelInfo, Parallel, Place, Platform
+from thalweg.models import sizes
 from thalweg.models.spec import ModelSpec
 
 BLOCK_TOKENS = 16
+STATE_TOKENS = 1024
 MAX_SEQS = 128
 MAX_BATCHED_TOKENS = 2048
 """Global defaults, where neither user nor platform says otherwise."""
@@ -138,6 +141,29 @@ def block_tokens(args: EngineArgs, defaults: Defaults) -> int:
     return args.block_size or defaults.block_tokens or BLOCK_TOKENS
 
 
+def state_tokens(args: EngineArgs, spec: ModelSpec, block_tokens: int) -> int:
+    """Tokens from one state that the prefix cache keeps of recurrent layers to the next: a multiple of block_tokens. Without a
+    prefix cache, more than any sequence has. ConfigError."""
+    said = args.mamba_block_size
+    if said is not None and not any(isinstance(s, StateSpec) for s in sizes.kept(spec, "float32", "", 1)):
+        raise ConfigError("mamba_block_size: this model has no recurrent layers; leave it out")
+    if not args.enable_prefix_caching:
+        if said is not None:
+            raise ConfigError("mamba_block_size: without prefix caching no state is kept for others; leave it out")
+        return (1 << 30) // block_tokens * block_tokens
+    if said is not None and said % block_tokens:
+        raise ConfigError(f"mamba_block_size: {said} is no multiple of the {block_tokens} tokens of a block (block_size)")
+    return said or max(1, STATE_TOKENS // block_tokens) * block_tokens
+
+
+def with_states(args: EngineArgs, groups: Sequence[KVSpec], memory_bytes: int, schedule: SchedulerConfig) -> SchedulerConfig:
+    """No more sequences at once than half of the cache holds the states of, unless the user asked for a number."""
+    each = cache_cost(groups, 0, 1) - cache_cost(groups, 0, 0)
+    if args.max_num_seqs or args.num_gpu_blocks_override or not each:
+        return schedule
+    return msgspec.structs.replace(schedule, max_seqs=min(schedule.max_seqs, max(1, memory_bytes // 2 // each)))
+
+
 def cache_bytes(args: EngineArgs, defaults: Defaults, memory: Memory, weights: int, others: int) -> int:
     """User > platform > what the memory fraction leaves after the weights and `others` (workspace, token history).
     ConfigError, with the sum, if that is nothing."""
@@ -161,30 +187,29 @@ def _gib(n: int) -> str:
     return f"{n / (1 << 30):.2f} GiB"
 
 
-def stand_in_group(facts: ModelInfo, size: int) -> KVSpec:
-    """A platform that runs no model still gets a cache of the model's shape, so that the control plane is the real one."""
-    return KVSpec("full", size, 2 * facts.layers * size * facts.kv_heads * facts.head_dim * 2, tuple(range(facts.layers)))
-
-
 @dataclass(frozen=True, slots=True)
 class CacheSize:
     blocks: tuple[int, ...]
     """Per group, scratch included."""
     max_len: int
     """Lowered from what the model allows if the cache cannot hold one such sequence and the user did not insist."""
+    tokens: int
+    """That every group has room for."""
+
+
+def cache_cost(groups: Sequence[KVSpec], tokens: int, seqs: int) -> int:
+    """Bytes of a cache of `tokens` tokens that belong to at most `seqs` running sequences, scratch included."""
+    return sum(policy(g).sized(g, tokens, seqs) * g.bytes_per_block for g in groups)
 
 
 def cache_size(args: EngineArgs, groups: tuple[KVSpec, ...], memory_bytes: int, length: int, seqs: int) -> CacheSize:
     """How many blocks each group gets from `memory_bytes`: all of them enough for the same number of tokens, as many as fit.
     Never more than every sequence at full length could use. ConfigError names the flag to change."""
-    bt = groups[0].block_tokens
+    bt = min(g.block_tokens for g in groups)
     each = -(-length // bt)
 
-    def counts(blocks: int) -> tuple[int, ...]:
-        return tuple(policy(g).sized(g, blocks * bt, seqs) for g in groups)
-
     def cost(blocks: int) -> int:
-        return sum(n * g.bytes_per_block for n, g in zip(counts(blocks), groups, strict=True))
+        return cache_cost(groups, blocks * bt, seqs)
 
     if args.num_gpu_blocks_override:
         n = args.num_gpu_blocks_override
@@ -192,9 +217,11 @@ def cache_size(args: EngineArgs, groups: tuple[KVSpec, ...], memory_bytes: int, 
         n = bisect_right(range(seqs * each + 1), memory_bytes, key=cost) - 1
     room = n * bt
     if room < min(length, bt + 1):
+        states = cache_cost(groups, 0, seqs) - cache_cost(groups, 0, 0)
+        beside = f" beside {states:,} bytes of states of max_num_seqs {seqs}" if states else ""
         raise ConfigError(
             f"kv_cache_memory_bytes: {memory_bytes:,} bytes hold {max(room, 0)} tokens ({cost(1) - cost(0):,} bytes per {bt} "
-            f"tokens); raise it to at least {cost(2):,}"
+            f"tokens){beside}; raise it to at least {cost(2):,}{', or lower max_num_seqs' if states else ''}"
         )
     if room < length:
         if args.max_model_len not in (None, -1):
@@ -203,4 +230,4 @@ def cache_size(args: EngineArgs, groups: tuple[KVSpec, ...], memory_bytes: int, 
                 f"{memory_bytes:,}; lower max_model_len to {room}, or raise kv_cache_memory_bytes"
             )
         length = room
-    return CacheSize(counts(n), length)
+    return CacheSize(tuple(policy(g).sized(g, room, seqs) for g in groups), length, room)

@@ -18,7 +18,7 @@ import numpy as np
 
 from thalweg.config import EngineArgs, EngineConfig
 from thalweg.engine.worker.build import build
-from thalweg.engine.worker.rehearsal import asking
+from thalweg.engine.worker.rehearsal import asking, tables
 from thalweg.errors import ThalwegError
 from thalweg.hal import discovery
 from thalweg.hal.platform import Absent
@@ -134,14 +134,15 @@ def _features(config: EngineConfig) -> Iterator[Features]:
 
 def _batch(config: EngineConfig, context: Sequence[int], query: Sequence[int]) -> StepBatch:
     seqs, tokens = len(query), sum(query)
-    blocks = -(-max(c + q for c, q in zip(context, query, strict=True)) // config.cache.block_tokens)
+    longest = max(c + q for c, q in zip(context, query, strict=True))
+    carried = zip(tables(config.cache.groups, 0, 0, False), config.cache.groups, strict=True)
     counts, before = np.array(query, I32), np.array(context, I32)
     start = np.repeat(np.cumsum(counts, dtype=I32) - counts, counts)
     return StepBatch(
         tokens=np.zeros(tokens, I32), token_seq=np.repeat(np.arange(seqs, dtype=I32), counts),
         positions=np.arange(tokens, dtype=I32) - start + np.repeat(before, counts), slots=np.arange(1, seqs + 1, dtype=I32),
         context=before, query=counts, last_row=np.cumsum(counts, dtype=I32) - 1, emit=np.ones(seqs, bool),
-        block_tables=tuple(np.zeros((seqs, blocks), I32) for _ in config.cache.groups),
+        block_tables=tuple(t.scratch(seqs, -(-longest // g.block_tokens)) for t, g in carried),
         sampling=SamplingArrays.greedy(seqs), uniform=1 if max(query) == 1 else 0,
     )  # fmt: skip
 

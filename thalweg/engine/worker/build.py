@@ -16,6 +16,7 @@ from thalweg.checkpoint.config import read_config
 from thalweg.config import CacheConfig, DeviceConfig, EngineArgs, EngineConfig, ModelConfig, SchedulerConfig, check_args
 from thalweg.engine.planning import resolve
 from thalweg.engine.planning.memory import gib, history, plan, step_sizes, to_load
+from thalweg.engine.worker import rehearsal
 from thalweg.engine.worker.rehearsal import decodes, prompts
 from thalweg.engine.worker.runner import Runner
 from thalweg.errors import ConfigError, ThalwegError, UnsupportedModelError
@@ -140,12 +141,16 @@ def _build_model(job: _Job) -> Worker:
         device.kernels, strict=args.strict_kernels, batch_invariant=invariant, bodies_invariant=device.bodies_invariant
     )
     method = online.chosen(args.quantization, functools.partial(_gains, binder, dtype, job.facts.hidden))
+    block_tokens = resolve.block_tokens(args, job.defaults)
     model = build_model(
         job.hf, binder=binder, attention=device.attention, comm=device.comm, dtype=dtype, max_len=length,
-        block_tokens=resolve.block_tokens(args, job.defaults), quantization=method, kv_dtype=args.kv_dtype,
+        block_tokens=block_tokens, quantization=method, kv_dtype=args.kv_dtype,
+        state_tokens=resolve.state_tokens(args, job.spec, block_tokens),
     )  # fmt: skip
     # Everything a user can have got wrong about sizes is refused before a weight is read.
-    size = resolve.cache_size(args, model.groups, _room(job, dtype, schedule, length), length, schedule.max_seqs)
+    room = _room(job, dtype, schedule, length)
+    schedule = resolve.with_states(args, model.groups, room, schedule)
+    size = resolve.cache_size(args, model.groups, room, length, schedule.max_seqs)
     step = make_step(model, binder, logprobs_mode=args.logprobs_mode)
     before = device.used()
     params = load_params(
@@ -156,7 +161,7 @@ def _build_model(job: _Job) -> Worker:
     _tell_memory(job, device.used() - before)
     slots = schedule.max_seqs + 1
     state = StateBox(make_state(model, device, blocks=size.blocks, slots=slots, max_len=size.max_len))
-    limits = Limits(schedule.token_budget, schedule.max_seqs, size.max_len, model.groups[0].block_tokens)
+    limits = rehearsal.limits(model.groups, schedule.token_budget, schedule.max_seqs, size.max_len)
     buckets = job.platform.buckets(job.defaults, limits)
     runner = Runner(
         lambda shape, features: device.compile(step, params, state, shape, features),
@@ -164,7 +169,7 @@ def _build_model(job: _Job) -> Worker:
         buckets,
         job.defaults.unpadded,
         device.widen,
-        (slots, -(-size.max_len // model.groups[0].block_tokens)) if device.keeps_tables else None,
+        rehearsal.tables(model.groups, slots, size.max_len, device.keeps_tables),
     )
     _prepare(job, runner, buckets, limits, model.vocab)
     config = _config(job, dtype, size, model.groups, schedule, model.vocab, method)
@@ -186,7 +191,7 @@ def _prepare(job: _Job, runner: Runner, buckets: Sequence[StepShape], limits: Li
     after: list[Callable[[], StepBatch]] = []
     if device.warms:
         most = EngineArgs.max_logprobs if most < 0 else most  # no limit: what is usual
-        before, after = (make(limits, runner.groups, vocab, min(most, vocab), runner.table) for make in (prompts, decodes))
+        before, after = (make(limits, runner.tables, vocab, min(most, vocab)) for make in (prompts, decodes))
     steps = runner.rehearsals(device.prepared(buckets), before, after)
     if not steps:
         return
@@ -238,14 +243,14 @@ def _tell_memory(job: _Job, loaded: int) -> None:
 
 
 def _build_without_model(job: _Job) -> Worker:
-    """See resolve.stand_in_group."""
+    """See sizes.stand_in_group."""
     if job.spec.pooling is not None:
         raise ConfigError(f"device: platform {job.platform.name!r} runs no model, so it has no vectors to give")
     f, args = job.facts, job.args
     length = resolve.max_len(args, f)
     schedule = resolve.scheduler(args, job.defaults, length)
     bt = resolve.block_tokens(args, job.defaults)
-    group = resolve.stand_in_group(f, bt)
+    group = sizes.stand_in_group(job.spec, bt)
     memory = resolve.cache_bytes(args, job.defaults, job.device.memory(), 0, history(schedule, length))
     size = resolve.cache_size(args, (group,), memory, length, schedule.max_seqs)
     config = _config(job, "none", size, (group,), schedule, f.vocab)
@@ -307,7 +312,7 @@ def _config(
             threads=args.threads,
         ),
         cache=CacheConfig(
-            block_tokens=groups[0].block_tokens,
+            block_tokens=min(g.block_tokens for g in groups),
             groups=groups,
             blocks=size.blocks,
             prefix_caching=args.enable_prefix_caching,

@@ -3,12 +3,14 @@ launches is made when it is first met."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
+from thalweg.engine.control.cache.groups import policy
+from thalweg.hal.kv import KVSpec
 from thalweg.hal.platform import Limits
 from thalweg.hal.step import SCRATCH, Features, SamplingArrays, StepBatch, TableRows
 
@@ -17,25 +19,45 @@ SHORT = 24
 """Tokens of a short prompt: no power of two, and no multiple of one that a kernel might be made for apart."""
 
 
-Table = tuple[int, int] | None
-"""Rows and columns of the block tables that the device keeps; None = it keeps none."""
+@dataclass(frozen=True, slots=True)
+class Table:
+    """How batches carry the block table of a KV group."""
+
+    columns: int = 0
+    """Always so many; 0: one for each block of the longest sequence in the step."""
+    kept: tuple[int, int] | None = None
+    """Rows and columns of the whole, where the device keeps it."""
+
+    def scratch(self, seqs: int, blocks: int) -> np.ndarray | TableRows:
+        """That of a step whose longest sequence has so many blocks, all of them scratch."""
+        if self.kept is not None:
+            return replace(TableRows.scratch(seqs, self.kept), blocks=min(blocks, self.kept[1]))
+        return np.full((seqs, self.columns or blocks), SCRATCH, I32)
 
 
-def scratch(
-    query: Sequence[int], groups: int, blocks: int, *, uniform: bool = False, table: Table = None
-) -> StepBatch:  # fmt: skip
-    """Sequences of so many new tokens and no others, which read and write scratch and sample nothing. blocks: columns of the
-    tables. uniform: all have as many."""
+def tables(groups: Iterable[KVSpec], slots: int, max_len: int, keeps: bool) -> list[Table]:
+    """Of each group. slots: with scratch. keeps: does the device keep tables? It does of sequences whose rows grow."""
+    fixed = [(policy(g).columns, g.block_tokens) for g in groups]
+    return [Table(columns, (slots, -(-max_len // each)) if keeps and not columns else None) for columns, each in fixed]
+
+
+def limits(groups: Sequence[KVSpec], tokens: int, seqs: int, max_len: int) -> Limits:
+    """What no step exceeds. Of several block sizes the least, whose tables are widest: no table has more columns than blocks
+    of it make, even where its columns are always as many."""
+    least, most = min(g.block_tokens for g in groups), max(policy(g).columns for g in groups)
+    return Limits(tokens, seqs, max_len, min(least, max(1, -(-max_len // most))) if most else least)
+
+
+def scratch(query: Sequence[int], tables: Sequence[Table], blocks: int, *, uniform: bool = False) -> StepBatch:
+    """Sequences of so many new tokens and no others, which read and write scratch and sample nothing. blocks: of the longest.
+    uniform: all have as many tokens."""
     seqs, tokens, counts = len(query), sum(query), np.array(query, I32)
     first = np.cumsum(counts, dtype=I32) - counts
-    rows: np.ndarray | TableRows = np.full((seqs, blocks), SCRATCH, I32)
-    if table is not None:
-        rows = replace(TableRows.scratch(seqs, table), blocks=min(blocks, table[1]))
     return StepBatch(
         tokens=np.zeros(tokens, I32), token_seq=np.repeat(np.arange(seqs, dtype=I32), counts),
         positions=np.arange(tokens, dtype=I32) - np.repeat(first, counts), slots=np.full(seqs, SCRATCH, I32),
         context=np.zeros(seqs, I32), query=counts, last_row=first + counts - 1, emit=np.zeros(seqs, bool),
-        block_tables=(rows,) * groups,
+        block_tables=tuple(t.scratch(seqs, blocks) for t in tables),
         sampling=SamplingArrays.greedy(seqs), uniform=query[0] if uniform else 0,
     )  # fmt: skip
 
@@ -58,27 +80,27 @@ def asking(batch: StepBatch, features: Features, vocab: int, words: int = 3) -> 
     return batch
 
 
-def prompts(limits: Limits, groups: int, vocab: int, logprobs: int, table: Table = None) -> list[Callable[[], StepBatch]]:
+def prompts(limits: Limits, tables: Sequence[Table], vocab: int, logprobs: int) -> list[Callable[[], StepBatch]]:
     """The largest step first, which needs most memory. Then prompts alone and beside decodes, over short and the longest
     tables, greedy, drawn, and with all that sampling can be asked for. logprobs: the most that a request may ask for."""
     most = _everything(logprobs, score=True)
     kinds = (Features(), Features(random=True), Features(random=True, truncate=True), most)
     short = min(SHORT, limits.tokens, limits.max_len)
     longest = -(-limits.max_len // limits.block_tokens)
-    out: list[Callable[[], StepBatch]] = [partial(_batch, _largest(limits), groups, longest, kinds[2], vocab, table)]
+    out: list[Callable[[], StepBatch]] = [partial(_batch, _largest(limits), tables, longest, kinds[2], vocab)]
     for query in ([short], [max(1, short - 2), 1, 1]):
         if len(query) <= limits.seqs and sum(query) <= limits.tokens:
             for width in (-(-short // limits.block_tokens), longest):
-                out += [partial(_batch, query, groups, width, f, vocab, table) for f in kinds]
+                out += [partial(_batch, query, tables, width, f, vocab) for f in kinds]
     return out
 
 
-def decodes(limits: Limits, groups: int, vocab: int, logprobs: int, table: Table = None) -> list[Callable[[], StepBatch]]:
+def decodes(limits: Limits, tables: Sequence[Table], vocab: int, logprobs: int) -> list[Callable[[], StepBatch]]:
     """One sequence that decodes, with each of the things that few requests ask for, and with all of them."""
     kinds = [Features(lookback=True), Features(bias=True), Features(mask=True)]
     kinds += [Features(logprobs=k) for k in sorted({0, logprobs}) if k <= logprobs]
     kinds.append(_everything(logprobs, score=False))
-    return [partial(_batch, [1], groups, 1, f, vocab, table, True) for f in kinds]
+    return [partial(_batch, [1], tables, 1, f, vocab, True) for f in kinds]
 
 
 def _everything(logprobs: int, score: bool) -> Features:
@@ -95,7 +117,6 @@ def _largest(limits: Limits) -> list[int]:
 
 
 def _batch(
-    query: Sequence[int], groups: int, blocks: int, features: Features, vocab: int, table: Table,
-    uniform: bool = False,
-) -> StepBatch:  # fmt: skip
-    return asking(scratch(query, groups, blocks, uniform=uniform, table=table), features, vocab)
+    query: Sequence[int], tables: Sequence[Table], blocks: int, features: Features, vocab: int, uniform: bool = False
+) -> StepBatch:
+    return asking(scratch(query, tables, blocks, uniform=uniform), features, vocab)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from thalweg.engine.worker.rehearsal import scratch
+from thalweg.engine.worker.rehearsal import Table, scratch
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.device import Executable, Pending, Rehearsal
 from thalweg.hal.step import Features, StepBatch, StepShape
@@ -16,27 +16,27 @@ Compile = Callable[[StepShape | None, Features | None], Executable]
 class Runner:
     """Launches steps on one device.
 
-    attention: the backend and the spec of each KV group, for its host-side plan.
+    attention: the backend and the spec of each KV group, for its host-side plan; None = its layers attend to nothing.
     buckets: shapes to pad to, any order; empty = one executable takes every shape.
     compile: makes an executable; called once for any shape without buckets or with `unpadded`, and once per bucket and set
     of features, when first met.
     unpadded: a batch that no bucket holds runs as it is.
     widen: what Device.widen says.
-    table: rows and columns of the block tables that the device keeps; None = it keeps none.
+    tables: how batches carry the block table of each group; None = as they are.
     """
 
     def __init__(
         self,
         compile: Compile,
-        attention: Sequence[tuple[AttentionBackend, AttnSpec]],
+        attention: Sequence[tuple[AttentionBackend, AttnSpec] | None],
         buckets: Sequence[StepShape],
         unpadded: bool = False,
         widen: Callable[[Features], Features] = lambda f: f,
-        table: tuple[int, int] | None = None,
+        tables: Sequence[Table] | None = None,
     ) -> None:
-        self._compile, self._widen, self.table = compile, widen, table
+        self._compile, self._widen = compile, widen
         self._attention = tuple(attention)
-        self.groups = len(self._attention)
+        self.tables = tuple(tables) if tables is not None else (Table(),) * len(self._attention)
         self._buckets = sorted(buckets, key=lambda s: (s.tokens, s.seqs, s.blocks, not s.uniform))
         self._made: dict[StepShape | None, list[tuple[Features, Executable]]] = {}
         self._fitted: dict[tuple[int, int, int, int], StepShape | None] = {}
@@ -53,7 +53,7 @@ class Runner:
     ) -> list[Rehearsal]:  # fmt: skip
         """What `Device.rehearse` is given: these buckets, for requests that ask for nothing special, and other batches before
         and after them. Batches are made when they are run, as tables may be large."""
-        buckets: list[Callable[[], StepBatch]] = [partial(_smallest, shape, self.groups, self.table) for shape in shapes]
+        buckets: list[Callable[[], StepBatch]] = [partial(_smallest, shape, self.tables) for shape in shapes]
         return [partial(self._rehearsal, make) for make in (*before, *buckets, *after)]
 
     def _rehearsal(self, make: Callable[[], StepBatch]) -> tuple[Executable, StepBatch]:
@@ -65,7 +65,7 @@ class Runner:
         if shape is not None:
             batch = batch.pad(shape)
         if self._attention:
-            batch.metadata = tuple(a.metadata(batch, g, spec, shape) for g, (a, spec) in enumerate(self._attention))
+            batch.metadata = tuple(a[0].metadata(batch, g, a[1], shape) if a else {} for g, a in enumerate(self._attention))
         if shape is None and self._any is not None:
             return self._any, batch
         return self._executable(shape, batch.features), batch
@@ -97,7 +97,7 @@ class Runner:
         return made[-1][1]
 
 
-def _smallest(shape: StepShape, groups: int, table: tuple[int, int] | None) -> StepBatch:
+def _smallest(shape: StepShape, tables: Sequence[Table]) -> StepBatch:
     """The smallest batch of this bucket: one sequence that reads and writes scratch and samples nothing."""
     n = shape.tokens // shape.seqs if shape.uniform else 1
-    return scratch([n], groups, 1, uniform=shape.uniform, table=table).pad(shape)
+    return scratch([n], tables, 1, uniform=shape.uniform).pad(shape)

@@ -1,4 +1,4 @@
-"""Activations of feed-forward layers, gated (Shazeer 2020) and not."""
+"""Activations of feed-forward layers, gated (Shazeer 2020) and not, and gates of what other layers give."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from thalweg.hal.op import Sample, op
+from thalweg.hal.ops.pointwise import sigmoid
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
@@ -40,3 +41,16 @@ def act_and_mul(x: Tensor, *, act: str = "silu") -> Tensor:
 def activation(x: Tensor, *, act: str) -> Tensor:
     """act(x), value by value: x [..., F] -> [..., F]. act: silu, gelu or gelu_tanh."""
     return activate(x, act)
+
+
+def _gate_sample(width: int) -> Sample:
+    def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        return rng.normal(size=(5, 96)).astype(np.float16), (2 * rng.normal(size=(5, width))).astype(np.float16)
+
+    return Sample(f"by-{width}", make)
+
+
+@op(samples=[_gate_sample(96), _gate_sample(1)], tolerances={"float32": 1e-6, "bfloat16": 1e-2})
+def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """x * sigmoid(gate), the sigmoid in float32 and rounded: x [..., F], gate [..., F] or [..., 1] -> [..., F]."""
+    return x * sigmoid(gate.to(torch.float32)).to(x.dtype)

@@ -12,6 +12,7 @@ from torch import Tensor
 from thalweg.hal.op import Sample, op
 from thalweg.hal.ops.activation import activate
 from thalweg.hal.ops.matmul import FP8, INT8, MXFP4, linear
+from thalweg.hal.ops.pointwise import sigmoid
 from thalweg.hal.ops.quantise import dequantise
 from thalweg.hal.weights import WeightFormat
 
@@ -46,7 +47,7 @@ def route(
     """
     if scores not in ("softmax", "sigmoid"):
         raise ValueError(f"route: scores are softmax or sigmoid, not {scores!r}")
-    value = torch.softmax(logits, -1) if scores == "softmax" else _sigmoid(logits)
+    value = torch.softmax(logits, -1) if scores == "softmax" else sigmoid(logits)
     by = value if bias is None else value + bias
     if groups > 1:
         parts = by.reshape(by.shape[0], groups, -1)
@@ -59,12 +60,6 @@ def route(
     if renormalise:
         weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if scores == "sigmoid" else 0.0))
     return ids.to(torch.int32), weights * scale
-
-
-def _sigmoid(x: Tensor) -> Tensor:
-    """As a softmax over x and 0. Torch's own takes vectors of elements, and another routine for those left over at the end: a
-    row's bits would depend on how many rows there are."""
-    return torch.softmax(torch.stack([x, torch.zeros_like(x)], -1), -1)[..., 0]
 
 
 def _experts_sample(tokens: int, act: str = "silu", weight: WeightFormat | None = None) -> Sample:

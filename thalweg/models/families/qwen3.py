@@ -18,7 +18,7 @@ def qwen3(config: Config) -> ModelSpec:
 def qwen3_moe(config: Config) -> ModelSpec:
     """Layers of `mlp_only_layers`, and all but every `decoder_sparse_step`-th, have a plain MLP."""
     window = integer(config, "sliding_window", default=0, low=0) if flag(config, "use_sliding_window", False) else 0
-    dense, step, norms = _dense_layers(config), integer(config, "decoder_sparse_step", default=1), pre_norms(config)
+    dense, step, norms = dense_layers(config), integer(config, "decoder_sparse_step", default=1), pre_norms(config)
     heads = attention(config, window=window, **_heads(config))
     experts = integer(
         config, "num_experts", high=1 << 16, default=integer(config, "num_local_experts", high=1 << 16, default=128)
@@ -38,7 +38,8 @@ def _heads(config: Config) -> dict[str, Any]:
     return {"head_dim": head_dim, "bias": bias, "out_bias": bias, "norm": HeadNorm(eps(config))}
 
 
-def _dense_layers(config: Config) -> frozenset[int]:
+def dense_layers(config: Config) -> frozenset[int]:
+    """Those that have a plain MLP whatever the others have."""
     said = config.get("mlp_only_layers") or []
     if not isinstance(said, list) or not all(isinstance(i, int) for i in said):
         raise CheckpointError("config.json: mlp_only_layers: must be a list of layer indices")

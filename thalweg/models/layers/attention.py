@@ -29,7 +29,7 @@ class Attention:
         ctx.share(spec.kv_heads, "key-value heads")
         self._qkv = Linear(ctx, weights["qkv"])
         self._out = RowLinear(ctx, weights["out"])
-        self.spec = spec.attends(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
+        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
         self.backend = _choose(ctx, self.spec)
         self.layout = self.backend.layout(self.spec, ctx.block_tokens)
         self.specs: dict[str, Any] = {"qkv": self._qkv.specs, "out": self._out.specs}
@@ -41,14 +41,19 @@ class Attention:
             self._wide = {k: RMSNorm(ctx, _norm_of(spec.norm, w), w) for k, w in norms.items()}
         self.specs |= {k: {"weight": ParamSpec(w["weight"], ctx.dtype)} for k, w in norms.items()}
         self._attend = _attending(ctx, spec, self.backend, self.spec)
+        self._gate = ctx.bind(ops.sigmoid_mul, size=self.spec.heads * spec.head_dim) if spec.gated else None
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         q, k, v = self._qkv(p["qkv"], x).split(self._qkv.outputs, dim=-1)
+        gate = None
+        if self._gate is not None:
+            q, gate = (t.flatten(-2) for t in q.unflatten(-1, (-1, 2, self._head_dim)).unbind(-2))
         if self._wide:
             q, k = self._wide["q_norm"](p["q_norm"], q), self._wide["k_norm"](p["k_norm"], k)
         q, k, v = (t.unflatten(-1, (-1, self._head_dim)) for t in (q, k, v))
         out = self._attend(p, q, k, v, flow, self._place)
-        return self._out(p["out"], out.flatten(-2))
+        out = out.flatten(-2)
+        return self._out(p["out"], out if self._gate is None else self._gate(out, gate))
 
 
 class _Fused:

@@ -1,4 +1,4 @@
-"""Mixtures of experts: a router, and of all experts those that it chooses for a token."""
+"""Mixtures of experts: a router, of all experts those that it chooses for a token, and one that every token goes to."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from thalweg.hal.step import Array
 from thalweg.hal.weights import DENSE
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow
+from thalweg.models.layers.mlp import GatedMLP
 from thalweg.models.spec import MoE
 from thalweg.models.weights import ParamSpec, Weight
 from thalweg.quantization.online import linear_spec
@@ -43,13 +44,24 @@ class Experts:
         def packed(weight: Weight) -> dict[str, ParamSpec]:
             return {"weight": ParamSpec(weight, ctx.dtype, self._experts.pack, form, spec.experts)}
 
-        self.specs = {
+        self.specs: dict[str, Any] = {
             "router": {"weight": ParamSpec(router, ctx.dtype, self._router.pack)},
             "gate_up": packed(first),
             "down": packed(second),
         }
+        self._shared = GatedMLP(ctx, spec.shared, weights["shared"]) if spec.shared else None
+        if self._shared is not None:
+            self.specs["shared"] = self._shared.specs
+        if spec.shared_gate:
+            self._weigh = ctx.bind(ops.linear, in_features=hidden, out_features=1, **linear_spec(DENSE))
+            self._gate = ctx.bind(ops.sigmoid_mul, size=hidden)
+            self.specs["shared_gate"] = {"weight": ParamSpec(weights["shared_gate"]["weight"], ctx.dtype, self._weigh.pack)}
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         logits = self._router(x, p["router"]["weight"], None).to(torch.float32)
         ids, shares = self._route(logits)
-        return self._comm.all_reduce(self._experts(x, ids, shares, p["gate_up"]["weight"], p["down"]["weight"]))
+        out = self._comm.all_reduce(self._experts(x, ids, shares, p["gate_up"]["weight"], p["down"]["weight"]))
+        if self._shared is None:
+            return out
+        more = self._shared(p["shared"], x, flow)
+        return out + (self._gate(more, self._weigh(x, p["shared_gate"]["weight"], None)) if "shared_gate" in p else more)

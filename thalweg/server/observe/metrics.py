@@ -26,6 +26,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from thalweg.config import EngineConfig
+from thalweg.engine.control.cache.groups import policy
 from thalweg.engine.messages import Outputs, Stats
 from thalweg.outputs import FINISH_REASONS, RequestOutput
 from thalweg.params import SamplingParams
@@ -230,8 +231,9 @@ class EngineMetrics(Collector):
 def _cache_info(config: EngineConfig) -> dict[str, str]:
     """The labels of cache_config_info. Tokens are those of the groups that keep every token; scratch blocks hold none."""
     cache = config.cache
-    full = [n for n, g in zip(cache.blocks, cache.groups, strict=False) if not g.window] or list(cache.blocks)
-    tokens = (min(full) - 1) * cache.block_tokens if full else 0
+    kept = [(g.block_tokens * (n - 1), policy(g).whole) for n, g in zip(cache.blocks, cache.groups, strict=False)]
+    each = [n for n, whole in kept if whole] or [n for n, _ in kept] or [(n - 1) * cache.block_tokens for n in cache.blocks]
+    tokens = min(each, default=0)
     return {
         "block_size": str(cache.block_tokens),
         "cache_dtype": cache.dtype or "auto",

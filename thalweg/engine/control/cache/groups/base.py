@@ -47,6 +47,9 @@ class Group(ABC):
     """The table of every slot, where a row only grows while its sequence stays: what `rows` cuts its answer from. None:
     rows are made for each step."""
 
+    columns = 0
+    """Of its block table, always so many; 0: one for each block of the longest sequence in a step, and `growing`."""
+
     rewinds = True
     """Can a sequence go back to a position its steps have passed, but which has not returned?"""
 

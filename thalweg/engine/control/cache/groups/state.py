@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 class State(Group):
     whole = False
+    columns = 2
     rewinds = False
 
     def __init__(self, spec: KVSpec, total: int, index: int, around: Surroundings) -> None:

@@ -1,0 +1,51 @@
+"""Short causal convolutions over a sequence, whose last inputs are kept in its block of a state group."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.hal.op import Sample, op
+from thalweg.hal.ops.activation import activate
+from thalweg.hal.ops.ragged import Ragged, ragged_sample
+
+
+def _sample(name: str, channels: int, kernel: int) -> Sample:
+    def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        rows = ragged_sample()
+        x, weight = rng.normal(size=(rows[-1].size, channels)), rng.normal(size=(channels, 1, kernel)) / kernel**0.5
+        held = rng.normal(size=(rows.blocks, kernel - 1, channels))
+        return (*(a.astype(np.float16) for a in (x, weight, held)), *rows)
+
+    return Sample(name, make, {"act": "silu"})
+
+
+@op(samples=[_sample("4-taps", 96, 4), _sample("2-taps", 64, 2)], tolerances={"float32": 2e-6, "bfloat16": 1e-2})
+def causal_conv(
+    x: Tensor, weight: Tensor, held: Tensor, table: Tensor, context: Tensor, query: Tensor, last_row: Tensor,
+    token_seq: Tensor, *, act: str = "silu",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """A causal convolution of each channel by itself: x [T, C], weight [C, 1, K], held [blocks, K - 1, C] -> (y [T, C], held).
+
+    y[t, c] = act(weight[c, 0, K - 1] x[t, c] + weight[c, 0, K - 2] x[t - 1, c] + ...), of one sequence, summed in float32 in
+    that order and rounded before act, which is named as `ops.activation` does. What came before the batch is in `held`: the
+    last K - 1 inputs, oldest first; zeros before a sequence's first token.
+
+    table i32[S, >= 2], context, query, last_row i32[S], token_seq i32[T]: as in a StepBatch. A sequence reads block
+    table[s, 0], unless its context is 0, and writes its last K - 1 inputs to table[s, 1]. Kernels may write in place: use the
+    result."""
+    rows, taps = Ragged(table, context, query, last_row, token_seq), weight.shape[2]
+    before, each = rows.start(held), torch.arange(table.shape[0], device=x.device)
+    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for back in range(taps):
+        at = rows.offset - back
+        earlier = before[rows.seq, (at + taps - 1).clamp(0, taps - 2)]
+        value = torch.where((at >= 0)[:, None], x[(rows.rows - back).clamp(min=0)], earlier)
+        total = total + value.to(torch.float32) * weight[:, 0, taps - 1 - back].to(torch.float32)
+    kept = []
+    for ago in range(taps - 1, 0, -1):  # the input that was the `ago`-th last
+        at = rows.query - ago
+        new = x[(rows.last - ago + 1).clamp(min=0)]
+        kept.append(torch.where((at >= 0)[:, None], new, before[each, (at + taps - 1).clamp(0, taps - 2)]))
+    return activate(total.to(x.dtype), act), held.index_put((rows.write,), torch.stack(kept, 1))
