@@ -60,7 +60,7 @@ def measure(seqs: int, blocks: int, context: int, steps: int, kept: bool) -> flo
 
     group = SimpleNamespace(growing=table, spec=SimpleNamespace(block_tokens=BLOCK))
     cache: Any = SimpleNamespace(groups=[group], tables=copies)
-    builder = BatchBuilder(slots, cache, 1000, tables_kept=kept)
+    builder = BatchBuilder(slots, cache, tables_kept=kept)
     rows, i32 = np.arange(1, seqs + 1, dtype=np.int32), np.int32
     sampling, times = SamplingArrays.greedy(seqs), []
     for step in range(steps + 4):

@@ -37,7 +37,7 @@ KINDS = (
     Kind("family", "thalweg/models/families", "thalweg/models/registry.py", named=True),
     Kind("format", "thalweg/quantization/formats", "thalweg/quantization/registry.py"),
     Kind("KV group", "thalweg/engine/control/cache/groups", "thalweg/engine/control/cache/groups/__init__.py"),
-    Kind("step part", "thalweg/engine/control/parts", "thalweg/engine/control/parts/__init__.py"),
+    Kind("step part", "thalweg/engine/control/parts", "thalweg/features.py"),
 )
 
 

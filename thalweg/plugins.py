@@ -34,10 +34,15 @@ class OpenList:
     def load(self, name: str) -> Any:
         """KeyError for a name that is not there, UnsupportedModelError if a package's cannot be imported."""
         if name in self.here:
-            module, _, attribute = self.here[name].partition(":")
-            return getattr(import_module(module), attribute)
+            return imported(self.here[name])
         entry = self._outside[name]
         try:
             return entry.load()
         except (ImportError, AttributeError) as e:
             raise UnsupportedModelError(f"{name}: {entry.value}, of an installed package, cannot be imported: {e}") from e
+
+
+def imported(where: str) -> Any:
+    """What "module:attribute" names."""
+    module, _, attribute = where.partition(":")
+    return getattr(import_module(module), attribute)

@@ -11,6 +11,10 @@ import torch
 
 from thalweg.backends.torch_native import KERNELS
 from thalweg.hal.op import Binder
+from thalweg.hal.parts.bad_words import BadWords
+from thalweg.hal.parts.bias import Bias
+from thalweg.hal.parts.drafts import Drafts
+from thalweg.hal.parts.mask import Mask
 from thalweg.hal.step import SamplingArrays, StepBatch
 from thalweg.models.sampler import Sampler
 
@@ -56,9 +60,7 @@ def test_the_token_lands_in_the_history_only_where_a_row_emits(binder: Binder) -
 def test_logprobs_are_taken_before_or_after_everything(binder: Binder, mode: str) -> None:
     logits = torch.randn(2, V)
     batch = _batch(2, k=2, temperature=[0.5, 0.5], top_k=[3, 3], seed=[[1, 2], [3, 4]])
-    batch = replace(
-        batch, bias_row=np.array([0], np.int32), bias_token=np.array([7], np.int32), bias_value=np.array([99], np.float32)
-    )
+    batch = replace(batch, parts=(Bias(np.array([0], np.int32), np.array([7], np.int32), np.array([99], np.float32)),))
     batch.features = batch.infer_features(logprobs=2)
     got = _run(binder, logits, batch, mode)[0].logprobs
     want = logits.clone()
@@ -87,8 +89,10 @@ def test_a_ban_beats_a_bias_and_a_mask_beats_both(binder: Binder) -> None:
     mask = np.zeros((1, 2), np.uint32)
     mask[0, 1] = 1 << 3 | 1 << 5  # tokens 35 and 37
     batch = replace(
-        batch, bias_row=np.zeros(3, i32), bias_token=np.array([2, 37, 35], i32),
-        bias_value=np.array([50, 5, -np.inf], np.float32), mask=mask.view(i32),
+        batch, parts=(
+            Mask(mask.view(i32)),
+            Bias(np.zeros(3, i32), np.array([2, 37, 35], i32), np.array([50, 5, -np.inf], np.float32)),
+        ),
     )  # fmt: skip
     batch.features = batch.infer_features()
     assert _run(binder, logits, batch)[0].tokens.item() == 37
@@ -99,7 +103,7 @@ def test_bad_words_look_at_the_history(binder: Binder) -> None:
     logits[0, 9], logits[0, 4] = 5, 3
     history = torch.zeros(2, 8, dtype=torch.int32)
     history[1, 3:5] = torch.tensor([6, 7])
-    batch = replace(_batch(1), bad_row=np.zeros(1, np.int32), bad_words=np.array([[6, 7, 9]], np.int32))
+    batch = replace(_batch(1), parts=(BadWords(np.zeros(1, np.int32), np.array([[6, 7, 9]], np.int32)),))
     batch.features = batch.infer_features()
     assert _run(binder, logits, batch, history=history)[0].tokens.item() == 4
     history[1, 3] = 0
@@ -119,3 +123,14 @@ def test_a_seed_draws_the_same_token_in_any_row_of_any_batch(binder: Binder) -> 
 def test_an_unknown_mode_is_refused(binder: Binder) -> None:
     with pytest.raises(ValueError, match="logprobs_mode"):
         Sampler(binder, vocab=V, logprobs_mode="cooked")
+
+
+def test_a_step_made_for_drafts_serves_a_batch_without_any(binder: Binder) -> None:
+    """As of any part: an executable may be made for more than a batch asks for."""
+    logits = torch.randn(3, V)
+    batch = _batch(3)
+    plain, history = _run(binder, logits, batch)
+    wide, same = _run(binder, logits, batch.under(batch.features.plus(Drafts, 4).plus(Bias)))
+    assert wide.tokens.tolist() == plain.tokens.tolist()
+    assert wide.counts.tolist() == plain.counts.tolist()
+    assert torch.equal(history, same)

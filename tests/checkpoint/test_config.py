@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from thalweg.checkpoint.config import eos_ids, facts, generation_defaults, read_config
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models import sizes
-from thalweg.models.registry import family, supported
+from thalweg.models.registry import family, supported, windows
 
 GOOD = {
     "architectures": ["LlamaForCausalLM"],
@@ -152,7 +152,7 @@ def test_what_this_version_lacks_is_refused_in_words(tmp_path):
 )
 def test_without_windows_layers_see_everything_and_the_context_is_no_longer_than_one(architecture, change, length, tmp_path):
     save(tmp_path, {**GOOD, "architectures": [architecture], **change})
-    config = read_config(tmp_path, windows=False)
+    config = read_config(tmp_path, windows=windows)
     assert facts(config, tmp_path).max_len == length
     assert {s.kind for s in sizes.kept(family(config)(config), "float32", "", length)} == {"full"}
 
@@ -161,7 +161,7 @@ def test_windows_stay_where_positions_are_scaled(tmp_path):
     scaled = {"sliding_window": 32, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
     save(tmp_path, {**GOOD, "architectures": ["MistralForCausalLM"], **scaled})
     with pytest.raises(UnsupportedModelError, match="disable_sliding_window: not with positions scaled by yarn"):
-        read_config(tmp_path, windows=False)
+        read_config(tmp_path, windows=windows)
 
 
 def test_layer_types_must_name_every_layer():

@@ -30,7 +30,8 @@ def round_trip(codec, message):
 
 
 def test_a_request_survives_the_wire_with_infinite_bias_and_arrays_intact():
-    sent = request(logit_bias=((3, -float("inf")),), eos_ids=(1, 2), bad_words=((4, 5), (6,)))
+    extra = {"size": 3, "words": ["a", "b"], "share": 0.5}
+    sent = request(logit_bias=((3, -float("inf")),), eos_ids=(1, 2), bad_words=((4, 5), (6,)), extra=extra)
     (got,) = round_trip(TO_CORE, m.Add([sent])).requests
     assert got.sampling == sent.sampling
     assert got.cache_salt == "tenant"

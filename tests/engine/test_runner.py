@@ -11,6 +11,12 @@ import pytest
 
 from thalweg.engine.worker.rehearsal import Table, decodes, prompts
 from thalweg.engine.worker.runner import Runner
+from thalweg.hal.parts.bad_words import BadWords
+from thalweg.hal.parts.bias import Bias
+from thalweg.hal.parts.history import History
+from thalweg.hal.parts.mask import Mask
+from thalweg.hal.parts.penalties import Penalties
+from thalweg.hal.parts.scores import Scores
 from thalweg.hal.platform import Limits
 from thalweg.hal.step import Features, SamplingArrays, StepBatch, StepShape
 
@@ -115,16 +121,16 @@ def test_every_kind_of_step_is_rehearsed_in_scratch_and_padded_as_in_traffic() -
     at = next(i for i, s in enumerate(shapes) if s)
     assert shapes[at : at + 2] == ours
     assert set(shapes[:at]) == {None}
-    assert {b.features.score for s, _, b in machine.ran if s is None} == {-1, 20}
+    assert {b.features.level(Scores) for s, _, b in machine.ran if s is None} == {-1, 20}
     assert {b.features.logprobs for s, _, b in machine.ran if s} == {-1, 0, 20}
     for _, _, batch in machine.ran:
         assert not batch.slots.any()
         assert not batch.emit.any()
         assert not any(t.any() for t in batch.block_tables)
         assert len(batch.metadata) == 1
-        asked = batch.infer_features()
-        for name in ("lookback", "bias", "mask"):
-            assert getattr(batch.features, name) == getattr(asked, name), name
+        assert batch.features.parts == batch.infer_features().parts
+    kinds = {kind for _, _, b in machine.ran for kind, _ in b.features.parts}
+    assert kinds == {BadWords, Bias, History, Mask, Penalties, Scores}
 
 
 def test_limits_that_hold_little_are_kept_to() -> None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from thalweg.hal.step import LIST, SCRATCH, Features, SamplingArrays, StepBatch, StepShape, lay_out, pack
+from thalweg.hal.fields import LIST, Array, Part, dim, dims
+from thalweg.hal.parts.bad_words import BadWords
+from thalweg.hal.parts.bias import Bias
+from thalweg.hal.parts.drafts import Drafts
+from thalweg.hal.parts.history import History
+from thalweg.hal.parts.mask import Mask
+from thalweg.hal.parts.penalties import Penalties
+from thalweg.hal.parts.scores import Scores
+from thalweg.hal.step import SCRATCH, Features, SamplingArrays, StepBatch, StepShape, lay_out, pack, unpack
 
 I32 = np.int32
 
@@ -73,55 +81,123 @@ def test_padding_keeps_every_sequence_and_adds_scratch_alone(name: str) -> None:
 
 def test_flat_lists_grow_to_few_lengths_by_entries_that_do_nothing() -> None:
     n, words = 11, np.array([[7, 8, 9], [-1, 3, 4]], I32)
-    lists = {"history_slot": np.full(n, 2, I32), "history_pos": np.arange(n, dtype=I32), "history_token": np.full(n, 5, I32)}
-    batch = batch_of(
-        [1, 1], bias_row=np.ones(3, I32), bias_token=np.full(3, 6, I32), bias_value=np.ones(3, np.float32),
-        bad_row=np.ones(2, I32), bad_words=words, **lists,
-    )  # fmt: skip
+    parts = {
+        "bias": Bias(np.ones(3, I32), np.full(3, 6, I32), np.ones(3, np.float32)),
+        "history": History(np.full(n, 2, I32), np.arange(n, dtype=I32), np.full(n, 5, I32)),
+        "bad": BadWords(np.ones(2, I32), words), "none": Scores(*[np.empty(0, I32)] * 2),
+    }  # fmt: skip
+    batch = batch_of([1, 1], parts=tuple(parts.values()))
     padded = batch.pad(StepShape(4, 4, 2, True))
-    assert padded.bias_row.shape == padded.bias_token.shape == padded.bias_value.shape == (LIST,)
-    assert not padded.bias_value[3:].any()
-    assert padded.history_slot.shape == (16,)
-    assert (padded.history_slot[n:] == SCRATCH).all()
-    assert padded.history_token[:n].tolist() == lists["history_token"].tolist()
-    assert padded.bad_words.shape == (LIST, 3)
-    assert padded.bad_words[:2].tolist() == words.tolist()
-    assert (padded.bad_words[2:] == -1).all()  # no last token: nothing is banned
-    longer = replace(batch, bad_words=np.pad(words, ((0, 0), (1, 0)), constant_values=2)).pad(StepShape(4, 4, 2, True))
-    assert longer.bad_words.shape == (LIST, 5)
-    assert longer.bad_words[:2].tolist() == [[-1, 2, 7, 8, 9], [-1, 2, -1, 3, 4]]
-    assert batch.pad(StepShape(2, 2, 2, True)).score_rows.shape == (0,)
+    padded.check()
+    bias, history, bad = (padded.get(kind) for kind in (Bias, History, BadWords))
+    assert bias.row.shape == bias.token.shape == bias.value.shape == (LIST,)
+    assert not bias.value[3:].any()
+    assert history.slot.shape == (16,)
+    assert (history.slot[n:] == SCRATCH).all()
+    assert history.token[:n].tolist() == parts["history"].token.tolist()
+    assert bad.words.shape == (LIST, 3)
+    assert bad.words[:2].tolist() == words.tolist()
+    assert (bad.words[2:] == -1).all()  # no last token: nothing is banned
+    assert padded.get(Scores).row.shape == (0,)
+    parts["bad"].words = np.pad(words, ((0, 0), (1, 0)), constant_values=2)
+    longer = batch.pad(StepShape(4, 4, 2, True)).get(BadWords)
+    assert longer.words.shape == (LIST, 5)
+    assert longer.words[:2].tolist() == [[-1, 2, 7, 8, 9], [-1, 2, -1, 3, 4]]
+
+
+@dataclass(slots=True)
+class Everything(Part):
+    """A dimension of every kind."""
+
+    places: Array = dim("3 T", I32, fill=7)
+    kinds: Array = dim("S", I32, fill=-2)
+    rows: Array = dim("N wide", np.float32, fill=0.5)
+    targets: Array = dim("N", I32, fill=-1)
+    tail: Array = dim("S <length", I32, fill=9)
+    table: Array = dim("S B", I32)
+
+
+def everything(tokens: int, seqs: int, n: int = 3, wide: int = 2, length: int = 4, blocks: int = 2) -> Everything:
+    return Everything(
+        np.ones((3, tokens), I32), np.ones(seqs, I32), np.ones((n, wide), np.float32), np.ones(n, I32),
+        np.ones((seqs, length), I32), np.ones((seqs, blocks), I32),
+    )  # fmt: skip
+
+
+def test_the_arrays_of_any_part_are_padded_as_they_are_declared() -> None:
+    """A feature that `pad` knows nothing of: its arrays grow with the batch, by what fills them."""
+    padded = batch_of([3, 1], parts=(everything(4, 2),)).pad(StepShape(16, 3, 5))
+    padded.check()
+    part = padded.get(Everything)
+    assert part is not None
+    grown = {"places": (3, 16), "kinds": (3,), "rows": (8, 2), "targets": (8,), "tail": (3, 5), "table": (3, 5)}
+    assert {name: a.shape for name, a in ((d, getattr(part, d)) for d in dims(Everything))} == grown
+    assert part.places[:, :4].min() == 1
+    assert (part.places[:, 4:] == 7).all()
+    assert part.kinds.tolist() == [1, 1, -2]
+    assert (part.rows[3:] == 0.5).all()
+    assert (part.targets[3:] == -1).all()
+    assert part.tail.tolist() == [[9, 1, 1, 1, 1]] * 2 + [[9] * 5]
+    assert part.table.tolist() == [[1, 1, 0, 0, 0]] * 2 + [[0] * 5]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"places": np.ones((2, 4), I32)}, r"Everything\.places: shape \(2, 4\), expected \(3, 4\)"),
+        ({"kinds": np.ones(3, I32)}, r"Everything\.kinds: shape \(3,\), expected \(2\)"),
+        ({"targets": np.ones(4, I32)}, r"Everything\.targets: shape \(4,\), expected \(3\)"),
+        ({"rows": np.ones(3, np.float32)}, r"Everything\.rows: shape \(3,\), expected \(N, wide\)"),
+        ({"kinds": np.ones(2, np.int64)}, r"Everything\.kinds: dtype int64, expected int32"),
+    ],
+)
+def test_arrays_that_are_not_as_declared_are_named(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        batch_of([3, 1], parts=(replace(everything(4, 2), **change),))
+
+
+def test_two_parts_of_a_kind_are_one_too_many() -> None:
+    with pytest.raises(ValueError, match="two of one kind"):
+        batch_of([3, 1], parts=(everything(4, 2), everything(4, 2)))
+
+
+def test_a_blank_part_needs_every_length_and_changes_nothing() -> None:
+    part = Everything.blank({"T": 4, "S": 2, "B": 1, "N": 1, "wide": 3, "length": 2}, level=6)
+    assert (part.rows.shape, part.level) == ((1, 3), 6)
+    assert set(part.kinds.tolist()) == {-2}
+    with pytest.raises(KeyError, match="wide"):
+        Everything.blank({"T": 4, "S": 2, "B": 1, "N": 1})
 
 
 def test_padding_leaves_drafts_where_they_are_and_adds_none() -> None:
     pick = np.array([[0, 1, -1], [-1, -1, -1], [2, -1, -1]], I32)
-    drafts = {"draft_row": np.array([1, 2, 5], I32), "draft_pick": pick, "features": Features(drafts=2)}
-    padded = batch_of([3, 1, 2], [4, 9, 7], **drafts).pad(StepShape(16, 6, 5))
+    parts = (Drafts(np.array([1, 2, 5], I32), pick, level=2),)
+    padded = batch_of([3, 1, 2], [4, 9, 7], parts=parts).pad(StepShape(16, 6, 5))
     padded.check()
-    assert padded.draft_row.shape == (LIST,)
-    assert padded.draft_row[:3].tolist() == [1, 2, 5]
-    assert padded.draft_pick[:3].tolist() == pick.tolist()
-    assert (padded.draft_pick[3:] == -1).all()
+    drafts = padded.get(Drafts)
+    assert drafts.row.shape == (LIST,)
+    assert drafts.row[:3].tolist() == [1, 2, 5]
+    assert drafts.pick[:3].tolist() == pick.tolist()
+    assert (drafts.pick[3:] == -1).all()
 
 
 @pytest.mark.parametrize(
     ("row", "pick", "words"),
     [
-        ([1, 2, 5], [[0, 1], [-1, -1], [2, -1]], "draft_pick"),
-        ([0, 2, 5], [[0, 1, -1], [-1, -1, -1], [2, -1, -1]], "draft_row"),
-        ([1, 2, 3], [[0, 1, -1], [2, -1, -1], [-1, -1, -1]], "draft_row"),
+        ([1, 2, 5], [[0, 1], [-1, -1], [2, -1]], r"Drafts\.pick"),
+        ([0, 2, 5], [[0, 1, -1], [-1, -1, -1], [2, -1, -1]], r"Drafts\.row"),
+        ([1, 2, 3], [[0, 1, -1], [2, -1, -1], [-1, -1, -1]], r"Drafts\.row"),
     ],
 )
 def test_drafts_that_are_not_the_last_tokens_are_found(row: list[int], pick: list[list[int]], words: str) -> None:
-    drafts = {"draft_row": np.array(row, I32), "draft_pick": np.array(pick, I32), "features": Features(drafts=2)}
+    drafts = Drafts(np.array(row, I32), np.array(pick, I32), level=2)
     with pytest.raises(ValueError, match=words):
-        batch_of([3, 1, 2], [4, 9, 7], **drafts)
+        batch_of([3, 1, 2], [4, 9, 7], parts=(drafts,))
 
 
 def test_a_mask_allows_padding_everything() -> None:
-    padded = batch_of([1], mask=np.array([[5]], np.uint32)).pad(StepShape(2, 2, 2, True))
-    assert padded.mask is not None
-    assert padded.mask.tolist() == [[5], [0xFFFFFFFF]]
+    padded = batch_of([1], parts=(Mask(np.array([[5]], np.uint32)),)).pad(StepShape(2, 2, 2, True))
+    assert padded.get(Mask).allowed.tolist() == [[5], [0xFFFFFFFF]]
 
 
 @pytest.mark.parametrize(
@@ -151,12 +227,26 @@ def test_features_cover_what_they_have_and_nothing_more() -> None:
     assert some.covers(some)
     assert some.covers(Features())
     assert some.covers(Features(logprobs=0))
-    for more in (Features(truncate=True), Features(random=True, logprobs=4), Features(random=True, score=0)):
+    for more in (Features(truncate=True), Features(random=True, logprobs=4), Features(random=True).plus(Scores)):
         assert not some.covers(more)
+    scored = some.plus(Scores, 5).plus(Bias)
+    assert (scored.level(Scores), scored.level(Bias), scored.level(Mask)) == (5, 0, -1)
+    assert scored == some.plus(Bias).plus(Scores, 2).plus(Scores, 5)
+    assert scored.covers(some.plus(Scores, 4))
+    for more in (some.plus(Scores, 6), some.plus(Mask), scored.plus(Drafts, 2)):
+        assert not scored.covers(more)
+
+
+def test_only_what_changes_logits_needs_them() -> None:
+    """A step that takes every row's argmax, whoever scores prompts or verifies drafts."""
+    assert Features().plus(Scores, 3).plus(Drafts, 2).plus(History).plain
+    for kind in (Bias, BadWords, Mask, Penalties):
+        assert not Features().plus(kind).plain
 
 
 def test_arrays_of_a_batch_lie_apart_and_aligned_in_one_buffer() -> None:
-    batch = batch_of([3, 1, 1], mask=np.ones((3, 5), np.uint32), bias_value=np.ones(3, np.float32))
+    one = np.ones(3, I32)
+    batch = batch_of([3, 1, 1], parts=(Mask(np.ones((3, 5), np.uint32)), Bias(one, one, np.ones(3, np.float32))))
     layout, n = lay_out(batch)
     ends = 0
     for _, kind, shape, at in layout:
@@ -169,6 +259,11 @@ def test_arrays_of_a_batch_lie_apart_and_aligned_in_one_buffer() -> None:
     for (name, array), (_, kind, shape, at) in zip(batch.arrays(), layout, strict=True):
         size = np.dtype(kind).itemsize * int(np.prod(shape))
         assert np.array_equal(buffer[at : at + size].view(kind).reshape(shape), array), name
+    names = [name for name, _ in batch.arrays()]
+    assert {"tokens", "block_tables.0", "sampling.seed", "parts.Mask.allowed", "parts.Bias.row"} <= set(names)
+    assert len(set(names)) == len(names)
+    again = unpack(batch, {name: name for name in names})  # type: ignore[misc]
+    assert (again.tokens, again.get(Bias).value, again.block_tables) == ("tokens", "parts.Bias.value", ("block_tables.0",))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import numpy as np
 from thalweg.checkpoint.config import read_config
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
+from thalweg.hal.parts.scores import Scores
 from thalweg.hal.platform import Place
 from thalweg.hal.step import ON_DEVICE, SamplingArrays, StateBox, StepBatch, StepResult
 from thalweg.models.build import build
@@ -86,11 +87,10 @@ class Rig:
             emit=np.array([s.done + n == len(s.tokens) for s, n in work]),
             block_tables=tuple(self._table(g, t[slots - 1], slots) for g, t in enumerate(self.tables)),
             sampling=SamplingArrays.greedy(len(work)),
-            score_rows=np.array(rows, np.int32),
-            score_targets=np.array(targets, np.int32),
+            parts=(Scores(np.array(rows, np.int32), np.array(targets, np.int32)),) if rows else (),
         )
         out.check()
-        out.features = out.infer_features(logprobs=0, score=0)
+        out.features = out.infer_features(logprobs=0)
         out.metadata = self.model.metadata(out, None)
         self.steps[slots] += 1
         return out
@@ -105,7 +105,8 @@ class Rig:
     def step(self, work: Sequence[tuple[Seq, int]], score: bool = False) -> StepResult:
         batch = self.batch(work, score)
         result = self.run(batch).result()
-        for row, target_row in enumerate(batch.score_rows):
+        scores = batch.get(Scores)
+        for row, target_row in enumerate(() if scores is None else scores.row):
             work[int(batch.token_seq[target_row])][0].scores.append(float(result.score.values[row, 0]))
         for i, (s, n) in enumerate(work):
             s.done += n

@@ -10,6 +10,7 @@ import pytest
 from rig import Rig, Seq
 
 from thalweg.checkpoint.hub import resolve_model
+from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.step import Features, StepBatch, StepShape
 
 PROMPTS = ["Reverse the word: lantern", "12 + 30 = ", "one two one two one"]
@@ -48,8 +49,8 @@ def with_drafts(batch: StepBatch, drafts: list[int]) -> StepBatch:
     picked = column < counts[:, None]
     pick = np.where(picked, (np.cumsum(counts) - counts)[:, None] + column, -1).astype(np.int32)
     rows = ((batch.last_row + 1 - counts)[:, None] + column)[picked].astype(np.int32)
-    made = replace(batch, draft_row=rows, draft_pick=pick, emit=np.ones(len(drafts), bool))
-    made.features = replace(batch.features, drafts=MOST)
+    made = replace(batch, parts=(Drafts(rows, pick, level=MOST),), emit=np.ones(len(drafts), bool))
+    made.features = made.infer_features()
     made.check()
     return made
 

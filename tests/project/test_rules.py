@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import byte_formulas
 import choke_points
 import device_words
 import group_kinds
@@ -235,3 +236,27 @@ def test_nobody_outside_the_policies_asks_what_kind_a_kv_group_is() -> None:
     assert found == []
     policies = [s for s in sources(ROOT, "thalweg/engine") if s.path.startswith(group_kinds.HOME)]
     assert {"full.py", "window.py", "state.py"} <= {s.path.rpartition("/")[2] for s in policies}
+
+
+# ---------------------------------------------------------------- formulas beside the walk over a spec
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("def f(m): return 2 * m.layers * m.kv_heads * m.head_dim", "multiplies layers by kv_heads by head_dim"),
+        ("def f(m): return len(m.layers) * 4 * m.hidden", "multiplies layers by hidden"),
+        ("def f(m, hidden): return hidden * (m.vocab + 1)", "multiplies hidden by vocab"),
+        ("def f(m): return m.tokens * m.hidden", ""),
+        ("def f(m): return m.blocks * m.bytes_per_block", ""),
+    ],
+)
+def test_a_second_byte_formula_is_found(tmp_path: Path, line: str, words: str) -> None:
+    found = findings(byte_formulas.check, tmp_path, "engine/planning/memory.py", line)
+    assert words in found
+    assert bool(words) == bool(found)
+
+
+def test_there_is_one_byte_formula() -> None:
+    rooms = ("thalweg/engine", "thalweg/cli", "thalweg/bench", "thalweg/checkpoint", "thalweg/server")
+    assert [str(f) for s in sources(ROOT, *rooms) for f in byte_formulas.check(s)] == []

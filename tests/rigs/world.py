@@ -201,7 +201,7 @@ class World:
         assert batch.slots.size <= config.scheduler.max_seqs
         assert (batch.slots > 0).all()
         logprobs = max(int(s.logprobs[slot]) for slot in batch.slots)
-        inferred = batch.infer_features(logprobs, batch.features.score, batch.features.drafts)
+        inferred = batch.infer_features(logprobs)
         assert batch.features == inferred, (batch.features, inferred)
         assert batch.uniform == 0 or (batch.uniform == 1 and (batch.query == 1).all())
         for table, g in zip(batch.block_tables, self.core.kv.groups, strict=True):

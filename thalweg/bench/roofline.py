@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.bench.common import at_least, check_output, random_prompts, write
-from thalweg.checkpoint.config import read_config
 from thalweg.config import EngineArgs
+from thalweg.engine.planning import described
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import BYTES
 from thalweg.hal.weights import DENSE, WeightFormat
@@ -130,9 +130,7 @@ def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
     llm = LLM.from_engine_args(args)
     if not llm.kernel_plan or (not llm.device.kernels and not llm.device.attention):
         raise ConfigError(f"--device {llm.device.info.kind} computes no model: there is nothing to measure")
-    hf = read_config(
-        Path(llm.config.model.path), args.hf_overrides, registry_of_formats.check, windows=not args.disable_sliding_window
-    )
+    hf = described.read(args, Path(llm.config.model.path))
     spec, dtype, method = registry.family(hf)(hf), llm.config.model.dtype, llm.config.model.quantization
     scheme = registry_of_formats.scheme(hf, method)
     form = next(scheme.of(w.role, w.sources[0].name) for w in parameters(spec) if w.role == "linear")

@@ -5,7 +5,7 @@ what an architecture does with them is decided in `models/`. No tensor framework
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def read_config(
     overrides: Mapping[str, Any] | None = None,
     accept: Callable[[quantised.Described], None] = quantised.refuse,
     *,
-    windows: bool = True,
+    windows: Callable[[Config], Collection[int]] | None = None,
 ) -> dict[str, Any]:
     """config.json of a model directory, with top-level keys replaced by `overrides`. What `sentence` found beside it stands in
     `pooling`. CheckpointError names file and key
@@ -41,7 +41,8 @@ def read_config(
 
     accept: called with what the checkpoint says of quantised weights, if it has some, and raises if nobody reads them.
     Default: they are refused. A description that is accepted stands in `quantization_config`, its name in `quant_method`.
-    windows False: the context is no longer than what a sliding window sees."""
+    windows: what finds the sliding windows of a model's layers (0 = none). The context is made no longer than the least, so
+    that layers see everything."""
     file = Path(path) / "config.json"
     config = _read_object(file)
     for key, value in (overrides or {}).items():
@@ -57,26 +58,23 @@ def read_config(
         pooled = sentence.described(file.parent, _read_json)
         if pooled is not None:
             config["pooling"] = pooled
-    if not windows:
-        _within_window(config)
+    if windows is not None:
+        _within_window(config, min(filter(None, windows(config)), default=0))
     return config
 
 
-def _within_window(config: dict[str, Any]) -> None:
-    """A context no longer than the sliding window, where there is one: then it hides nothing. Files with `max_window_layers`
-    use it only if they say so; a file of Mistral's without the key has the window its family assumes."""
-    absent = 4096 if architecture(config) == "MistralForCausalLM" else None
-    given = {**config, "sliding_window": config.get("sliding_window", absent)}
-    if given["sliding_window"] is None or not flag(config, "use_sliding_window", "max_window_layers" not in config):
+def _within_window(config: dict[str, Any], window: int) -> None:
+    """A context no longer than the window, where there is one: then it hides nothing."""
+    length = max_len(config)
+    if not 0 < window < length:
         return
-    window, length = integer(given, "sliding_window"), max_len(config)
     rope = "default" if _by_layer_type(config) else rope_parameters(config)["rope_type"]
-    if window < length and rope not in ("default", "llama3"):
+    if rope not in ("default", "llama3"):
         raise UnsupportedModelError(
             f"disable_sliding_window: not with positions scaled by {rope}, which depend on the context's length; "
             f"leave it out, and set max_model_len to {window}"
         )
-    config["max_position_embeddings"] = min(window, length)
+    config["max_position_embeddings"] = window
 
 
 def architecture(config: Config, where: str | Path = "config.json") -> str:

@@ -6,6 +6,8 @@ Requests are known here by an integer handle the client chooses; text never cros
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 
@@ -41,16 +43,8 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Empty: every token."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences whose last token may not follow the others."""
-
-    @property
-    def lookback(self) -> bool:
-        """Does sampling read the history?"""
-        return (
-            self.repetition_penalty != 1
-            or self.presence_penalty != 0
-            or self.frequency_penalty != 0
-            or any(len(w) > 1 for w in self.bad_words)
-        )
+    extra: dict[str, Any] = {}
+    """SamplingParams.extra_args as the features they belong to checked them (`thalweg.features`): plain values."""
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):

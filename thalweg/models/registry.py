@@ -45,6 +45,11 @@ def supported(config: Mapping[str, Any]) -> str:
     return name
 
 
+def windows(config: Mapping[str, Any]) -> list[int]:
+    """Of its layers: tokens that each sees, 0 for all."""
+    return [getattr(layer.mixer, "window", 0) for layer in family(config)(config).layers]
+
+
 def family(config: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], ModelSpec]:
     """The function that reads this architecture's configuration. Loads no tensor framework either."""
     found: Callable[[Mapping[str, Any]], ModelSpec] = _LIST.load(supported(config))

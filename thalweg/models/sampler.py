@@ -1,21 +1,26 @@
 """The tail of every step: from logits to tokens, the same for every model and device.
 
-Order: penalties, bad words, biases, mask, temperature, truncation, draw. What is left out is decided by
-`StepBatch.features`, which are static. All arithmetic is bound ops; knows no model and no request.
+Order: what changes logits (`logits/`, in the order of `thalweg.features`), temperature, truncation, draw. What is left out
+is decided by `StepBatch.features` and by which parts the batch has: both are static. Knows no model and no request.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thalweg.config import LOGPROBS_MODES
+from thalweg.features import all_features
 from thalweg.hal import ops
+from thalweg.hal.fields import Part
 from thalweg.hal.op import Binder, Bound
+from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.step import SCRATCH, Features, Logprobs, SamplingArrays, StepBatch, StepResult
+from thalweg.models.logits.change import Change, Rows
+from thalweg.plugins import imported
 
 
 class Sampler:
@@ -27,10 +32,9 @@ class Sampler:
         self._processed = logprobs_mode.startswith("processed")
         self._normalise = logprobs_mode.endswith("logprobs")
         self._binder, self._facts = binder, {"vocab": vocab, "dtype": "float32"}
-        self._penalties = self._bind(ops.penalties)
-        self._bad_words = self._bind(ops.bad_words)
-        self._logit_bias = self._bind(ops.logit_bias)
-        self._token_mask = self._bind(ops.token_mask)
+        self._changes: list[tuple[type[Part], Change]] = [
+            (imported(f.part), imported(f.logits)(self._bind)) for f in all_features() if f.logits
+        ]
         self._truncate = self._bind(ops.truncate)
         self._sample = {random: self._bind(ops.sample, random=random) for random in (False, True)}
         self._draw = binder.offer(ops.draw, **self._facts)
@@ -48,12 +52,12 @@ class Sampler:
         position its token will take, so a draft is right exactly if that token would have been sampled without it.
 
         Sequences with drafts ask for nothing that `_shape` does, nor for logprobs: the caller sees to that."""
-        want, s = batch.features, batch.sampling
+        want, s, drafts = batch.features, batch.sampling, batch.get(Drafts)
         position = batch.context + batch.query
-        shaped = self._shape(logits, history, position, batch)
-        if want.drafts:
-            s = _of_rows(s, batch.token_seq.index_select(0, batch.draft_row))
-            position = torch.cat([position, batch.positions.index_select(0, batch.draft_row)])
+        shaped = self._shape(logits, Rows(history, batch.slots, position), batch)
+        if drafts is not None:
+            s = _of_rows(s, batch.token_seq.index_select(0, drafts.row))
+            position = torch.cat([position, batch.positions.index_select(0, drafts.row)])
         if self._draw is not None and not (self._processed and want.logprobs >= 0):
             tokens, most = self._draw(shaped, s.temperature, s.top_k, s.top_p, s.min_p, s.seed, position)
             chosen = self._chosen(logits, tokens, batch) if want.logprobs >= 0 else None
@@ -72,21 +76,22 @@ class Sampler:
     ) -> tuple[StepResult, Tensor]:
         """The result and history of tokens i32[S], with drafts i32[S + D], that were chosen already. most: the largest logit
         of each row, NaN if one is."""
-        if batch.features.drafts:
-            return self._verify(tokens, ~(most < float("inf")), history, batch, logprobs)
+        drafts = batch.get(Drafts)
+        if drafts is not None:
+            return self._verify(tokens, ~(most < float("inf")), history, batch, drafts, logprobs)
         history = self._write(history, torch.where(batch.emit, batch.slots, SCRATCH), batch.context + batch.query, tokens)
         invalid = ~(most < float("inf"))  # true for NaN and for +inf
         return StepResult(tokens[:, None], batch.emit.to(torch.int32), logprobs=logprobs, invalid=invalid), history
 
     def _verify(
-        self, tokens: Tensor, invalid: Tensor, history: Tensor, batch: StepBatch, logprobs: Logprobs | None
+        self, tokens: Tensor, invalid: Tensor, history: Tensor, batch: StepBatch, drafts: Drafts, logprobs: Logprobs | None
     ) -> tuple[StepResult, Tensor]:
         """Of each sequence the tokens sampled before its drafts, as far as drafts are right, and the one after those."""
-        n, pick = batch.slots.shape[0], batch.draft_pick
+        n, pick = batch.slots.shape[0], drafts.pick
         column = torch.arange(pick.shape[1], device=pick.device, dtype=torch.int32)
         row = torch.arange(n, device=pick.device, dtype=torch.int32)
         at = torch.where(pick < 0, row[:, None], pick + n)
-        right = torch.cat([row < 0, tokens[n:] == batch.tokens.index_select(0, batch.draft_row)])
+        right = torch.cat([row < 0, tokens[n:] == batch.tokens.index_select(0, drafts.row)])
         tokens, right, invalid = (a.index_select(0, at.flatten()).view(at.shape) for a in (tokens, right, invalid))
         accepted = right.to(torch.int32).cumprod(1).sum(1).to(torch.int32)
         kept = (column <= accepted[:, None]) & batch.emit[:, None]
@@ -101,22 +106,17 @@ class Sampler:
         """Logprobs of known next tokens (of a prompt): logits f32[P, V] as the model gave them, targets i32[P]."""
         return self._best(logits, targets, k)
 
-    def _shape(self, logits: Tensor, history: Tensor, lengths: Tensor, batch: StepBatch) -> Tensor:
-        """What does not depend on temperature: penalties, bans, biases, the mask. Of each sequence's last row only."""
-        want, s = batch.features, batch.sampling
-        if want.drafts and (want.lookback or want.bias or want.mask):
-            n = batch.slots.shape[0]
-            last = self._shape(logits[:n], history, lengths, replace(batch, features=replace(want, drafts=0)))
-            return torch.cat([last, logits[n:]])
-        if want.lookback:
-            logits = self._penalties(logits, history, batch.slots, lengths, s.prompt_len, s.repetition, s.presence, s.frequency)
-            if batch.bad_row.shape[0]:
-                logits = self._bad_words(logits, history, batch.slots, lengths, batch.bad_row, batch.bad_words)
-        if want.bias and batch.bias_row.shape[0]:
-            logits = self._logit_bias(logits, batch.bias_row, batch.bias_token, batch.bias_value)
-        if want.mask and batch.mask is not None:
-            logits = self._token_mask(logits, batch.mask)
-        return logits
+    def _shape(self, logits: Tensor, rows: Rows, batch: StepBatch) -> Tensor:
+        """What does not depend on temperature: penalties, bans, biases, masks. Of each sequence's last row only."""
+        asked = [(change, part) for kind, change in self._changes if (part := batch.get(kind)) is not None]
+        if not asked:
+            return logits
+        n = batch.slots.shape[0]
+        drafted = logits.shape[0] > n
+        last = logits[:n] if drafted else logits
+        for change, part in asked:
+            last = change(last, part, rows)
+        return torch.cat([last, logits[n:]]) if drafted else last
 
     @staticmethod
     def _scale(logits: Tensor, temperature: Tensor, want: Features) -> Tensor:

@@ -12,6 +12,9 @@ from thalweg.hal import ops
 from thalweg.hal.device import Device
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Binder
+from thalweg.hal.parts.drafts import Drafts
+from thalweg.hal.parts.history import History
+from thalweg.hal.parts.scores import Scores
 from thalweg.hal.step import Array, Logprobs, Params, State, Step, StepBatch, StepResult
 from thalweg.models.build import Model
 from thalweg.models.heads.pooling import Pooler, pooled
@@ -51,22 +54,23 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
     sampler = Sampler(binder, vocab=model.vocab, logprobs_mode=logprobs_mode)
 
     def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
-        history = state["history"]
-        if batch.history_slot.shape[0]:
-            history = write(history, batch.history_slot, batch.history_pos, batch.history_token)
+        history, seen = state["history"], batch.get(History)
+        if seen is not None:
+            history = write(history, seen.slot, seen.position, seen.token)
         slots = batch.slots.index_select(0, batch.token_seq)
         positions = batch.positions.clamp(max=model.max_len - 1)  # padding may count on past the longest sequence
         batch = replace(batch, positions=positions, tokens=resolve(batch.tokens, history, slots, positions))
         history = write(history, slots, batch.positions, batch.tokens)
         x, kv = model.forward(params, batch, state["kv"])
-        rows = torch.cat([batch.last_row, batch.draft_row - 1]) if batch.features.drafts else batch.last_row
+        drafts, scores = batch.get(Drafts), batch.get(Scores)
+        rows = batch.last_row if drafts is None else torch.cat([batch.last_row, drafts.row - 1])
         last = x.index_select(0, rows)
         if model.has_argmax and batch.features.plain:
             result, history = sampler.emit(*model.argmax(params, last), history, batch)
         else:
             result, history = sampler(model.logits(params, last), history, batch)
-        if batch.features.score >= 0 and batch.score_rows.shape[0]:
-            result = replace(result, score=_score(model, sampler, params, x, batch))
+        if scores is not None:
+            result = replace(result, score=_score(model, sampler, params, x, scores))
         return {"kv": kv, "history": history}, result
 
     return step
@@ -81,11 +85,11 @@ def _pooling_step(model: Model, pooler: Pooler) -> Step:
     return step
 
 
-def _score(model: Model, sampler: Sampler, params: Params, x: Array, batch: StepBatch) -> Logprobs:
+def _score(model: Model, sampler: Sampler, params: Params, x: Array, scores: Scores) -> Logprobs:
     """Logprobs of tokens that are already known, in chunks of SCORE_ROWS rows."""
     parts = []
-    for at in range(0, batch.score_rows.shape[0], SCORE_ROWS):
-        rows, targets = (a[at : at + SCORE_ROWS] for a in (batch.score_rows, batch.score_targets))
+    for at in range(0, scores.row.shape[0], SCORE_ROWS):
+        rows, targets = (a[at : at + SCORE_ROWS] for a in (scores.row, scores.target))
         logits = model.logits(params, x.index_select(0, rows))
-        parts.append(sampler.score(logits, targets, batch.features.score))
+        parts.append(sampler.score(logits, targets, scores.level))
     return Logprobs(*(torch.cat([getattr(p, f) for p in parts]) for f in ("tokens", "values", "ranks")))

@@ -103,15 +103,16 @@ def test_a_recorded_step_cuts_what_each_batch_holds(library: Library, device: An
     cache = torch.from_numpy(rng.standard_normal((513, *backend.layout(spec, SIZE).shape))).to(torch.bfloat16)
 
     def step(params: Any, kv: Any, b: StepBatch) -> Any:
-        q, k, v = (b.extras[n].to(torch.bfloat16) for n in "qkv")
+        heads = b.get(seq.Heads)
+        q, k, v = (a.to(torch.bfloat16) for a in (heads.q, heads.k, heads.v))
         out, kv = backend.attend(q, k, v, kv, b, 0, spec)
         return kv, StepResult(b.slots[:, None], b.query, extras={"out": out.to(torch.float32)})
 
     recorded = RecordingExecutable(step, None, StateBox(cache.clone()), lib, Arena(lib))
     written = EagerExecutable(step, None, StateBox(cache.clone()))
     for context in _contexts():
-        new = {n: rng.standard_normal((2, h, 32)).astype(np.float32) for n, h in (("q", 4), ("k", 1), ("v", 1))}
-        batch = replace(seq.batch_of(table, context, [1, 1]), uniform=1, extras=new)
+        new = seq.Heads(*(rng.standard_normal((2, heads, 32)).astype(np.float32) for heads in (4, 1, 1)))
+        batch = replace(seq.batch_of(table, context, [1, 1]), uniform=1, parts=(new,))
         got, want = (exe(replace(batch, metadata=({},))).result().extras["out"] for exe in (recorded, written))
         np.testing.assert_array_equal(got, want, err_msg=f"{context}")
     assert [not isinstance(t, str) for t in recorded._tapes.values()] == [True]

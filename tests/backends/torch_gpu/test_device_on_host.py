@@ -18,6 +18,9 @@ from thalweg.backends.torch_gpu.testing import HostGpuOptions, HostGpuPlatform
 from thalweg.errors import DeviceError
 from thalweg.hal import ops
 from thalweg.hal.device import DeviceInfo
+from thalweg.hal.parts.bad_words import BadWords
+from thalweg.hal.parts.bias import Bias
+from thalweg.hal.parts.scores import Scores
 from thalweg.hal.platform import Place
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
 
@@ -186,17 +189,18 @@ def test_padded_bad_words_ban_what_the_words_ban() -> None:
     def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
         lengths = torch.full((4,), 3, dtype=torch.int32, device=batch.slots.device)
         logits = torch.zeros((4, 50), device=batch.slots.device)
-        left = ops.bad_words(logits, state, batch.slots, lengths, batch.bad_row, batch.bad_words)
+        bad = batch.get(BadWords)
+        assert bad is not None
+        left = ops.bad_words(logits, state, batch.slots, lengths, bad.row, bad.words)
         return state, StepResult(batch.tokens[:, None], batch.query, extras={"left": left})
 
     device = _device()
     history = device.put(torch.tensor([[0, 0, 0], [5, 6, 7], [5, 6, 8], [1, 2, 3], [9, 9, 9]], dtype=torch.int32))
-    run = device.compile(step, None, StateBox(history), SHAPE, Features(lookback=True))
-    for words in ([[-1, 7, 20], [-1, -1, 30]], [[6, 8, 21]], [[-1, -1, 9], [6, 7, 22], [5, 6, 23]]):
+    run = device.compile(step, None, StateBox(history), SHAPE, Features().plus(BadWords))
+    for words in ([[-1, 7, 20], [-1, -1, 30]], [[6, 8, 21]], [[-1, -1, 9], [6, 7, 22], [5, 6, 23]], [[5, 6, 7, 24]]):
         for _ in range(3):
             batch = _batch(4, 0)
-            batch.bad_words = np.array(words, np.int32)
-            batch.bad_row = np.arange(len(words), dtype=np.int32)
+            batch.parts = (BadWords(np.arange(len(words), dtype=np.int32), np.array(words, np.int32)),)
             plain = device.compile(step, None, StateBox(history), None, None)(batch).result()
             np.testing.assert_array_equal(run(batch).result().extras["left"], plain.extras["left"])
     assert device._runtime.replays > 0  # type: ignore[attr-defined]
@@ -321,23 +325,22 @@ def test_what_python_decides_while_a_step_is_captured_is_decided_for_good() -> N
 
 def test_batches_of_other_layouts_get_graphs_of_their_own_up_to_a_limit() -> None:
     def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
-        return state, StepResult(batch.tokens[:, None], batch.query, extras={"bias": batch.bias_value.sum()})
+        bias = batch.get(Bias)
+        return state, StepResult(
+            batch.tokens[:, None], batch.query, extras={"bias": bias.value.sum() if bias else batch.tokens[0] * 0}
+        )
 
     device = _device()
-    run = device.compile(step, None, _box(device), SHAPE, Features(bias=True))
+    run = device.compile(step, None, _box(device), SHAPE, Features().plus(Bias))
     for round in range(3):
         for n in (0, 1, 3, 16, 17, 40, 100, 200, 400, 900, 2000):
-            batch = _batch(4, 0)
-            batch.bias_row, batch.bias_token = np.zeros(n, np.int32), np.zeros(n, np.int32)
-            batch.bias_value = np.full(n, 0.5, np.float32)
-            assert float(run(batch).result().extras["bias"]) == n / 2, round
+            assert float(run(_biased(n) if n else _batch(4, 0)).result().extras["bias"]) == n / 2, round
     assert device._runtime.captures == exe_module.LAYOUTS  # type: ignore[attr-defined]
 
 
 def _biased(n: int) -> StepBatch:
     batch = _batch(4, 0)
-    batch.bias_row, batch.bias_token = np.zeros(n, np.int32), np.zeros(n, np.int32)
-    batch.bias_value = np.full(n, 0.5, np.float32)
+    batch.parts = (Bias(np.zeros(n, np.int32), np.zeros(n, np.int32), np.full(n, 0.5, np.float32)),)
     return batch
 
 
@@ -345,7 +348,7 @@ def test_a_layout_gets_the_graph_of_one_that_no_step_has_needed_for_long(monkeyp
     monkeypatch.setattr(exe_module, "LAYOUTS", 2)
     monkeypatch.setattr(exe_module, "IDLE", 5)
     device = _device()
-    run = device.compile(_sum_step, None, _box(device), SHAPE, Features(bias=True))
+    run = device.compile(_sum_step, None, _box(device), SHAPE, Features().plus(Bias))
     runtime: Any = device._runtime
     for n in (16, 16, 32, 32):
         run(_biased(n))
@@ -367,7 +370,7 @@ def test_more_layouts_than_there_is_room_for_are_told_once(
     monkeypatch.setattr(exe_module, "LAYOUTS", 2)
     device = _device()
     for _ in range(2):
-        run = device.compile(_sum_step, None, _box(device), SHAPE, Features(bias=True))
+        run = device.compile(_sum_step, None, _box(device), SHAPE, Features().plus(Bias))
         for _ in range(5):
             for n in (16, 32, 64):
                 run(_biased(n)).result()
@@ -396,7 +399,7 @@ def test_all_graphs_read_their_batches_from_one_buffer_where_the_largest_comes_f
 def test_as_much_is_prepared_as_is_asked_for(prepare: str, captures: int) -> None:
     device = _device(prepare=prepare)
     run, rare = (
-        device.compile(_sum_step, None, _box(device), SHAPE, device.widen(f)) for f in (Features(), Features(bias=True))
+        device.compile(_sum_step, None, _box(device), SHAPE, device.widen(f)) for f in (Features(), Features().plus(Bias))
     )
     assert list(device.prepared([SHAPE])) == [SHAPE] * captures
     assert device.warms == (prepare != "none")
@@ -421,7 +424,7 @@ def test_few_kinds_of_requests_need_graphs_of_their_own() -> None:
     counts = {device.widen(Features(logprobs=k)).logprobs for k in range(1, 21)}
     assert counts == {20}
     assert device.widen(Features(logprobs=0)).logprobs == 0  # of the sampled token alone: next to nothing
-    assert device.widen(Features(score=5)).score == 20
+    assert device.widen(Features().plus(Scores, 5)).level(Scores) == 20
     assert device.widen(Features(logprobs=70)).logprobs == 70
 
 

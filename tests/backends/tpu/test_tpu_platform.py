@@ -20,6 +20,8 @@ from thalweg.backends.tpu import TpuOptions, TpuPlatform
 from thalweg.backends.tpu.arrays import pack, to_host
 from thalweg.backends.tpu.mesh import Ranks
 from thalweg.errors import ConfigError, DeviceError
+from thalweg.hal.parts.bias import Bias
+from thalweg.hal.parts.mask import Mask
 from thalweg.hal.platform import Limits, ModelInfo, Place
 from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
 
@@ -134,19 +136,21 @@ def test_batches_of_one_bucket_share_a_program_whatever_their_lists_hold() -> No
     device, shape = _open(), StepShape(8, 8, 4)
     exe = device.compile(_count, None, StateBox(device.alloc((4,), "int32")), shape, None)
     for n in range(1, 8):
-        bias = {"bias_row": np.zeros(n, np.int32), "bias_token": np.zeros(n, np.int32), "bias_value": np.ones(n, np.float32)}
+        bias = {"parts": (Bias(np.zeros(n, np.int32), np.zeros(n, np.int32), np.ones(n, np.float32)),)}
         exe(_batch(n, **bias).pad(shape)).result()
     assert len(exe._programs) == 1
 
 
 def test_a_batch_travels_as_one_buffer_and_arrives_as_it_was() -> None:
-    batch = _batch(3, mask=np.array([[1 << 31], [7], [0]], np.uint32), bias_value=np.array([-np.inf, 0.5], np.float32))
+    two = np.arange(2, dtype=np.int32)
+    parts = (Mask(np.array([[1 << 31], [7], [0]], np.uint32)), Bias(two, two, np.array([-np.inf, 0.5], np.float32)))
+    batch = _batch(3, parts=parts)
     buffer, cut_up, _ = pack(batch)
     got = cut_up.map(lambda cut: np.asarray(cut.out_of(jax.numpy.asarray(buffer))))
     for (name, a), (_, b) in zip(batch.arrays(), got.arrays(), strict=True):
         np.testing.assert_array_equal(a.view(np.int32) if a.dtype == np.uint32 else a, b, err_msg=name)
     with pytest.raises(TypeError, match="float64"):
-        pack(_batch(1, extras={"wide": np.zeros(1)}))
+        pack(_batch(1, parts=(Bias(two, two, np.zeros(2)),)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.int64])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,6 +26,7 @@ from thalweg.engine.worker import absent as worker
 from thalweg.engine.worker.build import build
 from thalweg.hal import discovery
 from thalweg.hal.device import Device
+from thalweg.hal.fields import dims
 from thalweg.hal.platform import Place
 
 FIRST, STEPS = 12, 60
@@ -38,7 +40,7 @@ def variants(arch: str, model: str) -> dict[str, Any]:
     for batch in list(worker.steps(config))[:FIRST]:
         built.launch(batch)
     for features in worker._features(config):
-        built.launch(worker.asking(worker._batch(config, [5], [1]), features, config.model.vocab))
+        built.launch(worker.asking(worker._batch(config, [5], [1]), features, worker.sizes(config.model.vocab)))
     first = [name for _, name in absent.kernels()]
     for _ in range(STEPS):
         seqs = rng.randint(1, min(40, config.scheduler.max_seqs))
@@ -46,26 +48,17 @@ def variants(arch: str, model: str) -> dict[str, Any]:
         context = [rng.randint(0, config.model.max_len - q) for q in query]
         batch = worker._batch(config, context, query)
         for features in rng.sample(list(worker._features(config)), 2):
-            built.launch(grown(worker.asking(batch, features, config.model.vocab), rng.randint(1, 40)))
+            built.launch(grown(worker.asking(batch, features, worker.sizes(config.model.vocab)), rng.randint(1, 40)))
     return {"first": len(first), "later": [name for _, name in absent.kernels()][len(first) :]}
 
 
 def grown(batch: Any, n: int) -> Any:
     """Its lists n entries long."""
-    for name in (
-        "bias_row",
-        "bias_token",
-        "bias_value",
-        "bad_row",
-        "bad_words",
-        "history_slot",
-        "history_pos",
-        "history_token",
-    ):
-        a = getattr(batch, name)
-        if a.size:
-            setattr(batch, name, np.repeat(a, n, 0))
-    return batch
+    parts = []
+    for part in batch.parts:
+        lists = {name: np.repeat(getattr(part, name), n, 0) for name, d in dims(type(part)).items() if d.axes[0] == "N"}
+        parts.append(replace(part, **lists))
+    return replace(batch, parts=tuple(parts))
 
 
 class ServingPlatform(HostGpuPlatform):

@@ -14,8 +14,9 @@ from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.errors import DeviceError
 from thalweg.hal import discovery
 from thalweg.hal.attention import AttnSpec
+from thalweg.hal.parts.scores import Scores
 from thalweg.hal.platform import Place
-from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepShape
+from thalweg.hal.step import SamplingArrays, StateBox, StepBatch, StepShape
 
 
 def one_step(tokens, slot=1, context=0) -> StepBatch:
@@ -77,8 +78,8 @@ def test_two_salts_are_two_models():
 
 def test_logprob_answers_have_the_asked_shape():
     batch = one_step([1, 2, 3])
-    batch.features = Features(logprobs=2, score=1)
-    batch.score_rows, batch.score_targets = np.array([0, 1], np.int32), np.array([2, 3], np.int32)
+    batch.parts = (Scores(np.array([0, 1], np.int32), np.array([2, 3], np.int32), level=1),)
+    batch.features = batch.infer_features(logprobs=2)
     for options in ({}, {"tokens": "fixed", "fixed": 7}):
         result = hash_executable(**options)(batch).result()
         assert result.logprobs.tokens.shape == (1, 3)

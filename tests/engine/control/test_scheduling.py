@@ -10,6 +10,9 @@ from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVSpec
+from thalweg.hal.parts.history import History
+from thalweg.hal.parts.mask import Mask
+from thalweg.hal.parts.penalties import Penalties
 
 
 def request(handle: int, prompt, max_tokens: int = 4, **fields) -> EngineRequest:
@@ -336,9 +339,9 @@ def test_sampling_parameters_reach_their_row():
     assert s.temperature.tolist() == [0, 0.5]
     assert s.top_k.tolist() == [0, 7]
     assert s.seed.tolist() == [[0, 0], [5, 3]]
-    assert s.presence.tolist() == [0, 1.5]
-    assert s.prompt_len.tolist() == [1, 1]
-    assert (b.features.random, b.features.truncate, b.features.lookback) == (True, True, True)
+    assert b.get(Penalties).presence.tolist() == [0, 1.5]
+    assert b.get(Penalties).prompt_len.tolist() == [0, 1]
+    assert (b.features.random, b.features.truncate, b.features.level(Penalties)) == (True, True, 0)
     w.drain()
 
 
@@ -352,10 +355,11 @@ def test_history_of_cached_tokens_is_sent_once_to_sequences_that_look_back():
     w.drain()
     first = w.batch_log[0]
     slot = int(first.slots[0])
-    assert first.history_slot.tolist() == [slot] * 8
-    assert first.history_pos.tolist() == list(range(8))
-    assert first.history_token.tolist() == list(range(8))
-    assert all(b.history_slot.size == 0 for b in w.batch_log[1:])
+    seen = first.get(History)
+    assert seen.slot.tolist() == [slot] * 8
+    assert seen.position.tolist() == list(range(8))
+    assert seen.token.tolist() == list(range(8))
+    assert all(b.get(History) is None for b in w.batch_log[1:])
 
 
 def test_allowed_ids_are_packed_by_token():
@@ -363,7 +367,7 @@ def test_allowed_ids_are_packed_by_token():
     w.submit(request(0, [1], 1, allowed_ids=(0, 33, 69)))
     w.submit(request(1, [2], 1))
     w.drain()
-    assert w.batch_log[0].mask.tolist() == [[1, 2, 32], [0xFFFFFFFF] * 3]
+    assert w.batch_log[0].get(Mask).allowed.tolist() == [[1, 2, 32], [0xFFFFFFFF] * 3]
 
 
 def test_a_resubmitted_request_continues_where_it_was():

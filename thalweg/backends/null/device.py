@@ -13,6 +13,8 @@ from thalweg.backends.null.hashing import HashModel, ranked, verified
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.device import Device, DeviceInfo, Memory
 from thalweg.hal.kv import KVLayout
+from thalweg.hal.parts.drafts import Drafts
+from thalweg.hal.parts.scores import Scores
 from thalweg.hal.step import Array, Features, Params, StateBox, Step, StepBatch, StepResult, StepShape
 
 if TYPE_CHECKING:
@@ -146,10 +148,10 @@ class Fixed:
         self._cache: dict[int, np.ndarray[Any, Any]] = {}
 
     def __call__(self, batch: StepBatch) -> StepResult:
-        n = batch.slots.shape[0]
-        if batch.features.drafts:
+        n, drafts, scores = batch.slots.shape[0], batch.get(Drafts), batch.get(Scores)
+        if drafts is not None:
             ids = np.full(batch.tokens.size, self._token, np.int64)
-            return verified(batch, ids[:1].repeat(n), ids[batch.draft_row], np.where(batch.tokens < 0, ids, batch.tokens))
+            return verified(batch, drafts, ids[:1].repeat(n), ids[drafts.row], np.where(batch.tokens < 0, ids, batch.tokens))
         tokens = self._cache.get(n)
         if tokens is None:
             tokens = self._cache[n] = np.full((n, 1), self._token, np.int32)
@@ -157,6 +159,6 @@ class Fixed:
         f = batch.features
         if f.logprobs >= 0:
             result.logprobs = ranked(tokens[:, 0], np.zeros(n, np.int64), f.logprobs, self._vocab)
-        if f.score >= 0:
-            result.score = ranked(batch.score_targets, np.zeros(batch.score_targets.size, np.int64), f.score, self._vocab)
+        if scores is not None:
+            result.score = ranked(scores.target, np.zeros(scores.target.size, np.int64), scores.level, self._vocab)
         return result

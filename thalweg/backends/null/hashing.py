@@ -20,6 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thalweg.hal.parts.bad_words import BadWords
+from thalweg.hal.parts.bias import Bias
+from thalweg.hal.parts.drafts import Drafts
+from thalweg.hal.parts.history import History
+from thalweg.hal.parts.mask import Mask
+from thalweg.hal.parts.scores import Scores
 from thalweg.hal.step import Logprobs, StateBox, StepBatch, StepResult
 
 if TYPE_CHECKING:
@@ -62,21 +68,25 @@ class HashModel:
         if len(caches) != len(batch.block_tables) or len(caches) != len(self._windows):
             counts = f"{len(self._windows)} windows, {len(caches)} caches and {len(batch.block_tables)} block tables"
             raise ValueError(f"null: {counts} do not match; one of each per KV group is needed")
-        history[batch.history_slot, batch.history_pos] = batch.history_token
+        drafts, scores, unseen = batch.get(Drafts), batch.get(Scores), batch.get(History)
+        if unseen is not None:
+            history[unseen.slot, unseen.position] = unseen.token
         owner = batch.slots[batch.token_seq]
         tokens = np.where(batch.tokens < 0, history[owner, batch.positions], batch.tokens)
         history[owner, batch.positions] = tokens
         emit = np.nonzero(batch.emit)[0]
         reached = batch.context + batch.query
         # Rows that sample: the last of each sequence that emits, and the one before each draft.
-        rows = np.concatenate([emit, batch.token_seq[batch.draft_row]])
-        ends = np.concatenate([reached[emit], batch.positions[batch.draft_row]])
+        rows, ends = emit, reached[emit]
+        if drafts is not None:
+            rows = np.concatenate([rows, batch.token_seq[drafts.row]])
+            ends = np.concatenate([ends, batch.positions[drafts.row]])
         seen = np.zeros(rows.size, np.int64)
         hashes = np.zeros(tokens.size, np.int64)
         factor = C
         for cache, table, window in zip(caches, batch.block_tables, self._windows, strict=True):
             if window == STATE:
-                if batch.draft_row.size:
+                if drafts is not None:
                     raise ValueError("null: a state cannot be taken back when drafts are wrong")
                 hashes, sums = self._carry(batch, cache, table, tokens)
                 attended = sums[rows]
@@ -89,11 +99,11 @@ class HashModel:
         picked = (mix(seen).view(np.uint64) >> np.uint64(1)).astype(np.int64) % self._vocab
         out = np.zeros(batch.slots.shape[0], np.int64)
         out[emit] = picked[: emit.size]
-        if batch.bias_row.size or batch.bad_row.size or batch.mask is not None:
+        if any(batch.get(kind) is not None for kind in (Bias, BadWords, Mask)):
             self._allowed(batch, history, out, emit)
-        if batch.features.drafts:
-            result = verified(batch, out, picked[emit.size :], tokens)
-            first = reached - (batch.draft_pick >= 0).sum(1)
+        if drafts is not None:
+            result = verified(batch, drafts, out, picked[emit.size :], tokens)
+            first = reached - (drafts.pick >= 0).sum(1)
             at, column = np.nonzero(np.arange(result.tokens.shape[1]) < result.counts[:, None])
             history[batch.slots[at], first[at] + column] = result.tokens[at, column]
         else:
@@ -101,9 +111,8 @@ class HashModel:
             result = StepResult(out.astype(np.int32)[:, None], batch.emit.astype(np.int32))
         if batch.features.logprobs >= 0:
             result.logprobs = ranked(out, hashes[batch.last_row], batch.features.logprobs, self._vocab)
-        if batch.features.score >= 0:
-            at = hashes[batch.score_rows]
-            result.score = ranked(batch.score_targets.astype(np.int64), at, batch.features.score, self._vocab)
+        if scores is not None:
+            result.score = ranked(scores.target.astype(np.int64), hashes[scores.row], scores.level, self._vocab)
         return result
 
     def _hash(self, batch: StepBatch, stored: I64, tokens: Any) -> I64:
@@ -150,18 +159,18 @@ class HashModel:
     def _allowed(self, batch: StepBatch, history: NDArray[np.int32], out: I64, rows: Any) -> None:
         """Move each row's token up to the next one that nothing bans."""
         banned: dict[int, set[int]] = {}
-        for row, token, value in zip(
-            batch.bias_row.tolist(), batch.bias_token.tolist(), batch.bias_value.tolist(), strict=True
-        ):
-            if value == float("-inf"):
-                banned.setdefault(row, set()).add(token)
-        for row, words in zip(batch.bad_row.tolist(), batch.bad_words.tolist(), strict=True):
+        bias, bad, masks = batch.get(Bias), batch.get(BadWords), batch.get(Mask)
+        if bias is not None:
+            for row, token, value in zip(bias.row.tolist(), bias.token.tolist(), bias.value.tolist(), strict=True):
+                if value == float("-inf"):
+                    banned.setdefault(row, set()).add(token)
+        for row, words in zip(bad.row.tolist(), bad.words.tolist(), strict=True) if bad is not None else ():
             word = [w for w in words if w >= 0]
             slot, end = int(batch.slots[row]), int(batch.context[row] + batch.query[row])
             if end >= len(word) - 1 and history[slot, end - len(word) + 1 : end].tolist() == word[:-1]:
                 banned.setdefault(row, set()).add(word[-1])
         for row in rows.tolist():
-            mask = None if batch.mask is None else batch.mask[row]
+            mask = None if masks is None else masks.allowed[row]
             if row not in banned and (mask is None or bool((mask == 0xFFFFFFFF).all())):
                 continue
             for up in range(self._vocab):
@@ -181,12 +190,12 @@ def _running(v: I64, batch: StepBatch) -> I64:
     return sums
 
 
-def verified(batch: StepBatch, last: I64, before: I64, tokens: Any) -> StepResult:
+def verified(batch: StepBatch, drafts: Drafts, last: I64, before: I64, tokens: Any) -> StepResult:
     """The result of a step with drafts. last: what each sequence's last row samples; before: what the row before each draft
     does; tokens: of the batch, all known."""
-    pick = batch.draft_pick
+    pick = drafts.pick
     sampled = np.where(pick < 0, last[:, None], before[pick])
-    right = (pick >= 0) & (before == tokens[batch.draft_row])[pick]
+    right = (pick >= 0) & (before == tokens[drafts.row])[pick]
     accepted = np.cumprod(right, axis=1).sum(1)
     return StepResult(sampled.astype(np.int32), np.where(batch.emit, accepted + 1, 0).astype(np.int32))
 

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from thalweg.backends.torch_gpu.ahead import NOWHERE
 from thalweg.backends.torch_gpu.runtime import Event, Runtime, Work
 from thalweg.backends.torch_gpu.staging import Inbox, Manifest, Outbox, Tables, flatten, read, room, views
+from thalweg.hal.fields import grown
+from thalweg.hal.parts.scores import Scores
 from thalweg.hal.step import (
     Features,
     Layout,
@@ -47,12 +48,20 @@ COUNTS = (20, 64)
 what requests usually may ask for, and what kernels look for at most."""
 
 
+ENTRIES = 16
+"""Least length of a list in a graph."""
+
+
 def counted(features: Features) -> Features:
     """The same with as many logprobs as code is there for: the first columns of a longer list are the shorter one."""
-    most: dict[str, Any] = {
-        n: next((c for c in COUNTS if k <= c), k) for n in ("logprobs", "score") if (k := getattr(features, n)) > 0
-    }
-    return replace(features, **most) if most else features
+    logprobs, score = features.logprobs, features.level(Scores)
+    if score > 0:
+        features = features.plus(Scores, _count(score))
+    return replace(features, logprobs=_count(logprobs)) if logprobs > 0 else features
+
+
+def _count(k: int) -> int:
+    return next((c for c in COUNTS if k <= c), k)
 
 
 @dataclass(slots=True)
@@ -185,7 +194,7 @@ class GpuExecutable:
             self._step(nowhere(self._params), nowhere(self._state.value), replace(placed, block_tables=tables))
 
     def _asking(self, batch: StepBatch) -> StepBatch:
-        return replace(batch, features=counted(batch.features) if self._features is None else self._features)
+        return batch.under(counted(batch.features) if self._features is None else self._features)
 
     def __call__(self, batch: StepBatch) -> Launched:
         batch = self._asking(batch)
@@ -306,26 +315,9 @@ class GpuExecutable:
 
 
 def even(batch: StepBatch) -> StepBatch:
-    """The lists of biases and bad words padded, with entries that change nothing, to few lengths: so that batches which
-    differ in them only share a graph."""
-    if batch.bias_row.shape[0]:
-        more = _more(batch.bias_row.shape[0])
-        batch = replace(
-            batch,
-            bias_row=np.pad(batch.bias_row, (0, more)),
-            bias_token=np.pad(batch.bias_token, (0, more)),
-            bias_value=np.pad(batch.bias_value, (0, more)),
-        )
-    if batch.bad_row.shape[0]:
-        words, length = batch.bad_words.shape
-        rows, columns = _more(words), _more(length, 4)
-        padded = np.pad(batch.bad_words, ((0, rows), (columns, 0)), constant_values=-1)
-        batch = replace(batch, bad_row=np.pad(batch.bad_row, (0, rows)), bad_words=padded)
-    return batch
-
-
-def _more(n: int, least: int = 16) -> int:
-    return max(least, 1 << (n - 1).bit_length()) - n
+    """The lists of its parts padded, with entries that change nothing, to few lengths: so that batches which differ in them
+    only share a graph."""
+    return replace(batch, parts=tuple(grown(p, {}, least=ENTRIES) for p in batch.parts)) if batch.parts else batch
 
 
 def settle(state: State, new: State) -> None:

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from thalweg.hal.step import Logprobs, StepBatch, StepResult
+from thalweg.hal.step import Logprobs, StepBatch, StepResult, statics
 
 for _kind in (StepResult, Logprobs):
     jax.tree_util.register_dataclass(_kind, data_fields=[f.name for f in fields(_kind)], meta_fields=[])
@@ -80,5 +80,5 @@ def pack(batch: StepBatch) -> tuple[np.ndarray, StepBatch, Hashable]:
         return cut
 
     cut_up = batch.map(take)
-    names = (tuple(tuple(p) for p in batch.metadata), tuple(batch.extras), batch.mask is None, len(batch.block_tables))
-    return np.concatenate(parts), cut_up, (tuple(cuts), names, batch.features, batch.uniform)
+    names = tuple(name for name, _ in batch.arrays())
+    return np.concatenate(parts), cut_up, (tuple(cuts), names, statics(batch))

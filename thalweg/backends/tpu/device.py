@@ -23,6 +23,7 @@ from thalweg.errors import DeviceError
 from thalweg.hal.device import Device, DeviceInfo, Memory
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
+from thalweg.hal.parts.scores import Scores
 from thalweg.hal.platform import Place
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 
@@ -115,8 +116,10 @@ class TpuDevice(Device):
 
     def widen(self, features: Features) -> Features:
         """Drawing costs next to nothing beside a greedy choice, and 20 logprobs no more than one: no programs of their own."""
-        some = {n: max(getattr(features, n), LOGPROBS) for n in ("logprobs", "score") if getattr(features, n) > 0}
-        return replace(features, random=True, **some)
+        logprobs, score = features.logprobs, features.level(Scores)
+        if score > 0:
+            features = features.plus(Scores, max(score, LOGPROBS))
+        return replace(features, random=True, logprobs=max(logprobs, LOGPROBS) if logprobs > 0 else logprobs)
 
     def prepared(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
         """On the host, where trying is what matters, the smallest of each kind."""

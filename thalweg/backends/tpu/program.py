@@ -52,7 +52,7 @@ class Executable:
         self._programs: dict[Hashable, Any] = {}
 
     def __call__(self, batch: StepBatch) -> Launched:
-        batch = replace(batch, features=self._features or batch.features, uniform=self._uniform)
+        batch = replace(batch.under(self._features or batch.features), uniform=self._uniform)
         try:
             buffer, cut_up, key = pack(batch)
             program = self._programs.get(key)

@@ -13,10 +13,10 @@ import msgspec
 from thalweg.checkpoint import config as hf
 from thalweg.checkpoint import hub
 from thalweg.config import EngineArgs, check_args
+from thalweg.engine.planning import described
 from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.hal.platform import ModelInfo
 from thalweg.params import SamplingParams
-from thalweg.quantization import registry as formats
 from thalweg.template.chat import Chat
 from thalweg.text.tokenizer import Tokenizer, check_vocab, load_tokenizer
 
@@ -64,7 +64,7 @@ def locate(args: EngineArgs) -> Located:
     path = hub.resolve_model(
         args.model, revision=args.revision, download_dir=args.download_dir, token=args.hf_token, ignore=args.ignore_patterns
     )
-    config = hf.read_config(path, args.hf_overrides, formats.check, windows=not args.disable_sliding_window)
+    config = described.read(args, path)
     return Located(msgspec.structs.replace(args, model=str(path)), args, path, config, hf.facts(config, path))
 
 

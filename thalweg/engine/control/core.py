@@ -23,6 +23,7 @@ from thalweg.engine.control.drafts import Drafter
 from thalweg.engine.control.invariant import InvariantError, ensure
 from thalweg.engine.control.ngram import NGramDrafter
 from thalweg.engine.control.output import News, ResultReader
+from thalweg.engine.control.parts.builder import Setup, builders
 from thalweg.engine.control.request import Request, limit_of, refuse
 from thalweg.engine.control.scheduler import SHARE_FROM, Schedule, Scheduler
 from thalweg.engine.control.slots import Slots
@@ -53,7 +54,8 @@ class EngineCore:
         Raises ConfigError if the cache has groups this version cannot keep, or that cannot go with drafts."""
         scheduler, cache = config.scheduler, config.cache
         self.config = config
-        self.slots = Slots(scheduler.max_seqs, config.model.max_len)
+        parts = builders(Setup(scheduler.max_seqs, config.model.max_len, config.model.vocab))
+        self.slots = Slots(scheduler.max_seqs, config.model.max_len, parts)
         self.kv = KVCache(
             cache.groups, cache.blocks, self.slots, config.model.max_len, cache.prefix_caching, hash_fn, cache.prefix_hash
         )
@@ -65,7 +67,7 @@ class EngineCore:
         self._drafting = guesses is not None
         self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from, guesses)
         most = guesses.most if guesses is not None else 0
-        self._builder = BatchBuilder(self.slots, self.kv, config.model.vocab, most, config.cache.tables_kept)
+        self._builder = BatchBuilder(self.slots, self.kv, parts, most, config.cache.tables_kept)
         self._reader = ResultReader(self.slots, self.kv, self.scheduler)
         self._launch = launch
         self._announce = announce

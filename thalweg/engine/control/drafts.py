@@ -3,19 +3,14 @@
 A draft is right exactly if it is the token that would be sampled in its place, because the noise of sampling is a hash of
 seed, position and token. So what a sequence says does not depend on who guesses, nor on whether anybody does.
 
-Only sequences without anything that changes from one token to the next are guessed for (`PER_TOKEN`): the others' sampling
-would need a history, bias or mask of its own for every draft.
+Only sequences without anything that changes from one token to the next are guessed for (`slots.PER_TOKEN`): sampling of the
+others would need a history, bias or mask of its own for every draft. Those that want logprobs are not guessed for either.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Protocol
-
-from thalweg.engine.control import slots as flags
-
-PER_TOKEN = flags.LOOKBACK | flags.BIAS | flags.MASK | flags.BAD_WORDS | flags.BANS
-"""Flags of sequences nobody guesses for; nor for those that want logprobs."""
 
 
 class Drafter(Protocol):

@@ -22,12 +22,12 @@ import numpy as np
 from thalweg.config import SchedulerConfig
 from thalweg.engine.control.cache.prefix import Node
 from thalweg.engine.control.cache.tables import KVCache
-from thalweg.engine.control.drafts import PER_TOKEN, Draft, DraftCounters, Drafter
+from thalweg.engine.control.drafts import Draft, DraftCounters, Drafter
 from thalweg.engine.control.gain import Gain
 from thalweg.engine.control.invariant import ensure
 from thalweg.engine.control.pace import Pace
 from thalweg.engine.control.request import Request
-from thalweg.engine.control.slots import Slots
+from thalweg.engine.control.slots import PER_TOKEN, Slots
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,6 +18,7 @@ launched, and to nobody if the serial has changed since.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -31,19 +32,24 @@ from thalweg.hal.step import SamplingArrays
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from thalweg.engine.control.parts.builder import Builder
+
     I32 = NDArray[np.int32]
     I64 = NDArray[np.int64]
 
 STOP_WIDTH = 8
 """Stop ids compared as an array; a sequence with more is looked up in a set."""
 
-RANDOM, TRUNCATE, LOOKBACK, BIAS, MASK, BAD_WORDS, BANS, MANY_STOPS = (1 << i for i in range(8))
-"""Bits of `Slots.flags`: what a sequence asks for beyond greedy tokens. BANS: stop ids are banned up to min_tokens."""
+RANDOM, TRUNCATE, MANY_STOPS, LOOKBACK, PER_TOKEN, PARTS = (1 << i for i in range(6))
+"""Bits of `Slots.flags`: what a sequence asks for beyond greedy tokens. LOOKBACK: the step reads its history. PER_TOKEN:
+something changes its logits from one token to the next. PARTS: the first of the bits that parts of a step have, one each."""
 
 
 class Slots:
-    def __init__(self, max_seqs: int, max_len: int) -> None:
+    def __init__(self, max_seqs: int, max_len: int, builders: Sequence[Builder] = ()) -> None:
+        """builders: of the parts that a sequence may ask for."""
         n = max_seqs + 1  # slot 0 is scratch
+        self._builders = builders
         self.count = max_seqs
         self.serial: I64 = np.zeros(n, np.int64)
         self.handle: I64 = np.zeros(n, np.int64)
@@ -62,7 +68,7 @@ class Slots:
         self.publish_at: I32 = np.zeros(n, np.int32)
         """When `returned` reaches this, the KV cache has something to do: a block to publish or to drop."""
         self.stops: I32 = np.full((n, STOP_WIDTH), -1, np.int32)
-        self.flags: NDArray[np.uint16] = np.zeros(n, np.uint16)
+        self.flags: I64 = np.zeros(n, np.int64)
         self.logprobs: I32 = np.full(n, -1, np.int32)
         self.sampling = SamplingArrays.greedy(n)
         self.requests: list[Request | None] = [None] * n
@@ -96,14 +102,15 @@ class Slots:
         self._fill_sampling(slot, request)
         self.requests[slot] = request
         request.slot = slot
+        for builder in self._builders:
+            if builder.asked(sampling):
+                self.flags[slot] |= builder.flags
+                builder.enter(slot, request)
         return slot
 
     def _fill_sampling(self, slot: int, request: Request) -> None:
         to, p = self.sampling, request.sampling
         to.temperature[slot], to.top_k[slot], to.top_p[slot], to.min_p[slot] = p.temperature, p.top_k, p.top_p, p.min_p
-        to.repetition[slot] = p.repetition_penalty
-        to.presence[slot], to.frequency[slot] = p.presence_penalty, p.frequency_penalty
-        to.prompt_len[slot] = request.prompt_len
         to.seed[slot] = np.array([p.seed & (2**64 - 1)], np.uint64).view(np.int32)  # low word, high word
 
     def leave(self, request: Request) -> None:
@@ -131,14 +138,10 @@ class Slots:
 
 
 def flags_of(p: TokenSampling) -> int:
+    """What a request asks for of itself; parts add theirs."""
     stops = len(p.eos_ids) + len(p.stop_ids)
     return (
         RANDOM * (p.temperature > 0)
         | TRUNCATE * (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
-        | LOOKBACK * p.lookback
-        | BIAS * (bool(p.logit_bias) or any(len(w) == 1 for w in p.bad_words))
-        | MASK * bool(p.allowed_ids)
-        | BAD_WORDS * any(len(w) > 1 for w in p.bad_words)
-        | BANS * (p.min_tokens > 0 and stops > 0)
         | MANY_STOPS * (stops > STOP_WIDTH)
     )

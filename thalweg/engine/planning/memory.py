@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.checkpoint.config import facts as read_facts
-from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.config import EngineArgs, SchedulerConfig, check_args
 from thalweg.engine.control.cache.groups import policy
-from thalweg.engine.planning import resolve
+from thalweg.engine.planning import described, resolve
 from thalweg.errors import CheckpointError, ConfigError, DeviceError
 from thalweg.hal import discovery
 from thalweg.hal.device import DeviceInfo, Memory
@@ -106,7 +105,7 @@ def to_load(args: EngineArgs, platform: Platform) -> int:
 def _known(args: EngineArgs, platform: Platform) -> _Known:
     check_args(args)
     path = Path(args.model)
-    hf = read_config(path, args.hf_overrides, formats.check, windows=not args.disable_sliding_window)
+    hf = described.read(args, path)
     facts = read_facts(hf, path)
     spec = registry.family(hf)(hf)
     resolve.check_values(args, platform)

@@ -18,9 +18,10 @@ import numpy as np
 
 from thalweg.config import EngineArgs, EngineConfig
 from thalweg.engine.worker.build import build
-from thalweg.engine.worker.rehearsal import asking, tables
+from thalweg.engine.worker.rehearsal import asking, rehearsed, sizes, tables
 from thalweg.errors import ThalwegError
 from thalweg.hal import discovery
+from thalweg.hal.parts.bad_words import BadWords
 from thalweg.hal.platform import Absent
 from thalweg.hal.step import Features, SamplingArrays, StepBatch
 
@@ -115,18 +116,18 @@ def steps(config: EngineConfig) -> Iterator[StepBatch]:
                 yield _batch(config, [max(0, context - q) for q in query], [min(q, longest) for q in query])
     two = _batch(config, [short, short], [1, 1])
     for features in _features(config):
-        yield asking(two, features, config.model.vocab)
+        yield asking(two, features, sizes(config.model.vocab))
     for words in WORDS:
-        yield asking(two, Features(lookback=True), config.model.vocab, words)
-    yield asking(_batch(config, [0, 0], [short, 1]), Features(score=0), config.model.vocab)
+        yield asking(two, Features().plus(BadWords), sizes(config.model.vocab, words))
+    for kind, level in rehearsed(prompts=True):
+        if kind.prompts:
+            yield asking(_batch(config, [0, 0], [short, 1]), Features().plus(kind, level), sizes(config.model.vocab))
 
 
 def _features(config: EngineConfig) -> Iterator[Features]:
     yield Features(random=True)
     yield Features(random=True, truncate=True)
-    yield Features(lookback=True)
-    yield Features(bias=True)
-    yield Features(mask=True)
+    yield from (Features().plus(kind, level) for kind, level in rehearsed(prompts=False))
     for k in LOGPROBS:
         if k <= max(0, config.model.max_logprobs) and k < config.model.vocab:
             yield Features(random=True, logprobs=k)

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.checkpoint.config import facts as read_facts
-from thalweg.checkpoint.config import read_config
 from thalweg.config import CacheConfig, DeviceConfig, EngineArgs, EngineConfig, ModelConfig, SchedulerConfig, check_args
-from thalweg.engine.planning import resolve
+from thalweg.engine.planning import described, resolve
 from thalweg.engine.planning.memory import gib, history, plan, step_sizes, to_load
 from thalweg.engine.worker import rehearsal
 from thalweg.engine.worker.rehearsal import decodes, prompts
@@ -98,7 +97,7 @@ def build(args: EngineArgs, platform: Platform | None = None, *, vectors: bool =
     mark("engine started")
     check_args(args)
     path = Path(args.model)
-    hf = read_config(path, args.hf_overrides, formats.check, windows=not args.disable_sliding_window)
+    hf = described.read(args, path)
     facts = read_facts(hf, path)
     formats.scheme(hf, args.quantization)
     spec = registry.family(hf)(hf)  # refuse an unknown architecture before a framework is imported

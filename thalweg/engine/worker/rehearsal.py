@@ -3,16 +3,20 @@ launches is made when it is first met."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from thalweg.engine.control.cache.groups import policy
+from thalweg.features import all_features
+from thalweg.hal.fields import Part, dims
 from thalweg.hal.kv import KVSpec
+from thalweg.hal.parts.scores import Scores
 from thalweg.hal.platform import Limits
 from thalweg.hal.step import SCRATCH, Features, SamplingArrays, StepBatch, TableRows
+from thalweg.plugins import imported
 
 I32 = np.int32
 SHORT = 24
@@ -62,28 +66,30 @@ def scratch(query: Sequence[int], tables: Sequence[Table], blocks: int, *, unifo
     )  # fmt: skip
 
 
-def asking(batch: StepBatch, features: Features, vocab: int, words: int = 3) -> StepBatch:
-    """The batch with the features, and what they read: lists of one entry, which changes nothing. words: tokens of a bad
-    word."""
-    one = np.zeros(1, I32)
-    batch = replace(batch, features=features)
-    if features.lookback:
-        batch = replace(
-            batch, bad_row=one, bad_words=np.full((1, words), -1, I32), history_slot=one, history_pos=one, history_token=one
-        )
-    if features.bias:
-        batch = replace(batch, bias_row=one, bias_token=one, bias_value=np.zeros(1, np.float32))
-    if features.mask:
-        batch = replace(batch, mask=np.full((batch.slots.shape[0], -(-vocab // 32)), 0xFFFFFFFF, np.uint32))
-    if features.score >= 0:
-        batch = replace(batch, score_rows=one, score_targets=one)
-    return batch
+def asking(batch: StepBatch, features: Features, sizes: Mapping[str, int]) -> StepBatch:
+    """The batch with the features and their parts, which change nothing. sizes: lengths of dimensions that parts name."""
+    known = {"T": batch.tokens.shape[0], "S": batch.slots.shape[0], **sizes}
+    return replace(batch, features=features, parts=tuple(kind.blank(known, level) for kind, level in features.parts))
+
+
+def sizes(vocab: int, words: int = 3) -> dict[str, int]:
+    """Lengths that parts of rehearsed steps have: lists of one entry. words: tokens of a bad word."""
+    return {"N": 1, "words": -(-vocab // 32), "length": words}
+
+
+def rehearsed(prompts: bool, logprobs: int = -1) -> list[tuple[type[Part], int]]:
+    """Kinds of parts that steps are rehearsed with, and their levels: those whose dimensions are known. prompts: those of steps
+    with prompts too."""
+    kinds: list[type[Part]] = [imported(f.part) for f in all_features()]
+    known = {"T", "S", *sizes(32)}
+    kinds = [k for k in kinds if all(a.isdecimal() or a.lstrip("<") in known for d in dims(k).values() for a in d.axes)]
+    return [(k, max(logprobs, 0) if k is Scores else 0) for k in kinds if prompts or not k.prompts]
 
 
 def prompts(limits: Limits, tables: Sequence[Table], vocab: int, logprobs: int) -> list[Callable[[], StepBatch]]:
     """The largest step first, which needs most memory. Then prompts alone and beside decodes, over short and the longest
     tables, greedy, drawn, and with all that sampling can be asked for. logprobs: the most that a request may ask for."""
-    most = _everything(logprobs, score=True)
+    most = _everything(logprobs, prompts=True)
     kinds = (Features(), Features(random=True), Features(random=True, truncate=True), most)
     short = min(SHORT, limits.tokens, limits.max_len)
     longest = -(-limits.max_len // limits.block_tokens)
@@ -97,14 +103,17 @@ def prompts(limits: Limits, tables: Sequence[Table], vocab: int, logprobs: int) 
 
 def decodes(limits: Limits, tables: Sequence[Table], vocab: int, logprobs: int) -> list[Callable[[], StepBatch]]:
     """One sequence that decodes, with each of the things that few requests ask for, and with all of them."""
-    kinds = [Features(lookback=True), Features(bias=True), Features(mask=True)]
+    kinds = [Features().plus(kind, level) for kind, level in rehearsed(prompts=False)]
     kinds += [Features(logprobs=k) for k in sorted({0, logprobs}) if k <= logprobs]
-    kinds.append(_everything(logprobs, score=False))
+    kinds.append(_everything(logprobs, prompts=False))
     return [partial(_batch, [1], tables, 1, f, vocab, True) for f in kinds]
 
 
-def _everything(logprobs: int, score: bool) -> Features:
-    return Features(True, True, True, True, True, logprobs, logprobs if score else -1)
+def _everything(logprobs: int, prompts: bool) -> Features:
+    features = Features(True, True, logprobs)
+    for kind, level in rehearsed(prompts, logprobs):
+        features = features.plus(kind, level)
+    return features
 
 
 def _largest(limits: Limits) -> list[int]:
@@ -119,4 +128,4 @@ def _largest(limits: Limits) -> list[int]:
 def _batch(
     query: Sequence[int], tables: Sequence[Table], blocks: int, features: Features, vocab: int, uniform: bool = False
 ) -> StepBatch:
-    return asking(scratch(query, tables, blocks, uniform=uniform), features, vocab)
+    return asking(scratch(query, tables, blocks, uniform=uniform), features, sizes(vocab))

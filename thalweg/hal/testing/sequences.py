@@ -13,8 +13,9 @@ import torch
 from thalweg.hal import ops
 from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
 from thalweg.hal.device import Device, Executable
+from thalweg.hal.fields import Array, Part, dim
 from thalweg.hal.ops.quantise import decode_kv, encode_kv
-from thalweg.hal.step import Features, SamplingArrays, StateBox, StepBatch, StepResult, StepShape
+from thalweg.hal.step import SamplingArrays, StateBox, StepBatch, StepResult, StepShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,15 @@ def batch_of(table: np.ndarray, start: Sequence[int], query: Sequence[int]) -> S
     )  # fmt: skip
 
 
+@dataclass(slots=True)
+class Heads(Part):
+    """What attention is given, where no model computes it. Padding is NaN: it must reach nobody."""
+
+    q: Array = dim("T heads head", np.float32, fill=np.nan)
+    k: Array = dim("T kv_heads head", np.float32, fill=np.nan)
+    v: Array = dim("T kv_heads value", np.float32, fill=np.nan)
+
+
 class Cache:
     """One layer's cache on a device, driven step by step through compiled executables."""
 
@@ -148,12 +158,11 @@ class Cache:
         tokens = batch.tokens.shape[0]
         if shape is None and self._device.pads:
             shape = roomy(batch)
+        batch = replace(batch, parts=(Heads(q, k, v),))
         if shape is not None:
             batch = batch.pad(shape)
-        more = ((0, batch.tokens.shape[0] - tokens), (0, 0), (0, 0))
-        filled = {n: np.pad(a, more, constant_values=np.nan) for n, a in (("q", q), ("k", k), ("v", v))}
         metadata = (self._backend.metadata(batch, 0, self._spec, shape),)
-        batch = replace(batch, metadata=metadata, features=Features(), extras=filled)
+        batch = replace(batch, metadata=metadata)
         key = (shape, fused.prologue if fused else None)
         if key not in self._made:
             step, params = functools.partial(self._step, key[1]), self._params(fused)
@@ -168,7 +177,9 @@ class Cache:
         return self._sinks, self._device.put(fused.cos_sin), tuple(map(self._device.put, weights))
 
     def _step(self, prologue: QKPrologue | None, params: Any, kv: Any, b: StepBatch) -> tuple[Any, StepResult]:
-        q, k, v = (b.extras[n].to(getattr(torch, self._spec.dtype)) for n in ("q", "k", "v"))
+        heads = b.get(Heads)
+        assert heads is not None
+        q, k, v = (a.to(getattr(torch, self._spec.dtype)) for a in (heads.q, heads.k, heads.v))
         if prologue is None:
             out, kv = self._backend.attend(q, k, v, kv, b, 0, self._spec, params)
         else:

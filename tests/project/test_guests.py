@@ -1,0 +1,39 @@
+"""A family, format, kind of KV group or part of a step is one file and one line of a registry: the count of that is right."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import guests
+
+ROOT = Path(__file__).parents[2]
+
+
+def counted(root: Path) -> dict[str, guests.Guest]:
+    return {f"{g.kind.name} {g.module.rpartition('.')[2]}": g for g in guests.guests(root)}
+
+
+def test_no_guest_is_known_beside_its_registry() -> None:
+    found = counted(ROOT)
+    assert {g.kind.name for g in found.values()} == {kind.name for kind in guests.KINDS}
+    assert {name: g.elsewhere for name, g in found.items() if len(g.elsewhere) > guests.MOST} == {}
+
+
+def test_a_guest_that_others_know_is_counted(tmp_path: Path) -> None:
+    skip = shutil.ignore_patterns("__pycache__", "weights", "draft", "native")
+    shutil.copytree(ROOT / "thalweg", tmp_path / "thalweg", ignore=skip)
+    for file, line in {
+        "engine/worker/runner.py": "from thalweg.models.families import gemma3",
+        "models/decoder.py": "ASKED = 'Glm4ForCausalLM'",
+        "checkpoint/config.py": "import thalweg.quantization.formats.fp8",
+    }.items():
+        with (tmp_path / "thalweg" / file).open("a") as f:
+            f.write(f"\n{line}\n")
+    before, after = counted(ROOT), counted(tmp_path)
+    more = {name: set(after[name].elsewhere) - set(before[name].elsewhere) for name in before}
+    assert {name: files for name, files in more.items() if files} == {
+        "family gemma3": {"thalweg/engine/worker/runner.py"},
+        "family glm4": {"thalweg/models/decoder.py"},
+        "format fp8": {"thalweg/checkpoint/config.py"},
+    }

@@ -1,0 +1,37 @@
+"""Biases: logit_bias, bad words of one token, and stop ids, which are banned up to min_tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from thalweg.engine.control.parts.builder import FOREVER, Builder, Work
+from thalweg.engine.messages import TokenSampling
+from thalweg.hal.parts.bias import Bias
+
+
+class BiasBuilder(Builder):
+    part = Bias
+
+    def asked(self, p: TokenSampling) -> bool:
+        waits = p.min_tokens > 0 and bool(p.eos_ids or p.stop_ids)
+        return bool(p.logit_bias) or waits or any(len(w) == 1 for w in p.bad_words)
+
+    def build(self, work: Work) -> tuple[Bias | None, int]:
+        """It holds until the first sequence reaches min_tokens: the token a step samples has the index `length`."""
+        rows: list[int] = []
+        tokens: list[int] = []
+        values: list[float] = []
+        state, lasts, ban = work.state, FOREVER, float("-inf")
+        for row, request in work.rows(self.flag):
+            p = request.sampling
+            pairs = [*p.logit_bias, *((w[0], ban) for w in p.bad_words if len(w) == 1)]
+            left = int(state.stop_from[request.slot] - state.length[request.slot])
+            if left > 0:
+                pairs += [(i, ban) for i in (*p.eos_ids, *p.stop_ids)]
+                lasts = min(lasts, left)
+            rows += [row] * len(pairs)
+            tokens += [t for t, _ in pairs]
+            values += [v for _, v in pairs]
+        if not rows:
+            return None, lasts
+        return Bias(np.array(rows, np.int32), np.array(tokens, np.int32), np.array(values, np.float32)), lasts

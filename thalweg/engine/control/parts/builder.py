@@ -1,0 +1,154 @@
+"""What a builder of a part is, and what it sees of the step it builds for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from thalweg.engine.control.slots import LOOKBACK, PARTS, PER_TOKEN, Slots
+from thalweg.features import all_features
+from thalweg.hal.fields import Part, dims
+from thalweg.plugins import imported
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from thalweg.engine.control.request import Request
+    from thalweg.engine.control.scheduler import Chunk
+    from thalweg.engine.messages import TokenSampling
+
+    I32 = NDArray[np.int32]
+
+FOREVER = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a builder may know when it is made."""
+
+    seqs: int
+    """Most sequences of a step: slots are 1..seqs."""
+    max_len: int
+    vocab: int
+
+
+@dataclass(slots=True)
+class Scored:
+    """Rows [begin, end) of StepResult.score are the prompt tokens of `request` from position `start`."""
+
+    request: Request
+    serial: int
+    start: int
+    begin: int
+    end: int
+
+
+@dataclass(slots=True)
+class Work:
+    """One step. Its rows are sequences, in the order of the batch: those that decode a token, those with a chunk of their
+    prompt, those with drafts."""
+
+    state: Slots
+    slots: I32
+    context: I32
+    """Per row: tokens already in the cache."""
+    query: I32
+    """Per row: new tokens."""
+    flags: int
+    """What any of the sequences asks for (`Slots.flags`)."""
+    chunks: Sequence[Chunk] = ()
+    chunks_from: int = 0
+    """Row of the first chunk."""
+    drafts: I32 | None = None
+    """Per row: how many of its last new tokens are guesses. None: no row has any."""
+    most_drafts: int = 0
+    """At most so many of a sequence, in any step."""
+    scored: list[Scored] = field(default_factory=list)
+    """For the record of the step: whose prompt tokens `Scores` are."""
+
+    def rows(self, flag: int) -> list[tuple[int, Request]]:
+        """(row, request) of the sequences with any of these flags."""
+        rows = np.nonzero(self.state.flags[self.slots] & flag)[0].tolist()
+        return [(row, r) for row in rows if (r := self.state.requests[int(self.slots[row])]) is not None]
+
+    def first_token(self, row: int) -> int:
+        """Index in T of a row's first new token."""
+        return int(self.query[:row].sum())
+
+
+class Builder(ABC):
+    """Fills one kind of part. Made once per engine; one thread drives it."""
+
+    part: ClassVar[type[Part]]
+    looks_back: ClassVar[bool] = False
+    """The step looks back at the history of sequences that ask for it: what is not computed must be written there."""
+    flag: int = 0
+    """Its own bit of `Slots.flags`."""
+
+    @property
+    def flags(self) -> int:
+        """All bits of a sequence that asks for it."""
+        return self.flag | LOOKBACK * self.looks_back | PER_TOKEN * self.part.logits
+
+    def __init__(self, setup: Setup) -> None:
+        """Subclasses keep what they need."""
+        return
+
+    def asked(self, p: TokenSampling) -> bool:
+        """Does a request ask for it? Default: no, it follows from the step (`wanted`)."""
+        return False
+
+    def enter(self, slot: int, request: Request) -> None:
+        """A sequence that asks for it has got this slot. Default: nothing."""
+        return
+
+    def wanted(self, work: Work) -> bool:
+        """May the step have this part? Default: if a sequence asks for it."""
+        return bool(work.flags & self.flag)
+
+    @abstractmethod
+    def build(self, work: Work) -> tuple[Part | None, int]:
+        """The part, or None where the step needs none after all; and how many steps in which the same sequences decode it is
+        right for, this one included. FOREVER: until sequences come or go. 1: it is asked again for the next step."""
+
+
+class PerSequence(Builder):
+    """Of a part whose every array has a row per sequence. Rows are kept by slot, and gathered when sequences come or go."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._kept = self.part.blank({"S": setup.seqs + 1})
+
+    @abstractmethod
+    def row(self, request: Request) -> Mapping[str, Any]:
+        """The values of a request that asks for it, by field."""
+
+    def level(self, part: Part) -> int:
+        """`Part.level` of these rows."""
+        return 0
+
+    def enter(self, slot: int, request: Request) -> None:
+        for name, value in self.row(request).items():
+            getattr(self._kept, name)[slot] = value
+
+    def build(self, work: Work) -> tuple[Part | None, int]:
+        """Rows of sequences that do not ask hold what fills the arrays."""
+        part = self.part.blank({"S": work.slots.size})
+        rows = np.nonzero(work.state.flags[work.slots] & self.flag)[0]
+        for name in dims(self.part):
+            getattr(part, name)[rows] = getattr(self._kept, name)[work.slots[rows]]
+        part.level = self.level(part)
+        return part, FOREVER
+
+
+def builders(setup: Setup) -> tuple[Builder, ...]:
+    """One of each kind, in the order of the features, each with a bit of its own."""
+    made = []
+    for i, feature in enumerate(all_features()):
+        builder: Builder = imported(feature.builder)(setup)
+        builder.flag = PARTS << i
+        made.append(builder)
+    return tuple(made)

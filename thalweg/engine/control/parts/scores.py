@@ -1,0 +1,41 @@
+"""Prompt tokens whose log probabilities are wanted, as chunks compute the tokens before them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from thalweg.engine.control.parts.builder import FOREVER, Builder, Scored, Work
+from thalweg.engine.messages import TokenSampling
+from thalweg.hal.parts.scores import Scores
+
+
+class ScoresBuilder(Builder):
+    part = Scores
+
+    def asked(self, p: TokenSampling) -> bool:
+        return p.prompt_logprobs >= 0
+
+    def wanted(self, work: Work) -> bool:
+        return bool(work.chunks) and super().wanted(work)
+
+    def build(self, work: Work) -> tuple[Scores | None, int]:
+        """The scheduled progress of these requests' scores moves on."""
+        state, rows, targets, size, level = work.state, [], [], 0, -1
+        for row, chunk in enumerate(work.chunks, work.chunks_from):
+            request = state.requests[chunk.slot]
+            if request is None or request.sampling.prompt_logprobs < 0:
+                continue
+            begin = int(work.context[row])
+            first = max(begin + 1, request.scored_scheduled)
+            last = min(begin + chunk.take, request.prompt_len - 1)  # the tokens at positions first..last are scored
+            if first > last:
+                continue
+            count = last - first + 1
+            rows.append(np.arange(count, dtype=np.int32) + np.int32(work.first_token(row) + first - 1 - begin))
+            targets.append(state.tokens[chunk.slot, first : last + 1])
+            work.scored.append(Scored(request, int(state.serial[chunk.slot]), first, size, size + count))
+            request.scored_scheduled = last + 1
+            size, level = size + count, max(level, request.sampling.prompt_logprobs)
+        if not rows:
+            return None, FOREVER
+        return Scores(np.concatenate(rows), np.concatenate(targets), level=level), FOREVER

@@ -1,0 +1,53 @@
+"""Which features a step may have, in the order in which they change logits. Each has three sides in three rooms, which are
+named here and imported where they are used: so no side loads what another needs.
+
+A feature may come from outside the repository: an installed package names a `Feature` in the entry points of the group
+`thalweg.features`. docs/adding-a-feature.md is the recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from thalweg.plugins import OpenList
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """Where the sides of a feature are, each as "module:attribute"."""
+
+    part: str
+    """Its arrays: a `hal.fields.Part`."""
+    builder: str
+    """Who fills them: an `engine.control.parts.builder.Builder`."""
+    logits: str = ""
+    """What changes logits by them: a `models.logits.change.Change`. "": the model or the step reads them itself."""
+    arguments: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    """Names in `SamplingParams.extra_args` that are its own, and what checks a value of each: it returns the value that the
+    builder will find in `TokenSampling.extra`, or raises ValueError in words."""
+
+
+_HAL = "thalweg.hal.parts"
+_CONTROL = "thalweg.engine.control.parts"
+_MODELS = "thalweg.models.logits"
+FEATURES = (
+    Feature(f"{_HAL}.history:History", f"{_CONTROL}.history:HistoryBuilder"),
+    Feature(f"{_HAL}.penalties:Penalties", f"{_CONTROL}.penalties:PenaltiesBuilder", f"{_MODELS}.penalties:PenaltiesChange"),
+    Feature(f"{_HAL}.bad_words:BadWords", f"{_CONTROL}.bad_words:BadWordsBuilder", f"{_MODELS}.bad_words:BadWordsChange"),
+    Feature(f"{_HAL}.bias:Bias", f"{_CONTROL}.bias:BiasBuilder", f"{_MODELS}.bias:BiasChange"),
+    Feature(f"{_HAL}.mask:Mask", f"{_CONTROL}.mask:MaskBuilder", f"{_MODELS}.mask:MaskChange"),
+    Feature(f"{_HAL}.scores:Scores", f"{_CONTROL}.scores:ScoresBuilder"),
+    Feature(f"{_HAL}.drafts:Drafts", f"{_CONTROL}.drafts:DraftsBuilder"),
+)
+"""Those of this repository."""
+
+_OUTSIDE = OpenList("thalweg.features", {})
+
+
+@cache
+def all_features() -> tuple[Feature, ...]:
+    """Those of this repository, then those of installed packages by name. UnsupportedModelError if one cannot be imported."""
+    return (*FEATURES, *(_OUTSIDE.load(name) for name in _OUTSIDE.names()))

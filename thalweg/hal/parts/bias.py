@@ -1,0 +1,17 @@
+"""Values added to logits: logit_bias, bad words of one token, stop ids before min_tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from thalweg.hal.fields import Array, Part, dim
+
+
+@dataclass(slots=True)
+class Bias(Part):
+    logits = True
+    row: Array = dim("N", np.int32)  # row in S
+    token: Array = dim("N", np.int32)
+    value: Array = dim("N", np.float32)  # added to the logit; -inf bans

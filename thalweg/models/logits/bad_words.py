@@ -1,0 +1,18 @@
+"""Bad words of several tokens."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from thalweg.hal import ops
+from thalweg.hal.parts.bad_words import BadWords
+from thalweg.models.logits.change import Bind, Rows
+
+
+class BadWordsChange:
+    def __init__(self, bind: Bind) -> None:
+        self._op = bind(ops.bad_words)
+
+    def __call__(self, logits: Tensor, part: BadWords, rows: Rows) -> Tensor:
+        out: Tensor = self._op(logits, rows.history, rows.slots, rows.lengths, part.row, part.words)
+        return out

@@ -1,0 +1,18 @@
+"""Values added to logits."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from thalweg.hal import ops
+from thalweg.hal.parts.bias import Bias
+from thalweg.models.logits.change import Bind, Rows
+
+
+class BiasChange:
+    def __init__(self, bind: Bind) -> None:
+        self._op = bind(ops.logit_bias)
+
+    def __call__(self, logits: Tensor, part: Bias, rows: Rows) -> Tensor:
+        out: Tensor = self._op(logits, part.row, part.token, part.value)
+        return out

@@ -1,0 +1,36 @@
+"""What changes logits by a part of the step, and what it may look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from thalweg.hal.op import Bound
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The sequences whose logits they are."""
+
+    history: Tensor
+    """i32[slots, L]: token ids by slot and position. It holds this step's tokens already."""
+    slots: Tensor
+    """i32[S]; each sequence's row of the history."""
+    lengths: Tensor
+    """i32[S]; tokens of each sequence so far: the token to be drawn takes this position."""
+
+
+class Bind(Protocol):
+    """Chooses the kernel of an op (`hal.ops`) for f32[S, V] logits."""
+
+    def __call__(self, op: Any, **static: Any) -> Bound: ...
+
+
+class Change(Protocol):
+    """Made once per model with a `Bind`. Called in every step that has its part."""
+
+    def __call__(self, logits: Tensor, part: Any, rows: Rows) -> Tensor:
+        """logits f32[S, V], of each sequence's last row, before temperature -> the same, changed. Pure: no argument is
+        written to, and what runs never depends on a value in an array."""

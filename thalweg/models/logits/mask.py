@@ -1,0 +1,18 @@
+"""Tokens that are not allowed."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from thalweg.hal import ops
+from thalweg.hal.parts.mask import Mask
+from thalweg.models.logits.change import Bind, Rows
+
+
+class MaskChange:
+    def __init__(self, bind: Bind) -> None:
+        self._op = bind(ops.token_mask)
+
+    def __call__(self, logits: Tensor, part: Mask, rows: Rows) -> Tensor:
+        out: Tensor = self._op(logits, part.allowed)
+        return out
