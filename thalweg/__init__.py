@@ -20,19 +20,31 @@ _HOMES = {
     "Logprob": "thalweg.outputs",
     "EmbeddingOutput": "thalweg.outputs",
     "EmbeddingRequestOutput": "thalweg.outputs",
+    "ClassificationOutput": "thalweg.outputs",
+    "ClassificationRequestOutput": "thalweg.outputs",
+    "PoolingOutput": "thalweg.outputs",
+    "PoolingRequestOutput": "thalweg.outputs",
+    "ScoringOutput": "thalweg.outputs",
+    "ScoringRequestOutput": "thalweg.outputs",
 }
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "EngineArgs",
     "Logprob",
+    "PoolingOutput",
     "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "__version__",
 ]
 
@@ -40,7 +52,19 @@ if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
     from thalweg.config import EngineArgs
     from thalweg.llm import LLM
-    from thalweg.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, Logprob, RequestOutput
+    from thalweg.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        PoolingOutput,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
     from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
 
 

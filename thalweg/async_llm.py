@@ -19,18 +19,20 @@ from thalweg.engine import messages as m
 from thalweg.engine.client.frontend import Frontend, load_frontend, locate
 from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor
+from thalweg.engine.client.pooled import AllOpen, PoolingOutputs
 from thalweg.engine.client.process import EngineProcess
 from thalweg.engine.client.standby import Standby
 from thalweg.engine.client.stream import Stream
 from thalweg.engine.client.supervisor import Supervisor
 from thalweg.errors import EngineDeadError, RequestError, ThalwegError
 from thalweg.host.marks import mark
-from thalweg.outputs import RequestOutput
-from thalweg.params import SamplingParams
+from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from thalweg.params import PoolingParams, SamplingParams
 from thalweg.template.chat import Chat
 from thalweg.text.encoder import INLINE, Encoder
 from thalweg.text.tokenizer import Tokenizer
 
+Pooled = PoolingRequestOutput[PoolingOutput]
 MOST_WAITING = 256
 """Tokens and log-probabilities a streaming reader may leave untaken before its request stops being computed, until it reads
 again. Then it goes on where it was: the engine finds most of it in its prefix cache."""
@@ -45,8 +47,8 @@ class StatLogger(Protocol):
     def record(self, outputs: m.Outputs) -> None:
         """Every frame of the engine."""
 
-    def finished(self, output: RequestOutput, params: SamplingParams) -> None:
-        """Every finished request, its metrics filled in."""
+    def finished(self, output: RequestOutput | Pooled, params: SamplingParams | PoolingParams) -> None:
+        """Every finished request, its metrics filled in. A pooling model's are PoolingRequestOutput."""
 
 
 class AsyncLLM:
@@ -59,13 +61,15 @@ class AsyncLLM:
         """Use `start`."""
         self._frontend, self._loggers = frontend, tuple(loggers)
         self._outputs = OutputProcessor(frontend.tokenizer, frontend.args.stream_interval)
+        self._pooled = PoolingOutputs()
+        self._pooling: dict[str, tuple[asyncio.Future[Pooled], PoolingParams]] = {}
         self._handles = itertools.count(1)
         self._streams: dict[str, Stream] = {}
         self._stats: m.Stats | None = None
         self._dead: ThalwegError | None = None
         self._reader = ThreadPoolExecutor(1, "parameters")
         self._supervisor = Supervisor(
-            frontend.args, self._outputs, self._handles,
+            frontend.args, AllOpen(self._outputs, self._pooled), self._handles,
             on_outputs=self._take, on_convicted=self._convict, on_dead=self._die,
         )  # fmt: skip
 
@@ -192,6 +196,31 @@ class AsyncLLM:
                 del self._streams[request_id]
                 self._drop(request_id)
 
+    async def encode(
+        self, prompt: str | dict[str, Any] | list[int], pooling_params: PoolingParams, request_id: str, *, priority: int = 0
+    ) -> AsyncGenerator[Pooled, None]:
+        """What a pooling model gives of the prompt: one output, for which `generate` says the rest. One that could not be
+        made says why in `error`."""
+        prompt = await self._encoded(prompt)
+        if self._dead:
+            raise EngineDeadError(str(self._dead))
+        if request_id in self._pooling:
+            raise RequestError(f"request_id {request_id!r} is already running", "request_id")
+        submission = self._inputs.process_pooling(request_id, prompt, pooling_params, priority=priority, handles=self._handles)
+        answer: asyncio.Future[Pooled] = asyncio.get_running_loop().create_future()
+        self._pooling[request_id] = answer, pooling_params
+        self._pooled.add(submission, time.monotonic())
+        self._supervisor.submit([submission.request])
+        try:
+            yield await answer
+        finally:
+            if self._pooling.pop(request_id, None) is not None:  # not finished: the reader went away
+                self._supervisor.abort(list(self._pooled.abort([request_id])))
+
+    def check_pooling(self, params: PoolingParams) -> None:
+        """RequestError, naming the field, for what the model cannot do of these, whatever the prompt."""
+        self._inputs.check_pooling(params)
+
     async def _encoded(self, prompt: Any) -> Any:
         """The prompt, its ids added if it is so long a text that encoding it would hold up the event loop."""
         fields = {"prompt": prompt} if isinstance(prompt, str) else prompt
@@ -216,6 +245,10 @@ class AsyncLLM:
             last = self._drop(one)
             if last is not None:
                 self._deliver(last)
+            stopped = self._pooled.abort([one])
+            self._supervisor.abort(list(stopped))
+            for output in stopped.values():
+                self._answer(output)
 
     def _drop(self, request_id: str) -> RequestOutput | None:
         handles, last = self._outputs.abort(request_id)
@@ -247,6 +280,15 @@ class AsyncLLM:
             logger.record(frame)
         for output in processed.outputs:
             self._deliver(output)
+        for pooled in self._pooled.process(frame):
+            self._answer(pooled)
+
+    def _answer(self, output: Pooled) -> None:
+        answer, params = self._pooling.pop(output.request_id)
+        for logger in self._loggers:
+            logger.finished(output, params)
+        if not answer.done():
+            answer.set_result(output)
 
     def _deliver(self, output: RequestOutput) -> None:
         stream = self._streams.get(output.request_id)
@@ -265,6 +307,9 @@ class AsyncLLM:
         closed = self._outputs.fail(handle, why)
         if closed is not None and closed[0] in self._streams:
             self._streams.pop(closed[0]).fail(EngineDeadError(why))
+        request_id = self._pooled.fail(handle)
+        if request_id is not None:
+            _fail(self._pooling.pop(request_id)[0], why)
 
     def _die(self, why: ThalwegError) -> None:
         self._dead = self._dead or why
@@ -272,6 +317,15 @@ class AsyncLLM:
         for stream in self._streams.values():
             stream.fail(EngineDeadError(str(why)))
         self._streams.clear()
+        self._pooled.fail_all()
+        for answer, _ in self._pooling.values():
+            _fail(answer, str(why))
+        self._pooling.clear()
+
+
+def _fail(answer: asyncio.Future[Pooled], why: str) -> None:
+    if not answer.done():  # else its reader went away in this moment
+        answer.set_exception(EngineDeadError(why))
 
 
 async def _abandon(engine: asyncio.Task[EngineProcess]) -> None:

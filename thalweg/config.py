@@ -30,8 +30,18 @@ KV_CACHE_DTYPES = {
     "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "int8_per_token_head": "int8",
 }  # fmt: skip
 """By name: `AttnSpec.kv_dtype`."""
+RUNNERS = ("auto", "generate", "pooling")
+CONVERTS = ("auto", "none", "embed", "classify")
 PREFIX_HASHES = ("blake2b", "sha256")
 QUANTIZATIONS = ("int8", "int4", "w4a16", "w4a8")
+
+
+class Tail(msgspec.Struct, frozen=True):
+    """What the user says of whether a model generates text, or gives vectors or classes (`checkpoint.tail`)."""
+
+    runner: str = "auto"
+    convert: str = "auto"
+    pooler: dict[str, Any] | None = None
 
 
 class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
@@ -51,6 +61,12 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     """Accepted only as False: code from model repositories is never run."""
     served_model_name: list[str] | None = None
     hf_overrides: dict[str, Any] | None = None
+    runner: str = "auto"
+    """What the model is for: generate, or pooling (vectors, classes, scores); auto: what its files say."""
+    convert: str = "auto"
+    """embed: vectors from a model that generates. none: the model as it is."""
+    pooler_config: dict[str, Any] | None = None
+    """How a pooling model pools, in place of what its files say: {"pooling_type": "MEAN", "use_activation": false}."""
     generation_config: str = "auto"
     """auto: generation_config.json of the model; thalweg (or vllm): none; else a directory."""
     override_generation_config: dict[str, Any] | None = None
@@ -128,9 +144,37 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     disable_log_stats: bool = False
 
     @property
+    def tail(self) -> Tail:
+        """What was said of whether the model generates."""
+        return Tail(self.runner, self.convert, self.pooler_config)
+
+    @property
     def kv_dtype(self) -> str:
         """`kv_cache_dtype` as backends know it (`AttnSpec.kv_dtype`); "": the model's dtype."""
         return KV_CACHE_DTYPES[self.kv_cache_dtype]
+
+
+class PoolingConfig(msgspec.Struct, kw_only=True, frozen=True):
+    """What a model gives in place of tokens: a vector per sequence, or a number per class."""
+
+    task: str
+    """embed or classify."""
+    mode: str
+    """`models.spec.Pooling.mode`."""
+    activation: str
+    """What becomes of a result that is activated: normalise (divided by its length), softmax, sigmoid, none."""
+    activate: bool
+    """Is it, unless its request says otherwise?"""
+    size: int
+    """Numbers of a result."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes."""
+    dimensions: tuple[int, ...] | None = None
+    """Sizes that a request may have vectors cut to; None: none. (): any."""
+    types: int = 1
+    """Types of tokens that the model tells apart. A token of type n crosses as its id + n * vocab."""
+    caches: bool = False
+    """Do sequences share cached prefixes?"""
 
 
 class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
@@ -145,10 +189,18 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     logprobs_mode: str
     max_logprobs: int
     hf_overrides: dict[str, Any] = {}
-    pooling: str = ""
-    """How a model that gives vectors makes them (`models.spec.Pooling.mode`); "": it generates tokens."""
-    normalise: bool = False
-    """Divide each vector by its length, unless its request says otherwise."""
+    pooling: PoolingConfig | None = None
+    """None: it generates tokens."""
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What may be asked of it: generate, or embed, classify and score. A model that gives vectors scores pairs by their
+        angle, one with a single class as it was trained to."""
+        if self.pooling is None:
+            return ("generate",)
+        if self.pooling.task == "classify":
+            return ("classify", "score") if self.pooling.size == 1 else ("classify",)
+        return ("embed", "score")
 
 
 class DeviceConfig(msgspec.Struct, kw_only=True, frozen=True):
@@ -261,6 +313,8 @@ def check_args(args: EngineArgs) -> None:
         ("prefix_caching_hash_algo", PREFIX_HASHES),
         ("logprobs_mode", LOGPROBS_MODES),
         ("scheduling_policy", POLICIES),
+        ("runner", RUNNERS),
+        ("convert", CONVERTS),
     ):
         if getattr(args, name) not in choices:
             problems.append(f"{name} must be one of {', '.join(choices)}, not {getattr(args, name)!r}")

@@ -19,15 +19,27 @@ from thalweg.config import BUNDLED, BUNDLED_WORDS, EngineArgs, EngineConfig
 from thalweg.engine.client.frontend import load_frontend, locate
 from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor
-from thalweg.engine.client.pooled import PoolingOutputs
+from thalweg.engine.client.pairs import matched, pair_prompt, score_text, shortened, tokenization
+from thalweg.engine.client.pooled import PoolingOutputs, compared
 from thalweg.engine.control import EngineCore
 from thalweg.engine.messages import Stats
 from thalweg.engine.worker.build import build
 from thalweg.errors import ConfigError, RequestError
 from thalweg.hal.device import Device
 from thalweg.host import envs
-from thalweg.outputs import EmbeddingRequestOutput, RequestOutput
+from thalweg.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
+from thalweg.text.cut import asked as cuts
 from thalweg.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -63,7 +75,7 @@ class LLM:
             self._worker.config, self._frontend.tokenizer, eos_ids=self._frontend.eos_ids, seed_source=random.Random(args.seed)
         )
         self._outputs = OutputProcessor(self._frontend.tokenizer, args.stream_interval)
-        self._pooled = PoolingOutputs(self._worker.config.model.normalise)
+        self._pooled = PoolingOutputs()
         self._handles = itertools.count(1)
         self._ids = itertools.count()
         self._waiting: list[str] = []
@@ -116,20 +128,91 @@ class LLM:
         *,
         use_tqdm: bool | Callable[..., Any] = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """The vector of every prompt, in prompt order, from a model that gives those. RequestError, naming the field, before
-        anything runs. A prompt longer than the model takes is refused, not cut."""
+        anything runs. A prompt longer than the model takes is refused, unless it is to be cut: tokenization_kwargs
+        {"truncate_prompt_tokens": -1}."""
+        outs = self._pool(prompts, pooling_params, "embed", tokenization_kwargs, use_tqdm)
+        return [EmbeddingRequestOutput.made(o, EmbeddingOutput.from_base(o.outputs)) for o in outs]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """The probability of every class, for every prompt, from a model with a head for that. Otherwise as `embed`."""
+        outs = self._pool(prompts, pooling_params, "classify", tokenization_kwargs, use_tqdm)
+        return [ClassificationRequestOutput.made(o, ClassificationOutput.from_base(o.outputs)) for o in outs]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_task: str | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """What a pooling model gives of every prompt, as an array: a vector or class numbers, by pooling_task (None: what the
+        model does). Otherwise as `embed`."""
+        return self._pool(prompts, pooling_params, pooling_task, tokenization_kwargs, use_tqdm)
+
+    def score(
+        self,
+        data_1: Any,
+        data_2: Any,
+        /,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts go together: one with one, one with each of many, or each with its own. A cross-encoder reads both
+        texts at once; of a model that gives vectors, it is the cosine of their angle. Otherwise as `embed`."""
+        pooling = self._inputs.check_pools("score")
+        sides = [_texts(data, name) for data, name in ((data_1, "data_1"), (data_2, "data_2"))]
+        first, second = sides
+        which = matched(len(first), len(second), ("data_1", "data_2"))
+        if pooling.task == "embed":
+            vectors = self._pool([*first, *second], pooling_params, "score", tokenization_kwargs, use_tqdm)
+            return [compared(vectors[i], vectors[len(first) + j]) for i, j in which]
+        keep, side, special = tokenization(tokenization_kwargs)
+        if not special:
+            raise RequestError("tokenization_kwargs: add_special_tokens: pairs need what is around them", "tokenization_kwargs")
+        tokenizer = self.get_tokenizer()
+        cut = cuts(keep, side, self.config.model.max_len, tokenizer.truncation_side)
+        pairs = [pair_prompt(tokenizer, first[i], second[j], cut, pooling.types) for i, j in which]
+        outs = self._pool(pairs, pooling_params, "score", None, use_tqdm)
+        return [ScoringRequestOutput.made(o, ScoringOutput.from_base(o.outputs)) for o in outs]
+
+    def _pool(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
+        task: str | None,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        use_tqdm: bool | Callable[..., Any],
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        self._inputs.check_pools(task)
         items = _as_list(prompts)
         params = _per_prompt("pooling_params", pooling_params, len(items), PoolingParams)
+        keep, side, special = tokenization(tokenization_kwargs)
+        tokenizer = self._frontend.tokenizer
+        cut = cuts(keep, side, self.config.model.max_len, tokenizer.truncation_side if tokenizer else "right")
         submissions = [
-            self._inputs.process_pooling(str(next(self._ids)), p, s, handles=self._handles)
+            self._inputs.process_pooling(str(next(self._ids)), shortened(tokenizer, p, cut, special), s, handles=self._handles)
             for p, s in zip(items, params, strict=True)
         ]
+        now = time.monotonic()
         for s in submissions:
-            self._pooled.add(s)
+            self._pooled.add(s, now)
         self._core.add([s.request for s in submissions])
         bar = (use_tqdm if callable(use_tqdm) else tqdm)(total=len(items), disable=not use_tqdm, desc="requests", unit="req")
-        done: dict[str, EmbeddingRequestOutput] = {}
+        done: dict[str, PoolingRequestOutput[PoolingOutput]] = {}
         try:
             with contextlib.closing(bar):
                 while len(done) < len(items):
@@ -138,7 +221,7 @@ class LLM:
                         done[out.request_id] = out
                         bar.update()
         finally:
-            self._core.abort(self._pooled.abort([s.request_id for s in submissions]))
+            self._core.abort(list(self._pooled.abort(s.request_id for s in submissions)))
         return [done[s.request_id] for s in submissions]
 
     def chat(
@@ -292,6 +375,11 @@ def _as_list(prompts: Any) -> list[Any]:
     if isinstance(prompts, str | Mapping) or (isinstance(prompts, list) and prompts and isinstance(prompts[0], int)):
         return [prompts]
     return list(prompts)
+
+
+def _texts(data: Any, name: str) -> list[str]:
+    """What `LLM.score` was given on one side."""
+    return [score_text(item, name) for item in (data if isinstance(data, list | tuple) else [data])]
 
 
 def _per_prompt(name: str, given: Any, n: int, default: Callable[[], Any]) -> list[Any]:

@@ -1,12 +1,18 @@
-"""What a caller gets back: RequestOutput with one CompletionOutput per choice, or EmbeddingRequestOutput. Names follow
-the field's."""
+"""What a caller gets back: RequestOutput with one CompletionOutput per choice, or of a pooling model PoolingRequestOutput and
+its kinds. Names follow the field's."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
+ABORTED = "the request was aborted"
+"""`PoolingRequestOutput.error` of one that its caller ended."""
 
 
 @dataclass(slots=True)
@@ -73,6 +79,14 @@ class RequestOutput:
     """finish_reason "error": what happened, in words a client may see."""
 
 
+@dataclass(slots=True, eq=False)
+class PoolingOutput:
+    """What a pooling model gives of one sequence: a vector, or a number per class. Empty where the request failed."""
+
+    data: np.ndarray
+    """f32[values]"""
+
+
 @dataclass(slots=True)
 class EmbeddingOutput:
     """One text's vector. Empty where the request failed."""
@@ -83,15 +97,67 @@ class EmbeddingOutput:
     def hidden_size(self) -> int:
         return len(self.embedding)
 
+    @staticmethod
+    def from_base(pooled: PoolingOutput) -> EmbeddingOutput:
+        return EmbeddingOutput(pooled.data.tolist())
+
 
 @dataclass(slots=True)
-class EmbeddingRequestOutput:
-    """Everything about one request for a vector."""
+class ClassificationOutput:
+    """One text's classes: their probabilities, or what they are made of. Empty where the request failed."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+    @staticmethod
+    def from_base(pooled: PoolingOutput) -> ClassificationOutput:
+        return ClassificationOutput(pooled.data.tolist())
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """How well one text goes with another. NaN where the request failed."""
+
+    score: float
+
+    @staticmethod
+    def from_base(pooled: PoolingOutput) -> ScoringOutput:
+        return ScoringOutput(float(pooled.data[0]) if pooled.data.size else math.nan)
+
+
+Result = TypeVar("Result")
+"""What is made of a result: PoolingOutput, EmbeddingOutput, ClassificationOutput or ScoringOutput."""
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput(Generic[Result]):
+    """Everything about one request to a pooling model."""
 
     request_id: str
-    outputs: EmbeddingOutput
+    outputs: Result
     prompt_token_ids: list[int]
     num_cached_tokens: int = 0
     finished: bool = True
+    metrics: RequestMetrics | None = None
     error: str | None = None
-    """What happened, in words a client may see; None: the vector is there."""
+    """What happened, in words a client may see; None: the result is there."""
+
+    @classmethod
+    def made(cls, of: PoolingRequestOutput[Any], outputs: Result) -> Self:
+        """The same request with another kind of result."""
+        return cls(of.request_id, outputs, of.prompt_token_ids, of.num_cached_tokens, of.finished, of.metrics, of.error)
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """Everything about one request for a vector."""
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """Everything about one request for classes."""
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    """Everything about one request for a score. prompt_token_ids: of both texts."""

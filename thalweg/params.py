@@ -165,20 +165,29 @@ def _budget(name: str, values: list[str], most: int) -> None:
         raise RequestError(f"{name}: {size} characters together; the limit is {most}; send fewer or shorter ones", name)
 
 
+POOLING_TASKS = ("embed", "classify", "score")
+
+
 class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a caller may ask of one vector. Checked when made: RequestError names the field."""
+    """What a caller may ask of one vector, or of one text's classes. Checked when made: RequestError names the field."""
 
     use_activation: bool | None = None
-    """Divide the vector by its length? None: as the model's files say."""
+    """Of a vector: divide it by its length. Of classes: make probabilities of their numbers. None: as the model's files say."""
     dimensions: int | None = None
-    """Refused: no model of this version is known to be trained for shorter vectors."""
+    """Cut the vector to so many values, where the model was trained for that. None: all it has."""
     task: str | None = None
-    """"embed", or None for the same."""
+    """One of POOLING_TASKS; None: what the model does."""
+    skip_reading_prefix_cache: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.use_activation is not None and not isinstance(self.use_activation, bool):
-            raise RequestError(f"use_activation must be true or false, not {self.use_activation!r}", "use_activation")
+        for name in ("use_activation", "skip_reading_prefix_cache"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, bool):
+                raise RequestError(f"{name} must be true or false, not {value!r}", name)
         if self.dimensions is not None:
-            raise RequestError("dimensions: this model's vectors have one size; leave it out", "dimensions")
-        if self.task not in (None, "embed"):
-            raise RequestError(f"task: {self.task!r:.80} is not supported; this version has embed", "task")
+            _int("dimensions", self.dimensions, 1, 2**31 - 1)
+        if self.task is not None and self.task not in POOLING_TASKS:
+            raise RequestError(f"task: {self.task!r:.80} is not supported; this version has {', '.join(POOLING_TASKS)}", "task")
+
+    def clone(self) -> PoolingParams:
+        return msgspec.structs.replace(self)

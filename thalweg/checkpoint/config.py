@@ -11,9 +11,12 @@ from typing import Any
 
 from thalweg.checkpoint import quantised, sentence
 from thalweg.checkpoint.safetensors import open_checkpoint, strict_json
+from thalweg.checkpoint.tail import decide
+from thalweg.config import Tail
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.platform import ModelInfo
 
+AUTO = Tail()
 MAX_JSON = 16_000_000
 """Bytes a configuration file may have."""
 
@@ -34,10 +37,11 @@ def read_config(
     accept: Callable[[quantised.Described], None] = quantised.refuse,
     *,
     windows: Callable[[Config], Collection[int]] | None = None,
+    tail: Tail = AUTO,
 ) -> dict[str, Any]:
-    """config.json of a model directory, with top-level keys replaced by `overrides`. What `sentence` found beside it stands in
-    `pooling`. CheckpointError names file and key
-    for bad JSON, wrong types, and numbers out of range.
+    """config.json of a model directory, with top-level keys replaced by `overrides`. How a model pools stands in `pooling`, as
+    `tail` and what `sentence` finds beside the model have it. CheckpointError names file and key for bad JSON, wrong types,
+    and numbers out of range.
 
     accept: called with what the checkpoint says of quantised weights, if it has some, and raises if nobody reads them.
     Default: they are refused. A description that is accepted stands in `quantization_config`, its name in `quant_method`.
@@ -54,10 +58,8 @@ def read_config(
     if found is not None:
         accept(found)
         config["quantization_config"] = {**found.content, "quant_method": found.method}
-    if not architecture(config, file).endswith(sentence.GENERATES) and "pooling" not in (overrides or {}):
-        pooled = sentence.described(file.parent, _read_json)
-        if pooled is not None:
-            config["pooling"] = pooled
+    decide(config, architecture(config, file), tail, lambda: sentence.described(file.parent, _read_json),
+           (overrides or {}).get("pooling"))  # fmt: skip
     if windows is not None:
         _within_window(config, min(filter(None, windows(config)), default=0))
     return config

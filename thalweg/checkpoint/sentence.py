@@ -14,8 +14,6 @@ from thalweg.errors import CheckpointError, UnsupportedModelError
 
 MODULES = "modules.json"
 LENGTHS = "sentence_bert_config.json"
-GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
-"""Ends of class names. What generates text is served as that, whatever lies beside it."""
 MODES = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 """Of `1_Pooling/config.json` -> ours."""
 
@@ -27,7 +25,7 @@ def described(path: Path, read: Read) -> dict[str, Any] | None:
     UnsupportedModelError names a step that is not done here."""
     if not (path / MODULES).is_file():
         return None
-    found: dict[str, Any] = {"normalise": False}
+    found: dict[str, Any] = {}
     modules = read(path / MODULES)
     if not isinstance(modules, list) or not all(isinstance(m, dict) for m in modules):
         raise CheckpointError(f"{path / MODULES}: must be a list of objects")
@@ -37,7 +35,7 @@ def described(path: Path, read: Read) -> dict[str, Any] | None:
             found["normalise"] = True
         elif kind == "Pooling":
             folder = _inside(path, module.get("path"))
-            found["mode"] = _mode(read(folder / "config.json"), folder / "config.json")
+            found |= {"mode": _mode(read(folder / "config.json"), folder / "config.json"), "normalise": False}
         elif kind != "Transformer":
             raise UnsupportedModelError(
                 f"{path / MODULES}: type: {kind!r:.80} is not supported; this version does Transformer, Pooling and Normalize"

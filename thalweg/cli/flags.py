@@ -30,6 +30,7 @@ from thalweg.config import (
     POLICIES,
     PREFIX_HASHES,
     QUANTIZATIONS,
+    RUNNERS,
     EngineArgs,
     check_args,
 )
@@ -44,16 +45,15 @@ CHOICES = {
     "logprobs_mode": LOGPROBS_MODES,
     "prefix_caching_hash_algo": PREFIX_HASHES,
     "quantization": QUANTIZATIONS,
+    "runner": RUNNERS,
     "scheduling_policy": POLICIES,
 }
 """Where this version has fewer (or other) values than the field."""
 SAME_AS_NOW: dict[str, tuple[str, ...]] = {
     "attention_backend": ("auto",),
     "config_format": ("hf",),
-    "convert": ("none",),
     "distributed_executor_backend": ("mp", "uni"),
     "model_impl": ("vllm",),
-    "runner": ("generate",),
     "safetensors_load_strategy": ("lazy",),
     "task": ("auto", "generate"),
     "tokenizer_mode": ("hf", "slow"),

@@ -59,7 +59,7 @@ def main(fd: int, device: str) -> int:
     try:
         prepare(device, _next(channel, m.Expect).args)
         start = _next(channel, m.Start)
-        worker = build(start.args, vectors=False)
+        worker = build(start.args)
     except ChannelClosedError:
         return 0
     except Exception as e:

@@ -190,6 +190,15 @@ class Outputs(msgspec.Struct, tag=True):
     """Sequences that gave up their place since the last frame; one may be in it twice."""
     pooled: Pooled | None = None
 
+    def answers(self, handle: int) -> bool:
+        """Did the sequence get a token, or its vector?"""
+        return handle in self.handles or (self.pooled is not None and handle in self.pooled.handles)
+
+    def answered(self) -> list[int]:
+        """Handles of the sequences that did."""
+        vectors = [] if self.pooled is None else self.pooled.handles.tolist()
+        return [*self.handles.tolist(), *vectors]
+
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The engine can serve. `plan` is the kernel plan, a line each."""

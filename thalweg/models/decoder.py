@@ -6,9 +6,11 @@ its declaration: `MIXERS` and `FFNS` are the two lists that a new kind of layer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
+
+import torch
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
@@ -16,6 +18,7 @@ from thalweg.hal.step import Array, StepBatch, StepShape
 from thalweg.models import sizes, spec
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
+from thalweg.models.heads.classify import Classifier
 from thalweg.models.heads.pooling import Pooler
 from thalweg.models.layers.attention import Attention
 from thalweg.models.layers.delta import GatedDeltaNet
@@ -106,6 +109,9 @@ class Decoder:
         self._norm = None if s.norm is None else bound(ctx, s.norm, weights["norm"])
         self._head = LMHead(ctx, s, weights["head"]) if s.pooling is None else None
         self._pooler = None if s.pooling is None else Pooler(ctx, s.pooling, s.hidden)
+        self._classes = None
+        if s.pooling is not None and s.pooling.classes is not None:
+            self._classes = Classifier(ctx, s.pooling.classes, s.hidden, weights["classes"])
         self.specs: dict[str, Any] = {
             "rope": {i: _table_spec(rope, ctx.max_len) for i, rope in enumerate(ropes)},
             "embed": self._embed.specs,
@@ -113,7 +119,7 @@ class Decoder:
         }
         if self._learned:
             self.specs["learned"] = {i: each.specs for i, each in enumerate(self._learned)}
-        for key, part in (("embed_norm", self._embed_norm), ("norm", self._norm), ("head", self._head)):
+        for key, part in self._ends():
             if part is not None:
                 self.specs[key] = part.specs
         self.layouts: tuple[KVLayout | tuple[KVLayout, ...], ...] = tuple(b.mixer.layout for b in self._blocks)
@@ -133,11 +139,14 @@ class Decoder:
 
     def forward(self, params: Any, batch: StepBatch, kv: list[Array]) -> tuple[Array, list[Array]]:
         """The hidden states [T, hidden] after the final norm, and the new caches, one per layer. Token ids are known:
-        batch.tokens holds no ON_DEVICE."""
+        batch.tokens holds no ON_DEVICE. Where the model tells types of tokens apart, one of type n is its id + n * vocab."""
         flow = Flow(batch, list(kv), params.get("rope", {}))
-        x, residual = self._embed(params["embed"], batch.tokens), None
+        tokens, types = batch.tokens, None
+        if self.spec.types > 1:
+            types, tokens = torch.div(tokens, self.vocab, rounding_mode="floor"), tokens % self.vocab
+        x, residual = self._embed(params["embed"], tokens), None
         for i, table in enumerate(self._learned):
-            x = x + table(params["learned"][i], batch)
+            x = x + table(params["learned"][i], batch, types)
         if self._embed_norm is not None:
             x = self._embed_norm(params["embed_norm"], x)
         for i, block in enumerate(self._blocks):
@@ -154,10 +163,23 @@ class Decoder:
             {} if group is None else group[0].metadata(batch, g, group[1], shape) for g, group in enumerate(self.attention)
         )
 
+    def _ends(self) -> Iterator[tuple[str, Any]]:
+        """Parts around the layers that some models lack, by the key of their parameters."""
+        yield "embed_norm", self._embed_norm
+        yield "norm", self._norm
+        yield "head", self._head
+        yield "classes", self._classes
+
     @property
-    def pooler(self) -> Pooler | None:
-        """What makes vectors of the hidden states; None where the model generates tokens."""
-        return self._pooler
+    def pools(self) -> bool:
+        """Does the model give a vector per sequence, or a number per class, in place of tokens?"""
+        return self._pooler is not None
+
+    def pooled(self, params: Any, x: Array, batch: StepBatch) -> Array:
+        """x [T, hidden] of `forward` of whole sequences -> f32[S, hidden], or f32[S, classes]. Only where the model `pools`."""
+        assert self._pooler is not None
+        vectors = self._pooler(x, batch)
+        return vectors if self._classes is None else self._classes(params["classes"], vectors)
 
     def logits(self, params: Any, x: Array) -> Array:
         """x [N, hidden] of `forward` -> f32[N, vocab]."""

@@ -11,12 +11,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from thalweg.checkpoint.config import architecture
+from thalweg.checkpoint.tail import GENERATES
 from thalweg.errors import UnsupportedModelError
+from thalweg.models.families import tails
 from thalweg.models.spec import ModelSpec
 from thalweg.plugins import OpenList
 
 _FAMILIES = "thalweg.models.families"
 ARCHITECTURES: Mapping[str, str] = {
+    "BertForSequenceClassification": f"{_FAMILIES}.bert:bert_classifier",
     "BertModel": f"{_FAMILIES}.bert:bert",
     "Gemma3ForCausalLM": f"{_FAMILIES}.gemma3:gemma3",
     "Glm4ForCausalLM": f"{_FAMILIES}.glm4:glm4",
@@ -28,20 +31,26 @@ ARCHITECTURES: Mapping[str, str] = {
     "Qwen3NextForCausalLM": f"{_FAMILIES}.qwen3_next:qwen3_next",
     "Qwen3_5ForCausalLM": f"{_FAMILIES}.qwen3_next:qwen3_5",
     "Qwen3MoeForCausalLM": f"{_FAMILIES}.qwen3:qwen3_moe",
+    "RobertaForMaskedLM": f"{_FAMILIES}.roberta:roberta",
+    "RobertaForSequenceClassification": f"{_FAMILIES}.roberta:roberta_classifier",
+    "RobertaModel": f"{_FAMILIES}.roberta:roberta",
+    "XLMRobertaForSequenceClassification": f"{_FAMILIES}.roberta:roberta_classifier",
+    "XLMRobertaModel": f"{_FAMILIES}.roberta:roberta",
 }
 """`architectures` entry of config.json -> "module:function"."""
 
 
 _LIST = OpenList("thalweg.models", ARCHITECTURES)
+_GENERATES = "ForCausalLM"
+_TAILS = {"ForSequenceClassification": tails.classifier, "Model": tails.embedder}
+"""What the end of an architecture's name makes of a decoder that is in the list as ...ForCausalLM."""
+Family = Callable[[Mapping[str, Any]], ModelSpec]
 
 
 def supported(config: Mapping[str, Any]) -> str:
     """The architecture's name. UnsupportedModelError lists what there is."""
     name = architecture(config)
-    if name not in _LIST:
-        raise UnsupportedModelError(
-            f"config.json: architectures: {name!r:.100} is not supported; this version serves " + ", ".join(_LIST.names())
-        )
+    _base(name)
     return name
 
 
@@ -50,7 +59,23 @@ def windows(config: Mapping[str, Any]) -> list[int]:
     return [getattr(layer.mixer, "window", 0) for layer in family(config)(config).layers]
 
 
-def family(config: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], ModelSpec]:
+def family(config: Mapping[str, Any]) -> Family:
     """The function that reads this architecture's configuration. Loads no tensor framework either."""
-    found: Callable[[Mapping[str, Any]], ModelSpec] = _LIST.load(supported(config))
-    return found
+    name, end = _base(architecture(config))
+    found: Family = _LIST.load(name)
+    tail = _TAILS.get(end) if end else tails.embedder if "pooling" in config and name.endswith(GENERATES) else None
+    return found if tail is None else lambda config: tail(found(config), config)
+
+
+def _base(name: str) -> tuple[str, str]:
+    """(the entry of the list that reads an architecture, the end of the name that says which tail a decoder gets)."""
+    if name in _LIST:
+        return name, ""
+    for end in _TAILS:
+        base = name.removesuffix(end) + _GENERATES
+        if name.endswith(end) and base in _LIST:
+            return base, end
+    raise UnsupportedModelError(
+        f"config.json: architectures: {name!r:.100} is not supported; this version serves {', '.join(_LIST.names())}, and "
+        f"those that end in {_GENERATES} also as {' and '.join(f'...{end}' for end in _TAILS)}"
+    )

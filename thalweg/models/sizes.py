@@ -107,7 +107,7 @@ def step_sizes(
     spec: ModelSpec, *, tokens: int, seqs: int, max_len: int, dtype: str, ranks: int = 1, batch_invariant: bool = True
 ) -> StepSizes:
     """What bounds the temporaries of a model's largest step, on one of the ranks that share it."""
-    row = spec.vocab if spec.pooling is None else spec.hidden  # of what the tail gives
+    row = spec.vocab if spec.pooling is None else spec.hidden  # the widest that the tail makes
     heads, kv_heads, head_dim = max((each.mixer.widths for each in spec.layers), key=lambda w: (w[0] + 2 * w[1]) * w[2])
     return StepSizes(
         tokens=tokens, seqs=seqs, max_len=max_len, hidden=spec.hidden,

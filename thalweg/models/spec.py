@@ -369,27 +369,70 @@ class Learned:
     name: str
     rows: int
     by: Literal["position", "type"] = "position"
-    """Which row: that of the token's position, or that of its type. Requests name no types, so all are of type 0."""
+    """Which row: that of the token's position, or that of its type: of two texts in one sequence, which."""
+    first: int = 0
+    """By position: the row of position 0. Those before it are of no use here (RoBERTa: its padding's, and one more)."""
+
+    @property
+    def positions(self) -> int:
+        """Of the longest sequence."""
+        return self.rows - self.first
 
     def weights(self, at: str, hidden: int) -> Weights:
         return {"weight": Weight((Source(f"{at}{self.name}.weight", (self.rows, hidden)),), role="embedding")}
 
 
 POOLING = ("cls", "mean", "last")
+CLASSIFIES = ("softmax", "sigmoid", "none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classes:
+    """A number per class of a pooled hidden state: out(tanh(dense(x))), or out(x) where there is no dense."""
+
+    labels: tuple[str, ...]
+    activation: str = "softmax"
+    """What makes probabilities of the numbers."""
+    dense: str = ""
+    """"" = none."""
+    out: str = "classifier"
+    bias: bool = True
+    """Of out."""
+
+    def __post_init__(self) -> None:
+        if self.activation not in CLASSIFIES:
+            raise ValueError(f"Classes: {self.activation!r} is none of {', '.join(CLASSIFIES)}")
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        def matrix(name: str, outputs: int, bias: bool) -> dict[str, Weight]:
+            made = {"weight": Weight((Source(f"{at}{name}.weight", (outputs, hidden)),))}
+            return made | ({"bias": vector(f"{at}{name}.bias", outputs)} if bias else {})
+
+        out = {"out": matrix(self.out, len(self.labels), self.bias)}
+        return out | ({"dense": matrix(self.dense, hidden, True)} if self.dense else {})
 
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """A tail that gives a vector per sequence in place of a token."""
+    """A tail that gives a vector per sequence in place of a token, or a number per class."""
 
     mode: str
     """cls: the first token's hidden state. mean: the mean of all. last: the last token's."""
-    normalise: bool = True
-    """Unless a request says otherwise, vectors are divided by their length: by the client, after the step."""
+    activate: bool = True
+    """Does `activation` apply where a request does not say? By the client, after the step."""
+    dimensions: tuple[int, ...] | None = None
+    """Sizes that vectors may be cut to, because the model was trained so. None: one size alone. (): any."""
+    classes: Classes | None = None
+    """What is made of the vector, where that is not the answer itself."""
 
     def __post_init__(self) -> None:
         if self.mode not in POOLING:
             raise ValueError(f"Pooling: {self.mode!r} is none of {', '.join(POOLING)}")
+
+    @property
+    def activation(self) -> str:
+        """What may become of a result after the step: a vector is divided by its length."""
+        return "normalise" if self.classes is None else self.classes.activation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -445,7 +488,31 @@ class ModelSpec:
                 made[key] = norm.weights(self.root)
         if self.pooling is None:
             made["head"] = {"weight": matrices(shape, self.hidden, shard=0, role="tied" if self.tied else "head")}
+        elif self.pooling.classes is not None:
+            made["classes"] = self.pooling.classes.weights(self.root, self.hidden)
         return made
+
+    @property
+    def causal(self) -> bool:
+        """Does every token see those before it alone?"""
+        return all(not isinstance(each.mixer, Attention) or each.mixer.causal for each in self.layers)
+
+    @property
+    def positions(self) -> int | None:
+        """Tokens of the longest sequence that learned positions allow; None: the model has none."""
+        return min((each.positions for each in self.learned if each.by == "position"), default=None)
+
+    @property
+    def types(self) -> int:
+        """Types of tokens that are told apart; 1 = none are."""
+        return max((each.rows for each in self.learned if each.by == "type"), default=1)
+
+    @property
+    def result(self) -> int:
+        """Numbers that the tail gives of a sequence: logits, a vector, or one per class."""
+        if self.pooling is None:
+            return self.vocab
+        return self.hidden if self.pooling.classes is None else len(self.pooling.classes.labels)
 
     @property
     def ropes(self) -> tuple[Rope, ...]:

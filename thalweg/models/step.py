@@ -17,7 +17,7 @@ from thalweg.hal.parts.history import History
 from thalweg.hal.parts.scores import Scores
 from thalweg.hal.step import Array, Logprobs, Params, State, Step, StepBatch, StepResult
 from thalweg.models.build import Model
-from thalweg.models.heads.pooling import Pooler, pooled
+from thalweg.models.heads.pooling import pooled
 from thalweg.models.sampler import Sampler
 
 SCORE_ROWS = 256
@@ -33,7 +33,7 @@ def make_state(model: Model, device: Device, *, blocks: Sequence[int], slots: in
     if len(blocks) != len(model.groups):
         raise ValueError(f"make_state: {len(blocks)} block counts for {len(model.groups)} KV groups")
     kv = [_cache(device, layout, blocks[g]) for layout, g in zip(model.layouts, model.layer_group, strict=True)]
-    if model.pooler is not None:
+    if model.pools:
         return {"kv": kv}
     return {"kv": kv, "history": device.alloc((slots, max_len + 1), "int32")}
 
@@ -47,8 +47,8 @@ def _cache(device: Device, layout: KVLayout | tuple[KVLayout, ...], blocks: int)
 def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
     """The step function of a model: resolves and records token ids, runs the model, samples, scores prompt tokens. That of a
     model with another tail has whole sequences in every batch, and ends with their vectors."""
-    if model.pooler is not None:
-        return _pooling_step(model, model.pooler)
+    if model.pools:
+        return _pooling_step(model)
     resolve = binder.bind(ops.resolve_tokens)
     write = binder.bind(ops.history_write)
     sampler = Sampler(binder, vocab=model.vocab, logprobs_mode=logprobs_mode)
@@ -76,11 +76,11 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
     return step
 
 
-def _pooling_step(model: Model, pooler: Pooler) -> Step:
+def _pooling_step(model: Model) -> Step:
     def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
         batch = replace(batch, positions=batch.positions.clamp(max=model.max_len - 1))
         x, kv = model.forward(params, batch, state["kv"])
-        return {"kv": kv}, pooled(pooler(x, batch), batch)
+        return {"kv": kv}, pooled(model.pooled(params, x, batch), batch)
 
     return step
 

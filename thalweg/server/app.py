@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -14,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import thalweg
+from thalweg.server.core.abilities import refusing
 from thalweg.server.core.lifecycle import PROBES, Gate, Lifecycle
 from thalweg.server.core.serving import Serving
 from thalweg.server.description import EVENTS, Described, pages_of
@@ -26,11 +28,18 @@ from thalweg.server.openai.completions import completions
 from thalweg.server.openai.conversation import Conversation
 from thalweg.server.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeChat, TokenizeText
 from thalweg.server.openai.tokens import detokenize, tokenize
+from thalweg.server.pooling.classify import classify
+from thalweg.server.pooling.embeddings import embeddings
+from thalweg.server.pooling.pooling import pooling
+from thalweg.server.pooling.protocol import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
+from thalweg.server.pooling.rerank import rerank
+from thalweg.server.pooling.score import score
 from thalweg.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
 
+Route = Callable[[Serving, Request], Awaitable[Response]]
 ANSWERS = ("application/json", EVENTS)
 """Content types of what can be streamed."""
 
@@ -66,7 +75,10 @@ class Application:
         if self._engine_metrics is not None:
             self._engine_metrics.bind(engine.model_names[0], engine.config)
             self._engine_metrics.queued = lambda: self.serving.admission.waiting
-        described = [*_openai_routes(self.serving), *_ops_routes(self.serving, self._metrics, self._http)]
+        described = [
+            *_openai_routes(self.serving), *_pooling_routes(self.serving), *_ops_routes(self.serving, self._metrics, self._http)
+        ]  # fmt: skip
+        described = [refusing(self.serving, d) for d in described]
         pages = [] if self._settings.disable_fastapi_docs else pages_of(described)
         routes = Starlette(
             routes=[*(d.route() for d in described), *pages],
@@ -137,13 +149,30 @@ def _openai_routes(serving: Serving) -> list[Described]:
         return await _safely(_one_model(serving, request.path_params["name"]))
 
     return [
-        Described("/v1/completions", _completions, (CompletionRequest,), "Continue text", ANSWERS),
-        Described("/v1/chat/completions", _chat, (ChatRequest,), "Answer a conversation", ANSWERS),
+        Described("/v1/completions", _completions, (CompletionRequest,), "Continue text", ANSWERS, "generate"),
+        Described("/v1/chat/completions", _chat, (ChatRequest,), "Answer a conversation", ANSWERS, "generate"),
         Described("/tokenize", _tokenize, (TokenizeText, TokenizeChat), "Token ids of a text or a conversation"),
         Described("/detokenize", _detokenize, (DetokenizeRequest,), "The text of token ids"),
         Described("/v1/models", _models, says="The models served"),
         Described("/v1/models/{name:path}", _model, says="One model"),
     ]
+
+
+def _pooling_routes(serving: Serving) -> list[Described]:
+    def made(route: Route) -> Callable[[Request], Awaitable[Response]]:
+        async def answered(request: Request) -> Response:
+            return await _safely(route(serving, request))
+
+        return answered
+
+    rank = Described("/rerank", made(rerank), (RerankRequest,), "Documents in order of how well they answer", needs="score")
+    pairs = Described("/score", made(score), (ScoreRequest,), "How well texts go together", needs="score")
+    return [
+        Described("/v1/embeddings", made(embeddings), (EmbeddingRequest,), "A vector per input", needs="embed"),
+        Described("/pooling", made(pooling), (PoolingRequest,), "What the model gives of each input", needs="pool"),
+        Described("/classify", made(classify), (ClassifyRequest,), "The classes of each input", needs="classify"),
+        pairs, replace(pairs, path="/v1/score"), rank, replace(rank, path="/v1/rerank"), replace(rank, path="/v2/rerank"),
+    ]  # fmt: skip
 
 
 async def _one_model(serving: Serving, name: str) -> Response:
@@ -183,6 +212,6 @@ def _ops_routes(serving: Serving, metrics: EngineMetrics, http: HttpMetrics) -> 
 
     return [
         Described("/version", _version, says="The version of this server"),
-        Described("/load", _load, says="Generating requests in flight"),
+        Described("/load", _load, says="Requests in flight that go to the engine"),
         Described("/metrics", _metrics, says="Prometheus metrics", kinds=("text/plain",)),
     ]

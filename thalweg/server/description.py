@@ -59,6 +59,8 @@ class Described:
     says: str = ""
     kinds: tuple[str, ...] = ("application/json",)
     """Content types of the answer."""
+    needs: str = ""
+    """What the model must be able to do (`ModelConfig.tasks`); "": nothing."""
 
     @property
     def method(self) -> str:

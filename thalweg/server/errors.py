@@ -81,6 +81,7 @@ def translate(error: BaseException) -> ApiError:
 
 FORMS = {
     "prompt": "a string, a list of strings, a list of token ids or a list of lists of token ids (0 or more each)",
+    "input": "a string, a list of strings, a list of token ids or a list of lists of token ids (0 or more each)",
     "stop": "a string or a list of strings",
     "content": "a string or a list of text parts",
 }

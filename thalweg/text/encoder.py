@@ -9,13 +9,15 @@ import asyncio
 import ctypes
 import math
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 from thalweg.errors import RequestError
 
+T = TypeVar("T")
 INLINE, LONG = 2048, 65536
 """Characters, of all texts of a call together. More than INLINE are encoded on a thread, which costs a tenth of a
 millisecond; more than LONG on another, which may be busy for seconds."""
@@ -110,21 +112,30 @@ class Encoder:
         if keep is not None and (last := last_chars(keep, self._tokenizer.max_token_chars)) is not None:
             texts = [text[-last:] for text in texts]
         for text in texts if bounded and keep is None else ():
-            if len(text) > self.most_chars:
-                raise RequestError(
-                    f"{param}: {len(text)} characters cannot fit the context of {self._max_len} tokens; shorten it", param
-                )
+            self.check(text, param)
+        work = [partial(self._tokenizer.encode, text, add_special_tokens) for text in texts]
+        return await self.run(lambda: [one() for one in work], sum(map(len, texts)), param, tenant)
 
-        def work() -> list[list[int]]:
+    def check(self, text: str, param: str) -> None:
+        """RequestError if the text is too long for the context whatever its tokens."""
+        if len(text) > self.most_chars:
+            raise RequestError(
+                f"{param}: {len(text)} characters cannot fit the context of {self._max_len} tokens; shorten it", param
+            )
+
+    async def run(self, encode: Callable[[], T], size: int, param: str = "prompt", tenant: str = "") -> T:
+        """What `encode` gives, called where texts of so many characters belong. param: what its RequestErrors are about,
+        unless they say."""
+
+        def work() -> T:
             try:
-                return [self._tokenizer.encode(text, add_special_tokens) for text in texts]
+                return encode()
             except RequestError as e:
-                raise RequestError(f"{param}: {e}", param) from None
+                raise e if e.param else RequestError(f"{param}: {e}", param) from None
             finally:
                 if size > HUGE:
                     give_back()
 
-        size = sum(map(len, texts))
         if size <= INLINE:
             return work()
         loop = asyncio.get_running_loop()

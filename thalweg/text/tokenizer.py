@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tokenizers
 
@@ -60,6 +60,8 @@ class Tokenizer:
         self.eos_ids: tuple[int, ...] = () if eos is None else (eos,)
         """From tokenizer_config.json alone; generation_config.json may name more."""
         self.max_length = _int_or_none(config.get("model_max_length"))
+        self.truncation_side: Literal["left", "right"] = "left" if config.get("truncation_side") == "left" else "right"
+        """Which end of a text is cut off where a pooling model's text is to be cut, and nothing else is said."""
         self.pieces = make_pieces(_part(backend.decoder))
         self.max_token_chars: float = self._most_chars(vocab, any(t.lstrip or t.rstrip for t in added.values()))
         """No token stands for more characters of text than this; inf where that cannot be known."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.config import EngineConfig
+from thalweg.config import EngineConfig, PoolingConfig
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.errors import RequestError
 from thalweg.params import PoolingParams, SamplingParams
@@ -44,12 +44,15 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class PoolingSubmission:
-    """A checked request for a vector."""
+    """A checked request to a pooling model."""
 
     request_id: str
     prompt: str | None
     prompt_ids: list[int]
     params: PoolingParams
+    activation: str
+    """What becomes of the result, of which the first `size` numbers count."""
+    size: int | None
     request: EngineRequest = field(repr=False)
 
 
@@ -83,7 +86,7 @@ class InputProcessor:
         self._eos_ids = eos_ids
         self._seeds = seed_source or random.Random(config.model.seed)
         self._max_len = config.model.max_len
-        self._pools = bool(config.model.pooling)
+        self._pooling, self._tasks = config.model.pooling, config.model.tasks
         self._vocab = config.model.vocab
         self._bad_words = lru_cache(KEPT_WORDS)(self._read_bad_words)
         self._max_logprobs = config.model.vocab if config.model.max_logprobs == -1 else config.model.max_logprobs
@@ -132,26 +135,48 @@ class InputProcessor:
 
     def check_generates(self) -> None:
         """RequestError where the model gives vectors."""
-        if self._pools:
-            raise RequestError("model: it gives vectors, not text: use LLM.embed()", "model")
+        if self._pooling is not None:
+            use = " or ".join(f"{t}()" for t in self._tasks)
+            raise RequestError(f"model: it does not generate text: use {use}", "model")
 
     def process_pooling(
         self, request_id: str, prompt: Prompt, params: PoolingParams, *, priority: int = 0, handles: Iterator[int]
     ) -> PoolingSubmission:
-        """As `process`, for a vector. A prompt that the model cannot take whole is refused, not cut."""
-        if not self._pools:
-            raise RequestError(
-                "model: it generates text: use generate(); this version makes vectors with text encoders alone", "model"
-            )
+        """As `process`, for a vector or classes. A prompt that the model cannot take whole is refused, not cut. It may say
+        "token_type_ids" too, where the model tells types of tokens apart: of two texts in one prompt, which."""
         if not isinstance(params, PoolingParams):
             raise RequestError(f"pooling_params must be a PoolingParams, not {type(params).__name__}", "pooling_params")
+        pooling = self.check_pools(params.task)
+        size = self.check_pooling(params)
         _check_priority(priority)
-        text, ids, _ = self._prompt(prompt)
+        fields = dict(prompt) if isinstance(prompt, Mapping) else {}
+        types = fields.pop("token_type_ids", None)
+        text, ids, salt = self._prompt(fields if isinstance(prompt, Mapping) else prompt)
+        tokens = np.array(ids, np.int32)
+        if types is not None:
+            tokens += self._vocab * _types(types, len(ids), pooling.types)
         request = EngineRequest(
-            handle=next(handles), tokens=np.array(ids, np.int32), prompt_len=len(ids), sampling=TokenSampling(max_tokens=1),
-            priority=priority, read_prefix_cache=False, pool=True,
+            handle=next(handles), tokens=tokens, prompt_len=len(ids), sampling=TokenSampling(max_tokens=1), priority=priority,
+            cache_salt=salt, read_prefix_cache=pooling.caches and not params.skip_reading_prefix_cache, pool=True,
         )  # fmt: skip
-        return PoolingSubmission(request_id, text, ids, params, request)
+        activate = pooling.activate if params.use_activation is None else params.use_activation
+        activation = pooling.activation if activate else "none"
+        return PoolingSubmission(request_id, text, ids, params, activation, size, request)
+
+    def check_pooling(self, params: PoolingParams) -> int | None:
+        """How many numbers of a result count, None for all. RequestError for what the model cannot do of these."""
+        return _size(self.check_pools(params.task), params.dimensions)
+
+    def check_pools(self, task: str | None = None) -> PoolingConfig:
+        """RequestError where the model generates, or cannot do this task of a pooling model."""
+        if self._pooling is None:
+            raise RequestError(
+                "model: it generates text: use generate(), or for vectors start it with --runner pooling (runner='pooling')",
+                "model",
+            )
+        if task is not None and task not in self._tasks:
+            raise RequestError(f"task: this model cannot {task}; it can {' and '.join(self._tasks)}", "task")
+        return self._pooling
 
     def prepare(self, params: SamplingParams) -> None:
         """Reads what takes long of the parameters, so that `process` finds it read. For a thread; RequestError as there."""
@@ -237,9 +262,13 @@ class InputProcessor:
     def _check_length(self, param: str, length: int) -> None:
         if length == 0:
             raise RequestError(f"{param} is empty; send at least one token", param)
-        if self._pools and length > self._max_len:
-            raise RequestError(f"{param}: {length} tokens, and the model takes {self._max_len}; shorten the text", param)
-        if not self._pools and length >= self._max_len:
+        if self._pooling is not None and length > self._max_len:
+            raise RequestError(
+                f"{param}: {length} tokens, and the model takes {self._max_len}; shorten the text, or let it be cut with "
+                "truncate_prompt_tokens=-1",
+                param,
+            )
+        if self._pooling is None and length >= self._max_len:
             raise RequestError(
                 f"{param}: {length} tokens leave no room to answer in a context of {self._max_len} tokens; shorten the prompt"
                 " or start the engine with a larger --max-model-len",
@@ -306,6 +335,44 @@ class InputProcessor:
                 self._check_ids("bad_words", spaced)
                 out[spaced] = None
         return tuple(out)
+
+
+def _size(pooling: PoolingConfig, asked: int | None) -> int | None:
+    """How many numbers of a result count; None: all."""
+    if asked is None:
+        return None
+    if pooling.task != "embed":
+        raise RequestError("dimensions: this model gives classes, not vectors; leave it out", "dimensions")
+    sizes = pooling.dimensions
+    if sizes is None:
+        raise RequestError(
+            f"dimensions: this model's vectors have one size, {pooling.size}: its files name no others it was trained for "
+            "(is_matryoshka, matryoshka_dimensions); leave it out",
+            "dimensions",
+        )
+    if sizes and asked not in sizes:
+        raise RequestError(f"dimensions: this model's vectors have {_or(sizes)} values, not {asked}", "dimensions")
+    if asked > pooling.size:
+        raise RequestError(f"dimensions: this model's vectors have {pooling.size} values, not {asked}", "dimensions")
+    return asked
+
+
+def _or(sizes: Sequence[int]) -> str:
+    return " or ".join(filter(None, (", ".join(map(str, sizes[:-1])), str(sizes[-1]))))
+
+
+def _types(types: Any, length: int, known: int) -> np.ndarray:
+    """token_type_ids, checked: i32[length]."""
+    name = "token_type_ids"
+    if isinstance(types, np.ndarray):
+        types = types.tolist()
+    if not isinstance(types, Sequence) or isinstance(types, str | bytes) or not all(type(t) is int for t in types):
+        raise RequestError(f"{name} must be a list of integers", name)
+    if len(types) != length:
+        raise RequestError(f"{name}: {len(types)} given for {length} tokens", name)
+    if not all(0 <= t < known for t in types):
+        raise RequestError(f"{name}: this model knows the types 0 to {known - 1}", name)
+    return np.array(types, np.int32)
 
 
 def _check_priority(priority: Any) -> None:

@@ -14,13 +14,13 @@ import signal
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from thalweg.config import EngineArgs, EngineConfig
 from thalweg.engine import messages as m
-from thalweg.engine.client.outputs import OutputProcessor
 from thalweg.engine.client.process import EngineProcess
 from thalweg.engine.client.recovery import Recovery, Verdict
 from thalweg.engine.client.standby import Standby
@@ -42,6 +42,16 @@ CONVICTED = (
 )
 
 
+class OpenRequests(Protocol):
+    """Who owns the truth of every open request."""
+
+    def open_handles(self) -> list[int]:
+        """Oldest first."""
+
+    def resubmit(self, handles: Sequence[int]) -> list[m.EngineRequest]:
+        """What a fresh engine needs to go on with these. Handles that are closed are left out."""
+
+
 class Supervisor:
     """One engine at a time. `start`, then `submit` and `abort`; `stop` at the end. Everything on one event loop.
 
@@ -52,7 +62,7 @@ class Supervisor:
     def __init__(
         self,
         args: EngineArgs,
-        outputs: OutputProcessor,
+        outputs: OpenRequests,
         handles: Iterator[int],
         *,
         on_outputs: Callable[[m.Outputs], None],
@@ -223,7 +233,7 @@ class Supervisor:
         sampling = m.TokenSampling(max_tokens=1)
         canary = m.EngineRequest(
             handle=self._canary, tokens=np.zeros(1, np.int32), prompt_len=1, sampling=sampling, read_prefix_cache=False,
-            cache_salt="canary",
+            cache_salt="canary", pool=self._config.model.pooling is not None,
         )  # fmt: skip
         self._post(m.Add([canary, *self._outputs.resubmit(handles)]))
 
@@ -245,16 +255,17 @@ class Supervisor:
 
     def _without_canary(self, frame: m.Outputs) -> None:
         """Counters tell of requests, and the canary is none: one prompt token, one token made."""
-        if self._canary in frame.handles:
-            frame.step_tokens = max(0, frame.step_tokens - 2)
+        one = int(self._config.model.pooling is None)  # token that it makes
+        if frame.answers(self._canary):
+            frame.step_tokens = max(0, frame.step_tokens - 1 - one)
         s = frame.stats
         if s is not None:
-            prompt, made = max(0, s.prompt_tokens - 1), max(0, s.generated_tokens - 1)
+            prompt, made = max(0, s.prompt_tokens - 1), max(0, s.generated_tokens - one)
             frame.stats = msgspec.structs.replace(s, prompt_tokens=prompt, generated_tokens=made)
 
     def _take(self, frame: m.Outputs) -> None:
         self._without_canary(frame)
-        if self.state != "ready" and self._canary in frame.handles:
+        if self.state != "ready" and frame.answers(self._canary):
             self._become_ready()
         self._running.update(s.handle for s in frame.started if s.handle != self._canary)
         # The engine aborts only what this side took back: the request itself is closed here already, or goes on later.
@@ -262,7 +273,7 @@ class Supervisor:
         frame.finished = [f for f in frame.finished if f.reason != "abort"]
         self._on_outputs(frame)
         if self._recovery.listening:
-            for handle in frame.handles.tolist():
+            for handle in frame.answered():
                 if handle != self._canary:
                     self._fruitless = 0
                     self._act(self._recovery.token(handle))

@@ -69,11 +69,12 @@ def refuse(request: EngineRequest, config: EngineConfig, bounds: list[tuple[int,
         return "tokens: must be a one-dimensional array of at least one token id"
     if not 1 <= request.prompt_len <= tokens.size:
         return f"prompt_len: {request.prompt_len} is not between 1 and the number of tokens, {tokens.size}"
-    if int(tokens.min()) < 0 or int(tokens.max()) >= model.vocab:
-        return f"tokens: ids must be between 0 and {model.vocab - 1}, the model's vocabulary"
+    ids = model.vocab if model.pooling is None else model.vocab * model.pooling.types
+    if int(tokens.min()) < 0 or int(tokens.max()) >= ids:
+        return f"tokens: ids must be between 0 and {ids - 1}, the model's vocabulary"
     if sampling.max_tokens < 1:
         return f"max_tokens: must be at least 1, not {sampling.max_tokens}"
-    if request.pool != bool(model.pooling):
+    if request.pool != (model.pooling is not None):
         return "the model gives vectors, not tokens" if model.pooling else "the model gives tokens, not vectors"
     if request.pool and tokens.size > model.max_len:
         return f"the text has {tokens.size} tokens, and the model takes {model.max_len}: shorten it"

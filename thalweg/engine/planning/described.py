@@ -14,4 +14,4 @@ from thalweg.quantization import registry as formats
 def read(args: EngineArgs, path: Path) -> dict[str, Any]:
     """`read_config` of a local model. CheckpointError or UnsupportedModelError, naming the key."""
     windows = registry.windows if args.disable_sliding_window else None
-    return read_config(path, args.hf_overrides, formats.check, windows=windows)
+    return read_config(path, args.hf_overrides, formats.check, windows=windows, tail=args.tail)

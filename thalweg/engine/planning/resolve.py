@@ -27,14 +27,28 @@ MAX_BATCHED_TOKENS = 2048
 _ALIASES = {"half": "float16", "float": "float32"}
 
 
+def within(facts: ModelInfo, spec: ModelSpec) -> ModelInfo:
+    """The facts, with a context no longer than the model has learned positions for."""
+    return facts if spec.positions is None else replace(facts, max_len=min(facts.max_len, spec.positions))
+
+
+def in_chunks(spec: ModelSpec) -> bool:
+    """May a text be computed in parts, or parts of it found in the prefix cache? Not where a token sees those after it, or
+    where the result is made of states that are not kept."""
+    return spec.pooling is None or (spec.causal and spec.pooling.mode == "last")
+
+
 def for_tail(args: EngineArgs, spec: ModelSpec) -> EngineArgs:
-    """The arguments as the model's tail leaves them. One that gives vectors computes a text whole, in one step, and keeps
-    nothing of it. ConfigError where a flag is for what is kept."""
+    """The arguments as the model's tail leaves them: most that give vectors compute a text whole, in one step. ConfigError
+    where a flag asks for what such a model has not."""
     if spec.pooling is None:
         return args
-    if args.kv_cache_dtype != "auto":
+    if args.kv_cache_dtype != "auto" and not spec.causal:
         raise ConfigError("kv_cache_dtype: this model keeps no keys and values; leave it out")
-    return msgspec.structs.replace(args, enable_chunked_prefill=False, enable_prefix_caching=False)
+    if args.speculative_config or args.spec_method or args.spec_tokens:
+        raise ConfigError("speculative_config: this model generates no tokens to guess; leave it out")
+    whole = {} if in_chunks(spec) else {"enable_chunked_prefill": False, "enable_prefix_caching": False}
+    return msgspec.structs.replace(args, **whole)
 
 
 def place(args: EngineArgs, platform: Platform) -> Place:

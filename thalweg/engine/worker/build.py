@@ -12,13 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.checkpoint.config import facts as read_facts
-from thalweg.config import CacheConfig, DeviceConfig, EngineArgs, EngineConfig, ModelConfig, SchedulerConfig, check_args
+from thalweg.config import (
+    CacheConfig,
+    DeviceConfig,
+    EngineArgs,
+    EngineConfig,
+    ModelConfig,
+    PoolingConfig,
+    SchedulerConfig,
+    check_args,
+)
 from thalweg.engine.planning import described, resolve
 from thalweg.engine.planning.memory import gib, history, plan, step_sizes, to_load
 from thalweg.engine.worker import rehearsal
 from thalweg.engine.worker.rehearsal import decodes, prompts
 from thalweg.engine.worker.runner import Runner
-from thalweg.errors import ConfigError, ThalwegError, UnsupportedModelError
+from thalweg.errors import ConfigError, ThalwegError
 from thalweg.hal import discovery
 from thalweg.hal.device import Device, Pending
 from thalweg.hal.kv import KVLayout, KVSpec
@@ -89,22 +98,18 @@ def _expect(platform: Platform, args: EngineArgs) -> None:
             resolve.configured(args, platform).expect(size)
 
 
-def build(args: EngineArgs, platform: Platform | None = None, *, vectors: bool = True) -> Worker:
-    """`args.model` is a local directory. platform: in place of the one that `args.device` names. vectors: can whoever asks take
-    those, in place of tokens? Raises ConfigError, CheckpointError, UnsupportedModelError or DeviceError, in that order of
-    cheapness: whatever can be refused without loading weights is refused before."""
+def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
+    """`args.model` is a local directory. platform: in place of the one that `args.device` names. Raises ConfigError,
+    CheckpointError, UnsupportedModelError or DeviceError, in that order of cheapness: whatever can be refused without loading
+    weights is refused before."""
     start = time.monotonic()
     mark("engine started")
     check_args(args)
     path = Path(args.model)
     hf = described.read(args, path)
-    facts = read_facts(hf, path)
     formats.scheme(hf, args.quantization)
     spec = registry.family(hf)(hf)  # refuse an unknown architecture before a framework is imported
-    if spec.pooling is not None and not vectors:
-        raise UnsupportedModelError(
-            f"model: {path.name} gives vectors, and servers of this version have no route for them: use LLM.embed()"
-        )
+    facts = resolve.within(read_facts(hf, path), spec)
     args = resolve.for_tail(args, spec)
     configured = functools.partial(resolve.configured, args)
     platform = configured(platform) if platform else discovery.choose(args.device, configured)
@@ -263,6 +268,18 @@ def _build_without_model(job: _Job) -> Worker:
     return Worker(config, runner.launch, ["no model: this platform computes none"], job.device, 0.0)
 
 
+def _pooling(spec: ModelSpec) -> PoolingConfig | None:
+    tail = spec.pooling
+    if tail is None:
+        return None
+    return PoolingConfig(
+        task="embed" if tail.classes is None else "classify", mode=tail.mode, activation=tail.activation,
+        activate=tail.activate, size=spec.result,
+        labels=() if tail.classes is None else tail.classes.labels, dimensions=tail.dimensions, types=spec.types,
+        caches=resolve.in_chunks(spec),
+    )  # fmt: skip
+
+
 def _no_step(params: Any, state: Any, batch: StepBatch) -> Any:
     raise RuntimeError("a platform with runs_models = False was asked to run a model's step")
 
@@ -301,8 +318,7 @@ def _config(
             logprobs_mode=args.logprobs_mode,
             max_logprobs=args.max_logprobs,
             hf_overrides=args.hf_overrides or {},
-            pooling=job.spec.pooling.mode if job.spec.pooling else "",
-            normalise=job.spec.pooling is not None and job.spec.pooling.normalise,
+            pooling=_pooling(job.spec),
         ),
         device=DeviceConfig(
             platform=job.platform.name,

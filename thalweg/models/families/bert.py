@@ -1,15 +1,28 @@
 """BERT as an encoder: learned positions, every sum normalised, a pooled vector at the end. Sentence encoders such as
-all-MiniLM, BGE and E5 are of this kind. The pooler that was trained to guess the next sentence is left out."""
+all-MiniLM, BGE and E5 are of this kind, and classifiers and rerankers with a head on top. In an encoder the pooler that was
+trained to guess the next sentence is left out."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from thalweg.checkpoint.config import Config, integer, real, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.models.families.common import act, hidden_size, layer_count, pooling
-from thalweg.models.spec import Attention, Layer, LayerNorm, Learned, ModelSpec, Names, Norms, UngatedMLP
+from thalweg.models.families.common import act, classes, hidden_size, layer_count, pooling
+from thalweg.models.spec import Attention, Layer, LayerNorm, Learned, ModelSpec, Names, Norms, Pooling, UngatedMLP
 
 
 def bert(config: Config) -> ModelSpec:
+    return encoder(config, pooling(config, default="cls"), prefix="bert.", skip=("pooler.", "cls."))
+
+
+def bert_classifier(config: Config) -> ModelSpec:
+    return encoder(config, classes(config, dense="pooler.dense"), prefix="bert.")
+
+
+def encoder(config: Config, tail: Pooling, *, prefix: str, skip: Sequence[str] = (), first: int = 0) -> ModelSpec:
+    """prefix: of the encoder's tensors where a checkpoint has more around it. skip: tensors of another tail. first: the row
+    of position 0."""
     positions = text(config, "position_embedding_type", "absolute")
     if positions != "absolute" or config.get("is_decoder") or config.get("add_cross_attention"):
         raise UnsupportedModelError("config.json: this version serves BERT as an encoder with absolute positions")
@@ -30,14 +43,14 @@ def bert(config: Config) -> ModelSpec:
             mixer_sum=LayerNorm("attention.output.LayerNorm", hidden, eps), ffn_sum=LayerNorm("output.LayerNorm", hidden, eps)
         ),
     )  # fmt: skip
+    nothing = ("embeddings.position_ids", *skip)
     return ModelSpec(
         vocab=integer(config, "vocab_size", high=1 << 24), hidden=hidden, layers=(layer,) * layer_count(config), norm=None,
         learned=(
-            Learned("embeddings.position_embeddings", integer(config, "max_position_embeddings", high=1 << 24)),
+            Learned("embeddings.position_embeddings", integer(config, "max_position_embeddings", high=1 << 24), first=first),
             Learned("embeddings.token_type_embeddings", integer(config, "type_vocab_size", default=2), by="type"),
         ),
-        embed_norm=LayerNorm("embeddings.LayerNorm", hidden, eps), pooling=pooling(config, default="cls"),
+        embed_norm=LayerNorm("embeddings.LayerNorm", hidden, eps), pooling=tail,
         root="", layer="encoder.layer.{}.", embed="embeddings.word_embeddings",
-        names=Names(replace=(("bert.", ""),), skip=("pooler.", "bert.pooler.", "cls.", "embeddings.position_ids",
-                                                    "bert.embeddings.position_ids")),
+        names=Names(replace=((prefix, ""),), skip=(*nothing, *(prefix + name for name in nothing))),
     )  # fmt: skip

@@ -7,8 +7,9 @@ from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, max_len, real, rope_parameters, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.models.spec import MLP, POOLING, Attention, Layer, ModelSpec, Norm, Norms, Pooling, Rope, rope_type
+from thalweg.models.spec import MLP, POOLING, Attention, Classes, Layer, ModelSpec, Norm, Norms, Pooling, Rope, rope_type
 
+MAX_LABELS = 65_536
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -127,11 +128,66 @@ def layer_types(
 
 
 def pooling(config: Config, default: str) -> Pooling:
-    """How a text encoder makes vectors: as the files beside it say, or by `default`, normalised, where they say nothing."""
+    """How a model makes vectors: as the files beside it say, or by `default`, normalised, where they say nothing."""
     said = config.get("pooling")
-    if not isinstance(said, dict) or "mode" not in said:
-        return Pooling(default)
+    if not isinstance(said, dict):
+        said = {}
     mode = text(said, "mode", default)
     if mode not in POOLING:
         raise UnsupportedModelError(f"config.json: pooling: mode {mode!r:.80} is none of {', '.join(POOLING)}")
-    return Pooling(mode, flag(said, "normalise", True))
+    return Pooling(mode, flag(said, "normalise", True), _dimensions(config))
+
+
+def _dimensions(config: Config) -> tuple[int, ...] | None:
+    """`matryoshka_dimensions`, sizes that vectors may be cut to, or `is_matryoshka`: any. None: neither is said."""
+    sizes, hidden = config.get("matryoshka_dimensions"), hidden_size(config)
+    if sizes is None:
+        return () if flag(config, "is_matryoshka", False) else None
+    if not isinstance(sizes, list) or not sizes or not all(type(n) is int and 1 <= n <= hidden for n in sizes):
+        raise CheckpointError(f"config.json: matryoshka_dimensions: must be a list of sizes from 1 to {hidden}")
+    return tuple(sorted(set(sizes)))
+
+
+def classes(config: Config, **more: Any) -> Pooling:
+    """The tail of a classifier, from the state of a sequence's first token unless `mode` says otherwise. more: fields of
+    `spec.Classes` that the family decides."""
+    mode = more.pop("mode", "cls")
+    said = config.get("pooling")
+    if isinstance(said, dict) and said.get("mode", mode) != mode:
+        raise UnsupportedModelError(f"config.json: pooling: this classifier was trained on {mode}, not on {said['mode']!r:.80}")
+    labels = _labels(config)
+    activate = flag(said, "normalise", True) if isinstance(said, dict) else True
+    return Pooling(mode, activate, None, Classes(labels=labels, activation=_activation(config, len(labels)), **more))
+
+
+def _labels(config: Config) -> tuple[str, ...]:
+    """`id2label` in order of the ids; LABEL_0 ... where it is absent, two of them unless `num_labels` says how many."""
+    named = config.get("id2label")
+    if named is None:
+        return tuple(f"LABEL_{i}" for i in range(integer(config, "num_labels", high=MAX_LABELS, default=2)))
+    ids = sorted(map(int, named)) if isinstance(named, dict) and all(str(k).isdecimal() for k in named) else []
+    if not ids or ids != list(range(len(ids))) or len(ids) > MAX_LABELS:
+        raise CheckpointError("config.json: id2label: must map the ids 0, 1, ... to names")
+    return tuple(str(named[str(i)] if str(i) in named else named[i]) for i in ids)
+
+
+_PROBLEMS = {"regression": "none", "single_label_classification": "softmax", "multi_label_classification": "sigmoid"}
+_MODULES = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+
+
+def _activation(config: Config, labels: int) -> str:
+    """What a classifier's numbers go through: by `problem_type`, by what sentence-transformers noted of a cross-encoder, else
+    a sigmoid of one number, a softmax of several."""
+    problem = text(config, "problem_type", "")
+    if problem:
+        if problem not in _PROBLEMS:
+            raise UnsupportedModelError(f"config.json: problem_type: {problem!r:.80} is none of {', '.join(_PROBLEMS)}")
+        return "sigmoid" if problem == "single_label_classification" and labels == 1 else _PROBLEMS[problem]
+    beside = config.get("sentence_transformers")
+    name = beside.get("activation_fn") if isinstance(beside, dict) else config.get("sbert_ce_default_activation_function")
+    if name is None:
+        return "sigmoid" if labels == 1 else "softmax"
+    module = str(name).rpartition(".")[2]
+    if module not in _MODULES:
+        raise UnsupportedModelError(f"config.json: activation {name!r:.80} is not supported; known are {', '.join(_MODULES)}")
+    return _MODULES[module]

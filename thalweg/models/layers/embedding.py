@@ -35,19 +35,20 @@ class Embedding:
 
 
 class Added:
-    """A learned table whose rows are added to embedded tokens: positions, or the type that all tokens have."""
+    """A learned table whose rows are added to embedded tokens: those of their positions, or of their types."""
 
     def __init__(self, ctx: Context, spec: Learned, hidden: int, weights: Mapping[str, Any]) -> None:
-        if spec.by == "position" and spec.rows < ctx.max_len:
-            raise ConfigError(f"max_model_len: the model has {spec.rows} learned positions, not {ctx.max_len}: lower it")
-        self._by = spec.by
+        if spec.by == "position" and spec.positions < ctx.max_len:
+            raise ConfigError(f"max_model_len: the model has {spec.positions} learned positions, not {ctx.max_len}: lower it")
+        self._by, self._first = spec.by, spec.first
         self._op = ctx.bind(ops.embed, vocab=spec.rows, size=hidden)
         self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack)}
 
-    def __call__(self, p: Mapping[str, Any], batch: StepBatch) -> Array:
-        """[T, hidden]"""
-        rows = batch.positions if self._by == "position" else torch.zeros_like(batch.positions)
-        return self._op(rows, p["weight"])
+    def __call__(self, p: Mapping[str, Any], batch: StepBatch, types: Array | None) -> Array:
+        """[T, hidden]. types: i32[T]; None: all tokens are of type 0."""
+        if self._by == "position":
+            return self._op(batch.positions + self._first if self._first else batch.positions, p["weight"])
+        return self._op(torch.zeros_like(batch.positions) if types is None else types, p["weight"])
 
 
 class LMHead:

@@ -8,7 +8,8 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -150,19 +151,15 @@ class Serving:
         ticket: Ticket,
     ) -> Job:
         """A Job from its parts, after the checks that need the engine's configuration; its whole cost is charged."""
-        if request.priority and self.engine.config.scheduler.policy != "priority":
-            raise ApiError("priority needs a server started with --scheduling-policy priority", "priority")
+        self.check_priority(request.priority)
         if len(prompts) * params.n > MAX_N:
             raise ApiError(f"n times the number of prompts must not exceed {MAX_N}", "n")
         for prompt in prompts:
             self._truncate(prompt, request, params)
             if request.cache_salt is not None:
                 prompt["cache_salt"] = request.cache_salt
-        asked = http.headers.get("x-request-id") or request.request_id or http.scope.get("thalweg.request_id")
-        if asked is not None and not (len(asked) <= 256 and asked.isascii() and asked.isprintable()):
-            raise ApiError("X-Request-Id must be at most 256 printable ASCII characters", "request_id")
         job = Job(
-            id=f"{kind}-{asked or uuid.uuid4().hex}",
+            id=self.request_id(kind, http, request.request_id),
             model=self.model_name(request.model),
             created=int(time.time()),
             prompts=prompts,
@@ -173,8 +170,19 @@ class Serving:
         self._check_lengths(job)
         ticket.charge(len(prompts), job.prompt_tokens)
         if self.settings.enable_log_requests:
-            self._log(job)
+            self.log(job.id, job.prompts, job.params)
         return job
+
+    def check_priority(self, priority: int) -> None:
+        if priority and self.engine.config.scheduler.policy != "priority":
+            raise ApiError("priority needs a server started with --scheduling-policy priority", "priority")
+
+    def request_id(self, kind: str, http: Request, given: str | None) -> str:
+        """What the answer is called: after its header, after the field, or at random."""
+        asked = http.headers.get("x-request-id") or given or http.scope.get("thalweg.request_id")
+        if asked is not None and not (len(asked) <= 256 and asked.isascii() and asked.isprintable()):
+            raise ApiError("X-Request-Id must be at most 256 printable ASCII characters", "request_id")
+        return f"{kind}-{asked or uuid.uuid4().hex}"
 
     def _truncate(self, prompt: dict[str, Any], request: Asked, params: SamplingParams) -> None:
         keep, limit = request.truncate_prompt_tokens, self.engine.config.model.max_len
@@ -204,32 +212,43 @@ class Serving:
                     "prompt",
                 )
 
-    def _log(self, job: Job) -> None:
-        for prompt in job.prompts:
+    def log(self, job_id: str, prompts: Sequence[dict[str, Any]], params: object) -> None:
+        for prompt in prompts:
             ids, most = prompt["prompt_token_ids"], self.settings.max_log_len
             log.info(
                 "request %s: %d tokens %s, prompt %r, %r",
-                job.id,
+                job_id,
                 len(ids),
                 ids[:most],
                 (prompt.get("prompt") or "")[:most],
-                job.params,
+                params,
             )
+
+    @contextmanager
+    def under_way(self, job_id: str) -> Iterator[str]:
+        """The engine's id for a part of a job, while it runs. Clients choose ids freely, and two may choose the same; the
+        engine's are made unique."""
+        request_id = f"{job_id}-{next(self._count)}"
+        self.running.add(request_id)
+        try:
+            yield request_id
+        finally:
+            self.running.discard(request_id)
 
     def _parts(self, job: Job) -> list[Part]:
         return job.parts(self.admission.most_together)
 
     async def _generate(self, job: Job, part: Part) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of these choices, numbered as in the whole request."""
-        # Clients choose ids freely, and two may choose the same; the engine's are made unique.
-        request_id = f"{job.id}-{next(self._count)}"
         prompt, params = job.prompts[part.prompt], job.params
         if part.choices < params.n:
             params = msgspec.structs.replace(params, n=part.choices)
         tokens, prompts = (0, 0) if part.first else (len(prompt["prompt_token_ids"]), 1)
-        async with self.admission.turn(job.ticket, part.choices, tokens, job.priority, prompts):
+        turn = self.admission.turn(job.ticket, part.choices, tokens, job.priority, prompts)
+        async with AsyncExitStack() as held:
+            await held.enter_async_context(turn)
+            request_id = held.enter_context(self.under_way(job.id))
             stream = self.engine.generate(prompt, params, request_id, priority=job.priority, first_choice=part.first)
-            self.running.add(request_id)
             said = Transcript(job.params) if self.settings.enable_log_outputs else None
             try:
                 async for output in stream:
@@ -242,13 +261,12 @@ class Serving:
             finally:
                 if said is not None:
                     said.tell(job.id, self.settings.max_log_len)
-                self.running.discard(request_id)
                 await stream.aclose()
 
     async def cut(self) -> None:
         """The time to drain is over: whoever waits or runs gets an error with code 503."""
         self.lifecycle.cutting = True
-        self.admission.close(_closing())
+        self.admission.close(closing())
         await self.engine.abort(list(self.running))
 
     def _raise_if_failed(self, output: RequestOutput) -> None:
@@ -256,7 +274,7 @@ class Serving:
         if "error" in reasons:
             raise ApiError(output.error or "the engine could not finish this request", status=500)
         if "abort" in reasons and self.lifecycle.cutting:
-            raise _closing()
+            raise closing()
 
     async def written(
         self, job: Job, outputs: list[RequestOutput], body: Callable[[list[RequestOutput]], dict[str, Any]]
@@ -363,7 +381,8 @@ def _joined(parts: Sequence[Part], outputs: Sequence[RequestOutput]) -> list[Req
     return list(whole.values())
 
 
-def _closing() -> ApiError:
+def closing() -> ApiError:
+    """The answer to requests that a server ends as it ends itself."""
     return ApiError("the server is shutting down; this request was not finished", status=503, retry_after=5)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from prometheus_client import (
@@ -28,8 +29,8 @@ from prometheus_client.registry import Collector
 from thalweg.config import EngineConfig
 from thalweg.engine.control.cache.groups import policy
 from thalweg.engine.messages import Outputs, Stats
-from thalweg.outputs import FINISH_REASONS, RequestOutput
-from thalweg.params import SamplingParams
+from thalweg.outputs import ABORTED, FINISH_REASONS, PoolingRequestOutput, RequestOutput
+from thalweg.params import PoolingParams, SamplingParams
 
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
 PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -40,7 +41,11 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 LABELS = ("model_name", "engine")
 ENGINE = "0"
 MOST_TRACKED = 100_000
-GENERATING = ("/v1/completions", "/v1/chat/completions")
+WORKING = frozenset((
+    "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank",
+    "/v1/rerank", "/v2/rerank",
+))  # fmt: skip
+"""Routes whose requests go to the engine."""
 UNCOUNTED = ("/metrics", "/health", "/livez", "/readyz", "/load", "/ping", "/version")
 OWN = "thalweg:"
 PREFIXES = {"thalweg": (OWN,), "vllm": ("vllm:",), "both": (OWN, "vllm:")}
@@ -150,9 +155,31 @@ class EngineMetrics(Collector):
             self._per_step.observe(outputs.step_tokens)
         self._gaps.frame(outputs)
 
-    def finished(self, output: RequestOutput, params: SamplingParams) -> None:
+    def finished(self, output: RequestOutput | PoolingRequestOutput[Any], params: SamplingParams | PoolingParams) -> None:
         if not self._bound:
             return
+        if isinstance(output, RequestOutput) and isinstance(params, SamplingParams):
+            self._generated(output, params)
+        elif isinstance(output, PoolingRequestOutput):
+            self._pooled(output)
+
+    def _pooled(self, output: PoolingRequestOutput[Any]) -> None:
+        """What a request without tokens has of the same series: no first token, and no time between them."""
+        reason = "stop" if output.error is None else "abort" if output.error == ABORTED else "error"
+        self._success.labels(self._model, ENGINE, reason).inc()
+        prompt, metrics = len(output.prompt_token_ids), output.metrics
+        self._prompt.observe(prompt)
+        self._computed.observe(prompt - output.num_cached_tokens)
+        if metrics is None or not metrics.last_token_ts:
+            return
+        self._preempted.observe(metrics.num_preemptions)
+        self._e2e.observe(metrics.last_token_ts - metrics.arrival_time)
+        if metrics.scheduled_ts:
+            self._queue.observe(max(0.0, metrics.scheduled_ts - metrics.queued_ts))
+            self._running.observe(metrics.last_token_ts - metrics.scheduled_ts)
+            self._prefill.observe(metrics.last_token_ts - metrics.scheduled_ts)
+
+    def _generated(self, output: RequestOutput, params: SamplingParams) -> None:
         lengths = [len(c.token_ids) for c in output.outputs]
         metrics = output.metrics
         total = metrics.num_generation_tokens if metrics and metrics.num_generation_tokens else sum(lengths)
@@ -249,7 +276,7 @@ class HttpMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.load = 0
-        """Generating requests in flight."""
+        """Requests in flight that go to the engine."""
         self.paths: frozenset[str] = frozenset()
         self._requests = Counter("http_requests", "HTTP requests", ("method", "status", "handler"), registry=registry)
         self._seconds = Histogram(
@@ -269,7 +296,7 @@ class HttpMetrics:
 
     @contextmanager
     def in_flight(self, path: str) -> Iterator[None]:
-        counted = path in GENERATING
+        counted = path in WORKING
         self.load += counted
         try:
             yield

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 
 from thalweg.engine.messages import Outputs, Stats
-from thalweg.outputs import RequestOutput
-from thalweg.params import SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +27,7 @@ class StatsLine:
             log.info("%s", self.line(self._before, stats, now - self._since))
         self._before, self._since = stats, now
 
-    def finished(self, output: RequestOutput, params: SamplingParams) -> None:
+    def finished(self, output: object, params: object) -> None:
         """Says nothing per request."""
 
     @staticmethod

@@ -1,0 +1,74 @@
+"""Whether a model generates text, or gives vectors or scores: what the user said, else what lies beside the model, else what
+its class is named for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from thalweg.config import Tail
+from thalweg.errors import ConfigError
+
+GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+"""Ends of class names. What generates text is served as that, unless somebody says otherwise."""
+CLASSIFIES = "ForSequenceClassification"
+MODES = {"CLS": "cls", "LAST": "last", "MEAN": "mean"}
+"""`pooling_type` of a pooler configuration -> `Pooling.mode` in models.spec."""
+_POOLER = ("pooling_type", "seq_pooling_type", "use_activation", "normalize")
+
+
+def decide(
+    config: dict[str, Any], name: str, tail: Tail, beside: Callable[[], dict[str, Any] | None], override: Any = None
+) -> None:
+    """Puts how the model pools into config["pooling"], for one that does; there is no such key for one that generates.
+
+    name: its architecture. beside: what sentence-transformers keeps beside it, None where there is nothing. override: what the
+    user says in its place. ConfigError where what was said does not go with the model."""
+    generates = name.endswith(GENERATES)
+    _check(name, tail, generates)
+    config.pop("pooling", None)
+    asked = override is not None or tail.runner == "pooling" or tail.convert == "embed"
+    found: Any = override
+    if found is None and (asked or not generates or (tail.runner == tail.convert == "auto")):
+        found = beside()
+    if generates and not asked and "mode" not in (found or {}):
+        if tail.pooler is not None:
+            raise ConfigError(f"pooler_config: {name} generates text; add --runner pooling, or leave it out")
+        return
+    pooler = _pooler(tail.pooler or {})
+    if found is None and not asked and not pooler:
+        return
+    found = {} if found is None else found
+    config["pooling"] = {**found, **pooler} if isinstance(found, dict) else found
+
+
+def _check(name: str, tail: Tail, generates: bool) -> None:
+    if tail.runner == "generate" and not generates:
+        raise ConfigError(f"runner: {name} gives vectors or scores and generates no text; leave it at auto")
+    if tail.runner == "generate" and tail.convert in ("embed", "classify"):
+        raise ConfigError(f"convert: {tail.convert} goes with --runner pooling; leave one of the two out")
+    if tail.runner == "pooling" and tail.convert == "none" and generates:
+        raise ConfigError(f"convert: {name} generates text, so --runner pooling needs --convert embed (or auto)")
+    if tail.convert == "classify" and not name.endswith(CLASSIFIES):
+        raise ConfigError(f"convert: {name} has no head that was trained to classify; this version makes none")
+    if tail.convert == "embed" and name.endswith(CLASSIFIES):
+        raise ConfigError(f"convert: {name} classifies, and this version makes no vectors of it; leave it at auto")
+
+
+def _pooler(said: Mapping[str, Any]) -> dict[str, Any]:
+    """--pooler-config in the words of `sentence`."""
+    made: dict[str, Any] = {}
+    for key, value in said.items():
+        if key not in _POOLER:
+            raise ConfigError(f"pooler_config: {key!r:.80} is not supported; this version has {', '.join(_POOLER)}")
+        if value is None:
+            continue
+        if key.endswith("pooling_type"):
+            if not isinstance(value, str) or value.upper() not in MODES:
+                raise ConfigError(f"pooler_config: {key}: must be one of {', '.join(MODES)}, not {value!r:.80}")
+            made["mode"] = MODES[value.upper()]
+        elif not isinstance(value, bool):
+            raise ConfigError(f"pooler_config: {key}: must be true or false, not {value!r:.80}")
+        else:
+            made["normalise"] = value
+    return made

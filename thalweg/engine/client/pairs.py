@@ -1,0 +1,78 @@
+"""Prompts of pooling models: texts that may be cut, and pairs of texts. Knows no request and no transport."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from thalweg.errors import RequestError
+from thalweg.text.cut import Cut, Read, cut_ids, read_pair, read_text
+from thalweg.text.tokenizer import Tokenizer
+
+_TOKENIZATION = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens")
+
+
+def tokenization(said: Mapping[str, Any] | None) -> tuple[int | None, str | None, bool]:
+    """`tokenization_kwargs`: (truncate_prompt_tokens, truncation_side, add_special_tokens). RequestError for others."""
+    said = said or {}
+    name = "tokenization_kwargs"
+    unknown = sorted(set(map(str, said)) - set(_TOKENIZATION))
+    if unknown:
+        raise RequestError(f"{name}: {unknown[0]!r:.80} is not supported; this version has {', '.join(_TOKENIZATION)}", name)
+    special = said.get("add_special_tokens", True)
+    if not isinstance(special, bool):
+        raise RequestError(f"{name}: add_special_tokens must be true or false, not {special!r:.80}", name)
+    return said.get("truncate_prompt_tokens"), said.get("truncation_side"), special
+
+
+def shortened(tokenizer: Tokenizer | None, prompt: Any, cut: Cut | None, special: bool) -> Any:
+    """A prompt as `InputProcessor` takes it, with ids of which `cut` leaves no more than it says. special: with what the
+    tokenizer puts around a text. What is no prompt comes back as it is, to be refused there."""
+    if cut is None and special:
+        return prompt
+    if isinstance(prompt, str):
+        prompt = {"prompt": prompt}
+    if not isinstance(prompt, Mapping):
+        return cut_ids(list(prompt), cut) if isinstance(prompt, Sequence) else prompt
+    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if ids is None and isinstance(text, str) and tokenizer is not None:
+        return {**prompt, "prompt_token_ids": read_text(tokenizer, text, cut, special).ids}
+    out = dict(prompt)
+    for name in ("prompt_token_ids", "token_type_ids"):
+        if isinstance(prompt.get(name), list):
+            out[name] = cut_ids(prompt[name], cut)
+    return out
+
+
+def pair_prompt(tokenizer: Tokenizer, first: str, second: str, cut: Cut | None, types: int) -> dict[str, Any]:
+    """The prompt of two texts. types: how many the model tells apart."""
+    return prompt_of(read_pair(tokenizer, first, second, cut), types)
+
+
+def prompt_of(read: Read, types: int) -> dict[str, Any]:
+    return {"prompt_token_ids": read.ids, **({"token_type_ids": read.types} if types > 1 else {})}
+
+
+def matched(first: int, second: int, names: tuple[str, str]) -> list[tuple[int, int]]:
+    """Which text goes with which, of so many each: one with one, one with every other, or each with its own. RequestError."""
+    if not first or not second:
+        raise RequestError(f"{names[0 if not first else 1]} must not be empty", names[0 if not first else 1])
+    if first not in (1, second):
+        raise RequestError(
+            f"{names[0]}: {first} texts for {second} of {names[1]}; send one for all of them, or one for each", names[0]
+        )
+    return [(0 if first == 1 else i, i) for i in range(second)]
+
+
+def score_text(item: Any, name: str) -> str:
+    """A text to score: text, {"text": ...} or {"content": [text parts]}. RequestError for anything else."""
+    if isinstance(item, str):
+        return item
+    if isinstance(item, Mapping):
+        if isinstance(item.get("text"), str):
+            return str(item["text"])
+        parts = item.get("content")
+        texts = [p.get("text") if isinstance(p, Mapping) and p.get("type") == "text" else None for p in parts or ()]
+        if texts and all(isinstance(t, str) for t in texts):
+            return "\n".join(str(t) for t in texts)
+    raise RequestError(f"{name} must be text, or an object with text; images and other media are not supported", name)

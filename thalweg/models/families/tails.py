@@ -1,0 +1,25 @@
+"""Models that generate, with another tail: what a decoder's last state becomes where no token is to be sampled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from thalweg.checkpoint.config import Config
+from thalweg.models.families.common import classes, pooling
+from thalweg.models.spec import ModelSpec, Pooling
+
+
+def embedder(spec: ModelSpec, config: Config) -> ModelSpec:
+    """A vector per sequence: of its last token, unless the files beside the model say otherwise."""
+    return _ended(spec, pooling(config, default="last"))
+
+
+def classifier(spec: ModelSpec, config: Config) -> ModelSpec:
+    """A number per class of the last token's state, as transformers' classes for decoders have it."""
+    return _ended(spec, classes(config, mode="last", out="score", bias=False))
+
+
+def _ended(spec: ModelSpec, tail: Pooling) -> ModelSpec:
+    """The output matrix is not needed, whether the files have it or not."""
+    names = replace(spec.names, skip=(*spec.names.skip, f"{spec.head}."))
+    return replace(spec, pooling=tail, tied=False, names=names)

@@ -1,0 +1,1 @@
+"""The dialect of pooling models: vectors, classes, scores and ranks. A file per route."""

@@ -1,0 +1,32 @@
+"""/pooling: what the model gives of each input, vectors or numbers of classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.params import PoolingParams
+from thalweg.server.core.serving import Serving
+from thalweg.server.pooling import work
+from thalweg.server.pooling.embeddings import encoded
+from thalweg.server.pooling.protocol import PoolingRequest
+from thalweg.server.pooling.work import Job
+
+
+async def pooling(serving: Serving, http: Request) -> Response:
+    request, ticket = await work.read(serving, http, PoolingRequest)
+    params = PoolingParams(task=request.task, dimensions=request.dimensions, use_activation=request.use_activation)
+    prompts = await work.inputs(serving, request, ticket.tenant)
+    job = work.job(serving, "pool", http, request, prompts, params, ticket)
+    return await work.answer(http, _body(serving, request, job))
+
+
+async def _body(serving: Serving, request: PoolingRequest, job: Job) -> bytes:
+    outputs = await work.run(serving, job)
+
+    def entry(i: int, output: work.Output) -> dict[str, Any]:
+        return {"index": i, "object": "pooling", "data": encoded(request, output.outputs.data)}
+
+    return await work.written(work.listed(job, None, work.usage(serving, outputs)), outputs, entry)

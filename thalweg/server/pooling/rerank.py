@@ -1,0 +1,35 @@
+"""/rerank, /v1/rerank, /v2/rerank: documents in order of how well they answer a query, as Jina's and Cohere's clients ask."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.engine.client.pairs import score_text
+from thalweg.server.core.serving import Serving
+from thalweg.server.pooling import work
+from thalweg.server.pooling.protocol import RerankRequest
+from thalweg.server.pooling.score import Pairs
+from thalweg.server.pooling.work import Job
+
+
+async def rerank(serving: Serving, http: Request) -> Response:
+    request, ticket = await work.read(serving, http, RerankRequest)
+    query = score_text(request.query, "query")
+    documents = [score_text(d, f"documents[{i}]") for i, d in enumerate(request.documents)]
+    pairs = Pairs(serving, [(0, i) for i in range(len(documents))])
+    most = (request.max_tokens_per_query, request.max_tokens_per_doc)
+    job = await pairs.job("rerank", http, request, ([query], documents), ("query", "documents"), ticket, most)
+    return await work.answer(http, _body(serving, request, job, pairs, documents))
+
+
+async def _body(serving: Serving, request: RerankRequest, job: Job, pairs: Pairs, documents: list[str]) -> bytes:
+    outputs = await work.run(serving, job)
+    scores = pairs.scores(outputs)
+    best = sorted(range(len(scores)), key=lambda i: -scores[i])[: request.top_n or None]
+    results = [
+        {"index": i, **({"document": {"text": documents[i]}} if request.return_documents else {}), "relevance_score": scores[i]}
+        for i in best
+    ]
+    return orjson.dumps({"id": job.id, "model": job.model, "usage": work.usage(serving, outputs), "results": results})

@@ -1,0 +1,80 @@
+"""/score: how well texts go together, in pairs: one with one, one with each of many, or each with its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.engine.client.pairs import matched, score_text
+from thalweg.engine.client.pooled import cosine
+from thalweg.params import PoolingParams
+from thalweg.server.core.admission import Ticket
+from thalweg.server.core.serving import Serving
+from thalweg.server.errors import ApiError
+from thalweg.server.pooling import work
+from thalweg.server.pooling.protocol import SIDES, ScoreRequest
+from thalweg.server.pooling.protocol import Request as Asked
+from thalweg.server.pooling.work import Job
+
+
+async def score(serving: Serving, http: Request) -> Response:
+    request, ticket = await work.read(serving, http, ScoreRequest)
+    names = next(s for s in SIDES if getattr(request, s[0]) is not None and getattr(request, s[1]) is not None)
+    first, second = (_texts(getattr(request, name), name) for name in names)
+    which = matched(len(first), len(second), names)
+    pairs = Pairs(serving, which)
+    job = await pairs.job("score", http, request, (first, second), names, ticket)
+    return await work.answer(http, _body(serving, job, pairs))
+
+
+async def _body(serving: Serving, job: Job, pairs: Pairs) -> bytes:
+    outputs = await work.run(serving, job)
+    data = [{"index": i, "object": "score", "score": s} for i, s in enumerate(pairs.scores(outputs))]
+    return orjson.dumps(work.listed(job, data, work.usage(serving, outputs)))
+
+
+def _texts(given: Any, name: str) -> list[str]:
+    if not isinstance(given, list):
+        return [score_text(given, name)]
+    return [score_text(item, f"{name}[{i}]") for i, item in enumerate(given)]
+
+
+class Pairs:
+    """Pairs of texts as the model scores them: read together by one that was trained to, or compared by their vectors."""
+
+    def __init__(self, serving: Serving, which: Sequence[tuple[int, int]]) -> None:
+        """which: indices of the texts of each pair, in the first list and in the second."""
+        pooling = serving.engine.config.model.pooling
+        assert pooling is not None
+        self._serving, self._which, self._apart = serving, which, pooling.task == "embed"
+        self._firsts = 0
+
+    async def job(
+        self, kind: str, http: Request, request: Asked, texts: tuple[list[str], list[str]], names: tuple[str, str],
+        ticket: Ticket, most: tuple[int, int] = (0, 0),
+    ) -> Job:  # fmt: skip
+        """most: tokens of a text of each list that are kept; 0 = all."""
+        serving, shape = self._serving, work.cut_of(self._serving, request)
+        if self._apart and request.use_activation is not None:
+            raise ApiError("use_activation: this model's scores are the cosine of an angle; leave it out", "use_activation")
+        if self._apart:
+            prompts = []
+            for side, name, n in zip(texts, names, most, strict=True):
+                prompts += await work.texts_prompts(serving, side, name, shape, ticket.tenant, n)
+            self._firsts = len(texts[0])
+        else:
+            pairs = [(texts[0][i], texts[1][j]) for i, j in self._which]
+            prompts = await work.pairs_read(serving, pairs, names[1], shape, ticket.tenant, most)
+        params = PoolingParams(task="score", use_activation=request.use_activation)
+        return work.job(serving, kind, http, request, prompts, params, ticket)
+
+    def scores(self, outputs: Sequence[work.Output]) -> list[float]:
+        """Of each pair, in order."""
+        data = [o.outputs.data for o in outputs]
+        if not self._apart:
+            return [float(d[0]) for d in data]
+        return [cosine(data[i], data[self._firsts + j]) for i, j in self._which]

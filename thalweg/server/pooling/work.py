@@ -1,0 +1,232 @@
+"""Prompts of one request to a pooling model: read, run, and answered for. What every route of this dialect shares."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+from starlette.requests import Request as Http
+from starlette.responses import Response
+
+from thalweg.engine.client.pairs import prompt_of
+from thalweg.outputs import ABORTED, PoolingOutput, PoolingRequestOutput
+from thalweg.params import PoolingParams
+from thalweg.server.core.admission import Ticket
+from thalweg.server.core.serving import Serving, closing
+from thalweg.server.errors import ApiError
+from thalweg.server.http.answer import or_disconnect
+from thalweg.server.pooling.protocol import InputRequest, Request
+from thalweg.text import cut
+from thalweg.text.cut import Cut, Read
+
+Output = PoolingRequestOutput[PoolingOutput]
+R = TypeVar("R", bound=Request)
+HEAVY = 65_536
+"""Numbers of an answer; more are written on a thread, which lets others run between one result and the next."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One checked request, ready to run: `prompts` for the engine, in order."""
+
+    id: str
+    model: str
+    created: int
+    prompts: list[dict[str, Any]]
+    params: PoolingParams
+    priority: int
+    ticket: Ticket
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(p["prompt_token_ids"]) for p in self.prompts)
+
+
+async def read(serving: Serving, http: Http, kind: type[R]) -> tuple[R, Ticket]:
+    """The request's body and its place in the queue. ApiError as `Serving.read`; 404 for a model that is not served."""
+    request, ticket = await serving.read(http, lambda body: serving.fields.parse(kind, body))
+    serving.model_name(request.model)
+    return request, ticket
+
+
+async def answer(http: Http, work: Awaitable[bytes]) -> Response:
+    """The body as JSON. Who leaves before it is there, stops the work."""
+    body = await or_disconnect(http.receive, work)
+    return Response(status_code=499) if body is None else Response(body, media_type="application/json")
+
+
+# ------------------------------------------------------------------ texts
+
+
+def cut_of(serving: Serving, request: Request) -> Cut | None:
+    """How the request wants long texts cut; None: not at all."""
+    tokenizer, longest = serving.engine.tokenizer, serving.engine.config.model.max_len
+    usual = tokenizer.truncation_side if tokenizer is not None else "right"
+    return cut.asked(request.truncate_prompt_tokens, request.truncation_side, longest, usual)
+
+
+async def inputs(serving: Serving, request: InputRequest, tenant: str) -> list[dict[str, Any]]:
+    """The prompts of `input`, each with its token ids. An input too long is named by its place."""
+    given: list[Any] = [request.input]
+    if isinstance(request.input, list) and request.input and not isinstance(request.input[0], int):
+        given = request.input
+    if request.input in ("", []):
+        raise ApiError("input must not be empty", "input")
+    shape = cut_of(serving, request)
+    special = request.add_special_tokens
+    texts = [item for item in given if isinstance(item, str)]
+    found = iter(await texts_read(serving, texts, "input", shape, tenant, special=special) if texts else ())
+    prompts = [
+        {"prompt": item, "prompt_token_ids": next(found).ids}
+        if isinstance(item, str)
+        else {"prompt_token_ids": cut.cut_ids(item, shape)}
+        for item in given
+    ]
+    _check(serving, prompts, lambda i: f"input[{i}]" if len(given) > 1 else "input")
+    return prompts
+
+
+async def texts_read(
+    serving: Serving, texts: Sequence[str], param: str, shape: Cut | None, tenant: str, *, special: bool = True, most: int = 0
+) -> list[Read]:
+    """Each text's tokens. most: tokens of a text itself that are kept; 0 = all."""
+    tokenizer = serving.tokenizer(param)
+    return await _encoded(
+        serving, texts, param, shape, tenant, lambda: [cut.read_text(tokenizer, t, shape, special, most) for t in texts]
+    )
+
+
+async def texts_prompts(
+    serving: Serving, texts: Sequence[str], param: str, shape: Cut | None, tenant: str, most: int
+) -> list[dict[str, Any]]:
+    """The prompt of each text."""
+    prompts = [{"prompt_token_ids": r.ids} for r in await texts_read(serving, texts, param, shape, tenant, most=most)]
+    _check(serving, prompts, lambda i: f"{param}[{i}]" if len(prompts) > 1 else param)
+    return prompts
+
+
+async def pairs_read(
+    serving: Serving, pairs: Sequence[tuple[str, str]], param: str, shape: Cut | None, tenant: str, most: tuple[int, int]
+) -> list[dict[str, Any]]:
+    """The prompt of each pair. most: tokens of the first and of the second text that are kept; 0 = all."""
+    tokenizer, pooling = serving.tokenizer(param), serving.engine.config.model.pooling
+    assert pooling is not None
+    first = {a: None for a, _ in pairs}
+    texts = [*first, *(b for _, b in pairs)]
+    found = await _encoded(
+        serving, texts, param, shape, tenant, lambda: cut.read_pairs(tokenizer, pairs, shape, most),
+    )  # fmt: skip
+    prompts = [prompt_of(each, pooling.types) for each in found]
+    _check(serving, prompts, lambda i: f"{param}[{i}]")
+    return prompts
+
+
+async def _encoded(
+    serving: Serving, texts: Sequence[str], param: str, shape: Cut | None, tenant: str, work: Callable[[], list[Read]]
+) -> list[Read]:
+    encoder = serving.encoder
+    assert encoder is not None, "there is a tokenizer"
+    if shape is None:
+        for text in texts:
+            encoder.check(text, param)
+    return await encoder.run(work, sum(map(len, texts)), param, tenant)
+
+
+def _check(serving: Serving, prompts: Sequence[dict[str, Any]], where: Callable[[int], str]) -> None:
+    """Before they wait for a turn, not after."""
+    limit = serving.engine.config.model.max_len
+    for i, prompt in enumerate(prompts):
+        n = len(prompt["prompt_token_ids"])
+        if not n:
+            raise ApiError(f"{where(i)} must not be empty", where(i))
+        if n > limit:
+            raise ApiError(
+                f"{where(i)}: {n} tokens, and the model takes {limit}; shorten it, or send truncate_prompt_tokens=-1 to have "
+                "long texts cut",
+                where(i),
+            )
+
+
+# ------------------------------------------------------------------ running
+
+
+def job(
+    serving: Serving, kind: str, http: Http, request: Request, prompts: list[dict[str, Any]], params: PoolingParams,
+    ticket: Ticket,
+) -> Job:  # fmt: skip
+    """A Job from its parts; its whole cost is charged."""
+    serving.check_priority(request.priority)
+    if request.cache_salt is not None:
+        for prompt in prompts:
+            prompt["cache_salt"] = request.cache_salt
+    made = Job(
+        id=serving.request_id(kind, http, request.request_id), model=serving.model_name(request.model),
+        created=int(time.time()), prompts=prompts, params=params, priority=request.priority, ticket=ticket,
+    )  # fmt: skip
+    serving.engine.check_pooling(params)
+    ticket.charge(len(prompts), made.prompt_tokens)
+    if serving.settings.enable_log_requests:
+        serving.log(made.id, prompts, params)
+    return made
+
+
+async def run(serving: Serving, work: Job) -> list[Output]:
+    """Every prompt's output, in order. The first failure cancels the rest."""
+    if len(work.prompts) == 1:
+        return [await _one(serving, work, 0)]
+    tasks = [asyncio.create_task(_one(serving, work, i)) for i in range(len(work.prompts))]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _one(serving: Serving, work: Job, i: int) -> Output:
+    prompt = work.prompts[i]
+    turn = serving.admission.turn(work.ticket, 1, len(prompt["prompt_token_ids"]), work.priority)
+    async with AsyncExitStack() as held:
+        await held.enter_async_context(turn)
+        request_id = held.enter_context(serving.under_way(work.id))
+        stream = serving.engine.encode(prompt, work.params, request_id, priority=work.priority)
+        try:
+            output = await anext(stream)
+        finally:
+            await stream.aclose()
+    if output.error == ABORTED and serving.lifecycle.cutting:
+        raise closing()
+    if output.error is not None:
+        raise ApiError(output.error, status=500)
+    return output
+
+
+# ------------------------------------------------------------------ answers
+
+
+def usage(serving: Serving, outputs: Sequence[Output]) -> dict[str, Any]:
+    tokens = sum(len(o.prompt_token_ids) for o in outputs)
+    return serving.usage(tokens, 0, sum(o.num_cached_tokens for o in outputs))
+
+
+def listed(work: Job, data: Any, used: dict[str, Any]) -> dict[str, Any]:
+    """An answer in the form that most routes share."""
+    return {
+        "id": work.id, "object": "list", "created": work.created, "model": work.model, "data": data, "usage": used,
+    }  # fmt: skip
+
+
+async def written(body: dict[str, Any], outputs: Sequence[Output], entry: Callable[[int, Output], dict[str, Any]]) -> bytes:
+    """`body` as JSON, its "data" one `entry` per output."""
+
+    def write() -> bytes:
+        option = orjson.OPT_SERIALIZE_NUMPY
+        data = b",".join(orjson.dumps(entry(i, o), option=option) for i, o in enumerate(outputs))
+        return orjson.dumps(body | {"data": orjson.Fragment(b"[" + data + b"]")}, option=option)
+
+    heavy = sum(o.outputs.data.size for o in outputs) > HEAVY
+    return await asyncio.to_thread(write) if heavy else write()

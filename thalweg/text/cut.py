@@ -1,0 +1,136 @@
+"""Texts and pairs of texts as a pooling model reads them, cut to a length where that is asked for. What the tokenizer puts
+around a text ([CLS], [SEP], an end token) is kept, as its own truncation would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from thalweg.errors import RequestError
+from thalweg.text.encoder import last_chars
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+    from thalweg.text.tokenizer import Tokenizer
+
+Side = Literal["left", "right"]
+SIDES = ("left", "right")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """keep: tokens that are left, those around the text included. side: the end that is cut off."""
+
+    keep: int
+    side: Side = "right"
+
+
+def asked(keep: int | None, side: str | None, longest: int, usual: Side) -> Cut | None:
+    """What truncate_prompt_tokens and truncation_side ask for; None: texts must be whole. keep -1: as many tokens as the model
+    takes, `longest`. usual: the side where none is said. RequestError."""
+    if side is not None and side not in SIDES:
+        raise RequestError(f"truncation_side must be {' or '.join(SIDES)}, not {side!r:.80}", "truncation_side")
+    if keep is None:
+        return None
+    name = "truncate_prompt_tokens"
+    if type(keep) is not int or keep < -1 or keep == 0:
+        raise RequestError(f"{name} must be at least 1, or -1 for as many as the model takes, not {keep!r:.80}", name)
+    if keep > longest:
+        raise RequestError(f"{name}: {keep} is more than the {longest} tokens that the model takes", name)
+    return Cut(longest if keep < 0 else keep, "left" if (side or usual) == "left" else "right")
+
+
+class Read(NamedTuple):
+    """A text as ids, and the type of each token: 1 in the second text of a pair, 0 elsewhere."""
+
+    ids: list[int]
+    types: list[int]
+
+
+def read_text(tokenizer: Tokenizer, text: str, cut: Cut | None = None, add_special_tokens: bool = True, most: int = 0) -> Read:
+    """One text. most: tokens of its own that are kept, from its beginning; 0 = all. RequestError: not Unicode, or `cut` leaves
+    nothing of it."""
+    if cut is None and not most:
+        ids = tokenizer.encode(text, add_special_tokens)
+        return Read(ids, [0] * len(ids))
+    around = tokenizer.backend.num_special_tokens_to_add(False) if add_special_tokens else 0
+    made = _pieces(tokenizer, text, cut, most)
+    if cut is not None:
+        made.truncate(_room(cut, around), direction=cut.side)
+    made = tokenizer.backend.post_process(made, None, add_special_tokens)
+    return Read(list(made.ids), list(made.type_ids))
+
+
+def read_pair(tokenizer: Tokenizer, first: str, second: str, cut: Cut | None = None, most: tuple[int, int] = (0, 0)) -> Read:
+    """Two texts in one sequence, with what the tokenizer puts around and between them. most: of each, as in `read_text`. Then
+    the longer is cut first, until both are as long."""
+    return _joined(tokenizer, _pieces(tokenizer, first, cut, most[0]), _pieces(tokenizer, second, cut, most[1]), cut)
+
+
+def read_pairs(
+    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], cut: Cut | None = None, most: tuple[int, int] = (0, 0)
+) -> list[Read]:
+    """Each pair as `read_pair` reads it. A text that is the first of many pairs is read once."""
+    firsts = {text: _pieces(tokenizer, text, cut, most[0]) for text, _ in pairs}
+    fresh = (_copied(firsts[first]) for first, _ in pairs)
+    return [
+        _joined(tokenizer, a, _pieces(tokenizer, second, cut, most[1]), cut)
+        for a, (_, second) in zip(fresh, pairs, strict=True)
+    ]
+
+
+def _joined(tokenizer: Tokenizer, a: Encoding, b: Encoding, cut: Cut | None) -> Read:
+    if cut is not None:
+        room = _room(cut, tokenizer.backend.num_special_tokens_to_add(True), 2)
+        for one, n in zip((a, b), shares(len(a.ids), len(b.ids), room), strict=True):
+            one.truncate(n, direction=cut.side)
+    made = tokenizer.backend.post_process(a, b, True)
+    return Read(list(made.ids), list(made.type_ids))
+
+
+def _copied(made: Encoding) -> Encoding:
+    """`truncate` changes what it is given."""
+    return type(made).merge([made], growing_offsets=False)
+
+
+def shares(a: int, b: int, room: int) -> tuple[int, int]:
+    """How many tokens two texts of a and b keep, together at most `room`: the longer gives first, and the odd token is its."""
+    if a + b <= room:
+        return a, b
+    short = min(a, b, room // 2)
+    return (short, room - short) if a <= b else (room - short, short)
+
+
+def cut_ids(ids: list[int], cut: Cut | None) -> list[int]:
+    """Ids that somebody else made: what is around the text is not known."""
+    if cut is None or len(ids) <= cut.keep:
+        return ids
+    return ids[: cut.keep] if cut.side == "right" else ids[-cut.keep :]
+
+
+def _pieces(tokenizer: Tokenizer, text: str, cut: Cut | None, most: int = 0) -> Encoding:
+    """The tokens of a text without those around it, at most `most` of its beginning; of one that is cut at least those that
+    are kept."""
+    keep, side = (most, "right") if most else (cut.keep, cut.side) if cut is not None else (0, "right")
+    if keep and (chars := last_chars(keep, tokenizer.max_token_chars)) is not None:
+        text = text[:chars] if side == "right" else text[-chars:]
+    try:
+        made = tokenizer.backend.encode(text, add_special_tokens=False)
+    except TypeError:
+        tokenizer.encode(text, False)  # says what is wrong with it
+        raise
+    if most:
+        made.truncate(most, direction="right")
+    return made
+
+
+def _room(cut: Cut, around: int, texts: int = 1) -> int:
+    if cut.keep < around + texts:
+        raise RequestError(
+            f"truncate_prompt_tokens: {cut.keep} leaves no room for text beside the {around} tokens around it",
+            "truncate_prompt_tokens",
+        )
+    return cut.keep - around
