@@ -13,6 +13,7 @@ from thalweg.backends.torch_gpu import scaled
 from thalweg.backends.torch_gpu.attention import GatherAttention
 from thalweg.backends.torch_gpu.linear import AS_IT_COMES, IN_TILES
 from thalweg.backends.torch_native.elementwise import ELEMENTWISE
+from thalweg.backends.torch_native.recurrence import RECURRENCE
 from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
@@ -183,4 +184,4 @@ def assemble(arch: str, vendors: Sequence[Vendor], compiled: Source = triton) ->
             )
         kernels += parts.kernels
         attention += parts.attention
-    return Parts((*kernels, IN_TILES, *ELEMENTWISE), (*attention, GatherAttention()), tuple(absent))
+    return Parts((*kernels, IN_TILES, *ELEMENTWISE, *RECURRENCE), (*attention, GatherAttention()), tuple(absent))

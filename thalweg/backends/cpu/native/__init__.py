@@ -71,6 +71,9 @@ class Tape(Protocol):
     def keep(self, what: Any) -> None:
         """Something whose address was passed lives as long as the tape."""
 
+    def undo(self, how: Callable[[], Any]) -> None:
+        """How to take back what a call wrote, if the step has to be run again."""
+
     def call(self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], out: Any, writes: bool) -> Any:
         """A call of something else that was made, and gave `out`; what to go on with in its place."""
 
