@@ -12,7 +12,7 @@ import torch
 from thalweg import LLM, SamplingParams
 from thalweg.backends.cpu import recording
 from thalweg.backends.cpu.native import Library, levels
-from thalweg.backends.cpu.recording import Arena, RecordingExecutable, opaque
+from thalweg.backends.cpu.recording import Arena, RecordingExecutable, advancing, opaque
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import SamplingArrays, StateBox, StepBatch, StepResult
 
@@ -241,3 +241,32 @@ def test_an_error_is_that_of_the_step_and_the_next_batch_is_served(library: Libr
         else:
             assert pending.result().tokens.tolist() == [[i + 1]]
     assert library.tape is None
+
+
+def test_a_state_is_not_advanced_twice_where_a_step_turns_out_not_to_be_recordable(best: Library) -> None:
+    """A step that goes on from a state in place, and then looks at a value: what the failed recording wrote is taken back."""
+
+    def twice(held: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        blocks = table[:, 1].long()
+        return held.index_copy_(0, blocks, 2 * held[table[:, 0].long()] + 1)
+
+    double = advancing(opaque(Kernel("double", "in-place", twice), best), best, 0).run
+
+    def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
+        held = double(state, batch.block_tables[0])
+        return held, StepResult(batch.slots[:, None] + int(params.item()), batch.query)
+
+    box = StateBox(torch.arange(6, dtype=torch.float32))
+    run = RecordingExecutable(step, torch.tensor(3), box, best, Arena(best))
+    one = np.ones(2, np.int32)
+    batch = StepBatch(
+        tokens=one, token_seq=np.arange(2, dtype=np.int32), positions=one, slots=np.array([1, 2], np.int32), context=one,
+        query=one, last_row=np.arange(2, dtype=np.int32), emit=np.ones(2, bool),
+        block_tables=(np.array([[1, 1], [2, 3]], np.int32),), sampling=SamplingArrays.greedy(2), uniform=1,
+    )  # fmt: skip
+    want = [0.0, 1, 2, 3, 4, 5]
+    for _ in range(4):
+        assert run(batch).result().tokens.tolist() == [[4], [5]]
+        want[1], want[3] = 2 * want[1] + 1, 2 * want[2] + 1
+        assert box.value.tolist() == want
+    assert "looks at a value" in " ".join(t for t in run._tapes.values() if isinstance(t, str))

@@ -8,6 +8,7 @@ from thalweg.errors import ConfigError
 from thalweg.hal.device import DeviceInfo, Memory
 from thalweg.hal.kv import KVSpec
 from thalweg.hal.platform import Defaults, ModelInfo
+from thalweg.models.spec import MLP, Attention, DeltaNet, Layer, ModelSpec, Norms
 
 FACTS = ModelInfo("X", "float16", layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, vocab=10, max_len=1000, weight_bytes=0)
 DEVICE = DeviceInfo("d", "some", memory_bytes=1 << 30, cores=2, dtypes=("bfloat16", "float32"))
@@ -76,3 +77,47 @@ def test_the_cache_takes_what_the_fraction_leaves_and_too_little_is_told_with_th
     for words in ("0.9 of 80.00 GiB is 72.00 GiB", "1.00 GiB", "weights 140.00 GiB", "71.00 GiB too little", "larger device"):
         assert words in str(e.value)
     assert resolve.cache_bytes(EngineArgs(kv_cache_memory_bytes=7), Defaults(), memory, 140 * gib, 0) == 7
+
+
+STATES = (KVSpec("state", 64, 1 << 20, (0, 1)), KVSpec("full", 16, 1024, (2,)))
+
+
+def test_blocks_are_counted_by_the_group_whose_are_smallest_wherever_it_stands():
+    size = resolve.cache_size(EngineArgs(), STATES, 16 << 20, length=160, seqs=4)
+    assert size.tokens == (size.blocks[1] - 1) * 16
+    assert size.blocks[0] == 1 + 4 - (-size.tokens // 64)
+    assert resolve.cache_cost(STATES, size.tokens, 4) <= 16 << 20 < resolve.cache_cost(STATES, size.tokens + 64, 4)
+
+
+def test_states_of_running_sequences_take_at_most_half_of_the_cache_unless_asked_for():
+    made = resolve.scheduler(EngineArgs(), Defaults(max_num_seqs=64), 1000)
+    assert resolve.with_states(EngineArgs(), STATES, 16 << 20, made).max_seqs == 8
+    assert resolve.with_states(EngineArgs(), STATES, 1 << 10, made).max_seqs == 1
+    assert resolve.with_states(EngineArgs(), STATES, 1 << 40, made).max_seqs == 64
+    assert resolve.with_states(EngineArgs(), GROUPS, 16 << 20, made) == made
+    asked = resolve.scheduler(EngineArgs(max_num_seqs=12), Defaults(), 1000)
+    assert resolve.with_states(EngineArgs(max_num_seqs=12), STATES, 16 << 20, asked).max_seqs == 12
+    with pytest.raises(ConfigError, match=r"beside 33,554,432 bytes of states of max_num_seqs 32.*or lower max_num_seqs"):
+        resolve.cache_size(EngineArgs(max_num_seqs=32), STATES, 16 << 20, 160, 32)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"mamba_block_size": 24}, "24 is no multiple of the 16 tokens"),
+        ({"mamba_block_size": 32, "enable_prefix_caching": False}, "without prefix caching"),
+    ],
+)
+def test_a_distance_of_states_that_cannot_be_is_refused(said, words):
+    delta = DeltaNet(key_heads=1, value_heads=1, key_dim=8, value_dim=8, kernel=4, eps=1e-6)
+    mlp = MLP(inner=8)
+    recurrent, plain = (
+        ModelSpec(vocab=9, hidden=8, layers=(Layer(m, mlp, Norms()),), norm=None)
+        for m in (delta, Attention(heads=1, kv_heads=1, head_dim=8))
+    )
+    with pytest.raises(ConfigError, match=words):
+        resolve.state_tokens(EngineArgs(**said), recurrent, 16)
+    with pytest.raises(ConfigError, match="no recurrent layers"):
+        resolve.state_tokens(EngineArgs(**said), plain, 16)
+    assert [resolve.state_tokens(EngineArgs(), recurrent, n) for n in (16, 48, 4096)] == [1024, 1008, 4096]
+    assert resolve.state_tokens(EngineArgs(enable_prefix_caching=False), recurrent, 16) > 1 << 29

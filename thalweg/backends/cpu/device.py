@@ -14,7 +14,7 @@ import torch
 from thalweg.backends.cpu import CpuPlatform
 from thalweg.backends.cpu.native import Library, NoLibraryError, open_library, settle, waiting, zeroed
 from thalweg.backends.cpu.native.peak import peak
-from thalweg.backends.cpu.recording import Arena, RecordingExecutable, opaque
+from thalweg.backends.cpu.recording import Arena, RecordingExecutable, advancing, opaque
 from thalweg.backends.eager import EagerDevice
 from thalweg.backends.host import cores
 from thalweg.backends.torch_native import ATTENTION, KERNELS
@@ -108,11 +108,21 @@ def open_device(threads: int, isa: str = "", graphs: bool = True) -> CpuDevice:
     info = replace(CpuPlatform().describe(), cores=threads, notes=notes)
     if library is None:
         return CpuDevice(info, (_absent(missing), *KERNELS), ATTENTION, None)
-    from thalweg.backends.cpu.native import attention, linear, rows, sampling
+    from thalweg.backends.cpu.native import attention, linear, recurrence, rows, sampling
 
     native = (*linear.kernels(library), *rows.kernels(library), *sampling.kernels(library))
-    torch_kernels = [opaque(k, library) for k in KERNELS]
+    torch_kernels = [_recorded(k, library) for k in (*recurrence.kernels(library), *KERNELS)]
     return CpuDevice(info, (*native, *torch_kernels), (attention.NativeAttention(library), *ATTENTION), library, graphs)
+
+
+ADVANCES = {"causal_conv": 2, "delta_rule": 5}
+"""Ops that go on from a state in place, and which argument holds it."""
+
+
+def _recorded(kernel: Kernel, library: Library) -> Kernel:
+    """As recording takes a kernel of torch's own operations."""
+    whole = opaque(kernel, library)
+    return advancing(whole, library, ADVANCES[kernel.op]) if kernel.op in ADVANCES else whole
 
 
 @functools.cache

@@ -109,6 +109,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._parts: list[list[Sequence[int]] | Callable[[], None]] = []
         self.kept: list[Any] = []
         """What must live as long as the tape."""
+        self.undone: list[Callable[[], Any]] = []
+        """What takes back writes that a second run of the step would see."""
 
     def note(self, entry: Sequence[int]) -> None:
         if not self._parts or not isinstance(self._parts[-1], list):
@@ -117,6 +119,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def keep(self, what: Any) -> None:
         self.kept.append(what)
+
+    def undo(self, how: Callable[[], Any]) -> None:
+        self.undone.append(how)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -196,6 +201,22 @@ def opaque(kernel: Kernel, library: Library) -> Kernel:
     return replace(kernel, run=run)
 
 
+def advancing(kernel: Kernel, library: Library, held: int) -> Kernel:
+    """A kernel that reads a sequence's state and writes the next in its place: done twice it would go on twice. So what it
+    overwrites is put back where a recording fails, and the step is run again. held: which argument the cache is; the block
+    table follows."""
+
+    @functools.wraps(kernel.run)
+    def run(*args: Any, **static: Any) -> Any:
+        if library.tape is not None:
+            with _pop_mode_temporarily():
+                cache, blocks = args[held], args[held + 1][:, 1].long()
+                library.tape.undo(functools.partial(cache.index_copy_, 0, blocks, cache[blocks]))
+        return kernel.run(*args, **static)
+
+    return replace(kernel, run=run)
+
+
 @dataclass(slots=True)
 class _Recorded:
     buffer: np.ndarray
@@ -241,7 +262,7 @@ class RecordingExecutable:
             if isinstance(tape, _Recorded):
                 return Done(None, e)
             del self._tapes[key]
-        return self._as_written(batch)  # every write of a step is the same when it is done again
+        return self._as_written(batch)  # every write of a step that is left is the same when it is done again
 
     def _as_written(self, batch: StepBatch) -> Done:
         """Tapes hold addresses of the state: they end with its memory."""
@@ -271,10 +292,15 @@ class RecordingExecutable:
         try:
             with torch.inference_mode(), recorder:
                 state, result = self._step(self._params, self._state.value, laid)
+            if not _in_place(self._state.value, state):
+                raise UnrecordableError("the step returned a state in other memory")
+        except BaseException:
+            with torch.inference_mode():
+                for undo in reversed(recorder.undone):
+                    undo()
+            raise
         finally:
             self._library.tape = None
-        if not _in_place(self._state.value, state):
-            raise UnrecordableError("the step returned a state in other memory")
         self._tapes[key] = _Recorded(buffer, recorder.tape(), result, (laid, recorder.kept))
         return Done(to_numpy(result, copy=True))
 

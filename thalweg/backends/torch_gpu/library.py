@@ -14,6 +14,7 @@ from thalweg.backends.torch_gpu.attention import GatherAttention
 from thalweg.backends.torch_gpu.linear import AS_IT_COMES, IN_TILES
 from thalweg.backends.torch_native.elementwise import ELEMENTWISE
 from thalweg.backends.torch_native.encoder import EncoderAttention
+from thalweg.backends.torch_native.recurrence import RECURRENCE
 from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
@@ -184,4 +185,5 @@ def assemble(arch: str, vendors: Sequence[Vendor], compiled: Source = triton) ->
             )
         kernels += parts.kernels
         attention += parts.attention
-    return Parts((*kernels, IN_TILES, *ELEMENTWISE), (*attention, GatherAttention(), EncoderAttention()), tuple(absent))
+    attends = (*attention, GatherAttention(), EncoderAttention())
+    return Parts((*kernels, IN_TILES, *ELEMENTWISE, *RECURRENCE), attends, tuple(absent))

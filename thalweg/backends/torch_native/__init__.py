@@ -11,11 +11,12 @@ from thalweg.backends.torch_native.elementwise import ELEMENTWISE
 from thalweg.backends.torch_native.encoder import EncoderAttention
 from thalweg.backends.torch_native.linear import LINEAR
 from thalweg.backends.torch_native.logits import LOGITS
+from thalweg.backends.torch_native.recurrence import RECURRENCE
 from thalweg.backends.torch_native.sampling import SAMPLING
 from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.op import Kernel
 
-KERNELS: tuple[Kernel, ...] = (*LINEAR, *ELEMENTWISE, *LOGITS, *SAMPLING)
+KERNELS: tuple[Kernel, ...] = (*LINEAR, *ELEMENTWISE, *RECURRENCE, *LOGITS, *SAMPLING)
 ATTENTION: tuple[AttentionBackend, ...] = (PagedAttention(batch_invariant=False), PagedAttention(), EncoderAttention())
 
 __all__ = ["ATTENTION", "KERNELS"]

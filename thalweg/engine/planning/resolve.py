@@ -230,9 +230,9 @@ def cache_size(args: EngineArgs, groups: tuple[KVSpec, ...], memory_bytes: int, 
     else:
         n = bisect_right(range(seqs * each + 1), memory_bytes, key=cost) - 1
     room = n * bt
+    states = cache_cost(groups, 0, seqs) - cache_cost(groups, 0, 0)
+    beside = f" beside {states:,} bytes of states of max_num_seqs {seqs}" if states else ""
     if room < min(length, bt + 1):
-        states = cache_cost(groups, 0, seqs) - cache_cost(groups, 0, 0)
-        beside = f" beside {states:,} bytes of states of max_num_seqs {seqs}" if states else ""
         raise ConfigError(
             f"kv_cache_memory_bytes: {memory_bytes:,} bytes hold {max(room, 0)} tokens ({cost(1) - cost(0):,} bytes per {bt} "
             f"tokens){beside}; raise it to at least {cost(2):,}{', or lower max_num_seqs' if states else ''}"
@@ -240,7 +240,7 @@ def cache_size(args: EngineArgs, groups: tuple[KVSpec, ...], memory_bytes: int, 
     if room < length:
         if args.max_model_len not in (None, -1):
             raise ConfigError(
-                f"max_model_len {length} needs {cost(each) - cost(0):,} bytes of KV cache and there are "
+                f"max_model_len {length} needs {cost(each) - cost(0):,} bytes of KV cache{beside} and there are "
                 f"{memory_bytes:,}; lower max_model_len to {room}, or raise kv_cache_memory_bytes"
             )
         length = room

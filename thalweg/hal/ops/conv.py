@@ -35,8 +35,14 @@ def causal_conv(
     table i32[S, >= 2], context, query, last_row i32[S], token_seq i32[T]: as in a StepBatch. A sequence reads block
     table[s, 0], unless its context is 0, and writes its last K - 1 inputs to table[s, 1]. Kernels may write in place: use the
     result."""
-    rows, taps = Ragged(table, context, query, last_row, token_seq), weight.shape[2]
-    before, each = rows.start(held), torch.arange(table.shape[0], device=x.device)
+    y, write, kept = convolved(x, weight, held, table, context, query, last_row, token_seq, act=act)
+    return y, held.index_put((write,), kept)
+
+
+def convolved(x: Tensor, weight: Tensor, held: Tensor, *batch: Tensor, act: str) -> tuple[Tensor, Tensor, Tensor]:
+    """(y, the blocks to write i64[S], what is written to them [S, K - 1, C]). batch: the last five arguments of the op."""
+    rows, taps = Ragged(*batch), weight.shape[2]
+    before, each = rows.start(held), torch.arange(batch[0].shape[0], device=x.device)
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for back in range(taps):
         at = rows.offset - back
@@ -48,4 +54,4 @@ def causal_conv(
         at = rows.query - ago
         new = x[(rows.last - ago + 1).clamp(min=0)]
         kept.append(torch.where((at >= 0)[:, None], new, before[each, (at + taps - 1).clamp(0, taps - 2)]))
-    return activate(total.to(x.dtype), act), held.index_put((rows.write,), torch.stack(kept, 1))
+    return activate(total.to(x.dtype), act), rows.write, torch.stack(kept, 1)

@@ -61,16 +61,23 @@ def delta_rule(
     table and the rest are those of `ops.causal_conv`: a sequence's S is read from held[table[s, 0]], or zeros where its
     context is 0, and written to held[table[s, 1]]. One token after the other, so that a state has the same bits however its
     tokens were cut into steps. Kernels may write in place: use the result."""
-    rows = Ragged(table, context, query, last_row, token_seq)
+    return rule_in_place(q, k, v, decay, share, held.clone(), table, context, query, last_row, token_seq)
+
+
+def rule_in_place(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, share: Tensor, held: Tensor, *batch: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same, writing to `held`. A block is read before its sequence's first token and then written by that sequence alone.
+    batch: the last five arguments of the op."""
+    rows = Ragged(*batch)
     groups = v.shape[1] // q.shape[1]
     q, k = (_unit(x).repeat_interleave(groups, dim=1).unsqueeze(-1) for x in (q, k))
     q = q * k.shape[2] ** -0.5
     wide, out = v.to(torch.float32), []
     begins, fresh, source, target = rows.offset == 0, rows.fresh[rows.seq], rows.read[rows.seq], rows.write[rows.seq]
-    before, held = held, held.clone()
     state = torch.zeros(held.shape[1:], dtype=held.dtype, device=held.device)
     for t in range(v.shape[0]):
-        start = torch.where(fresh[t], torch.zeros_like(state), before.index_select(0, source[t : t + 1])[0])
+        start = torch.where(fresh[t], torch.zeros_like(state), held.index_select(0, source[t : t + 1])[0])
         state = torch.where(begins[t], start, state) * decay[t, :, None, None]
         seen = (state * k[t]).sum(1)
         state = state + k[t] * (share[t, :, None] * (wide[t] - seen)).unsqueeze(1)

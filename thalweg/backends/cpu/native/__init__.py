@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-ABI = 12
+ABI = 13
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
@@ -43,6 +43,8 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_norm": (None, (_P, _I, _P, _L, _L, _L, _L, _P, _P, _F, _F, _P, _P)),
     "thalweg_gate": (None, (_P, _I, _P, _L, _L, _I, _P)),
     "thalweg_turn": (None, (_P, _I, _P, _P, _L, _L, _L, _L, _L, _L, _P, _P, _L, _P, _P)),
+    "thalweg_delta": (None, (_P, _P)),
+    "thalweg_conv": (None, (_P, _P)),
     "thalweg_best": (None, (_P, _P, _L, _L, _P)),
     "thalweg_linear": (None, (_P, _P, _I, _P, _L, _P, _P)),
     "thalweg_largest": (None, (_P, _P, _I, _P, _L, _P, _P, _P, _P)),
@@ -70,6 +72,9 @@ class Tape(Protocol):
 
     def keep(self, what: Any) -> None:
         """Something whose address was passed lives as long as the tape."""
+
+    def undo(self, how: Callable[[], Any]) -> None:
+        """How to take back what a call wrote, if the step has to be run again."""
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], out: Any, writes: bool) -> Any:
         """A call of something else that was made, and gave `out`; what to go on with in its place."""

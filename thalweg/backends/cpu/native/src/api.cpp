@@ -15,7 +15,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 12;
+constexpr int ABI = 13;
 constexpr int64_t ROWS_BYTES = 4 << 20, ROWS_LEAST = 256;  // of a linear layer's input at a time; cpu/__init__.py counts them
 
 // Best first.
@@ -263,6 +263,18 @@ EXPORT void thalweg_turn(Context* c, int type, const void* q, const void* k, int
     j.width = width, j.inner = heads, j.other_inner = other, j.outer_stride = q_stride, j.other_stride = k_stride;
     j.rotary = rotary, j.positions = positions;
     by_rows(c, j, c->kernels->turn, (heads + other) * width * 8);
+}
+
+// The gated delta rule; see Delta.
+EXPORT void thalweg_delta(Context* c, Delta* j) { run(c->pool, j->seqs * j->heads, c->kernels->delta, j); }
+
+// A short causal convolution of each channel, then silu; see Conv. As with rows, a task is worth handing over from some size on:
+// a sequence that decodes has a token or two for each piece.
+EXPORT void thalweg_conv(Context* c, Conv* j) {
+    j->parts = (j->channels + CONV_CHANNELS - 1) / CONV_CHANNELS;
+    const int64_t all = j->seqs * j->parts, tokens = j->last[j->seqs - 1] + 1;
+    j->per_task = (int64_t(128) << 10) / (1 + tokens / j->seqs * CONV_CHANNELS * 16) + 1;
+    run(c->pool, (all + j->per_task - 1) / j->per_task, c->kernels->conv, j);
 }
 
 // The place of the largest of each row, of equals the first: x float32 [rows, width] -> y [rows].

@@ -110,6 +110,25 @@ struct Rows {
     const int32_t* positions;
 };
 
+// Recurrent state (recurrent.inc). Of each sequence: the blocks its state is read from and written to, the first two of `columns`
+// in its row of the table; tokens before the batch; its rows, `query` up to `last`.
+struct Delta {
+    int64_t type, seqs, keys, heads, key_dim, value_dim, columns, q_stride, k_stride, v_stride;
+    const int32_t *table, *context, *query, *last;
+    const void *q, *k, *v;        // [tokens, keys | heads, key_dim | value_dim], tokens apart by the strides
+    const float *decay, *share;   // [tokens, heads]
+    float* held;                  // [blocks, heads, key_dim, value_dim]
+    void* y;                      // [tokens, heads, value_dim]
+};
+struct Conv {
+    int64_t type, seqs, channels, taps, columns, stride;
+    const int32_t *table, *context, *query, *last;
+    const void *x, *weight;  // [tokens, channels], `stride` apart; [channels, taps]
+    void *held, *y;          // [blocks, taps - 1, channels]; [tokens, channels]
+    int64_t parts, per_task;  // pieces of CONV_CHANNELS that a sequence is cut into, and how many of them a task takes
+};
+constexpr int64_t CONV_CHANNELS = 256;
+
 // Rows of logits [rows, width] to tokens (sampling.inc). What is null is not asked for.
 struct Draw {
     const float *logits, *temperature, *top_p, *min_p;  // temperature null: 1; the others null: nothing is cut
@@ -149,7 +168,7 @@ struct Kernels {
     Task round_groups;  // inputs in one plane of bytes, by groups
     Task planes;        // in two; null: int8 and int4 are never held in quads
     void (*round_row)(const Weight& w, const void* row, int64_t output, float* wide, uint8_t* codes);
-    Task peak;
+    Task peak, delta, conv;
     int64_t peak_operations[4];  // of a round, by kind; 0: none
 };
 
