@@ -63,6 +63,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     skip_reading_prefix_cache: bool | None = None
+    extra_args: dict[str, Any] | None = None
+    """Arguments of features that installed packages add (docs/adding-a-feature.md). One that none of them takes is refused."""
 
     def __post_init__(self) -> None:
         self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
@@ -126,6 +128,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                     raise RequestError(f"logit_bias: key {k!r} is not a token id", "logit_bias")
                 if isinstance(v, bool) or not isinstance(v, int | float) or math.isnan(v):
                     raise RequestError(f"logit_bias: the value of token {k} must be a number, not {v!r}", "logit_bias")
+
+        extra = {} if self.extra_args is None else self.extra_args
+        if not isinstance(extra, dict) or not all(isinstance(k, str) for k in extra):
+            raise RequestError("extra_args must map names to values", "extra_args")
 
     def clone(self) -> SamplingParams:
         return msgspec.structs.replace(self)

@@ -90,6 +90,7 @@ def test_wrong_prompts_are_refused_by_field(prompt: Any, param: str, words: str)
         ({"stop_token_ids": [10**6]}, "stop_token_ids: token id 1000000"),
         ({"bad_words": ["  "]}, "bad_words: '  ' is no token"),
         ({"bad_words": ["\udfff"]}, "bad_words: not valid Unicode"),
+        ({"extra_args": {"no_such": 1}}, "extra_args: 'no_such' is not known; this engine takes none"),
     ],
 )
 def test_parameters_this_model_cannot_honour_are_refused_by_field(params: dict[str, Any], words: str) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from thalweg.config import EngineConfig, PoolingConfig
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.errors import RequestError
+from thalweg.features import all_features
 from thalweg.params import PoolingParams, SamplingParams
 from thalweg.text.stops import automaton
 from thalweg.text.tokenizer import Tokenizer
@@ -305,6 +306,7 @@ class InputProcessor:
             "logit_bias": tuple(sorted((p.logit_bias or {}).items())),
             "allowed_ids": tuple(sorted(set(p.allowed_token_ids or ()))),
             "bad_words": self._bad_words(tuple(p.bad_words or ())),
+            "extra": extra(p.extra_args or {}),
         }
 
     def _logprobs(self, param: str, asked: int) -> int:
@@ -373,6 +375,21 @@ def _types(types: Any, length: int, known: int) -> np.ndarray:
     if not all(0 <= t < known for t in types):
         raise RequestError(f"{name}: this model knows the types 0 to {known - 1}", name)
     return np.array(types, np.int32)
+
+
+def extra(args: Mapping[str, Any]) -> dict[str, Any]:
+    """extra_args as the features that take them checked them."""
+    takes = {name: check for f in all_features() for name, check in f.arguments.items()} if args else {}
+    out = {}
+    for name, value in args.items():
+        if name not in takes:
+            known = ", ".join(sorted(takes)) or "none: no installed package adds any"
+            raise RequestError(f"extra_args: {name!r:.80} is not known; this engine takes {known}", "extra_args")
+        try:
+            out[name] = takes[name](value)
+        except ValueError as e:
+            raise RequestError(f"extra_args: {name}: {e}", "extra_args") from e
+    return out
 
 
 def _check_priority(priority: Any) -> None:
