@@ -21,9 +21,9 @@ def resolve_model(
     name: str | Path, *, revision: str | None = None, download_dir: str | None = None, token: str | bool | None = None,
     ignore: Sequence[str] = (),
 ) -> Path:  # fmt: skip
-    """The directory of the model called `name`: "thalweg-nano", a local directory, or a hub id "org/name", which is downloaded
-    unless cached, but for files that match a pattern of `ignore`. CheckpointError says what is wrong with the name or the
-    place, and what to do."""
+    """The directory of the model called `name`: "thalweg-nano", a local directory, or a hub id "org/name". A hub id
+    is downloaded unless cached, except files that match a pattern of `ignore`. CheckpointError says what is wrong
+    with the name or the place, and what to do."""
     text = str(name)
     if text in BUNDLED_FOLDERS:
         return _directory(Path(str(files("thalweg") / "nano" / BUNDLED_FOLDERS[text])))

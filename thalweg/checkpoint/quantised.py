@@ -1,7 +1,8 @@
-"""Is a checkpoint quantised, and how? None may pass for a dense one: where nobody reads its format it is refused by the file
-and key, or the tensor, that says so. No tensor framework, and no format is known here.
+"""Is a checkpoint quantised, and how? None may pass for a dense one. Where nobody reads its format it is refused by
+the file and key, or the tensor, that says so. No tensor framework, and no format is known here.
 
-The marks are those that the writers of such files leave: keys of config.json, files beside it, dtypes and names of tensors.
+The marks are those that the writers of such files leave: keys of config.json, files beside it, dtypes and names of
+tensors.
 """
 
 from __future__ import annotations
