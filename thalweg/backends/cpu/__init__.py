@@ -1,4 +1,4 @@
-"""The CPU platform: facts, defaults and rules. Importing it imports no tensor framework; opening the device does."""
+"""The CPU platform: facts, defaults and rules. Importing it imports no tensor framework. Opening the device does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thalweg.hal.platform import Defaults, ModelInfo, Place, Platform, Probe, St
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Any of these: matrix products in bfloat16 are native (x86's names, then Arm's)."""
 KEPT = 44 << 20
-"""Bytes of compiled kernels, their scratch memory and holes in the heap, about; measured (tests/bench)."""
+"""Bytes of compiled kernels, their scratch memory and holes in the heap, about. Measured (tests/bench)."""
 KEPT_COMPILED = 16 << 20
 """The same with compiled kernels, which leave fewer holes, and the arena of recorded steps beyond its logits."""
 ROWS_BYTES, ROWS_LEAST = 4 << 20, 256
@@ -33,8 +33,8 @@ class CpuOptions:
     threads: int = 0
     """0 = one per physical core this process may use, or fewer where OMP_NUM_THREADS says so."""
     isa: str = ""
-    """Instruction set of the compiled kernels: avx512bf16, avx512vnni, avx512, avx2 or portable; "" = the best there is;
-    "none" = run torch's kernels instead."""
+    """Instruction set of the compiled kernels: avx512bf16, avx512vnni, avx512, avx2 or portable. "" = the best there
+    is. "none" = run torch's kernels instead."""
     graphs: bool = True
     """Record decode steps, and replay them."""
 

@@ -32,9 +32,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def _keep_freed_memory() -> None:
-    """A step's temporaries are megabytes, freed and wanted again at once. The allocator of glibc would give each back to
-    the system and pay for its pages anew; told to keep blocks of up to 32 MiB (the most it accepts), it does not. Weights
-    and caches are larger and unaffected. Elsewhere this does nothing."""
+    """A step's temporaries are megabytes, freed and needed again at once. The allocator of glibc would give each back
+    to the system, and new pages fault again. Here it is told to keep blocks of up to 32 MiB (the most it accepts).
+    Weights and caches are larger and unaffected. Elsewhere this does nothing."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)

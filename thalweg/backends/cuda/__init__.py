@@ -42,7 +42,7 @@ class CudaPlatform(GpuPlatform):
     absentees = ("sm_",)
 
     def cards(self) -> Sequence[Card]:
-        """Names from the driver's /proc files; where a container hides those, the device nodes alone."""
+        """Names from the driver's /proc files. Where a container hides those, the device nodes alone."""
         nodes = found((NODES,), self._root)
         if not nodes:
             return ()

@@ -40,7 +40,7 @@ class SimClock:
 
 @dataclass(slots=True)
 class Done:
-    """A step that has run; its result is there from `due` on."""
+    """A step that has run. Its result is there from `due` on."""
 
     value: StepResult
     due: float = 0.0
@@ -100,8 +100,8 @@ class NullDevice(Device):
     def compile(
         self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None
     ) -> Callable[[StepBatch], Done]:
-        """`step` is ignored, and so is `params` but for {"vocab": V}. The hash model needs the state {"kv": one int64 array
-        [blocks, block_tokens] per KV group, "history": i32[slots, length]}; "fixed" needs none."""
+        """`step` is ignored, and so is `params` except {"vocab": V}. The hash model needs the state {"kv": one int64
+        array [blocks, block_tokens] per KV group, "history": i32[slots, length]}. "fixed" needs none."""
         vocab = params["vocab"] if isinstance(params, dict) and "vocab" in params else self.options.vocab
         if self.options.tokens == "fixed":
             return self._timed(Fixed(self.options.fixed % vocab, vocab))

@@ -34,9 +34,9 @@ class FlashAttention(paged.LibraryAttention):
         self._ragged, self._cached = ragged, cached
 
     def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
-        """{"lengths": i32[S]} for a step that may be captured, or decodes. Else of the n real sequences {"queries", "keys":
-        i32[n + 1]} where they begin and, as numbers, "rows", their new tokens, "longest" of one and "furthest", the keys
-        of one."""
+        """{"lengths": i32[S]} for a step that may be captured, or decodes. Otherwise of the n real sequences
+        {"queries", "keys": i32[n + 1]} where they begin. As numbers "rows", their new tokens, "longest" of one and
+        "furthest", the keys of one."""
         held = paged.lengths(batch)
         if paged.even(batch, shape):
             return {"lengths": held}

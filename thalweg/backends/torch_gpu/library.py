@@ -72,7 +72,7 @@ class Missing(AttentionBackend):
 
 
 class Deferred(AttentionBackend):
-    """A library's attention, not batch-invariant, which is loaded when it is first asked something: importing one takes
+    """A library's attention, not batch-invariant. It is loaded when it is first asked something. Importing one takes
     seconds, and one that is never asked costs nothing."""
 
     def __init__(self, vendor: Vendor, arch: str) -> None:

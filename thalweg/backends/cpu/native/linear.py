@@ -31,7 +31,7 @@ class Packed:
     __slots__ = ("__weakref__", "bytes", "dtype", "handle", "shape")
 
     def __init__(self, library: Library, handle: int, shape: tuple[int, int], dtype: torch.dtype | None) -> None:
-        """dtype: of a dense weight; None = takes either."""
+        """dtype: of a dense weight. None = takes either."""
         self.handle, self.shape, self.dtype, self.bytes = handle, shape, dtype, int(library.bytes(handle))
         weakref.finalize(self, library.free, handle)
 
@@ -84,8 +84,8 @@ class Linear:
         return self._packed(form, dtype, parts, w.shape, w.format.group, *more)
 
     def pack_mapped(self, parts: Sequence[np.ndarray], format: WeightFormat) -> Packed | None:
-        """A dense weight straight from where it lies, which may be a mapped file; rounded on the way, a panel at a time, where
-        the format is one of codes."""
+        """A dense weight straight from where it lies, which may be a mapped file. It is rounded on the way, a panel
+        at a time, where the format is one of codes."""
         form = form_of(format)
         if isinstance(form, str) or format.group % 4:
             return None
