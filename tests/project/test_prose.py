@@ -10,10 +10,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BOUNDS = {
-    "docs": prose.Figures(sentences=500, mean=11.5, long=3.0, semicolons=1.0),
-    "code": prose.Figures(sentences=2000, mean=14.0, long=8.0, semicolons=18.0),
+    "docs": prose.Figures(sentences=500, mean=11.5, long=2.0, semicolons=1.0),
+    "code": prose.Figures(sentences=2000, mean=12.5, long=3.5, semicolons=5.0),
 }
-"""The most of each, measured and rounded up. Lower them when the figures fall. `sentences` is the fewest that must be found."""
+"""Upper bounds, measured and rounded up. Lower them when the figures fall. `sentences` is the fewest that must be found."""
+ROOMS_TO_COME = ("thalweg/engine/worker/",)
+"""Rooms that still hold replaced words."""
 
 
 @pytest.mark.parametrize("kind", BOUNDS)
@@ -49,3 +51,8 @@ def test_docstrings_and_comments_count_and_strings_do_not() -> None:
 def test_a_word_that_the_glossary_replaces_is_found() -> None:
     (found,) = prose.replaced(prose.split("a.md", 7, "The row's likeliest token comes first."))
     assert str(found) == "a.md:7: 'likeliest': say argmax"
+
+
+def test_no_word_is_left_that_the_glossary_replaces() -> None:
+    found = prose.replaced([*prose.docs(ROOT), *prose.code(ROOT)])
+    assert [str(f) for f in found if not f.path.startswith(ROOMS_TO_COME)] == []
