@@ -116,7 +116,7 @@ def markdown(path: str, text: str) -> Iterator[Sentence]:
 
 def docstrings(path: str, tree: ast.Module) -> Iterator[Sentence]:
     """Every string that stands alone as a statement. An indented block of one, as an example, does not count."""
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             lines = node.value.value.expandtabs().splitlines()
             kept = [*lines[:1], *(x[node.col_offset :] for x in lines[1:])]
@@ -124,8 +124,19 @@ def docstrings(path: str, tree: ast.Module) -> Iterator[Sentence]:
             yield from (Sentence(s.path, s.line + node.lineno - 1, s.text) for s in markdown(path, plain))
 
 
+def _statements(tree: ast.AST) -> Iterator[ast.stmt]:
+    """Statements in order, those within others too. Faster than `ast.walk`, which visits expressions."""
+    for part in ("body", "handlers", "cases", "orelse", "finalbody"):
+        for node in getattr(tree, part, ()):
+            if isinstance(node, ast.stmt):
+                yield node
+            yield from _statements(node)
+
+
 def comments(path: str, text: str) -> Iterator[Sentence]:
     """Comments; lines of one above another are one text."""
+    if "#" not in text:
+        return
     start, last, column, block = 0, -1, -1, ""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type != tokenize.COMMENT or _DIRECTIVE.match(token.string):

@@ -18,10 +18,14 @@ ROOMS_TO_COME = ("thalweg/engine/worker/",)
 """Rooms that still hold replaced words."""
 
 
+@pytest.fixture(scope="module")
+def texts() -> dict[str, list[prose.Sentence]]:
+    return {"docs": list(prose.docs(ROOT)), "code": list(prose.code(ROOT))}
+
+
 @pytest.mark.parametrize("kind", BOUNDS)
-def test_sentences_stay_as_short_as_they_are(kind: str) -> None:
-    found, bound = list({"docs": prose.docs, "code": prose.code}[kind](ROOT)), BOUNDS[kind]
-    here = prose.Figures.of(found)
+def test_sentences_stay_as_short_as_they_are(kind: str, texts: dict[str, list[prose.Sentence]]) -> None:
+    here, bound = prose.Figures.of(texts[kind]), BOUNDS[kind]
     assert here.sentences >= bound.sentences
     assert here.mean <= bound.mean, here
     assert here.long <= bound.long, here
@@ -53,6 +57,6 @@ def test_a_word_that_the_glossary_replaces_is_found() -> None:
     assert str(found) == "a.md:7: 'likeliest': say argmax"
 
 
-def test_no_word_is_left_that_the_glossary_replaces() -> None:
-    found = prose.replaced([*prose.docs(ROOT), *prose.code(ROOT)])
+def test_no_word_is_left_that_the_glossary_replaces(texts: dict[str, list[prose.Sentence]]) -> None:
+    found = prose.replaced(texts["docs"] + texts["code"])
     assert [str(f) for f in found if not f.path.startswith(ROOMS_TO_COME)] == []
