@@ -30,7 +30,7 @@ from types import ModuleType
 from typing import Any
 
 PUT_OFF = ("torch.export", "torch._meta_registrations")
-"""In the order in which torch imports them. One that a version of torch does not import is none to put off."""
+"""Modules in the order in which torch imports them. One that a version of torch does not import need not be put off."""
 
 
 def load_library() -> None:

@@ -12,7 +12,7 @@ from thalweg.config import BUNDLED_FOLDERS
 from thalweg.errors import CheckpointError
 
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
-"""What is downloaded: weights, configuration, tokenizers, templates. Never code, never pickles."""
+"""Files that are downloaded: weights, configuration, tokenizers, templates. Never code, never pickles."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}/[A-Za-z0-9][\w.\-]{0,95}")
 _ELSEWHERE = "give a local directory, or use the bundled model (--model thalweg-nano)"
 

@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 from thalweg.errors import UnsupportedModelError
 
 KEYS = ("quantization_config", "compression_config", "quantization")
-"""Of config.json, at its top or in the part of one modality (text_config ...). transformers, older compressed-tensors, MLX."""
+"""Keys of config.json, at its top or in the part of one modality (text_config ...). transformers, older
+compressed-tensors, MLX."""
 FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quantization_config.json")
 """Files beside config.json. ModelOpt, GPTQ, AWQ, AutoRound."""
 SAYS = ("quant_method", "quant_algo", "quantization", "config_groups", "bits", "w_bit", "checkpoint_format")
@@ -36,7 +37,7 @@ class Described:
     where: str
     """File and key, for messages."""
     method: str
-    """How the description names its format."""
+    """Name that the description gives its format."""
     content: Mapping[str, Any]
 
 

@@ -17,7 +17,7 @@ LENGTHS = "sentence_bert_config.json"
 GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """Ends of class names. What generates text is served as that, whatever lies beside it."""
 MODES = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
-"""Of `1_Pooling/config.json` -> ours."""
+"""Modes of `1_Pooling/config.json` -> ours."""
 
 Read = Callable[[Path], Any]
 

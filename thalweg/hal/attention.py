@@ -29,9 +29,9 @@ class AttnSpec:
     softcap: float = 0.0
     """0 = off. Otherwise scores become softcap * tanh(scores / softcap)."""
     kv_dtype: str = ""
-    """What the cache holds. "" = the same as dtype. "float8_e4m3fn", "float8_e5m2": values are clamped to the type's
-    largest and rounded, with no scale. "int8": the codes of `hal.ops.quantise.quantise_rows` per token and head.
-    Their float32 scale is kept beside them in the block."""
+    """Type of the cache's values. "" = the same as dtype. "float8_e4m3fn", "float8_e5m2": values are clamped to the
+    type's largest and rounded, with no scale. "int8": the codes of `hal.ops.quantise.quantise_rows` per token and
+    head. Their float32 scale is kept beside them in the block."""
     sinks: bool = False
     """One learned logit per head joins the denominator of the softmax: weights are exp(s_i) / (sum_j exp(s_j) + exp(sink))."""
     latent: int = 0
@@ -48,13 +48,13 @@ class QKPrologue:
     rotary_dim: int
     interleaved: bool = False
     eps: float | None = None
-    """Of the norms of q and k. None = none."""
+    """eps of the norms of q and k. None = no norms."""
     offset: float = 0.0
-    """Of the same norms, as `ops.rms_norm` takes it."""
+    """Offset of the same norms, as `ops.rms_norm` takes it."""
 
 
 NOT_FUSED = "takes q and k already normed and rotated"
-"""What a backend says of `attend_fused` that does not offer it."""
+"""Answer of a backend that does not offer `attend_fused`."""
 
 
 class AttentionBackend(ABC):

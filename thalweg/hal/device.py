@@ -69,9 +69,9 @@ class Device(ABC):
     info: DeviceInfo
     comm: Communicator = Solo()
     kernels: Sequence[Kernel] = ()
-    """In order of preference. Ops without one run their reference body, and the kernel plan says so."""
+    """Kernels in order of preference. Ops without one run their reference body, and the kernel plan says so."""
     attention: Sequence[AttentionBackend] = ()
-    """In order of preference."""
+    """Attention backends in order of preference."""
     pads: bool = False
     """Every new shape of a batch costs a compilation, so batches come padded to a few."""
     warms: bool = False

@@ -13,11 +13,11 @@ KVKind = Literal["full", "window", "latent", "state", "cross", "encoder"]
 
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int64": 8}
-"""Of one value, by the name of its dtype."""
+"""Bytes of one value, by the name of its dtype."""
 
 
 SCALE_BYTES = BYTES["float32"]
-"""Of the scale that a cache of int8 keeps beside the codes of each key and value."""
+"""Bytes of the scale that a cache of int8 keeps beside the codes of each key and value."""
 
 
 def kept_width(head_dim: int, dtype: str) -> int:
@@ -41,10 +41,10 @@ class KVSpec:
 
     kind: KVKind
     block_tokens: int
-    """Of a block. Kind "state": a block holds a sequence's whole state, and the prefix cache keeps states at multiples of this
-    many tokens."""
+    """Tokens of a block. Kind "state": a block holds a sequence's whole state, and the prefix cache keeps states at
+    multiples of this many tokens."""
     bytes_per_block: int
-    """Of all layers of the group together."""
+    """Bytes of all layers of the group together."""
     layers: tuple[int, ...]
     window: int = 0
     """kind "window": a token attends to itself and the window - 1 before it. Older blocks may be freed. 0 otherwise."""

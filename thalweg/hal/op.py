@@ -43,7 +43,7 @@ class Op:
     tolerances: Mapping[str, float] = field(default_factory=dict)
     """Largest difference from the reference body per dtype name, relative to the largest magnitude. Absent = exact."""
     batch_invariant: bool = True
-    """Of the reference body, as `Kernel.batch_invariant`."""
+    """Claim of the reference body, as `Kernel.batch_invariant`."""
 
     @property
     def static(self) -> tuple[str, ...]:
@@ -104,9 +104,9 @@ def _as_it_is(w: QTensor) -> Any:
 
 
 PLAIN = Pack(_plain, keeps_dense=True)
-"""Of a kernel that runs a dense weight as it is."""
+"""Pack of a kernel that runs a dense weight as it is."""
 OF_BODIES = Pack(_as_it_is, keeps_dense=True, at_rest=True)
-"""Of reference bodies: a weight's data."""
+"""Pack of reference bodies: a weight's data."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,4 +63,4 @@ class QTensor:
     shape: tuple[int, int]
     data: Mapping[str, Array]
     matrices: int = 1
-    """Of equal size that it holds, one after another along its outputs: those of experts."""
+    """Matrices of equal size that it holds, one after another along its outputs: those of experts."""

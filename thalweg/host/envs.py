@@ -32,7 +32,7 @@ INSTEAD = {
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "--hang-timeout",
     "VLLM_TARGET_DEVICE": "--device",
 }
-"""What to use for variables that are not honoured, where there is something."""
+"""Remedies for variables that are not honoured, where there is one."""
 
 
 def foreign() -> str | None:

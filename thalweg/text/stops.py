@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 _STATE = 1 << 21
-"""More than there are code points."""
+"""Bound above every code point."""
 
 
 class StopStrings:
@@ -24,7 +24,8 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.next: dict[int, int] = {}
-        """From state * _STATE + code point. One flat table, because a dictionary per state takes ten times as much."""
+        """Next states by state * _STATE + code point. One flat table, because a dictionary per state takes ten times
+        as much."""
         self.match: list[str | None] = [None]
         """Longest stop string that ends in this state."""
         parent, edge = [0], [0]

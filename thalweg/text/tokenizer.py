@@ -49,7 +49,7 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, t in added.items() if t.special)
         control = {i: t.content for i, t in added.items() if t.special or _looks_special(t.content)}
         self.special_texts = tuple(control.values())
-        """What must not act where it is a user's data: special tokens, and those that only forget to say that they are."""
+        """Texts that must not act in a user's data: special tokens, and those that only forget to say that they are."""
         self._control_ids = frozenset(control)
         self.added = {i: t.content for i, t in added.items()}
         """Every added token, special or not."""
@@ -59,7 +59,7 @@ class Tokenizer:
         self.bos_id = self.id_of(self.special_tokens.get("bos_token"))
         eos = self.id_of(self.special_tokens.get("eos_token"))
         self.eos_ids: tuple[int, ...] = () if eos is None else (eos,)
-        """From tokenizer_config.json alone. generation_config.json may name more."""
+        """Ids from tokenizer_config.json alone. generation_config.json may name more."""
         self.max_length = _int_or_none(config.get("model_max_length"))
         self.pieces = make_pieces(_part(backend.decoder))
         self.max_token_chars: float = self._most_chars(vocab, any(t.lstrip or t.rstrip for t in added.values()))

@@ -28,7 +28,7 @@ from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 BLANK_LEAST = 2 << 20
 """Bytes: a huge page."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Of glibc's malloc.h."""
+"""Options of glibc's malloc.h."""
 
 
 def _keep_freed_memory() -> None:

@@ -108,7 +108,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._library, self._arena = library, arena
         self._parts: list[list[Sequence[int]] | Callable[[], None]] = []
         self.kept: list[Any] = []
-        """What must live as long as the tape."""
+        """Objects that must live as long as the tape."""
 
     def note(self, entry: Sequence[int]) -> None:
         if not self._parts or not isinstance(self._parts[-1], list):
@@ -199,12 +199,12 @@ def opaque(kernel: Kernel, library: Library) -> Kernel:
 @dataclass(slots=True)
 class _Recorded:
     buffer: np.ndarray
-    """Where the batch must lie."""
+    """Place where the batch must lie."""
     run: Callable[[], None]
     result: Any
-    """Of tensors that the tape fills."""
+    """The step's result, of tensors that the tape fills."""
     held: Any
-    """Whose addresses the tape holds: tensors over the buffer, jobs."""
+    """Owners of addresses that the tape holds: tensors over the buffer, jobs."""
 
 
 class RecordingExecutable:
@@ -214,7 +214,7 @@ class RecordingExecutable:
         self._eager = EagerExecutable(step, params, state)
         self._step, self._params, self._state, self._library, self._arena = step, params, state, library, arena
         self._tapes: OrderedDict[Any, _Recorded | str] = OrderedDict()
-        """By layout and statics. Words: why there is no tape."""
+        """Recorded steps by layout and statics. A text says why there is no tape."""
 
     def __call__(self, batch: StepBatch) -> Done:
         if batch.uniform != 1 or (batch.slots == SCRATCH).any() or not len(batch.slots):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from thalweg.backends.null.platform import NullOptions
 
 POISON = -0x0123456789ABCDF
-"""What `NullDevice.poison` leaves in a block nobody should read."""
+"""Value that `NullDevice.poison` leaves in a block, which no step should read."""
 
 NULL_MEMORY = 1 << 34
 """Bytes the device says it has."""

@@ -31,7 +31,7 @@ A = np.int64(0x1E3779B97F4A7C15)
 B = np.int64(0x42B2AE3D27D4EB4F)
 C = np.int64(0x165667B19E3779F9)
 STATE = -1
-"""In place of a window: the group is recurrent."""
+"""Value in place of a window: the group is recurrent."""
 
 _M1 = np.int64(np.uint64(0xBF58476D1CE4E5B9).astype(np.int64))
 _M2 = np.int64(np.uint64(0x94D049BB133111EB).astype(np.int64))

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 NOWHERE = torch.device("meta")
 THREADS = 16
-"""At most: a compiler of one kernel takes some hundred MB."""
+"""Upper bound of compiling threads. A compiler of one kernel takes some hundred MB."""
 
 
 def without_memory(x: Any) -> Any:

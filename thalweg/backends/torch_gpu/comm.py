@@ -20,7 +20,7 @@ from thalweg.hal.platform import Place
 
 GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""By their newer names where torch has those."""
+"""Collectives by their newer names where torch has those."""
 RENDEZVOUS = "rendezvous"
 """Key of Place.environment: where the ranks meet, "tcp://host:port" or "file:///path"."""
 

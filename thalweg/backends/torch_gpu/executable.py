@@ -94,9 +94,9 @@ class Launched:
 @dataclass(slots=True)
 class _Captured:
     buffer: Tensor
-    """Where the batch must lie."""
+    """Place where the batch must lie."""
     packed: Tensor
-    """Where the result will lie, until the next replay."""
+    """Place where the result will lie, until the next replay."""
     manifest: Manifest
     replay: Work
     used: int = 0
@@ -116,9 +116,9 @@ class Lane:
     """The batch of every graph. One that needs a larger buffer gets it, and older graphs keep theirs."""
     tables: Tables
     told: set[str] = field(default_factory=set)
-    """What was said already, which every executable would say again."""
+    """Messages logged already, which every executable would repeat."""
     views: dict[Layout, dict[str, Tensor]] = field(default_factory=dict)
-    """Of `buffer`, by layout. A few."""
+    """Views of `buffer`, by layout. A few."""
 
     def place(self, layout: Layout, n: int) -> dict[str, Tensor]:
         """Views of the shared buffer, which grows."""
@@ -155,7 +155,7 @@ class GpuExecutable:
         self._lane, self._step, self._params, self._state = lane, step, params, state
         self._shape, self._features, self._capture = shape, features, capture
         self._graphs: dict[Any, _Captured] = {}
-        """By layout and statics."""
+        """Captured graphs by layout and statics."""
         self._met: dict[Any, None] = {}
         """Layouts and statics that ran once."""
         self._calls = 0

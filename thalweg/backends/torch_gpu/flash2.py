@@ -20,7 +20,7 @@ from thalweg.hal.step import StepBatch, StepShape
 
 NAME = "flash-attn"
 FAMILIES = ("Ampere", "Ada", "Hopper", "Blackwell", "CDNA2", "CDNA3", "CDNA4")
-"""That its builds are for, except: Thor."""
+"""Families that its builds support, except Thor."""
 
 
 class FlashAttention(paged.LibraryAttention):

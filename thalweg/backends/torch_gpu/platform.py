@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DRIVER_BYTES = 1 << 29
-"""What a driver's context and compiled kernels take, about."""
+"""Bytes of a driver's context and compiled kernels, about."""
 GRAPH_BYTES = 1 << 22
-"""What a driver keeps of one captured step, about (some hundreds of kernels, not measured yet)."""
+"""Bytes a driver keeps of one captured step, about (some hundreds of kernels, not measured yet)."""
 GRAPHS_BESIDE = 8
 """Captured steps beside one per bucket: of requests that ask for logprobs, penalties, biases."""
 SPAN = 512
@@ -61,9 +61,9 @@ class GpuOptions:
     graphs: bool = True
     """Capture decoding steps. False: launch every kernel each time, for debugging."""
     prepare: Prepare = "graphs"
-    """What is ready before the first request. "graphs": kernels compiled and decoding steps captured. "kernels":
-    kernels alone, for a shorter start, and graphs are captured while serving. "none": nothing, and the first requests
-    wait for compilers."""
+    """Work done before the first request. "graphs": kernels compiled and decoding steps captured. "kernels": kernels
+    alone, for a shorter start, and graphs are captured while serving. "none": nothing, and the first requests wait
+    for compilers."""
 
 
 @dataclass(frozen=True, slots=True)

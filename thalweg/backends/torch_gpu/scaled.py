@@ -31,7 +31,7 @@ E4M3 = "float8_e4m3fn"
 FEW = 32
 """Rows up to which Triton's product runs, and the fewest that `_int_mm` is given, which takes more than 16."""
 FLOAT_STEP, INT_STEP = 16, 8
-"""What divides both sizes of a weight, as the matrix libraries want it."""
+"""Divisors of both sizes of a weight, as the matrix libraries need them."""
 INT_FAMILIES = ("CDNA2", "CDNA3", "CDNA4")
 """AMD's with a library for integers that torch calls."""
 

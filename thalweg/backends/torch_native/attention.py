@@ -41,10 +41,10 @@ class Padding:
 
 
 ZEN = Padding(4, False, 192, 384)
-"""Seen on AMD's: one to three odd rows are summed in another order. A span's sum is split in two unless it is short:
-up to 192 keys in one piece, from 384 on after 384, in between half way."""
+"""Padding for AMD's processors. There one to three odd rows are summed in another order. A span's sum is split in two
+unless it is short: up to 192 keys in one piece, from 384 on after 384, in between half way."""
 ANY = Padding(8, True, 0, SPAN)
-"""Supposes nothing: every product has one shape."""
+"""Padding that assumes nothing: every product has one shape."""
 
 
 def padding() -> Padding:

@@ -10,7 +10,7 @@ from thalweg.hal.op import Kernel
 from thalweg.hal.ops.sampling import gumbel, row_keys
 
 FIRST = 128
-"""How many of a row's best tokens truncation looks at first. 8 times as many each time they do not suffice."""
+"""Top tokens of a row that truncation looks at first. 8 times as many each time they do not suffice."""
 
 
 def _truncate(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

@@ -48,8 +48,8 @@ class TpuOptions:
     prefers them in this order on hardware, and XLA's on the host. With "pallas" the host runs the other Pallas
     kernels too, interpreted."""
     experts: str = "auto"
-    """Of mixtures of experts: "pallas" (ours), "jax" (the product of groups JAX ships, for dense weights) or "xla"
-    (every expert for every token) insists on that implementation. auto prefers them in this order on hardware, and
+    """Implementation of mixtures of experts. "pallas" (ours), "jax" (the product of groups JAX ships, for dense
+    weights) or "xla" (every expert for every token) insists on it. auto prefers them in this order on hardware, and
     XLA's on the host."""
     precompile: str = "auto"
     """Programs compiled before serving: "all" of them, "first" (of the smallest prompt and decode steps), "none". auto: all on

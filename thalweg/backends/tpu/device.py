@@ -27,7 +27,7 @@ from thalweg.hal.platform import Place
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 
 LOGPROBS = 20
-"""Of the most likely tokens, where some are asked for: as many as requests usually may."""
+"""Top tokens computed where some are asked for: as many as requests usually may."""
 
 
 def open_device(place: Place, options: TpuOptions) -> TpuDevice:

@@ -25,7 +25,7 @@ class Kind:
     """JAX's name."""
     pci: str
     memory_bytes: int
-    """Of one device."""
+    """Memory of one device."""
     per_chip: int = 1
     """Devices of a chip."""
 

@@ -27,7 +27,7 @@ except ImportError:  # it is an experiment of theirs
 
 DTYPES = ("float32", "bfloat16")
 MEGABLOX, LEAST = (128, 1024, 512), 16
-"""Of the shipped kernel's tiles, at most: rows (a multiple of LEAST), inputs, outputs."""
+"""Upper bounds of the shipped kernel's tiles: rows (a multiple of LEAST), inputs, outputs."""
 
 
 def kernels(interpret: bool) -> tuple[Kernel, ...]:

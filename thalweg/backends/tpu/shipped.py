@@ -30,7 +30,7 @@ except ImportError:  # it is an experiment of theirs
     ragged_paged_attention = None
 
 BYTES, QUERIES = 1 << 20, 32
-"""Of the cache that is read at once, at most, and query tokens that share it."""
+"""Bytes of the cache that is read at once, at most, and query tokens that share it."""
 SCALARS = (1 << 20) - (1 << 16)
 """Bytes of scalar memory for the tables of a whole batch, which this kernel wants there at once."""
 

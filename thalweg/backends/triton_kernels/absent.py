@@ -129,7 +129,7 @@ class Notes:
 
     def __init__(self) -> None:
         self.wanted: dict[str, Wanted] = {}
-        """By Triton's own key, kernel first."""
+        """Wanted compilations by Triton's own key, kernel first."""
 
     def attend(self) -> None:
         triton.knobs.runtime.jit_cache_hook = self._note

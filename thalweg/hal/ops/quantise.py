@@ -40,7 +40,7 @@ def quantise_rows(x: Tensor, act: str) -> tuple[Tensor, Tensor]:
 
 
 KV_DTYPES = ("float8_e4m3fn", "float8_e5m2", "int8")
-"""What a KV cache may hold instead of the model's dtype."""
+"""Types that a KV cache may hold instead of the model's dtype."""
 
 
 def encode_kv(x: Tensor, kv_dtype: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021). Tables come ready made: frequency scaling is the model's business."""
+"""Rotary position embedding (Su et al. 2021). Tables come ready made. The model does frequency scaling."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Compiled:
         self._run = device.compile(step, None, self._box, None, None)
 
     def __call__(self, args: Sequence[Any]) -> list[np.ndarray]:
-        """Its results on the host, floating ones as float32. The arguments are the step's to use up."""
+        """Its results on the host, floating ones as float32. The step may consume its arguments."""
         self._box.value = list(args)
         result = self._run(empty_batch()).result()
         return [np.asarray(result.extras[str(i)]) for i in range(len(result.extras))]

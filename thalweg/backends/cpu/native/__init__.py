@@ -22,7 +22,7 @@ LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
 """The instruction set that means: no compiled kernels."""
 PORTABLE = "portable"
-"""The one that every processor has."""
+"""The instruction set that every processor has."""
 
 _P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
@@ -56,7 +56,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
 REPLAYED = ("linear", "attend", "norm", "gate", "turn", "best", "largest", "gather", "draw", "logprobs", "penalties")
 """Functions that make up a step, which `thalweg_replay` calls again from a list. They are numbered as there."""
 WORDS = 20
-"""Of 64 bits, in an entry of that list: the function's number, and its arguments after the context."""
+"""Words of 64 bits in an entry of that list: the function's number, and its arguments after the context."""
 
 
 class NoLibraryError(Exception):
@@ -85,7 +85,7 @@ class Library:
     level: str
     threads: int
     tape: Tape | None = None
-    """Set while a step is recorded."""
+    """The recorder, while a step is recorded."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(self.functions, f"thalweg_{name}")

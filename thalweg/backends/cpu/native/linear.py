@@ -22,7 +22,7 @@ TYPES = {torch.bfloat16: 0, torch.float32: 1}
 NAMES = ("bfloat16", "float32")
 DENSE, INT8, INT4, INT8_ROWS, INT4_GROUPS = range(5)
 PANEL = 64
-"""Both of core.h."""
+"""Outputs of a panel. It and the forms above are those of core.h."""
 
 
 class Packed:

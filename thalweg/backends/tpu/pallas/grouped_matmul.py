@@ -21,7 +21,7 @@ from thalweg.backends.tpu.pallas.quantised_matmul import tile_of
 from thalweg.backends.tpu.pallas.tiles import DEPTH, LANES, WIDTH, divisor, dot
 
 BYTES = 1 << 20
-"""Of a block of one matrix, at most: two matrices of two blocks each leave room for the rows beside them."""
+"""Upper bound of a block of one matrix. Two matrices of two blocks each leave room for the rows beside them."""
 LEAST, MOST = 16, 256
 """Rows of a tile."""
 

@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from thalweg.backends.tpu.pallas.tiles import DEPTH, WIDTH, divisor, dot, expand
 
 DEEP, WIDE, ROWS = 8, 2, 256
-"""Of a block, at most: tiles along the inputs, tiles along the outputs, rows of x."""
+"""Upper bounds of a block: tiles along the inputs, tiles along the outputs, rows of x."""
 LEAST = 32
 """Rows of x are a multiple of this: what a register holds of 8-bit values."""
 

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from jax import lax
 
 DEPTH, WIDTH = 256, 256
-"""Of a tile of codes: inputs, outputs."""
+"""Inputs and outputs of a tile of codes."""
 LANES = 128
-"""What dense matrices are padded to."""
+"""Multiple that dense matrices are padded to."""
 HALF = 8
-"""What 4-bit codes of a symmetric format are stored above their value."""
+"""Offset at which 4-bit codes of a symmetric format are stored above their value."""
 
 
 def pack_codes(codes: jax.Array, bits: int) -> jax.Array:
