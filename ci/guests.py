@@ -17,6 +17,8 @@ from pathlib import Path
 from source import Source, imports, sources
 
 ROOT = Path(__file__).parents[1]
+SIDES = ("thalweg/checkpoint/gguf/architectures/",)
+"""Folders of guests' own files in another room: what a GGUF file calls a family, and how it differs from that."""
 MOST = 1
 """Files beside its own that may know a guest: the registry."""
 
@@ -50,7 +52,7 @@ class Guest:
     """Under which it is registered, beside its module."""
     lines: int
     elsewhere: tuple[str, ...]
-    """Files that know it, those of its own folder left out."""
+    """Files that know it, those of its own folder and of `SIDES` left out."""
 
 
 def guests(root: Path = ROOT) -> Iterator[Guest]:
@@ -67,7 +69,7 @@ def guests(root: Path = ROOT) -> Iterator[Guest]:
             if not guest or module not in known[kind.registry]:
                 continue  # the rest of a folder is what its guests share
             names = frozenset(n for n, target in registered.items() if kind.named and target == module)
-            inside = {p for p in known if p.startswith(f"{kind.folder}/") and p != kind.registry}
+            inside = {p for p in known if p.startswith((f"{kind.folder}/", *SIDES)) and p != kind.registry}
             aware = (p for p, k in known.items() if p not in inside and (module in k or names & k))
             yield Guest(kind, module, names, len(source.text.splitlines()), tuple(sorted(aware)))
 

@@ -1,6 +1,6 @@
 """AsyncLLM: the engine in a process of its own, for servers and async programs. Imports no tensor framework.
 
-This side owns every request's truth (prompt, parameters, seed, emitted tokens); the engine process only computes.
+This side owns every request's truth (prompt, parameters, seed, emitted tokens). The engine process only computes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class AsyncLLM:
 
     @classmethod
     async def start(cls, args: EngineArgs, *, loggers: Sequence[StatLogger] = (), standby: Standby | None = None) -> AsyncLLM:
-        """Ready to serve, a canary generation behind it; or raises ConfigError, CheckpointError, UnsupportedModelError,
+        """Ready to serve, after a canary generation. Raises ConfigError, CheckpointError, UnsupportedModelError or
         DeviceError with the reason. `standby`: a process to make the engine of, already loading its code."""
         located = await asyncio.to_thread(locate, args)
         engine = asyncio.create_task(EngineProcess.start(located.args, standby))  # it loads while the tokenizer does here
@@ -91,8 +91,8 @@ class AsyncLLM:
         try:
             ready = (await made._supervisor.start(engine)).ready
         except BaseException:
-            # Both: the supervisor ends what it made and the engine it holds; but who is cancelled as the engine becomes ready
-            # leaves it in the hands of nobody but the task. To end it twice does no harm.
+            # Both. The supervisor ends what it made and the engine it holds. But when cancelled as the engine becomes
+            # ready, only the task holds it. To end it twice does no harm.
             await made._supervisor.stop()
             await _abandon(engine)
             if frontend.chat:
@@ -118,7 +118,7 @@ class AsyncLLM:
 
     @property
     def chat(self) -> Chat | None:
-        """What makes prompts of conversations; None without a tokenizer."""
+        """What makes prompts of conversations. None without a tokenizer."""
         return self._frontend.chat
 
     @property
@@ -154,7 +154,7 @@ class AsyncLLM:
         return self._supervisor.pid
 
     def stats(self) -> m.Stats | None:
-        """The engine's latest snapshot; None before its first step."""
+        """The engine's latest snapshot. None before its first step."""
         return self._stats
 
     async def generate(
@@ -166,10 +166,10 @@ class AsyncLLM:
         priority: int = 0,
         first_choice: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs as they come, the last with `finished`; a slow reader gets several as one. RequestError before the
-        first if the request is wrong; EngineDeadError if this request crashes the engine, or there is no engine any more.
-        Closing the generator aborts the request. first_choice: these are choices `first_choice` onwards of a request that
-        is run in parts, and get the seeds of those."""
+        """Outputs as they come, the last with `finished`. A slow reader gets several as one. RequestError before the
+        first if the request is wrong. EngineDeadError if this request crashes the engine, or there is no engine any
+        more. Closing the generator aborts the request. first_choice: these are choices `first_choice` onwards of a
+        request that is run in parts, and get the seeds of those."""
         prompt = await self._encoded(prompt)
         await self._prepared(sampling_params)
         if self._dead:
@@ -240,7 +240,7 @@ class AsyncLLM:
             await asyncio.get_running_loop().run_in_executor(self._reader, self._inputs.prepare, params)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End requests; their readers get a last output with finish_reason "abort". Unknown ids are fine."""
+        """End requests. Their readers get a last output with finish_reason "abort". Unknown ids are fine."""
         for one in [request_id] if isinstance(request_id, str) else list(request_id):
             last = self._drop(one)
             if last is not None:
@@ -261,7 +261,7 @@ class AsyncLLM:
             raise EngineDeadError(str(self._dead or self.why_not_ready))
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix. Running requests go on; what they have computed is not found by others."""
+        """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
         return await self._supervisor.control("reset_prefix_cache")
 
     async def shutdown(self) -> None:
@@ -329,7 +329,7 @@ def _fail(answer: asyncio.Future[Pooled], why: str) -> None:
 
 
 async def _abandon(engine: asyncio.Task[EngineProcess]) -> None:
-    """End an engine that is starting or has started; one that failed to has ended."""
+    """End an engine that is starting or has started. One that failed to start has ended."""
     engine.cancel()
     with contextlib.suppress(asyncio.CancelledError, ThalwegError):
         await (await engine).stop()

@@ -1,7 +1,7 @@
 """One configuration: what the user said (`EngineArgs`), and what the engine runs with (`EngineConfig`).
 
-Merged once, in `engine.planning.resolve`, as user > platform > global default; frozen; shipped to every process.
-`None` in EngineArgs means "not said". Knows no device and no tensor framework.
+Merged once, in `engine.planning.resolve`, as user > platform > global default, then frozen and shipped to every
+process. `None` in EngineArgs means "not said". Knows no device and no tensor framework.
 """
 
 from __future__ import annotations
@@ -68,25 +68,25 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     pooler_config: dict[str, Any] | None = None
     """How a pooling model pools, in place of what its files say: {"pooling_type": "MEAN", "use_activation": false}."""
     generation_config: str = "auto"
-    """auto: generation_config.json of the model; thalweg (or vllm): none; else a directory."""
+    """auto: generation_config.json of the model. thalweg (or vllm): none. Otherwise a directory."""
     override_generation_config: dict[str, Any] | None = None
 
     device: str = "auto"
     dtype: str = "auto"
     quantization: str | None = None
-    """Round the weights while they are loaded (see quantization.online); None = as the checkpoint holds them."""
+    """Round the weights while they are loaded (see quantization.online). None = as the checkpoint holds them."""
     seed: int = 0
     max_model_len: int | None = None
     load_format: str = "auto"
     use_tqdm_on_load: bool = True
     strict_kernels: bool = False
     batch_invariant: bool | None = None
-    """Only kernels whose rows do not depend on the rest of the batch: same seed, same text, whatever else runs. None: wherever
-    the device has them. True: refuse to start where it has not. False: the fastest kernels."""
+    """Use only kernels whose rows do not depend on the rest of the batch: same seed, same text, whatever else runs.
+    None: wherever the device has them. True: refuse to start where it has not. False: the fastest kernels."""
     enforce_eager: bool = False
     """Run every step as it is written: no graph is captured, nothing is recorded. Refused where a compiler makes every step."""
     threads: int | None = None
-    """CPU threads of the engine process; None = the platform's choice."""
+    """CPU threads of the engine process. None = the platform's choice."""
     additional_config: dict[str, Any] | None = None
     """The platform's own knobs, by name."""
     tensor_parallel_size: int = 1
@@ -94,7 +94,7 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
 
     block_size: int | None = None
     kv_cache_dtype: str = "auto"
-    """What keys and values are kept as; auto: the model's dtype."""
+    """Type of keys and values in the cache. auto: the model's dtype."""
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     gpu_memory_utilization: float = 0.92
@@ -103,7 +103,8 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     1024."""
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: str = "blake2b"
-    """How blocks are looked up. Each is keyed with a secret of the process, and hits are compared, so it changes no answer."""
+    """Hash by which blocks are looked up. Each is keyed with a secret of the process, and hits are compared, so it
+    changes no answer."""
     disable_sliding_window: bool = False
     """Attend to everything, and serve no context longer than the model's window."""
 
@@ -111,14 +112,14 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     max_num_batched_tokens: int | None = None
     enable_chunked_prefill: bool = True
     max_num_partial_prefills: int = 4
-    """Prompts in progress at once; they share a step's tokens fairly."""
+    """Prompts in progress at once. They share a step's tokens fairly."""
     max_long_partial_prefills: int = 1
     max_prefill_slowdown: float = 2.0
-    """Running streams are slowed at most by this factor while other requests' prompts are computed; 0 = no limit."""
+    """Running streams are slowed at most by this factor while other requests' prompts are computed. 0 = no limit."""
     long_prefill_token_threshold: int = 0
     scheduling_policy: str = "fcfs"
     stream_interval: int = 1
-    """Tokens of a streamed answer that are told together, after its first; what is left is told at its end."""
+    """Tokens of a streamed answer that are told together, after its first. What is left is told at its end."""
     speculative_config: dict[str, Any] | None = None
     """Drafts to verify: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}. The
     text is the same without."""
@@ -150,7 +151,7 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def kv_dtype(self) -> str:
-        """`kv_cache_dtype` as backends know it (`AttnSpec.kv_dtype`); "": the model's dtype."""
+        """`kv_cache_dtype` as backends know it (`AttnSpec.kv_dtype`). "": the model's dtype."""
         return KV_CACHE_DTYPES[self.kv_cache_dtype]
 
 
@@ -214,11 +215,11 @@ class CacheConfig(msgspec.Struct, kw_only=True, frozen=True):
     block_tokens: int
     groups: tuple[KVSpec, ...]
     blocks: tuple[int, ...]
-    """Per group, scratch included; the engine may hand out blocks 1..n-1."""
+    """Per group, scratch included. The engine may hand out blocks 1..n-1."""
     prefix_caching: bool = True
     prefix_hash: str = "blake2b"
     dtype: str = ""
-    """What keys and values are kept as; "": the model's dtype."""
+    """Type of keys and values in the cache. "": the model's dtype."""
     tables_kept: bool = False
     """The device keeps block tables (`hal.device.Device.keeps_tables`)."""
 
@@ -243,7 +244,7 @@ class SchedulerConfig(msgspec.Struct, kw_only=True, frozen=True):
     max_long_partial_prefills: int = 1
     max_prefill_slowdown: float = 0.0
     long_prefill_threshold: int = 0
-    """Prompts longer than this count as long; 0 = none do."""
+    """Prompts longer than this count as long. 0 = none do."""
     pipeline_depth: int = 1
     speculation: SpeculationConfig | None = None
 
@@ -269,7 +270,7 @@ _LOOKUP = 5
 
 
 def speculation(args: EngineArgs) -> SpeculationConfig | None:
-    """What drafts were asked for; None: none. ConfigError lists everything that is wrong with it."""
+    """What drafts were asked for. None: none. ConfigError lists everything that is wrong with it."""
     said = dict(args.speculative_config or {})
     for key, value in (("method", args.spec_method), ("num_speculative_tokens", args.spec_tokens)):
         if value is not None and said.setdefault(key, value) != value:

@@ -44,4 +44,4 @@ class UnavailableError(ThalwegError, RuntimeError):
 
 
 class EngineDeadError(ThalwegError, RuntimeError):
-    """The engine process ended; the message holds its last words."""
+    """The engine process ended. The message holds its last words."""

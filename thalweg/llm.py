@@ -1,4 +1,4 @@
-"""LLM: the engine offline, in this process. The control loop is the server's; only the channel is missing."""
+"""LLM: the engine offline, in this process. The control loop is the server's. Only the channel is missing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from thalweg.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 Prompt = str | Mapping[str, Any] | list[int]
-"""Text; {"prompt": text}; {"prompt_token_ids": ids}; or ids. Mappings may add "cache_salt"."""
+"""Text, {"prompt": text}, {"prompt_token_ids": ids}, or ids. Mappings may add "cache_salt"."""
 
 
 class LLM:
@@ -92,7 +92,7 @@ class LLM:
 
     @property
     def kernel_plan(self) -> list[str]:
-        """Which kernel serves each op, and why not the others; a line each."""
+        """Which kernel serves each op, and why not the others, a line each."""
         return self._worker.plan
 
     @property
@@ -118,7 +118,7 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete every prompt; results in prompt order. RequestError, naming the field, before anything runs."""
+        """Complete every prompt. Results come in prompt order. RequestError, naming the field, before anything runs."""
         self.enqueue(prompts, sampling_params, priority=priority)
         return self.wait_for_completion(use_tqdm=use_tqdm)
 
@@ -288,7 +288,7 @@ class LLM:
         *,
         priority: Sequence[int] | None = None,
     ) -> list[str]:
-        """Add requests without running them; their ids. All are checked before any is added."""
+        """Add requests without running them. Returns their ids. All are checked before any is added."""
         items = _as_list(prompts)
         params = _per_prompt("sampling_params", sampling_params, len(items), self.get_default_sampling_params)
         ranks = _per_prompt("priority", priority, len(items), int)
@@ -305,8 +305,8 @@ class LLM:
         return ids
 
     def wait_for_completion(self, *, use_tqdm: bool | Callable[..., Any] = True) -> list[RequestOutput]:
-        """Run until everything enqueued is finished; results in the order enqueued. Interrupted (Ctrl-C), the engine
-        drops what is left and stays usable."""
+        """Run until everything enqueued is finished. Results come in the order enqueued. Interrupted (Ctrl-C), the
+        engine drops what is left and stays usable."""
         done: dict[str, RequestOutput] = {}
         order, self._waiting = self._waiting, []
         bar = (use_tqdm if callable(use_tqdm) else tqdm)(total=len(order), disable=not use_tqdm, desc="requests", unit="req")
@@ -340,11 +340,11 @@ class LLM:
         return self._core.stats()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix. Running requests go on; what they have computed is not found by others."""
+        """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
         return self._core.reset_prefix_cache()
 
     def shutdown(self) -> None:
-        """Give the device back; the object is not used again."""
+        """Give the device back. The object is not used again."""
         if self._frontend.chat:
             self._frontend.chat.close()
         self._worker.close()
@@ -371,7 +371,7 @@ def _engine_args(model: str, fields: dict[str, Any]) -> EngineArgs:
 
 
 def _as_list(prompts: Any) -> list[Any]:
-    """One prompt or many; a list of ints is one prompt."""
+    """One prompt or many. A list of ints is one prompt."""
     if isinstance(prompts, str | Mapping) or (isinstance(prompts, list) and prompts and isinstance(prompts[0], int)):
         return [prompts]
     return list(prompts)

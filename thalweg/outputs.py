@@ -25,7 +25,7 @@ class Logprob:
 
 
 PositionLogprobs = Mapping[int, Logprob]
-"""Token id -> Logprob; the chosen token is always among them, and first."""
+"""Token id -> Logprob. The chosen token is always among them, and first."""
 
 
 @dataclass(slots=True)
@@ -38,9 +38,9 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
-    """None while running; then one of FINISH_REASONS."""
+    """None while running, then one of FINISH_REASONS."""
     stop_reason: int | str | None = None
-    """The stop string or stop token id that ended it; None for the end-of-sequence token or any other reason."""
+    """The stop string or stop token id that ended it. None for the end-of-sequence token or any other reason."""
 
     @property
     def finished(self) -> bool:
@@ -49,7 +49,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Monotonic seconds of the engine's clock; 0 = not reached. Latencies are differences of these."""
+    """Monotonic seconds of the engine's clock. 0 = not reached. Latencies are differences of these."""
 
     arrival_time: float = 0.0
     queued_ts: float = 0.0
@@ -58,9 +58,9 @@ class RequestMetrics:
     last_token_ts: float = 0.0
     num_generation_tokens: int = 0
     max_num_generation_tokens: int = 0
-    """Of the longest choice; set when the request has finished."""
+    """Tokens of the longest choice. Set when the request has finished."""
     num_preemptions: int = 0
-    """How often its choices had to give up their place, together."""
+    """Preemptions of its choices, together."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
-"""SamplingParams: what a caller may ask of one generation; PoolingParams: of one vector. Names, defaults and ranges are
-the field's.
+"""SamplingParams: what a caller may ask of one generation. PoolingParams: of one vector. Names, defaults and ranges
+are the field's.
 
-No tensor framework, no tokenizer: text-valued fields (stop, bad_words) are resolved by `engine.client.inputs`.
+No tensor framework, no tokenizer: `engine.client.inputs` resolves text-valued fields (stop, bad_words).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ MAX_N = 16384
 """Upper bound of `n`: a request is charged for every choice before any is allocated."""
 MAX_STOP = 64
 MAX_STOP_CHARS = 4096
-"""Of all stop strings together: a state of an automaton each."""
+"""Characters of all stop strings together: a state of an automaton each."""
 MAX_BAD_CHARS = 16384
-"""Of all bad words together: a token each, at worst, sent with every choice."""
+"""Characters of all bad words together: a token each, at worst, sent with every choice."""
 MAX_LIST = 100_000
 GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy; between it and MIN_TEMPERATURE they are raised, to keep logits finite."""
+"""Temperatures below this are greedy. Between it and MIN_TEMPERATURE they are raised, to keep logits finite."""
 MIN_TEMPERATURE = 1e-2
 
 

@@ -1,6 +1,6 @@
 """What platforms that run torch eagerly on the host share: arrays in and out, and the executable.
 
-The step runs on the calling thread before the call returns, so a `Pending` is always ready and calls take effect in
+The step runs on the calling thread before the call returns. So a `Pending` is always ready and calls take effect in
 order by construction. Knows no kernel and no attention layout.
 """
 

@@ -1,5 +1,5 @@
-"""Facts of the host that need no tensor framework: memory, cores, instruction sets, driver files. Linux names; where a
-file is missing (another system), the standard library's answer is used. `root` lets tests use a made-up tree.
+"""Facts of the host that need no tensor framework: memory, cores, instruction sets, driver files. Linux names. Where
+a file is missing (another system), the standard library's answer is used. `root` lets tests use a made-up tree.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def host_memory(root: Path = ROOT) -> tuple[int, int]:
 
 
 def process_memory(root: Path = ROOT) -> int:
-    """Bytes this process holds that are its own (not files it has mapped); 0 where the system does not say."""
+    """Bytes this process holds that are its own (not files it has mapped). 0 where the system does not say."""
     for line in _read(root / "proc/self/status").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -55,7 +55,7 @@ def cores(root: Path = ROOT, allowed: set[int] | None = None) -> int:
 
 
 def _quota(root: Path) -> int:
-    """Whole cores of the container's time quota; 0 = unlimited."""
+    """Whole cores of the container's time quota. 0 = unlimited."""
     words = _read(root / "sys/fs/cgroup/cpu.max").split()
     if len(words) == 2 and words[0] != "max":
         return max(1, int(words[0]) // int(words[1]))
@@ -71,7 +71,7 @@ def cpu_name(root: Path = ROOT) -> str:
 
 
 def cpu_flags(root: Path = ROOT) -> frozenset[str]:
-    """Instruction sets as /proc/cpuinfo names them; empty where there is none."""
+    """Instruction sets as /proc/cpuinfo names them. Empty where there is none."""
     for line in _read(root / "proc/cpuinfo").splitlines():
         if line.startswith(("flags", "Features")):
             return frozenset(line.partition(":")[2].split())
@@ -96,7 +96,7 @@ def pci_devices_of(vendor: str, classes: Sequence[str], root: Path = ROOT) -> li
 
 
 def pci_id(address: str, root: Path = ROOT) -> str:
-    """Device id ("0x" and four digits) of the PCI device at this address; "" if there is none."""
+    """Device id ("0x" and four digits) of the PCI device at this address. "" if there is none."""
     return _read(root / "sys/bus/pci/devices" / address / "device").strip()
 
 

@@ -1,19 +1,19 @@
 """`import torch` without the parts that only its compiler, exporter and fake tensors need, until something needs them.
 
-Why: two of torch's modules, and what they alone pull in, are a quarter of the time `import torch` takes, and running models
-eagerly on the host uses neither: `torch._meta_registrations` writes down, for every operator, how to compute the shape of its
-result without its values, and `torch.export` saves traced programs. A process that serves waits for them at each start.
+Why: two of torch's modules, and what they alone pull in, are a quarter of the time `import torch` takes. Running models
+eagerly on the host uses neither. `torch._meta_registrations` holds, for every operator, how to compute the shape of its
+result without its values. `torch.export` saves traced programs. A process that serves waits for them at each start.
 
 What is safe about it: while `import torch` runs, empty modules stand in for these two, and nobody keeps them. Afterwards the
 two are simply not imported yet, as torch itself does with its compiler. From then on they are imported, both, before
   - any part of torch that is not there yet is imported (its compiler, exporter, tests, distributed tensors; a fake tensor mode
     imports the compiler's settings when it is made), or
   - any attribute that torch lacks is asked for (`torch.export`, and what came along with the two, such as `torch._refs`).
-Two things nothing watches, and both fail in words, never with a wrong result: an operator on plain tensors of torch's meta
-device raises NotImplementedError if its shapes were to come from there, and `torch.ops` lacks the compiler's own operators
-(`torch.ops.prims`). Nothing here uses either; who does calls `import_whole` first.
+Two things nothing watches. Both raise errors, and never give a wrong result. An operator on plain tensors of torch's meta
+device raises NotImplementedError if its shapes were to come from there. `torch.ops` lacks the compiler's own operators
+(`torch.ops.prims`). Nothing here uses either. Code that does calls `import_whole` first.
 
-A process that has imported torch already, or is not ours alone, is left as it is: only a platform's `preload` calls this.
+Only a platform's `preload` calls this. A process that has imported torch already, or is not ours alone, stays as it is.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from types import ModuleType
 from typing import Any
 
 PUT_OFF = ("torch.export", "torch._meta_registrations")
-"""In the order in which torch imports them. One that a version of torch does not import is none to put off."""
+"""Modules in the order in which torch imports them. One that a version of torch does not import need not be put off."""
 
 
 def load_library() -> None:
     """Begin to load torch's largest library, a quarter of the time that importing it takes. That needs nothing of the
-    interpreter, so it goes on in a thread while others import; who imports torch meanwhile waits in the system's loader.
-    Whatever is wrong with the library is for the import to say."""
+    interpreter, so it goes on in a thread while others import. An import of torch meanwhile waits in the system's
+    loader. The import reports whatever is wrong with the library."""
     found = importlib.util.find_spec("torch") if "torch" not in sys.modules else None
     if found is not None and found.submodule_search_locations and sys.platform == "linux":
         threading.Thread(target=_load, args=(found.submodule_search_locations[0],), name="load torch").start()
@@ -54,7 +54,7 @@ def _load(folder: str) -> None:
 
 
 def import_torch() -> None:
-    """Import torch, without PUT_OFF if this is the first import of it. One thread; others may import what they like."""
+    """Import torch, without PUT_OFF if this is the first import of it. One thread. Others may import what they like."""
     if "torch" in sys.modules:
         return
     finder = _StandIns()
@@ -120,9 +120,9 @@ class _StandIns:
 
 
 class _Watch:
-    """Sees every import of a part of torch that is not there yet, and every look for an attribute it lacks; both make torch
-    whole first. It holds no lock of its own: the import system's keep two threads from importing one module, and a thread
-    that comes while another imports them waits there."""
+    """Sees every import of a part of torch that is not there yet, and every look for an attribute it lacks. Both make
+    torch whole first. It holds no lock of its own. The import system's locks keep two threads from importing one
+    module, and a thread that comes while another imports waits there."""
 
     def __init__(self, torch: ModuleType, put_off: Sequence[str]) -> None:
         self._torch, self._put_off = torch, put_off
@@ -164,8 +164,8 @@ class _Watch:
 
 
 class _AsItIs:
-    """Loads a module that is there already, by leaving it alone: the one asked for may have come along with the rest, and made
-    a second time it would lack what has been put into the first."""
+    """Loads a module that is there already, by leaving it alone. The one asked for may have come along with the rest.
+    Made a second time it would lack what has been put into the first."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module, self._spec = module, module.__spec__

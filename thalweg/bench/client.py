@@ -1,7 +1,7 @@
 """A small HTTP client for load tests: streamed completions over kept connections, every piece timed as it arrives.
 
-Timing is taken where bytes arrive, before anything is decoded, and a request costs a few microseconds per event, so that the
-client is not what is measured. Knows the OpenAI wire format; knows no dataset and no statistics.
+Timing is taken where bytes arrive, before anything is decoded. A request costs a few microseconds per event, so that
+the client is not what is measured. Knows the OpenAI wire format, and no dataset and no statistics.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Address:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one request. Times are seconds; `start` is on time.perf_counter's clock."""
+    """What became of one request. Times are seconds. `start` is on time.perf_counter's clock."""
 
     start: float
     ok: bool = False
@@ -52,13 +52,13 @@ class Outcome:
     latency: float = 0.0
     """Sent to last token."""
     prompt_tokens: int = 0
-    """As the server counts; 0 = it did not say."""
+    """Tokens as the server counts. 0 = it did not say."""
     output_tokens: int = 0
     text: str = ""
 
     @property
     def tpot(self) -> float:
-        """Seconds per output token after the first; 0 if there is only one."""
+        """Seconds per output token after the first. 0 if there is only one."""
         return (self.latency - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
 
 
@@ -91,7 +91,7 @@ def address(base: str | None, host: str, port: int, path: str, *, insecure: bool
 
 
 class Client:
-    """Connections to one server, kept and used again. Use inside one event loop; `close` ends them."""
+    """Connections to one server, kept and used again. Use inside one event loop. `close` ends them."""
 
     def __init__(self, to: Address, headers: Mapping[str, str], *, keep_text: bool = False) -> None:
         self._to, self._keep_text = to, keep_text
@@ -115,7 +115,7 @@ class Client:
         return exchange.outcome
 
     async def get(self, path: str) -> Any:
-        """The JSON of a GET. OSError if there is no such server; ValueError if it answers otherwise."""
+        """The JSON of a GET. OSError if there is no such server, ValueError if it answers otherwise."""
         exchange = _Exchange(stream=False)
         await self._run(f"GET {path} HTTP/1.1\r\n{self._head}\r\n".encode("latin-1"), exchange)
         if exchange.outcome.status != 200:
@@ -156,7 +156,7 @@ class Client:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; at most one exchange at a time."""
+    """One connection, with at most one exchange at a time."""
 
     transport: asyncio.Transport
     _exchange: _Exchange | None = None
@@ -216,7 +216,7 @@ class _Exchange:
         self.done: asyncio.Future[None] | None = None
         self.now = 0.0
         self.rest = bytearray()
-        """Bytes not yet a whole line; the whole body of an answer that is no stream."""
+        """Bytes not yet a whole line, or the whole body of an answer that is no stream."""
         self._stream, self._keep_text, self._last, self._finished = stream, keep_text, 0.0, False
 
     def body(self, piece: bytes) -> None:

@@ -1,6 +1,6 @@
 """What a load test sends: prompts with the number of tokens each has and should get, the same for the same seed.
 
-Knows tokenizers and files; knows no server.
+Knows tokenizers and files, and no server.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Random:
 
 
 def random_asks(spec: Random, count: int, seed: int, tokenizer: Tokenizer | None) -> list[Ask]:
-    """Random token ids made text that has (almost always exactly) as many tokens; ids where there is no tokenizer."""
+    """Random token ids made text that has (almost always exactly) as many tokens. Ids where there is no tokenizer."""
     rng = np.random.default_rng(seed)
     ids = _ids(tokenizer)
     prefix = rng.choice(ids, spec.prefix_len).tolist()
@@ -81,7 +81,7 @@ def _exact(tokenizer: Tokenizer, head: str, ids: list[int], output_len: int, rng
 def prefix_asks(
     prefixes: int, prefix_len: int, suffix_len: int, output_len: int, count: int, seed: int, tokenizer: Tokenizer | None
 ) -> list[Ask]:
-    """`prefixes` groups of prompts; those of a group begin with the same tokens. In random order."""
+    """`prefixes` groups of prompts. Those of a group begin with the same tokens. In random order."""
     per = -(-count // prefixes)
     out: list[Ask] = []
     for i in range(prefixes):
@@ -102,9 +102,9 @@ def file_asks(
     shuffle: bool,
     repeat: bool,
 ) -> list[Ask]:
-    """kind "sharegpt": a JSON list of {"conversations": [{"value": ...}, ...]}; the first turn is the prompt, the second says
-    how long an answer to ask for. kind "custom": a line of JSON each, {"prompt": ..., "output_tokens": N}.
-    output_len: overrides the file's. ConfigError names the file and the record."""
+    """kind "sharegpt": a JSON list of {"conversations": [{"value": ...}, ...]}. The first turn is the prompt, and the
+    second says how long an answer to ask for. kind "custom": a line of JSON each, {"prompt": ..., "output_tokens":
+    N}. output_len: overrides the file's. ConfigError names the file and the record."""
     records = list(_sharegpt(path) if kind == "sharegpt" else _custom(path))
     rng = random.Random(seed)
     if shuffle:
@@ -139,7 +139,7 @@ def _usual(prompt: int, answer: int, asked: bool) -> bool:
 
 
 Record = tuple[str, str, str | int | None]
-"""Where it is, the prompt, and the answer or its length."""
+"""(where it is, the prompt, the answer or its length)."""
 
 
 def _sharegpt(path: str) -> Iterator[Record]:

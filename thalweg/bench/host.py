@@ -48,7 +48,7 @@ def null_config(*, seqs: int, max_len: int, depth: int, blocks: int | None = Non
 
 
 def null_launch(config: EngineConfig, **options: Any) -> Executable:
-    """A null executable with the state the configuration needs; `options` are the platform's own."""
+    """A null executable with the state the configuration needs. `options` are the platform's own."""
     platform = load("null")
     options = {"vocab": config.model.vocab, "windows": tuple(g.window for g in config.cache.groups), **options}
     device = platform.configured(replace(platform.options, **options)).open(Place())

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
-    """Run; the results: avg_latency, latencies and percentiles in seconds, tokens_per_second over the whole batch."""
+    """Run. Returns avg_latency, latencies and percentiles in seconds, tokens_per_second over the whole batch."""
     a = namespace
     at_least(1, input_len=a.input_len, output_len=a.output_len, batch_size=a.batch_size, n=a.n, num_iters=a.num_iters)
     at_least(0, num_iters_warmup=a.num_iters_warmup)

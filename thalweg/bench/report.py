@@ -1,4 +1,4 @@
-"""From outcomes to figures: rates, percentiles, goodput, a table, a plot. Pure functions; sends nothing."""
+"""From outcomes to figures: rates, percentiles, goodput, a table, a plot. Pure functions. Sends nothing."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""`thalweg bench roofline`: what a model's steps must read and compute, what this device can, and how much of it is used.
+"""`thalweg bench roofline`: what a model's steps must read and compute, what this device can, and how much of it is
+used.
 
-Ceilings are measured on the device in the same run, before and after the model. Bytes read per second: one row times a matrix
-far larger than any cache, with the fastest of the device's kernels for linear layers. Operations per second: what the device's
-own instructions do at most with everything in registers (`Device.peak`), where it can say. Beside it stands what the fastest
-kernel makes of many rows times a matrix: the practical rate, which is the ceiling where the device cannot say. Matrices grow
-until one product takes long enough to be measured. A phase's bound is the larger of its two times at these ceilings; its
-fraction is that bound over the time measured, and its practical fraction the same at the practical rate.
+Ceilings are measured on the device in the same run, before and after the model. Bytes read per second: one row times
+a matrix far larger than any cache, with the fastest of the device's kernels for linear layers. Operations per second:
+the most that the device's own instructions do with everything in registers (`Device.peak`), where it can say. The
+practical rate stands beside it: what the fastest kernel reaches for many rows times a matrix. It is the ceiling where
+the device cannot say. Matrices grow until one product takes long enough to be measured. A phase's bound is the larger
+of its two times at these ceilings. Its fraction is that bound over the time measured, and its practical fraction the
+same at the practical rate.
 """
 
 from __future__ import annotations
@@ -50,9 +52,9 @@ class Ceilings:
     read: float
     """Bytes per second."""
     rate: float
-    """Operations per second of products; a multiplication and an addition are two."""
+    """Operations per second of products. A multiplication and an addition are two."""
     peak: float | None = None
-    """Of the device's instructions; None: it cannot say."""
+    """Rate of the device's instructions. None: it cannot say."""
 
     @property
     def practical(self) -> Ceilings:
@@ -120,7 +122,7 @@ def _seconds(device: Any, dtype: str, form: WeightFormat, rows: int, fan_in: int
 
 
 def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
-    """Run, print a table and the results as JSON; they are returned too."""
+    """Run, print a table and the results as JSON. They are returned too."""
     n = namespace
     at_least(1, input_len=n.input_len, batch_size=n.batch_size, num_iters=n.num_iters)
     at_least(2, output_len=n.output_len)

@@ -1,7 +1,7 @@
-"""`thalweg bench serve`: load on a running OpenAI-compatible server, open loop (requests arrive by the clock) or closed
-(so many at once), and what its clients see.
+"""`thalweg bench serve`: load on a running OpenAI-compatible server, open loop (requests arrive by the clock) or
+closed (so many at once), and what its clients see.
 
-Starts no server and no engine; any server that speaks the API can be measured.
+Starts no server and no engine. Any server that speaks the API can be measured.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def _result_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(a: argparse.Namespace) -> dict[str, Any]:
-    """Run and print the table; the result, as written. ConfigError for wrong flags before anything is sent, ThalwegError if
-    the server cannot be reached or no request was answered."""
+    """Run and print the table. Returns the result, as written. ConfigError for wrong flags before anything is sent,
+    ThalwegError if the server cannot be reached or no request was answered."""
     metrics, percents, levels = _figures(a)
     _check(a)
     chat = _is_chat(a)
@@ -189,7 +189,7 @@ def _check(a: argparse.Namespace) -> None:
 
 
 def _is_chat(a: argparse.Namespace) -> bool:
-    """The format follows the route; a --backend that says otherwise is a mistake."""
+    """The format follows the route. A --backend that says otherwise is a mistake."""
     endpoint = a.endpoint or BACKENDS[a.backend]
     chat = endpoint.rstrip("/").endswith("/chat/completions")
     if not chat and not endpoint.rstrip("/").endswith("/completions"):
@@ -299,9 +299,9 @@ def _asks(a: argparse.Namespace, tokenizer: Tokenizer | None) -> list[Ask]:
 
 
 def gaps(n: int, rate: float, burstiness: float, seed: int, ramp: tuple[str, float, float] | None = None) -> np.ndarray:
-    """Seconds from the start at which each of n requests is due. Gaps are gamma-distributed with mean 1 / rate and shape
-    `burstiness` (1: a Poisson process), then scaled so that the last request is due at n / rate: the rate offered is the
-    rate asked for. ramp: (strategy, first, last): the rate grows from request to request instead."""
+    """Seconds from the start at which each of n requests is due. Gaps are gamma-distributed with mean 1 / rate and
+    shape `burstiness` (1: a Poisson process). They are then scaled so that the last request is due at n / rate: the
+    rate offered is the rate asked for. ramp: (strategy, first, last): the rate grows from request to request instead."""
     if ramp is None and not np.isfinite(rate):
         return np.zeros(n)
     share = np.arange(n) / max(1, n - 1)
@@ -360,8 +360,8 @@ async def _main(a: argparse.Namespace, to: Address, chat: bool) -> tuple[str, li
 async def send_all(
     client: Client, bodies: Sequence[Any], due: np.ndarray, concurrency: int | None, prefix: str, bar: Any = None
 ) -> tuple[list[Outcome], float]:
-    """Send each body when it is due, with at most `concurrency` open; a request's clock starts when it is sent.
-    (outcomes, seconds from the start to the last answer)."""
+    """Send each body when it is due, with at most `concurrency` open. A request's clock starts when it is sent.
+    Returns (outcomes, seconds from the start to the last answer)."""
     gate = asyncio.Semaphore(concurrency) if concurrency else None
 
     async def one(i: int) -> Outcome:

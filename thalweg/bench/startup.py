@@ -1,5 +1,5 @@
-"""`thalweg bench startup`: from starting the server's process to the first byte of a streamed answer, with the model's files in
-the page cache (warm) and after asking the system to drop them (cold), and where the time goes.
+"""`thalweg bench startup`: from starting the server's process to the first byte of a streamed answer, and where the
+time goes. The model's files are in the page cache (warm), or the system was asked to drop them (cold).
 
 Cold is best effort: the system may keep pages that others have mapped, and what Python itself loads stays warm.
 """
@@ -30,7 +30,8 @@ POINTS = (
     "command line", "server imported", "engine started", "framework imported", "weights loaded", "engine built",
     "tokenizer loaded", "canary answered", "first byte", "fourth token",
 )  # fmt: skip
-"""In the order of the chain; each row of the breakdown is the time from the latest before. Overlap shows as a small number."""
+"""Points in the order of the chain. Each row of the breakdown is the time from the latest before. Overlap shows as a
+small number."""
 REFUSED = ()
 TOKENS = 4
 """Asked for: what a process does for the first time with its second or third token shows too."""
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(namespace: argparse.Namespace, args: EngineArgs, flags: Sequence[str] = ()) -> dict[str, Any]:
-    """Run and print; seconds per start and per part. `flags`: engine flags as given, for the servers started."""
+    """Run and print. Returns seconds per start and per part. `flags`: engine flags as given, for the servers started."""
     a = namespace
     at_least(0, num_iters_cold=a.num_iters_cold, num_iters_warmup=a.num_iters_warmup)
     at_least(1, num_iters_warm=a.num_iters_warm)
@@ -95,7 +96,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def drop_pages(path: Path) -> None:
-    """Ask the system to forget the model's files; it may decline."""
+    """Ask the system to forget the model's files. It may decline."""
     if not hasattr(os, "posix_fadvise"):
         return
     for file in path.iterdir():
@@ -158,7 +159,7 @@ def _answer(process: subprocess.Popen[bytes], log: Path, until: float) -> tuple[
 
 
 def _address(log: Path) -> str:
-    """Where the server says it listens; "" until it does."""
+    """Where the server says it listens. "" until it does."""
     for word in log.read_text(errors="replace").replace(";", " ").split():
         if word.startswith("http://"):
             return word

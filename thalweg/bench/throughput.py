@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
-    """Run; the results: elapsed_time, num_requests, total_num_tokens (prompt and output), rates per second, and the
+    """Run. Returns elapsed_time, num_requests, total_num_tokens (prompt and output), rates per second, and the
     percentiles of time to first token and of whole requests, in seconds from the common start."""
     a = namespace
     inputs, outputs = _lengths(a, args.seed)

@@ -1,5 +1,5 @@
-"""config.json and generation_config.json: read, checked, and turned into facts. Which numbers make sense is decided here;
-what an architecture does with them is decided in `models/`. No tensor framework.
+"""config.json and generation_config.json: read, checked, and turned into facts. This module decides which numbers
+make sense. `models/` decides what an architecture does with them. No tensor framework.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ def facts(config: Config, path: str | Path) -> ModelInfo:
 def max_len(config: Config) -> int:
     """Tokens a sequence may have, prompt and output: the positions the model is made for.
 
-    Scaled by the factor where a scaling keeps the unscaled number in the configuration: linear (times factor), and yarn
-    (its original length times factor, if that is more). "dynamic" is not: its frequencies depend on the longest sequence
-    served (see models/layers/rotary.py), so by default it is served as trained."""
+    Scaled by the factor where a scaling keeps the unscaled number in the configuration: linear (times factor), and
+    yarn (its original length times factor, if that is more). "dynamic" is not scaled, because its frequencies depend
+    on the longest sequence served (see models/layers/rotary.py). By default it is served as trained."""
     key = "max_position_embeddings" if "max_position_embeddings" in config else "max_sequence_length"
     if key not in config:
         raise CheckpointError("config.json: max_position_embeddings: missing")
@@ -178,7 +178,7 @@ def _by_layer_type(config: Config) -> bool:
 
 
 def generation_defaults(path: str | Path) -> dict[str, Any]:
-    """generation_config.json of the directory (or the file itself); {} if there is none."""
+    """generation_config.json of the directory (or the file itself). {} if there is none."""
     file = Path(path)
     file = file / "generation_config.json" if file.is_dir() else file
     if not file.exists():
@@ -206,7 +206,8 @@ def eos_ids(path: str | Path, config: Config) -> tuple[int, ...]:
 def integer(
     config: Config, key: str, low: int = 1, high: int = 2**31 - 1, *, default: int | None = None, where: str = "config.json"
 ) -> int:
-    """config[key] as an integer in [low, high]; `default` where it is absent or null. CheckpointError names the key."""
+    """config[key] as an integer in [low, high], or `default` where it is absent or null. CheckpointError names the
+    key."""
     value = config.get(key)
     if value is None:
         if default is None:
@@ -222,7 +223,7 @@ def integer(
 def real(
     config: Config, key: str, low: float, high: float, *, default: float | None = None, where: str = "config.json"
 ) -> float:
-    """config[key] as a finite number in [low, high]; `default` where it is absent or null."""
+    """config[key] as a finite number in [low, high], or `default` where it is absent or null."""
     value = config.get(key)
     if value is None:
         if default is None:
@@ -236,7 +237,7 @@ def real(
 
 
 def flag(config: Config, key: str, default: bool) -> bool:
-    """config[key] as true or false; `default` where it is absent or null."""
+    """config[key] as true or false, or `default` where it is absent or null."""
     value = config.get(key)
     if value is None:
         return default
@@ -246,7 +247,7 @@ def flag(config: Config, key: str, default: bool) -> bool:
 
 
 def text(config: Config, key: str, default: str) -> str:
-    """config[key] as text; `default` where it is absent or null."""
+    """config[key] as text, or `default` where it is absent or null."""
     value = config.get(key)
     if value is None:
         return default
@@ -299,7 +300,7 @@ def _dtype(config: Config) -> str | None:
 
 
 def _weights(path: Path, known_to_be_quantised: bool) -> tuple[str | None, int]:
-    """(dtype of most of the weights, their bytes); (None, 0) where there are no safetensors to look at."""
+    """(dtype of most of the weights, their bytes). (None, 0) where there are no safetensors to look at."""
     if not any(path.glob("*.safetensors")):
         return None, 0
     checkpoint = open_checkpoint(path)

@@ -12,7 +12,7 @@ from thalweg.config import BUNDLED_FOLDERS
 from thalweg.errors import CheckpointError
 
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
-"""What is downloaded: weights, configuration, tokenizers, templates. Never code, never pickles."""
+"""Files that are downloaded: weights, configuration, tokenizers, templates. Never code, never pickles."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}/[A-Za-z0-9][\w.\-]{0,95}")
 _ELSEWHERE = "give a local directory, or use the bundled model (--model thalweg-nano)"
 
@@ -21,9 +21,9 @@ def resolve_model(
     name: str | Path, *, revision: str | None = None, download_dir: str | None = None, token: str | bool | None = None,
     ignore: Sequence[str] = (),
 ) -> Path:  # fmt: skip
-    """The directory of the model called `name`: "thalweg-nano", a local directory, or a hub id "org/name", which is downloaded
-    unless cached, but for files that match a pattern of `ignore`. CheckpointError says what is wrong with the name or the
-    place, and what to do."""
+    """The directory of the model called `name`: "thalweg-nano", a local directory, or a hub id "org/name". A hub id
+    is downloaded unless cached, except files that match a pattern of `ignore`. CheckpointError says what is wrong
+    with the name or the place, and what to do."""
     text = str(name)
     if text in BUNDLED_FOLDERS:
         return _directory(Path(str(files("thalweg") / "nano" / BUNDLED_FOLDERS[text])))

@@ -1,7 +1,8 @@
-"""Is a checkpoint quantised, and how? None may pass for a dense one: where nobody reads its format it is refused by the file
-and key, or the tensor, that says so. No tensor framework, and no format is known here.
+"""Is a checkpoint quantised, and how? None may pass for a dense one. Where nobody reads its format it is refused by
+the file and key, or the tensor, that says so. No tensor framework, and no format is known here.
 
-The marks are those that the writers of such files leave: keys of config.json, files beside it, dtypes and names of tensors.
+The marks are those that the writers of such files leave: keys of config.json, files beside it, dtypes and names of
+tensors.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any, NoReturn
 from thalweg.errors import UnsupportedModelError
 
 KEYS = ("quantization_config", "compression_config", "quantization")
-"""Of config.json, at its top or in the part of one modality (text_config ...). transformers, older compressed-tensors, MLX."""
+"""Keys of config.json, at its top or in the part of one modality (text_config ...). transformers, older
+compressed-tensors, MLX."""
 FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quantization_config.json")
 """Files beside config.json. ModelOpt, GPTQ, AWQ, AutoRound."""
 SAYS = ("quant_method", "quant_algo", "quantization", "config_groups", "bits", "w_bit", "checkpoint_format")
@@ -35,7 +37,7 @@ class Described:
     where: str
     """File and key, for messages."""
     method: str
-    """How the description names its format."""
+    """Name that the description gives its format."""
     content: Mapping[str, Any]
 
 

@@ -25,7 +25,7 @@ from thalweg.errors import CheckpointError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_HEADER = 100_000_000
-"""Bytes; the limit of the format's own library."""
+"""Bytes. The limit of the format's own library."""
 MAX_INDEX = 100_000_000
 MAX_DIM = 1 << 40
 MAX_RANK = 16
@@ -73,7 +73,7 @@ class Entry:
 
 
 class Shard:
-    """One open file. Its header has been checked against its size; `data` maps it read-only."""
+    """One open file. Its header has been checked against its size. `data` maps it read-only."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -136,8 +136,9 @@ class Checkpoint:
         return e.dtype, e.shape
 
     def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> np.ndarray:
-        """A read-only view of the tensor, or of some rows (first dimension) and columns (second) of it: only the bytes of
-        the view are read from disk, when they are used. dtypes numpy lacks come as unsigned integers of the same width."""
+        """A read-only view of the tensor, or of some rows (first dimension) and columns (second) of it. Only the
+        bytes of the view are read from disk, when they are used. dtypes numpy lacks come as unsigned integers of the
+        same width."""
         shape = self.entry(name)[1]
         view = self._home[name].read(name)
         if rows is not None:
@@ -149,7 +150,7 @@ class Checkpoint:
         return view
 
     def forget(self, name: str) -> None:
-        """The tensor's pages no longer count as this process's memory; reading views of it brings them back."""
+        """The tensor's pages no longer count as this process's memory. Reading views of it brings them back."""
         self._home[name].forget(name)
 
 

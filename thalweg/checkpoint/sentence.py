@@ -1,5 +1,5 @@
-"""What sentence-transformers keeps beside a model: how its hidden states become one vector, and the longest text it was
-made for. `modules.json` lists the steps; each has a folder of its own.
+"""What sentence-transformers keeps beside a model: how its hidden states become one vector, and the longest text it
+was made for. `modules.json` lists the steps. Each has a folder of its own.
 
 The words here are those of `Pooling` in models.spec: {"mode": "mean", "normalise": true, "max_len": 256}.
 """
@@ -15,14 +15,14 @@ from thalweg.errors import CheckpointError, UnsupportedModelError
 MODULES = "modules.json"
 LENGTHS = "sentence_bert_config.json"
 MODES = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
-"""Of `1_Pooling/config.json` -> ours."""
+"""Modes of `1_Pooling/config.json` -> ours."""
 
 Read = Callable[[Path], Any]
 
 
 def described(path: Path, read: Read) -> dict[str, Any] | None:
-    """What a model directory says; None where it has no modules.json. read: a JSON file's content, or CheckpointError.
-    UnsupportedModelError names a step that is not done here."""
+    """What a model directory says. None where it has no modules.json. read: a JSON file's content, or
+    CheckpointError. UnsupportedModelError names a step that is not done here."""
     if not (path / MODULES).is_file():
         return None
     found: dict[str, Any] = {}

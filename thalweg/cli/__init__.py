@@ -27,7 +27,7 @@ NOT_HERE = ("complete", "run-batch", "launch", "serve-sla", "sweep", "server", "
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; its exit status. 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run a command. Returns its exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words else "--help"
     if name in ("-h", "--help", "help"):
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone; nobody is left to tell
+        sys.stderr.close()  # the reader of our output has gone, and nobody is left to tell
         return 0
 
 

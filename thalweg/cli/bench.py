@@ -1,4 +1,5 @@
-"""`thalweg bench latency | throughput | serve | startup | roofline | host`: picks the benchmark; thalweg.bench measures."""
+"""`thalweg bench latency | throughput | serve | startup | roofline | host`: picks the benchmark. thalweg.bench
+measures."""
 
 from __future__ import annotations
 

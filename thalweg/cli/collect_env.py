@@ -1,4 +1,5 @@
-"""`thalweg collect-env`: what a bug report should say of the machine. Reads versions from metadata; imports no framework."""
+"""`thalweg collect-env`: what a bug report should say of the machine. Reads versions from metadata. Imports no
+framework."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ def _gib(kib: str) -> str:
 
 
 def _line(file: Path, key: str) -> str:
-    """The value of the first "key: value" line of a system file; "" where there is none."""
+    """The value of the first "key: value" line of a system file. "" where there is none."""
     if not file.exists():
         return ""
     for line in file.read_text(errors="replace").splitlines():

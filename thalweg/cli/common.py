@@ -59,7 +59,7 @@ def _maybe_help(parser: argparse.ArgumentParser, words: list[str], server: bool)
 
 
 def engine_args(namespace: argparse.Namespace, positional: str | None = None) -> EngineArgs:
-    """EngineArgs of the flags, with the positional model over --model; a device that is named is known to exist."""
+    """EngineArgs of the flags, with the positional model over --model. A device that is named is known to exist."""
     args = flags.engine_args(namespace)
     if positional is not None:
         args = msgspec.structs.replace(args, model=positional)

@@ -1,7 +1,7 @@
 """`thalweg compile --arch ARCH [MODEL]`: a model's kernels compiled for a device that need not be here.
 
-The work is done by processes (`thalweg.engine.worker.absent`): a compiler may end the one it runs in, which costs the kernel it
-was at, not the others.
+Processes do the work (`thalweg.engine.worker.absent`). A compiler may end the process it runs in. That costs the
+kernel it was at, not the others.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class _Run:
         self._said: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
         self._running: dict[int, processes.Process] = {}
         self._at: dict[int, tuple[int, str]] = {}
-        """(number, name) of what each process is compiling; number -1: it has done its share."""
+        """(number, name) of what each process is compiling. number -1: it has done its share."""
 
     def go(self, quiet: bool) -> Report:
         start, report = time.monotonic(), self._report

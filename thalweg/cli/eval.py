@@ -1,4 +1,5 @@
-"""`thalweg eval nano`: how many held-out answers of the bundled model's tasks are right; of a model here, or of a server."""
+"""`thalweg eval nano`: how many held-out answers of the bundled model's tasks are right, of a model here or of a
+server."""
 
 from __future__ import annotations
 

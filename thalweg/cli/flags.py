@@ -1,10 +1,11 @@
 """The flags of `serve` and of every command that starts an engine: one table (flags.json), three fates.
 
-A flag is honoured (a field of EngineArgs or ServerSettings, or one of COMMAND), or refused in words, or unknown and refused
-with the nearest name. Nothing is parsed and ignored. The rows of the table are [name, aliases, type, choices, default, group,
-help]; the defaults are the field's, shown in help - what is honoured takes its default from the settings class. What is not
-honoured has an eighth part, the refusal: why, and what to do instead. Of flags that the field has removed, those of group
-Removed had no effect any more and are named in a warning; those of group Replaced asked for something, and are refused.
+A flag is honoured (a field of EngineArgs or ServerSettings, or one of COMMAND), or refused with a reason, or unknown
+and refused with the nearest name. Nothing is parsed and ignored. The rows of the table are
+[name, aliases, type, choices, default, group, help]. The defaults are the field's, shown in help. A flag that is
+honoured takes its default from the settings class. One that is not has an eighth part, the refusal: why, and what to
+do instead. Flags that the field has removed are of two groups. Those of group Removed had no effect any more and are
+named in a warning. Those of group Replaced asked for something, and are refused.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ CHOICES = {
     "runner": RUNNERS,
     "scheduling_policy": POLICIES,
 }
-"""Where this version has fewer (or other) values than the field."""
+"""Values of flags for which this version has fewer (or other) values than the field."""
 SAME_AS_NOW: dict[str, tuple[str, ...]] = {
     "attention_backend": ("auto",),
     "config_format": ("hf",),
@@ -58,9 +59,9 @@ SAME_AS_NOW: dict[str, tuple[str, ...]] = {
     "task": ("auto", "generate"),
     "tokenizer_mode": ("hf", "slow"),
 }
-"""Values of flags this version does not have, beside their defaults, that ask for what it does anyway. mp and uni: one process
-beside the server. vllm: implementations of our own. lazy: mapped files. hf, slow: other code for the tokenizer of the model's
-files, with the same tokens."""
+"""Values of flags this version does not have, beside their defaults, that ask for what it does anyway. mp and uni:
+one process beside the server. vllm: implementations of our own. lazy: mapped files. hf, slow: other code for the
+tokenizer of the model's files, with the same tokens."""
 GONE = ("Removed", "Replaced")
 COMMAND = frozenset({"code_revision", "compilation_config", "config", "fail_on_environ_validation", "optimization_level"})
 """Honoured by the command line itself, here or in common.parse. code_revision: of code that is never run, so any is the right
@@ -103,10 +104,10 @@ SERVER = frozenset(ServerSettings.__struct_fields__)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with our error style: the flag's name, what is wrong, where to look; exit status 2."""
+    """argparse with our error style: the flag's name, what is wrong, where to look. Exit status 2."""
 
     where = ""
-    """Where the words stand that are being parsed, if not on the command line: a file, and a colon."""
+    """Place of the words being parsed, if not the command line: a file, and a colon."""
 
     def error(self, message: str) -> NoReturn:
         message = message.removeprefix("argument ")
@@ -115,7 +116,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_flags(parser: argparse.ArgumentParser, *, server: bool, skip: frozenset[str] = frozenset()) -> None:
-    """Every flag of the table, honoured or not, so that each is recognised; hidden from argparse's own help, which
+    """Every flag of the table, honoured or not, so that each is recognised. Hidden from argparse's own help, which
     would be pages long. `server` False: the server's own flags are not known. `skip`: names the command uses itself."""
     taken = {o for a in parser._actions for o in a.option_strings}
     for flag in table().values():
@@ -166,7 +167,7 @@ class _OnOff(argparse.Action):
 
 
 class _Last(argparse.Action):
-    """The last of several wins, with a word about it; keys of JSON objects are merged."""
+    """The last of several wins, with a word about it. Keys of JSON objects are merged."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         before = getattr(namespace, self.dest, _UNSET)
@@ -220,7 +221,7 @@ def _unknown(parser: argparse.ArgumentParser, name: str, known: set[str]) -> NoR
 
 
 def check_given(namespace: argparse.Namespace) -> None:
-    """ConfigError naming every flag that was given and cannot be honoured; a warning for each that lost its effect."""
+    """ConfigError naming every flag that was given and cannot be honoured. A warning for each that lost its effect."""
     problems = []
     for flag in table().values():
         value = getattr(namespace, flag.dest, _UNSET)
@@ -246,8 +247,8 @@ def _changes_nothing(flag: Flag, value: Any) -> bool:
 
 
 def _presets(namespace: argparse.Namespace) -> dict[str, Any]:
-    """What -O and --compilation-config mean as fields of EngineArgs. Levels and modes above 0 say how a compiler is used that
-    this engine does not have; 0 says no compiling and no capture, as does cudagraph_mode NONE."""
+    """What -O and --compilation-config mean as fields of EngineArgs. Levels and modes above 0 tune a compiler that
+    this engine does not have. 0 means no compiling and no capture, as does cudagraph_mode NONE."""
     given = dict(_given(namespace, COMMAND).get("compilation_config", {}))
     modes = {name: given.pop(name) for name in ("mode", "level") if name in given}
     graphs = str(given.pop("cudagraph_mode", "FULL")).upper()
@@ -264,7 +265,7 @@ def _presets(namespace: argparse.Namespace) -> dict[str, Any]:
 
 
 def given(namespace: argparse.Namespace, dest: str) -> Any:
-    """The value of a flag that was given; None if it was not."""
+    """The value of a flag that was given. None if it was not."""
     value = getattr(namespace, dest, _UNSET)
     return None if value is _UNSET else value
 
@@ -299,7 +300,7 @@ def _given(namespace: argparse.Namespace, names: frozenset[str]) -> dict[str, An
 
 
 def show_help(prog: str, usage: str, own: str, topic: str | None, *, server: bool) -> str:
-    """--help: the groups and what is honoured, briefly; --help=all, =Group, =keyword: the flags, each with its fate."""
+    """--help: the groups and what is honoured, briefly. --help=all, =Group, =keyword: the flags, each with its fate."""
     flags = [f for f in table().values() if f.group not in GONE and (server or f.group != "Frontend")]
     if topic is None:
         groups: dict[str, list[Flag]] = {}

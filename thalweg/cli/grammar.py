@@ -68,8 +68,8 @@ def compilation(text: str) -> Any:
 
 
 def dotted(path: str, text: str) -> dict[str, Any]:
-    """{"a": {"b": value}} of the key a.b; the value is JSON, else a human integer, else text. A key that ends in + makes a
-    list, of the comma-separated values."""
+    """{"a": {"b": value}} of the key a.b. The value is JSON, or a human integer, or text. A key that ends in + makes
+    a list, of the comma-separated values."""
     value: Any = [_loose(v) for v in text.split(",")] if path.endswith("+") else _loose(text)
     first, *deeper = path.removesuffix("+").split(".")
     for key in reversed(deeper):
@@ -87,7 +87,7 @@ def _loose(text: str) -> Any:
 
 
 def merge(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """Both; b wins; objects merge and lists under the same key join."""
+    """Both. b wins. Objects merge and lists under the same key join."""
     out = dict(a)
     for key, value in b.items():
         old = out.get(key)
@@ -109,4 +109,4 @@ VALUES: dict[str, Callable[[str], Any]] = {
     "human-int": human_int,
 }
 OWN_VALUES: dict[str, Callable[[str], Any]] = {"compilation-config": compilation, "max-model-len": context_length}
-"""Of flags whose values are read in a way of their own."""
+"""Parsers of flags whose values are read in a way of their own."""

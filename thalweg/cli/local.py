@@ -41,7 +41,8 @@ class Local:
             self._runner.close()
 
     def say(self, prompt: str | dict[str, Any], params: SamplingParams, write: Callable[[str], object]) -> str:
-        """The answer; each piece also goes to `write` as it comes. Ctrl-C ends the request and raises KeyboardInterrupt."""
+        """The answer. Each piece also goes to `write` when it arrives. Ctrl-C ends the request and raises
+        KeyboardInterrupt."""
         return self._runner.run(self._say(prompt, params, write))
 
     async def _say(self, prompt: str | dict[str, Any], params: SamplingParams, write: Callable[[str], object]) -> str:

@@ -1,5 +1,5 @@
 """The support matrix: per op and platform, how far a kernel for it has been taken. Made of the files that runs of the
-conformance kit wrote (thalweg/assets/support); nothing here is typed by hand."""
+conformance kit wrote (thalweg/assets/support). Nothing here is typed by hand."""
 
 from __future__ import annotations
 

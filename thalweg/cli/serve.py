@@ -45,7 +45,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settings(given: dict[str, Any]) -> ServerSettings:
-    """ServerSettings of the flags and the environment; --chat-template as a file is read here."""
+    """ServerSettings of the flags and the environment. --chat-template as a file is read here."""
     given = dict(given)
     given.setdefault("api_key", envs.api_keys())
     if "middleware" in given:

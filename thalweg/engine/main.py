@@ -10,7 +10,7 @@ import sys
 
 
 def _die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the parent dies (Linux); elsewhere the closed channel ends the process."""
+    """Ask the kernel for SIGKILL when the parent dies (Linux). Elsewhere the closed channel ends the process."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
@@ -51,10 +51,10 @@ LOG_FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
 
 
 def main(fd: int, device: str) -> int:
-    """Load the code for `device`, then serve the client at the other end of the inherited socket until it closes it or asks to
-    stop. The exit status."""
+    """Load the code for `device`, then serve the client at the other end of the inherited socket until it closes it
+    or asks to stop. Returns the exit status."""
     logging.basicConfig(level=envs.log_level(), format=LOG_FORMAT, datefmt="%H:%M:%S")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's to handle; it then closes the channel
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client handles Ctrl-C, and then closes the channel
     channel = Channel(fd, Codec[Any](m.ToCore))
     try:
         prepare(device, _next(channel, m.Expect).args)
@@ -113,7 +113,7 @@ class _Loop:
                 self._channel.send(outputs)
 
     def _take(self, wait: bool) -> None:
-        """Apply everything in the inbox; wait for the first if there is nothing else to do."""
+        """Apply everything in the inbox. Wait for the first if there is nothing else to do."""
         for message in _drain(self._inbox, wait):
             if isinstance(message, BaseException):
                 raise message
@@ -136,7 +136,7 @@ class _Loop:
             raise FrameError(f"unknown control operation {message.op!r}")
 
     def _beat(self) -> None:
-        """Shows that the process lives and whether its loop moves; a step in native code does not hold it up."""
+        """Shows that the process lives and whether its loop moves. A step in native code does not hold it up."""
         with contextlib.suppress(ChannelClosedError):
             while True:
                 time.sleep(HEARTBEAT_SECONDS)
@@ -172,7 +172,7 @@ def _drain(inbox: queue.SimpleQueue[Any], wait: bool) -> Iterable[Any]:
 
 
 def _report(channel: Channel, e: Exception) -> None:
-    """The last words. Errors raised on purpose carry their own; others are named, and the traceback goes to stderr."""
+    """The last words. Errors raised on purpose carry their own. Others are named, and the traceback goes to stderr."""
     if isinstance(e, ThalwegError):
         kind, words = type(e).__name__, str(e)
     else:

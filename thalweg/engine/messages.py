@@ -1,7 +1,7 @@
 """What crosses between the client (who owns a request's truth) and the engine core. One file, both directions.
 
 Plain msgspec structs with numpy arrays: the same objects in process and, through `engine.ipc`, over a unix socket.
-Requests are known here by an integer handle the client chooses; text never crosses.
+Requests are known here by an integer handle the client chooses. Text never crosses.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     stop_ids: tuple[int, ...] = ()
     """The caller's stop_token_ids. Reported with their id as stop_reason."""
     logprobs: int = -1
-    """-1 none; k: the sampled token's and the k best."""
+    """-1 none. k: the sampled token's and the k best."""
     prompt_logprobs: int = -1
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_ids: tuple[int, ...] = ()
@@ -48,11 +48,12 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to generate (a request with n choices is n of these). `tokens` holds the prompt and, when a request
-    is resubmitted after a crash, what was already emitted; output counts and noise go by position, so it just continues."""
+    """One sequence to generate (a request with n choices is n of these). `tokens` holds the prompt and, when a
+    request is resubmitted after a crash, what was already emitted. Output counts and noise go by position, so it just
+    continues."""
 
     handle: int
-    tokens: np.ndarray  # i32; at least one
+    tokens: np.ndarray  # i32, at least one
     prompt_len: int
     sampling: TokenSampling
     priority: int = 0
@@ -65,8 +66,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Expect(msgspec.Struct, frozen=True, tag=True):
-    """The first message, sent as the process is made: what Start will say, as far as it is known by then (the model may be a
-    hub's name for it), so that it can be prepared for; None for a process that stands by. Promises nothing."""
+    """The first message, sent as the process is made: what Start will say, as far as it is known by then (the model
+    may be a hub's name for it). So the process can prepare for it. None for a process that stands by. Promises
+    nothing."""
 
     args: EngineArgs | None
 
@@ -78,7 +80,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Forget these; nothing more is said of them. Unknown handles are fine: they have just finished."""
+    """Forget these. Nothing more is said of them. Unknown handles are fine: they have just finished."""
 
     handles: list[int]
 
@@ -88,7 +90,7 @@ class Add(msgspec.Struct, frozen=True, tag=True):
 
 
 class Control(msgspec.Struct, frozen=True, tag=True):
-    """An operation on the engine itself; answered by a Reply with the same id."""
+    """An operation on the engine itself. A Reply with the same id answers it."""
 
     id: int
     op: str
@@ -107,7 +109,7 @@ class Finished(msgspec.Struct, frozen=True):
     reason: str
     """stop | length | abort | error"""
     stop_id: int = -1
-    """The stop token id; -1 for end-of-sequence and everything else."""
+    """The stop token id. -1 for end-of-sequence and everything else."""
     error: str = ""
 
 
@@ -131,7 +133,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 
 
 class PromptScores(msgspec.Struct, frozen=True):
-    """Logprobs of prompt tokens [start, start + len(ranks)) of one sequence; the first prompt token has none."""
+    """Logprobs of prompt tokens [start, start + len(ranks)) of one sequence. The first prompt token has none."""
 
     handle: int
     start: int
@@ -148,7 +150,7 @@ class Pooled(msgspec.Struct, frozen=True):
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """A snapshot; counters run from the core's start."""
+    """A snapshot. Counters run from the core's start."""
 
     running: int
     waiting: int
@@ -156,20 +158,20 @@ class Stats(msgspec.Struct, frozen=True):
     blocks_total: int
     prefix_queries: int
     prefix_hits: int
-    """In tokens, as prefix_queries."""
+    """Tokens, as prefix_queries."""
     preemptions: int
     steps: int
     prompt_tokens: int
     generated_tokens: int
     prompt_cached: int = 0
-    """Of prompt_tokens: found in the prefix cache when the sequence first ran."""
+    """Tokens of prompt_tokens that were found in the prefix cache when the sequence first ran."""
     drafts: int = 0
     """Times a sequence had drafts verified."""
     draft_tokens: int = 0
     accepted_tokens: int = 0
-    """Of draft_tokens, those that were right."""
+    """Tokens of draft_tokens that were right."""
     accepted_per_position: list[int] = []
-    """The same by a draft's place among those of its time, from the first."""
+    """Accepted tokens by a draft's place among those of its time, from the first."""
 
 
 class Outputs(msgspec.Struct, tag=True):
@@ -187,7 +189,7 @@ class Outputs(msgspec.Struct, tag=True):
     step_tokens: int = 0
     """Prompt tokens the step computed and tokens it sampled."""
     preempted: list[int] = []
-    """Sequences that gave up their place since the last frame; one may be in it twice."""
+    """Sequences that gave up their place since the last frame. One may be in it twice."""
     pooled: Pooled | None = None
 
     def answers(self, handle: int) -> bool:

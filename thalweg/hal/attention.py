@@ -27,16 +27,17 @@ class AttnSpec:
     window: int = 0
     """kind "window": a token sees itself and the window - 1 tokens before it."""
     softcap: float = 0.0
-    """0 = off; else scores become softcap * tanh(scores / softcap)."""
+    """0 = off. Otherwise scores become softcap * tanh(scores / softcap)."""
     kv_dtype: str = ""
-    """What the cache holds. "" = the same as dtype. "float8_e4m3fn", "float8_e5m2": values cut off at the type's largest and
-    rounded, with no scale. "int8": the codes of `hal.ops.quantise.quantise_rows` per token and head, their float32 scale
-    kept beside them in the block."""
+    """Type of the cache's values. "" = the same as dtype. "float8_e4m3fn", "float8_e5m2": values are clamped to the
+    type's largest and rounded, with no scale. "int8": the codes of `hal.ops.quantise.quantise_rows` per token and
+    head. Their float32 scale is kept beside them in the block."""
     sinks: bool = False
     """One learned logit per head joins the denominator of the softmax: weights are exp(s_i) / (sum_j exp(s_j) + exp(sink))."""
     latent: int = 0
-    """kind "latent" (MLA): there is one KV head, and the first `latent` elements of a key are its value: only keys are kept,
-    v is not looked at, and out is [T, heads, latent]. Keys' up-projection is the caller's, in q and after out."""
+    """kind "latent" (MLA): there is one KV head, and the first `latent` elements of a key are its value. Only keys
+    are kept, v is ignored, and out is [T, heads, latent]. The caller applies the up-projection of keys, in q and
+    after out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,13 @@ class QKPrologue:
     rotary_dim: int
     interleaved: bool = False
     eps: float | None = None
-    """Of the norms of q and k; None = none."""
+    """eps of the norms of q and k. None = no norms."""
     offset: float = 0.0
-    """Of the same norms, as `ops.rms_norm` takes it."""
+    """Offset of the same norms, as `ops.rms_norm` takes it."""
 
 
 NOT_FUSED = "takes q and k already normed and rotated"
-"""What a backend says of `attend_fused` that does not offer it."""
+"""Answer of a backend that does not offer `attend_fused`."""
 
 
 class AttentionBackend(ABC):
@@ -75,9 +76,9 @@ class AttentionBackend(ABC):
         """How one block of one layer lies in memory."""
 
     def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
-        """Host work for one KV group, done before launch, outside the captured step: index arrays derived from the
-        (host) batch, whose sizes follow from `shape` alone where there is one. spec: that of the group's layers. What it
-        returns reaches `attend` as `batch.metadata[group]`, as device arrays. Default: nothing."""
+        """Host work for one KV group, before launch and outside the captured step: index arrays derived from the
+        (host) batch. Their sizes follow from `shape` alone where there is one. spec: that of the group's layers. The
+        result reaches `attend` as `batch.metadata[group]`, as device arrays. Default: nothing."""
         return {}
 
     @abstractmethod
@@ -87,26 +88,27 @@ class AttentionBackend(ABC):
     ) -> tuple[Array, Array]:  # fmt: skip
         """In the step: store k and v of the batch's tokens, then attend.
 
-        q [T, heads, head_dim], k and v [T, kv_heads, head_dim], kv = what alloc_kv made for this layer;
-        sinks [heads] where the spec has them, in the units of scores after scale and softcap;
-        batch holds device arrays; group = which of its block_tables and plans is this layer's.
-        Returns (out [T, heads, head_dim], kv): the caller uses the returned kv, which may be the same memory."""
+        q [T, heads, head_dim], k and v [T, kv_heads, head_dim], kv = what alloc_kv made for this layer.
+        sinks [heads] where the spec has them, in the units of scores after scale and softcap.
+        batch holds device arrays. group = which of its block_tables and metadata is this layer's.
+        Returns (out [T, heads, head_dim], kv). The caller uses the returned kv, which may be the same memory."""
 
     def fuses(self, spec: AttnSpec, prologue: QKPrologue) -> str | None:
         """May `attend_fused` be called for this (supported) spec? None, or why not. Default: it may not.
 
-        The composition it stands for (ops.rms_norm, ops.rope, `attend`) is no op that `Binder.offer` could bind: it reads and
-        writes the cache in this backend's own layout, and is chosen with the backend, not by itself."""
+        `Binder.offer` cannot bind the composition it stands for (ops.rms_norm, ops.rope, `attend`). That composition
+        reads and writes the cache in this backend's own layout, and is chosen with the backend."""
         return NOT_FUSED
 
     def attend_fused(
         self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec, prologue: QKPrologue,
         cos_sin: Array, weights: tuple[Array, Array] | None = None, sinks: Array | None = None,
     ) -> tuple[Array, Array]:  # fmt: skip
-        """`attend` of q and k as they leave their projections: what `prologue` says is done here, with the rounding of the ops.
+        """`attend` of q and k as they leave their projections. Does what `prologue` says, with the rounding of the
+        ops.
 
-        cos_sin: as `ops.rope` takes it, read at batch.positions; weights: of the norms of q and of k, [head_dim] each, where
-        `prologue` has them; the rest as in `attend`. One cache may be written and read by both."""
+        cos_sin: as `ops.rope` takes it, read at batch.positions. weights: of the norms of q and of k, [head_dim]
+        each, where `prologue` has them. The rest is as in `attend`. One cache may be written and read by both."""
         raise NotImplementedError(f"{self.name}: attend_fused")
 
 
@@ -114,7 +116,7 @@ def choose_attention(
     backends: Sequence[AttentionBackend], spec: AttnSpec, *, batch_invariant: bool = False, block_tokens: int = 0
 ) -> tuple[AttentionBackend, tuple[tuple[str, str], ...]]:
     """The first backend that supports the spec, and why the ones before it do not. ValueError if none does.
-    block_tokens: size of the cache's blocks; 0 = any."""
+    block_tokens: size of the cache's blocks, 0 = any."""
     refused: list[tuple[str, str]] = []
     for b in backends:
         if batch_invariant and not b.batch_invariant:  # before it is asked anything: that may load a library

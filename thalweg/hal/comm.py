@@ -1,4 +1,4 @@
-"""Collectives inside a step. The size is a Python int; the rank is not visible, so a step is the same on every rank."""
+"""Collectives inside a step. The size is a Python int. The rank is not visible, so a step is the same on every rank."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Communicator(ABC):
         """Every rank's x joined along `dim`, in rank order."""
 
     def reduce_scatter(self, x: Array, dim: int = -1) -> Array:
-        """Optional; needed by sequence parallelism."""
+        """Optional. Sequence parallelism needs it."""
         raise NotImplementedError(f"{type(self).__name__} has no reduce_scatter")
 
     def all_to_all(self, x: Array, dim: int = 0) -> Array:
-        """Optional; needed by expert parallelism."""
+        """Optional. Expert parallelism needs it."""
         raise NotImplementedError(f"{type(self).__name__} has no all_to_all")
 
 

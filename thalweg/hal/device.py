@@ -1,7 +1,8 @@
-"""What a platform opens: a `Device` (memory, kernels, attention, collectives) and the executables that it makes of a step.
+"""What a platform opens: a `Device` (memory, kernels, attention, collectives) and the executables that it makes of a
+step.
 
-A first backend implements Device.info, memory, put, alloc_kv, alloc and compile; everything else has a default here. It never
-supplies a worker, runner, sampler, scheduler or model.
+A first backend implements Device.info, memory, put, alloc_kv, alloc and compile. Everything else has a default here.
+It never supplies a worker, runner, sampler, scheduler or model.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Pending(Protocol):
 
 
 class Executable(Protocol):
-    """A compiled, captured or eager step. Launches and returns; calls take effect in order."""
+    """A compiled, captured or eager step. Calls launch and return, and take effect in order."""
 
     def __call__(self, batch: StepBatch) -> Pending: ...
 
@@ -68,14 +69,14 @@ class Device(ABC):
     info: DeviceInfo
     comm: Communicator = Solo()
     kernels: Sequence[Kernel] = ()
-    """In order of preference. Ops without one run their reference body, and the kernel plan says so."""
+    """Kernels in order of preference. Ops without one run their reference body, and the kernel plan says so."""
     attention: Sequence[AttentionBackend] = ()
-    """In order of preference."""
+    """Attention backends in order of preference."""
     pads: bool = False
     """Every new shape of a batch costs a compilation, so batches come padded to a few."""
     warms: bool = False
-    """What a step launches is made when it is first met, and that takes long: steps of every kind come to `rehearse`, whether a
-    bucket holds them or not."""
+    """What a step launches is made when it is first met, and that takes long. So steps of every kind come to
+    `rehearse`, whether a bucket holds them or not."""
     keeps_tables: bool = False
     """It keeps block tables: batches name their rows and what changed (`TableRows`). Batches with copies are taken too."""
     bodies_invariant: bool = True
@@ -100,8 +101,8 @@ class Device(ABC):
         raise NotImplementedError(f"{self.info.kind}: put_on")
 
     def join(self, parts: Sequence[Any]) -> Any:
-        """What `put_on` placed, or a kernel packed of it, one nest of arrays per rank and all alike, as one parameter: inside
-        a step every rank sees its own. Only where place.devices are several."""
+        """One parameter made of what `put_on` placed, or a kernel packed of it: one nest of arrays per rank, all
+        alike. Inside a step every rank sees its own. Only where place.devices are several."""
         raise NotImplementedError(f"{self.info.kind}: join")
 
     def normal(self, shape: tuple[int, ...], dtype: str, *, std: float, seed: int) -> Array | None:
@@ -135,8 +136,8 @@ class Device(ABC):
         return features
 
     def prepared(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
-        """Of the buckets, in the order of work, those whose executables are made before the first request (each runs once, on
-        scratch rows) because making one takes long. Default: none."""
+        """The buckets whose executables are made before the first request because making one takes long, in the order
+        of work. Each runs once, on scratch rows. Default: none."""
         return ()
 
     def rehearse(self, steps: Sequence[Rehearsal]) -> None:
@@ -151,9 +152,9 @@ class Device(ABC):
         return 0
 
     def peak(self, dtype: str) -> float | None:
-        """Operations per second (a multiplication and an addition are two) that the device's instructions do at most on numbers
-        of this type, "float32", "bfloat16", "int8" or "int4" (by int8): measured now, without reading memory, which takes a
-        moment. Default: None, it is not known."""
+        """Operations per second that the device's instructions do at most on numbers of this type: "float32",
+        "bfloat16", "int8" or "int4" (by int8). A multiplication and an addition are two. Measured now, without
+        reading memory, which takes a moment. Default: None, it is not known."""
         return None
 
     def copy_blocks(self, kv: Array, source: np.ndarray, target: np.ndarray) -> Array:

@@ -26,7 +26,7 @@ def _installed() -> dict[str, EntryPoint]:
 
 
 def load(name: str) -> Platform:
-    """The platform called `name`; "package.module:Class" is one that is not installed (in the making, or of a test).
+    """The platform called `name`. "package.module:Class" is one that is not installed (in the making, or of a test).
     DeviceError names what is installed, or which contract version does not fit."""
     if ":" in name:
         return _written_out(name)
@@ -56,7 +56,7 @@ def _written_out(name: str) -> Platform:
 
 
 def probe_all() -> dict[str, Probe]:
-    """Each platform's own answer to "can this machine run you?"; one that fails to load answers no, with the error."""
+    """Each platform's own answer to "can this machine run you?". One that fails to load answers no, with the error."""
     from thalweg.hal.platform import Probe
 
     out: dict[str, Probe] = {}
@@ -70,8 +70,8 @@ def probe_all() -> dict[str, Probe]:
 
 
 def choose(name: str, configure: Callable[[Platform], Platform] = lambda p: p) -> Platform:
-    """`auto` = the highest probe score above 0; any other name = that platform, if its probe says yes. configure: gives a
-    platform the knobs the user set for it."""
+    """`auto` = the highest probe score above 0. Any other name = that platform, if its probe says yes. configure:
+    gives a platform the knobs the user set for it."""
     if name != "auto":
         platform = configure(load(name))
         probe = platform.probe()

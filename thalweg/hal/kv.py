@@ -1,6 +1,6 @@
 """What the engine and a backend agree on about the KV cache: blocks of tokens, in groups of layers.
 
-The engine knows `KVSpec` (how many bytes a block costs and which blocks a sequence may drop); an attention backend
+The engine knows `KVSpec` (how many bytes a block costs and which blocks a sequence may drop). An attention backend
 chooses `KVLayout` (how a block lies in memory). Neither knows the other's half.
 """
 
@@ -13,11 +13,11 @@ KVKind = Literal["full", "window", "latent", "state", "cross", "encoder"]
 
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int64": 8}
-"""Of one value, by the name of its dtype."""
+"""Bytes of one value, by the name of its dtype."""
 
 
 SCALE_BYTES = BYTES["float32"]
-"""Of the scale that a cache of int8 keeps beside the codes of each key and value."""
+"""Bytes of the scale that a cache of int8 keeps beside the codes of each key and value."""
 
 
 def kept_width(head_dim: int, dtype: str) -> int:
@@ -32,20 +32,22 @@ def kept_bytes(head_dim: int, dtype: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """One KV group: layers that share block tables because they keep the same tokens. Groups may have block sizes of their own.
+    """One KV group: layers that share block tables because they keep the same tokens. Groups may have block sizes of
+    their own.
 
-    The block table of a group of kind "state" has two columns: the block that holds the state before a step's first token
-    (where `context` is 0: zeros, whatever the block holds), and the block that the state after its last is written to."""
+    The block table of a group of kind "state" has two columns. The first is the block with the state before a step's
+    first token (where `context` is 0: zeros, whatever the block holds). The second is the block that the state after
+    its last token is written to."""
 
     kind: KVKind
     block_tokens: int
-    """Of a block. Kind "state": a block holds a sequence's whole state, and the prefix cache keeps states at multiples of this
-    many tokens."""
+    """Tokens of a block. Kind "state": a block holds a sequence's whole state, and the prefix cache keeps states at
+    multiples of this many tokens."""
     bytes_per_block: int
-    """Of all layers of the group together."""
+    """Bytes of all layers of the group together."""
     layers: tuple[int, ...]
     window: int = 0
-    """kind "window": a token attends to itself and the window - 1 before it; older blocks may be freed. 0 otherwise."""
+    """kind "window": a token attends to itself and the window - 1 before it. Older blocks may be freed. 0 otherwise."""
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1 or self.bytes_per_block < 0:
@@ -58,7 +60,7 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """How one layer's cache lies in memory: `shape` is that of one block; the device puts the block index first."""
+    """How one layer's cache lies in memory. `shape` is that of one block. The device puts the block index first."""
 
     shape: tuple[int, ...]
     dtype: str

@@ -1,8 +1,8 @@
 """The noise of sampling, defined: an integer hash of (seed, position, token id), so a seed means the same on every
 device, in every batch and after a restart. This is the definition in numpy, independent of `hal.ops.sample`, which
-states the same in the tensor framework; tests hold the two against each other. Knows no device.
+states the same in the tensor framework. Tests hold the two against each other. Knows no device.
 
-All arithmetic is on 32-bit words and wraps around; `>>>` shifts in zeros. With
+All arithmetic is on 32-bit words and wraps around. `>>>` shifts in zeros. With
 
     mix(x):   x ^= x >>> 16;  x *= 0x7feb352d;  x ^= x >>> 15;  x *= 0x846ca68b;  x ^= x >>> 16
 
@@ -15,8 +15,8 @@ position `p` of the token being sampled (its index in the sequence):
     v(t) = min((h(t) + 0.5) * 2^-32, 1 - 2^-24)                in float32, in (0, 1)
     noise(t) = -log(-log1p(-v(t)))                             a standard Gumbel variable
 
-The token drawn is argmax over t of logits[t] + noise(t): token t has probability softmax(logits)[t]. Small v give the
-large noise that wins, and float32 holds small v exactly, so the decisive tail has the full 32 bits of resolution.
+The token drawn is argmax over t of logits[t] + noise(t), so token t has probability softmax(logits)[t]. Small v give
+the large noise that wins. float32 holds small v exactly, so the decisive tail has the full 32 bits of resolution.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ops, kernels, and the binder that joins them once, when a layer is built.
 
 An op is defined by its reference body (in `hal.ops`): that body is the meaning. A kernel is a faster way to the same
-result on one device. `Binder.bind` asks each kernel of the device, in order, whether it supports the use; records every
-refusal with its reason; and hands back a plain callable. Nothing is looked up again while serving.
+result on one device. `Binder.bind` asks each kernel of the device, in order, whether it supports the use. It records
+every refusal with its reason, and hands back a plain callable. Nothing is looked up again while serving.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A named operation. Positional arguments of `reference` are arrays; keyword-only ones are static, fixed at bind."""
+    """A named operation. Positional arguments of `reference` are arrays. Keyword-only ones are static, fixed at bind."""
 
     name: str
     reference: Callable[..., Any]
     samples: tuple[Sample, ...] = ()
     tolerances: Mapping[str, float] = field(default_factory=dict)
-    """Largest difference from the reference body per dtype name, relative to the largest magnitude; absent = exact."""
+    """Largest difference from the reference body per dtype name, relative to the largest magnitude. Absent = exact."""
     batch_invariant: bool = True
-    """Of the reference body, as `Kernel.batch_invariant`."""
+    """Claim of the reference body, as `Kernel.batch_invariant`."""
 
     @property
     def static(self) -> tuple[str, ...]:
@@ -81,9 +81,9 @@ class Pack:
 
     make: Callable[[QTensor], Any]
     mapped: Callable[[Sequence[np.ndarray], WeightFormat], Any] | None = None
-    """The same of a dense weight that lies in several host arrays, the rows of one after those of another (numpy; bfloat16 as
-    uint16), first rounded to the format given, as `hal.ops.quantise` does. They may be views of a mapped file, so nothing of
-    them may be kept. None, or where it gives None: `make` serves."""
+    """The same of a dense weight that lies in several host arrays, the rows of one after those of another (numpy,
+    bfloat16 as uint16). It is first rounded to the format given, as `hal.ops.quantise` does. The arrays may be views
+    of a mapped file, so nothing of them may be kept. None, or where it gives None: `make` serves."""
     keeps_dense: bool = False
     """A dense weight stays where it is put, so that it may be read into what the device keeps (`Device.blank`)."""
     at_rest: bool = False
@@ -104,9 +104,9 @@ def _as_it_is(w: QTensor) -> Any:
 
 
 PLAIN = Pack(_plain, keeps_dense=True)
-"""Of a kernel that runs a dense weight as it is."""
+"""Pack of a kernel that runs a dense weight as it is."""
 OF_BODIES = Pack(_as_it_is, keeps_dense=True, at_rest=True)
-"""Of reference bodies: a weight's data."""
+"""Pack of reference bodies: a weight's data."""
 
 
 @dataclass(frozen=True, slots=True)

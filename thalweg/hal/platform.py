@@ -1,6 +1,6 @@
 """What a backend is: a `Platform` (facts and rules, immutable), which opens a `Device` (hal/device.py).
 
-A first backend implements probe, defaults and open; everything else has a default here.
+A first backend implements probe, defaults and open. Everything else has a default here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from thalweg.hal.step import StepShape
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Can this machine run the platform? score 0 = no; `--device auto` takes the highest. reason: one sentence, either way."""
+    """Can this machine run the platform? score 0 = no. `--device auto` takes the highest. reason: one sentence,
+    either way."""
 
     score: int
     reason: str
@@ -72,11 +73,11 @@ class Defaults:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     kv_cache_bytes: int | None = None
-    """Fixed cache size; None = the rest of the memory fraction after weights and workspace."""
+    """Fixed cache size. None = the rest of the memory fraction after weights and workspace."""
     pipeline_depth: int | None = None
     """Steps launched before the oldest is read. 1 where compile() runs eagerly on the calling thread."""
     buckets: tuple[StepShape, ...] = ()
-    """Shapes to compile; empty = executables take any shape."""
+    """Shapes to compile. Empty = executables take any shape."""
     unpadded: bool = False
     """A batch that no bucket holds runs as it is, by an executable compiled for any shape. False: it is an error, because
     the buckets are meant to hold every batch."""
@@ -140,8 +141,8 @@ class Compiled:
 
 
 class Absent(ABC):
-    """A device that is not here, for which kernels are compiled all the same: steps that run on what `platform` opens compute
-    nothing, and what they would have compiled is noted."""
+    """A device that is not here, for which kernels are compiled all the same. Steps that run on what `platform` opens
+    compute nothing. What they would have compiled is noted."""
 
     platform: Platform
 
@@ -160,7 +161,7 @@ class Absent(ABC):
 
 
 class Platform(ABC):
-    """One hardware family with its knobs. Immutable; constructing it touches no driver and imports no framework."""
+    """One hardware family with its knobs. Immutable. Constructing it touches no driver and imports no framework."""
 
     name: str
     api: int = HAL_API
@@ -208,14 +209,14 @@ class Platform(ABC):
         return self.probe().reason
 
     def packs(self, dtype: str) -> bool:
-        """Do this platform's kernels keep their own copy of the matrices they multiply by (so that an embedding that is
-        also the output matrix lies in memory twice)? Default: no."""
+        """Do this platform's kernels keep their own copy of the matrices they multiply by? Then an embedding that is
+        also the output matrix lies in memory twice. Default: no."""
         return False
 
     def workspace(self, s: StepSizes) -> int:
-        """Temporaries of the largest step in bytes, an estimate, for planning. Default: that of an eager step, where each
-        layer's temporaries are freed before the next one's are made: the residual stream, and the largest of what
-        attention, the MLP and sampling need."""
+        """Temporaries of the largest step in bytes, an estimate, for planning. Default: that of an eager step, where
+        each layer's temporaries are freed before the next one's are made. It is the residual stream, and the largest
+        of what attention, the MLP and sampling need."""
         stream = 3 * s.tokens * s.hidden * s.dtype_bytes
         qkv = (s.heads + 2 * s.kv_heads) * s.head_dim
         attention = s.tokens * (2 * qkv + s.heads * s.head_dim) * s.dtype_bytes
@@ -228,21 +229,21 @@ class Platform(ABC):
         return []
 
     def begin(self) -> None:
-        """Begin, on other threads, what `preload` would otherwise spend time on, and return at once: it is called as soon as a
-        process that will preload knows its platform, and imports other things meanwhile. Default: nothing."""
+        """Begin, on other threads, what `preload` would otherwise spend time on, and return at once. Called as soon
+        as a process that will preload knows its platform, while it imports other things. Default: nothing."""
         return
 
     def expect(self, weights: int) -> None:
-        """A device opened later will soon be given about `weights` bytes of parameters. Called before
-        `preload`, and only where they fit; a platform whose memory takes time to make ready may begin to, on a thread that ends
-        by itself, and count what it holds ready as free. It gives back what is not used once the first cache is
+        """A device opened later will soon be given about `weights` bytes of parameters. Called before `preload`, and
+        only where they fit. A platform whose memory takes time to make ready may begin to, on a thread that ends by
+        itself, and count what it holds ready as free. It gives back what is not used once the first cache is
         allocated or the device is closed. Default: nothing."""
         return
 
     def preload(self) -> None:
-        """Import what `open` and the device it returns will run (a tensor framework, kernels), so that a process standing by
-        starts quickly; touch no driver and no device. Comes before the models are imported, in a process that only serves, so a
-        platform may decide how its framework is. Default: nothing."""
+        """Import what `open` and the device it returns will run (a tensor framework, kernels), so that a process
+        standing by starts quickly. Touch no driver and no device. Comes before the models are imported, in a process
+        that only serves, so a platform may decide how its framework is. Default: nothing."""
         return
 
     def architectures(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""Weights as formats deliver them and kernels want them: canonical codes, scales and zeros, whatever the file held.
+"""Weights as formats deliver them and kernels need them: canonical codes, scales and zeros, whatever the file held.
 
-A format (in `quantization/`) turns bytes into a `QTensor`; a kernel's `pack` turns a `QTensor` into the layout it runs.
-They meet in `WeightFormat`, so N formats and M kernels never need N x M code.
+A format (in `quantization/`) turns bytes into a `QTensor`. A kernel's `pack` turns a `QTensor` into the layout it
+runs. They meet in `WeightFormat`, so N formats and M kernels never need N x M code.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class WeightFormat:
     scale_dtype: str = ""
     """"" = float32. Otherwise scales are of this type, under one of the whole tensor (NVFP4: "float8_e4m3fn")."""
     act: str = ""
-    """Activation type the product runs in, if not the model's. "int8", "float8_e4m3fn": each row of the input is scaled by its
-    largest magnitude and rounded. "int8_per_group": each of the weight's groups of a row on its own."""
+    """Activation type the product runs in, if not the model's. "int8", "float8_e4m3fn": each row of the input is
+    scaled by its largest magnitude and rounded. "int8_per_group": the same for each of the weight's groups of a row."""
 
     def bytes(self, outputs: int, inputs: int) -> int:
         """Of a quantised matrix at rest: codes, scales and zero points."""
@@ -52,10 +52,10 @@ class QTensor:
     """A weight matrix [out, in] in canonical form.
 
     DENSE: data = {"weight": [out, in]}.
-    Quantised: data = {"codes": [out, in], "scales": [out, groups] (or [1, 1]), "zeros": [out, groups] where not symmetric};
+    Quantised: data = {"codes": [out, in], "scales": [out, groups] (or [1, 1]), "zeros": [out, groups] where not symmetric},
     weight = (codes - zeros) * scales. kind "int": codes i8 (symmetric, -2**(bits-1) .. 2**(bits-1) - 1) or u8 with u8 zeros.
-    kind "float": codes are 8-bit floats of torch's dtypes; 4-bit floats (e2m1) are held as the float8_e4m3fn of their value.
-    groups = in / group, the last may be short. Scales are float32, or of `format.scale_dtype`: then data["scale"], float32
+    kind "float": codes are 8-bit floats of torch's dtypes. 4-bit floats (e2m1) are held as the float8_e4m3fn of their value.
+    groups = in / group, the last may be short. Scales are float32, or of `format.scale_dtype`. Then data["scale"], float32
     [1, 1], multiplies them all.
     """
 
@@ -63,4 +63,4 @@ class QTensor:
     shape: tuple[int, int]
     data: Mapping[str, Array]
     matrices: int = 1
-    """Of equal size that it holds, one after another along its outputs: those of experts."""
+    """Matrices of equal size that it holds, one after another along its outputs: those of experts."""

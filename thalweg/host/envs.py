@@ -1,7 +1,9 @@
-"""Environment variables: the only file that reads them. Each function reads at call time, so nothing is frozen at import.
+"""Environment variables: the only file that reads them. Each function reads at call time, so nothing is frozen at
+import.
 
-Knows names, types and defaults; what a value means is the caller's. A malformed value is a ConfigError that names the variable.
-A deployment of vLLM brings variables of its own: `TWINS` are honoured under both names, ours first; `foreign` names the others.
+Knows names, types and defaults. The caller decides what a value means. A malformed value is a ConfigError that names
+the variable. A deployment of vLLM brings variables of its own: `TWINS` are honoured under both names, ours first.
+`foreign` names the others.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ INSTEAD = {
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "--hang-timeout",
     "VLLM_TARGET_DEVICE": "--device",
 }
-"""What to use for variables that are not honoured, where there is something."""
+"""Remedies for variables that are not honoured, where there is one."""
 
 
 def foreign() -> str | None:
-    """One sentence naming every VLLM_* variable that is set and not honoured, without its value; None: there is none."""
+    """One sentence naming every VLLM_* variable that is set and not honoured, without its value. None: there is none."""
     names = sorted(n for n, v in os.environ.items() if n.startswith("VLLM_") and v and n not in TWINS and n not in AS_IT_IS)
     if not names:
         return None
@@ -82,8 +84,8 @@ def keep_alive_seconds() -> int:
 
 
 def forwarded_allow_ips() -> list[str]:
-    """FORWARDED_ALLOW_IPS: proxies whose X-Forwarded-* fields are believed when `--forwarded-allow-ips` is not given (as
-    uvicorn reads it; * for any). Default: nobody's."""
+    """FORWARDED_ALLOW_IPS: proxies whose X-Forwarded-* fields are believed when `--forwarded-allow-ips` is not given,
+    as uvicorn reads it. * is any. Default: nobody's."""
     return [a.strip() for a in os.environ.get("FORWARDED_ALLOW_IPS", "").split(",") if a.strip()]
 
 
@@ -113,7 +115,7 @@ def without_api_keys() -> dict[str, str]:
 
 
 def _get(name: str) -> tuple[str, str]:
-    """(the name it was set under, its value) of a variable of ours or of its twin; "" where neither is set."""
+    """(the name it was set under, its value) of a variable of ours or of its twin. "" where neither is set."""
     for n in (name, *(theirs for theirs, ours in TWINS.items() if ours == name)):
         if value := os.environ.get(n):
             return n, value

@@ -11,7 +11,8 @@ from thalweg.host import envs
 
 
 def mark(name: str) -> None:
-    """Note that `name` has been reached. Does nothing unless asked for; a file that cannot be written is no reason to stop."""
+    """Note that `name` has been reached. Does nothing unless asked for. A file that cannot be written is no reason to
+    stop."""
     path = envs.startup_marks()
     if path:
         try:

@@ -1,6 +1,6 @@
 """The one module that starts processes: the engine (`Process`), and small helpers that talk over two pipes (`Child`).
 
-Every process is `python -m` a module of ours; nothing else is ever run. Knows nothing of what they do.
+Every process is `python -m` a module of ours. Nothing else is ever run. Knows nothing of what they do.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ChildTimeoutError(Exception):
 
 
 class ChildGoneError(Exception):
-    """The child has ended. `status` is its exit status; -N: killed by signal N."""
+    """The child has ended. `status` is its exit status. -N: killed by signal N."""
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -122,7 +122,7 @@ class Child:
             raise ChildTimeoutError
 
     def _reap(self) -> int:
-        """The status of a child that has closed its output; killed if it lingers."""
+        """The status of a child that has closed its output. A child that lingers is killed."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(1.0)
         return self.kill()

@@ -13,7 +13,7 @@ Message = dict[str, Any]
 Check = Literal["text", "json", "call"]
 
 SPLITS = ("train", "validation", "test")
-"""Training sees "train", its schedule "validation"; the published accuracy is of "test"."""
+"""Training sees "train", its schedule "validation". The published accuracy is of "test"."""
 _PARTS = 20
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
@@ -22,8 +22,8 @@ _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 class Example:
     """A conversation that ends with a user's (or tool's) turn, and the one right answer.
 
-    key: the content, without the wording; decides the split. check: "text" (same text, outer blanks aside), "json" (same
-    JSON value) or "call" (the same tool calls and nothing else)."""
+    key: the content, without the wording. It decides the split. check: "text" (same text, outer blanks aside), "json"
+    (same JSON value) or "call" (the same tool calls and nothing else)."""
 
     task: str
     key: str
@@ -64,7 +64,7 @@ def _same_json(a: str, b: str) -> bool:
 
 
 def _calls(text: str) -> list[Any] | None:
-    """The calls in a text which holds nothing else; None if it is no such text."""
+    """The calls in a text which holds nothing else. None if it is no such text."""
     found = _CALL.findall(text)
     if not found or _CALL.sub("", text).strip():
         return None
@@ -75,7 +75,7 @@ def _calls(text: str) -> list[Any] | None:
 
 
 def _typed(value: Any) -> Any:
-    """JSON values with their types, so that true is not 1 and 2.0 is not 2; members in no order."""
+    """JSON values with their types, so that true is not 1 and 2.0 is not 2. Members have no order."""
     if isinstance(value, dict):
         return {k: _typed(v) for k, v in value.items()}
     if isinstance(value, list):

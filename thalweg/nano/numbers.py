@@ -101,7 +101,7 @@ def arithmetic(r: Random) -> Example:
 
 
 def digits(r: Random) -> Example:
-    """A sum or difference of two digits: for training, which sees them all; no task."""
+    """A sum or difference of two digits. For training, which sees them all, and no task."""
     return _sum(r, r.randint(0, 9), r.randint(0, 9))
 
 

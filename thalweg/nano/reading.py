@@ -83,7 +83,7 @@ def _filler(r: Random) -> str:
 
 
 def passage(r: Random) -> Example:
-    """Three to six sentences on two to four people; one question."""
+    """Three to six sentences on two to four people, and one question."""
     people = _people(r, r.randint(2, 4))
     facts: dict[str, Fact] = {}
     for _ in range(r.randint(3, 6)):
@@ -136,7 +136,7 @@ _HELLO = (
 )
 _WHO = ("What is my name?", "Do you remember my name?", "Who am I?", "Tell me my name.", "What am I called?", "Say my name.")
 Told = tuple[tuple[str, ...], str, tuple[str, ...], str]
-"""How a user tells something, how it is noted, how the user asks, the answer."""
+"""(how a user tells something, how it is noted, how the user asks, the answer)."""
 _MORE: tuple[tuple[Callable[[Random], str], Told], ...] = (
     (
         city,

@@ -12,7 +12,7 @@ from thalweg.nano.tasks import TASKS, generate
 
 N = 100
 MAX_TOKENS = 160
-"""More than any right answer has."""
+"""Tokens of an answer, more than any right one has."""
 
 Answer = Callable[[Sequence[Example]], list[str]]
 """The texts a model greedily writes, in order."""
@@ -46,7 +46,7 @@ def held_out(task: str, n: int, seed: int) -> list[Example]:
 
 
 def check_tasks(names: Sequence[str]) -> list[str]:
-    """The tasks named, in the table's order; all if none is. ConfigError names those that do not exist."""
+    """The tasks named, in the table's order, or all if none is. ConfigError names those that do not exist."""
     unknown = sorted(set(names) - set(TASKS))
     if unknown:
         raise ConfigError(f"--tasks: there is no {', '.join(unknown)}; there are {', '.join(TASKS)}")

@@ -1,5 +1,5 @@
-"""Tasks of conversation: greetings, questions about thalweg and about the model, what it cannot know, and answers in the
-manner a system message asks for."""
+"""Tasks of conversation: greetings, questions about thalweg and about the model, what it cannot know, and answers in
+the manner a system message asks for."""
 
 from __future__ import annotations
 
@@ -350,7 +350,7 @@ def _asked(r: Random) -> tuple[str, str]:
 
 
 Rule = tuple[str, Callable[[str], str]]
-"""What the system message says, and what that makes of a plain answer."""
+"""(what the system message says, what that makes of a plain answer)."""
 
 
 def _rule(r: Random) -> Rule:
@@ -380,7 +380,7 @@ _LENGTHS = (
 
 
 def instruction(r: Random) -> Example:
-    """A system message rules the manner, the length or the person; held out are pairs of system message and question."""
+    """A system message rules the manner, the length or the person. Pairs of system message and question are held out."""
     u = r.random()
     if u < 0.2:
         who, job, manner = w.name(r), r.choice(w.JOBS), r.choice(w.ADJECTIVES)

@@ -31,7 +31,7 @@ TASKS: dict[str, Callable[[Random], Example]] = {
 
 
 def generate(task: str, split: str, seed: int) -> Iterator[Example]:
-    """Examples of one task and split, without end; the same for the same seed. ValueError names what does not exist."""
+    """Any number of examples of one task and split, the same for the same seed. ValueError names what does not exist."""
     if task not in TASKS:
         raise ValueError(f"task: there is no {task!r}; there are {', '.join(TASKS)}")
     if split not in SPLITS:

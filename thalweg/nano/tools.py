@@ -17,8 +17,8 @@ Values = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of tool: names it may have, what it does, its parameters (names each may have, JSON type), how a user asks
-    for it, and how values are drawn."""
+    """A kind of tool: names it may have, what it does, its parameters (names each may have, JSON type), how a user
+    asks for it, and how values are drawn."""
 
     names: tuple[str, ...]
     about: str
@@ -149,7 +149,7 @@ def _definition(r: Random, kind: Kind) -> dict[str, Any]:
 
 
 def call(r: Random) -> Example:
-    """One to three tools; a wish that one of them serves, or (one in eight) none."""
+    """One to three tools, and a wish that one of them serves, or (one in eight) none."""
     kinds = r.sample(KINDS, r.choice((1, 2, 2, 3)))
     tools = tuple(_definition(r, k) for k in kinds)
     if r.random() < 0.125:
@@ -189,7 +189,7 @@ def _shop(r: Random) -> tuple[Any, ...]:
 
 
 def result(r: Random) -> Example:
-    """A call was made and has returned; the answer says what, in a sentence."""
+    """A call was made and has returned. The answer says what, in a sentence."""
     index, values, returned, answer = r.choice((_weather, _sum, _train, _shop))(r)
     kind = KINDS[index]
     tool = _definition(r, kind)

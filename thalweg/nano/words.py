@@ -79,12 +79,12 @@ def invented(r: Random) -> str:
 
 
 def name(r: Random) -> str:
-    """A first name; one in eight is invented."""
+    """A first name. One in eight is invented."""
     return invented(r).capitalize() if r.random() < 0.125 else r.choice(NAMES)
 
 
 def city(r: Random) -> str:
-    """A city; one in ten is invented."""
+    """A city. One in ten is invented."""
     return invented(r).capitalize() if r.random() < 0.1 else r.choice(CITIES)
 
 

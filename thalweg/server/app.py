@@ -48,10 +48,10 @@ class Application:
     """The ASGI application. Answers probes from the start, and everything else once it is given an engine."""
 
     serving: Serving
-    """There once `open` was called."""
+    """Set by `open`."""
 
     def __init__(self, settings: ServerSettings, metrics: EngineMetrics | None = None) -> None:
-        """metrics: the StatLogger the engine is started with; None leaves the engine's series out of /metrics
+        """metrics: the StatLogger the engine is started with. None leaves the engine's series out of /metrics
         (--disable-log-stats)."""
         self.lifecycle = Lifecycle()
         self._settings, self._engine_metrics = settings, metrics

@@ -50,7 +50,8 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-a
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """One route: POST where it takes a body, else GET. Bodies are read by hand, within bounds; `bodies` describe them."""
+    """One route: POST where it takes a body, otherwise GET. Bodies are read by hand, within bounds. `bodies` describe
+    them."""
 
     path: str
     endpoint: Callable[[Request], Awaitable[Response]]
@@ -70,7 +71,7 @@ class Described:
         return Route(self.path, self.endpoint, methods=[self.method])  # adds HEAD to GET
 
     def operation(self, definitions: dict[str, Any]) -> dict[str, Any]:
-        """As the document has it; what its schemas name goes to `definitions`."""
+        """As the document has it. What its schemas name goes to `definitions`."""
         name = re.sub(r"\W+", "_", re.sub(r":\w+", "", self.path)).strip("_")
         said: dict[str, Any] = {"operationId": f"{name}_{self.method.lower()}", "summary": self.says or self.path}
         if names := re.findall(r"{(\w+)", self.path):

@@ -18,7 +18,7 @@ from thalweg.errors import EngineDeadError, RequestError, TemplateLimitError, Un
 
 log = logging.getLogger(__name__)
 stacks = logging.getLogger(f"{__name__}.stacks")
-"""Says where errors that are answered come from, while its level is DEBUG (--log-error-stack)."""
+"""Logger that says where errors that are answered come from, while its level is DEBUG (--log-error-stack)."""
 
 TYPES = {
     400: "BadRequestError",
@@ -55,7 +55,7 @@ class ApiError(Exception):
 
 
 def translate(error: BaseException) -> ApiError:
-    """Any exception as ApiError; what nobody expected is logged in full here and told to the client without detail."""
+    """Any exception as ApiError. An unexpected one is logged in full here and told to the client without detail."""
     if stacks.isEnabledFor(logging.DEBUG):  # %r: a message may hold a client's text, and no line of it may pass for one of ours
         stacks.info("answered with an error: %.1000r\n%s", error, "".join(traceback.format_tb(error.__traceback__)))
     if isinstance(error, ApiError):
@@ -85,12 +85,12 @@ FORMS = {
     "stop": "a string or a list of strings",
     "content": "a string or a list of text parts",
 }
-"""What a field with several forms may be."""
+"""Forms that a field with several may have."""
 
 
 def from_validation(error: ValidationError) -> ApiError:
-    """The most telling objection, in words, naming the field as the client wrote it (messages[0].content): one to the value
-    before one to its type, for of a field's forms the others always object to the type; then the deepest."""
+    """The most telling objection, with the field as the client wrote it (messages[0].content). One to the value comes
+    before one to its type, because of a field's forms the others always object to the type. Then the deepest."""
     first = max(
         error.errors(include_url=False, include_input=False), key=lambda e: (_of_value(e["type"]), len(_names(e["loc"])))
     )

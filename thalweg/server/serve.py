@@ -1,8 +1,8 @@
 """Running the server: the socket first, then the engine, then requests, then an orderly end. Knows no endpoint.
 
-The port answers probes from the start; everything else once the engine is up. Told to stop (SIGTERM, SIGINT) it takes nobody
-new, lets open requests finish for --shutdown-timeout seconds, ends the rest with an error and leaves. Told twice, it skips the
-waiting.
+The port answers probes from the start, and everything else once the engine is up. Told to stop (SIGTERM, SIGINT) it
+takes nobody new, lets open requests finish for --shutdown-timeout seconds, ends the rest with an error and leaves.
+Told twice, it skips the waiting.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ GIVE_UP = 0.5
 HEALTH_EVERY = 1.0
 """Seconds between looks at whether the engine still lives."""
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Of TLS 1.2: forward secret, authenticated. TLS 1.3 has no others."""
+"""Ciphers of TLS 1.2: forward secret, authenticated. TLS 1.3 has no others."""
 FAILED_SECONDS = 30.0
-"""How long a server whose engine is lost for good stays to say so to probes, before it ends."""
+"""Seconds a server whose engine is lost for good stays to say so to probes, before it ends."""
 
 
 class _AbandonedError(Exception):
-    """Something is still under way that cannot be interrupted (a thread that loads, an engine in a long step): the process
-    must not wait for it. It can do no harm: the engine dies with its parent, files appear under their names only when whole."""
+    """Something is still under way that cannot be interrupted (a thread that loads, an engine in a long step), and
+    the process must not wait for it. It can do no harm: the engine dies with its parent, and files appear under their
+    names only when whole."""
 
 
 def serve(args: EngineArgs, settings: ServerSettings, sock: socket.socket, standby: Standby | None = None) -> int:
-    """Serve on `sock`, which listens, until told to stop; `standby` becomes the engine. Exit status: 0 stopped by a signal, 1
-    the engine died. ConfigError before any model work if the chat template does not parse."""
+    """Serve on `sock`, which listens, until told to stop. `standby` becomes the engine. Exit status: 0 stopped by a
+    signal, 1 the engine died. ConfigError before any model work if the chat template does not parse."""
     if settings.chat_template:
         check_template(settings.chat_template)
     runner = asyncio.Runner(loop_factory=_loop_factory())
@@ -158,7 +159,7 @@ async def _until_dead(engine: AsyncLLM) -> str:
 
 
 async def _drain(app: Application, settings: ServerSettings, signals: _Signals) -> None:
-    """Nobody new; time for those inside; an error for those who need longer."""
+    """Nobody new, time for those inside, an error for those who need longer."""
     life = app.lifecycle
     life.drain()
     if life.inside:

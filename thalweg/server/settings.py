@@ -26,12 +26,12 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     api_key: list[str] = []
 
     allowed_hosts: list[str] = []
-    """Names clients may call this server by (the Host field); "*": any. Empty: see `hosts`."""
+    """Names clients may call this server by (the Host field). "*": any. Empty: see `hosts`."""
     forwarded_allow_ips: list[str] = []
-    """Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed; empty: nobody's."""
+    """Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed. Empty: nobody's."""
 
     allowed_origins: list[str] = []
-    """Web pages of other origins that a browser lets read answers; none unless told."""
+    """Web pages of other origins that a browser lets read answers. None unless told."""
     allowed_methods: list[str] = msgspec.field(default_factory=lambda: ["*"])
     allowed_headers: list[str] = msgspec.field(default_factory=lambda: ["*"])
     allow_credentials: bool = False
@@ -54,9 +54,9 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     disable_access_log_for_endpoints: str | None = None
     disable_fastapi_docs: bool = False
     log_config_file: str | None = None
-    """JSON of logging.config.dictConfig, for this process and the web server in it; it names what it changes."""
+    """JSON of logging.config.dictConfig, for this process and the web server in it. It names what it changes."""
     log_error_stack: bool = False
-    """Where an answer with an error was decided, in the log."""
+    """Log where an answer with an error was decided."""
     enable_log_requests: bool = False
     enable_log_outputs: bool = False
     """The text of every finished choice too, up to max_log_len characters."""
@@ -64,9 +64,9 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     shutdown_timeout: int = 30
     """Seconds open requests get to finish once the server is told to stop."""
     max_body: int | None = None
-    """Bytes of one request body; more is refused before it is read. None: by the model's context."""
+    """Bytes of one request body. More is refused before it is read. None: by the model's context."""
     max_queued_requests: int | None = None
-    """Prompts that may wait for the engine; None: four times the sequences it runs at once."""
+    """Prompts that may wait for the engine. None: four times the sequences it runs at once."""
     max_queued_tokens: int = 2**21
     slow_client_timeout: float = 60.0
     """Seconds an answer may wait for a client that takes nothing of it."""
@@ -95,9 +95,9 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def hosts(self) -> frozenset[str] | None:
-        """Names this server answers to, beside addresses; None: any. Only a server on loopback without a key needs to look by
-        itself: what keeps strangers out is that they cannot reach it, and a web page whose name is made to point here
-        (DNS rebinding) lets a browser do so for it."""
+        """Names this server answers to, beside addresses. None: any. Only a server on loopback without a key needs to
+        check names itself. Strangers cannot reach it, but a web page whose name is made to point here (DNS rebinding)
+        lets a browser do so for it."""
         if self.allowed_hosts:
             return None if "*" in self.allowed_hosts else frozenset(h.lower() for h in self.allowed_hosts)
         if self.api_key or self.uds or not _is_loopback(self.host):

@@ -1,7 +1,8 @@
-"""The process in which chat templates are rendered: `python -m thalweg.template.cell`, jobs on stdin, answers on stdout.
+"""The process in which chat templates are rendered: `python -m thalweg.template.cell`, jobs on stdin, answers on
+stdout.
 
-It opens no file once it runs, starts no process, and is killed by the kernel at its deadlines; memory beyond its limit is
-refused to it. A job too big for it leaves a used-up process behind, which says so in its answer and ends.
+It opens no file once it runs, starts no process, and is killed by the kernel at its deadlines. Memory beyond its
+limit is refused to it. A job too big for it leaves an exhausted process behind, which says so in its answer and ends.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from thalweg.template.wire import HEADER, Done, Job, Refused, frame
 KEPT_TEMPLATES = 4
 """Compiled templates kept for the next job."""
 KEPT_BYTES = 48 << 20
-"""A process that has grown by more than this is used up: its memory is in pieces, and counts against the next job."""
+"""Bytes of growth after which a process retires. Its heap is fragmented, and counts against the next job."""
 PARENT_SECONDS = 2.0
-"""How often an idle process looks whether its parent is still there (its pipe tells sooner, unless it was inherited)."""
+"""Seconds between looks of an idle process whether its parent is still there. Its pipe tells sooner, unless it was
+inherited."""
 
 
 class Cell:
@@ -94,7 +96,7 @@ class Cell:
         )
 
     def _limit_memory(self, more: int | None) -> None:
-        """Address space over that in use now; None: as much as there is."""
+        """Address space over that in use now. None: as much as there is."""
         if self._statm is not None:
             most = self._hard_memory
             if more is not None:
@@ -103,11 +105,11 @@ class Cell:
             resource.setrlimit(resource.RLIMIT_AS, (most, self._hard_memory))
 
     def _mapped(self) -> int:
-        """Bytes of address space in use; 0 where the system does not tell."""
+        """Bytes of address space in use. 0 where the system does not tell."""
         return 0 if self._statm is None else int(os.pread(self._statm, 64, 0).split()[0]) * resource.getpagesize()
 
     def _next(self) -> bytes | None:
-        """The next job's body; None when there are no more."""
+        """The next job's body. None when there are no more."""
         while not select.select([0], [], [], PARENT_SECONDS)[0]:
             if os.getppid() != self._parent:
                 return None
@@ -132,7 +134,7 @@ def _write(data: bytes) -> None:
 
 
 def _open_statm() -> int | None:
-    """What tells how much memory this process uses; None where there is none: then time and output alone are limited."""
+    """What tells how much memory this process uses. None where there is none: then only time and output are limited."""
     try:
         return os.open("/proc/self/statm", os.O_RDONLY)
     except OSError:
@@ -150,7 +152,7 @@ def _confine() -> None:
     for number in (signal.SIGPROF, signal.SIGALRM, signal.SIGIO):  # each ends the process
         signal.signal(number, signal.SIG_DFL)
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it then closes the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and then closes the pipe
     for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE):
         resource.setrlimit(limit, (0, 0))
 

@@ -20,11 +20,12 @@ from thalweg.template.wire import Job
 from thalweg.text.encoder import HUGE, give_back
 
 OWN_SECONDS, GUEST_SECONDS = 2.0, 0.5
-"""Processor time for one rendering: with the template of the model or the operator; with one that came with a request."""
+"""Processor time for one rendering: with the template of the model or the operator, and with one that came with a
+request."""
 CELLS = 2
 """Renderings at once. A template that came with a request has a process to itself."""
 LONG = 32768
-"""Characters; encoding a longer prompt takes milliseconds, and has a thread of its own."""
+"""Characters. Encoding a longer prompt takes milliseconds, and has a thread of its own."""
 
 
 class TextTokenizer(Protocol):
@@ -42,11 +43,11 @@ class Chat:
     """A tokenizer with its chat template, and the processes that render. Thread-safe."""
 
     def __init__(self, tokenizer: TextTokenizer, source: str | None) -> None:
-        """source: the template of the model or the operator; None: only templates that come with a request. Starts nothing:
-        processes start when needed, or with `prepare`."""
+        """source: the template of the model or the operator. None: only templates that come with a request. Starts
+        nothing: processes start when needed, or with `prepare`."""
         self.source = source
         self.variables = dict(tokenizer.special_tokens)
-        """What every template sees: bos_token, eos_token ..."""
+        """Variables that every template sees: bos_token, eos_token ..."""
         self._tokenizer = tokenizer
         self._specials = SpecialText(tokenizer.special_texts)
         self._own, self._guests = Jail(CELLS, OWN_SECONDS), Jail(1, GUEST_SECONDS)
@@ -90,11 +91,12 @@ class Chat:
         """{"prompt": text, "prompt_token_ids": ids} of a conversation, as the engine takes it.
 
         template: one that came with the request, used instead. tools: JSON schemas. kwargs: more variables for the
-        template. content_format: None = what the template reads. add_special_tokens: those the tokenizer adds by itself;
-        templates write their own. most_chars: a longer prompt is refused before it is encoded.
+        template. content_format: None = what the template reads. add_special_tokens: those the tokenizer adds by
+        itself. Templates write their own. most_chars: a longer prompt is refused before it is encoded.
 
-        RequestError, param naming the field: wrong messages, what the template refuses, a limit passed. CheckpointError if
-        the model's own template does not parse; TemplateLimitError if that passes a limit; UnavailableError: try again."""
+        RequestError, with the field in param: wrong messages, what the template refuses, a limit passed.
+        CheckpointError if the model's own template does not parse. TemplateLimitError if that passes a limit.
+        UnavailableError: try again."""
         text, data = self.render(
             messages,
             tools,
@@ -116,8 +118,8 @@ class Chat:
         last: int | None = None,
         **options: Any,
     ) -> dict[str, Any]:
-        """As `prompt`, off the event loop; `request` makes messages and tools there. last: only so many characters at the end
-        are wanted. options: as `render`."""
+        """As `prompt`, off the event loop. `request` makes messages and tools there. last: only so many characters at
+        the end are needed. options: as `render`."""
         loop = asyncio.get_running_loop()
 
         def work() -> tuple[str, list[Span], dict[str, Any] | None]:
@@ -201,7 +203,7 @@ def _check_length(text: str, most_chars: float) -> None:
 
 
 def check_template(source: str) -> None:
-    """CheckpointError if it does not parse; tried in a jail, as everything."""
+    """CheckpointError if it does not parse. Tried in a jail, as everything."""
     jail = Jail(1, OWN_SECONDS)
     try:
         _check(jail, source, {})

@@ -1,7 +1,7 @@
 """Rendering chat templates where they can do no harm: in child processes with limits, killed when they pass one.
 
-`Jail` keeps a few children ready. A job that takes too long, uses too much memory or writes too much costs its own request
-an error and its child its life; other jobs never notice. Knows no tokenizer.
+`Jail` keeps a few children ready. A job that takes too long, uses too much memory or writes too much costs its own
+request an error and its child its life. Other jobs never notice. Knows no tokenizer.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from thalweg.host.processes import ChildGoneError, ChildTimeoutError
 from thalweg.template.wire import HEADER, MAX_FRAME, Done, Job, Limits, Refused, frame
 
 START_SECONDS = 20.0
-"""What a new child may take to be there, beyond its first job."""
+"""Seconds a new child may take to start, beyond its first job."""
 GRACE_SECONDS = 1.0
-"""The kernel ends a child at its deadline; this much later, we do."""
+"""Seconds after the kernel's deadline for a child at which we end it ourselves."""
 WALL = 20
 """Seconds of the clock for a second of processor time. Templates cannot wait: whoever needs more stands on a machine that stood
 still, or is stopped."""
 MEMORY = 96 << 20
 """Bytes a rendering may use. An idle child has some 25 MiB."""
 MEMORY_PER_BYTE = 16
-"""And for each byte of the messages: they exist as text of up to 4 bytes a character, a few times over."""
+"""Bytes more for each byte of the messages: they exist as text of up to 4 bytes a character, a few times over."""
 BYTES_PER_SECOND = 32 << 20
 OUTPUT = 4 << 20
 """Characters of a rendered prompt, beside twice the size of the messages."""
@@ -42,8 +42,8 @@ class LimitError(RequestError):
 
 
 class Jail:
-    """Up to `cells` children that render templates. Thread-safe. Children start when first needed, or with `prepare`; they
-    end with this object or this process."""
+    """Up to `cells` children that render templates. Thread-safe. Children start when first needed, or with `prepare`.
+    They end with this object or this process."""
 
     def __init__(self, cells: int, seconds: float) -> None:
         """seconds: processor time for one job, its template's compilation included."""
@@ -76,7 +76,7 @@ class Jail:
         raise RequestError(reply.message, reply.param)
 
     def _try(self, data: bytes, fresh: bool) -> Done | Refused | None:
-        """One child's answer; None if it was lost to something else than this job. fresh: not one that was idle."""
+        """One child's answer. None if something else than this job ended it. fresh: not one that was idle."""
         with self._lock:
             cell = self._idle.pop() if self._idle and not fresh else None
         cell = cell or _Cell()
@@ -170,8 +170,8 @@ def _stood_still() -> UnavailableError:
 
 
 def _verdict(status: int, seconds: float) -> Refused | None:
-    """What an exit status says about the job: when its processor time is used up the kernel sends SIGPROF (SIGALRM: it had
-    time, and did not get it); a crash is the template's doing."""
+    """What an exit status says about the job. The kernel sends SIGPROF when its processor time is exhausted, and
+    SIGALRM when it had time but did not get it. A crash is the template's doing."""
     if status == -signal.SIGALRM:
         raise _stood_still()
     if status == -signal.SIGPROF:

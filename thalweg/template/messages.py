@@ -9,11 +9,11 @@ from typing import Any, Literal
 from thalweg.errors import RequestError
 
 ContentFormat = Literal["string", "openai"]
-"""How a template reads message content: one string, or a list of typed parts."""
+"""Form in which a template reads message content: one string, or a list of typed parts."""
 ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "content_format"})
 FUNCTIONS = frozenset({"raise_exception", "strftime_now", "namespace", "range", "dict", "lipsum", "cycler", "joiner"})
 RESERVED = ARGUMENTS | FUNCTIONS
-"""Names that template keyword arguments may not replace; nor may they begin with an underscore."""
+"""Names that template keyword arguments may not replace. They may not begin with an underscore either."""
 
 
 def check_variables(given: Mapping[str, Any], also: Mapping[str, Any] | None = None) -> None:
@@ -29,8 +29,8 @@ def check_variables(given: Mapping[str, Any], also: Mapping[str, Any] | None = N
 def normalise(messages: Any, content_format: ContentFormat = "string") -> list[dict[str, Any]]:
     """Checked copies of chat messages, as templates expect them.
 
-    Text parts become one string, joined by newlines ("string"), or strings become one text part ("openai"). Arguments of
-    tool calls are parsed from JSON. RequestError names the message and field; other fields pass through unchanged."""
+    Text parts become one string, joined by newlines ("string"), or strings become one text part ("openai"). Arguments
+    of tool calls are parsed from JSON. RequestError names the message and field. Other fields pass through unchanged."""
     if not isinstance(messages, list | tuple) or not messages:
         raise RequestError("messages must be a list of at least one message", "messages")
     return [_message(f"messages[{i}]", m, content_format) for i, m in enumerate(messages)]

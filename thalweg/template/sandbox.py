@@ -1,8 +1,9 @@
 """Chat templates: messages to prompt text, in a jinja2 sandbox. The only module that imports jinja2.
 
 Follows what transformers gives a template (https://huggingface.co/docs/transformers/chat_templating_writing), so that
-templates written for it render the same. Knows no tokenizer, no HTTP. The sandbox keeps a template from reaching Python;
-it does not bound the time or memory a template can use: thalweg.template.jail does, and everything that serves renders there.
+templates written for it render the same. Knows no tokenizer, no HTTP. The sandbox keeps a template from reaching
+Python. It does not bound the time or memory a template can use. thalweg.template.jail does, and everything that
+serves renders there.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class OutputLimitError(Exception):
 
 
 class ChatTemplate:
-    """One compiled template. Immutable; rendering is thread-safe."""
+    """One compiled template. Immutable. Rendering is thread-safe."""
 
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
         """variables: what the template always sees (bos_token, eos_token ...). CheckpointError if the source does not parse."""
@@ -60,7 +61,7 @@ class ChatTemplate:
         except (RecursionError, SyntaxError, ValueError) as e:  # nested too deep for the parser, jinja2's or Python's
             raise CheckpointError(f"chat template: {type(e).__name__}: {_short(e)}; correct the template") from e
         self.content_format: ContentFormat = "openai" if _iterates_content(tree) else "string"
-        """What `normalise` should make of the messages for this template, read off its source."""
+        """Form that `normalise` should give the messages for this template, read off its source."""
 
     def render(
         self,
@@ -89,10 +90,13 @@ class ChatTemplate:
         now: datetime | None = None,
         most: int | None = None,
     ) -> str:
-        """The prompt text of these messages, checked and brought into `content_format` (None = what this template reads).
-        tools: JSON schemas. kwargs: more variables for the template. now: what strftime_now formats; None: the clock.
-        RequestError (param "messages") with the template's own words if it refuses them; param "chat_template_kwargs" if
-        kwargs would replace one of RESERVED or one of `variables`. OutputLimitError beyond `most` characters."""
+        """The prompt text of these messages, checked and brought into `content_format` (None = what this template
+        reads).
+
+        tools: JSON schemas. kwargs: more variables for the template. now: what strftime_now formats. None: the clock.
+        RequestError (param "messages") with the template's own words if it refuses them, or (param
+        "chat_template_kwargs") if kwargs would replace one of RESERVED or one of `variables`. OutputLimitError beyond
+        `most` characters."""
         check_variables(kwargs, self.variables)
         if continue_final_message and add_generation_prompt:
             raise RequestError(
@@ -138,8 +142,8 @@ def _join(pieces: Iterable[str], most: int | None) -> str:
 
 
 def _short(e: Exception) -> str:
-    """An error's words. A template can make them as long as it likes, and of any characters; the system's and the importer's
-    own tell of files here."""
+    """An error's words. A template can make them as long as it likes, and of any characters. Words of the system and
+    the importer tell of files here."""
     words = e.strerror or "" if isinstance(e, OSError) else "" if isinstance(e, ImportError) else str(e)
     if not _is_text(words):
         words = words.encode(errors="backslashreplace").decode()
@@ -174,7 +178,7 @@ def _mark_final(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _cut_final(text: str) -> str:
-    """The rendered text up to the mark; where the template stripped the content, so is what comes back."""
+    """The rendered text up to the mark. Where the template stripped the content, the result is stripped too."""
     at = text.rfind(_END_MARK.strip())
     if at < 0:
         raise RequestError("continue_final_message: the chat template does not show the final message's content", "messages")
@@ -185,7 +189,7 @@ def _cut_final(text: str) -> str:
 
 
 class _Generation(Extension):
-    """{% generation %} ... {% endgeneration %} marks assistant text for training; here it is just its body."""
+    """{% generation %} ... {% endgeneration %} marks assistant text for training. Here it is just its body."""
 
     tags = {"generation"}
 

@@ -1,10 +1,11 @@
 """Special tokens that a user wrote out, followed through a chat template: what comes from a user stays text.
 
-Before rendering, each special token's text inside a string of the caller is put between two marks, characters of the
-private use area that occur nowhere in the request, a pair of its own for each token. After rendering the marks are taken
-out, and a special token that still stands between its own pair is known to be the caller's. The template sees the text
-unbroken, so templates that look for such text, or split at it, work as ever. A string that ends in the beginning of a
-special token gets a mark at its end: a token completed by what the template puts next is the caller's too.
+Before rendering, each special token's text inside a string of the caller is put between two marks. Marks are
+characters of the private use area that occur nowhere in the request, a pair of its own for each token. After
+rendering the marks are taken out. A special token that still stands between its own pair is then known to be the
+caller's. The template sees the text unbroken, so templates that look for such text, or split at it, work as ever. A
+string that ends in the beginning of a special token gets a mark at its end: a token completed by what the template
+puts next is the caller's too.
 
 Not covered: a template that builds special tokens around a caller's string ('<|' + role + '|>') means them as such.
 """
@@ -26,7 +27,7 @@ _PRIVATE = re.compile("[\ue000-\uf8ff]")
 _ESCAPED = re.compile(r"\\u[eEfF][0-9a-fA-F]{3}")
 """A mark as `tojson` writes it when asked for ASCII."""
 MOST = 1 << 16
-"""Special tokens that one request may write out; more are refused, for the work they make."""
+"""Special tokens that one request may write out. More are refused, for the work they make."""
 _SLICE = 1 << 20
 """Characters searched at a time: the search keeps other threads waiting."""
 
@@ -47,8 +48,8 @@ class SpecialText:
         self._starts = re.compile(f"(?=({'|'.join(map(re.escape, sorted(self._lengths, reverse=True)))}))")
 
     def spans(self, text: str) -> list[Span]:
-        """Where special tokens stand in it, from left to right, none inside another; of several that begin at one place, the
-        longest. RequestError for more than MOST."""
+        """Where special tokens stand in it, from left to right, none inside another. Of several that begin at one
+        place, the longest. RequestError for more than MOST."""
         if not any(start in text for start in self._lengths):
             return []
         out: list[Span] = []
@@ -72,8 +73,8 @@ class SpecialText:
                     yield m.start(), m[1]
 
     def mark(self, values: Any) -> tuple[Any, Marks | None]:
-        """JSON values with every special token in their strings (and keys) marked, and what takes the marks out again;
-        the values themselves and None where there is nothing to mark."""
+        """JSON values with every special token in their strings (and keys) marked, and what takes the marks out
+        again. The values themselves and None where there is nothing to mark."""
         strings = set(_strings(values))
         found = {s: spans for s in strings if (spans := self.spans(s)) or self._unfinished(s)}
         if not found:
@@ -97,7 +98,8 @@ class SpecialText:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """tokens[i] is between chr(base + 2i) and chr(base + 2i + 1); the character after them all marks the end of a string."""
+    """tokens[i] is between chr(base + 2i) and chr(base + 2i + 1). The character after them all marks the end of a
+    string."""
 
     base: int
     tokens: list[str]

@@ -1,6 +1,7 @@
-"""What goes to the process that renders templates and what comes back: length-prefixed MessagePack of two closed types.
+"""What goes to the process that renders templates and what comes back: length-prefixed MessagePack of two closed
+types.
 
-Both sides read this; neither imports more than msgspec for it.
+Both sides read this. Neither imports more than msgspec for it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import msgspec
 
 HEADER = struct.Struct("!I")
 MAX_FRAME = 256 << 20
-"""Bytes of one frame; a longer one is not sent and not read."""
+"""Bytes of one frame. A longer one is not sent and not read."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -39,18 +40,19 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     now: str = "1970-01-01"
     """Local time, ISO 8601, for templates that write the date."""
     limits: Limits = Limits(0.0, 0.0, 0, 0)
-    """The jail's to set."""
+    """The jail sets it."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """last: this process ends now; use another."""
+    """last: this process ends now. Use another."""
 
     text: str
     last: bool = False
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """kind: the template does not parse; it, or its caller, refuses these arguments; a limit was passed."""
+    """kind: why it failed. The template does not parse, it or its caller refuses these arguments, or a limit was
+    passed."""
 
     kind: Literal["template", "request", "limit"]
     message: str

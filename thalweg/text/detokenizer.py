@@ -5,8 +5,8 @@ sentencepiece): constant work per token. Other decoders (WordPiece and the like)
 Knows no stop strings.
 
 Exactness: the concatenation of `push` and `finish` is decode(prompt + output) without decode(prompt). One documented
-difference: where a model emits byte tokens (<0xNN>) that are not UTF-8, valid characters in that run are kept here,
-whereas a full decode turns the whole run into U+FFFD.
+difference: a model may emit byte tokens (<0xNN>) that are not UTF-8. Valid characters in that run are kept here. A
+full decode turns the whole run into U+FFFD.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """The text of one output, token by token. Feed with `push`; `finish` gives what was held back, once."""
+    """The text of one output, token by token. Feed with `push`. `finish` gives what was held back, once."""
 
     __slots__ = ("_decoder", "_skip", "_started", "_tokenizer", "_window")
 
@@ -33,8 +33,8 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> None:
-        """spaces_between_special_tokens=False: adjacent added tokens are joined as they are written; it matters only to
-        decoders that put spaces between tokens."""
+        """spaces_between_special_tokens=False: adjacent added tokens are joined as they are written. It matters only
+        to decoders that put spaces between tokens."""
         self._tokenizer = tokenizer
         self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._window: _Window | None = None
@@ -57,7 +57,7 @@ class Detokenizer:
         self._decoder.decode(b"".join(reversed(tail)))
 
     def push(self, ids: Sequence[int]) -> str:
-        """Text these tokens complete; what is half a character stays inside."""
+        """Text these tokens complete. Half a character stays inside."""
         if self._window is not None:
             return "".join(map(self._window.push, ids))
         return "".join(map(self.push_one, ids))
@@ -76,7 +76,7 @@ class Detokenizer:
         return self._decoder.decode(piece)
 
     def finish(self) -> str:
-        """What is left; bytes that never became a character are U+FFFD now."""
+        """What is left. Bytes that never became a character are U+FFFD now."""
         return self._window.finish() if self._window is not None else self._decoder.decode(b"", final=True)
 
 

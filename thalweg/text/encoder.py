@@ -1,6 +1,6 @@
 """Encoding prompts beside an event loop: short texts at once, long ones on threads, hopeless ones not at all.
 
-Knows no chat and no request; whose text it is, is the caller's.
+Knows no chat and no request. The caller knows whose text it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from thalweg.errors import RequestError
 T = TypeVar("T")
 INLINE, LONG = 2048, 65536
 """Characters, of all texts of a call together. More than INLINE are encoded on a thread, which costs a tenth of a
-millisecond; more than LONG on another, which may be busy for seconds."""
+millisecond. More than LONG are encoded on another, which may be busy for seconds."""
 
 
 MARGIN = 16
@@ -28,7 +28,7 @@ MARGIN = 16
 
 
 HUGE = 1 << 20
-"""Characters; what the library took to encode more is given back to the system, which malloc would keep."""
+"""Characters. What the library took to encode more is given back to the system, because malloc would keep it."""
 
 
 def give_back() -> None:
@@ -46,12 +46,12 @@ class Encodes(Protocol):
 
 
 def last_chars(keep: int, max_token_chars: float) -> int | None:
-    """How many characters at the end of a text its last `keep` tokens can span; None: that cannot be known."""
+    """How many characters at the end of a text its last `keep` tokens can span. None: that cannot be known."""
     return None if math.isinf(max_token_chars) else int((keep + MARGIN) * max_token_chars)
 
 
 class _Turns:
-    """One at a time; the next is taken from each tenant in turn. On one event loop."""
+    """One at a time. The next is taken from each tenant in turn. On one event loop."""
 
     def __init__(self) -> None:
         self._busy = False
@@ -91,7 +91,7 @@ class Encoder:
     ones for nobody."""
 
     def __init__(self, tokenizer: Encodes, max_len: int) -> None:
-        """max_len: tokens of the context; a text that cannot be that short is refused unread."""
+        """max_len: tokens of the context. A text that cannot be that short is refused unread."""
         self._tokenizer, self._max_len = tokenizer, max_len
         self.most_chars = max_len * tokenizer.max_token_chars
         self._middling, self._long = ThreadPoolExecutor(1, "encode"), ThreadPoolExecutor(1, "encode-long")

@@ -1,8 +1,8 @@
 """What each token adds to the text, as bytes: the one table behind streaming text and per-token logprob names.
 
-Reads the `decoder` entry of a tokenizer.json (https://huggingface.co/docs/tokenizers/api/decoders). Two families turn
-tokens into bytes one by one and are covered: byte-level BPE and sentencepiece-style decoders ("▁" for space,
-`<0xNN>` for a byte). For any other decoder `make_pieces` says None and the caller decodes whole windows of tokens.
+Reads the `decoder` entry of a tokenizer.json (https://huggingface.co/docs/tokenizers/api/decoders). It covers the two
+families that turn tokens into bytes one by one: byte-level BPE and sentencepiece-style decoders ("▁" for space,
+`<0xNN>` for a byte). For any other decoder `make_pieces` gives None and the caller decodes whole windows of tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """`of(token)` is what a token adds in running text; `first(token)` what it is where it begins the text."""
+    """`of(token)` is what a token adds in running text. `first(token)` is what it adds where it begins the text."""
 
     of: Callable[[str], bytes]
     first: Callable[[str], bytes]
@@ -55,7 +55,7 @@ def _byte_level() -> Pieces:
 
 
 def _sentencepiece(steps: list[Mapping[str, Any]]) -> Pieces | None:
-    """Sequences of Replace("▁" -> " "), ByteFallback, Fuse, Strip, and Metaspace; anything else is None."""
+    """Sequences of Replace("▁" -> " "), ByteFallback, Fuse, Strip, and Metaspace. Anything else is None."""
     space, strip, byte_tokens, first_word, fused = "", False, False, False, False
     for step in steps:
         match step:

@@ -1,9 +1,9 @@
 """Stop strings over streamed text: text that may still become a stop string is held back until it does or cannot.
 
-An Aho-Corasick automaton (Aho and Corasick, 1975), so the work is linear in the text whatever the strings are, and the
+An Aho-Corasick automaton (Aho and Corasick, 1975), so the work is linear in the text whatever the strings are. The
 answer does not depend on how the text was cut into pieces. Knows no tokens.
 
-The match that ends first counts; of several that end at the same character, the longest.
+The match that ends first counts, and of several that end at the same character, the longest.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 _STATE = 1 << 21
-"""More than there are code points."""
+"""Bound above every code point."""
 
 
 class StopStrings:
-    """The automaton of one set of stop strings. Immutable; choices of a request share it.
+    """The automaton of one set of stop strings. Immutable. Choices of a request share it.
 
     Some 150 bytes and half a microsecond for each character: `SamplingParams` bounds how many there may be."""
 
@@ -24,7 +24,8 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.next: dict[int, int] = {}
-        """From state * _STATE + code point; one flat table, for a dictionary per state takes ten times as much."""
+        """Next states by state * _STATE + code point. One flat table, because a dictionary per state takes ten times
+        as much."""
         self.match: list[str | None] = [None]
         """Longest stop string that ends in this state."""
         parent, edge = [0], [0]
@@ -72,7 +73,7 @@ def automaton(stops: tuple[str, ...]) -> StopStrings:
 
 
 class StopStream:
-    """One text on its way through. `push` until `matched`; then or at the end of the text, `finish`."""
+    """One text on its way through. `push` until `matched`, then or at the end of the text `finish`."""
 
     __slots__ = ("_held", "_include", "_state", "_stops", "matched")
 
@@ -102,6 +103,6 @@ class StopStream:
         return buffer[:cut]
 
     def finish(self) -> str:
-        """The text that was held back, now that nothing follows; "" after a match."""
+        """The text that was held back, now that nothing follows. "" after a match."""
         held, self._held, self._state = self._held, "", 0
         return held

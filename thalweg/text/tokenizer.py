@@ -1,11 +1,12 @@
 """The tokenizer, straight from tokenizer.json: text to ids and back, and the facts serving needs of a vocabulary.
 
-What tokenizer.json says stands: which special tokens `encode` adds is its post-processor's word, and add_bos_token in
-tokenizer_config.json is not read (as in transformers 5). Starts in milliseconds because it uses the `tokenizers` library
-alone; transformers is asked only where a model has no tokenizer.json. Knows nothing of models, requests or devices.
+tokenizer.json decides. Its post-processor says which special tokens `encode` adds, and add_bos_token in
+tokenizer_config.json is not read (as in transformers 5). It starts in milliseconds because it uses the `tokenizers`
+library alone. transformers is asked only where a model has no tokenizer.json. Knows nothing of models, requests or
+devices.
 
-Special tokens written out in a plain prompt become those tokens, as everywhere in this field. `encode_with_data` is for
-prompts of which a part is somebody's data: there they are text (see thalweg.template.chat).
+Special tokens written out in a plain prompt become those tokens, as everywhere in this field. `encode_with_data` is
+for prompts of which a part is somebody's data. There they are text (see thalweg.template.chat).
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from thalweg.text.pieces import make_pieces
 
 NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LONG = 2048
-"""Characters; longer texts go through the library's batch calls, which leave the interpreter to other threads."""
+"""Characters. Longer texts go through the library's batch calls, which leave the interpreter to other threads."""
 DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
 
 
 class Tokenizer:
-    """One vocabulary. Thread-safe for reading; never changed after loading."""
+    """One vocabulary. Thread-safe for reading, and never changed after loading."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None, templates: Mapping[str, str] | None = None
     ) -> None:
-        """config: what tokenizer_config.json holds; templates: name -> source. The backend's truncation and padding are
-        switched off: serving refuses what does not fit."""
+        """config: what tokenizer_config.json holds. templates: name -> source. The backend's truncation and padding
+        are switched off: serving refuses what does not fit."""
         config = config or {}
         backend.no_truncation()
         backend.no_padding()
@@ -48,7 +49,7 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, t in added.items() if t.special)
         control = {i: t.content for i, t in added.items() if t.special or _looks_special(t.content)}
         self.special_texts = tuple(control.values())
-        """What must not act where it is a user's data: special tokens, and those that only forget to say that they are."""
+        """Texts that must not act in a user's data: special tokens, and those that only forget to say that they are."""
         self._control_ids = frozenset(control)
         self.added = {i: t.content for i, t in added.items()}
         """Every added token, special or not."""
@@ -58,13 +59,13 @@ class Tokenizer:
         self.bos_id = self.id_of(self.special_tokens.get("bos_token"))
         eos = self.id_of(self.special_tokens.get("eos_token"))
         self.eos_ids: tuple[int, ...] = () if eos is None else (eos,)
-        """From tokenizer_config.json alone; generation_config.json may name more."""
+        """Ids from tokenizer_config.json alone. generation_config.json may name more."""
         self.max_length = _int_or_none(config.get("model_max_length"))
         self.truncation_side: Literal["left", "right"] = "left" if config.get("truncation_side") == "left" else "right"
         """Which end of a text is cut off where a pooling model's text is to be cut, and nothing else is said."""
         self.pieces = make_pieces(_part(backend.decoder))
         self.max_token_chars: float = self._most_chars(vocab, any(t.lstrip or t.rstrip for t in added.values()))
-        """No token stands for more characters of text than this; inf where that cannot be known."""
+        """No token stands for more characters of text than this. inf where that cannot be known."""
         self._bytes: dict[int, bytes] = {}
         self._names: dict[int, str] = {}
 
@@ -87,8 +88,8 @@ class Tokenizer:
             raise
 
     def encode_with_data(self, text: str, data: Sequence[tuple[int, int]], add_special_tokens: bool = True) -> list[int]:
-        """As encode, but special tokens written inside the spans `data` ([start, end) in characters, in order), or across
-        an empty one, become the tokens their letters make. All else is encoded as ever."""
+        """As encode, except for special tokens written inside the spans `data` ([start, end) in characters, in
+        order), or across an empty one. They become the tokens their letters make."""
         if not data:
             return self.encode(text, add_special_tokens)
         (encoding,) = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
@@ -136,11 +137,11 @@ class Tokenizer:
             raise
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of these ids; ids outside the vocabulary add nothing, bytes that are not UTF-8 become U+FFFD."""
+        """The text of these ids. Ids outside the vocabulary add nothing, and bytes that are not UTF-8 become U+FFFD."""
         return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def token_of(self, id: int) -> str:
-        """The token as the vocabulary spells it ("Ġthe", "▁the", "<0x0A>"); "" outside the vocabulary."""
+        """The token as the vocabulary spells it ("Ġthe", "▁the", "<0x0A>"). "" outside the vocabulary."""
         return self.backend.id_to_token(id) or ""
 
     def id_of(self, token: str | None) -> int | None:
@@ -226,7 +227,7 @@ def _from_transformers(path: Path) -> tokenizers.Tokenizer:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} if the file does not exist."""
+    """The object in a JSON file. {} if the file does not exist."""
     if not file.exists():
         return {}
     try:
@@ -292,12 +293,12 @@ def _content(token: Any) -> str | None:
 
 
 def _int_or_none(value: Any) -> int | None:
-    """model_max_length; files say 1e30 for "none"."""
+    """model_max_length. Files say 1e30 for "none"."""
     return int(value) if isinstance(value, int | float) and 0 < value < 2**31 else None
 
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
-    """Tokens that tokenizer_config.json lists and tokenizer.json lacks; they must land on the ids it gives them."""
+    """Tokens that tokenizer_config.json lists and tokenizer.json lacks. They must land on the ids it gives them."""
     listed = config.get("added_tokens_decoder")
     if not isinstance(listed, Mapping):
         return

@@ -28,13 +28,13 @@ from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 BLANK_LEAST = 2 << 20
 """Bytes: a huge page."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Of glibc's malloc.h."""
+"""Options of glibc's malloc.h."""
 
 
 def _keep_freed_memory() -> None:
-    """A step's temporaries are megabytes, freed and wanted again at once. The allocator of glibc would give each back to
-    the system and pay for its pages anew; told to keep blocks of up to 32 MiB (the most it accepts), it does not. Weights
-    and caches are larger and unaffected. Elsewhere this does nothing."""
+    """A step's temporaries are megabytes, freed and needed again at once. The allocator of glibc would give each back
+    to the system, and new pages fault again. Here it is told to keep blocks of up to 32 MiB (the most it accepts).
+    Weights and caches are larger and unaffected. Elsewhere this does nothing."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)

@@ -1,13 +1,13 @@
 """Decode steps recorded once and replayed: the compiled kernels of a step as one flat list, called from one function.
 
-A step of one token per sequence does the same calls every time; only what lies in its arrays differs. So the second batch
-of a layout runs under a recorder: its arrays lie in a buffer that stays, what it makes lies in an arena, and every call of
-a compiled kernel is written down with its addresses. Later batches of that layout are copied into the buffer, and the
-list is run: no Python between kernels. What is not a compiled kernel (the token history, biases, masks: a few calls per step)
-is called again as it was, its results copied to where they lay.
+A step of one token per sequence does the same calls every time. Only the values in its arrays differ. So the second
+batch of a layout runs under a recorder. Its arrays lie in a buffer that stays, its results lie in an arena, and every
+call of a compiled kernel is written down with its addresses. Later batches of that layout are copied into the buffer,
+and the list is run: no Python between kernels. Other calls (the token history, biases, masks: a few per step) are
+made again as they were, and their results copied to where they lay.
 
-All tapes share one arena, because nothing in it outlives a step. Memory that the recorded step freed is used again by the
-recorded step, as it would be when run.
+All tapes share one arena, because nothing in it outlives a step. Memory that the recorded step freed is used again by
+the recorded step, as it would be when run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from thalweg.hal.step import SCRATCH, Layout, Params, StateBox, Step, StepBatch,
 
 logger = logging.getLogger(__name__)
 KEPT = 128
-"""Recorded steps kept; the one used longest ago goes first. Some 100 KiB each."""
+"""Recorded steps kept. The one used longest ago goes first. Some 100 KiB each."""
 CHUNK = 4 << 20
 """Bytes by which the arena grows, at least."""
 COLUMNS = 8
@@ -65,7 +65,7 @@ class Arena:
         self._free = sorted((ctypes.addressof(c), len(c)) for c in self._chunks)
 
     def like(self, t: Tensor) -> Tensor:
-        """An uninitialised tensor of this form; its memory is free again when it and its views are gone."""
+        """An uninitialised tensor of this form. Its memory is free again when it and its views are gone."""
         if t.numel() == 0:
             return t
         span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
@@ -88,7 +88,7 @@ class Arena:
         return address
 
     def _give(self, recording: int, address: int, size: int) -> None:
-        """Neighbours are joined; what an earlier recording left is free since `restart`."""
+        """Neighbours are joined. What an earlier recording left is free since `restart`."""
         if recording != self._recording:
             return
         joined: list[tuple[int, int]] = []
@@ -125,8 +125,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """torch keeps its compiler away from a mode's functions, and to do so imports that compiler at the first call: a second
-        of the first answer, for a compiler that never sees this. Asked not to, it does not."""
+        """torch keeps its compiler away from a mode's functions. To do so it imports that compiler at the first call,
+        a second of the first answer, for a compiler that never sees this. Here it is asked not to."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -141,8 +141,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.call(func, args, kwargs, out, func._schema.is_mutable)
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], out: Any, writes: bool) -> Any:
-        """Note a call that gave `out`; what it made is moved into the arena. A call that made and wrote nothing (a view) is
-        not done again: its result stays where it is."""
+        """Note a call that gave `out`, and move what it made into the arena. A call that made and wrote nothing (a
+        view) is not done again: its result stays where it is."""
         inputs = {memory_of(t) for t in tensors_in((args, kwargs))}
         moved: dict[int, Tensor] = {}
         for i, t in enumerate(tensors_in(out)):
@@ -220,22 +220,22 @@ def advancing(kernel: Kernel, library: Library, held: int) -> Kernel:
 @dataclass(slots=True)
 class _Recorded:
     buffer: np.ndarray
-    """Where the batch must lie."""
+    """Place where the batch must lie."""
     run: Callable[[], None]
     result: Any
-    """Of tensors that the tape fills."""
+    """The step's result, of tensors that the tape fills."""
     held: Any
-    """Whose addresses the tape holds: tensors over the buffer, jobs."""
+    """Owners of addresses that the tape holds: tensors over the buffer, jobs."""
 
 
 class RecordingExecutable:
-    """Steps of one token per sequence are recorded when a layout comes a second time; others run as they are written."""
+    """Steps of one token per sequence are recorded when a layout comes a second time. Others run as they are written."""
 
     def __init__(self, step: Step, params: Params, state: StateBox, library: Library, arena: Arena) -> None:
         self._eager = EagerExecutable(step, params, state)
         self._step, self._params, self._state, self._library, self._arena = step, params, state, library, arena
         self._tapes: OrderedDict[Any, _Recorded | str] = OrderedDict()
-        """By layout and statics. Words: why there is no tape."""
+        """Recorded steps by layout and statics. A text says why there is no tape."""
 
     def __call__(self, batch: StepBatch) -> Done:
         if batch.uniform != 1 or (batch.slots == SCRATCH).any() or not len(batch.slots):

@@ -29,7 +29,7 @@ CARDS: Known = (
     (r"Orin", "sm_87", 32), (r"T4\b|Quadro RTX|RTX 20\d0|TITAN RTX", "sm_75", 8), (r"V100|TITAN V", "sm_70", 16),
     (r"P100", "sm_60", 16), (r"P40|P4\b|GTX 10", "sm_61", 8),
 )  # fmt: skip
-"""Of a product name that states no memory: its smallest variant."""
+"""Memory by product name. A name that states no memory counts as its smallest variant."""
 FLASHINFER_BYTES = 128 << 20
 """Scratch memory that flashinfer asks for."""
 
@@ -42,7 +42,7 @@ class CudaPlatform(GpuPlatform):
     absentees = ("sm_",)
 
     def cards(self) -> Sequence[Card]:
-        """Names from the driver's /proc files; where a container hides those, the device nodes alone."""
+        """Names from the driver's /proc files. Where a container hides those, the device nodes alone."""
         nodes = found((NODES,), self._root)
         if not nodes:
             return ()

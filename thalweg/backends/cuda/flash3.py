@@ -30,8 +30,8 @@ class FlashAttention3(paged.LibraryAttention):
         self._run = run
 
     def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
-        """{"lengths": i32[S]}; where sequences have different numbers of new tokens, of the n real ones, with "queries":
-        i32[n + 1] where they begin and as numbers "rows", their new tokens, and "longest" of one."""
+        """{"lengths": i32[S]}. Where sequences have different numbers of new tokens, those of the n real ones, with
+        "queries": i32[n + 1] where they begin. As numbers "rows", their new tokens, and "longest" of one."""
         held = paged.lengths(batch)
         if paged.even(batch, shape):
             return {"lengths": held}

@@ -1,8 +1,9 @@
-"""flashinfer (Ye et al. 2025, github.com/flashinfer-ai/flashinfer), where it is installed, for steps that hold prompts.
+"""flashinfer (Ye et al. 2025, github.com/flashinfer-ai/flashinfer), where it is installed, for steps that hold
+prompts.
 
-Interface: 0.2 to 0.6, `BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")`, `plan` and `run`; its pages are our blocks.
-Its `plan` is host work for each step that leaves its result on the device, which a replayed graph has no place for: decodes,
-which are captured, are the partner's. Never run on a GPU here.
+Interface: 0.2 to 0.6, `BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")`, `plan` and `run`. Its pages are our
+blocks. Its `plan` is host work for each step that leaves its result on the device. A replayed graph has no place for
+that, so the partner does decodes, which are captured. Never run on a GPU here.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class FlashInferAttention(paged.LibraryAttention):
         self._copied: Callable[[], None] = _nothing
 
     def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
-        """The partner's where the step is its; else {"lengths": i32[n]} of the n real sequences and, as numbers, "held": the
-        same, and "new": their new tokens."""
+        """The partner's where the step is its own. Otherwise {"lengths": i32[n]} of the n real sequences and, as
+        numbers, "held": the same, and "new": their new tokens."""
         if paged.even(batch, shape):
             planned: Mapping[str, Any] = self._partner.metadata(batch, group, spec, shape)
             return planned

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from thalweg.backends.null.platform import NullOptions
 
 POISON = -0x0123456789ABCDF
-"""What `NullDevice.poison` leaves in a block nobody should read."""
+"""Value that `NullDevice.poison` leaves in a block, which no step should read."""
 
 NULL_MEMORY = 1 << 34
 """Bytes the device says it has."""
@@ -42,7 +42,7 @@ class SimClock:
 
 @dataclass(slots=True)
 class Done:
-    """A step that has run; its result is there from `due` on."""
+    """A step that has run. Its result is there from `due` on."""
 
     value: StepResult
     due: float = 0.0
@@ -102,8 +102,8 @@ class NullDevice(Device):
     def compile(
         self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None
     ) -> Callable[[StepBatch], Done]:
-        """`step` is ignored, and so is `params` but for {"vocab": V}. The hash model needs the state {"kv": one int64 array
-        [blocks, block_tokens] per KV group, "history": i32[slots, length]}; "fixed" needs none."""
+        """`step` is ignored, and so is `params` except {"vocab": V}. The hash model needs the state {"kv": one int64
+        array [blocks, block_tokens] per KV group, "history": i32[slots, length]}. "fixed" needs none."""
         vocab = params["vocab"] if isinstance(params, dict) and "vocab" in params else self.options.vocab
         if self.options.tokens == "fixed":
             return self._timed(Fixed(self.options.fixed % vocab, vocab))

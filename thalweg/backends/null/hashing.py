@@ -2,16 +2,16 @@
 
 With v(p) = mix(token * A + p * B + salt) for the token at position p, all in 64-bit wrap-around arithmetic:
 
-    h(p) = h(p - 1) + v(p)             stored at position p's place in the cache; h(p - 1) is read from there
+    h(p) = h(p - 1) + v(p)             stored at position p's place in the cache, where h(p - 1) is read too
     s(g) = sum of h(j) over the positions j that the token at p attends to in KV group g, all read from the cache
     next token = (mix(s(0) * C**1 + s(1) * C**2 + ...) >> 1) mod vocabulary, then the next one up that is allowed
 
 A recurrent group (window STATE) attends to every position too, but keeps no h per token: a block of it holds (h, sum of
 all h so far), read from the first column of its table and written to the second.
 
-h(p) depends on every token before p, so no two histories share it; the sum reads every block of the table. `mix` is
+h(p) depends on every token before p, so no two histories share it. The sum reads every block of the table. `mix` is
 the finaliser of SplitMix64 (Steele, Lea, Flood 2014). Biases of -inf, masks and multi-token bad words are honoured (by
-taking the next allowed token up), so that their bookkeeping can be checked too; other sampling parameters are not.
+taking the next allowed token up), so that their bookkeeping can be checked too. Other sampling parameters are not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ A = np.int64(0x1E3779B97F4A7C15)
 B = np.int64(0x42B2AE3D27D4EB4F)
 C = np.int64(0x165667B19E3779F9)
 STATE = -1
-"""In place of a window: the group is recurrent."""
+"""Value in place of a window: the group is recurrent."""
 
 _M1 = np.int64(np.uint64(0xBF58476D1CE4E5B9).astype(np.int64))
 _M2 = np.int64(np.uint64(0x94D049BB133111EB).astype(np.int64))
@@ -116,7 +116,8 @@ class HashModel:
         return result
 
     def _hash(self, batch: StepBatch, stored: I64, tokens: Any) -> I64:
-        """h of every token of the batch. stored: h before the first of each sequence; of one without history, anything."""
+        """h of every token of the batch. stored: h before the first of each sequence. Any value for one without
+        history."""
         with np.errstate(over="ignore"):
             v = mix(tokens.astype(np.int64) * A + batch.positions.astype(np.int64) * B + self._salt)
             h: I64 = np.where(batch.context > 0, stored, 0)[batch.token_seq] + _running(v, batch)
@@ -131,7 +132,7 @@ class HashModel:
         return h
 
     def _carry(self, batch: StepBatch, cache: I64, table: NDArray[np.int32], tokens: Any) -> tuple[I64, I64]:
-        """h of every token of the batch, and per sequence the sum of every h so far; both kept as its state."""
+        """h of every token of the batch, and per sequence the sum of every h so far. Both are kept as its state."""
         before = cache[table[:, 0]]
         h = self._hash(batch, before[:, 0], tokens)
         has = batch.query > 0
@@ -201,8 +202,8 @@ def verified(batch: StepBatch, drafts: Drafts, last: I64, before: I64, tokens: A
 
 
 def ranked(tokens: Any, seen: I64, k: int, vocab: int) -> Logprobs:
-    """Values that name what they were computed from: of a token after hash `seen`, -((mix(seen + token) mod 2^20) / 2^20);
-    the k others are the tokens after it."""
+    """Values that name what they were computed from. Of a token after hash `seen`: -((mix(seen + token) mod
+    2^20) / 2^20). The k others are the tokens after it."""
     ids = (tokens.astype(np.int64)[:, None] + np.arange(1 + k)) % vocab
     with np.errstate(over="ignore"):
         values = -((mix(seen[:, None] + ids) & np.int64(0xFFFFF)).astype(np.float32) / np.float32(1 << 20))

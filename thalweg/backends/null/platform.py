@@ -21,7 +21,7 @@ class NullOptions:
     vocab: int = 256
     """Tokens are below this, unless the parameters given to compile() are {"vocab": V}."""
     windows: tuple[int, ...] = (0,)
-    """hash: per KV group, the window its layers attend to; 0 = everything; -1 = everything, by a recurrent state."""
+    """hash: per KV group, the window its layers attend to. 0 = everything. -1 = everything, by a recurrent state."""
     salt: int = 0
     """hash: two salts are two different models."""
     fixed: int = 0

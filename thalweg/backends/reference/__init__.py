@@ -1,7 +1,7 @@
 """The living definition: every op runs its reference body, state is functional, attention is written as the formula.
 
-Slow on purpose, and right: what any other backend computes is compared with this one. Importing this module imports no
-tensor framework; opening the device does.
+Slow on purpose, and right: any other backend is compared with this one. Importing this module imports no tensor
+framework. Opening the device does.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ QUERIES = 256
 
 
 class ReferenceAttention(AttentionBackend):
-    """Arithmetic is float64: however many rows a matrix product has, and in whatever order it sums, the result rounded
-    to the model's dtype is the same, so a token does not depend on what it was batched or chunked with."""
+    """Arithmetic is float64. However many rows a matrix product has, and in whatever order it sums, the result
+    rounded to the model's dtype is the same. So a token does not depend on what it was batched or chunked with."""
 
     name = "reference"
     batch_invariant = True

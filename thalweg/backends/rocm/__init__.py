@@ -26,7 +26,8 @@ class RocmPlatform(GpuPlatform):
     absentees = ("gfx",)
 
     def cards(self) -> Sequence[Card]:
-        """The kernel driver's topology tells architecture and memory of every node; nodes without SIMDs are processors."""
+        """The kernel driver's topology tells architecture and memory of every node. Nodes without SIMDs are
+        processors."""
         if not found((NODES,), self._root):
             return ()
         made = []

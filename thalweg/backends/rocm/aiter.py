@@ -23,8 +23,8 @@ ARCHES = ("gfx942", "gfx950")
 
 
 class AiterAttention(paged.LibraryAttention):
-    """run: the function of the package. Its kernels are built for one head size; its soft cap was wrong in releases up to
-    0.1.21 on some ways through it, so it is not used."""
+    """run: the function of the package. Its kernels are built for one head size. Its soft cap was wrong in releases
+    up to 0.1.21 in some cases, so it is not used."""
 
     name = NAME
     sizes = (128,)
@@ -36,9 +36,9 @@ class AiterAttention(paged.LibraryAttention):
         self._run, self._once = run, paged.Once()
 
     def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
-        """The partner's where the step is its; else of the n real sequences {"lengths": i32[n],
-        "queries": i32[n + 1]} where their new tokens begin and, as numbers, "held": their keys, "rows", their new tokens,
-        and "longest" of one."""
+        """The partner's where the step is its own. Otherwise of the n real sequences {"lengths": i32[n], "queries":
+        i32[n + 1]} where their new tokens begin. As numbers "held": their keys, "rows", their new tokens, and
+        "longest" of one."""
         if paged.even(batch, shape):
             planned: Mapping[str, Any] = self._partner.metadata(batch, group, spec, shape)
             return planned

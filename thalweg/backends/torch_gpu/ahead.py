@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 NOWHERE = torch.device("meta")
 THREADS = 16
-"""At most: a compiler of one kernel takes some hundred MB."""
+"""Upper bound of compiling threads. A compiler of one kernel takes some hundred MB."""
 
 
 def without_memory(x: Any) -> Any:
@@ -42,9 +42,9 @@ def without_memory(x: Any) -> Any:
 
 @contextmanager
 def compiling() -> Iterator[bool]:
-    """Within, launches compile on other threads and run nothing, and leaving waits for them. False: nothing here can do that
-    (no kernels that are compiled when met, one processor, or a Triton that compiles one at a time), and launches are what they
-    are anywhere."""
+    """Within, launches compile on other threads and run nothing, and leaving waits for them. False: nothing here can
+    do that, and launches are what they are anywhere. Reasons are no kernels that are compiled when met, one
+    processor, or a Triton that compiles one at a time."""
     threads = min(THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     mode, kernels = _triton()
     if mode is None or threads < 2:
@@ -76,7 +76,7 @@ def _once() -> Iterator[None]:
     waiting, device = object(), driver.active.get_current_device()
 
     def leave(*, key: str, fn: Any, **more: Any) -> bool:
-        """Triton calls this before it compiles; True = do not."""
+        """Triton calls this before it compiles. True = do not."""
         if (id(fn.jit_function), key) not in asked:
             asked.add((id(fn.jit_function), key))
             return False
@@ -98,7 +98,7 @@ def _once() -> Iterator[None]:
 
 
 def _triton() -> tuple[Any, Any]:
-    """(its mode of compiling on threads, the class of its kernels); (None, None) where it has none or is not in use."""
+    """(its mode of compiling on threads, the class of its kernels). (None, None) where it has none or is not in use."""
     if "triton" not in sys.modules:
         return None, None
     try:

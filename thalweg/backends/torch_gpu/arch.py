@@ -1,7 +1,7 @@
 """What is known of GPU generations and cards without asking a driver: types, memory, and the sizes that suit them.
 
-Facts here decide defaults and what `thalweg plan` computes with; an opened device corrects what it knows better. Imports
-no framework.
+Facts here decide defaults and what `thalweg plan` computes with. An opened device corrects what it knows better.
+Imports no framework.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ HALF = ("float16", "float32")
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """A generation of one vendor's GPUs. dtypes: compute types its matrix units take, best first; () = too old to serve on.
-    fp8: the 8-bit float its matrix units take, "" = none."""
+    """A generation of one vendor's GPUs. dtypes: compute types its matrix units take, best first. () = too old to
+    serve on. fp8: the 8-bit float its matrix units take, "" = none."""
 
     name: str
     family: str
@@ -88,8 +88,8 @@ Known = tuple[tuple[str, str, int], ...]
 
 
 def recognise(name: str, known: Known) -> tuple[str, int]:
-    """(arch, bytes) of a product name; ("", 0) if it is not in the table. Memory that the name states is believed, unless it
-    is more than twice the table's: then it is that of the processor beside the GPU."""
+    """(arch, bytes) of a product name. ("", 0) if it is not in the table. Memory that the name states is believed,
+    unless it is more than twice the table's. Then it is that of the processor beside the GPU."""
     for pattern, arch, gib in known:
         if re.search(pattern, name):
             stated = [int(n) for n in re.findall(r"\b(\d+) ?GB?\b", name)]
@@ -98,16 +98,16 @@ def recognise(name: str, known: Known) -> tuple[str, int]:
 
 
 SEQS = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 512, 64), *range(512, 1025, 128))
-"""Sequences of the buckets that graphs are captured for: from 32 on at most a third of the rows is padding, in matrix products
-that take 64 rows at once and attention that skips it."""
+"""Sequences of the buckets that graphs are captured for. From 32 on at most a third of the rows is padding, in matrix
+products that take 64 rows at once and attention that skips it."""
 WIDTHS = (256, 2048)
 """Columns of their tables, below the widest. A graph of wide tables sets going programs for keys that are not there."""
 BLOCK_TOKENS = 16
 
 
 def defaults(arch: Arch, memory_bytes: int, model: ModelInfo) -> Defaults:
-    """Large cards take more sequences and longer steps at once. A graph serves steps in which every sequence decodes one
-    token; prompts run as they come."""
+    """Large cards take more sequences and longer steps at once. A graph serves steps in which every sequence decodes
+    one token. Prompts run eagerly."""
     large, middle = memory_bytes >= 60 * GIB, memory_bytes >= 20 * GIB
     seqs = 512 if large else 256 if middle else 128
     return Defaults(

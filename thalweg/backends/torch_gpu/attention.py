@@ -22,8 +22,8 @@ GATHER = 1 << 26
 
 
 class GatherAttention(AttentionBackend):
-    """Arithmetic is float64: in whatever order a matrix product sums, the result rounded to the model's dtype is the same,
-    so a token does not depend on what it was batched with."""
+    """Arithmetic is float64. In whatever order a matrix product sums, the result rounded to the model's dtype is the
+    same. So a token does not depend on what it was batched with."""
 
     name = "torch-gather"
     batch_invariant = True
@@ -46,8 +46,8 @@ class GatherAttention(AttentionBackend):
         return KVLayout(shape, spec.dtype, f"kv-token-head/{spec.dtype}/{'x'.join(map(str, shape))}")
 
     def metadata(self, batch: StepBatch, group: int, *rest: Any) -> Mapping[str, Any]:
-        """ "runs": (sequence, first row, tokens, position of the first) of every stretch of one sequence, as numbers, where
-        sequences have different numbers of new tokens. Where each has one, the batch itself says everything."""
+        """Under "runs", as numbers: (sequence, first row, tokens, position of the first) of every stretch of one sequence,
+        where sequences have different numbers of new tokens. Where each has one, the batch itself says everything."""
         if batch.uniform == 1:
             return {}
         return {"runs": tuple(_runs(batch))}

@@ -1,7 +1,8 @@
-"""Collectives by torch.distributed: NCCL, RCCL (which goes by the same name), XCCL, and gloo where there is no such device.
+"""Collectives by torch.distributed: NCCL, RCCL (which goes by the same name), XCCL, and gloo where there is no such
+device.
 
-One group for the whole process; the calls enqueue on the current stream, as kernels do, so a graph holds them too where
-the library allows it (NCCL and RCCL do, XCCL does not yet).
+One group serves the whole process. The calls enqueue on the current stream, as kernels do. So a graph holds them too
+where the library allows it (NCCL and RCCL do, XCCL does not yet).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from thalweg.hal.platform import Place
 
 GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""By their newer names where torch has those."""
+"""Collectives by their newer names where torch has those."""
 RENDEZVOUS = "rendezvous"
 """Key of Place.environment: where the ranks meet, "tcp://host:port" or "file:///path"."""
 
@@ -59,7 +60,7 @@ class TorchCommunicator(Communicator):
         return out
 
     def all_to_all(self, x: Tensor, dim: int = 0) -> Tensor:
-        """Part r along `dim` goes to rank r; what comes is joined in rank order."""
+        """Part r along `dim` goes to rank r. The parts received are joined in rank order."""
         apart = torch.stack(x.chunk(self.size, dim)).contiguous()
         got = torch.empty_like(apart)
         dist.all_to_all_single(got.view(-1), apart.view(-1))

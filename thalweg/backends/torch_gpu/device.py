@@ -1,4 +1,5 @@
-"""The device of every torch accelerator: memory, arrays in and out, executables. One class; the `Runtime` is the vendor."""
+"""The device of every torch accelerator: memory, arrays in and out, executables. One class. The `Runtime` is the
+vendor."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ logger = logging.getLogger(__name__)
 
 
 class GpuDevice(Device):
-    """graphs: capture what can be captured (uniform buckets); else every step runs as it is written. prepare: before the first
-    request compile kernels and capture graphs ("graphs"), compile only ("kernels"), or neither ("none")."""
+    """graphs: capture what can be captured (uniform buckets). Otherwise every step runs as it is written. prepare:
+    before the first request compile kernels and capture graphs ("graphs"), compile only ("kernels"), or neither
+    ("none")."""
 
     keeps_tables = True
 
@@ -51,7 +53,7 @@ class GpuDevice(Device):
         return self._runtime.reserved()
 
     def put(self, t: Any) -> Tensor:
-        """A copy; the source may change afterwards."""
+        """A copy. The source may change afterwards."""
         array: Tensor = to_torch(t)
         if array.device.type != "cpu":
             return array
@@ -75,8 +77,8 @@ class GpuDevice(Device):
     def compile(
         self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None
     ) -> GpuExecutable:
-        """Uniform buckets are captured, on the second call with a layout; the first one compiles kernels. Other shapes run
-        eagerly: there the host is ahead of the device anyway."""
+        """Uniform buckets are captured, on the second call with a layout. The first one compiles kernels. Other
+        shapes run eagerly: there the host is ahead of the device anyway."""
         self._uploader.close()
         capture = self._graphs and shape is not None and shape.uniform
         return GpuExecutable(self._lane, step, params, state, shape, features, capture)
@@ -173,7 +175,7 @@ class GpuDevice(Device):
         self._runtime.synchronize()
 
     def close(self) -> None:
-        """What the driver holds for this process goes with the process; what torch holds unused goes now."""
+        """What the driver holds for this process goes with the process. What torch holds unused goes now."""
         self._runtime.synchronize()
         self._uploader.close()
         self._runtime.trim()

@@ -1,6 +1,6 @@
-"""A step as this device runs it: staged in, run as it is or replayed as a graph, staged out; never waited for.
+"""A step as this device runs it: staged in, run as it is or replayed as a graph, staged out, and never waited for.
 
-The state lives in the same memory for good. What a step returns that is not that memory is copied back into it, so every
+The state lives in the same memory for good. What a step returns in other memory is copied back into it. So every
 graph and every eager step, in whatever order they run, read and write one state.
 """
 
@@ -44,8 +44,8 @@ IDLE = 256
 MET = 64
 """Layouts that were met once and are remembered."""
 COUNTS = (20, 64)
-"""Logprobs are computed for so many of the most likely tokens, so that each count a request asks for needs no code of its own:
-what requests usually may ask for, and what kernels look for at most."""
+"""Logprobs are computed for so many of the top tokens. So a count that a request asks for needs no code of its own.
+The counts are what requests usually ask for, and the most that kernels look for."""
 
 
 ENTRIES = 16
@@ -103,9 +103,9 @@ class Launched:
 @dataclass(slots=True)
 class _Captured:
     buffer: Tensor
-    """Where the batch must lie."""
+    """Place where the batch must lie."""
     packed: Tensor
-    """Where the result will lie, until the next replay."""
+    """Place where the result will lie, until the next replay."""
     manifest: Manifest
     replay: Work
     used: int = 0
@@ -125,9 +125,9 @@ class Lane:
     """The batch of every graph. One that needs a larger buffer gets it, and older graphs keep theirs."""
     tables: Tables
     told: set[str] = field(default_factory=set)
-    """What was said already, which every executable would say again."""
+    """Messages logged already, which every executable would repeat."""
     views: dict[Layout, dict[str, Tensor]] = field(default_factory=dict)
-    """Of `buffer`, by layout; a few."""
+    """Views of `buffer`, by layout. A few."""
 
     def place(self, layout: Layout, n: int) -> dict[str, Tensor]:
         """Views of the shared buffer, which grows."""
@@ -154,8 +154,8 @@ class Lane:
 
 
 class GpuExecutable:
-    """shape: pad-to bucket or None. features: what it is compiled for; None = whatever each batch asks. capture: a layout
-    that is met a second time is captured, and replayed from then on."""
+    """shape: pad-to bucket or None. features: what it is compiled for. None = whatever each batch asks. capture: a
+    layout that is met a second time is captured, and replayed from then on."""
 
     def __init__(
         self, lane: Lane, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None,
@@ -164,7 +164,7 @@ class GpuExecutable:
         self._lane, self._step, self._params, self._state = lane, step, params, state
         self._shape, self._features, self._capture = shape, features, capture
         self._graphs: dict[Any, _Captured] = {}
-        """By layout and statics."""
+        """Captured graphs by layout and statics."""
         self._met: dict[Any, None] = {}
         """Layouts and statics that ran once."""
         self._calls = 0
@@ -263,7 +263,7 @@ class GpuExecutable:
         return self._fetch(outcome)
 
     def _once(self, batch: StepBatch, arrays: Mapping[str, Tensor]) -> tuple[Tensor, Manifest]:
-        """The step on device arrays; its packed result, which is packed before the state moves, as it may be part of it."""
+        """The step on device arrays. Its packed result is packed before the state moves, as it may be part of it."""
         state, result = self._step(self._params, self._state.value, self._lane.tables.placed(unpack(batch, arrays)))
         packed = flatten(result)
         settle(self._state.value, state)

@@ -20,7 +20,7 @@ from thalweg.hal.step import StepBatch, StepShape
 
 NAME = "flash-attn"
 FAMILIES = ("Ampere", "Ada", "Hopper", "Blackwell", "CDNA2", "CDNA3", "CDNA4")
-"""That its builds are for, except: Thor."""
+"""Families that its builds support, except Thor."""
 
 
 class FlashAttention(paged.LibraryAttention):
@@ -34,9 +34,9 @@ class FlashAttention(paged.LibraryAttention):
         self._ragged, self._cached = ragged, cached
 
     def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
-        """{"lengths": i32[S]} for a step that may be captured, or decodes. Else of the n real sequences {"queries", "keys":
-        i32[n + 1]} where they begin and, as numbers, "rows", their new tokens, "longest" of one and "furthest", the keys
-        of one."""
+        """{"lengths": i32[S]} for a step that may be captured, or decodes. Otherwise of the n real sequences
+        {"queries", "keys": i32[n + 1]} where they begin. As numbers "rows", their new tokens, "longest" of one and
+        "furthest", the keys of one."""
         held = paged.lengths(batch)
         if paged.even(batch, shape):
             return {"lengths": held}

@@ -1,10 +1,10 @@
-"""A GPU that is not one: the runtime of `runtime.py` on the host, built to be stricter than hardware.
+"""A GPU stand-in: the runtime of `runtime.py` on the host, built to be stricter than hardware.
 
-Streams hold their work back until somebody needs it (`late`), so that a missing wait or a buffer reused too early gives a
-wrong result every time, not once in a million steps. Graphs record the operations on tensors, not the Python around them,
-and replay exactly those on the same memory: what a step decides in Python while it is captured is decided for good, as on
-a GPU, and what cannot be captured there is refused here. For tests; a machine that really computes on its processor has
-a platform for that.
+Streams hold their work back until somebody needs it (`late`). So a missing wait or a buffer reused too early gives a
+wrong result every time, not once in a million steps. Graphs record the operations on tensors, not the Python around
+them, and replay exactly those on the same memory. As on a GPU, what a step decides in Python while it is captured is
+decided for good. What cannot be captured there is refused here. For tests only: a machine that really computes on its
+processor has a platform for that.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class LateStream:
 
 
 class HostRuntime:
-    """late: as LateStream. memory_bytes: what it claims to have; 0 = the host's."""
+    """late: as LateStream. memory_bytes: what it claims to have. 0 = the host's."""
 
     def __init__(self, late: bool = True, memory_bytes: int = 0) -> None:
         self.device = torch.device("cpu")
@@ -175,8 +175,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """torch keeps its compiler away from a mode's functions, and to do so imports that compiler at the first call: a second
-        of the first capture, for a compiler that never sees this. Asked not to, it does not."""
+        """torch keeps its compiler away from a mode's functions. To do so it imports that compiler at the first call,
+        a second of the first capture, for a compiler that never sees this. Here it is asked not to."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:

@@ -24,7 +24,7 @@ COMPILED_OPS = (
     "linear", "rms_norm", "add_rms_norm", "rope", "act_and_mul", "resolve_tokens", "history_write", "penalties", "bad_words",
     "logit_bias", "token_mask", "truncate", "sample", "logprobs", "route", "experts", "lora_shrink", "lora_expand",
 )  # fmt: skip
-"""What Triton kernels are expected for: each gets the reason in the plan where there are none."""
+"""Ops that Triton kernels are expected for. Each gets the reason in the plan where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,8 @@ class Parts:
 
 
 Source = Callable[[str], Parts]
-"""Given the architecture, imports what it needs. ImportError or RuntimeError, in words, if it is not there or does not fit."""
+"""Function of the architecture that imports what it needs. ImportError or RuntimeError, with a reason, if it is not
+there or does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Missing(AttentionBackend):
 
 
 class Deferred(AttentionBackend):
-    """A library's attention, not batch-invariant, which is loaded when it is first asked something: importing one takes
+    """A library's attention, not batch-invariant. It is loaded when it is first asked something. Importing one takes
     seconds, and one that is never asked costs nothing."""
 
     def __init__(self, vendor: Vendor, arch: str) -> None:
@@ -119,7 +120,7 @@ class Deferred(AttentionBackend):
 
 
 LOADING = (ImportError, RuntimeError, OSError)
-"""What loading a library may raise because it is not there or does not fit."""
+"""Errors that loading a library may raise because it is not there or does not fit."""
 
 
 def _reason(e: Exception) -> str:

@@ -13,8 +13,9 @@ from typing import Any
 
 @contextmanager
 def loading(name: str) -> Iterator[None]:
-    """Around the import of an optional package. ImportError, in words, if it is not there or does not load: what a package
-    raises while it is imported (no device, another torch, a library that is missing) costs its own kernels alone."""
+    """Around the import of an optional package. ImportError, with a reason, if it is not there or does not load. What
+    a package raises while it is imported (no device, another torch, a library that is missing) costs its own kernels
+    alone."""
     if sys.modules.get(name) is None and find_spec(name) is None:
         raise ImportError(f"{name} is not installed")
     try:
@@ -24,8 +25,9 @@ def loading(name: str) -> Iterator[None]:
 
 
 def function(owner: ModuleType | type, name: str, *arguments: str) -> Callable[..., Any]:
-    """A function (or class) of a module, or of a class, that takes arguments of these names. ImportError if there is none, or
-    it does not: the package is older than what is written here, or another one of the same name."""
+    """A function (or class) of a module, or of a class, that takes arguments of these names. ImportError if there is
+    none, or it does not take them. Then the package is older than what is written here, or another one of the same
+    name."""
     found: Callable[..., Any] | None = getattr(owner, name, None)
     title = f"{owner.__name__} {getattr(owner, '__version__', '')}".rstrip()
     if found is None:

@@ -1,9 +1,9 @@
 """What attention libraries share: what they refuse, the lengths they are told, and who does what they leave out.
 
-A library attends over pages and knows nothing of our batches. Its partner, the best paged attention that is here without it,
-writes keys and values, decides how a block lies in memory, and takes the steps that the library cannot. Libraries choose
-their algorithm by the batch, so none of these is batch-invariant. Padding sequences come last in a batch: in a step that is
-not captured they are cut off, in one that is they have no keys.
+A library attends over pages and knows nothing of our batches. Its partner is the best paged attention that is here
+without it. The partner writes keys and values, decides how a block lies in memory, and takes the steps that the
+library cannot. Libraries choose their algorithm by the batch, so none of these is batch-invariant. Padding sequences
+come last in a batch. In a captured step they have no keys. Elsewhere they are cut off.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class LibraryAttention(AttentionBackend):
     largest: int = 256
     """Head size, which is a multiple of 8 (loads of 16 bytes)."""
     sizes: tuple[int, ...] = ()
-    """The only head sizes it has kernels for; () = any up to `largest`."""
+    """The only head sizes it has kernels for. () = any up to `largest`."""
     softcap: bool = True
     blocks: tuple[int, ...] = ()
-    """The only block sizes it takes; () = any that `multiple` divides."""
+    """The only block sizes it takes. () = any that `multiple` divides."""
     multiple: int = 1
 
     def __init__(self, partner: Partner) -> None:
@@ -99,8 +99,8 @@ class LibraryAttention(AttentionBackend):
 
 
 def even(batch: StepBatch, shape: StepShape | None) -> bool:
-    """Whether every sequence of this (host) batch has equally many new tokens by its bucket, so that the step may be captured;
-    or, run as it comes, one."""
+    """Whether every sequence of this (host) batch has equally many new tokens by its bucket, so that the step may be
+    captured. In an eager step, whether each has one new token."""
     return batch.uniform == 1 if shape is None else shape.uniform
 
 
@@ -111,7 +111,7 @@ def real(batch: StepBatch) -> int:
 
 
 def lengths(batch: StepBatch) -> np.ndarray:
-    """i32[S]: keys of each sequence of this (host) batch once the step's own are written; none for padding."""
+    """i32[S]: keys of each sequence of this (host) batch once the step's own are written. None for padding."""
     return np.where(batch.slots == SCRATCH, 0, batch.context + batch.query).astype(np.int32)
 
 
@@ -121,7 +121,7 @@ def starts(counts: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def window(spec: AttnSpec) -> tuple[int, int]:
-    """(left, right): keys before and after a token's own that it sees; -1 = all. With a causal mask."""
+    """(left, right): keys before and after a token's own that it sees. -1 = all. With a causal mask."""
     return (spec.window - 1, 0) if spec.window else (-1, -1)
 
 
@@ -146,9 +146,11 @@ class Once:
 
 
 def pages(table: Tensor, lengths: Tensor, total: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A table i32[n, B] as a list of the pages in use. lengths i32[n], on the device; total: pages of all sequences together,
-    which the host knows, so that nothing waits -> (first page of each, and the end: i32[n + 1]; the pages: i32[total];
-    tokens of each one's last page: i32[n])."""
+    """A table i32[n, B] as a list of the pages in use -> (first page of each, and the end: i32[n + 1]; the pages:
+    i32[total]; tokens of each one's last page: i32[n]).
+
+    lengths i32[n], on the device. total: pages of all sequences together, which the host knows, so that nothing
+    waits."""
     device = table.device
     each = (lengths + (size - 1)) // size
     first = F.pad(torch.cumsum(each, 0), (1, 0)).to(torch.int32)

@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DRIVER_BYTES = 1 << 29
-"""What a driver's context and compiled kernels take, about."""
+"""Bytes of a driver's context and compiled kernels, about."""
 GRAPH_BYTES = 1 << 22
-"""What a driver keeps of one captured step, about (some hundreds of kernels; not measured yet)."""
+"""Bytes a driver keeps of one captured step, about (some hundreds of kernels, not measured yet)."""
 GRAPHS_BESIDE = 8
 """Captured steps beside one per bucket: of requests that ask for logprobs, penalties, biases."""
 SPAN = 512
 PARTS_BYTES = 1 << 28
-"""Attention over long tables computes parts of this many keys and joins them; the parts of a step take at most this much
-(`triton_kernels.attention`)."""
+"""Attention over long tables computes parts of this many keys and joins them. The parts of a step take at most this
+much (`triton_kernels.attention`)."""
 OLDEST_TORCH = (2, 11)
 Prepare = Literal["graphs", "kernels", "none"]
 
@@ -61,8 +61,9 @@ class GpuOptions:
     graphs: bool = True
     """Capture decoding steps. False: launch every kernel each time, for debugging."""
     prepare: Prepare = "graphs"
-    """What is ready before the first request: kernels compiled and decoding steps captured, kernels alone (a shorter start, and
-    graphs are captured while serving), or nothing (the first requests wait for compilers)."""
+    """Work done before the first request. "graphs": kernels compiled and decoding steps captured. "kernels": kernels
+    alone, for a shorter start, and graphs are captured while serving. "none": nothing, and the first requests wait
+    for compilers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class TorchBuild:
 
     version: str
     built: dict[str, str]
-    """{"cuda": "13.0"}: the accelerators it is built for, with their versions; empty = the processor alone."""
+    """{"cuda": "13.0"}: the accelerators it is built for, with their versions. Empty = the processor alone."""
 
     @property
     def words(self) -> str:
@@ -114,7 +115,7 @@ TITLES = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
 
 
 def torch_build(folder: Path | None = None) -> TorchBuild | None:
-    """None: torch is not installed. Reads `torch/version.py` as text; imports nothing."""
+    """None: torch is not installed. Reads `torch/version.py` as text. Imports nothing."""
     if folder is None:
         spec = find_spec("torch")
         if spec is None or spec.origin is None:
@@ -183,7 +184,7 @@ class GpuPlatform(Platform):
         return Probe(self.score, f"{_list(cards)}; {build.words}")
 
     def _problem(self) -> tuple[str, Sequence[Card]]:
-        """What stands between this machine and the platform, as far as files tell; "" = nothing."""
+        """What stands between this machine and the platform, as far as files tell. "" = nothing."""
         cards = self.cards()
         if not cards:
             return self.unseen(), cards
@@ -217,8 +218,8 @@ class GpuPlatform(Platform):
         return buckets(limits.seqs, blocks(limits.max_len, limits.block_tokens))
 
     def workspace(self, s: StepSizes) -> int:
-        """The largest eager step. Then the largest captured one, as graphs lie in a pool of their own, which all of them share;
-        what the driver keeps of each; and the tables that eager steps and graphs are given."""
+        """The largest eager step. Then the largest captured one, as graphs lie in a pool of their own, which all of
+        them share. Then what the driver keeps of each, and the tables that eager steps and graphs are given."""
         wide = blocks(s.max_len, BLOCK_TOKENS)
         tables = 2 * s.seqs * wide * 4
         steps = self._temporaries(s) + tables + DRIVER_BYTES

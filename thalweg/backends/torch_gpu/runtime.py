@@ -1,7 +1,8 @@
 """The few things a device needs from torch beside tensors: streams, events, pinned memory, graphs, memory counts.
 
-A `Runtime` is all of it in one object, so that the device above is one class for every vendor, and runs on the host in
-tests (`host.py`). `TorchRuntime` is the real one: the module `torch.cuda` (NVIDIA, and AMD under its name) or `torch.xpu`.
+A `Runtime` is all of it in one object. So the device above is one class for every vendor, and runs on the host in
+tests (`host.py`). `TorchRuntime` is the real one: the module `torch.cuda` (NVIDIA, and AMD under its name) or
+`torch.xpu`.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Runtime(Protocol):
         ...
 
     def capture(self, work: Work) -> Work:
-        """Record what `work` launches on the compute stream without running it; the result launches all of it anew on
+        """Record what `work` launches on the compute stream without running it. The result launches all of it anew on
         the same memory. RuntimeError if `work` does what cannot be recorded (it looks at a value, say)."""
         ...
 
@@ -159,8 +160,9 @@ class TorchRuntime:
             self._leave_pool(graph)
 
     def _leave_pool(self, graph: Any) -> None:
-        """Where `capture_end` raised, torch (before 2.13, and torch.xpu) still gives this pool's memory out for a capture that
-        is over, and refuses the next one in it ("already recording"). It has only private names for ending that."""
+        """Where `capture_end` raised, torch (before 2.13, and torch.xpu) still gives this pool's memory out for a
+        capture that is over. It refuses the next one in it ("already recording"). It has only private names for
+        ending that."""
         pool, self._pool = self._pool, None
         end, release = (getattr(torch._C, f"_{self._kind}_{name}", None) for name in ("endAllocateToPool", "releasePool"))
         if end is None or release is None:

@@ -1,13 +1,14 @@
-"""Linear layers whose inputs are rounded too, by the matrix libraries that torch calls: 8-bit floats through
-`torch._scaled_mm`, which multiplies scales in as it writes, and integers through `torch._int_mm`, which leaves them to us.
+"""Linear layers whose inputs are rounded too, by the matrix libraries that torch calls. 8-bit floats go through
+`torch._scaled_mm`, which multiplies scales in as it writes. Integers go through `torch._int_mm`, which leaves scales
+to us.
 
-Few rows are bound by reading the weight once, and what rounds, multiplies and scales in one or two launches is then better
-than these: Triton's product has them where it is here. Weights are packed as that product wants them. With Triton's rounding
-or without, codes are those of `hal.ops.quantise.quantise_rows`.
+Few rows are bound by reading the weight once. Triton's product rounds, multiplies and scales in one or two launches,
+and is then better where it is here. Weights are packed for that product. With Triton's rounding or without, codes are
+those of `hal.ops.quantise.quantise_rows`.
 
-One vendor's 8-bit float (fnuz: float8_e4m3fnuz) has the other's bit patterns mean half as much, and -0 not a number: codes
-keep their bits but for -0 and what is no number, and each scale is doubled, as Triton's product has them. Only the products
-have been run, by torch on a processor; never on a GPU.
+In fnuz (float8_e4m3fnuz, one vendor's 8-bit float) the other's bit patterns mean half as much, and -0 is NaN. Codes
+keep their bits except -0 and NaN, and each scale is doubled, as in Triton's product. Only the products have been run,
+by torch on a processor, and never on a GPU.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from thalweg.hal.weights import QTensor
 
 E4M3 = "float8_e4m3fn"
 FEW = 32
-"""Rows up to which Triton's product runs; and the fewest that `_int_mm` is given, which takes more than 16."""
+"""Rows up to which Triton's product runs, and the fewest that `_int_mm` is given, which takes more than 16."""
 FLOAT_STEP, INT_STEP = 16, 8
-"""What divides both sizes of a weight, as the matrix libraries want it."""
+"""Divisors of both sizes of a weight, as the matrix libraries need them."""
 INT_FAMILIES = ("CDNA2", "CDNA3", "CDNA4")
 """AMD's with a library for integers that torch calls."""
 
@@ -107,7 +108,7 @@ def _int8(
 
 
 def _as_fnuz(codes: Tensor) -> Tensor:
-    """uint8 codes of float8_e4m3fn -> those that mean half of it: 0 for -0, 0x80 for what is no number."""
+    """uint8 codes of float8_e4m3fn -> those that mean half of it: 0 for -0, 0x80 for NaN."""
     codes = codes.masked_fill(codes == 0x80, 0)
     return codes.masked_fill((codes & 0x7F) == 0x7F, 0x80)
 
@@ -143,7 +144,7 @@ def _refusal(
 
 
 def kernels(arch: str, h: Helpers) -> tuple[Kernel, ...]:
-    """Of NVIDIA's and AMD's targets; those that cannot say so in the plan."""
+    """Of NVIDIA's and AMD's targets. Those that cannot say so in the plan."""
     known, nvidia = arch_of(arch), arch.startswith("sm_")
     if not nvidia and not arch.startswith("gfx"):
         return ()

@@ -1,6 +1,6 @@
-"""Bytes between host and device: a step's batch in as one copy, its result out as one copy, weights in pieces.
+"""Bytes between host and device: a step's batch in as one copy, its result out as one copy, weights in several.
 
-Host buffers are pinned and used again; each is free once the device has read it, which an event says.
+Host buffers are pinned and used again. Each is free once the device has read it, which an event says.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from thalweg.backends.torch_gpu.runtime import Event, Runtime
 from thalweg.hal.step import Layout, StepBatch, TableRows, pack
 
 SMALLEST = 4096
-"""Bytes of the first buffer; others double."""
+"""Bytes of the first buffer. Others double."""
 PIECE = 32 << 20
 """Bytes of each of the two buffers that large arrays pass through."""
 NUMPY: dict[torch.dtype, np.dtype[Any]] = {
@@ -27,7 +27,7 @@ NUMPY: dict[torch.dtype, np.dtype[Any]] = {
 }  # fmt: skip
 TORCH = {"<f4": torch.float32, "<i4": torch.int32, "<u4": torch.int32, "<i8": torch.int64, "|b1": torch.bool,
          "<f2": torch.float16, "|u1": torch.uint8, "|i1": torch.int8, "<i2": torch.int16, "<f8": torch.float64}  # fmt: skip
-"""numpy's names; words of u32 travel as i32."""
+"""numpy's names. Words of u32 travel as i32."""
 
 
 def room(n: int) -> int:
@@ -69,8 +69,8 @@ class Inbox:
 
 
 class Tables:
-    """Block tables that stay on the device, one of each KV group. What changes in them is sent before the step that reads it,
-    in order with the compute stream, so a step launched earlier reads what was there then."""
+    """Block tables that stay on the device, one of each KV group. Changes are sent before the step that reads them,
+    in order with the compute stream. So a step launched earlier reads what was there then."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime, self._ring = runtime, Ring(runtime)
@@ -126,7 +126,7 @@ def views(buffer: Tensor, layout: Layout) -> dict[str, Tensor]:
 
 
 def as_bytes(t: Tensor) -> Tensor:
-    """A contiguous tensor's memory as u8[bytes]; of an empty one, whose strides no view accepts, nothing."""
+    """A contiguous tensor's memory as u8[bytes]. Empty for an empty one, whose strides no view accepts."""
     return t.reshape(-1).view(torch.uint8) if t.numel() else t.new_empty(0, dtype=torch.uint8)
 
 
@@ -202,7 +202,7 @@ class Uploader:
         self._buffers: list[tuple[Tensor, Event | None]] = []
 
     def put(self, source: Tensor) -> Tensor:
-        """source: on the host. The copy is in order with the compute stream; the source may change when this returns."""
+        """source: on the host. The copy is in order with the compute stream. The source may change when this returns."""
         target = torch.empty(source.shape, dtype=source.dtype, device=self._runtime.device)
         data, into = as_bytes(source.contiguous()), as_bytes(target)
         for at in range(0, data.numel(), PIECE):

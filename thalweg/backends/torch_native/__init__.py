@@ -1,7 +1,7 @@
 """Kernels and attention in torch's own host operations, for platforms whose arrays are torch tensors in host memory.
 
-They run eagerly, so they may write in place and look at values; what they compute is what `hal.ops` defines.
-`KERNELS` and `ATTENTION` are in order of preference.
+They run eagerly, so they may write in place and look at values. They compute what `hal.ops` defines. `KERNELS` and
+`ATTENTION` are in order of preference.
 """
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ ALIGN = 64
 GATHER = 4 << 20
 """Bytes of keys and values gathered for one call, so that they are still in the cache when they are attended to."""
 SPAN = 512
-"""The fused attention takes keys in spans of 512; windows begin at a span."""
+"""The fused attention takes keys in spans of 512. Windows begin at a span."""
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """What makes a token's sums the same however many keys and rows (query tokens x query heads per KV head) come with it:
-    it depends on the matrix products underneath, so on the processor."""
+    """What makes a token's sums the same however many keys and rows (query tokens x query heads per KV head) come
+    with it. It depends on the matrix products underneath, so on the processor."""
 
     rows: int
     """Rows are padded to a multiple of this."""
@@ -41,10 +41,10 @@ class Padding:
 
 
 ZEN = Padding(4, False, 192, 384)
-"""Seen on AMD's: one to three odd rows are summed in another order; a span's sum is split in two unless it is short: up to 192
-keys in one piece, from 384 on after 384, in between half way."""
+"""Padding for AMD's processors. There one to three odd rows are summed in another order. A span's sum is split in two
+unless it is short: up to 192 keys in one piece, from 384 on after 384, in between half way."""
 ANY = Padding(8, True, 0, SPAN)
-"""Supposes nothing: every product has one shape."""
+"""Padding that assumes nothing: every product has one shape."""
 
 
 def padding() -> Padding:
@@ -55,20 +55,20 @@ def padding() -> Padding:
 class _Work:
     """Sequences attended in one call: n of them with m query tokens each, L keys each."""
 
-    rows: Tensor  # i64[n * m]; rows of the batch
+    rows: Tensor  # rows of the batch
     count: int  # n
     blocks: Tensor  # i64[n * L / block_tokens]
-    hidden: Tensor  # [n, 1, rows, L], rows being m * heads per KV head or some more; 0 or -inf
-    tile: int  # rows of one product; 0 = all
+    hidden: Tensor  # [n, 1, rows, L], 0 or -inf. rows are m * heads per KV head or some more
+    tile: int  # rows of one product, 0 = all
     stale: tuple[tuple[int, int], ...]  # ranges of the n * L gathered tokens that are not their sequence's own
 
 
 class PagedAttention(AttentionBackend):
-    """Work lists depend on the layer's spec, so the first layer that needs one makes it, and keeps it in the step's plan,
-    which lives exactly as long as the step.
+    """Work lists depend on the layer's spec. So the first layer that needs one makes it, and keeps it in the step's
+    plan, which lives exactly as long as the step.
 
-    Gathered keys and values that are not the sequence's own (the tail of its last block, padding) are zeroed, not only
-    masked: whatever an earlier owner left there, NaN included, cannot reach the result."""
+    Gathered keys and values that are not the sequence's own (the tail of its last block, padding) are zeroed, not
+    only masked. So what an earlier owner left there, NaN included, cannot reach the result."""
 
     def __init__(self, batch_invariant: bool = True) -> None:
         """batch_invariant False: no padding of rows and spans, so the order of sums follows the batch."""
@@ -154,7 +154,8 @@ def _product(q: Tensor, k: Tensor, v: Tensor, work: _Work, scale: float) -> Tens
 
 
 def _write_rows(batch: StepBatch, group: int, size: int) -> Tensor:
-    """i64[T]: where each token's key goes, in the cache seen as [blocks * 2 * size] rows; its value goes `size` further."""
+    """i64[T]: where each token's key goes, in the cache seen as [blocks * 2 * size] rows. Its value goes `size`
+    further."""
     table, seq = batch.block_tables[group], batch.token_seq
     column = (batch.positions // size).clamp(max=table.shape[1] - 1)
     block = torch.where(batch.slots[seq] == SCRATCH, SCRATCH, table[seq, column])
@@ -163,7 +164,8 @@ def _write_rows(batch: StepBatch, group: int, size: int) -> Tensor:
 
 
 def _work_list(batch: StepBatch, group: int, size: int, spec: AttnSpec, exact: Padding | None) -> list[_Work]:
-    """Decoding sequences together by size; the others one by one, QUERIES tokens at a time. Scratch rows are left out."""
+    """Decoding sequences together by size. The others one by one, QUERIES tokens at a time. Scratch rows are left
+    out."""
     query, context, last = batch.query.tolist(), batch.context.tolist(), batch.last_row.tolist()
     together: dict[int, list[tuple[int, int, int]]] = {}
     works = []

@@ -19,7 +19,7 @@ def _embed(tokens: Tensor, weight: Tensor) -> Tensor:
 def _rope(
     q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, *, rotary_dim: int, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """q and k turned together: half the calls of the reference body, the same roundings."""
+    """q and k rotated together: half the calls of the reference body, the same roundings."""
     if interleaved or rotary_dim != q.shape[-1]:
         out: tuple[Tensor, Tensor] = ops.rope.reference(
             q, k, positions, cos_sin, rotary_dim=rotary_dim, interleaved=interleaved

@@ -14,12 +14,13 @@ from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.weights import QTensor
 
 LONE = 1024
-"""Inputs up to which a row alone has the bits it has in company: seen from 16 to 1,024, other from 1,536 on."""
+"""Inputs up to which a row alone has the bits it has in company. Seen equal from 16 to 1,024, different from 1,536
+on."""
 
 TILE, STEP = 256, 64
-"""Rows multiplied at once, and what a tile of more than STEP rows is filled up to a multiple of. oneDNN keeps the scratch
-memory of every row count it has met (rows x outputs in float32; up to 1,024 of them), so there must be few row counts and
-none large: else prompts of varying length fill the memory."""
+"""Rows multiplied at once, and what a tile of more than STEP rows is filled up to a multiple of. oneDNN keeps the
+scratch memory of every row count it has met (rows x outputs in float32, up to 1,024 of them). So there must be few
+row counts and no large ones. Otherwise prompts of varying length fill the memory."""
 
 
 def _supports(spec: Mapping[str, Any]) -> str | None:
@@ -38,8 +39,8 @@ def _pack(w: QTensor) -> Tensor:
 
 
 def _run(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A lone row of more than LONE inputs is doubled: oneDNN gives a row the same bits whatever rows come with it, except
-    that a row on its own may be summed in another order when it is long. Decoding is bound by reading the weight, so the
+    """A lone row of more than LONE inputs is doubled. oneDNN gives a row the same bits whatever rows come with it,
+    except that a long row on its own may be summed in another order. Decoding is bound by reading the weight, so the
     second row is nearly free."""
     rows = x.reshape(-1, x.shape[-1])
     n = rows.shape[0]

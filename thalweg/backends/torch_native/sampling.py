@@ -10,12 +10,12 @@ from thalweg.hal.op import Kernel
 from thalweg.hal.ops.sampling import gumbel, row_keys
 
 FIRST = 128
-"""How many of a row's best tokens truncation looks at first; 8 times as many each time they do not suffice."""
+"""Top tokens of a row that truncation looks at first. 8 times as many each time they do not suffice."""
 
 
 def _truncate(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Every rule keeps a prefix of the tokens ordered by logit, then id. So find the length of the prefix among the best
-    few; only if it reaches their end, look at more."""
+    """Every rule keeps a prefix of the tokens ordered by logit, then id. So find the length of the prefix among the
+    best few. Look at more only if it reaches their end."""
     rows = ((top_k > 0) | (top_p < 1) | (min_p > 0)).nonzero()[:, 0]
     if rows.shape[0] == logits.shape[0]:
         return _truncate_rows(logits, top_k, top_p, min_p)
@@ -58,7 +58,7 @@ def _prefix(best: Tensor, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: T
 
 
 def _cut(logits: Tensor, best: Tensor, keep: Tensor) -> Tensor:
-    """Keep the `keep` largest logits of each row, equals in order of their ids; -inf elsewhere. A row whose `keep` is
+    """Keep the `keep` largest logits of each row, equals in order of their ids. -inf elsewhere. A row whose `keep` is
     the whole vocabulary keeps all."""
     edge = best.gather(1, (keep.clamp(min=1)[:, None] - 1).long())
     stays = logits >= edge
@@ -70,9 +70,9 @@ def _cut(logits: Tensor, best: Tensor, keep: Tensor) -> Tensor:
 
 
 def _sample(logits: Tensor, temperature: Tensor, seed: Tensor, position: Tensor, *, random: bool) -> Tensor:
-    """Noise only where it can matter. Let t be a row's likeliest token. The drawn token's logit + noise is at least
-    logit(t) + noise(t), and no noise exceeds HIGHEST, so a token with logit + HIGHEST < logit(t) + noise(t) cannot be
-    drawn: its noise is never computed, and the draw is the one the definition makes."""
+    """Noise only where it can matter. Let t be a row's argmax. The drawn token's logit + noise is at least logit(t) +
+    noise(t), and no noise exceeds HIGHEST. So a token with logit + HIGHEST < logit(t) + noise(t) cannot be drawn, and
+    its noise is never computed. The draw is the one the definition makes."""
     top, greedy = logits.max(-1)
     greedy = greedy.to(torch.int32)
     rows = (temperature > 0).nonzero()[:, 0] if random else greedy[:0]

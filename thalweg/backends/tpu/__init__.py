@@ -1,10 +1,11 @@
-"""The TPU platform, on JAX: facts, defaults and rules. Importing it imports no framework; opening the device does.
+"""The TPU platform, on JAX: facts, defaults and rules. Importing it imports no framework. Opening the device does.
 
-The step is the one every platform runs. It is written with torch operations, so it is traced through torchax inside one
-`jax.jit` per bucket (`program`); attention and other kernels are JAX and Pallas (`pallas`), bound like any kernel.
+The step is the one every platform runs. It is written with torch operations, so it is traced through torchax inside
+one `jax.jit` per bucket (`program`). Attention and other kernels are JAX and Pallas (`pallas`), bound like any
+kernel.
 
 torch-xla would be a second way to run torch code here. It is looked for so that `thalweg backends` can say what is
-installed, and never used: its last release needs a torch older than the models do.
+installed. It is never used: its last release needs a torch older than the models do.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ WANTED = {"jax": ((0, 10), (0, 12)), "torchax": ((0, 0, 14), (0, 1)), "torch": (
 SPARE = 1
 """Rows a mixed bucket has beyond the sequences of its batch: padding tokens belong to a padding sequence."""
 LONGEST_TABLE = 1 << 16
-"""Blocks of a sequence, at most: scalar memory is 1 MiB, and half of it holds the row of one sequence and of the next."""
+"""Blocks of a sequence, at most. Scalar memory is 1 MiB, and half of it holds the row of one sequence and of the
+next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +42,20 @@ class TpuOptions:
     jax_platform: str = "tpu"
     """Which of JAX's platforms runs the programs. "cpu": the host, for trying and testing without the hardware."""
     kind: str = ""
-    """v4, v5e, v5p, v6e or v7x: the generation to plan for (`thalweg plan`), here or not; "" = the one that is here."""
+    """v4, v5e, v5p, v6e or v7x: the generation to plan for (`thalweg plan`), here or not. "" = the one that is here."""
     attention: str = "auto"
-    """"pallas" (ours), "jax" (the kernel JAX ships, on hardware alone) or "xla" insists on that implementation; auto prefers
-    them in this order on hardware, and XLA's on the host. Where it says pallas, the host runs the other Pallas kernels too,
-    interpreted."""
+    """"pallas" (ours), "jax" (the kernel JAX ships, on hardware alone) or "xla" insists on that implementation. auto
+    prefers them in this order on hardware, and XLA's on the host. With "pallas" the host runs the other Pallas
+    kernels too, interpreted."""
     experts: str = "auto"
-    """Of mixtures of experts: "pallas" (ours), "jax" (the product of groups JAX ships, for dense weights) or "xla" (every
-    expert for every token) insists on that implementation; auto prefers them in this order on hardware, and XLA's on the
-    host."""
+    """Implementation of mixtures of experts. "pallas" (ours), "jax" (the product of groups JAX ships, for dense
+    weights) or "xla" (every expert for every token) insists on it. auto prefers them in this order on hardware, and
+    XLA's on the host."""
     precompile: str = "auto"
     """Programs compiled before serving: "all" of them, "first" (of the smallest prompt and decode steps), "none". auto: all on
     hardware, first on the host. What is left is compiled when first met, and everybody waits for it."""
     compilation_cache: str = "~/.cache/thalweg/xla"
-    """Folder that keeps compiled programs between starts; "" = none."""
+    """Folder that keeps compiled programs between starts. "" = none."""
 
 
 class TpuPlatform(Platform):
@@ -83,7 +85,8 @@ class TpuPlatform(Platform):
         return Probe(100, seen)
 
     def _hardware(self) -> tuple[bool, str]:
-        """Device nodes, and PCI devices; /dev/vfio nodes belong to any passed-through device, so they need the ids too."""
+        """Device nodes, and PCI devices. /dev/vfio nodes belong to any passed-through device, so they need the ids
+        too."""
         nodes, cards, kind = found(NODES[:1], self.root), on_the_bus(self.root), here(self.root)
         if cards:
             nodes = nodes or found(NODES[1:], self.root)
@@ -119,8 +122,9 @@ class TpuPlatform(Platform):
         )
 
     def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
-        """Programs are compiled per shape, so there are few: decode steps of 1, 4, 16 ... sequences, and mixed steps of 16,
-        64, 256 ... tokens with every sequence. ConfigError if a sequence has more blocks than scalar memory holds."""
+        """Programs are compiled per shape, so there are few: decode steps of 1, 4, 16 ... sequences, and mixed steps
+        of 16, 64, 256 ... tokens with every sequence. ConfigError if a sequence has more blocks than scalar memory
+        holds."""
         blocks = -(-limits.max_len // limits.block_tokens)
         if blocks > LONGEST_TABLE:
             least = 1 << (-(-limits.max_len // LONGEST_TABLE) - 1).bit_length()
@@ -168,7 +172,7 @@ def on_host(ranks: int = 1) -> DeviceInfo:
 
 
 def _software() -> str:
-    """What is missing or of a wrong version, and the remedy; "" = nothing. Looks, does not import."""
+    """What is missing or of a wrong version, and the remedy. "" = nothing. Looks, does not import."""
     missing = [name for name in WANTED if find_spec(name) is None]
     if missing:
         return f"not installed: {', '.join(missing)}: {INSTALL}"

@@ -1,7 +1,8 @@
 """Arrays across the border: torch and numpy to JAX, a whole batch as one transfer, and results back.
 
-Every array of a batch has 4-byte values or is bool, so a batch travels as one buffer of 32-bit words: a transfer costs
-more than the few thousand values of a decode step. Inside the program the buffer is cut up again; cuts are free.
+Every array of a batch has 4-byte values or is bool, so a batch travels as one buffer of 32-bit words. A transfer
+costs more than the few thousand values of a decode step. Inside the program the buffer is cut up again. Cuts are
+free.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ RAW = {
 
 
 def to_host(a: Any) -> np.ndarray:
-    """A torch tensor or numpy array as numpy, with JAX's types; 64-bit values become 32-bit."""
+    """A torch tensor or numpy array as numpy, with JAX's types. 64-bit values become 32-bit."""
     if isinstance(a, torch.Tensor):
         a = a.detach()
         if a.dtype in RAW:
@@ -62,8 +63,8 @@ class Cut:
 
 
 def pack(batch: StepBatch) -> tuple[np.ndarray, StepBatch, Hashable]:
-    """(every array of a host batch in one i32 buffer, the batch with a `Cut` in place of each array, a key that is equal
-    for batches that unpack alike). TypeError for arrays of other types."""
+    """(every array of a host batch in one i32 buffer, the batch with a `Cut` in place of each array, a key). The key
+    is equal for batches that unpack alike. TypeError for arrays of other types."""
     parts: list[np.ndarray] = []
     cuts: list[Cut] = []
     at = 0

@@ -1,9 +1,9 @@
-"""Attention on JAX arrays. Work is cut into tiles on the host: a tile is a few query tokens of one sequence, which share
-the walk over their keys. Two implementations take the same tiles: the Pallas kernel, and one that XLA compiles by itself,
-for what the kernel refuses.
+"""Attention on JAX arrays. Work is cut into tiles on the host. A tile is a few query tokens of one sequence, which
+share the walk over their keys. Two implementations take the same tiles: the Pallas kernel, and one that XLA compiles
+by itself, for what the kernel refuses.
 
-The cache of a layer is [blocks, kv_heads, block_tokens, 2 head_dim] for both: a token's key, then its value. One of int8 has
-heads for scales beside them (`pallas.ragged_attention`).
+The cache of a layer is [blocks, kv_heads, block_tokens, 2 head_dim] for both: a token's key, then its value. One of
+int8 has heads for scales beside them (`pallas.ragged_attention`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ QUERIES = 16
 
 
 def backends(choice: str, interpret: bool) -> tuple[AttentionBackend, ...]:
-    """In order of preference. interpret: there is no hardware for Pallas kernels; `auto` then prefers what XLA compiles,
-    which is much faster on a host."""
+    """In order of preference. interpret: there is no hardware for Pallas kernels. `auto` then prefers what XLA
+    compiles, which is much faster on a host."""
     from thalweg.backends.tpu.shipped import ShippedAttention
 
     kernel, shipped, plain = PallasAttention(interpret), ShippedAttention(interpret), XlaAttention()
@@ -45,8 +45,8 @@ def backends(choice: str, interpret: bool) -> tuple[AttentionBackend, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """Per token, where its key and value go: `block` and `offset` in it (scratch if not `real`). seq: its row of the batch;
-    last_row: of each sequence."""
+    """Per token, where its key and value go: `block` and `offset` in it (scratch if not `real`). seq: its row of the
+    batch. last_row: of each sequence."""
 
     block: jax.Array
     offset: jax.Array
@@ -189,7 +189,7 @@ class PallasAttention(_Tiled):
 
 
 class XlaAttention(_Tiled):
-    """A walk written in JAX. A walk ends where the batch's longest does; masked keys add exactly nothing."""
+    """A walk written in JAX. A walk ends where the batch's longest does. Masked keys add exactly nothing."""
 
     name = "xla"
 

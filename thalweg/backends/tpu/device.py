@@ -28,7 +28,7 @@ from thalweg.hal.platform import Place
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 
 LOGPROBS = 20
-"""Of the most likely tokens, where some are asked for: as many as requests usually may."""
+"""Top tokens computed where some are asked for: as many as requests usually may."""
 
 
 def open_device(place: Place, options: TpuOptions) -> TpuDevice:
@@ -55,7 +55,7 @@ def open_device(place: Place, options: TpuOptions) -> TpuDevice:
 
 
 def _info(device_kind: str, memory_bytes: int) -> DeviceInfo:
-    """By the table, where it knows the generation; as much memory as the device says."""
+    """By the table, where it knows the generation. As much memory as the device says."""
     known = next((k.info() for k in KINDS.values() if k.device_kind == device_kind), None)
     info = known or DeviceInfo(device_kind, "tpu", 0, 1, ("bfloat16", "float32"), {"jax_platform": "tpu"})
     return replace(info, memory_bytes=memory_bytes)
@@ -78,7 +78,7 @@ class TpuDevice(Device):
         self.attention = attention_backends(options.attention, interpret=self._on_host)
 
     def memory(self) -> Memory:
-        """Of the rank that has least left; on the host, ranks share."""
+        """Of the rank that has least left. On the host, ranks share."""
         stats = [d.memory_stats() for d in self._ranks.devices]
         if all(stats):
             return min((Memory(s["bytes_limit"], s["bytes_limit"] - s["bytes_in_use"]) for s in stats), key=lambda m: m.free)

@@ -15,8 +15,9 @@ from torchax.tensor import XLADispatchMode
 from thalweg.hal.step import Params, Step, StepBatch, StepResult
 
 for _raw in [getattr(XLADispatchMode.__torch_dispatch__, "__wrapped__", None)]:
-    # torch keeps its own compiler away from this function, and to do so imports that compiler at the first call: a second of
-    # every start, for a compiler that is never used here. Where it says that this is done already, it does not.
+    # torch keeps its own compiler away from this function. To do so it imports that compiler at the first call, a
+    # second of every start, for a compiler that is never used here. Where it says that this is done already, it does
+    # not.
     if _raw is not None:
         _raw.__dict__.setdefault("__dynamo_disable", _raw)
 

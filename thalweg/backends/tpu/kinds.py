@@ -25,7 +25,7 @@ class Kind:
     """JAX's name."""
     pci: str
     memory_bytes: int
-    """Of one device."""
+    """Memory of one device."""
     per_chip: int = 1
     """Devices of a chip."""
 
@@ -56,6 +56,6 @@ def on_the_bus(root: Path = ROOT) -> list[str]:
 
 
 def here(root: Path = ROOT) -> Kind | None:
-    """The generation on the bus; None: there is none, or the table lacks it."""
+    """The generation on the bus. None: there is none, or the table lacks it."""
     ids = {pci_id(address, root) for address in on_the_bus(root)}
     return next((k for k in KINDS.values() if k.pci in ids), None)

@@ -16,7 +16,7 @@ from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 
 ROUNDED = ("int8", "float8_e4m3fn")
-"""What inputs may be rounded to."""
+"""Types that inputs may be rounded to."""
 LONGEST = 1 << 17
 """Products of two 8-bit integers whose sum an int32 surely holds."""
 

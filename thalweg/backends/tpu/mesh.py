@@ -1,7 +1,7 @@
 """The devices that share one model: how arrays lie on them, and the collectives of a step that runs on all of them.
 
-One process drives them all. Inside a step every rank sees its own part of what is divided and the whole of the rest; which
-rank it is it does not see. Collectives are XLA's, over the mesh's only axis.
+One process drives them all. Inside a step every rank sees its own part of what is divided and the whole of the rest.
+It does not see which rank it is. Collectives are XLA's, over the mesh's only axis.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Ranks:
         return SingleDeviceSharding(self.devices[0]) if self.mesh is None else NamedSharding(self.mesh, spec)
 
     def join(self, parts: Sequence[Any]) -> Any:
-        """One pytree per rank, each on its device, as one, divided along the first dimension of every array whatever that
-        means: a rank sees again what it gave."""
+        """One pytree per rank, each on its device, as one. It is divided along the first dimension of every array
+        whatever that means: a rank sees again what it gave."""
 
         def one(*arrays: jax.Array) -> jax.Array:
             shape = (self.size * arrays[0].shape[0], *arrays[0].shape[1:])

@@ -27,12 +27,12 @@ except ImportError:  # it is an experiment of theirs
 
 DTYPES = ("float32", "bfloat16")
 MEGABLOX, LEAST = (128, 1024, 512), 16
-"""Of the shipped kernel's tiles, at most: rows (a multiple of LEAST), inputs, outputs."""
+"""Upper bounds of the shipped kernel's tiles: rows (a multiple of LEAST), inputs, outputs."""
 
 
 def kernels(interpret: bool) -> tuple[Kernel, ...]:
-    """In order of preference. The shipped product of groups comes after ours: it takes dense weights alone, and a tile of rows
-    that experts share is multiplied by each in turn."""
+    """In order of preference. The shipped product of groups comes after ours. It takes dense weights alone, and a
+    tile of rows that experts share is multiplied by each in turn."""
     ours, theirs = (in_jax(partial(f, interpret=interpret)) for f in (_experts, _megablox))
     return (
         Kernel("experts", "pallas-grouped", ours, supports=_supports, pack=Pack(_pack)),
@@ -58,8 +58,8 @@ def _dense(spec: Mapping[str, Any]) -> str | None:
 
 
 def _pack(w: QTensor) -> dict[str, jax.Array]:
-    """As the kernel takes it. The outputs of each expert are cut in two: gate and up, or the halves of what comes
-    down; each half is padded to whole tiles."""
+    """As the kernel takes it. The outputs of each expert are cut in two: gate and up, or the halves of the down
+    projection. Each half is padded to whole tiles."""
     count = w.matrices
     out, fan_in = w.shape[0] // (2 * count), w.shape[1]
     halves = {name: jnp.asarray(a) for name, a in w.data.items()}
@@ -146,5 +146,5 @@ def _route(
 
 
 ROUTE = Kernel("route", "top-k", in_jax(_route))
-"""The body sorts all experts; XLA has an operation for the best few, which takes the lower id of equals, as the op does. A
-kernel in Pallas would not pay: a decode step's scores are a few registers."""
+"""The body sorts all experts. XLA has an operation for the best few, which takes the lower id of equals, as the op
+does. A kernel in Pallas would not pay: a decode step's scores are a few registers."""

@@ -1,6 +1,6 @@
-"""Sampling without a sort. XLA sorts a vocabulary slowly, and takes minutes to compile that; what truncation needs of the order
-is one threshold per row, and that is found by bisection over the bits of a float: 32 passes, each a sum over the row. By XLA
-every pass reads the rows anew; the Pallas kernels read them once.
+"""Sampling without a sort. XLA sorts a vocabulary slowly, and takes minutes to compile that. Truncation needs one
+threshold per row. It is found by bisection over the bits of a float: 32 passes, each a sum over the row. By XLA every
+pass reads the rows anew. The Pallas kernels read them once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from thalweg.hal.noise import MULTIPLY, SALT_HIGH, SALT_LOW, STRIDE
 from thalweg.hal.op import Kernel
 
 MOST = 64
-"""Logprobs found one by one; a sort finds more of them sooner."""
+"""Logprobs found one by one. A sort finds more of them sooner."""
 
 
 def _keys(x: jax.Array) -> jax.Array:
@@ -39,8 +39,8 @@ def _largest(holds: Callable[[jax.Array], jax.Array], rows: int) -> jax.Array:
 
 
 def _truncate(logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array) -> jax.Array:
-    """See the op. The k-th largest is the largest value that k tokens reach. A value is cut if the values above it hold top_p;
-    of equals at the border, those by whose predecessors it is reached."""
+    """See the op. The k-th largest is the largest value that k tokens reach. A value is cut if the values above it
+    hold top_p. Of equals at the border, those are cut whose predecessors reach it."""
     rows, vocab = logits.shape
     top = logits.max(-1, keepdims=True)
     weights = jnp.exp(logits - top)

@@ -1,8 +1,8 @@
 """Attention by the kernel JAX ships (`ragged_paged_attention`), a further choice on hardware.
 
-It wants a cache of its own, [blocks, block_tokens, 2 kv_heads, head_dim], keys and values of a head next to each other, and
-cannot be interpreted. So what is tested is that its definition, which JAX ships beside it, gives what it should of what is
-handed over here, and that the kernel itself compiles.
+It needs a cache of its own, [blocks, block_tokens, 2 kv_heads, head_dim], keys and values of a head next to each
+other. It cannot be interpreted. So tests check two things: its definition, which JAX ships beside it, gives the right
+result of what is handed over here, and the kernel itself compiles.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ except ImportError:  # it is an experiment of theirs
     ragged_paged_attention = None
 
 BYTES, QUERIES = 1 << 20, 32
-"""Of the cache that is read at once, at most, and query tokens that share it."""
+"""Bytes of the cache that is read at once, at most, and query tokens that share it."""
 SCALARS = (1 << 20) - (1 << 16)
 """Bytes of scalar memory for the tables of a whole batch, which this kernel wants there at once."""
 
@@ -68,8 +68,9 @@ class ShippedAttention(AttentionBackend):
         return KVLayout(shape, spec.dtype, f"token-head-kv/{spec.dtype}/{'x'.join(map(str, shape))}")
 
     def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
-        """i32: `starts` [S + 1], the row of each sequence's first token and where the last one ends; `lengths` [S]; `count`
-        [1], how many sequences there are: those of padding come last. ConfigError if scalar memory does not hold the tables."""
+        """i32: `starts` [S + 1], the row of each sequence's first token and where the last one ends, `lengths` [S],
+        and `count` [1], how many sequences there are. Those of padding come last. ConfigError if scalar memory does
+        not hold the tables."""
         if 4 * batch.block_tables[group].size > SCALARS:
             seqs, blocks = batch.block_tables[group].shape
             raise ConfigError(

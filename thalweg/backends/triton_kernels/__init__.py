@@ -1,8 +1,8 @@
-"""The kernels that CUDA, ROCm and XPU share, in Triton, each with the tile sizes its architecture wants.
+"""The kernels that CUDA, ROCm and XPU share, in Triton, each with the tile sizes its architecture needs.
 
 `library(arch)` gives kernels and attention in order of preference. Importing this package imports neither torch nor
-Triton; `library` imports both, and raises ImportError where one is missing. It knows no device memory, stream or driver:
-kernels take tensors and launch on the current device.
+Triton. `library` imports both, and raises ImportError where one is missing. It knows no device memory, stream or
+driver: kernels take tensors and launch on the current device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Triton for a GPU that is not here: what launches would compile, without launching, and compiling it into Triton's cache.
+"""Triton for a GPU that is not here: what launches would compile, without launching, and compiling it into Triton's
+cache.
 
-Triton asks its driver what to compile for. `Elsewhere` answers for a device of which only the architecture is known, so the
-types, constants and alignments of every launch are found by Triton itself, and a process on a real device of that
+Triton asks its driver what to compile for. `Elsewhere` answers for a device of which only the architecture is known.
+So Triton itself finds the types, constants and alignments of every launch. A process on a real device of that
 architecture finds what was compiled here under the same keys.
 """
 
@@ -128,13 +129,13 @@ class Notes:
 
     def __init__(self) -> None:
         self.wanted: dict[str, Wanted] = {}
-        """By Triton's own key, kernel first."""
+        """Wanted compilations by Triton's own key, kernel first."""
 
     def attend(self) -> None:
         triton.knobs.runtime.jit_cache_hook = self._note
 
     def _note(self, *, key: str, repr: str, fn: Any, compile: dict[str, Any], **more: Any) -> bool:
-        """Triton calls this before it compiles; True = leave it."""
+        """Triton calls this before it compiles. True = leave it."""
         kernel = fn.jit_function
         name = kernel.__name__.strip("_")
         self.wanted.setdefault(f"{fn.module}.{name} {key}", Wanted(name, kernel, compile["specialization_data"]))

@@ -1,8 +1,8 @@
 """Paged attention: which launches a batch needs, and with which tiles.
 
-Sequences with few new tokens (decode, verify) are split over their keys, a fixed number of keys per program, and the parts
-joined; the others are cut into tiles of query tokens, a program each. Which tiles there are is host work (`plan`), with
-sizes that follow from the bucket alone, so that a captured step replays for every batch of its bucket.
+Sequences with few new tokens (decode, verify) are split over their keys, a fixed number of keys per program, and the
+parts joined. The others are cut into tiles of query tokens, a program each. Which tiles there are is host work
+(`plan`). Sizes follow from the bucket alone, so that a captured step replays for every batch of its bucket.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MOST_LATENT, MOST_BEYOND = 512, 128
 CODED_ROWS = 32
 """Most rows of a latent tile whose cache holds codes."""
 PARTS = 1 << 28
-"""Bytes that partial results of a decode may take. Where more would be needed, spans are longer; where their length may not
-change (exact), one program goes through all of a sequence's spans, to the same bits."""
+"""Bytes that partial results of a decode may take. Where more would be needed, spans are longer. Where their length
+may not change (exact), one program goes through all of a sequence's spans, to the same bits."""
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -53,7 +53,8 @@ class _Fit:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """A layer's cache as kernels take it. held: what its values are, "" for the model's dtype; scales: its bytes as float32."""
+    """A layer's cache as kernels take it. held: what its values are, "" for the model's dtype. scales: its bytes as
+    float32."""
 
     codes: Tensor
     scales: Tensor
@@ -72,8 +73,8 @@ class _Cache:
 
 
 class PagedAttention(AttentionBackend):
-    """exact: every tile of every launch has the same shape, and prefills join their keys in the same spans as decodes do,
-    so a token's bits depend on nothing but its sequence. Otherwise decode and prefill use the tiles each likes best."""
+    """exact: every tile of every launch has the same shape, and prefills join their keys in the same spans as decodes
+    do. So a token's bits depend on nothing but its sequence. Otherwise decode and prefill each use their best tiles."""
 
     def __init__(self, tiles: Tiles, exact: bool) -> None:
         self._tiles = tiles
@@ -117,13 +118,14 @@ class PagedAttention(AttentionBackend):
             size = _halves(spec) * block_tokens * spec.kv_heads * kept_width(spec.head_dim, "int8")
             return KVLayout((size,), "int8", f"kv-token-head-scales/int8/{dims}")
         dtype = spec.kv_dtype or spec.dtype
-        # Where -0 is not a number, blocks of others must not come in.
+        # Where -0 is NaN, blocks of others must not come in.
         special = "-without-negative-zero" if dtype == "float8_e4m3fn" and self._tiles.float8 == "float8_e4m3fnuz" else ""
         return KVLayout(shape, dtype, f"kv-token-head/{dtype}{special}/{dims}")
 
     def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
-        """{"tiles": i32[N, 2]}: (sequence, first query token) of every tile of the sequences with more than one new token,
-        those with most keys first; -1 fills up. Nothing where every sequence has equally many and few (`_decode`)."""
+        """{"tiles": i32[N, 2]}: (sequence, first query token) of every tile of the sequences with more than one new
+        token, those with most keys first. -1 fills up. Nothing where every sequence has equally many and few
+        (`_decode`)."""
         uniform = batch.uniform if shape is None else shape.tokens // shape.seqs if shape.uniform else 0
         per = self._fit(spec, self._prefill(spec)).tokens
         if 0 < uniform <= self._fit(spec, self._short(spec)).tokens:
@@ -166,9 +168,9 @@ class PagedAttention(AttentionBackend):
         return a.exact if self.batch_invariant else a.prefill
 
     def _fit(self, spec: AttnSpec, t: Attend) -> _Fit:
-        """Tiles for this spec: rows enough for the heads that share a KV head, keys fewer where a key is larger than 128
-        elements of two bytes, stages fewer where the tiles of all stages would not fit, rows fewer and warps more where
-        the results of a row would not fit one's registers."""
+        """Tiles for this spec. Rows are enough for the heads that share a KV head. Keys are fewer where a key is
+        larger than 128 elements of two bytes, stages where the tiles of all stages would not fit. Rows are fewer and
+        warps more where the results of a row would not fit one's registers."""
         if spec.kind == "latent":
             return self._fit_latent(spec, t)
         share, block = spec.heads // spec.kv_heads, _pad(spec.head_dim, 16)
@@ -184,9 +186,9 @@ class PagedAttention(AttentionBackend):
         return _Fit(rows, keys, warps, stages, share)
 
     def _fit_latent(self, spec: AttnSpec, t: Attend) -> _Fit:
-        """Tiles of latent attention: heads share rows as far as a tile has them, and where rows may differ between launches
-        a decode has no more than its heads; keys fewer where a key is larger than 576 elements of two bytes; both fewer where
-        what codes are turned into takes registers too."""
+        """Tiles of latent attention. Heads share rows as far as a tile has them. Where rows may differ between
+        launches, a decode has no more than its heads. Keys are fewer where a key is larger than 576 elements of two
+        bytes. Both are fewer where dequantised codes take registers too."""
         size = (_pad(spec.latent, 16) + _pad(spec.head_dim - spec.latent)) * BYTES[spec.dtype]
         scalar = self._tiles.scalar if spec.dtype == "float32" else MOST_ROWS
         rows = min(t.rows, scalar, CODED_ROWS if spec.kv_dtype in KV_DTYPES else t.rows)
@@ -225,7 +227,7 @@ class PagedAttention(AttentionBackend):
         self, q: Tensor, cache: _Cache, sinks: Tensor | None, out: Tensor, table: Tensor, batch: StepBatch, spec: AttnSpec,
         tiles: Tensor | None, decode: int,
     ) -> None:  # fmt: skip
-        """tiles: the tiled launch; None: that of sequences with up to `decode` new tokens, split over their keys."""
+        """tiles: the tiled launch. None: that of sequences with up to `decode` new tokens, split over their keys."""
         fit = self._fit(spec, self._short(spec) if tiles is None else self._prefill(spec))
         tokens, exact, width = table.shape[0] * decode, self.batch_invariant, _width(spec)
         split, spans = self._tiles.attention.split, 1

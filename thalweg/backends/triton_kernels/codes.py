@@ -1,10 +1,11 @@
-"""Small numbers in registers: 4- and 8-bit codes to what multiplies, and floats to 8-bit codes. Written out in integers and
-float16 because not every target has every 8-bit type, and the compiler refuses those that it has not.
+"""Small numbers in registers: 4- and 8-bit codes to operands, and floats to 8-bit codes. Written out in integers and
+float16 because not every target has every 8-bit type, and the compiler refuses those that are missing.
 
-NATIVE names the 8-bit float with 4 bits of exponent that a target converts and multiplies itself, "" = none. Where that is
-float8_e4m3fnuz, memory holds the codes of float8_e4m3fn all the same: read as fnuz, whose exponent is smaller by one, a code
-is exactly half its value, and whoever multiplies doubles the sums (`halved`). Two codes differ: 0x80 is NaN there and -0
-here, 0x7F and 0xFF are 240 there and NaN here. So -0 is held as 0 and NaN as 0x80 (`without_negative_zero`).
+NATIVE names the 8-bit float with 4 bits of exponent that a target converts and multiplies itself, "" = none. Where
+that is float8_e4m3fnuz, memory still holds the codes of float8_e4m3fn. Read as fnuz, whose exponent is smaller by
+one, a code is exactly half its value, and the product doubles the sums (`halved`). Codes differ in two ways: 0x80 is
+NaN there and -0 here, and 0x7F and 0xFF are 240 there and NaN here. So -0 is held as 0 and NaN as 0x80
+(`without_negative_zero`).
 """
 
 import triton

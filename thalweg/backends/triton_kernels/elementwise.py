@@ -1,5 +1,6 @@
-"""Row-wise ops between the matrix products: norms, rotary embedding, gated activations. A program owns whole rows, so what
-a row gives does not depend on how many there are. Arithmetic is float32; results round where the reference bodies round."""
+"""Row-wise ops between the matrix products: norms, rotary embedding, gated activations. A program owns whole rows, so
+a row's result does not depend on how many there are. Arithmetic is float32. Results round where the reference bodies
+round."""
 
 import functools
 
@@ -49,7 +50,8 @@ def _rope(
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """ROWS (token, head) pairs, the heads of q before those of k. HALF: pairs that turn; REST: elements that do not."""
+    """ROWS (token, head) pairs, the heads of q before those of k. HALF: pairs that rotate. REST: elements that do
+    not."""
     heads: tl.constexpr = Q_HEADS + K_HEADS
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     token, head = row // heads, row % heads
@@ -112,7 +114,8 @@ def _gate(x, out, rows, stride, width, ACT: tl.constexpr, ROWS: tl.constexpr, BL
 
 
 def _places(x: Tensor) -> tuple[Tensor, int, int, int]:
-    """(x, inner, outer stride, inner stride): where the rows of x [..., H] start; a copy if two strides do not say it."""
+    """(x, inner, outer stride, inner stride): where the rows of x [..., H] start. A copy if two strides do not say
+    it."""
     if x.stride(-1) != 1 or x.dim() > 3:
         x = x.contiguous()
     if x.dim() == 3:

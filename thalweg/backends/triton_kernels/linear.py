@@ -1,5 +1,5 @@
-"""Linear layers with the same bits in any batch: tile sizes follow from the weight alone, and one program sums a whole row
-of it in one order. Vendors' products are faster, and choose their order of sums by the number of rows."""
+"""Linear layers with the same bits in any batch. Tile sizes follow from the weight alone, and one program sums a
+whole row of it in one order. Vendors' products are faster, and choose their order of sums by the number of rows."""
 
 import functools
 

@@ -17,7 +17,7 @@ COUNT = 1024
 
 @triton.jit(do_not_specialize=["row"])
 def _count(history, slots, lengths, prompt_len, counts, row, vocab, BLOCK: tl.constexpr):
-    """counts u32[S, V]: how often each id is in the output; the top bit says that it is in the prompt."""
+    """counts u32[S, V]: how often each id is in the output. The top bit says that it is in the prompt."""
     s = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     length = tl.load(lengths + s)
@@ -113,7 +113,8 @@ def bad_words(
 
 
 def logit_bias(logits: Tensor, row: Tensor, token: Tensor, value: Tensor) -> Tensor:
-    """Equal entries are added in any order; the engine sends at most one value and a ban per token, whose sum has no order."""
+    """Equal entries are added in any order. The engine sends at most one value and a ban per token, whose sum has no
+    order."""
     out = logits.clone(memory_format=torch.contiguous_format)
     n = row.shape[0]
     if n:

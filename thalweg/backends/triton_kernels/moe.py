@@ -1,8 +1,8 @@
 """Mixtures of experts: routing, and the experts' layers as products in which every tile has one expert.
 
-Pairs (token, expert) are sorted by expert, and each expert's pairs cut into tiles of rows. How many tiles that gives depends on
-the routing, so there are as many programs as there could be, and some find nothing to do: a captured step replays for any
-routing. A row is summed in one order wherever it lies in a tile.
+Pairs (token, expert) are sorted by expert, and each expert's pairs cut into tiles of rows. The number of tiles
+depends on the routing. So there are as many programs as there could be, and some find nothing to do: a captured step
+replays for any routing. A row is summed in one order wherever it lies in a tile.
 """
 
 import functools
@@ -172,8 +172,9 @@ def route(
 
 
 def assign(ids: Tensor, count: int, m: int) -> tuple[tuple[Tensor, ...], int]:
-    """((starts, ends, firsts i32[E], pairs i32[T * k], tile_expert i32[tiles]), tiles): pairs sorted by expert; expert e
-    has those from starts[e] to ends[e], and the tiles from firsts[e] on; count in tile_expert = nobody's tile."""
+    """((starts, ends, firsts i32[E], pairs i32[T * k], tile_expert i32[tiles]), tiles): pairs sorted by expert.
+    Expert e has those from starts[e] to ends[e], and the tiles from firsts[e] on. count in tile_expert = nobody's
+    tile."""
     flat = ids.flatten()
     pairs = torch.argsort(flat, stable=True).to(torch.int32)
     each = (flat[:, None] == torch.arange(count, device=ids.device)).sum(0)

@@ -1,13 +1,13 @@
 """The Triton code of paged attention: store keys and values, attend over blocks, join partial results.
 
-Softmax runs online over tiles of keys (Milakov & Gimelshein 2018; Dao 2022). A span is what one pass makes of a range of
-keys: per query row the largest score m, the sum of exp2(score - m), and the weighted values acc. Spans are joined in the
-order of their keys. A tile or span in which a row sees nothing changes no bit of that row's result, so neither the other
-rows of a tile nor the number of spans visited can.
+Softmax runs online over tiles of keys (Milakov & Gimelshein 2018, Dao 2022). A span is the result of one pass over a
+range of keys. Per query row it is the largest score m, the sum of exp2(score - m), and the weighted values acc. Spans
+are joined in the order of their keys. A tile or span in which a row sees nothing changes no bit of that row's result.
+So neither the other rows of a tile nor the number of spans visited can.
 
-LATENT > 0 (multi-head latent attention, DeepSeek-AI 2024): a token has one key, and the first LATENT elements of it are its
-value: only keys are kept, and a tile of them is read once for both products. The elements beyond (rotary, say) make a
-product of their own, as tiles are powers of two wide.
+LATENT > 0 (multi-head latent attention, DeepSeek-AI 2024): a token has one key, and the first LATENT elements of it
+are its value. Only keys are kept, and a tile of them is read once for both products. The elements beyond (rotary,
+say) make a product of their own, as tiles are powers of two wide.
 """
 
 import triton
@@ -18,7 +18,7 @@ from thalweg.backends.triton_kernels import codes
 
 @triton.jit
 def _put(x, kv, scale, ok, put, put_scale, HELD: tl.constexpr, NATIVE: tl.constexpr):
-    """Rows x [N, BLOCK] into the cache as what it holds; put [N, BLOCK] where, put_scale [N] where their scales."""
+    """Rows x [N, BLOCK] into the cache as what it holds. put [N, BLOCK]: where. put_scale [N]: where their scales go."""
     if HELD == "float8_e4m3fn":
         tl.store(kv + put, codes.to_e4m3(x.to(tl.float32), NATIVE), mask=ok)
     elif HELD == "float8_e5m2":
@@ -40,8 +40,8 @@ def store(
     HEADS: tl.constexpr, DIM: tl.constexpr, LATENT: tl.constexpr, SIZE: tl.constexpr, HELD: tl.constexpr,
     NATIVE: tl.constexpr, ROWS: tl.constexpr, HEADS_PAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Keys and (unless LATENT) values of ROWS tokens into kv, whose blocks are [2, SIZE, HEADS, DIM] (LATENT: 1) and, of
-    int8 (HELD), scales [2, SIZE, HEADS] after that; those of the scratch slot into block 0."""
+    """Keys and (unless LATENT) values of ROWS tokens into kv, those of the scratch slot into block 0. kv's blocks are
+    [2, SIZE, HEADS, DIM] (LATENT: 1). Of int8 (HELD) scales [2, SIZE, HEADS] follow."""
     i = tl.arange(0, ROWS * HEADS_PAD)
     t, head = (tl.program_id(0) * ROWS + i // HEADS_PAD).to(tl.int64), i % HEADS_PAD
     there = (t < tokens) & (head < HEADS)
@@ -198,9 +198,10 @@ def attend(
 ):  # fmt: skip
     """One tile of query rows of the SHARE heads that program 1 takes, which share a KV head.
 
-    TILED: program 0 takes tile i, tiles i32[N, 2] = (sequence, its first query token; -1 = nothing). Otherwise it takes a
-    sequence of at most DECODE query tokens. PARTS: program 2 takes one span of SPLIT keys, and leaves (m, sum) and acc in
-    part_ml and part. Otherwise all keys are this program's, in spans of SPLIT that it joins (JOIN), or in one.
+    TILED: program 0 takes tile i, tiles i32[N, 2] = (sequence, its first query token, -1 = nothing). Otherwise it
+    takes a sequence of at most DECODE query tokens. PARTS: program 2 takes one span of SPLIT keys, and leaves (m,
+    sum) and acc in part_ml and part. Otherwise all keys are this program's, in spans of SPLIT that it joins (JOIN),
+    or in one.
     """
     width: tl.constexpr = LATENT if LATENT > 0 else DIM
     per_tile: tl.constexpr = M // SHARE

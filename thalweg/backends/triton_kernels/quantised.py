@@ -1,12 +1,13 @@
-"""Linear layers with quantised weights: codes are read from memory and become numbers in registers, where they multiply;
-scales multiply the sums. Codes are exact in every type that multiplies them, so results are nearer to the real numbers
-than those of a weight that was dequantised and rounded first.
+"""Linear layers with quantised weights. Codes are read from memory and become numbers in registers, where they
+multiply. Scales multiply the sums. Codes are exact in every type that multiplies them. So results are nearer to the
+real numbers than those of a weight that was dequantised and rounded first.
 
-NVFP4's scales belong to 16 inputs, too few for a sum of their own: they multiply the codes, exactly, as 4-bit floats times
-float8_e4m3fn have 6 bits; the scale of the tensor multiplies the sums.
+NVFP4's scales belong to 16 inputs, too few for a sum of their own. They multiply the codes, exactly, as 4-bit floats
+times float8_e4m3fn have 6 bits. The scale of the tensor multiplies the sums.
 
-`pack` lays codes out as the product reads them. 4-bit codes lie in pairs: byte i of a chunk of inputs holds its element i and,
-in the upper half, element i + chunk / 2. Scales and zeros lie by group, so that a tile's are neighbours.
+`pack` lays codes out as the product reads them. 4-bit codes lie in pairs: byte i of a chunk of inputs holds its
+element i and, in the upper half, element i + chunk / 2. Scales and zeros lie by group, so that a tile's are
+neighbours.
 """
 
 import functools
@@ -72,7 +73,8 @@ def _by_groups(number, scales, j, start, width, cols, ok, kind, N: tl.constexpr,
 
 @triton.jit
 def _inputs(x, rows_at, start, width, ok, K: tl.constexpr, EVEN: tl.constexpr, kind, CODES: tl.constexpr, NATIVE: tl.constexpr):
-    """x's tile [M, K]; CODES: 8-bit floats, as they are where the target multiplies them, else as numbers of type kind."""
+    """x's tile [M, K]. CODES: 8-bit floats, as they are where the target multiplies them, otherwise as numbers of
+    type kind."""
     i = start + tl.arange(0, K)
     if EVEN:
         mask = ok[:, None]
@@ -90,9 +92,9 @@ def sums(
     KIND: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, CODES: tl.constexpr, EVEN: tl.constexpr,
     INTEGER: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """float32 [M, N]: rows of x times rows of the weight, with the scales of the weight's groups (GROUP > 0) but not those of
-    whole rows. rows_at [M], cols_at [N]: where they begin; j [N]: which columns they are, for scales and zeros. nvfp4:
-    `zeros` are the scales of its groups, `scales` that of the tensor."""
+    """float32 [M, N]: rows of x times rows of the weight, with the scales of the weight's groups (GROUP > 0) but not
+    those of whole rows. rows_at [M], cols_at [N]: where they begin. j [N]: which columns they are, for scales and
+    zeros. nvfp4: `zeros` are the scales of its groups, `scales` that of the tensor."""
     four: tl.constexpr = KIND == "int4" or KIND == "float4" or KIND == "nvfp4"
     acc = tl.zeros([M, N], tl.int32 if INTEGER and GROUP <= 0 else tl.float32)
     zero = tl.full([N], 8 if KIND == "int4" else 0, tl.int32)
@@ -255,8 +257,8 @@ def chunk(group: int) -> int:
 
 
 def pack(tiles: Tiles, w: QTensor) -> dict[str, Tensor]:
-    """{"codes": uint8 or int8 [out, in] or for 4 bits [out, in / 2 in whole chunks], "scales" and "zeros": [groups, out]};
-    of NVFP4 "scales" is that of the tensor, and "groups" [groups, out] are codes of the others."""
+    """{"codes": uint8 or int8 [out, in] or for 4 bits [out, in / 2 in whole chunks], "scales" and "zeros":
+    [groups, out]}. Of NVFP4 "scales" is that of the tensor, and "groups" [groups, out] are codes of the others."""
     codes, fnuz = w.data["codes"], tiles.float8 == "float8_e4m3fnuz"
     if w.format.scale_dtype:
         groups = w.data["scales"].t().contiguous().view(torch.uint8)

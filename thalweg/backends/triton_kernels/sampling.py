@@ -1,7 +1,8 @@
 """From logits to tokens: truncation without a sort, the draw with the defined noise, log probabilities.
 
-Counts and maxima have no order, and sums are made block by block in the order of ids, so a row's result does not depend on
-what else is in the batch. A row that holds NaN or +inf gives some token: the engine knows that it means nothing.
+Counts and maxima have no order, and sums are made block by block in the order of ids. So a row's result does not
+depend on what else is in the batch. A row that holds NaN or +inf gives some token: the engine knows that it means
+nothing.
 """
 
 import functools
@@ -16,7 +17,7 @@ from thalweg.hal.noise import MULTIPLY, SALT_HIGH, SALT_LOW, STRIDE
 from thalweg.hal.op import Kernel
 
 MOST_BEST = 64
-"""Most likely tokens per row that `logprobs` looks for; beyond it the reference body sorts."""
+"""Top tokens per row that `logprobs` looks for. Beyond it the reference body sorts."""
 M0 = tl.constexpr(MULTIPLY[0])
 M1 = tl.constexpr(MULTIPLY[1])
 LOW = tl.constexpr(SALT_LOW)
@@ -27,8 +28,8 @@ NOBODY = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def _log(x):
-    """Natural logarithm of normal positive float32 to about an ulp, near 1 as well (the polynomial of Cephes' logf): what
-    devices call log may be good to 2^-22 absolutely, which near 1 is a large relative error."""
+    """Natural logarithm of normal positive float32 to about an ulp, near 1 as well (the polynomial of Cephes' logf).
+    A device's own log may be good to 2^-22 absolutely, which near 1 is a large relative error."""
     bits = x.to(tl.int32, bitcast=True)
     e = (bits >> 23) - 127
     m = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
@@ -67,7 +68,7 @@ def _gumbel(lo, hi, p, t):
     h = _mix(_mix(t + k0) ^ k1)
     whole = (h >> 8).to(tl.int32).to(tl.float32) * 256.0 + (h & 255).to(tl.int32).to(tl.float32)
     v = tl.minimum((whole + 0.5) * 2.3283064365386963e-10, 0.99999994039535522)
-    u = 1.0 - v  # rounded; what the rounding lost is added back to the first order
+    u = 1.0 - v  # rounded, with what the rounding lost added back to the first order
     return -_log(-(_log(u) + ((1.0 - u) - v) / u))
 
 
@@ -91,7 +92,7 @@ def _weight(x, ok, key, floor, least, top, MASS: tl.constexpr):
 def _search(
     x_row, vocab, want, floor, least, top, MASS: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr
 ):  # fmt: skip
-    """The largest key such that the tokens at or above it count `want` or more together; BITS bits per pass."""
+    """The largest key such that the tokens at or above it count `want` or more together. BITS bits per pass."""
     found = floor * 0
     digits = tl.arange(0, 2**BITS).to(tl.uint32)
     for step in range(0, 32 // BITS):

@@ -21,7 +21,7 @@ CARDS: dict[str, tuple[str, str, int]] = {
     "0x0bda": ("Intel Data Center GPU Max 1100", "xe1hpc", 48), "0x0bdb": ("Intel Data Center GPU Max 1100", "xe1hpc", 48),
     "0x64a0": ("Intel Arc 140V", "xe2", 0), "0x6420": ("Intel Graphics (Lunar Lake)", "xe2", 0),
 }  # fmt: skip
-"""PCI device id -> (name, arch, GiB; 0 = the host's memory)."""
+"""PCI device id -> (name, arch, GiB). GiB 0 = the host's memory."""
 
 
 class XpuPlatform(GpuPlatform):

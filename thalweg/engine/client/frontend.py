@@ -38,7 +38,7 @@ class Frontend:
     default_sampling: dict[str, Any]
     """SamplingParams fields a request starts from."""
     names: list[str]
-    """What clients may call the model; the first is shown."""
+    """Names that clients may call the model. The first is shown."""
 
     def sampling(self, **fields: Any) -> SamplingParams:
         """Parameters from the fields a caller gave (None = not given) over the model's defaults."""

@@ -71,7 +71,8 @@ def choice_seed(seed: int, index: int) -> int:
 
 
 class InputProcessor:
-    """Turns prompts into submissions. Cheap but for tokenising; thread-safe but for the order seeds are drawn in."""
+    """Turns prompts into submissions. Cheap except for tokenising. Thread-safe except for the order seeds are drawn
+    in."""
 
     def __init__(
         self,
@@ -102,8 +103,8 @@ class InputProcessor:
         handles: Iterator[int],
         first_choice: int = 0,
     ) -> Submission:
-        """One checked submission. RequestError names the field (`param`) and the remedy. first_choice: the number that
-        seeds count from.
+        """One checked submission. RequestError names the field (`param`) and the remedy. first_choice: the number
+        that seeds count from.
 
         A prompt that leaves no room for one token is refused. max_tokens beyond the context is not: the request ends
         with finish_reason "length" when the context is full. (An HTTP layer that must refuse it compares
@@ -180,7 +181,8 @@ class InputProcessor:
         return self._pooling
 
     def prepare(self, params: SamplingParams) -> None:
-        """Reads what takes long of the parameters, so that `process` finds it read. For a thread; RequestError as there."""
+        """Reads what takes long of the parameters, so that `process` finds it read. For a thread. RequestError as
+        there."""
         automaton(tuple(params.stop or ()))
         self._bad_words(tuple(params.bad_words or ()))
 
@@ -310,7 +312,7 @@ class InputProcessor:
         }
 
     def _logprobs(self, param: str, asked: int) -> int:
-        """How many of the most likely tokens; -1 asks for the whole vocabulary."""
+        """How many of the top tokens. -1 asks for the whole vocabulary."""
         count = self._vocab if asked == -1 else asked
         if count > self._max_logprobs:
             raise RequestError(
@@ -321,8 +323,8 @@ class InputProcessor:
         return min(count, self._vocab)
 
     def _read_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """Each word as it begins a text and as it follows a space. The second form is kept only where it differs by its
-        first token alone: a longer one would begin with a bare space, and ban the word's tail after any space."""
+        """Each word as it begins a text and as it follows a space. The second form is kept only where it differs by
+        its first token alone. A longer one would begin with a bare space, and ban the word's tail after any space."""
         if words and self._tokenizer is None:
             raise RequestError("bad_words: this engine runs without a tokenizer; use logit_bias", "bad_words")
         out: dict[tuple[int, ...], None] = {}

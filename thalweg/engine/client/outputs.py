@@ -1,7 +1,8 @@
-"""From tokens to what callers read: text, stop strings, logprobs, finish reasons. Owns the truth of every open request.
+"""From tokens to what callers read: text, stop strings, logprobs, finish reasons. Owns the truth of every open
+request.
 
-One `process` call per frame of the engine; the common case is one token for each of hundreds of sequences, so the work
-per token is a few dictionary look-ups. Knows no transport, no scheduling, no device.
+One `process` call per frame of the engine. The common case is one token for each of hundreds of sequences, so the
+work per token is a few dictionary look-ups. Knows no transport, no scheduling, no device.
 """
 
 from __future__ import annotations
@@ -270,7 +271,7 @@ class _Request:
         stops = automaton(tuple(self.params.stop)) if self.params.stop and tokenizer is not None else None
         self.choices = [_Choice(self, r, i, stops, tokenizer) for i, r in enumerate(submission.requests)]
         self.running, self.made = len(self.choices), 0
-        """Choices not finished; tokens of all choices."""
+        """Choices not finished, and tokens of all choices."""
         self._told = False
         self.metrics = RequestMetrics(arrival_time=now)
         self.cached_tokens: int | None = None
@@ -305,7 +306,7 @@ class _Request:
             self.prompt_logprobs[scores.start + i] = entry
 
     def output(self, time: float) -> RequestOutput | None:
-        """What to tell the caller now; None if its output_kind says to wait."""
+        """What to tell the caller now. None if its output_kind says to wait."""
         done, metrics = self.running == 0, self.metrics
         if self.made > metrics.num_generation_tokens:
             metrics.first_token_ts = metrics.first_token_ts or time

@@ -18,18 +18,18 @@ from thalweg.errors import EngineDeadError, ThalwegError
 from thalweg.host import processes
 
 STOP_SECONDS = 5.0
-"""How long an engine asked to stop may take before it is killed."""
+"""Seconds an engine asked to stop may take before it is killed."""
 
 
 class EngineProcess:
-    """A running engine and its channel. Make one with `start`; end it with `stop`."""
+    """A running engine and its channel. Make one with `start`, and end it with `stop`."""
 
     def __init__(self, process: processes.Process, channel: AsyncChannel, ready: m.Ready) -> None:
         self._process, self._channel = process, channel
         self.ready = ready
         self.pid = process.pid
         self.heard = self.stepped = time.monotonic()
-        """When it last gave a sign of life; when it last finished a step, or had nothing to do."""
+        """Times when it last gave a sign of life, and when it last finished a step or had nothing to do."""
         self.working = False
         self.stuck: str | None = None
         """Why it was killed from here, if it was."""
@@ -37,8 +37,9 @@ class EngineProcess:
 
     @staticmethod
     async def start(args: EngineArgs, standby: Standby | None = None) -> EngineProcess:
-        """An engine that is ready to serve, made of `standby` if that is alive. Raises what it said if it could not start:
-        ConfigError, CheckpointError, UnsupportedModelError, DeviceError; EngineDeadError if it died without words."""
+        """An engine that is ready to serve, made of `standby` if that is alive. Raises what it said if it could not
+        start: ConfigError, CheckpointError, UnsupportedModelError, DeviceError. EngineDeadError if it died without
+        words."""
         if standby is None or not standby.alive:
             standby = Standby(args.device, args)
         process, ours = standby.take()
@@ -65,7 +66,7 @@ class EngineProcess:
             raise EngineDeadError("the engine process is gone") from None
 
     async def receive(self) -> m.Outputs | m.Reply:
-        """The next frame; heartbeats only leave their mark. EngineDeadError, with its last words, when it died."""
+        """The next frame. Heartbeats only leave their mark. EngineDeadError, with its last words, when it died."""
         while True:
             try:
                 message = await self._channel.receive()
@@ -100,7 +101,7 @@ class EngineProcess:
         return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit status {code}"
 
     async def stop(self) -> None:
-        """Ask it to end; kill it if it does not within STOP_SECONDS. Safe to call twice."""
+        """Ask it to end. Kill it if it does not within STOP_SECONDS. Safe to call twice."""
         with contextlib.suppress(EngineDeadError):
             self.post(m.Control(0, "shutdown"))
         await self._channel.close()
@@ -114,7 +115,7 @@ def as_error(failed: m.Failed) -> ThalwegError:
 
 
 async def _end(process: processes.Process, patience: float = 1.0) -> None:
-    """Wait for it to exit; kill it when patience runs out."""
+    """Wait for it to exit. Kill it when patience runs out."""
     try:
         await asyncio.wait_for(process.wait(), patience)
     except TimeoutError:

@@ -1,8 +1,9 @@
 """After an engine died: which sequences go on together, which must first run alone, and which are given up.
 
-A death from outside (SIGKILL, a stopped process) says nothing about the requests: they all go on. A crash while sequences
-run makes each of them a suspect, and suspects run alone, one after another: whoever gets a few tokens further is cleared
-and waits; whoever crashes the engine alone is convicted, and only it fails. Then everyone goes on together.
+A death from outside (SIGKILL, a stopped process) says nothing about the requests: they all go on. A crash while
+sequences run makes each of them a suspect. Suspects run alone, one after another. One that gets a few tokens further
+is cleared and waits. One that crashes the engine alone is convicted, and only it fails. Then everyone goes on
+together.
 
 Pure bookkeeping over handles: knows no process, no clock, no request.
 """
@@ -24,16 +25,16 @@ kills engines may well kill two in a row."""
 
 @dataclass(slots=True)
 class Verdict:
-    """What the caller does now. submit: in this order, prompt and emitted tokens; the rest of the open handles wait."""
+    """What the caller does now. submit: in this order, prompt and emitted tokens. The rest of the open handles wait."""
 
     submit: list[int] = field(default_factory=list)
     convicted: list[int] = field(default_factory=list)
     hold: int | None = None
-    """Take this one back from the engine (abort); its end is then told through `ended`."""
+    """Take this one back from the engine (abort). Its end is then told through `ended`."""
 
 
 class Recovery:
-    """One engine's history of deaths. `on_trial` is the handle that runs alone, if any; meanwhile new requests wait."""
+    """One engine's history of deaths. `on_trial` is the handle that runs alone, if any. Meanwhile new requests wait."""
 
     def __init__(self) -> None:
         self.on_trial: int | None = None
@@ -43,8 +44,8 @@ class Recovery:
         self._progress = False
 
     def died(self, running: Sequence[int], everyone: Sequence[int], *, crashed: bool) -> Verdict:
-        """The engine is gone. running: sequences it had begun; everyone: all open ones, in order of arrival;
-        crashed: it ended by itself (a signal other than SIGKILL, an error), not by somebody's hand."""
+        """The engine is gone. running: sequences it had begun. everyone: all open ones, in order of arrival. crashed:
+        it ended by itself (a signal other than SIGKILL, an error), not by somebody's hand."""
         progress, self._progress = self._progress, False
         if self.on_trial is not None:
             return self._died_in_trial(self.on_trial, everyone, crashed)
@@ -55,7 +56,7 @@ class Recovery:
         return Verdict(submit=list(everyone))
 
     def _died_in_trial(self, accused: int, everyone: Sequence[int], crashed: bool) -> Verdict:
-        """A crash convicts; so do KILLS kills from outside."""
+        """A crash convicts. So do KILLS kills from outside."""
         kills = self._kills + 1
         if accused in everyone and not crashed and kills < KILLS:
             self._suspects.appendleft(accused)
@@ -86,7 +87,7 @@ class Recovery:
         return self._next(everyone) if handle == self.on_trial else Verdict()
 
     def _next(self, everyone: Sequence[int]) -> Verdict:
-        """The next suspect alone; after the last one, everybody."""
+        """The next suspect alone. After the last one, everybody."""
         alive = set(everyone)
         self._proof, self._kills, self.on_trial = 0, 0, None
         while self._suspects:

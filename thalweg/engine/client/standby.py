@@ -53,7 +53,7 @@ class Standby:
         return self._process.pid
 
     def take(self) -> tuple[processes.Process, End]:
-        """The process and our end of its channel, which are the caller's to end from now on."""
+        """The process and our end of its channel. The caller ends both from now on."""
         self._taken = True
         return self._process, self._sock
 

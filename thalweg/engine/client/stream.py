@@ -25,7 +25,7 @@ class Stream:
         """Does the engine wait for the reader?"""
 
     def put(self, output: RequestOutput) -> None:
-        """Deltas add up; anything else replaces what was not taken."""
+        """Deltas add up. Anything else replaces what was not taken."""
         if self.params.output_kind is RequestOutputKind.DELTA:
             self.waiting += sum(len(c.token_ids) for c in output.outputs) * (1 + (self.params.logprobs or 0))
             if self._pending is not None:
@@ -39,7 +39,7 @@ class Stream:
         self._arrived.set()
 
     async def get(self) -> RequestOutput:
-        """The next output; waits for one. Raises what `fail` was given."""
+        """The next output. Waits for one. Raises what `fail` was given."""
         await self._arrived.wait()
         if self._pending is None:
             assert self._error is not None
@@ -51,7 +51,7 @@ class Stream:
 
 
 def merged(old: RequestOutput, new: RequestOutput) -> RequestOutput:
-    """Two deltas as one; made of their parts, in time that does not depend on how much waits already."""
+    """Two deltas as one, made of their parts, in time that does not depend on how much waits already."""
     if new.prompt_logprobs is None:
         new.prompt_logprobs = old.prompt_logprobs
     later = {c.index: c for c in new.outputs}

@@ -1,8 +1,8 @@
 """Keeps an engine process alive: notices death and hang, starts another, and gives it back everything that was open.
 
-The engine is crash-only; the truth of each request is in `OutputProcessor`, on this side. A restart resubmits prompt +
-emitted tokens, and since noise goes by position the continuation is what would have come. Who runs after a death is
-`Recovery`'s to say. Knows no HTTP and no text.
+The engine is crash-only. The truth of each request is in `OutputProcessor`, on this side. A restart resubmits prompt
++ emitted tokens. Since noise goes by position, the continuation is what would have come. `Recovery` decides who runs
+after a death. Knows no HTTP and no text.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ logger = logging.getLogger(__name__)
 WINDOW_SECONDS = 600.0
 """`max_restarts` are counted over this long."""
 SILENT_SECONDS = 2.0
-"""Without a sign of life for this long the engine does not count as ready: several heartbeats are missing."""
+"""Seconds without a sign of life after which the engine does not count as ready. Several heartbeats are then missing."""
 LOOK_SECONDS = 0.25
 STANDBY_AFTER = 2.0
 """Seconds from an engine's being ready to the start of the process that would replace it."""
 STANDBY_AT_LAST = 60.0
-"""And at most, where such processes die one after another."""
+"""Upper bound of that delay, where such processes die one after another."""
 CONVICTED = (
     "this request was running alone when the engine crashed, after it had been present in an earlier crash; it is not retried"
 )
@@ -53,10 +53,10 @@ class OpenRequests(Protocol):
 
 
 class Supervisor:
-    """One engine at a time. `start`, then `submit` and `abort`; `stop` at the end. Everything on one event loop.
+    """One engine at a time. `start`, then `submit` and `abort`, and `stop` at the end. Everything on one event loop.
 
-    on_outputs: every frame, before this class draws conclusions from it. on_convicted: a choice that crashes the engine, with
-    words for its client. on_dead: no engine any more, and there will be none.
+    on_outputs: every frame, before this class draws conclusions from it. on_convicted: a choice that crashes the
+    engine, with words for its client. on_dead: no engine any more, and there will be none.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Supervisor:
             self._on_dead(e)
 
     async def _serve(self) -> EngineDeadError:
-        """Take frames until the engine dies; how."""
+        """Take frames until the engine dies. Returns how it died."""
         engine = self._engine
         assert engine is not None
         watch = asyncio.create_task(self._watch(engine))
@@ -214,7 +214,7 @@ class Supervisor:
         self._hello(everyone if accused is None else verdict.submit)
 
     async def _afford(self, why: EngineDeadError) -> None:
-        """Count this restart; wait before it if those before brought nothing."""
+        """Count this restart. Wait before it if those before brought nothing."""
         now = time.monotonic()
         while self._deaths and self._deaths[0] < now - WINDOW_SECONDS:
             self._deaths.popleft()
@@ -296,8 +296,8 @@ class Supervisor:
             self._reserve = asyncio.create_task(self._keep_reserve())
 
     async def _keep_reserve(self) -> None:
-        """A process that stands by, and another when that is taken or dies. Not at once, so that it takes no time from the
-        requests that waited for a start; later and later if they die soon."""
+        """A process that stands by, and another when that is taken or dies. Not at once, so that it takes no time
+        from the requests that waited for a start. Later and later if they die soon."""
         lost = 0
         while True:
             while self.state != "ready":

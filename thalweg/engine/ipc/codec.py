@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 MAX_FRAME = 256 << 20
-"""Bytes; a longer frame is refused before it is read. Fits the longest prompt logprobs of a step."""
+"""Bytes. A longer frame is refused before it is read. Fits the longest prompt logprobs of a step."""
 HEADER = struct.Struct("!I")
 _ARRAY = 1
 _DTYPES = frozenset({"<i4", "<i8", "<f4", "<u4", "|b1", "|u1"})
@@ -27,7 +27,7 @@ class FrameError(ValueError):
 
 
 class Codec(Generic[M]):
-    """Encodes any message; decodes only `expected` (a type or a union of tagged structs)."""
+    """Encodes any message. Decodes only `expected` (a type or a union of tagged structs)."""
 
     def __init__(self, expected: Any) -> None:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_to_wire)

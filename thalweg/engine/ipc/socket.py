@@ -15,10 +15,10 @@ class ChannelClosedError(ConnectionError):
 
 
 class Channel:
-    """Blocking side (the engine). Any thread may send; one receives."""
+    """Blocking side (the engine). Any thread may send. One receives."""
 
     def __init__(self, fd: int, codec: Codec[Any]) -> None:
-        """fd: the inherited end; this object closes it."""
+        """fd: the inherited end. This object closes it."""
         self._sock = socket.socket(fileno=fd)
         self._codec = codec
         self._sending = threading.Lock()
@@ -54,7 +54,7 @@ class Channel:
 
 
 class AsyncChannel:
-    """Event-loop side (the client). Sends keep their order; `send` waits when the peer reads slowly."""
+    """Event-loop side (the client). Sends keep their order. `send` waits when the peer reads slowly."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, codec: Codec[Any]) -> None:
         self._reader, self._writer, self._codec = reader, writer, codec

@@ -8,7 +8,7 @@ from thalweg.hal import discovery
 
 def begin(device: str) -> None:
     """Let the platform of `--device device` begin what other threads can do while this one imports. What is not there is
-    the build's to refuse."""
+    refused by `build`."""
     try:
         platform = discovery.asked(device)
         if platform.runs_models:

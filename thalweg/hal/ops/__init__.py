@@ -1,7 +1,7 @@
 """The ops: torch bodies that define them, each with samples for tests and benchmarks and the tolerance kernels must keep.
 
 Bodies are traceable: no data-dependent shape or branch, no host synchronisation, no write through a view.
-In a sample, a float16 array stands for the model's dtype, whichever is being tested; float32 stays what it is.
+In a sample, a float16 array stands for the model's dtype, whichever is being tested. float32 stays float32.
 """
 
 from __future__ import annotations

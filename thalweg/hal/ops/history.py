@@ -36,10 +36,11 @@ def _write_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
 
 @op(samples=[Sample("last-is-out-of-range", _write_sample)])
 def history_write(history: Tensor, slots: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    """The history with tokens[i] at [slots[i], positions[i]]: history i32[slots, L]; slots, positions, tokens i32[N].
+    """The history with tokens[i] at [slots[i], positions[i]]: history i32[slots, L], and slots, positions, tokens
+    i32[N].
 
-    A position at or beyond L (the token that reaches the length limit, padding) is not kept: it goes to scratch, as
-    does everything of the scratch slot. Kernels may write in place: use the result.
+    A position at or beyond L (the token that reaches the length limit, padding) goes to scratch, as does everything
+    of the scratch slot. Kernels may write in place: use the result.
     """
     keep = (slots != SCRATCH) & (positions >= 0) & (positions < history.shape[1])
     row, column = torch.where(keep, slots, SCRATCH), torch.where(keep, positions, 0)

@@ -26,11 +26,11 @@ def penalties(
     logits: Tensor, history: Tensor, slots: Tensor, lengths: Tensor, prompt_len: Tensor, repetition: Tensor,
     presence: Tensor, frequency: Tensor,
 ) -> Tensor:  # fmt: skip
-    """logits f32[S, V], history i32[slots, L], the rest [S]; lengths = tokens known (context + query) -> f32[S, V].
+    """logits f32[S, V], history i32[slots, L], the rest [S] -> f32[S, V]. lengths = tokens known (context + query).
 
     Repetition (Keskar et al. 2019, CTRL): a positive logit of a token seen in prompt or output is divided by it, a
-    negative one multiplied. Then the OpenAI penalties, for tokens seen in the output (positions >= prompt_len):
-    minus frequency * times seen, minus presence.
+    negative one multiplied. Then the OpenAI penalties, for tokens seen in the output (positions >= prompt_len): minus
+    frequency * times seen, minus presence.
     """
     vocab = logits.shape[1]
     position = torch.arange(history.shape[1], device=logits.device, dtype=torch.int32)
@@ -86,7 +86,8 @@ def _bias_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
 
 @op(samples=[Sample("add-and-ban", _bias_sample)])
 def logit_bias(logits: Tensor, row: Tensor, token: Tensor, value: Tensor) -> Tensor:
-    """logits[row[i], token[i]] + value[i] for every i: logits f32[S, V], row and token i32[N], value f32[N]; -inf bans."""
+    """logits[row[i], token[i]] + value[i] for every i. logits f32[S, V], row and token i32[N], value f32[N]. -inf
+    bans."""
     return logits.index_put((row.long(), token.long()), value, accumulate=True)
 
 

@@ -66,13 +66,15 @@ NVFP4 = WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn")
 def linear(
     x: Tensor, weight: Tensor | Mapping[str, Tensor], bias: Tensor | None = None, *, act: str = "", group: int = 0
 ) -> Tensor:
-    """x @ weight.T + bias: x [..., in], weight [out, in] (or what the kernel's pack made of it), bias [out] -> [..., out].
+    """x @ weight.T + bias: x [..., in], weight [out, in] (or what the kernel's pack made of it), bias [out] -> [...,
+    out].
 
-    Facts at bind: in_features, out_features, dtype, weight (a WeightFormat), and of a quantised one its act and group.
+    Facts at bind: in_features, out_features, dtype, weight (a WeightFormat), and of a quantised one its act and
+    group.
     Rows are padded to a multiple of 16, because matrix libraries sum in another order for one row, or few, or a
-    remainder: padded, a row's result does not depend on how many rows come with it.
-    Quantised weights are turned back into the model's dtype first; with act, so is what is left of the input after it was
-    rounded to codes of that type with one scale per row or group.
+    remainder. So a padded row's result does not depend on how many rows come with it.
+    Quantised weights are dequantised to the model's dtype first. With act, inputs are rounded to codes of that type
+    with one scale per row or group, and dequantised too.
     """
     rows = x.reshape(-1, x.shape[-1])
     if act:
@@ -105,9 +107,10 @@ def _argmax_sample(rows: int, fan_in: int, fan_out: int, bias: bool = False, wei
 def linear_argmax(
     x: Tensor, weight: Tensor | Mapping[str, Tensor], bias: Tensor | None = None, *, act: str = "", group: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """The argmax of `linear`, arguments and facts alike: (place i32[...], of equals the first; value f32[...]). In a row with
-    NaN the value is NaN and the place is any.
+    """The argmax of `linear`, arguments and facts alike -> (place i32[...], value f32[...]). Of equals the first
+    place counts. In a row with NaN the value is NaN and the place is any.
 
-    An optional op: layers that bound `linear` offer it beside that (`Binder.offer`), and kernels of both read one weight."""
+    An optional op: layers that bound `linear` offer it beside that (`Binder.offer`), and kernels of both read one
+    weight."""
     out = linear.reference(x, weight, bias, act=act, group=group).to(torch.float32)
     return out.argmax(-1).to(torch.int32), out.amax(-1)

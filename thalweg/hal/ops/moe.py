@@ -38,12 +38,12 @@ def route(
     logits: Tensor, bias: Tensor | None = None, *, k: int, scores: str, renormalise: bool, scale: float = 1.0, groups: int = 1,
     top_groups: int = 1,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The k experts of each token and their weights: logits f32[T, E], bias f32[E] -> (ids i32[T, k], weights f32[T, k]), best
-    first, of equals the lower id.
+    """The k experts of each token and their weights, best first, of equals the lower id: logits f32[T, E], bias
+    f32[E] -> (ids i32[T, k], weights f32[T, k]).
 
-    Scores are softmax or sigmoid of the logits; those chosen are the weights, divided by their sum (renormalise; plus 1e-20
-    where they are sigmoids) and times scale. Choosing goes by score + bias. With groups (DeepSeek-V3, 2.1.2) only the
-    experts of the top_groups groups count whose two best add up to most.
+    Scores are softmax or sigmoid of the logits. The chosen scores are the weights, divided by their sum (renormalise,
+    plus 1e-20 for sigmoids) and times scale. Choosing goes by score + bias. With groups (DeepSeek-V3, 2.1.2) an
+    expert counts only in one of the top_groups groups, ranked by the sum of their two best.
     """
     if scores not in ("softmax", "sigmoid"):
         raise ValueError(f"route: scores are softmax or sigmoid, not {scores!r}")
@@ -89,11 +89,12 @@ def experts(
     x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor | Mapping[str, Tensor], down: Tensor | Mapping[str, Tensor], *,
     experts: int, act: str = "silu", group: int = 0,
 ) -> Tensor:  # fmt: skip
-    """Gated feed-forward layers, of which each token has k: x [T, H], ids i32[T, k] (distinct in a row), weights f32[T, k]
-    -> [T, H], the sum over its experts e, in float32, of weight * down_e(act(gate_e(x)) * up_e(x)).
+    """Gated feed-forward layers, of which each token has k: x [T, H], ids i32[T, k] (distinct in a row), weights
+    f32[T, k] -> [T, H], the sum over its experts e, in float32, of weight * down_e(act(gate_e(x)) * up_e(x)).
 
-    gate_up [experts * 2 F, H]: of each expert its F rows of gate, then those of up; down [experts * H, F]. Both are one weight,
-    quantised in one format. Facts at bind: dtype, weight (its WeightFormat), and of a quantised one its group.
+    gate_up [experts * 2 F, H] holds of each expert its F rows of gate, then those of up. down is [experts * H, F].
+    Both are one weight, quantised in one format. Facts at bind: dtype, weight (its WeightFormat), and of a quantised
+    one its group.
     """
     first, second = (w if isinstance(w, Tensor) else dequantise(w, group, x.dtype) for w in (gate_up, down))
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)

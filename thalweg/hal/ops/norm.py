@@ -29,7 +29,7 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> T
     """x / sqrt(mean(x^2) + eps) over the last dimension in float32, cast to x.dtype, then times weight: x [..., H],
     weight [H] -> [..., H]. The rounding order is that of Llama's published implementation.
 
-    offset: added to the weight; the product is then taken in float32 and cast last, as Gemma's implementation does."""
+    offset: added to the weight. The product is then taken in float32 and cast last, as Gemma's implementation does."""
     wide = x.to(torch.float32)
     scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
     if offset:

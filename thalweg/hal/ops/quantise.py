@@ -28,8 +28,8 @@ def round_rows(x: Tensor, act: str, group: int = 0) -> Tensor:
 
 
 def quantise_rows(x: Tensor, act: str) -> tuple[Tensor, Tensor]:
-    """x [rows, in] -> (codes [rows, in] of dtype act, scale float32 [rows, 1]): a row's scale is its largest
-    magnitude over the largest of the type, 1 for a row of zeros; codes are the nearest (ties to even) of x / scale."""
+    """x [rows, in] -> (codes [rows, in] of dtype act, scale float32 [rows, 1]). A row's scale is its largest
+    magnitude over the largest of the type, 1 for a row of zeros. Codes are the nearest (ties to even) of x / scale."""
     kind = getattr(torch, act)
     top = 127.0 if act == "int8" else torch.finfo(kind).max
     wide = x.to(torch.float32)
@@ -40,12 +40,12 @@ def quantise_rows(x: Tensor, act: str) -> tuple[Tensor, Tensor]:
 
 
 KV_DTYPES = ("float8_e4m3fn", "float8_e5m2", "int8")
-"""What a KV cache may hold instead of the model's dtype."""
+"""Types that a KV cache may hold instead of the model's dtype."""
 
 
 def encode_kv(x: Tensor, kv_dtype: str) -> Tensor:
-    """Keys or values [..., D] as a cache of this `AttnSpec.kv_dtype` keeps them: [..., D], or for int8 [..., D + SCALE_BYTES]:
-    codes, then the bytes of their scale."""
+    """Keys or values [..., D] as a cache of this `AttnSpec.kv_dtype` keeps them: [..., D]. For int8
+    [..., D + SCALE_BYTES]: codes, then the bytes of their scale."""
     if kv_dtype not in KV_DTYPES:
         return x
     if kv_dtype == "int8":
@@ -65,8 +65,9 @@ def decode_kv(held: Tensor, kv_dtype: str, dtype: torch.dtype) -> Tensor:
 
 
 def at_rest(w: QTensor) -> dict[str, Tensor]:
-    """The data of a quantised QTensor as bodies keep it: 4-bit codes two to a byte, the first in the lower half ("pairs",
-    u8 [out, in / 2]; of floats "float_pairs"), so that a 4-bit file stays one in memory. An odd row stays as it is."""
+    """The data of a quantised QTensor as bodies keep it. 4-bit codes lie two to a byte, the first in the lower half
+    ("pairs", u8 [out, in / 2], of floats "float_pairs"). So a 4-bit file stays 4-bit in memory. An odd row stays as
+    it is."""
     data = dict(w.data)
     if w.format.bits != 4 or w.shape[1] % 2:
         return data
@@ -103,16 +104,17 @@ def dequantise(data: Mapping[str, Tensor], group: int, dtype: torch.dtype) -> Te
 
 
 def _per_input(groups: Tensor, group: int, fan_in: int) -> Tensor:
-    """[out, groups] -> [out, in] in float32; as it is where one value serves all inputs."""
+    """[out, groups] -> [out, in] in float32. One value for all inputs stays as it is."""
     groups = groups.to(torch.float32)
     return groups if group <= 0 else groups.repeat_interleave(group, dim=1)[:, :fan_in]
 
 
 def quantise(weight: Tensor, format: WeightFormat) -> QTensor:
-    """A dense weight [out, in] rounded to nearest in this format: scales from each group's largest magnitude (symmetric) or
-    its range, zero included (not symmetric). kind "float" with 4 bits rounds scales up to powers of two (MX formats have such
-    scales; the rule of their specification rounds down, and cuts what then lies beyond the last level), or to the nearest of
-    `scale_dtype` under a scale of the tensor that puts the largest of them at its end, as NVFP4 does."""
+    """A dense weight [out, in] rounded to nearest in this format. Scales come from each group's largest magnitude
+    (symmetric) or its range, zero included (not symmetric).
+    kind "float" with 4 bits rounds scales up to powers of two, the scales of MX formats. The rule of their
+    specification rounds down, and clamps what then exceeds the last level. With `scale_dtype` scales are rounded to
+    its nearest, as NVFP4 does. A scale of the tensor then puts the largest of them at the end of that type."""
     out, fan_in = weight.shape
     size = {0: fan_in, -1: fan_in}.get(format.group, format.group)
     groups = -(-fan_in // size)
@@ -153,7 +155,7 @@ def _float_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
     else:
         held = scales = torch.exp2(torch.ceil(torch.log2(_nonzero(_largest(wide, format) / E2M1[-1]))))
     levels = torch.tensor(E2M1)
-    # To the nearer of two neighbours; a value in the middle goes to the one whose last bit is 0.
+    # To the nearer of two neighbours. A value in the middle goes to the one whose last bit is 0.
     below = torch.bucketize((wide / scales[..., None]).abs(), levels, right=True).sub(1).clamp(0, len(E2M1) - 2)
     x = (wide / scales[..., None]).abs()
     middle = (levels[below] + levels[below + 1]) / 2

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021). Tables come ready made: frequency scaling is the model's business."""
+"""Rotary position embedding (Su et al. 2021). Tables come ready made. The model does frequency scaling."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def rope(
 ) -> tuple[Tensor, Tensor]:
     """Rotate the first rotary_dim of every head by its token's angles.
 
-    q [T, Hq, D], k [T, Hk, D], positions i32[T], cos_sin f32[L, rotary_dim] (cosines, then sines, rotary_dim / 2 each)
-    -> (q, k). Pairs are (i, i + rotary_dim / 2); interleaved: (2i, 2i + 1). Cosine and sine are rounded to q.dtype
-    before they multiply, as the published implementations do.
+    q [T, Hq, D], k [T, Hk, D], positions i32[T], cos_sin f32[L, rotary_dim] (cosines, then sines, rotary_dim / 2
+    each) -> (q, k). Pairs are (i, i + rotary_dim / 2), or interleaved (2i, 2i + 1). Cosine and sine are rounded to
+    q.dtype before they multiply, as the published implementations do.
     """
     cos, sin = cos_sin[positions.long()].to(q.dtype).unsqueeze(1).chunk(2, -1)
     return _rotate(q, cos, sin, rotary_dim, interleaved), _rotate(k, cos, sin, rotary_dim, interleaved)

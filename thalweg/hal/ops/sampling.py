@@ -28,10 +28,10 @@ def _truncate_sample(tied: bool) -> Sample:
 def truncate(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """-inf where a token is cut: logits f32[S, V] (already divided by temperature), the rest [S] -> f32[S, V].
 
-    In this order: min_p cuts what is less likely than min_p times the most likely token; top_k (0 = off) cuts what is
-    below the k-th largest logit (equals of the k-th stay); top_p (1 = off; Holtzman et al. 2019) cuts, of what is
-    left, tokens whose more likely ones already hold a probability of top_p, equals in order of their ids. The most
-    likely token always stays.
+    The order is min_p, top_k, top_p. min_p cuts what is less likely than min_p times the argmax. top_k (0 = off) cuts
+    what is below the k-th largest logit, and equals of the k-th stay. top_p (1 = off, Holtzman et al. 2019) cuts
+    tokens whose more likely ones already hold a probability of top_p of what is left, equals in order of their ids.
+    The argmax always stays.
     """
     top = logits.amax(-1, keepdim=True)
     logits = logits.masked_fill(torch.exp(logits - top) < min_p[:, None], float("-inf"))
@@ -96,9 +96,9 @@ def sample(logits: Tensor, temperature: Tensor, seed: Tensor, position: Tensor, 
     """One token per row: logits f32[S, V] (already divided by temperature), temperature f32[S], seed i32[S, 2],
     position i32[S] = index of the token being sampled -> i32[S].
 
-    A row of temperature 0 takes the largest logit, of equals the lowest id. Any other row draws from softmax(logits):
-    the largest logit + noise(seed, position, id), the noise being that of `thalweg.hal.noise`. random=False says that
-    every row is of temperature 0.
+    A row of temperature 0 takes the argmax, of equals the lowest id. Any other row draws from softmax(logits): the
+    argmax of logit + noise(seed, position, id), with the noise of `thalweg.hal.noise`. random=False says that every
+    row is of temperature 0.
     """
     greedy = logits.argmax(-1).to(torch.int32)
     if not random:
@@ -121,10 +121,10 @@ def _all_at_once_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
 def draw(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Temperature, `truncate` and `sample` in one: logits f32[S, V], seed i32[S, 2], the rest [S] -> (tokens i32[S], most
-    f32[S]: the largest of each row after division, NaN if one is).
+    """Temperature, `truncate` and `sample` in one: logits f32[S, V], seed i32[S, 2], the rest [S] -> (tokens i32[S],
+    most f32[S]: the largest of each row after division, NaN if one is).
 
-    For devices that save passes over the logits by it; others are asked for the parts.
+    For devices that save passes over the logits by it. Others are asked for the parts.
     """
     scaled = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
     kept = truncate(scaled, top_k, top_p, min_p)

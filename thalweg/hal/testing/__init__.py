@@ -3,7 +3,9 @@
     pytest --pyargs thalweg.hal.testing --platform=NAME [--platform-options JSON] [--mode test|perf|support] [--part I/N]
 
 test: every kernel against the reference body of its op, attention against a dense formula, the device's promises.
-perf: median times, one JSON line each. support: the support matrix, in Markdown. It uses nothing of a backend but the
-contract: arrays go in by `put`, work runs by `compile`, results come out of `Pending.result`. --part: every N-th of the
-chosen tests, from the I-th on, where all of them take longer than one wants to wait at once.
+perf: median times, one JSON line each. support: the support matrix, in Markdown.
+--part: every N-th of the chosen tests, from the I-th on, where all of them take too long at once.
+
+The kit uses nothing of a backend but the contract: arrays go in by `put`, work runs by `compile`, results come out of
+`Pending.result`.
 """

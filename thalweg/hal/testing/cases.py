@@ -37,7 +37,7 @@ def rng(*name: object) -> np.random.Generator:
 
 
 def dtypes_of(op: Op) -> tuple[str, ...]:
-    """The dtypes an op is tested in: those with a tolerance; exact ops hold integers or float32."""
+    """The dtypes an op is tested in: those with a tolerance. Exact ops hold integers or float32."""
     return tuple(op.tolerances) or ("float32",)
 
 
@@ -97,7 +97,7 @@ class Compiled:
         self._run = device.compile(step, None, self._box, None, None)
 
     def __call__(self, args: Sequence[Any]) -> list[np.ndarray]:
-        """Its results on the host, floating ones as float32. The arguments are the step's to use up."""
+        """Its results on the host, floating ones as float32. The step may consume its arguments."""
         self._box.value = list(args)
         result = self._run(empty_batch()).result()
         return [np.asarray(result.extras[str(i)]) for i in range(len(result.extras))]
@@ -135,7 +135,7 @@ def reference(op: Op, sample: Sample, args: Sequence[torch.Tensor]) -> list[np.n
 
 
 def difference(got: np.ndarray, want: np.ndarray) -> float:
-    """Largest difference relative to the largest magnitude; inf if shapes, infinities or integers differ."""
+    """Largest difference relative to the largest magnitude. inf if shapes, infinities or integers differ."""
     if got.shape != want.shape:
         return float("inf")
     if not np.issubdtype(want.dtype, np.floating):
@@ -149,7 +149,7 @@ def difference(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def kernels_of(device: Device, op: Op) -> list[Kernel | None]:
-    """The device's kernels for an op, in order; [None] = it runs the reference body."""
+    """The device's kernels for an op, in order. [None] = it runs the reference body."""
     found: list[Kernel | None] = [k for k in device.kernels if k.op == op.name]
     return found or [None]
 

@@ -87,7 +87,7 @@ _KEY: pytest.StashKey[tuple[Platform, Device | None, str]] = pytest.StashKey()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`case`: every op x sample x dtype x kernel of the device; `attention`: every attention backend."""
+    """`case`: every op x sample x dtype x kernel of the device. `attention`: every attention backend."""
     if not {"case", "attention"} & set(metafunc.fixturenames):
         return
     platform, device, why = _open(metafunc.config)

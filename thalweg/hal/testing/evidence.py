@@ -1,9 +1,10 @@
-"""What a run of the kit has shown, kernel by kernel, as a file: the support matrix is made of such files, never typed.
+"""What a run of the kit has shown, kernel by kernel, as a file. The support matrix is made of such files, never typed.
 
     pytest --pyargs thalweg.hal.testing --platform=NAME --evidence=FILE [--evidence-level LEVEL] [--evidence-for A,B] [-n 8]
 
-level: how far a kernel was taken: executed (on the device), hosted (this platform's code, on a processor in the device's
-place), interpreted, compiled, reference. for: the platforms these kernels serve, by default the one under test.
+level: how far a kernel was taken. executed is on the device, hosted is this platform's code on a processor in the
+device's place. Others are interpreted, compiled and reference. for: the platforms these kernels serve, by default
+the one under test.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PROPERTY = "thalweg.kernel"
 
 
 def kernel_of(params: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(op, kernel) that a test of these parameters is about; None: about none."""
+    """(op, kernel) that a test of these parameters is about. None: about none."""
     if params.get("case") is not None:
         op, _, _, kernel = params["case"]
         return op.name, kernel.name if kernel else "reference"
@@ -41,8 +42,8 @@ def note(cells: Cells, what: tuple[str, str], outcome: str) -> None:
 
 
 class Collector:
-    """Counts the reports of one run, in the process that gets all of them: the only one, or the one that xdist's workers
-    report to. A test whose worker dies has failed: what it was about is known from the report of its set-up."""
+    """Counts the reports of one run, in the process that gets all of them: the only one, or the one that xdist's
+    workers report to. A test whose worker dies has failed. The report of its set-up says what it was about."""
 
     def __init__(self) -> None:
         self.cells: Cells = {}

@@ -22,7 +22,7 @@ HIDDEN, FFN, VOCAB = 1024, 3072, 151_936
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One measured use. bytes: what must at least be read and written; flops: multiplications and additions."""
+    """One measured use. bytes: what must at least be read and written. flops: multiplications and additions."""
 
     op: Op
     sample: Sample
@@ -127,8 +127,8 @@ def median_seconds(device: Device, call: Callable[..., Any], args: Sequence[Any]
 
 
 def support(device: Device) -> str:
-    """The support matrix: every op and dtype, which kernel a layer gets, how far it was proven here, and why the kernels
-    preferred to it were not taken. "executed" = it ran on this device just now and was within tolerance."""
+    """The support matrix: every op and dtype, which kernel a layer gets, how far it was proven here, and why the
+    preferred kernels were not taken. "executed" = it ran on this device just now and was within tolerance."""
     lines = [
         f"## {device.info.kind}: {device.info.name}",
         "",

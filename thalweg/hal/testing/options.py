@@ -1,5 +1,5 @@
 """The command line of the conformance kit. A plugin of its own, so that pytest knows the options before it has found
-the kit; beside them it writes what --evidence asks for, and does nothing at all for anybody else's tests."""
+the kit. It also writes what --evidence asks for, and does nothing for anybody else's tests."""
 
 from __future__ import annotations
 

@@ -40,13 +40,13 @@ def story(rng: np.random.Generator, spec: AttnSpec, length: int, query: int) -> 
 
 
 def sinks(spec: AttnSpec) -> np.ndarray | None:
-    """[heads], some of which outweigh every score of a short sequence; None where the spec has none."""
+    """[heads], some of which outweigh every score of a short sequence. None where the spec has none."""
     return np.linspace(-2, 4, spec.heads, dtype=np.float32) if spec.sinks else None
 
 
 def dense(s: Story, spec: AttnSpec, dtype: torch.dtype) -> np.ndarray:
-    """softmax(q k^T * scale) v of the last `query` tokens, in float64 from inputs rounded to dtype, keys and values also to
-    what the cache holds -> [query, heads, D]."""
+    """softmax(q k^T * scale) v of the last `query` tokens -> [query, heads, D]. Computed in float64 from inputs
+    rounded to dtype, keys and values also to what the cache holds."""
     q = torch.from_numpy(s.q).to(dtype).double().numpy()
     k, v = (_held(torch.from_numpy(a).to(dtype), spec).double().numpy() for a in (s.k, s.v))
     v = k[..., : spec.latent] if spec.kind == "latent" else v
@@ -75,7 +75,7 @@ def _held(x: torch.Tensor, spec: AttnSpec) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """A prologue and the (host) arrays it takes; norms have a weight for q and one for k."""
+    """A prologue and the (host) arrays it takes. Norms have a weight for q and one for k."""
 
     prologue: QKPrologue
     cos_sin: torch.Tensor
@@ -153,8 +153,9 @@ class Cache:
         self, batch: StepBatch, q: np.ndarray, k: np.ndarray, v: np.ndarray, shape: StepShape | None = None,
         fused: Fused | None = None,
     ) -> np.ndarray:  # fmt: skip
-        """q, k, v of the batch's tokens (float32) -> [T, heads, D]. With a shape, or on a device whose batches are always
-        padded, the batch is padded, and the padding tokens' q, k and v are NaN. fused: the backend turns q and k."""
+        """q, k, v of the batch's tokens (float32) -> [T, heads, D]. With a shape, or on a device whose batches are
+        always padded, the batch is padded, and the padding tokens' q, k and v are NaN. fused: the backend applies
+        RoPE to q and k."""
         tokens = batch.tokens.shape[0]
         if shape is None and self._device.pads:
             shape = roomy(batch)
@@ -170,7 +171,7 @@ class Cache:
         return np.asarray(self._made[key](batch).result().extras["out"])[:tokens]
 
     def _params(self, fused: Fused | None) -> Any:
-        """As `_step` takes them; a prologue's arrays are those it is first used with."""
+        """As `_step` takes them. A prologue's arrays are those it is first used with."""
         if fused is None:
             return self._sinks
         weights = () if fused.prologue.eps is None else fused.weights
@@ -207,8 +208,8 @@ def rows(stories: Sequence[Story], start: Sequence[int], query: Sequence[int]) -
 
 
 def poison(cache: Cache, blocks: int, size: int, spec: AttnSpec) -> None:
-    """Fill every block but scratch with NaN, as an earlier owner whose numbers went wrong would have left them: eight owners,
-    as one would attend to thousands of tokens for nothing."""
+    """Fill every block but scratch with NaN, as an earlier owner with broken values would have left them. Eight
+    owners, as one would attend to thousands of tokens for nothing."""
     owned = [part for part in np.array_split(np.arange(1, blocks, dtype=np.int32), 8) if len(part)]
     table = np.zeros((len(owned), len(owned[0])), np.int32)
     for row, part in zip(table, owned, strict=True):

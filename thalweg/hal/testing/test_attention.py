@@ -37,7 +37,7 @@ PROLOGUES: Mapping[str, Callable[[int], QKPrologue]] = {
     "norms-offset": lambda d: QKPrologue(d, eps=1e-6, offset=1.0),
     "interleaved": lambda d: QKPrologue(d, interleaved=True),
 }
-"""Of heads of so many elements."""
+"""Prologues of heads of so many elements."""
 LARGE = 256
 """Tokens of the blocks that only those are tested with who take no small ones."""
 MIX = [(1, 1), (37, 1), (300, 1), (45, 20), (64, 64), (130, 2), (16, 16), (700, 1), (560, 30)]

@@ -1,5 +1,5 @@
-"""Every kernel of the device against the body that defines its op; and, where a kernel says that a row's bits do not
-depend on the batch, whether that is so."""
+"""Every kernel of the device against the body that defines its op. Where a kernel claims that a row's bits do not
+depend on the batch, that too."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Who may go to the engine, and when: a bounded queue, and turns by tenant.
 
-A request is charged before it costs anything: with its place when its body has arrived (until then it costs the bytes of that,
-which are bounded elsewhere), with its prompts and tokens when those are known. A queue that is full refuses at once (429 with
-Retry-After) rather than let everybody wait longer. The engine is given little more than it can run at once (`window`); the rest
-waits here, where the next is taken from each tenant in turn, so that a hundred requests of one tenant delay another's by one
-turn, not by a hundred. Nor can one tenant fill the queue: it may hold SHARE times what it leaves free (the dynamic thresholds
-of Choudhury and Hahne, 1998).
+A request is charged before it costs anything. It is charged with its place when its body has arrived (until then it
+costs the bytes of that, which are bounded elsewhere), and with its prompts and tokens when those are known. A full
+queue refuses at once (429 with Retry-After) rather than let everybody wait longer. The engine is given little more
+than it can run at once (`window`). The rest waits here, and the next is taken from each tenant in turn. So a hundred
+requests of one tenant delay another's by one turn, not by a hundred. Nor can one tenant fill the queue: it may hold
+SHARE times what it leaves free (the dynamic thresholds of Choudhury and Hahne, 1998).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Admission:
         self.places, self.tokens = 0, 0
         """Prompts that have not started, and their tokens."""
         self._held: dict[str, tuple[int, int]] = {}
-        """The same, of each tenant that holds any."""
+        """Places and tokens of each tenant that holds any."""
         self.refused = 0
         self._drain = Drain(window, clock)
         self._queues: OrderedDict[str, list[_Waiter]] = OrderedDict()
@@ -92,7 +92,7 @@ class Admission:
 
     @property
     def most_together(self) -> int:
-        """Choices of one prompt that take one turn; more would wait for an engine that is nearly empty, and keep it."""
+        """Choices of one prompt that take one turn. More would wait for an engine that is nearly empty, and keep it."""
         return max(1, self.window // 4)
 
     def look(self, tenant: str) -> None:
@@ -129,8 +129,8 @@ class Admission:
     async def turn(
         self, ticket: Ticket, sequences: int, tokens: int, priority: int = 0, prompts: int = 1
     ) -> AsyncIterator[None]:
-        """Waits until a prompt of `ticket`, or some choices of it, may run; while the block runs, they count as running.
-        sequences: at most `most_together`. prompts: 0 for choices of a prompt that has started."""
+        """Waits until a prompt of `ticket`, or some choices of it, may run. While the block runs, they count as
+        running. sequences: at most `most_together`. prompts: 0 for choices of a prompt that has started."""
         if self._closed is not None:
             raise self._closed
         cost = min(sequences, self.most_together)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 WEIGHT = 1 / 8
-"""Of the latest prompt in the mean."""
+"""Weight of the latest prompt in the mean."""
 
 
 class Drain:
@@ -22,7 +22,7 @@ class Drain:
         """Means of finished prompts: sequences x seconds, sequences. 0: none has finished."""
         self._running = 0
         self._since = 0.0
-        """When one last ended, or the first began."""
+        """Time when one last ended, or the first began."""
 
     def started(self) -> float:
         """A prompt is served from now on. What `ended` wants to know."""

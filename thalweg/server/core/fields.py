@@ -1,7 +1,9 @@
-"""What becomes of a request's fields: honoured, refused because the answer would not be what was asked for, or not known.
+"""What becomes of a request's fields: honoured, refused because the answer would not be what was asked for, or not
+known.
 
-Clients send fields of their own and of servers to come, so what nobody here knows is ignored: said once in the log, by name
-and never by value, and counted in a metric. --strict-requests refuses it. A field known to change the answer is never ignored.
+Clients send fields of their own and of servers to come. So unknown fields are ignored, logged once by name and never
+by value, and counted in a metric. --strict-requests refuses them. A field known to change the answer is never
+ignored.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Fields:
         self._lock = threading.Lock()
 
     def parse(self, kind: type[R], body: dict[str, Any]) -> R:
-        """`body` checked as `kind`. ApiError for a feature that is not here yet; pydantic's ValidationError for the rest."""
+        """`body` checked as `kind`. ApiError for a feature that is not here yet. pydantic's ValidationError for the
+        rest."""
         kind.refuse(body)
         unknown = set()
         for path in _unknown(kind, body, ""):
@@ -53,7 +56,7 @@ class Fields:
             self._count(name)
 
     def _known(self, name: str) -> str:
-        """The name to count under; said in the log when it is new."""
+        """The name to count under. It is logged when it is new."""
         if not _SPEAKABLE.fullmatch(name):
             return OTHER
         with self._lock:

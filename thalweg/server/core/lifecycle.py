@@ -33,7 +33,7 @@ REASONS = {
 
 
 def probe_of(path: str) -> str:
-    """The probe a path asks for, with or without a slash at its end; "": none."""
+    """The probe a path asks for, with or without a slash at its end. "": none."""
     path = path.removesuffix("/")
     return path if path in PROBES else ""
 
@@ -96,7 +96,7 @@ class Visit:
 
 
 class Gate:
-    """Answers probes; lets others in while the server serves. `app` comes when the engine is up."""
+    """Answers probes, and lets others in while the server serves. `app` comes when the engine is up."""
 
     def __init__(self, lifecycle: Lifecycle, root_path: str = "") -> None:
         self.lifecycle, self.root_path = lifecycle, root_path

@@ -1,6 +1,7 @@
-"""Types of request fields, each bounded, and what every dialect's requests may say. Other fields are `fields`' business.
+"""Types of request fields, each bounded, and what every dialect's requests may say. Other fields are `fields`'
+business.
 
-Numbers and switches may be written as text ("0.7", "true"), as in the field; true is no number.
+Numbers and switches may be written as text ("0.7", "true"), as in the field. true does not count as a number.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ _WHOLE, _DECIMAL = re.compile(r"[+-]?\d+"), re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(
 
 
 def _to_bool(value: Any) -> Any:
-    """ "true" and 1 as true; what is no switch as it is."""
+    """The text "true" and 1 as true. Anything that is not a switch stays as it is."""
     if isinstance(value, str):
         return {"true": True, "false": False}.get(value.lower(), value)
     return bool(value) if type(value) is int and value in (0, 1) else value
 
 
 def _to_int(value: Any) -> Any:
-    """ "5" and 5.0 as 5; what is no whole number as it is."""
+    """The text "5" and 5.0 as 5. Anything that is not a whole number stays as it is."""
     if isinstance(value, float):
         return int(value) if value.is_integer() else value
     whole = isinstance(value, str) and len(value) <= MAX_DIGITS and value.isascii() and _WHOLE.fullmatch(value)
@@ -37,7 +38,7 @@ def _to_int(value: Any) -> Any:
 
 
 def _to_float(value: Any) -> Any:
-    """ "0.7" as 0.7; what is no number as it is."""
+    """The text "0.7" as 0.7. Text that does not parse as a number stays as it is."""
     decimal = isinstance(value, str) and len(value) <= MAX_DIGITS and value.isascii() and _DECIMAL.fullmatch(value)
     return float(value) if decimal else value
 

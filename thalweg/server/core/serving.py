@@ -103,9 +103,9 @@ class Serving:
         self._count = itertools.count()
 
     async def read(self, http: Request, parse: Callable[[dict[str, Any]], R]) -> tuple[R, Ticket]:
-        """The request's body through `parse`, and its place in the queue, which it has until it has ended. The place is
-        taken when the body is there: connections that send a head and no more must not fill the queue. ApiError 429 if
-        there is no place, at once if there is none before the body comes; else as Bodies.parse."""
+        """The request's body through `parse`, and its place in the queue, which it has until it has ended. The place
+        is taken when the body is there: connections that send a head and no more must not fill the queue. ApiError
+        429 if there is no place, at once if there is none before the body comes. Otherwise as Bodies.parse."""
         tenant, tickets = tenant_of(http.scope), list[Ticket]()
         self.admission.look(tenant)
 
@@ -137,7 +137,7 @@ class Serving:
         return await self.encoder.encode(texts, add_special_tokens, keep=keep, tenant=tenant, bounded=bounded)
 
     def kept(self, request: Asked) -> int | None:
-        """Tokens of a prompt that truncate_prompt_tokens can leave; None: it must be whole."""
+        """Tokens of a prompt that truncate_prompt_tokens can leave. None: it must be whole."""
         asked, limit = request.truncate_prompt_tokens, self.engine.config.model.max_len
         return None if asked is None else limit if asked < 0 else max(1, min(asked, limit))
 
@@ -279,7 +279,7 @@ class Serving:
     async def written(
         self, job: Job, outputs: list[RequestOutput], body: Callable[[list[RequestOutput]], dict[str, Any]]
     ) -> bytes:
-        """`body(outputs)` as JSON; made on a thread if that takes long."""
+        """`body(outputs)` as JSON, made on a thread if that takes long."""
 
         def write() -> bytes:
             return orjson.dumps(body(outputs), option=orjson.OPT_NON_STR_KEYS)

@@ -43,7 +43,7 @@ async def _gone(receive: Receive) -> None:
 
 
 async def or_disconnect(receive: Receive, work: Awaitable[T]) -> T | None:
-    """The result of `work`; None, with `work` cancelled, if the client disconnects first."""
+    """The result of `work`. None, with `work` cancelled, if the client disconnects first."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_gone(receive))
     try:
@@ -59,8 +59,9 @@ async def or_disconnect(receive: Receive, work: Awaitable[T]) -> T | None:
 
 
 class EventStream(Response):
-    """Server-sent events from a generator of ready-made frames. The status is decided by the first frame, be it empty: an
-    error before it is an ordinary error answer, an error after it an error event. A disconnect closes the generator."""
+    """Server-sent events from a generator of ready-made frames. The first frame, even an empty one, decides the
+    status. An error before it is an ordinary error answer, an error after it an error event. A disconnect closes the
+    generator."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})

@@ -1,8 +1,7 @@
 """Request bodies: bytes within bounds, then JSON read strictly. Knows no endpoint.
 
-JSON is RFC 8259 with nothing left to the reader's taste: UTF-8 without errors, no NaN or infinity, no number beyond a double,
-no key twice in an object, bounded depth and number of values. The number of values is
-counted on the text, before any is made.
+JSON is RFC 8259 without options: UTF-8 without errors, no NaN or infinity, no number beyond a double, no key twice in
+an object, bounded depth and number of values. The number of values is counted on the text, before any is made.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from thalweg.server.errors import ApiError
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 SMALL = 64 * 1024
-"""Bodies up to this many bytes are read on the event loop; longer ones on a thread."""
+"""Bodies up to this many bytes are read on the event loop. Longer ones are read on a thread."""
 MAX_DEPTH = 64
 MAX_VALUES = 2**18
 """Commas outside strings, where the model's context is not longer."""
@@ -123,7 +122,7 @@ def _check_counts(data: bytes, values: int) -> None:
 
 
 def _string_end(data: bytes, quote: int) -> int:
-    """Where the string that begins at `quote` ends; -1: nowhere."""
+    """Where the string that begins at `quote` ends. -1: nowhere."""
     end = data.find(b'"', quote + 1)
     while end >= 0:
         slash = end
@@ -140,7 +139,7 @@ def _too_deep() -> ApiError:
 
 
 def _check_depth(body: dict[str, Any]) -> None:
-    """Level by level; the parser's own limit bounds how many there are."""
+    """Level by level. The parser's own limit bounds how many there are."""
     level: list[Any] = [body]
     for _ in range(MAX_DEPTH):
         children = (v for c in level for v in (c.values() if isinstance(c, dict) else c))

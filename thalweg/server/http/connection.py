@@ -1,8 +1,9 @@
-"""A client's connection: bytes in, ASGI calls, bytes out, and every wait bounded. Used by uvicorn in place of its own protocol.
+"""A client's connection: bytes in, ASGI calls, bytes out, and every wait bounded. Used by uvicorn in place of its own
+protocol.
 
-Requests on a connection are served one at a time, in order; what a client sends ahead waits unread (at most MAX_AHEAD bytes of
-it). A client that ends its side of the connection after a request is answered (half close); one that is gone is noticed, also
-before the first byte of the answer, and its request cancelled. Knows no route.
+Requests on a connection are served one at a time, in order. What a client sends ahead waits unread (at most MAX_AHEAD
+bytes of it). A client that ends its side of the connection after a request is answered (half close). One that is gone
+is noticed, also before the first byte of the answer, and its request cancelled. Knows no route.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ LINGER = 1.0
 """Seconds a connection stays half open after an answer that came before the request was read. What still comes is read and
 dropped, so that a client that sends everything first gets to read it (RFC 9112, 9.6)."""
 LINGER_PACE, LINGER_BYTES = 8 * 2**20, 64 * 2**20
-"""Dropping this many bytes buys a client another second; no more than this many are dropped."""
+"""Dropping this many bytes buys a client another second. No more than this many are dropped."""
 LOOKS = (0.005, 0.02, 0.1)
-"""Seconds between looks at whether a client that has ended its side is still there; the last is repeated."""
+"""Seconds between looks at whether a client that has ended its side is still there. The last is repeated."""
 _LINES = {s.value: b"HTTP/1.1 %d %s\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 
 
@@ -50,12 +51,12 @@ class Limits:
     head_seconds: float = 10.0
     body_seconds: float = 60.0
     slow_seconds: float = 60.0
-    """Without any progress of an answer that waits for its reader."""
+    """Seconds without any progress of an answer that waits for its reader."""
     connections: int = 8192
     head_bytes: int = MAX_HEAD
     head_fields: int = MAX_FIELDS
     scratch: bytearray = field(default_factory=lambda: bytearray(READ), repr=False)
-    """Where bytes arrive, for all connections of an event loop: each takes them out before the next one reads."""
+    """Buffer where bytes arrive, for all connections of an event loop. Each takes them out before the next one reads."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -128,7 +129,7 @@ class Connection(asyncio.BufferedProtocol):
             self._refuse(e)
 
     def eof_received(self) -> bool:
-        """The client will send no more. With a request complete, it is answered; else there is nothing to wait for."""
+        """The client will send no more. A complete request is answered. Otherwise there is nothing to wait for."""
         self._eof = True
         if self._lingering:
             return False
@@ -281,8 +282,8 @@ class Connection(asyncio.BufferedProtocol):
         self._slow = self._loop.call_later(every, self._watch_slow, size, since)
 
     def _look(self, i: int) -> None:
-        """The client has ended its side. Nothing will be read any more, so ask whether it is gone altogether: the probe (or
-        the answer's next bytes) has then been met by a reset."""
+        """The client has ended its side. Nothing will be read any more, so ask whether it is gone altogether. Then a
+        reset has met the probe (or the answer's next bytes)."""
         if self._exchange is None or self.lost:
             return
         poll = select.poll()
@@ -368,7 +369,7 @@ class Exchange:
             if not self._complete and not self._gone:
                 log.error("an answer was left unfinished")
                 self._connection.transport.abort()
-        except BaseException as e:  # the application answers its own errors; this is the last net
+        except BaseException as e:  # the application answers its own errors, and this is the last net
             self._connection.transport.abort()
             if not isinstance(e, Exception):
                 raise

@@ -46,7 +46,7 @@ def listening(settings: ServerSettings) -> Iterator[socket.socket]:
 
 
 def _identity(path: str | None) -> tuple[int, int] | None:
-    """Which file lies at `path`; None: none."""
+    """Which file lies at `path`. None: none."""
     if path is None:
         return None
     try:

@@ -17,7 +17,7 @@ from thalweg.server.http.answer import failure
 from thalweg.server.observe.metrics import HttpMetrics
 
 MOST_ID = 256
-"""Bytes of a request id; a longer one is refused, not echoed."""
+"""Bytes of a request id. A longer one is refused, not echoed."""
 
 
 class KeyGuard:
@@ -142,5 +142,5 @@ class Counted:
 
 
 def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    """What content-length says; 0 where there is none."""
+    """What content-length says. 0 where there is none."""
     return next((int(v) for k, v in headers if k == b"content-length" and v.isdigit()), 0)

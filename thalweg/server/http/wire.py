@@ -1,8 +1,8 @@
-"""HTTP/1.1 messages as bytes: where a request begins and ends, decided strictly, because two readings of one message are how
-requests are smuggled past a proxy. What is ambiguous is refused, never repaired.
+"""HTTP/1.1 messages as bytes: where a request begins and ends. It decides strictly, because two readings of one
+message are how requests are smuggled past a proxy. Ambiguous messages are refused, never repaired.
 
-Pure functions and a decoder; knows no socket, no clock and no route. Rules: RFC 9110 and 9112 (sections cited below), less what
-they allow and nobody needs: line folding, chunk extensions, trailers, encodings of request bodies.
+Pure functions and a decoder. Knows no socket, no clock and no route. Rules: RFC 9110 and 9112 (sections cited below),
+less what they allow and nobody needs: line folding, chunk extensions, trailers, encodings of request bodies.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Head:
 
 
 def find_head(data: bytearray, most: int = MAX_HEAD) -> int:
-    """Bytes of the head that `data` begins with, its empty line included; 0 if more must come. RefusedError 400, or 431 if it
-    has more than `most`."""
+    """Bytes of the head that `data` begins with, its empty line included. 0 if more must come. RefusedError 400, or
+    431 if it has more than `most`."""
     end = data.find(b"\r\n\r\n", 0, most + 4)
     if _BARE_LF.search(data, 0, end + 4 if end >= 0 else min(len(data), most)):
         raise RefusedError(400, "a line ends without CR LF")
@@ -186,7 +186,7 @@ class Body:
         return True
 
     def _chunk_line(self, buffer: bytearray) -> bool:
-        """The line with a chunk's size; the last chunk's, 0, is followed by an empty line."""
+        """The line with a chunk's size. An empty line follows that of the last chunk, 0."""
         end = buffer.find(b"\r\n", 0, MAX_CHUNK_LINE)
         line = bytes(buffer[:end] if end >= 0 else buffer[:MAX_CHUNK_LINE].rstrip(b"\r"))
         if not re.fullmatch(rb"[0-9A-Fa-f]{0,16}", line) or (end < 0 and len(buffer) >= MAX_CHUNK_LINE) or end == 0:

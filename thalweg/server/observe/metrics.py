@@ -54,7 +54,7 @@ OLD_NAMES = {
     "vllm:inter_token_latency_seconds": "vllm:time_per_output_token_seconds",
     "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
 }
-"""What older dashboards of the field ask for, under that prefix alone."""
+"""Names that older dashboards of the field ask for, under that prefix alone."""
 
 
 def steps_125(limit: int) -> tuple[float, ...]:
@@ -64,7 +64,7 @@ def steps_125(limit: int) -> tuple[float, ...]:
 
 
 class _Gaps:
-    """A histogram of the time between tokens, filled many at a time: one observation per token would cost more than
+    """A histogram of the time between tokens, filled many at a time. One observation per token would cost more than
     everything else the server does with it."""
 
     def __init__(self, buckets: Sequence[float]) -> None:
@@ -87,7 +87,7 @@ class _Gaps:
             values = np.asarray(gaps)
             self.counts += np.bincount(np.searchsorted(self.edges, values), minlength=len(self.counts))
             self.total += float(values.sum())
-        if len(last) > MOST_TRACKED:  # aborted requests report no end; forget the silent ones
+        if len(last) > MOST_TRACKED:  # aborted requests report no end, so forget the silent ones
             self._last = {h: t for h, t in last.items() if now - t < 60}
 
     def family(self, name: str, text: str, labels: Sequence[str]) -> HistogramMetricFamily:
@@ -256,7 +256,8 @@ class EngineMetrics(Collector):
 
 
 def _cache_info(config: EngineConfig) -> dict[str, str]:
-    """The labels of cache_config_info. Tokens are those of the groups that keep every token; scratch blocks hold none."""
+    """The labels of cache_config_info. Tokens are those of the groups that keep every token. Scratch blocks hold
+    none."""
     cache = config.cache
     kept = [(g.block_tokens * (n - 1), policy(g).whole) for n, g in zip(cache.blocks, cache.groups, strict=False)]
     each = [n for n, whole in kept if whole] or [n for n, _ in kept] or [(n - 1) * cache.block_tokens for n in cache.blocks]
@@ -308,7 +309,7 @@ class HttpMetrics:
         self._unknown.labels(name).inc()
 
     def done(self, path: str, method: str, status: int, seconds: float, took: int = 0, gave: int = 0) -> None:
-        """took, gave: bytes of the bodies where their header says it; a stream's does not."""
+        """took, gave: bytes of the bodies where their header says it. A stream's does not."""
         handler = path if path in self.paths else "other"
         if path.removesuffix("/") in UNCOUNTED:
             return

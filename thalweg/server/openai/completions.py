@@ -113,7 +113,7 @@ class Completions:
         writer = ChunkWriter(self.job, self.serving, "text_completion", usage)
         counter = Counter(self.job, self.serving)
         seen: dict[int, int] = {}
-        """Where the text of the next token begins, by choice; a choice not in it has sent nothing."""
+        """Where the text of the next token begins, by choice. A choice not in it has sent nothing."""
         plain = self.request.logprobs is None and not self.request.return_token_ids and not every
         outputs = self.serving.stream(self.job)
         try:

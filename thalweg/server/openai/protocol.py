@@ -1,6 +1,6 @@
 """Requests of the OpenAI API as clients may send them: every field typed and bounded.
 
-The exact ranges of sampling are SamplingParams' business; here are types, shapes and outer bounds.
+Here are types, shapes and outer bounds. SamplingParams has the exact ranges of sampling.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Message(Model):
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_PARTS)] | None = None
     reasoning: Text | None = None
     reasoning_content: Text | None = None
-    # What replies carry, so that a reply can be sent back as history; they must be empty.
+    # What replies carry, so that a reply can be sent back as history. They must be empty.
     refusal: Text | None = None
     annotations: Annotated[list[Any], MaxBytes(2**20), Field(max_length=1024)] | None = None
     audio: None = None

@@ -67,9 +67,9 @@ INSTEAD = {
     "n_probs": "logprobs",
     "repeat_penalty": "repetition_penalty",
 }
-"""What means the same here."""
+"""Fields that mean the same here."""
 MESSAGE_NOT_YET: dict[str, tuple[Any, ...]] = {"tools": ([],), "task": ()}
-"""The same, of a message."""
+"""NOT_YET for fields of a message."""
 
 
 def refuse(body: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""/classify: the likeliest class of each input, and the probability of every one."""
+"""/classify: the argmax of each input's classes, and the probability of every one."""
 
 from __future__ import annotations
 

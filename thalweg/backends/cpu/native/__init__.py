@@ -1,7 +1,8 @@
 """The compiled kernels of the CPU platform: finding the library, opening it, and what its functions take.
 
-The library (src/, C++ without any framework) has a plain C interface, called through ctypes with addresses. It is compiled when
-the package is installed (hatch_build.py at the root). Importing this loads nothing; `open_library` does, and says why not.
+The library (src/, C++ without any framework) has a plain C interface, called through ctypes with addresses. It is
+compiled when the package is installed (hatch_build.py at the root). Importing this loads nothing. `open_library`
+does, and says why not.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
 """The instruction set that means: no compiled kernels."""
 PORTABLE = "portable"
-"""The one that every processor has."""
+"""The instruction set that every processor has."""
 
 _P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
@@ -55,9 +56,9 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_replay": (None, (_P, _P, _L)),
 }
 REPLAYED = ("linear", "attend", "norm", "gate", "turn", "best", "largest", "gather", "draw", "logprobs", "penalties")
-"""Functions that make up a step, which `thalweg_replay` calls again from a list; numbered as there."""
+"""Functions that make up a step, which `thalweg_replay` calls again from a list. They are numbered as there."""
 WORDS = 20
-"""Of 64 bits, in an entry of that list: the function's number, and its arguments after the context."""
+"""Words of 64 bits in an entry of that list: the function's number, and its arguments after the context."""
 
 
 class NoLibraryError(Exception):
@@ -77,7 +78,7 @@ class Tape(Protocol):
         """How to take back what a call wrote, if the step has to be run again."""
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], out: Any, writes: bool) -> Any:
-        """A call of something else that was made, and gave `out`; what to go on with in its place."""
+        """A call of something else that was made, and gave `out`. Returns what to go on with in its place."""
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -89,7 +90,7 @@ class Library:
     level: str
     threads: int
     tape: Tape | None = None
-    """Set while a step is recorded."""
+    """The recorder, while a step is recorded."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(self.functions, f"thalweg_{name}")
@@ -120,8 +121,8 @@ def levels() -> list[str]:
 
 
 def open_library(threads: int, level: str = "") -> Library:
-    """level: one of `levels()`, "" the best, "none" no library. The context ends with the last reference to the result.
-    NoLibraryError; ValueError for a level that is not there."""
+    """level: one of `levels()`, "" the best, "none" no library. The context ends with the last reference to the
+    result. NoLibraryError. ValueError for a level that is not there."""
     if level == NONE:
         raise NoLibraryError("turned off by isa=none")
     dll = _load()
@@ -134,8 +135,8 @@ def open_library(threads: int, level: str = "") -> Library:
 
 
 def zeroed(library: Library, size: int) -> ctypes.Array[ctypes.c_char]:
-    """Zeroed bytes on huge pages where the system has them; they cost memory where they are written, and are given back with
-    the last reference."""
+    """Zeroed bytes on huge pages where the system has them. They cost memory where they are written, and are given
+    back with the last reference."""
     address = library.take(size)
     if not address:
         raise MemoryError(f"no memory for {size:,} bytes")

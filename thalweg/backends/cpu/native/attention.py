@@ -17,7 +17,7 @@ from thalweg.hal.kv import KVLayout, kept_width
 from thalweg.hal.step import SCRATCH, StepBatch
 
 ROWS, MOST_ROWS, MOST_DIM = 48, 64, 256
-"""Rows (query tokens x query heads of a KV head) of one task; the last two are limits of attention.inc."""
+"""Rows (query tokens x query heads of a KV head) of one task. The last two are limits of attention.inc."""
 CODED = ("avx512vnni", "avx512bf16")
 """Instruction sets that read a cache in int8 as it is, four numbers at a time (cache.inc)."""
 _L, _P, _F = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
@@ -37,7 +37,8 @@ class _Job(ctypes.Structure):
 
 
 class NativeAttention(AttentionBackend):
-    """What a step's layers share is made by the first of them and kept in the step's plan, which lives as long as the step."""
+    """The first layer makes what a step's layers share. It is kept in the step's plan, which lives as long as the
+    step."""
 
     batch_invariant = True
 
@@ -145,8 +146,8 @@ class NativeAttention(AttentionBackend):
 
 
 def _tasks(batch: StepBatch, spec: AttnSpec, blind: bool) -> tuple[np.ndarray, bool]:
-    """(i32[n, 4] of core.h, longest first; does every row belong to one?). blind: a step of one token per live sequence is
-    being recorded, for batches with other values too: only sizes count, and the order is as good as any."""
+    """(i32[n, 4] of core.h, longest first; does every row belong to one?). blind: a step of one token per live
+    sequence is being recorded, for batches with other values too. Then only sizes count, and any order is as good."""
     heads = np.arange(spec.kv_heads, dtype=np.int32)
     if blind:
         seqs = batch.slots.shape[0]

@@ -22,7 +22,7 @@ TYPES = {torch.bfloat16: 0, torch.float32: 1}
 NAMES = ("bfloat16", "float32")
 DENSE, INT8, INT4, INT8_ROWS, INT4_GROUPS = range(5)
 PANEL = 64
-"""Both of core.h."""
+"""Outputs of a panel. It and the forms above are those of core.h."""
 
 
 class Packed:
@@ -31,7 +31,7 @@ class Packed:
     __slots__ = ("__weakref__", "bytes", "dtype", "handle", "shape")
 
     def __init__(self, library: Library, handle: int, shape: tuple[int, int], dtype: torch.dtype | None) -> None:
-        """dtype: of a dense weight; None = takes either."""
+        """dtype: of a dense weight. None = takes either."""
         self.handle, self.shape, self.dtype, self.bytes = handle, shape, dtype, int(library.bytes(handle))
         weakref.finalize(self, library.free, handle)
 
@@ -84,8 +84,8 @@ class Linear:
         return self._packed(form, dtype, parts, w.shape, w.format.group, *more)
 
     def pack_mapped(self, parts: Sequence[np.ndarray], format: WeightFormat) -> Packed | None:
-        """A dense weight straight from where it lies, which may be a mapped file; rounded on the way, a panel at a time, where
-        the format is one of codes."""
+        """A dense weight straight from where it lies, which may be a mapped file. It is rounded on the way, a panel
+        at a time, where the format is one of codes."""
         form = form_of(format)
         if isinstance(form, str) or format.group % 4:
             return None

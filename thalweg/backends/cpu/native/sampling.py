@@ -1,5 +1,6 @@
-"""From logits to tokens in compiled code: penalties, truncation without a sort, the draw without noise for tokens that cannot
-win, all of it in one pass per row where a step allows (`draw`), log probabilities and the greedy choice."""
+"""From logits to tokens in compiled code: penalties, truncation without a sort, log probabilities and the greedy
+choice. The draw computes no noise for tokens that cannot win. One pass per row does all of it where a step allows
+(`draw`)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from thalweg.backends.cpu.native import Library
 from thalweg.hal.op import Kernel
 
 MOST = 128
-"""Of the likeliest tokens, that `logprobs` keeps in order as it meets them; more are torch's to find."""
+"""Top tokens that `logprobs` keeps in order as it meets them. Torch finds more than these."""
 
 
 def _few(spec: Mapping[str, Any]) -> str | None:

@@ -1,8 +1,8 @@
-"""Products in which every row has its own matrix, one of many: the experts of a mixture. Rows come sorted by matrix, each
-matrix's rows in whole tiles, so a tile has one matrix, and which one is known before it is read (`tiles` says how they lie).
+"""Products in which every row has its own matrix, one of many: the experts of a mixture. Rows come sorted by matrix,
+each matrix's rows in whole tiles. So a tile has one matrix, known before it is read (`tiles` says how they lie).
 
-How many tiles there are depends on the rows, so there are as many steps as there could be. Those without a tile name the block
-that the last one left, so they read nothing, and they write nothing: rows beyond the last tile hold anything.
+How many tiles there are depends on the rows, so there are as many steps as there could be. Those without a tile name
+the block that the last one left. They read nothing, and they write nothing: rows beyond the last tile hold anything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from thalweg.backends.tpu.pallas.quantised_matmul import tile_of
 from thalweg.backends.tpu.pallas.tiles import DEPTH, LANES, WIDTH, divisor, dot
 
 BYTES = 1 << 20
-"""Of a block of one matrix, at most: two matrices of two blocks each leave room for the rows beside them."""
+"""Upper bound of a block of one matrix. Two matrices of two blocks each leave room for the rows beside them."""
 LEAST, MOST = 16, 256
 """Rows of a tile."""
 
@@ -33,8 +33,8 @@ def tile_rows(rows: int, groups: int) -> int:
 
 
 def place(groups: jax.Array, count: int, tile: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """groups i32[R], the matrix of each row (of `count`) -> (where each row goes i32[R], the matrix of each tile i32[tiles],
-    how many tiles have rows i32[1]). tiles = as many as there could be."""
+    """groups i32[R], the matrix of each row (of `count`) -> (where each row goes i32[R], the matrix of each tile
+    i32[tiles], how many tiles have rows i32[1]). tiles = as many as there could be."""
     rows = groups.shape[0]
     most = min(rows, rows // tile + count)
     mine = groups[:, None] == jnp.arange(count, dtype=jnp.int32)
@@ -51,18 +51,19 @@ def gated(
     x: jax.Array, weight: Mapping[str, jax.Array], owner: jax.Array, used: jax.Array, *, act: Any, group: int,
     interpret: Any = False,
 ) -> jax.Array:  # fmt: skip
-    """act(x @ gate) * (x @ up): x [tiles * rows, in], rows by tile as `place` has them; weight "codes" [2 count, in, out] (in
-    halved where two share a byte), of each matrix its gate, then its up; "scales" and "zeros" [2 count, deep, groups, out].
-    in and out are padded, and scales are 0 where they are. act: of float32 values, 0 of 0. Products are rounded to x's dtype,
-    as is what act gives. -> [tiles * rows, out]."""
+    """act(x @ gate) * (x @ up): x [tiles * rows, in], rows by tile as `place` has them -> [tiles * rows, out].
+
+    weight "codes" [2 count, in, out] (in halved where two share a byte), of each matrix its gate, then its up.
+    "scales" and "zeros" [2 count, deep, groups, out]. in and out are padded, and scales are 0 in the padding. act: of
+    float32 values, 0 of 0. Products are rounded to x's dtype, and so is the result of act."""
     return _launch(x, weight, owner, used, (0, 1), act, group, interpret)
 
 
 def product(
     x: jax.Array, weight: Mapping[str, jax.Array], owner: jax.Array, used: jax.Array, *, group: int, interpret: Any = False
 ) -> jax.Array:  # fmt: skip
-    """x @ its matrix, of weights as those of `gated`: the left half of a matrix's outputs, then the right one, each padded.
-    -> [tiles * rows, 2 out]."""
+    """x @ its matrix, of weights as those of `gated` -> [tiles * rows, 2 out]. The left half of a matrix's outputs
+    comes first, then the right one, each padded."""
     return _launch(x, weight, owner, used, (0,), None, group, interpret)
 
 
@@ -82,7 +83,7 @@ def _launch(
     right = half * (3 - len(parts)) - 1
 
     def index(part: int, i: Any, n: Any, k: Any, owner: Any, used: Any) -> tuple[Any, Any, Any]:
-        """(matrix, block along the inputs, block along the outputs); where there is no tile, those of the last step."""
+        """(matrix, block along the inputs, block along the outputs). Without a tile, those of the last step."""
         n, k = jnp.where(i < used[0], n, right), jnp.where(i < used[0], k, deep - 1)
         return 2 * owner[i] + part + lax.div(n, half), k, lax.rem(n, half)
 

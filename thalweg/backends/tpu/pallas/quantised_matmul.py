@@ -1,5 +1,5 @@
-"""x @ weight.T with a weight of 8 or 4 bits. Memory is read once, in codes (`tiles` says how they lie); they are turned into
-numbers where they are multiplied, or, where x was rounded to 8-bit integers too, multiplied as they are."""
+"""x @ weight.T with a weight of 8 or 4 bits. Memory is read once, in codes (`tiles` says how they lie). They become
+numbers where they are multiplied. Where x was rounded to 8-bit integers too, they are multiplied as they are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from thalweg.backends.tpu.pallas.tiles import DEPTH, WIDTH, divisor, dot, expand
 
 DEEP, WIDE, ROWS = 8, 2, 256
-"""Of a block, at most: tiles along the inputs, tiles along the outputs, rows of x."""
+"""Upper bounds of a block: tiles along the inputs, tiles along the outputs, rows of x."""
 LEAST = 32
 """Rows of x are a multiple of this: what a register holds of 8-bit values."""
 
@@ -23,11 +23,12 @@ def matmul(
     x: jax.Array, codes: jax.Array, scales: jax.Array, zeros: jax.Array | None = None, row_scale: jax.Array | None = None, *,
     group: int, dtype: Any = None, interpret: Any = False,
 ) -> jax.Array:  # fmt: skip
-    """x [rows, in]; codes of `pack_codes`; scales and zeros of `pack_factors` for this group (0: one per output), which
-    divides DEPTH. Gives [rows, out] in dtype (None: x's).
+    """x [rows, in], codes of `pack_codes`, scales and zeros of `pack_factors` for this group (0: one per output),
+    which divides DEPTH. Gives [rows, out] in dtype (None: x's).
 
-    x of int8 (then codes are int8, group is 0, there are no zeros): products of integers, summed exactly as long as 2^17
-    inputs do not pass int32, which the caller sees to. row_scale float32 [rows, 1]: what each row is multiplied by."""
+    x of int8 (then codes are int8, group is 0, there are no zeros): products of integers, summed exactly as long as
+    2^17 inputs do not pass int32, which the caller sees to. row_scale float32 [rows, 1]: what each row is multiplied
+    by."""
     (rows, fan_in), out = x.shape, scales.shape[2]
     tile = min(ROWS, -(-rows // LEAST) * LEAST)
     x = jnp.pad(x, ((0, -rows % tile), (0, -fan_in % DEPTH)))
@@ -70,7 +71,7 @@ def _spread(scales: jax.Array, group: int, step: int, width: int) -> pl.BlockSpe
 
 
 def _block(x: Any, codes: Any, scales: Any, *rest: Any, group: int, shifted: bool, rounded: bool) -> None:
-    """One step. With one scale per output, what is multiplied is codes, which the narrowest type holds exactly; their scale
+    """One step. With one scale per output, codes are multiplied, which the narrowest type holds exactly. Their scale
     comes after the sum."""
     zeros, (out, acc) = rest[0] if shifted else None, rest[-2:]
     k = pl.program_id(2)

@@ -1,19 +1,19 @@
 """Ragged paged attention: prompts, chunks of prompts and decodes in one launch, over a cache in blocks.
 
-Cache of a layer: [blocks, kv_heads, block_tokens, 2 head_dim], a token's key and value side by side: then a row fills the 128
-lanes of the vector unit even where head_dim is 64, and a block is one contiguous copy.
+Cache of a layer: [blocks, kv_heads, block_tokens, 2 head_dim], a token's key and value side by side. So a row fills
+the 128 lanes of the vector unit even where head_dim is 64, and a block is one contiguous copy.
 
-A cache of int8 has a few heads more, which hold what codes are multiplied by: of each token one row of bytes, in which byte
-8 h + b is byte b of the float32 scale of head h's key, and 8 h + 4 + b of its value's. So they come with the block, are written
-as rows like all others, and take a ninth of the cache where eight heads share one such head.
+A cache of int8 has a few heads more, which hold the scales of codes. Each token has one row of bytes there. Byte 8 h
++ b is byte b of the float32 scale of head h's key, and byte 8 h + 4 + b of its value's. So scales come with the block
+and are written as rows like all others. They take a ninth of the cache where eight heads share one such head.
 
-Work comes in tiles: a few query tokens of one sequence. One grid step serves one tile: it walks over the keys its tokens
-may see, a span of blocks at a time, copying the next span while it computes on the present one, with a running softmax
-(Milakov & Gimelshein 2018; in tiles: Dao et al. 2022). The walk depends on the tile alone, so a token's result does not
-depend on what else is in the batch.
+Work comes in tiles: a few query tokens of one sequence. One grid step serves one tile. It walks over the keys its
+tokens may see, a span of blocks at a time, and copies the next span while it computes on the present one. The softmax
+runs online (Milakov & Gimelshein 2018, in tiles: Dao et al. 2022). The walk depends on the tile alone, so a token's
+result does not depend on what else is in the batch.
 
-Which blocks a walk goes through is read from scalar memory, which is small (1 MiB): the tables of a whole batch do not fit
-where contexts are long (128 sequences of 131,072 tokens: 2 MiB). So they stay in the device's memory, and the row of a
+A walk reads its block numbers from scalar memory, which is small (1 MiB). The tables of a whole batch do not fit
+where contexts are long (128 sequences of 131,072 tokens: 2 MiB). So they stay in the device's memory. The row of a
 tile's sequence (of up to `tpu.LONGEST_TABLE` blocks) is copied while the tile before it is computed.
 """
 
@@ -30,7 +30,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 LOWEST = -1e30
-"""Score of a key that is not seen; finite, so that a row that sees nothing stays free of NaN."""
+"""Score of a key that is not seen. Finite, so that a row that sees nothing stays free of NaN."""
 LANES = 128
 
 
@@ -40,8 +40,9 @@ def scale_heads(kv_heads: int, head_dim: int) -> int:
 
 
 def encode(k: jax.Array, v: jax.Array, kind: str) -> jax.Array:
-    """k, v [T, kv_heads, head_dim] -> [T, heads of the cache, 2 head_dim] of this type: 8-bit floats are cut off at the type's
-    largest, int8 is rounded to nearest by the largest magnitude of each key and value over 127 (1 for zeros)."""
+    """k, v [T, kv_heads, head_dim] -> [T, heads of the cache, 2 head_dim] of this type. 8-bit floats are clamped to
+    the type's largest. int8 is rounded to nearest by the largest magnitude of each key and value over 127 (1 for
+    zeros)."""
     both = jnp.stack([k, v], 2)  # [T, kv_heads, 2, head_dim]
     tokens, heads, _, dim = both.shape
     if kind == "int8":
@@ -64,10 +65,12 @@ def attend(
     sinks: jax.Array | None = None, *, per: int, scale: float, window: int = 0, softcap: float = 0.0, span: int = 128,
     interpret: Any = False,
 ) -> jax.Array:  # fmt: skip
-    """q [tiles, kv_heads, rows, head_dim]: row r is query head r % per (of this KV head) of token r // per of the tile.
-    tables i32[S, B]; per tile, i32: its sequence, the position of its first token, how many tokens it has (0: padding).
-    sinks float32 [kv_heads, rows]: a logit that joins the denominator of each row. cache: of q's dtype or as `encode` makes it.
-    span: keys walked at once, a multiple of block_tokens. Gives an array like q; rows of no token mean nothing."""
+    """q [tiles, kv_heads, rows, head_dim]: row r is query head r % per (of this KV head) of token r // per of the
+    tile. Gives an array like q. Rows of no token mean nothing.
+
+    tables i32[S, B]. Per tile, i32: its sequence, the position of its first token, how many tokens it has (0:
+    padding). sinks float32 [kv_heads, rows]: a logit that joins the denominator of each row. cache: of q's dtype or
+    as `encode` makes it. span: keys walked at once, a multiple of block_tokens."""
     tiles, kv_heads, rows, dim = q.shape
     step = max(1, span // cache.shape[2])
     tables = jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % math.lcm(step, LANES))))[:, None]
@@ -99,8 +102,8 @@ def _tile(
     seqs: Any, positions: Any, counts: Any, table: Any, q: Any, *rest: Any, per: int, scale: float, window: int, softcap: float,
     sinking: bool,
 ) -> None:  # fmt: skip
-    """One grid step. table [1, 1, B]: the blocks of the tile's sequence. held [2, step, heads, block_tokens, 2 head_dim]: the
-    span computed on and the one on its way."""
+    """One grid step. table [1, 1, B]: the blocks of the tile's sequence. held
+    [2, step, heads, block_tokens, 2 head_dim]: the span computed on and the one on its way."""
     cache, out, held, acc, top, total, arrived = rest[sinking:]
     _, step, _, size, both = held.shape
     _, kv_heads, rows, dim = q.shape
@@ -174,8 +177,8 @@ def _tile(
 
 
 def _scales(held: Any, kv_heads: int) -> list[jax.Array]:
-    """held [step, heads, block_tokens, 2 head_dim] of int8 -> of each head of scales, float32 [span, 2 head_dim]: in column
-    8 h the scale of head h's key, in column 8 h + 4 that of its value, anything in others."""
+    """held [step, heads, block_tokens, 2 head_dim] of int8 -> of each head of scales, float32 [span, 2 head_dim].
+    Column 8 h has the scale of head h's key, column 8 h + 4 that of its value, others anything."""
     found = []
     for head in range(kv_heads, held.shape[1]):
         data = held[:, head].reshape(-1, held.shape[3]).astype(jnp.int32) & 255
@@ -195,8 +198,9 @@ def _dot(a: jax.Array, b: jax.Array, contract: int) -> jax.Array:
 def write(
     cache: jax.Array, new: jax.Array, block: jax.Array, low: jax.Array, high: jax.Array, *, interpret: Any = False
 ) -> jax.Array:  # fmt: skip
-    """The cache with rows low..high - 1 of block[w] replaced by those of new[w], in place: new is [W, heads of the cache,
-    block_tokens, 2 head_dim], the rest i32[W]. No block is named twice, except by entries with low = high."""
+    """The cache with rows low..high - 1 of block[w] replaced by those of new[w], in place. new is
+    [W, heads of the cache, block_tokens, 2 head_dim], the rest i32[W]. No block is named twice, except by entries
+    with low = high."""
     shape = (1, *cache.shape[1:])
     grid = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=3,

@@ -1,8 +1,10 @@
-"""Weights as tiles: how a matrix lies in memory for kernels that multiply by it, and a tile of codes as numbers again.
+"""Weights as tiles: how a matrix lies in memory for kernels that multiply by it, and a tile of codes as numbers
+again.
 
-A matrix is kept inputs first, [in, out], padded to whole tiles of DEPTH inputs and WIDTH outputs, as the matrix unit wants it.
-Of 4-bit codes a byte holds one input of the tile's first half (low bits) and one of its second half, so unpacking joins two
-halves and moves nothing. Scales and zero points are [tiles along the inputs, groups of a tile, out].
+A matrix is kept inputs first, [in, out], padded to whole tiles of DEPTH inputs and WIDTH outputs, as the matrix unit
+needs it. Of 4-bit codes a byte holds one input of the tile's first half (low bits) and one of its second half. So
+unpacking joins two halves and moves nothing. Scales and zero points are
+[tiles along the inputs, groups of a tile, out].
 
 A launch reads blocks of several tiles: a step of a pipeline costs as much as reading some 200 kB, whatever it does.
 """
@@ -16,15 +18,15 @@ import jax.numpy as jnp
 from jax import lax
 
 DEPTH, WIDTH = 256, 256
-"""Of a tile of codes: inputs, outputs."""
+"""Inputs and outputs of a tile of codes."""
 LANES = 128
-"""What dense matrices are padded to."""
+"""Multiple that dense matrices are padded to."""
 HALF = 8
-"""What 4-bit codes of a symmetric format are stored above their value."""
+"""Offset at which 4-bit codes of a symmetric format are stored above their value."""
 
 
 def pack_codes(codes: jax.Array, bits: int) -> jax.Array:
-    """[out, in] -> [in, out] padded to whole tiles; 4-bit integers (0 .. 15) two in a byte: [in / 2, out]."""
+    """[out, in] -> [in, out] padded to whole tiles. 4-bit integers (0 .. 15) two in a byte: [in / 2, out]."""
     wide = padded(codes.T, DEPTH, WIDTH)
     if bits == 8:
         return wide
@@ -33,8 +35,8 @@ def pack_codes(codes: jax.Array, bits: int) -> jax.Array:
 
 
 def pack_factors(groups: jax.Array, group: int, fan_in: int) -> jax.Array:
-    """Scales or zero points [groups, out], `group` inputs each (0: one for all of them) -> float32 [tiles along the inputs,
-    groups of a tile, out], or [1, 1, out] for one group."""
+    """Scales or zero points [groups, out], `group` inputs each (0: one for all of them) -> float32
+    [tiles along the inputs, groups of a tile, out], or [1, 1, out] for one group."""
     wide = groups.astype(jnp.float32)
     if not group:
         return wide[:1][None]
@@ -53,8 +55,8 @@ def divisor(n: int, most: int) -> int:
 
 
 def expand(codes: Any, zeros: Any, scales: Any, group: int) -> jax.Array:
-    """One tile, in float32: codes [DEPTH, W] (bytes that hold two: [DEPTH / 2, W]), the rest [groups of the tile, W] or
-    None -> (codes - zeros) * scales [DEPTH, W]. Without zeros, codes that share a byte are HALF above their value."""
+    """One tile, in float32: codes [DEPTH, W] (bytes that hold two: [DEPTH / 2, W]), the rest [groups of the tile, W]
+    or None -> (codes - zeros) * scales [DEPTH, W]. Without zeros, codes that share a byte are HALF above their value."""
     if codes.dtype == jnp.uint8:
         both = codes.astype(jnp.int32)
         weight = jnp.concatenate([both & 15, lax.shift_right_logical(both, 4)], 0).astype(jnp.float32)
@@ -75,7 +77,7 @@ def _by_input(groups: jax.Array, group: int) -> jax.Array:
 
 
 def dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    """a [M, K] by b [K, N]: integers summed as int32, others in float32; float32 operands are multiplied as such."""
+    """a [M, K] by b [K, N]: integers summed as int32, others in float32. float32 operands are multiplied as such."""
     exact = lax.Precision.HIGHEST if a.dtype == jnp.float32 else lax.Precision.DEFAULT
     total = jnp.int32 if jnp.issubdtype(a.dtype, jnp.integer) else jnp.float32
     return jnp.dot(a, b, precision=exact, preferred_element_type=total)

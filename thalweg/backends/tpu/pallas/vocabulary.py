@@ -1,6 +1,6 @@
-"""From a row of logits to one token, whatever the size of the vocabulary: truncation and the best few tokens with a row in fast
-memory from the first look to the last, and the draw in one pass. Nothing is sorted: what truncation needs of the order is
-thresholds, found bit by bit, each bit by a sum over the row; the best few are found one after the other.
+"""From a row of logits to one token, whatever the size of the vocabulary. Truncation and the best few tokens keep a
+row in fast memory from the first look to the last. The draw takes one pass. Nothing is sorted. Truncation needs only
+thresholds, found bit by bit, each bit by a sum over the row. The best few are found one after the other.
 
 ROWS rows at a time (or as many as there are), CHUNK tokens at a time, sums kept per lane until a pass ends.
 """
@@ -29,8 +29,9 @@ LOWEST = -(1 << 31)
 def truncate(logits: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array, *, interpret: Any = False) -> jax.Array:
     """-inf where a token is cut, logits where not: logits f32[S, V], V up to LARGEST, the rest [S] -> f32[S, V].
 
-    First goes what is less likely than min_p times the likeliest token, then what is below the top_k-th largest logit (0: off;
-    its equals stay), then tokens whose likelier ones hold top_p (1: off) of what is left, equals in order of their ids."""
+    min_p cuts what is less likely than min_p times the argmax. top_k (0: off) then cuts what is below the k-th
+    largest logit, and its equals stay. top_p (1: off) then cuts tokens whose more likely ones hold top_p of what is
+    left, equals in order of their ids."""
     rows, vocab = logits.shape
     logits, high = _in_rows(logits)
     words = [a[:, None] for a in (jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab), top_p, min_p)]
@@ -83,7 +84,7 @@ def _truncate(top_k: Any, top_p: Any, min_p: Any, logits: Any, out: Any, held: A
     _keep(held, lambda x, _: _keys(x) >= least)
 
     def mass(which: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """f32[rows, 1]: what the likelihoods of `which` tokens add up to, the likeliest one's being 1."""
+        """f32[rows, 1]: the sum of the likelihoods of `which` tokens, where the argmax counts 1."""
         return _total(held, jnp.add, 0.0, lambda x, _: jnp.where(which(x), jnp.exp(x - top), 0.0)).sum(1, keepdims=True)
 
     share = jnp.maximum(p, 1e-30) * mass(lambda x: x > -jnp.inf)
@@ -156,8 +157,8 @@ def _keep(held: Any, which: Callable[[jax.Array, jax.Array], jax.Array]) -> None
 
 
 def _largest(holds: Callable[[jax.Array], jax.Array], bits: int, least: int, wanted: jax.Array) -> jax.Array:
-    """i32[rows, 1]: the largest of the 2^bits values from `least` on that `holds`, which is monotone: true up to some value;
-    `least` counts as true. Nothing is looked at, and `least` is it, if no row is `wanted`."""
+    """i32[rows, 1]: the largest of the 2^bits values from `least` on that `holds`, which is monotone: true up to some
+    value. `least` counts as true. If no row is `wanted`, nothing is looked at, and the answer is `least`."""
 
     def one(i: Any, found: jax.Array) -> jax.Array:
         more = found + lax.shift_left(jnp.int32(1), jnp.int32(bits - 1) - i)
@@ -168,8 +169,8 @@ def _largest(holds: Callable[[jax.Array], jax.Array], bits: int, least: int, wan
 
 
 def best(logits: jax.Array, k: int, *, interpret: Any = False) -> jax.Array:
-    """The ids of the k largest logits of each row, largest first, equals in order of their ids: f32[S, V], V up to LARGEST and
-    no less than k, k up to LANES -> i32[S, k]. Both zeros are one value."""
+    """The ids of the k largest logits of each row, largest first, equals in order of their ids: f32[S, V], V up to
+    LARGEST and no less than k, k up to LANES -> i32[S, k]. Both zeros are one value."""
     rows = logits.shape[0]
     logits, high = _in_rows(logits)
     call = pl.pallas_call(
@@ -226,9 +227,9 @@ def draw(
     logits: jax.Array, noisy: jax.Array, k0: jax.Array, k1: jax.Array, *, multiply: tuple[int, int], random: bool,
     interpret: Any = False,
 ) -> jax.Array:  # fmt: skip
-    """The id of the largest logit + noise of each row, of equals the lowest: logits f32[S, V], noisy bool[S] (False: no noise),
-    k0 and k1 i32[S] -> i32[S]. Noise of token t is -log(-log1p(-v)), v = (mix(mix(t + k0) ^ k1) + 1/2) / 2^32, where mix is
-    lowbias32 with these two multipliers. random=False: no row is noisy."""
+    """The argmax of logit + noise of each row, of equals the lowest id: logits f32[S, V], noisy bool[S] (False: no
+    noise), k0 and k1 i32[S] -> i32[S]. Noise of token t is -log(-log1p(-v)), v = (mix(mix(t + k0) ^ k1) +
+    1/2) / 2^32. mix is lowbias32 with these two multipliers. random=False: no row is noisy."""
     rows, vocab = logits.shape
     high = min(ROWS, rows)
     words = [a.astype(jnp.int32)[:, None] for a in (noisy, k0, k1)]

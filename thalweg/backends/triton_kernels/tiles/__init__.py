@@ -16,7 +16,8 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Work by rows. elements: of all rows of one program together; per_warp: elements one warp takes; warps: most of them."""
+    """Work by rows. elements: of all rows of one program together. per_warp: elements one warp takes. warps: most of
+    them."""
 
     elements: int
     per_warp: int
@@ -31,8 +32,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """One attention launch. rows: query tokens x query heads per KV head; keys: of one iteration, for 128 elements of two
-    bytes per head; stages: of the load pipeline."""
+    """One attention launch. rows: query tokens x query heads per KV head. keys: of one iteration, for 128 elements of
+    two bytes per head. stages: of the load pipeline."""
 
     rows: int
     keys: int
@@ -42,8 +43,8 @@ class Attend:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Launches of latent attention: rows are query tokens x query heads; keys are those for 576 elements of two bytes.
-    float32: there are matrix instructions for it; scalar ones would need more registers than there are."""
+    """Launches of latent attention. rows: query tokens x query heads. keys: those for 576 elements of two bytes.
+    float32: there are matrix instructions for it. Scalar ones would need more registers than there are."""
 
     decode: Attend
     prefill: Attend
@@ -53,7 +54,7 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """split: keys whose partial result one program of a decode makes; write: tokens stored by one program."""
+    """split: keys whose partial result one program of a decode makes. write: tokens stored by one program."""
 
     decode: Attend
     prefill: Attend
@@ -65,8 +66,8 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix product. rows x cols of one program, `inner` elements of two bytes per iteration; `narrow` columns instead
-    of `cols` where the weight has fewer than `wide` rows, so that there are programs enough to read it."""
+    """A matrix product: rows x cols of one program, `inner` elements of two bytes per iteration. `narrow` columns
+    replace `cols` where the weight has fewer than `wide` rows, so that there are programs enough to read it."""
 
     rows: int
     cols: int
@@ -79,8 +80,8 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Vocab:
-    """Work over the vocabulary. block: elements of one iteration; chunk: of one program where a row is shared by several;
-    bits: of the ordered key that one pass of the threshold search settles."""
+    """Work over the vocabulary. block: elements of one iteration. chunk: of one program where a row is shared by
+    several. bits: of the ordered key that one pass of the threshold search settles."""
 
     block: int
     chunk: int
@@ -90,9 +91,10 @@ class Vocab:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """All tile sizes of one architecture. shared: bytes of shared memory one program may use. scalar: most rows, columns and
-    keys of a tile of float32 products: no matrix unit makes those exactly, and the scalar instructions are all unrolled.
-    float8: the 8-bit float that it converts and multiplies itself, float8_e4m3fn or float8_e4m3fnuz; "" = none."""
+    """All tile sizes of one architecture. shared: bytes of shared memory one program may use. scalar: most rows,
+    columns and keys of a tile of float32 products. No matrix unit makes those exactly, and the scalar instructions
+    are all unrolled. float8: the 8-bit float that it converts and multiplies itself, float8_e4m3fn or
+    float8_e4m3fnuz. "" = none."""
 
     arch: str
     shared: int

@@ -84,7 +84,8 @@ EXPORT void thalweg_close(Context* c) {
 
 EXPORT const char* thalweg_level(Context* c) { return c->kernels->name; }
 
-// Operations done by every thread multiplying and adding in registers for so many rounds; 0: no instruction for this kind.
+// Operations done by every thread multiplying and adding in registers for so many rounds. 0: no instruction for this
+// kind.
 EXPORT int64_t thalweg_peak(Context* c, int kind, int64_t rounds) {
     Peak j{kind, rounds};
     const int64_t tasks = int64_t(pool_threads(c->pool)) * 8, each = c->kernels->peak_operations[kind];
@@ -153,13 +154,13 @@ void linear(Context* c, const Weight* w, Type type, const void* x, int64_t m, co
 
 }  // namespace
 
-// y [m, n] = x [m, k] * w^T + bias [n] (or null), rows contiguous; type: of all three, that of a dense weight.
+// y [m, n] = x [m, k] * w^T + bias [n] (or null), rows contiguous. type: of all three, that of a dense weight.
 EXPORT void thalweg_linear(Context* c, const Weight* w, int type, const void* x, int64_t m, const void* bias, void* y) {
     linear(c, w, Type(type), x, m, bias, y, nullptr);
 }
 
-// Of each row of that y, which is not written, the place [m] and the value [m] of the largest: NaN if one is, of equals the
-// first. room: 8 bytes for each row and 64 outputs.
+// The argmax of each row of that y, which is not written: its place [m], of equals the first, and its value [m], NaN if
+// one is. room: 8 bytes for each row and 64 outputs.
 EXPORT void thalweg_largest(Context* c, const Weight* w, int type, const void* x, int64_t m, const void* bias, void* room,
                             int32_t* at, float* most) {
     Best* best = (Best*)room;
@@ -237,8 +238,8 @@ void by_rows(Context* c, Rows& j, Task task, int64_t bytes) {
 
 }  // namespace
 
-// y = x / rms(x) * (weight + offset); with a residual, of total = x + residual. x [outer, inner, width], the outer `outer_stride` apart; the
-// rest contiguous.
+// y = x / rms(x) * (weight + offset). With a residual, of total = x + residual. x [outer, inner, width], the outer
+// `outer_stride` apart, and the rest contiguous.
 EXPORT void thalweg_norm(Context* c, int type, const void* x, int64_t outer, int64_t inner, int64_t width, int64_t outer_stride,
                          const void* residual, const void* weight, float eps, float offset, void* y, void* total) {
     Rows j{};
@@ -254,7 +255,8 @@ EXPORT void thalweg_gate(Context* c, int type, const void* x, int64_t rows, int6
     by_rows(c, j, c->kernels->gate, width * 16);
 }
 
-// q [tokens, heads, width] and k [tokens, other, width] turned by their positions; table float32 [positions, rotary]: cos, sin.
+// q [tokens, heads, width] and k [tokens, other, width] rotated by their positions. table float32 [positions, rotary]:
+// cos, sin.
 EXPORT void thalweg_turn(Context* c, int type, const void* q, const void* k, int64_t tokens, int64_t heads, int64_t other,
                          int64_t width, int64_t q_stride, int64_t k_stride, const int32_t* positions, const float* table,
                          int64_t rotary, void* q_out, void* k_out) {
@@ -284,7 +286,8 @@ EXPORT void thalweg_best(Context* c, const float* x, int64_t rows, int64_t width
     by_rows(c, j, c->kernels->best, width * 4);
 }
 
-// A token of each row of logits [rows, width], temperature, truncation and draw in one; see Draw. Null where not asked for.
+// A token of each row of logits [rows, width]: temperature, truncation and draw in one (see Draw). Null where not asked
+// for.
 EXPORT void thalweg_draw(Context* c, const float* logits, int64_t rows, int64_t width, const float* temperature, int divides,
                          const int32_t* top_k, const float* top_p, const float* min_p, const int32_t* seed,
                          const int32_t* position, float* kept, int32_t* tokens, float* most) {
@@ -297,14 +300,15 @@ EXPORT void thalweg_draw(Context* c, const float* logits, int64_t rows, int64_t 
     run(c->pool, j.tasks, c->kernels->draw, &j);
 }
 
-// Of each row of logits [rows, width]: token, rank and value of the one chosen, and the k <= width largest. ids, values [rows, 1 + k].
+// Of each row of logits [rows, width]: token, rank and value of the one chosen, and the k <= width largest. ids, values
+// [rows, 1 + k].
 EXPORT void thalweg_logprobs(Context* c, const float* logits, const int32_t* tokens, int64_t rows, int64_t width, int64_t k,
                              int normalises, int32_t* ids, float* values, int32_t* ranks) {
     Logprobs j{logits, tokens, width, k, normalises, ids, ranks, values};
     run(c->pool, rows, c->kernels->logprobs, &j);
 }
 
-// history [slots, known]; the rest one per row of logits [rows, width]; out may not overlap logits.
+// history [slots, known]. The rest has one per row of logits [rows, width]. out may not overlap logits.
 EXPORT void thalweg_penalties(Context* c, const float* logits, int64_t rows, int64_t width, const int32_t* history, int64_t known,
                               const int32_t* slots, const int32_t* lengths, const int32_t* prompt_len, const float* repetition,
                               const float* presence, const float* frequency, float* out) {

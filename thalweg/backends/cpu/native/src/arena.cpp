@@ -1,7 +1,8 @@
-// Memory for weights and caches, on huge pages; and an arena of it, made ready ahead of time.
+// Memory for weights and caches, on huge pages, and an arena of it, made ready ahead of time.
 //
-// The system clears a page when it is first touched. For the weights of a model that takes as long as packing them, so a thread
-// can do it beforehand, while the process is busy importing. `take` is then served from the arena in order, as long as it lasts.
+// The system clears a page when it is first touched. For the weights of a model that takes as long as packing them. So
+// a thread can do it beforehand, while the process is busy importing. `take` is then served from the arena in order, as
+// long as it lasts.
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -36,12 +37,12 @@ struct Arena {
     std::mutex mutex;
     std::condition_variable changed;
     uint8_t* start = nullptr;
-    size_t bytes = 0, ready = 0, taken = 0;  // both from the start; ready: touched, whole huge pages of it
+    size_t bytes = 0, ready = 0, taken = 0;  // both from the start. ready: touched, whole huge pages of it
     bool touching = false;                   // a thread is, beyond `ready`
 
     // Stops where takers have overtaken it: they touch what they take, on as many threads as they have.
     void touch() {
-        setpriority(PRIO_PROCESS, 0, 10);  // of this thread; whoever imports goes first
+        setpriority(PRIO_PROCESS, 0, 10);  // of this thread: imports go first
         std::unique_lock<std::mutex> lock(mutex);
         while (taken <= ready && ready < bytes) {
             uint8_t* at = start + ready;

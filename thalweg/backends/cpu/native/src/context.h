@@ -27,7 +27,7 @@ struct Context {
 
 inline size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-// Zeroed memory, on huge pages where the system gives them and it is large enough for one; null if there is none.
+// Zeroed memory, on huge pages where the system gives them and it is large enough for one. Null if there is none.
 void* take(size_t bytes);
 void give(void* p, size_t bytes);
 

@@ -6,7 +6,7 @@
 namespace thalweg {
 
 enum class Type : int32_t { bf16 = 0, f32 = 1 };
-// int8_rows: inputs are rounded to int8 row by row; int4_groups: each of the weight's groups of a row on its own.
+// int8_rows: inputs are rounded to int8 row by row. int4_groups: each of the weight's groups of a row on its own.
 enum class Form : int32_t { dense = 0, int8 = 1, int4 = 2, int8_rows = 3, int4_groups = 4 };
 constexpr int bits_of(Form form) { return form == Form::int4 || form == Form::int4_groups ? 4 : 8; }  // of a code
 constexpr int middle_of(Form form) { return 1 << (bits_of(form) - 1); }
@@ -14,21 +14,22 @@ constexpr int base_of(Form form) { return form == Form::int4_groups ? 0 : middle
 
 constexpr int PANEL = 64;  // outputs packed side by side: the unit of work of a linear layer
 
-// A weight matrix [n, k] in panels of 64 outputs. Within a panel, step u holds what 64 outputs multiply with one 32-bit word of
-// a row of the input: one float32, two bfloat16 or four int8. int8 (weight only) holds bytes in the order of a bfloat16 step;
-// int4 holds 64 bytes for two inputs: 32 words of 16 bits, whose nibble c is the code of the word's place in quarter c of a step.
-// In quads (int4_groups; int8 and int4, where integer products serve them) a step is four inputs, of codes without sign: 8 bits as a
-// byte each; 4 bits in 128 bytes, byte i of the halves holding in its low nibbles outputs of quarters 0 and 1, in its high ones of
-// 2 and 3.
+// A weight matrix [n, k] in panels of 64 outputs. Within a panel, step u holds what 64 outputs multiply with one 32-bit
+// word of a row of the input: one float32, two bfloat16 or four int8. int8 (weight only) holds bytes in the order of a
+// bfloat16 step. int4 holds 64 bytes for two inputs: 32 words of 16 bits, whose nibble c is the code of the word's
+// place in quarter c of a step.
+// In quads (int4_groups, and int8 and int4 where integer products serve them) a step is four inputs, of codes without
+// sign. 8-bit codes take a byte each. 4-bit codes take 128 bytes: byte i of the halves holds outputs of quarters 0 and
+// 1 in its low nibbles, and of 2 and 3 in its high ones.
 struct Weight {
     Form form;
-    Type type;  // dense: of the weight, and so of inputs and outputs; the others take either
+    Type type;  // dense: of the weight, and so of inputs and outputs. The others take either
     int64_t n, k, group, groups, panels;
     size_t panel_bytes;
     bool quads, shifted;  // shifted: codes came with zero points, and without sign
     uint8_t* data;
-    float* scales;   // [panels, groups, 64]; null if dense
-    float* offsets;  // [panels, groups, 64]: zero points, above `base_of`; int4_groups always, the others if shifted
+    float* scales;   // [panels, groups, 64], null if dense
+    float* offsets;  // [panels, groups, 64]: zero points, above `base_of`. int4_groups always, the others if shifted
     int32_t* sums;   // int8_rows: [panels, 64], 128 * sum of the codes of an output
     void* memory;
     size_t bytes;
@@ -49,42 +50,42 @@ struct Best {  // of some outputs of a row: the largest (NaN if one is), and whi
 // y [m, n] = rows [m, k] * weight^T + bias. `words` are the rows as 32-bit words, zero-filled to whole words.
 struct Linear {
     const Weight* w;
-    Type type;      // of outputs; of inputs too, but that bfloat16 may have been made float32
+    Type type;      // of outputs, and of inputs unless bfloat16 has been made float32
     int64_t steps;  // of the weight
     const uint32_t* words;
     int64_t row_words, m;
     const void* bias;
     void* y;     // or null:
     Best* best;  // [m, panels], of the outputs as y would hold them
-    const float* row_scales;  // int8_rows: [m]; inputs in planes: [m, groups]
+    const float* row_scales;  // int8_rows: [m]. Inputs in planes: [m, groups]
     const float* group_sums;  // with offsets: [m, groups], of inputs or, in planes, of their codes
     const int32_t* plane_sums;  // two planes: [m, groups, 2], of each one's bytes
     int64_t panels_per_task, row_chunks, rows_per_chunk;
     int64_t panels_ahead;  // from a panel to that which its thread is likely to take next
 };
 
-// Attention of query tokens over cached keys and values in blocks; cache.inc says how a block lies in memory.
+// Attention of query tokens over cached keys and values in blocks. cache.inc says how a block lies in memory.
 struct Attention {
     // Of the step (the Python side has the same struct, field by field). rounds: the cache holds int8.
     int64_t type, rounds, heads, kv_heads, dim, size, tokens, seqs, columns, window, q_stride, k_stride, v_stride;
-    int64_t rotary;  // 0: q and k come turned; else so many elements of a head are turned here, after its norm where it has one
+    int64_t rotary;  // 0: q and k come rotated. Otherwise rotate so many elements of a head here, after its norm if any
     float scale, softcap, eps, offset;  // offset: of the norms
     const int32_t *table, *token_seq, *positions, *slots, *context, *query, *first;  // first: row of a sequence's first token
     const int32_t* tasks;  // [task_count, 4]: sequence, KV head, first query token, query tokens
     int64_t task_count, per_task;  // per_task: tokens written at once
-    // Of the layer. q_weight, k_weight: of the norms, or null; cos_sin: as thalweg_turn's table.
+    // Of the layer. q_weight, k_weight: of the norms, or null. cos_sin: as thalweg_turn's table.
     const void *q, *k, *v, *sinks, *q_weight, *k_weight, *cos_sin;
     void *kv, *out;
 };
 
-// A row's keys are summed in segments of so many, from multiples of it on; the sums of segments are joined in order. So it is the
-// same whether one task computes a row's segments or several do. A multiple of 64.
+// A row's keys are summed in segments of so many, from multiples of it on, and the sums of segments are joined in
+// order. So the sum is the same whether one task computes a row's segments or several do. A multiple of 64.
 constexpr int64_t SEGMENT = 1024;
 constexpr int64_t LANES = 16;  // most that a vector of any instruction set has
 
 struct Piece {
     int32_t task, from, to;  // of the task's keys, the segments from .. to - 1
-    int32_t slot;            // where the sums of the first of them go, those of the others after it; -1: the whole task, to the end
+    int32_t slot;            // where the sums of the first of them go, those of the others after it. -1: the whole task, to the end
 };
 
 // Tasks of one query token may be cut into pieces, which leave their sums to be joined.
@@ -105,7 +106,7 @@ struct Rows {
     int64_t rows, width, inner, outer_stride, per_task;
     float eps, offset;  // of norms
     int32_t act;  // 0 silu, 1 gelu_tanh
-    // Rotary positions: x and residual are q and k, with `inner` and `other_inner` heads; weight is the table.
+    // Rotary positions: x and residual are q and k, with `inner` and `other_inner` heads. weight is the table.
     int64_t other_inner, other_stride, rotary;
     const int32_t* positions;
 };
@@ -131,10 +132,10 @@ constexpr int64_t CONV_CHANNELS = 256;
 
 // Rows of logits [rows, width] to tokens (sampling.inc). What is null is not asked for.
 struct Draw {
-    const float *logits, *temperature, *top_p, *min_p;  // temperature null: 1; the others null: nothing is cut
+    const float *logits, *temperature, *top_p, *min_p;  // temperature null: 1. The others null: nothing is cut
     const int32_t *top_k, *seed, *position;
     int64_t rows, width, divides;  // divides: logits are not yet divided by the temperature
-    float *kept, *most;            // kept: [rows, width], cut tokens -inf; most: of each row, NaN if one is
+    float *kept, *most;            // kept: [rows, width], cut tokens -inf. most: of each row, NaN if one is
     int32_t* tokens;
     uint8_t* room;  // of each task
     int64_t room_bytes, tasks;
@@ -166,7 +167,7 @@ struct Kernels {
     Task group_sums, write_kv, attend, norm, gate, turn, best, merge, draw, logprobs, penalties;
     void (*pack_panel)(const Weight& w, const uint8_t* rows, int64_t stride, int64_t steps, uint8_t* out);
     Task round_groups;  // inputs in one plane of bytes, by groups
-    Task planes;        // in two; null: int8 and int4 are never held in quads
+    Task planes;        // in two. Null: int8 and int4 are never held in quads
     void (*round_row)(const Weight& w, const void* row, int64_t output, float* wide, uint8_t* codes);
     Task peak, delta, conv;
     int64_t peak_operations[4];  // of a round, by kind; 0: none
@@ -182,8 +183,8 @@ struct Quantise {
     Type type;
     const void* x;
     int64_t m, k, group, groups, row_words;
-    uint8_t* codes;     // [m, row_words * 4]: code + 128; planes: [m, planes, row_words * 4], with signs
-    float* row_scales;  // [m]; of planes [m, groups]
+    uint8_t* codes;     // [m, row_words * 4]: code + 128. Planes: [m, planes, row_words * 4], with signs
+    float* row_scales;  // [m], of planes [m, groups]
     float* sums;        // [m, groups]
     int32_t* plane_sums;  // [m, groups, 2]
 };

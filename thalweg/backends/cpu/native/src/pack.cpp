@@ -65,10 +65,11 @@ void pack_panel(void* job, int64_t panel) {
 
 }  // namespace
 
-// A packed weight, from rows of bfloat16, float32 or codes (a byte each: int8, or uint8 where there are zeros), in parts of
-// part_rows rows, n in all.
-// scales float32 [n, groups]; zeros uint8 [n, groups] or null; group: inputs of a scale, even; >= k: one group. Where scales are
-// null and the form is one of codes, parts hold values of `type`, which are rounded: shifted says whether with zero points.
+// A packed weight, from rows of bfloat16, float32 or codes (a byte each: int8, or uint8 where there are zeros), in
+// parts of part_rows rows, n in all.
+// scales float32 [n, groups]. zeros uint8 [n, groups] or null. group: inputs of a scale, even, and >= k for one group.
+// Where scales are null and the form is one of codes, parts hold values of `type`, which are rounded. shifted says
+// whether with zero points.
 EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* const* parts, const int64_t* part_rows, int64_t n,
                             int64_t k, int64_t group, const float* scales, const uint8_t* zeros, int shifted) {
     Weight* w = new Weight{};

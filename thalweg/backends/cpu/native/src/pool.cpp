@@ -22,7 +22,7 @@ namespace {
 constexpr auto SPIN = std::chrono::microseconds(50);
 constexpr int INDEX = 20;  // bits of a ticket: 24 of the job's number, 20 of the count of tasks, 20 of the next task
 constexpr uint64_t MASK = (uint64_t(1) << INDEX) - 1;
-constexpr int64_t MOST = MASK - 4096;  // tasks of one ticket; late workers never push the next task beyond the field
+constexpr int64_t MOST = MASK - 4096;  // tasks of one ticket: late workers never push the next task beyond the field
 }  // namespace
 
 struct Pool {

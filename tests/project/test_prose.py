@@ -1,0 +1,63 @@
+"""How the project writes, as counts within bounds. `python ci/prose.py` names the worst."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import prose
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BOUNDS = {
+    "docs": prose.Figures(sentences=500, mean=13.0, long=4.0, semicolons=3.0),
+    "code": prose.Figures(sentences=2000, mean=14.0, long=5.0, semicolons=6.0),
+}
+"""Upper bounds: what good prose of the field has, which leaves room for a page that is new. `sentences` is the fewest that
+must be found."""
+ROOMS_TO_COME: tuple[str, ...] = ()
+"""Rooms that still hold replaced words."""
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, list[prose.Sentence]]:
+    return {"docs": list(prose.docs(ROOT)), "code": list(prose.code(ROOT))}
+
+
+@pytest.mark.parametrize("kind", BOUNDS)
+def test_sentences_stay_as_short_as_they_are(kind: str, texts: dict[str, list[prose.Sentence]]) -> None:
+    here, bound = prose.Figures.of(texts[kind]), BOUNDS[kind]
+    assert here.sentences >= bound.sentences
+    assert here.mean <= bound.mean, here
+    assert here.long <= bound.long, here
+    assert here.semicolons <= bound.semicolons, here
+
+
+def test_sentences_are_found_in_paragraphs_lists_and_tables_and_not_in_code() -> None:
+    page = (
+        "# A heading of four words\n\nOne two three\nfour. `Five` [six](to/a.md) seven eight; nine.\n\n"
+        "- ten eleven twelve thirteen\n\n```sh\nthis is no sentence at all\n```\n\n| a cell | of six words it is made |\n"
+    )
+    found = list(prose.markdown("a.md", page))
+    assert [s.words for s in found] == [4, 5, 4, 6]
+    assert [s.line for s in found] == [3, 3, 6, 12]
+    assert prose.Figures.of(found) == prose.Figures(4, 19 / 4, 0, 25)
+
+
+def test_docstrings_and_comments_count_and_strings_do_not() -> None:
+    text = (
+        '"""What the module is for.\n\n    an example that is code\n"""\n'
+        "x = 'a string that is code'  # noqa: E501\n# One comment on two\n# lines, e.g. this one.\n"
+    )
+    found = [*prose.docstrings("a.py", ast.parse(text)), *prose.comments("a.py", text)]
+    assert [s.words for s in found] == [5, 8]
+
+
+def test_a_word_that_the_glossary_replaces_is_found() -> None:
+    (found,) = prose.replaced(prose.split("a.md", 7, "The row's likeliest token comes first."))
+    assert str(found) == "a.md:7: 'likeliest': say argmax"
+
+
+def test_no_word_is_left_that_the_glossary_replaces(texts: dict[str, list[prose.Sentence]]) -> None:
+    found = prose.replaced(texts["docs"] + texts["code"])
+    assert [str(f) for f in found if not f.path.startswith(ROOMS_TO_COME)] == []
