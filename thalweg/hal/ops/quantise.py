@@ -89,7 +89,7 @@ def _codes(data: Mapping[str, Tensor]) -> Tensor:
     bits = torch.stack([pairs & 15, pairs >> 4], -1).flatten(-2).to(torch.int32)
     if "float_pairs" in data:
         return torch.tensor((*E2M1, *(-x for x in E2M1)), device=pairs.device)[bits]
-    return (bits if "zeros" in data else bits - 16 * (bits >> 3)).to(torch.float32)
+    return (bits if data.keys() & {"zeros", "mins"} else bits - 16 * (bits >> 3)).to(torch.float32)
 
 
 def dequantise(data: Mapping[str, Tensor], group: int, dtype: torch.dtype) -> Tensor:
@@ -99,7 +99,10 @@ def dequantise(data: Mapping[str, Tensor], group: int, dtype: torch.dtype) -> Te
     if "zeros" in data:
         codes = codes - _per_input(data["zeros"], group, fan_in)
     scales = data["scales"].to(torch.float32) * data["scale"] if "scale" in data else data["scales"]
-    return (codes * _per_input(scales, group, fan_in)).to(dtype)
+    weight = codes * _per_input(scales, group, fan_in)
+    if "mins" in data:
+        weight = weight - _per_input(data["mins"], group, fan_in)
+    return weight.to(dtype)
 
 
 def _per_input(groups: Tensor, group: int, fan_in: int) -> Tensor:
@@ -110,9 +113,10 @@ def _per_input(groups: Tensor, group: int, fan_in: int) -> Tensor:
 
 def quantise(weight: Tensor, format: WeightFormat) -> QTensor:
     """A dense weight [out, in] rounded to nearest in this format: scales from each group's largest magnitude (symmetric) or
-    its range, zero included (not symmetric). kind "float" with 4 bits rounds scales up to powers of two (MX formats have such
-    scales; the rule of their specification rounds down, and cuts what then lies beyond the last level), or to the nearest of
-    `scale_dtype` under a scale of the tensor that puts the largest of them at its end, as NVFP4 does."""
+    its range, zero included (not symmetric; a minimum is the range's lower end). kind "float" with 4 bits rounds scales up to
+    powers of two (MX formats have such scales; the rule of their specification rounds down, and cuts what then lies beyond the
+    last level), or to the nearest of `scale_dtype` under a scale of the tensor that puts the largest of them at its end, as
+    NVFP4 does."""
     out, fan_in = weight.shape
     size = {0: fan_in, -1: fan_in}.get(format.group, format.group)
     groups = -(-fan_in // size)
@@ -133,6 +137,9 @@ def _int_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
     top = (1 << format.bits) - 1
     low, high = wide.amin(-1).clamp(max=0), wide.amax(-1).clamp(min=0)
     scales = _nonzero((high - low) / top)
+    if format.mins:
+        codes = (wide - low[..., None]).div_(scales[..., None]).round_().clamp_(0, top)
+        return {"codes": codes.to(torch.uint8), "scales": scales, "mins": -low}
     zeros = torch.round(-low / scales)
     codes = (wide / scales[..., None]).round_().add_(zeros[..., None]).clamp_(0, top)
     return {"codes": codes.to(torch.uint8), "scales": scales, "zeros": zeros.to(torch.uint8)}
