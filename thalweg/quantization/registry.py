@@ -21,6 +21,7 @@ _COMPRESSED = f"{_FORMATS}.compressed_tensors:CompressedTensors"
 FORMATS: Mapping[str, str] = {
     "compressed-tensors": _COMPRESSED,
     "fp8": f"{_FORMATS}.fp8:BlockFp8",
+    "gguf": f"{_FORMATS}.gguf:Gguf",
     # Older files of compressed-tensors name no method, only the layout.
     "float-quantized": _COMPRESSED,
     "int-quantized": _COMPRESSED,
