@@ -296,6 +296,25 @@ def test_tensors_that_nobody_knows_are_refused(tmp_path):
         read_config(file, None, registry.check)
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("method", ["w4a8", "int4", "w4a16"])
+def test_inputs_of_4_bit_layers_are_rounded_where_that_is_asked_for(method, tmp_path):
+    """Log-probabilities of a text that is given, beside those of the decoded weights with no rounding."""
+    source = wide("llama", tmp_path)
+    file = convert(source, tmp_path / "m.gguf", of("Q4_K_M"), dense=tmp_path / "dense")
+    llm = LLM(str(file), device="cpu", dtype="float32", max_model_len=64, quantization=method)
+    rounds = any("act=int8_per_group" in line for line in llm._worker.plan)
+    assert rounds == (method != "w4a16")
+    prompt = np.random.default_rng(1).integers(3, 250, 30).tolist()
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+    (out,) = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+    rows = load_reference(tmp_path / "dense", torch.float32)(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    mine = np.array([step[t].logprob for step, t in zip(out.prompt_logprobs[1:], prompt[1:], strict=True)])
+    off = np.abs(mine - rows[range(29), prompt[1:]].numpy())
+    assert off.max() < (0.5 if rounds else 2e-3)
+    assert (off.max() > 2e-3) == rounds
+
+
 def test_blocks_are_not_rounded_again(tmp_path):
     file = convert(wide("llama", tmp_path), tmp_path / "m.gguf", of("Q8_0"))
     with pytest.raises(ConfigError, match=r"quantised already \(gguf\)"):

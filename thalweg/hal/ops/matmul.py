@@ -51,6 +51,7 @@ INT4 = WeightFormat("int", 4, 128)
 INT4_W4A8 = WeightFormat("int", 4, 64, symmetric=False, act="int8_per_group")
 INT4_ZEROS = WeightFormat("int", 4, 32, symmetric=False)
 INT4_MINS = WeightFormat("int", 4, 32, symmetric=False, mins=True)
+INT4_MINS_A8 = WeightFormat("int", 4, 32, symmetric=False, mins=True, act="int8_per_group")
 INT8_MINS = WeightFormat("int", 8, 32, symmetric=False, mins=True)
 INT8_GROUPS = WeightFormat("int", 8, 16)
 FP8 = WeightFormat("float", 8)
@@ -71,6 +72,7 @@ NVFP4 = WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn")
         _linear_sample(40, 192, 64, bias=True, weight=INT4),
         _linear_sample(19, 224, 70, bias=True, weight=INT4_MINS),
         _linear_sample(3, 192, 130, weight=INT8_MINS),
+        _linear_sample(6, 192, 70, bias=True, weight=INT4_MINS_A8),
         _linear_sample(18, 160, 66, weight=INT8_GROUPS),
         _linear_sample(7, 200, 66, bias=True, weight=INT4_W4A8),
         _linear_sample(5, 208, 48, bias=True, weight=NVFP4),

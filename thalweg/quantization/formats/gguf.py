@@ -6,6 +6,7 @@ Codes need between 2 and 8 bits; they are held in 4 or in 8. 4-bit floats (MXFP4
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from thalweg.checkpoint.gguf.blocks import LAYOUTS, decoded
@@ -16,6 +17,8 @@ from thalweg.quantization.format import Format, Get, Part
 
 FLOATS = ("MXFP4", "NVFP4")
 """Types whose codes are twice a 4-bit float."""
+BY_METHOD = {"w4a8": "int8_per_group", "w4a16": "", "int4": ""}
+"""Methods of `online` -> `WeightFormat.act`. The engine has resolved int4 where products are bound; memory is the same."""
 _BY_NAME = {t.name: t for t in TYPES.values()}
 
 
@@ -38,13 +41,24 @@ class Gguf(Format):
                 "quantization_config: types: must name the type of each layer's blocks (a GGUF file does)"
             )
         self._types: Mapping[str, str] = types
+        self._act = ""
 
     def scheme(self, layer: str) -> WeightFormat | None:
         return held(self._types[layer]) if layer in self._types else None
 
+    def multiplied(self, method: str) -> Gguf | None:
+        """w4a8: layers of 4 bits round their inputs to 8, group by group. w4a16: nothing is rounded, as without a word."""
+        if method not in BY_METHOD:
+            return None
+        made = Gguf(self.description)
+        made._act = BY_METHOD[method]
+        return made
+
     def of(self, role: str, name: str) -> WeightFormat:
         """Embeddings too, whose rows are decoded as they are looked up."""
-        return (self.scheme(name.removesuffix(".weight")) if role != "plain" else None) or DENSE
+        form = (self.scheme(name.removesuffix(".weight")) if role != "plain" else None) or DENSE
+        four = role == "linear" and (form.kind, form.bits) == ("int", 4)
+        return replace(form, act=self._act) if four and self._act else form
 
     def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
         kind = _BY_NAME[self._types[layer]]
