@@ -106,7 +106,10 @@ def _merges(made: Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]:
         if made.kinds[id] not in (NORMAL, USER_DEFINED, UNUSED):
             continue
         score = -made.scores[id]
-        found += [(score, id, token[:i], token[i:]) for i in range(1, len(token)) if token[:i] in ids and token[i:] in ids]
+        for i in range(1, len(token)):
+            left = token[:i]
+            if left in ids and (right := token[i:]) in ids:
+                found.append((score, id, left, right))
     found.sort(key=lambda f: f[:2])
     return [(a, b) for _, _, a, b in found]
 

@@ -22,7 +22,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """What config.json of such a model would hold."""
     made = translate(path)
     config = copy.deepcopy(dict(made.config))
-    config["eos_token_id"] = ends(made.files)
+    config["eos_token_id"] = list(ends(made.files))
     return config
 
 

@@ -36,13 +36,26 @@ class Layout:
     mins: bool = False
 
 
+CHUNK = 1 << 18
+"""Bytes decoded at once: what is made on the way stays in a cache."""
+
+
 def decoded(kind: Type, raw: np.ndarray) -> Codes:
     """Whole rows, uint8 [rows, bytes of a row], as codes [rows, values] and scales and mins [rows, groups]."""
-    rows, blocks = raw.shape[0], np.ascontiguousarray(raw).reshape(-1, kind.bytes)
+    layout, blocks = LAYOUTS[kind.name], np.ascontiguousarray(raw).reshape(-1, kind.bytes)
+    groups = kind.values // layout.group
+    codes = np.empty((len(blocks), kind.values), np.uint8 if layout.mins else np.int8)
+    scales = np.empty((len(blocks), groups), np.float32)
+    mins = np.empty_like(scales) if layout.mins else None
+    step = max(1, CHUNK // kind.bytes)
     with np.errstate(invalid="ignore"):  # scales may be no numbers
-        made = LAYOUTS[kind.name].decode(blocks)
-    mins = None if made.mins is None else made.mins.reshape(rows, -1)
-    return Codes(made.codes.reshape(rows, -1), np.ascontiguousarray(made.scales).reshape(rows, -1), mins)
+        for i in range(0, len(blocks), step):
+            made = layout.decode(blocks[i : i + step])
+            codes[i : i + step], scales[i : i + step] = made.codes, made.scales
+            if mins is not None:
+                mins[i : i + step] = made.mins
+    rows = len(raw)
+    return Codes(codes.reshape(rows, -1), scales.reshape(rows, -1), None if mins is None else mins.reshape(rows, -1))
 
 
 def dense(kind: Type, raw: np.ndarray) -> np.ndarray:
@@ -63,16 +76,21 @@ def _half(blocks: np.ndarray, at: int) -> np.ndarray:
     return found
 
 
+def _parts(x: np.ndarray, width: int) -> list[np.ndarray]:
+    """Unsigned integers as several of `width` bits, the lowest first. One array each: numpy is fast on whole arrays."""
+    mask = x.dtype.type((1 << width) - 1)
+    return [x >> x.dtype.type(shift) & mask for shift in range(0, 8 * x.itemsize, width)]
+
+
 def _bits(x: np.ndarray, width: int) -> np.ndarray:
     """[..., n] of unsigned integers -> [..., n, parts], each of `width` bits, the lowest first."""
-    steps = np.arange(0, 8 * x.itemsize, width, dtype=x.dtype)
-    made: np.ndarray = x[..., None] >> steps & x.dtype.type((1 << width) - 1)
-    return made
+    return np.stack(_parts(x, width), -1)
 
 
 def _planes(x: np.ndarray, run: int, width: int) -> np.ndarray:
     """uint8 [blocks, n]: of each `run` bytes first all lowest parts, then all next ones -> [blocks, n * 8 / width]."""
-    return _bits(x.reshape(len(x), -1, run), width).swapaxes(-1, -2).reshape(len(x), -1)
+    parts = _parts(np.ascontiguousarray(x).reshape(len(x), -1, run), width)
+    return np.stack(parts, 2).reshape(len(x), -1)
 
 
 def _words(x: np.ndarray, kind: str) -> np.ndarray:

@@ -11,7 +11,7 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,11 +63,17 @@ class Texts:
 
     def __iter__(self) -> Iterator[str]:
         """Bytes that are no UTF-8 come as U+FFFD."""
-        at = self.begin
-        for _ in range(self.count):
-            (size,) = struct.unpack_from("<Q", self.data, at)
-            yield self.data[at + 8 : at + 8 + size].decode("utf-8", "replace")
-            at += 8 + size
+        return (text for _, text in self.some(range(self.count)))
+
+    def some(self, wanted: Sequence[int]) -> Iterator[tuple[int, str]]:
+        """Those at these places, in order, each with its place."""
+        at, place, size = self.begin, 0, struct.Struct("<Q").unpack_from
+        for i in wanted:
+            for _ in range(place, i):
+                at += 8 + size(self.data, at)[0]
+            (length,) = size(self.data, at)
+            yield i, self.data[at + 8 : at + 8 + length].decode("utf-8", "replace")
+            at, place = at + 8 + length, i + 1
 
 
 class Header:

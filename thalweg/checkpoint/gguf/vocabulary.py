@@ -5,10 +5,14 @@ llama.cpp assumes where a key is missing is assumed here. How text is cut into t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from thalweg.checkpoint.gguf.files import Files
-from thalweg.checkpoint.gguf.keys import Keys
+from thalweg.checkpoint.gguf.header import Texts
+from thalweg.checkpoint.gguf.keys import MAX_TEXTS, Keys
 from thalweg.errors import CheckpointError
 from thalweg.text.vocabulary import CONTROL, NORMAL, SENTENCEPIECE, USER_DEFINED, Vocabulary
 
@@ -69,17 +73,21 @@ def _templates(files: Files) -> dict[str, str]:
     return {name: source for name, source in named.items() if isinstance(source, str) and source}
 
 
-def ends(files: Files) -> list[int]:
-    """Ids of tokens after which nothing more is said; the end of a text first. [] where there is no vocabulary."""
-    if "tokenizer.ggml.tokens" not in files.metadata:
-        return []
-    made = vocabulary(files)
-    found = {made.specials[n]: None for n in ("eos", "eot", "eom") if n in made.specials}
-    marked = [i for i, kind in enumerate(made.kinds) if kind in (CONTROL, USER_DEFINED)]
-    texts = {made.tokens[i]: i for i in marked if made.tokens[i] in _ENDS}
+@lru_cache(maxsize=2)
+def ends(files: Files) -> tuple[int, ...]:
+    """Ids of tokens after which nothing more is said; the end of a text first. None where there is no vocabulary."""
+    keys = Keys(files.path, files.metadata, "tokenizer.ggml.")
+    tokens = files.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, Texts) or len(tokens) > MAX_TEXTS:
+        return ()
+    specials = _specials(keys, keys.text("model", ""), len(tokens))
+    found = {specials[n]: None for n in ("eos", "eot", "eom") if n in specials}
+    kinds = keys.numbers("token_type", "iu")
+    marked = [] if kinds is None else np.flatnonzero((kinds == CONTROL) | (kinds == USER_DEFINED)).tolist()
+    texts = {token: i for i, token in tokens.some(marked) if token in _ENDS}
     if any(pair <= texts.keys() for pair in _HARMONY):
         texts.pop("<|end|>", None)
-    return list(found | dict.fromkeys(texts.values()))
+    return tuple(found | dict.fromkeys(texts.values()))
 
 
 def sampling(files: Files) -> dict[str, Any]:
