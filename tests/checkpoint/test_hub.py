@@ -38,9 +38,9 @@ def test_a_name_that_is_neither_is_refused_without_asking_the_hub(name, monkeypa
 
 
 def test_a_file_and_a_directory_without_a_model_are_refused(tmp_path):
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"GGUF")
-    with pytest.raises(CheckpointError, match="is a file, not a model directory; GGUF files are not supported yet"):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="is a file, not a model directory; give the directory that holds it"):
         resolve_model(str(file))
     with pytest.raises(CheckpointError, match=r"it has no config\.json"):
         resolve_model(str(tmp_path))
@@ -106,3 +106,44 @@ def test_neither_code_nor_pickles_are_downloaded(monkeypatch, tmp_path):
     assert (asked["repo"], asked["revision"], asked["token"]) == ("org/name", "v1", "t")
     assert not {".py", ".bin", ".pt", ".pkl"} & {os.path.splitext(p)[1] for p in PATTERNS}
     assert asked["allow_patterns"] == list(PATTERNS)
+
+
+def _ggufs(path, *names):
+    for name in names:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(b"GGUF")
+    return path
+
+
+def test_a_gguf_file_and_a_directory_with_one_are_models(tmp_path):
+    _ggufs(tmp_path, "a/model-Q8_0.gguf", "a/mmproj-F16.gguf", "b/m-00001-of-00002.gguf", "b/m-00002-of-00002.gguf")
+    assert resolve_model(str(tmp_path / "a" / "model-Q8_0.gguf")) == tmp_path / "a" / "model-Q8_0.gguf"
+    assert resolve_model(tmp_path / "a") == tmp_path / "a" / "model-Q8_0.gguf"
+    first = tmp_path / "b" / "m-00001-of-00002.gguf"
+    assert resolve_model(tmp_path / "b") == resolve_model(tmp_path / "b" / "m-00002-of-00002.gguf") == first
+
+
+def test_of_several_gguf_files_one_is_named_after_a_colon(tmp_path):
+    _ggufs(tmp_path, "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m.Q8_0.gguf", "BF16/m-BF16-00001-of-00002.gguf", "m-IQ4_XS.gguf",
+           "BF16/m-BF16-00002-of-00002.gguf")  # fmt: skip
+    with pytest.raises(CheckpointError, match=r"holds 5 GGUF models: name one, as .*:.* \(.*m-Q4_K_M\.gguf"):
+        resolve_model(tmp_path)
+    for quant, file in (("Q4_K_M", "m-Q4_K_M.gguf"), ("q8_0", "m.Q8_0.gguf"), ("BF16", "BF16/m-BF16-00001-of-00002.gguf")):
+        assert resolve_model(f"{tmp_path}:{quant}") == tmp_path / file
+    with pytest.raises(CheckpointError, match=r"'Q2_K' names no file of .*: it has m-BF16"):
+        resolve_model(f"{tmp_path}:Q2_K")
+    with pytest.raises(CheckpointError, match="'Q4' names no file"):  # part of a word is no word
+        resolve_model(f"{tmp_path}:Q4")
+
+
+def test_a_gguf_file_of_a_repository_is_downloaded_alone(tmp_path, monkeypatch):
+    asked = {}
+
+    def download(repo, **more):
+        asked.update(more, repo=repo)
+        return str(_ggufs(tmp_path, "m-Q4_K_M.gguf"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_model("org/name-GGUF:q4_k_m") == tmp_path / "m-Q4_K_M.gguf"
+    assert asked["repo"] == "org/name-GGUF"
+    assert asked["allow_patterns"] == ["*Q4_K_M*.gguf", "*q4_k_m*.gguf"]

@@ -23,9 +23,10 @@ from thalweg.bench import datasets, report
 from thalweg.bench.client import Address, Client, Outcome, address
 from thalweg.bench.common import at_least, check_output, write
 from thalweg.bench.datasets import Ask
+from thalweg.checkpoint.tokenizer import load_tokenizer
 from thalweg.errors import CheckpointError, ConfigError, ThalwegError
 from thalweg.host import envs
-from thalweg.text.tokenizer import Tokenizer, load_tokenizer
+from thalweg.text.tokenizer import Tokenizer
 
 BACKENDS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 """Request formats, and the route each is for. "vllm" is another name of "openai"."""

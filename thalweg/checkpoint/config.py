@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from thalweg.checkpoint import quantised, sentence
+from thalweg.checkpoint import gguf, quantised, sentence
 from thalweg.checkpoint.safetensors import open_checkpoint, strict_json
 from thalweg.checkpoint.tail import decide
 from thalweg.config import Tail
@@ -39,21 +39,22 @@ def read_config(
     windows: Callable[[Config], Collection[int]] | None = None,
     tail: Tail = AUTO,
 ) -> dict[str, Any]:
-    """config.json of a model directory, with top-level keys replaced by `overrides`. How a model pools stands in `pooling`, as
-    `tail` and what `sentence` finds beside the model have it. CheckpointError names file and key for bad JSON, wrong types,
-    and numbers out of range.
+    """config.json of a model directory, or what a GGUF file makes of one, with top-level keys replaced by `overrides`. How a
+    model pools stands in `pooling`, as `tail` and what `sentence` finds beside the model have it. CheckpointError names file
+    and key for bad JSON, wrong types, and numbers out of range.
 
     accept: called with what the checkpoint says of quantised weights, if it has some, and raises if nobody reads them.
     Default: they are refused. A description that is accepted stands in `quantization_config`, its name in `quant_method`.
     windows: what finds the sliding windows of a model's layers (0 = none). The context is made no longer than the least, so
     that layers see everything."""
-    file = Path(path) / "config.json"
-    config = _read_object(file)
+    file = Path(path) if gguf.is_gguf(path) else Path(path) / "config.json"
+    config = gguf.read_config(path) if gguf.is_gguf(path) else _read_object(file)
     for key, value in (overrides or {}).items():
         _finite(value, f"hf_overrides: {key}")
         config[key] = value
     _finite(config, str(file))
-    beside = {name: _read_object(file.with_name(name)) for name in quantised.FILES if file.with_name(name).is_file()}
+    near = () if gguf.is_gguf(path) else quantised.FILES
+    beside = {name: _read_object(file.with_name(name)) for name in near if file.with_name(name).is_file()}
     found = quantised.described(config, file, beside)
     if found is not None:
         accept(found)
@@ -178,7 +179,9 @@ def _by_layer_type(config: Config) -> bool:
 
 
 def generation_defaults(path: str | Path) -> dict[str, Any]:
-    """generation_config.json of the directory (or the file itself). {} if there is none."""
+    """generation_config.json of the directory (or the file itself), or what a GGUF file says. {} if there is none."""
+    if gguf.is_gguf(path):
+        return gguf.generation_defaults(path)
     file = Path(path)
     file = file / "generation_config.json" if file.is_dir() else file
     if not file.exists():
@@ -300,7 +303,10 @@ def _dtype(config: Config) -> str | None:
 
 
 def _weights(path: Path, known_to_be_quantised: bool) -> tuple[str | None, int]:
-    """(dtype of most of the weights, their bytes). (None, 0) where there are no safetensors to look at."""
+    """(dtype of most of the weights, their bytes). (None, 0) where there are no safetensors to look at. A GGUF file's
+    configuration names the dtype."""
+    if gguf.is_gguf(path):
+        return None, gguf.Model(path).bytes
     if not any(path.glob("*.safetensors")):
         return None, 0
     checkpoint = open_checkpoint(path)

@@ -1,4 +1,5 @@
-"""From what a user calls a model to a local directory. The only module that may touch the network, and only for hub ids."""
+"""From what a user calls a model to a local directory or GGUF file. The only module that may touch the network, and only for
+hub ids."""
 
 from __future__ import annotations
 
@@ -8,11 +9,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from thalweg.checkpoint.gguf.files import first_part, is_gguf
 from thalweg.config import BUNDLED_FOLDERS
 from thalweg.errors import CheckpointError
 
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 """Files that are downloaded: weights, configuration, tokenizers, templates. Never code, never pickles."""
+BESIDE = ("mmproj", "imatrix")
+"""Words in names of GGUF files that are no models."""
+_QUANT = re.compile(r"[A-Za-z0-9][\w.\-]{0,40}")
+"""What follows a hub id and a colon: the part of a GGUF file's name that tells how it is quantised."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}/[A-Za-z0-9][\w.\-]{0,95}")
 _ELSEWHERE = "give a local directory, or use the bundled model (--model thalweg-nano)"
 
@@ -21,12 +27,13 @@ def resolve_model(
     name: str | Path, *, revision: str | None = None, download_dir: str | None = None, token: str | bool | None = None,
     ignore: Sequence[str] = (),
 ) -> Path:  # fmt: skip
-    """The directory of the model called `name`: "thalweg-nano", a local directory, or a hub id "org/name". A hub id
-    is downloaded unless cached, except files that match a pattern of `ignore`. CheckpointError says what is wrong
-    with the name or the place, and what to do."""
+    """Where the model called `name` lies: "thalweg-nano", a local directory or GGUF file, or a hub id "org/name". A hub
+    id is downloaded unless cached, except files that match a pattern of `ignore`. "org/name:Q4_K_M" is the GGUF file of
+    that repository (or directory) whose name says so. CheckpointError says what is wrong with the name or the place,
+    and what to do."""
     text = str(name)
     if text in BUNDLED_FOLDERS:
-        return _directory(Path(str(files("thalweg") / "nano" / BUNDLED_FOLDERS[text])))
+        return _found(Path(str(files("thalweg") / "nano" / BUNDLED_FOLDERS[text])))
     if not text.strip() or "\0" in text or len(text) > 4096:
         raise CheckpointError(f"model: {text[:80]!r} is neither a directory nor a hub id like org/name")
     path = Path(text).expanduser()
@@ -35,31 +42,69 @@ def resolve_model(
     except OSError as e:  # a component longer than the file system allows, no permission
         raise CheckpointError(f"model: {text[:200]!r} cannot be looked up: {e.strerror or e}") from e
     if exists:
-        return _directory(path)
+        return _found(path)
+    place, colon, quant = text.rpartition(":")
+    if colon and place and _QUANT.fullmatch(quant):
+        if Path(place).expanduser().is_dir():
+            return _chosen(Path(place).expanduser(), quant)
+        if _HUB_ID.fullmatch(place) and ".." not in text:
+            patterns = sorted({f"*{q}*.gguf" for q in (quant, quant.upper(), quant.lower())})
+            return _chosen(_download(place, revision, download_dir, token, ignore, patterns), quant)
     if path.is_absolute() or not _HUB_ID.fullmatch(text) or ".." in text:
         raise CheckpointError(f"model: {text[:200]!r} does not exist, and is not a hub id like org/name; {_ELSEWHERE}")
-    return _directory(_download(text, revision, download_dir, token, ignore))
+    return _found(_download(text, revision, download_dir, token, ignore, PATTERNS), downloaded=True)
 
 
-def _directory(path: Path) -> Path:
-    if not path.is_dir():
-        hint = "GGUF files are not supported yet" if path.suffix == ".gguf" else "give the directory that holds it"
-        raise CheckpointError(f"model: {path} is a file, not a model directory; {hint}")
-    if not (path / "config.json").is_file():
-        raise CheckpointError(f"model: {path} is not a model directory: it has no config.json")
-    return path
+def _found(path: Path, downloaded: bool = False) -> Path:
+    if path.is_file():
+        if is_gguf(path):
+            return first_part(path)
+        raise CheckpointError(f"model: {path} is a file, not a model directory; give the directory that holds it")
+    if (path / "config.json").is_file():
+        return path
+    models = _models(path)
+    if len(models) == 1:
+        return models[0]
+    if models:
+        raise CheckpointError(
+            f"model: {path} holds {len(models)} GGUF models: name one, as {path}:{models[0].stem} ({_listed(models)})"
+        )
+    hint = "; of a repository of GGUF files name one, as org/name:Q4_K_M"
+    raise CheckpointError(f"model: {path} is not a model directory: it has no config.json{hint if downloaded else ''}")
+
+
+def _models(path: Path) -> list[Path]:
+    """GGUF files that are models, of those in parts the first. Projectors for images and calibration data are none."""
+    files = sorted(f for f in path.rglob("*") if f.is_file() and is_gguf(f))
+    return [f for f in files if first_part(f) == f and not any(word in f.name.lower() for word in BESIDE)]
+
+
+def _chosen(path: Path, quant: str) -> Path:
+    """The one model whose name has `quant` as a word of its own."""
+    word = re.compile(rf"(?<![A-Za-z0-9_]){re.escape(quant)}(?![A-Za-z0-9_])", re.IGNORECASE)
+    models = _models(path)
+    fit = [f for f in models if f.stem == quant] or [f for f in models if word.search(str(f.relative_to(path)))]
+    if len(fit) == 1:
+        return fit[0]
+    have = f"it has {_listed(fit or models)}" if fit or models else "no GGUF file was found there"
+    raise CheckpointError(f"model: {quant!r} names {'several files' if fit else 'no file'} of {path}: {have}")
+
+
+def _listed(files: Sequence[Path], most: int = 8) -> str:
+    return ", ".join(f.name for f in files[:most]) + (f" and {len(files) - most} more" if len(files) > most else "")
 
 
 def _download(
-    repo: str, revision: str | None, download_dir: str | None, token: str | bool | None, ignore: Sequence[str]
-) -> Path:
+    repo: str, revision: str | None, download_dir: str | None, token: str | bool | None, ignore: Sequence[str],
+    patterns: Sequence[str],
+) -> Path:  # fmt: skip
     from huggingface_hub import errors, snapshot_download
 
     if revision is not None and (".." in revision or "\0" in revision or not revision.strip()):
         raise CheckpointError(f"revision: {revision!r} is not a branch, tag or commit of {repo}")
     asked: dict[str, Any] = {"revision": revision, "cache_dir": download_dir, "token": token}
     try:
-        return Path(snapshot_download(repo, allow_patterns=list(PATTERNS), ignore_patterns=list(ignore), **asked))
+        return Path(snapshot_download(repo, allow_patterns=list(patterns), ignore_patterns=list(ignore), **asked))
     except errors.GatedRepoError as e:
         raise CheckpointError(
             f"model: {repo} is gated: accept its terms on the hub and pass a token (--hf-token); {_ELSEWHERE}"

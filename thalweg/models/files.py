@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thalweg.checkpoint.safetensors import Checkpoint
+from thalweg.checkpoint.weights import Weights
 from thalweg.errors import CheckpointError
 from thalweg.hal.device import Device
 from thalweg.hal.weights import DENSE, QTensor
@@ -26,7 +26,7 @@ class Files:
     """CheckpointError, before any weight is read, names missing and unexpected tensors and those of the wrong shape or
     dtype."""
 
-    def __init__(self, model: Decoder, checkpoint: Checkpoint, device: Device) -> None:
+    def __init__(self, model: Decoder, checkpoint: Weights, device: Device) -> None:
         self._checkpoint, self._device, self._size = checkpoint, device, model.comm.size
         self._format = model.formats if isinstance(model.formats, Format) else None
         self._stored = {known: name for name in checkpoint.names if (known := model.rename(name)) is not None}

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from thalweg.checkpoint.safetensors import open_checkpoint
+from thalweg.checkpoint.weights import open_weights
 from thalweg.errors import ConfigError
 from thalweg.hal.device import Device
 from thalweg.hal.ops.quantise import at_rest
@@ -55,7 +55,7 @@ def load_params(
     if load_format == "dummy":
         read = _dummy_reader(model, seed, device)
     elif load_format in ("auto", "safetensors"):
-        files = Files(model, open_checkpoint(path), device)
+        files = Files(model, open_weights(path), device)
         read, packed = files.read, files.packed
     else:
         raise ConfigError(f"load_format: {load_format!r} is none of auto, safetensors, dummy")

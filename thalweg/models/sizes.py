@@ -56,7 +56,8 @@ def weight_bytes(
     """Of the weights in memory, on one of the ranks that share them: with the copies that kernels pack (`packs`) and computed
     tables. A tied matrix is held once where the embedding and the output matrix need the same of it: dense, kept as it is,
     on one rank."""
-    once = spec.tied and ranks == 1 and not packs and use.of("tied", spec.embed) == DENSE
+    table = f"{spec.root}{spec.embed}.weight"
+    once = spec.tied and ranks == 1 and not packs and use.of("tied", table) == use.of("embedding", table) == DENSE
     held = sum(held_bytes(w, dtype, use, ranks) for w in parameters(spec) if not (once and w.role == "tied"))
     return held + table_bytes(spec, max_len)
 

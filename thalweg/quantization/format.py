@@ -65,6 +65,11 @@ class Format(ABC):
         """May a tensor that is no part of any weight be left unread? Default: none may."""
         return False
 
+    def multiplied(self, method: str) -> Format | None:
+        """The same weights, whose products take their inputs as an online method of this name does. None: not with this format.
+        Default: never."""
+        return None
+
     def of(self, role: str, name: str) -> WeightFormat:
         found = self.scheme(name.removesuffix(".weight")) if role in QUANTISED else None
         return found or DENSE

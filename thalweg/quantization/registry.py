@@ -21,6 +21,7 @@ _COMPRESSED = f"{_FORMATS}.compressed_tensors:CompressedTensors"
 FORMATS: Mapping[str, str] = {
     "compressed-tensors": _COMPRESSED,
     "fp8": f"{_FORMATS}.fp8:BlockFp8",
+    "gguf": f"{_FORMATS}.gguf:Gguf",
     # Older files of compressed-tensors name no method, only the layout.
     "float-quantized": _COMPRESSED,
     "int-quantized": _COMPRESSED,
@@ -46,17 +47,20 @@ def of_checkpoint(config: Mapping[str, Any]) -> Format | None:
 
 
 def scheme(config: Mapping[str, Any], method: str | None) -> Scheme:
-    """What the weights of this checkpoint are held in. method: a name of `online.METHODS` to round to, or None.
-    ConfigError if they are quantised already."""
+    """What the weights of this checkpoint are held in. method: a name of `online.METHODS` to round to, or None. Weights that
+    are quantised already may take it for how inputs are multiplied, and raise ConfigError if they do not."""
     found = of_checkpoint(config)
     if found is None:
         return formats(method)
-    if method is not None:
+    if method is None:
+        return found
+    made = found.multiplied(method)
+    if made is None:
         raise ConfigError(
             f"quantization: {method!r} rounds dense weights, and this checkpoint's are quantised already ({found.name}): "
             "leave it out"
         )
-    return found
+    return made
 
 
 def _made(method: str, description: Mapping[str, Any]) -> Format:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,10 +13,16 @@ from thalweg.hal import ops
 from thalweg.hal.op import Kernel
 from thalweg.hal.ops.activation import activate
 from thalweg.hal.step import SCRATCH
+from thalweg.hal.weights import DENSE
 
 
-def _embed(tokens: Tensor, weight: Tensor) -> Tensor:
+def _embed(tokens: Tensor, weight: Tensor, *, group: int = 0, dtype: str = "") -> Tensor:
     return weight.index_select(0, tokens)
+
+
+def _dense_table(spec: Mapping[str, Any]) -> str | None:
+    w = spec.get("weight", DENSE)
+    return None if w == DENSE else f"reads dense tables, not {w}"
 
 
 def _rope(
@@ -63,7 +72,7 @@ def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tenso
 
 
 ELEMENTWISE = (
-    Kernel("embed", "torch", _embed, batch_invariant=True),
+    Kernel("embed", "torch", _embed, _dense_table, batch_invariant=True),
     Kernel("rms_norm", "torch", _rms_norm, batch_invariant=True),
     Kernel("add_rms_norm", "torch", _add_rms_norm, batch_invariant=True),
     Kernel("layer_norm", "torch", _layer_norm, batch_invariant=True),

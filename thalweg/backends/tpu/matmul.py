@@ -51,6 +51,8 @@ def unpackable(format: WeightFormat) -> str | None:
         return f"runs float32 scales, not {format.scale_dtype}"
     if format.bits not in (4, 8):
         return f"runs 4 and 8 bits, not {format.bits}"
+    if format.mins:
+        return "runs zero points, no minima of groups"
     if format.bits == 8 and not format.symmetric:
         return "runs 8-bit weights without zero points"
     if format.group > 0 and DEPTH % format.group:

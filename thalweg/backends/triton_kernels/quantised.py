@@ -311,6 +311,8 @@ def refusal(kind: str, act: str, w: WeightFormat, dtype: str) -> str | None:
         return f"runs {kind} weights{f' with {act} inputs' if act else ''}, not {w}"
     if w.group > 0 and (w.group < LEAST or w.group & (w.group - 1)):
         return f"runs groups that are a power of two and {LEAST} or more, not {w.group}"
+    if w.mins:
+        return "has zero points, no minima of groups"
     if not w.symmetric and (act or w.group < 0):
         return "has zero points only with groups or rows and the model's own inputs"
     return None if dtype in DTYPES else f"runs {', '.join(DTYPES)}, not {dtype}"

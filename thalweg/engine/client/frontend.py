@@ -12,13 +12,14 @@ import msgspec
 
 from thalweg.checkpoint import config as hf
 from thalweg.checkpoint import hub
+from thalweg.checkpoint.tokenizer import load_tokenizer
 from thalweg.config import EngineArgs, check_args
 from thalweg.engine.planning import described
 from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.hal.platform import ModelInfo
 from thalweg.params import SamplingParams
 from thalweg.template.chat import Chat
-from thalweg.text.tokenizer import Tokenizer, check_vocab, load_tokenizer
+from thalweg.text.tokenizer import Tokenizer, check_vocab
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ def _default_sampling(args: EngineArgs, path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if args.generation_config not in ("thalweg", "vllm"):
         where = path if args.generation_config == "auto" else Path(args.generation_config)
-        if not where.is_dir():
+        if not where.exists():
             raise ConfigError(f"generation_config: {args.generation_config!r} is neither auto, thalweg nor a directory")
         found = hf.generation_defaults(where)
     found = {**found, **(args.override_generation_config or {})}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.checkpoint.config import facts as read_facts
-from thalweg.checkpoint.safetensors import open_checkpoint
+from thalweg.checkpoint.weights import open_weights
 from thalweg.config import EngineArgs, SchedulerConfig, check_args
 from thalweg.engine.control.cache.groups import policy
 from thalweg.engine.planning import described, resolve
@@ -198,7 +198,7 @@ def _groups(k: _Known, length: int, block_tokens: int, dtype: str) -> tuple[KVSp
 def _check_stored(k: _Known) -> None:
     """The files hold about as many values as the configuration makes. Not exactly: a tied output matrix may be stored too,
     and some checkpoints keep tables. Counted in values, as files may be in another dtype than config.json names."""
-    stored = open_checkpoint(Path(k.args.model))
+    stored = open_weights(Path(k.args.model))
     held = sum(prod(stored.entry(name)[1]) for name in stored.names if k.spec.known(name) is not None)
     described = sizes.stored_values(k.spec)
     extra = sizes.head_values(k.spec) if k.spec.tied else 0

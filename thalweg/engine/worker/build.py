@@ -93,7 +93,7 @@ def prepare(device: str, expected: EngineArgs | None = None) -> None:
 def _expect(platform: Platform, args: EngineArgs) -> None:
     """Tell the platform how much is about to be loaded, if the model is here."""
     with contextlib.suppress(ThalwegError, OSError):
-        size = to_load(args, platform) if Path(args.model).is_dir() else 0
+        size = to_load(args, platform) if Path(args.model).exists() else 0
         if size:
             resolve.configured(args, platform).expect(size)
 

@@ -22,9 +22,17 @@ def _embed_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
 
 
 @op(samples=[Sample("small", _embed_sample)], tolerances={"float32": 0, "bfloat16": 0})
-def embed(tokens: Tensor, weight: Tensor) -> Tensor:
-    """Rows of the table: tokens i32[T], weight [V, H] -> [T, H]."""
-    return weight[tokens.long()]
+def embed(tokens: Tensor, weight: Tensor | Mapping[str, Tensor], *, group: int = 0, dtype: str = "float32") -> Tensor:
+    """Rows of the table: tokens i32[T], weight [V, H] -> [T, H]. Of a quantised table the rows that are meant are taken first,
+    and then turned back into dtype, the model's.
+
+    Facts at bind: vocab, size, dtype, and of a quantised table weight (its WeightFormat) and group; tied, where the table is a
+    dense output matrix too."""
+    if isinstance(weight, Tensor):
+        return weight[tokens.long()]
+    every = next(weight[k] for k in ("codes", "pairs", "float_pairs") if k in weight).shape[0]
+    rows = {name: a[tokens.long().reshape(-1)] if a.shape[0] == every else a for name, a in weight.items()}
+    return dequantise(rows, group, getattr(torch, dtype)).reshape(*tokens.shape, -1)
 
 
 def _linear_sample(rows: int, fan_in: int, fan_out: int, bias: bool = False, weight: WeightFormat | None = None) -> Sample:
@@ -42,6 +50,10 @@ INT8_W8A8 = WeightFormat("int", 8, act="int8")
 INT4 = WeightFormat("int", 4, 128)
 INT4_W4A8 = WeightFormat("int", 4, 64, symmetric=False, act="int8_per_group")
 INT4_ZEROS = WeightFormat("int", 4, 32, symmetric=False)
+INT4_MINS = WeightFormat("int", 4, 32, symmetric=False, mins=True)
+INT4_MINS_A8 = WeightFormat("int", 4, 32, symmetric=False, mins=True, act="int8_per_group")
+INT8_MINS = WeightFormat("int", 8, 32, symmetric=False, mins=True)
+INT8_GROUPS = WeightFormat("int", 8, 16)
 FP8 = WeightFormat("float", 8)
 FP8_BLOCKS = WeightFormat("float", 8, 128)
 FP8_SCALED = WeightFormat("float", 8, act="float8_e4m3fn")
@@ -58,6 +70,10 @@ NVFP4 = WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn")
         *(_linear_sample(3, 256, 80, weight=f) for f in (INT8, INT8_W8A8, INT4, FP8, FP8_BLOCKS, FP8_SCALED, MXFP4)),
         _linear_sample(21, 160, 33, bias=True, weight=INT4_ZEROS),
         _linear_sample(40, 192, 64, bias=True, weight=INT4),
+        _linear_sample(19, 224, 70, bias=True, weight=INT4_MINS),
+        _linear_sample(3, 192, 130, weight=INT8_MINS),
+        _linear_sample(6, 192, 70, bias=True, weight=INT4_MINS_A8),
+        _linear_sample(18, 160, 66, weight=INT8_GROUPS),
         _linear_sample(7, 200, 66, bias=True, weight=INT4_W4A8),
         _linear_sample(5, 208, 48, bias=True, weight=NVFP4),
     ],

@@ -90,7 +90,7 @@ def _codes(data: Mapping[str, Tensor]) -> Tensor:
     bits = torch.stack([pairs & 15, pairs >> 4], -1).flatten(-2).to(torch.int32)
     if "float_pairs" in data:
         return torch.tensor((*E2M1, *(-x for x in E2M1)), device=pairs.device)[bits]
-    return (bits if "zeros" in data else bits - 16 * (bits >> 3)).to(torch.float32)
+    return (bits if data.keys() & {"zeros", "mins"} else bits - 16 * (bits >> 3)).to(torch.float32)
 
 
 def dequantise(data: Mapping[str, Tensor], group: int, dtype: torch.dtype) -> Tensor:
@@ -100,7 +100,10 @@ def dequantise(data: Mapping[str, Tensor], group: int, dtype: torch.dtype) -> Te
     if "zeros" in data:
         codes = codes - _per_input(data["zeros"], group, fan_in)
     scales = data["scales"].to(torch.float32) * data["scale"] if "scale" in data else data["scales"]
-    return (codes * _per_input(scales, group, fan_in)).to(dtype)
+    weight = codes * _per_input(scales, group, fan_in)
+    if "mins" in data:
+        weight = weight - _per_input(data["mins"], group, fan_in)
+    return weight.to(dtype)
 
 
 def _per_input(groups: Tensor, group: int, fan_in: int) -> Tensor:
@@ -111,7 +114,7 @@ def _per_input(groups: Tensor, group: int, fan_in: int) -> Tensor:
 
 def quantise(weight: Tensor, format: WeightFormat) -> QTensor:
     """A dense weight [out, in] rounded to nearest in this format. Scales come from each group's largest magnitude
-    (symmetric) or its range, zero included (not symmetric).
+    (symmetric) or its range, zero included (not symmetric). A minimum is the range's lower end.
     kind "float" with 4 bits rounds scales up to powers of two, the scales of MX formats. The rule of their
     specification rounds down, and clamps what then exceeds the last level. With `scale_dtype` scales are rounded to
     its nearest, as NVFP4 does. A scale of the tensor then puts the largest of them at the end of that type."""
@@ -135,6 +138,9 @@ def _int_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
     top = (1 << format.bits) - 1
     low, high = wide.amin(-1).clamp(max=0), wide.amax(-1).clamp(min=0)
     scales = _nonzero((high - low) / top)
+    if format.mins:
+        codes = (wide - low[..., None]).div_(scales[..., None]).round_().clamp_(0, top)
+        return {"codes": codes.to(torch.uint8), "scales": scales, "mins": -low}
     zeros = torch.round(-low / scales)
     codes = (wide / scales[..., None]).round_().add_(zeros[..., None]).clamp_(0, top)
     return {"codes": codes.to(torch.uint8), "scales": scales, "zeros": zeros.to(torch.uint8)}

@@ -23,11 +23,16 @@ class Embedding:
     def __init__(self, ctx: Context, spec: ModelSpec, weights: Mapping[str, Any]) -> None:
         self._comm = ctx.comm
         here = ctx.share(spec.hidden, "hidden units")
-        one = spec.tied and ctx.comm.size == 1 and ctx.formats.of("tied", spec.embed) == DENSE  # the two need the same of it
-        self._op = ctx.bind(ops.embed, vocab=spec.vocab, size=here, **({"tied": True} if one else {}))
+        table = weights["weight"]
+        form = ctx.format(table)
+        # Of a dense table that is the output matrix too, the two need the same.
+        dense = form == DENSE == ctx.formats.of("tied", table.sources[0].name)
+        one = {"tied": True} if spec.tied and ctx.comm.size == 1 and dense else {}
+        said = {} if form == DENSE else {"weight": form, "group": form.group}
+        self._op = ctx.bind(ops.embed, vocab=spec.vocab, size=here, **one, **said)
         # Rounded to the model's dtype before it multiplies, as the published implementations do.
         self._scale = float(torch.tensor(spec.embed_scale, dtype=getattr(torch, ctx.dtype)))
-        self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack)}
+        self.specs = {"weight": ParamSpec(table, ctx.dtype, self._op.pack, form)}
 
     def __call__(self, p: Mapping[str, Any], tokens: Array) -> Array:
         x = self._comm.all_gather(self._op(tokens, p["weight"]), -1)

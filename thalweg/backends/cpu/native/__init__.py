@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-ABI = 13
+ABI = 14
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
@@ -37,7 +37,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_expect": (None, (ctypes.c_size_t,)),
     "thalweg_waiting": (_L, ()),
     "thalweg_settle": (None, ()),
-    "thalweg_pack": (_P, (_P, _I, _I, _P, _P, _L, _L, _L, _P, _P, _I)),
+    "thalweg_pack": (_P, (_P, _I, _I, _P, _P, _L, _L, _L, _P, _P, _P, _I)),
     "thalweg_free": (None, (_P,)),
     "thalweg_bytes": (_L, (_P,)),
     "thalweg_attend": (None, (_P, _P)),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from thalweg.backends.cpu.native import PORTABLE, Library
 from thalweg.hal.op import Kernel, Pack
+from thalweg.hal.weights import DENSE as PLAIN
 from thalweg.hal.weights import QTensor, WeightFormat
 
 TYPES = {torch.bfloat16: 0, torch.float32: 1}
@@ -78,16 +79,19 @@ class Linear:
         codes = w.data["weight" if form == DENSE else "codes"].detach().contiguous()
         scales = w.data["scales"].to(torch.float32).contiguous() if form != DENSE else None
         zeros = w.data["zeros"].contiguous() if "zeros" in w.data else None
+        shifts = None
+        if w.format.mins:
+            codes, scales, shifts = _shifts(w)
         dtype = codes.dtype if form == DENSE else None
         parts = [(codes.data_ptr(), w.shape[0])]
-        more = [None if a is None else a.data_ptr() for a in (scales, zeros)]
+        more = [None if a is None else a.data_ptr() for a in (scales, zeros, shifts)]
         return self._packed(form, dtype, parts, w.shape, w.format.group, *more)
 
     def pack_mapped(self, parts: Sequence[np.ndarray], format: WeightFormat) -> Packed | None:
         """A dense weight straight from where it lies, which may be a mapped file. It is rounded on the way, a panel
         at a time, where the format is one of codes."""
         form = form_of(format)
-        if isinstance(form, str) or format.group % 4:
+        if isinstance(form, str) or format.group % 4 or format.mins:
             return None
         parts = [np.require(p, requirements=["C", "ALIGNED"]) for p in parts]
         dtype = torch.bfloat16 if parts[0].dtype == np.uint16 else torch.float32
@@ -103,6 +107,7 @@ class Linear:
         group: int = 0,
         scales: int | None = None,
         zeros: int | None = None,
+        shifts: int | None = None,
         *,
         shifted: bool = False,
     ) -> Packed:
@@ -111,19 +116,19 @@ class Linear:
         addresses, rows = zip(*parts, strict=True)
         handle = self._library.pack(
             self._context, form, 0 if dtype is None else TYPES[dtype], (ctypes.c_void_p * len(parts))(*addresses),
-            (ctypes.c_int64 * len(parts))(*rows), n, k, group or k, scales, zeros,
-            int(shifted or zeros is not None),
+            (ctypes.c_int64 * len(parts))(*rows), n, k, group or k, scales, zeros, shifts,
+            int(shifted or zeros is not None or shifts is not None),
         )  # fmt: skip
         if not handle:
             raise MemoryError(f"no memory for a packed weight of {n} x {k}")
         return Packed(self._library, handle, shape, dtype if form == DENSE else None)
 
     def has_rows(self, spec: Mapping[str, Any]) -> str | None:
-        if not spec.get("tied"):
+        if not spec.get("tied") or spec.get("weight", PLAIN) != PLAIN:
             return "reads rows out of the packed output matrix, and this table is none"
         return None if spec["dtype"] in NAMES else f"holds bfloat16 and float32, not {spec['dtype']}"
 
-    def rows(self, tokens: Tensor, weight: Packed) -> Tensor:
+    def rows(self, tokens: Tensor, weight: Packed, *, group: int = 0, dtype: str = "") -> Tensor:
         """Of a dense weight, as they were before it was packed."""
         if weight.dtype is None or tokens.dtype != torch.int32:
             raise ValueError(f"embed: {tokens.dtype} does not choose among rows of {weight.dtype}")
@@ -154,6 +159,18 @@ class Linear:
             None if bias is None else bias.data_ptr(), room.data_ptr(), at.data_ptr(), most.data_ptr(),
         )  # fmt: skip
         return at, most
+
+
+def _shifts(w: QTensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, scales, and minima as zero points that need not be whole: code * scale - min = (code - min / scale) * scale.
+    Where a scale is 0 its codes count for nothing: they become 0, and the scale the minimum."""
+    codes, scales, mins = w.data["codes"].detach(), w.data["scales"].to(torch.float32), w.data["mins"]
+    none = scales == 0
+    if none.any():
+        codes = codes.masked_fill(none.repeat_interleave(w.format.group or codes.shape[1], 1)[:, : codes.shape[1]], 0)
+        scales = torch.where(none, mins, scales)
+    shifts = torch.where(scales == 0, torch.zeros_like(mins), mins / scales)
+    return codes.contiguous(), scales.contiguous(), shifts.contiguous()
 
 
 def _fit(x: Tensor, weight: Packed, bias: Tensor | None) -> Tensor:

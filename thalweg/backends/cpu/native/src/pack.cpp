@@ -67,11 +67,12 @@ void pack_panel(void* job, int64_t panel) {
 
 // A packed weight, from rows of bfloat16, float32 or codes (a byte each: int8, or uint8 where there are zeros), in
 // parts of part_rows rows, n in all.
-// scales float32 [n, groups]. zeros uint8 [n, groups] or null. group: inputs of a scale, even, and >= k for one group.
+// scales float32 [n, groups]. zeros uint8 [n, groups] or null. shifts float32 [n, groups] or null: zero points that need
+// not be whole. group: inputs of a scale, even, and >= k for one group.
 // Where scales are null and the form is one of codes, parts hold values of `type`, which are rounded. shifted says
 // whether with zero points.
 EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* const* parts, const int64_t* part_rows, int64_t n,
-                            int64_t k, int64_t group, const float* scales, const uint8_t* zeros, int shifted) {
+                            int64_t k, int64_t group, const float* scales, const uint8_t* zeros, const float* shifts, int shifted) {
     Weight* w = new Weight{};
     w->form = Form(form), w->type = Type(type), w->n = n, w->k = k, w->shifted = shifted;
     const bool whole = group >= k, fits = whole ? k <= PLANES_MOST : group % 4 == 0 && group <= PLANES_MOST;
@@ -101,7 +102,9 @@ EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* const* p
         for (int64_t g = 0; g < w->groups; ++g) {
             int64_t to = (row / PANEL * w->groups + g) * PANEL + row % PANEL;
             w->scales[to] = scales[row * w->groups + g];
-            if (offsets) w->offsets[to] = float((zeros ? zeros[row * w->groups + g] : middle_of(w->form)) - base_of(w->form));
+            if (!offsets) continue;
+            const int64_t from = row * w->groups + g;
+            w->offsets[to] = (shifts ? shifts[from] : float(zeros ? zeros[from] : middle_of(w->form))) - float(base_of(w->form));
         }
     Pack job{c->kernels, w, parts, part_rows, w->groups && !scales};
     run(c->pool, w->panels, pack_panel, &job);

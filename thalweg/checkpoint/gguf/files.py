@@ -1,0 +1,107 @@
+"""The one file, or the several of a split model, that make up a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from thalweg.checkpoint.gguf.header import Header, Tensor
+from thalweg.errors import CheckpointError, UnsupportedModelError
+
+SUFFIX = ".gguf"
+_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+MAX_PARTS = 10_000
+
+
+def is_gguf(path: str | Path) -> bool:
+    """Is this the name of a GGUF file?"""
+    return Path(path).suffix.lower() == SUFFIX
+
+
+class Files:
+    """Metadata of the first file, tensors of all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        first = Header(path)
+        self.metadata: Mapping[str, Any] = first.metadata
+        self.headers = [first, *_others(path, first)]
+        self._home: dict[str, Header] = {}
+        for header in self.headers:
+            for name in header.tensors:
+                if name in self._home:
+                    raise CheckpointError(f"{header.path}: tensor {name!r} is in {self._home[name].path.name} too")
+                self._home[name] = header
+        said = self.metadata.get("split.tensors.count")
+        if said is not None and said != len(self._home):
+            have = f"{len(self.headers)} files hold {len(self._home)}"
+            raise CheckpointError(f"{path}: split.tensors.count says {said} tensors, its {have}")
+        self.tensors: Mapping[str, Tensor] = {name: h.tensors[name] for name, h in self._home.items()}
+
+    def file(self, name: str) -> Path:
+        return self._home[name].path
+
+    def read(self, name: str) -> np.ndarray:
+        """As `Header.read`."""
+        return self._home[name].read(self.tensors[name])
+
+    def forget(self, name: str) -> None:
+        self._home[name].forget(self.tensors[name])
+
+
+def first_part(path: Path) -> Path:
+    """The file that a split model begins with, whichever of its files is named."""
+    found = _PART.fullmatch(path.name)
+    if found is None or int(found["number"]) == 1:
+        return path
+    return path.with_name(f"{found['stem']}-00001-of-{found['count']}{path.name[-len(SUFFIX) :]}")
+
+
+def open_files(path: str | Path) -> Files:
+    """Parsed once for each state that the file is in: configuration, tokenizer and weights are asked for one after the other.
+    CheckpointError names file and reason."""
+    path = first_part(Path(path))
+    try:
+        state = os.stat(path)
+    except OSError as e:
+        raise CheckpointError(f"{path}: cannot be read: {e.strerror or e}") from e
+    return _opened(path, state.st_mtime_ns, state.st_size, state.st_ino)
+
+
+@lru_cache(maxsize=2)
+def _opened(path: Path, *state: int) -> Files:
+    return Files(path)
+
+
+def _others(path: Path, first: Header) -> list[Header]:
+    if first.metadata.get("general.architecture") == "clip":
+        raise UnsupportedModelError(f"{path}: is a projector for images or sound (mmproj), not a language model")
+    count = first.metadata.get("split.count", 1)
+    found = _PART.fullmatch(path.name)
+    if count in (0, 1):
+        if found is not None and int(found["count"]) > 1:
+            raise CheckpointError(f"{path}: its name is that of a part, and split.count says that it is whole; rename it")
+        return []
+    if not isinstance(count, int) or not 1 < count <= MAX_PARTS:
+        raise CheckpointError(f"{path}: split.count: must be a number of files, not {count!r:.40}")
+    if found is None or int(found["count"]) != count or first.metadata.get("split.no") != 0:
+        raise CheckpointError(
+            f"{path}: is file {first.metadata.get('split.no')!r:.20} of {count}, and its name does not say so: give it the "
+            f"name that it was made with, like {path.stem}-00001-of-{count:05}.gguf"
+        )
+    others = []
+    for i in range(1, count):
+        part = path.with_name(f"{found['stem']}-{i + 1:05}-of-{count:05}{path.name[-len(SUFFIX) :]}")
+        if not part.is_file():
+            raise CheckpointError(f"{part}: missing: {path.name} is the first of {count} files; download all of them")
+        header = Header(part)
+        if (header.metadata.get("split.no"), header.metadata.get("split.count")) != (i, count):
+            raise CheckpointError(f"{part}: does not say that it is file {i} of {count} (split.no, split.count)")
+        others.append(header)
+    return others

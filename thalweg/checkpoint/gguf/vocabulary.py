@@ -1,0 +1,98 @@
+"""The vocabulary in a GGUF file's metadata: tokens and their kinds, merges or scores, special ids, chat templates. What
+llama.cpp assumes where a key is missing is assumed here. How text is cut into tokens is `thalweg.text.gguf`'s to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.header import Texts
+from thalweg.checkpoint.gguf.keys import MAX_TEXTS, Keys
+from thalweg.errors import CheckpointError
+from thalweg.text.vocabulary import CONTROL, NORMAL, SENTENCEPIECE, USER_DEFINED, Vocabulary
+
+_SPECIALS = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask")
+"""tokenizer.ggml.{}_token_id, spelled as files do."""
+_DEFAULTS: Mapping[str, Mapping[str, int]] = {SENTENCEPIECE: {"bos": 1, "eos": 2, "unknown": 0}}
+_ENDS = frozenset({
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>", "<|endoftext|>",
+    "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>",
+    "<｜end▁of▁sentence｜>",
+})  # fmt: skip
+"""Control tokens that end an answer, as llama.cpp finds them: many files name no other end than that of a text."""
+_HARMONY = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
+"""Beside these, "<|end|>" ends a part of an answer and not the whole."""
+_SAMPLING = {
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
+}  # fmt: skip
+"""general.sampling.{} -> generation_config.json's word."""
+
+
+def vocabulary(files: Files) -> Vocabulary:
+    """CheckpointError names the key that is missing or wrong."""
+    keys = Keys(files.path, files.metadata, "tokenizer.ggml.")
+    model, tokens = keys.text("model"), keys.texts("tokens")
+    if not tokens:
+        raise CheckpointError(
+            f"{files.path}: tokenizer.ggml.tokens: missing: the file has no vocabulary; give one with --tokenizer DIRECTORY"
+        )
+    kinds, scores = keys.numbers("token_type", "iu"), keys.numbers("scores", "fiu")
+    for name, array in (("token_type", kinds), ("scores", scores)):
+        if array is not None and len(array) < len(tokens):
+            raise CheckpointError(f"{files.path}: tokenizer.ggml.{name}: says nothing of some of the {len(tokens)} tokens")
+    return Vocabulary(
+        str(files.path), model, keys.text("pre", "") or None, tokens,
+        [NORMAL] * len(tokens) if kinds is None else kinds[: len(tokens)].tolist(),
+        None if scores is None else scores[: len(tokens)].tolist(),
+        keys.texts("merges"), _specials(keys, model, len(tokens)),
+        {n: keys.flag(k, False) for n, k in _FLAGS.items() if k in keys}, _templates(files),
+    )  # fmt: skip
+
+
+_FLAGS = {"bos": "add_bos_token", "eos": "add_eos_token", "prefix": "add_space_prefix"}
+
+
+def _specials(keys: Keys, model: str, size: int) -> dict[str, int]:
+    """A number beyond the vocabulary is as good as none."""
+    found = {
+        n: keys.integer(f"{n}_token_id", default=_DEFAULTS.get(model, {}).get(n, -1), low=-1, high=1 << 33) for n in _SPECIALS
+    }
+    return {n: i for n, i in found.items() if 0 <= i < size}
+
+
+def _templates(files: Files) -> dict[str, str]:
+    """`tokenizer.chat_template`, and those with a name after it and a dot."""
+    start = "tokenizer.chat_template"
+    named = {"default": files.metadata.get(start)}
+    named |= {k.removeprefix(f"{start}."): v for k, v in files.metadata.items() if k.startswith(f"{start}.")}
+    return {name: source for name, source in named.items() if isinstance(source, str) and source}
+
+
+@lru_cache(maxsize=2)
+def ends(files: Files) -> tuple[int, ...]:
+    """Ids of tokens after which nothing more is said; the end of a text first. None where there is no vocabulary."""
+    keys = Keys(files.path, files.metadata, "tokenizer.ggml.")
+    tokens = files.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, Texts) or len(tokens) > MAX_TEXTS:
+        return ()
+    specials = _specials(keys, keys.text("model", ""), len(tokens))
+    found = {specials[n]: None for n in ("eos", "eot", "eom") if n in specials}
+    kinds = keys.numbers("token_type", "iu")
+    marked = [] if kinds is None else np.flatnonzero((kinds == CONTROL) | (kinds == USER_DEFINED)).tolist()
+    texts = {token: i for i, token in tokens.some(marked) if token in _ENDS}
+    if any(pair <= texts.keys() for pair in _HARMONY):
+        texts.pop("<|end|>", None)
+    return tuple(found | dict.fromkeys(texts.values()))
+
+
+def sampling(files: Files) -> dict[str, Any]:
+    """What the file says of how to sample, in the words of generation_config.json."""
+    keys = Keys(files.path, files.metadata, "general.sampling.")
+    return {
+        ours: keys.integer(name) if name == "top_k" else keys.real(name) for name, ours in _SAMPLING.items() if name in keys
+    }

@@ -1,0 +1,79 @@
+"""Blocks of GGUF files. Every layer is of the type that its tensor has: the description lists them.
+
+Codes need between 2 and 8 bits; they are held in 4 or in 8. 4-bit floats (MXFP4, NVFP4) are held as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from thalweg.checkpoint.gguf.blocks import LAYOUTS, decoded
+from thalweg.checkpoint.gguf.types import TYPES
+from thalweg.errors import UnsupportedModelError
+from thalweg.hal.weights import DENSE, QTensor, WeightFormat
+from thalweg.quantization.format import Format, Get, Part
+
+FLOATS = ("MXFP4", "NVFP4")
+"""Types whose codes are twice a 4-bit float."""
+BY_METHOD = {"w4a8": "int8_per_group", "w4a16": "", "int4": ""}
+"""Methods of `online` -> `WeightFormat.act`. The engine has resolved int4 where products are bound; memory is the same."""
+_BY_NAME = {t.name: t for t in TYPES.values()}
+
+
+def held(name: str) -> WeightFormat:
+    """What layers hold blocks of this type in."""
+    layout = LAYOUTS[name]
+    if name in FLOATS:
+        return WeightFormat("float", 4, layout.group)
+    return WeightFormat("int", 4 if layout.bits <= 4 else 8, layout.group, symmetric=not layout.mins, mins=layout.mins)
+
+
+class Gguf(Format):
+    name = "gguf"
+
+    def __init__(self, description: Mapping[str, Any]) -> None:
+        super().__init__(description)
+        types = description.get("types")
+        if not isinstance(types, Mapping) or not types.keys() or not set(types.values()) <= LAYOUTS.keys():
+            raise UnsupportedModelError(
+                "quantization_config: types: must name the type of each layer's blocks (a GGUF file does)"
+            )
+        self._types: Mapping[str, str] = types
+        self._act = ""
+
+    def scheme(self, layer: str) -> WeightFormat | None:
+        return held(self._types[layer]) if layer in self._types else None
+
+    def multiplied(self, method: str) -> Gguf | None:
+        """w4a8: layers of 4 bits round their inputs to 8, group by group. w4a16: nothing is rounded, as without a word."""
+        if method not in BY_METHOD:
+            return None
+        made = Gguf(self.description)
+        made._act = BY_METHOD[method]
+        return made
+
+    def of(self, role: str, name: str) -> WeightFormat:
+        """Embeddings too, whose rows are decoded as they are looked up."""
+        form = (self.scheme(name.removesuffix(".weight")) if role != "plain" else None) or DENSE
+        four = role == "linear" and (form.kind, form.bits) == ("int", 4)
+        return replace(form, act=self._act) if four and self._act else form
+
+    def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
+        kind = _BY_NAME[self._types[layer]]
+        return {"weight": Part(((shape[0], kind.row(shape[1])),))}
+
+    def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
+        import torch
+
+        name, form = self._types[layer], held(self._types[layer])
+        made = decoded(_BY_NAME[name], get("weight").numpy())
+        codes = torch.from_numpy(made.codes)
+        if name in FLOATS:
+            data = {"codes": (codes.float() / 2).to(torch.float8_e4m3fn), "scales": torch.from_numpy(made.scales) * 2}
+        else:
+            data = {"codes": codes, "scales": torch.from_numpy(made.scales)}
+        if made.mins is not None:
+            data["mins"] = torch.from_numpy(made.mins)
+        return QTensor(form, shape, data)
