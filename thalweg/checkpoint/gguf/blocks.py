@@ -48,7 +48,7 @@ def decoded(kind: Type, raw: np.ndarray) -> Codes:
     scales = np.empty((len(blocks), groups), np.float32)
     mins = np.empty_like(scales) if layout.mins else None
     step = max(1, CHUNK // kind.bytes)
-    with np.errstate(invalid="ignore"):  # scales may be no numbers
+    with np.errstate(invalid="ignore"):  # scales may be NaN
         for i in range(0, len(blocks), step):
             made = layout.decode(blocks[i : i + step])
             codes[i : i + step], scales[i : i + step] = made.codes, made.scales
