@@ -189,6 +189,8 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     quantization: str | None = None
     logprobs_mode: str
     max_logprobs: int
+    hidden: int = 0
+    """Of an embedded token. 0: not known."""
     hf_overrides: dict[str, Any] = {}
     pooling: PoolingConfig | None = None
     """None: it generates tokens."""

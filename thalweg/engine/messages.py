@@ -16,6 +16,13 @@ from thalweg.config import EngineArgs, EngineConfig
 # ---------------------------------------------------------------- client -> core
 
 
+class Overlay(msgspec.Struct, frozen=True):
+    """Vectors in place of embedded tokens of a prompt."""
+
+    positions: np.ndarray  # i32[N], ascending: the token at each is a placeholder
+    vectors: np.ndarray  # f32[N, hidden]
+
+
 class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """SamplingParams with every text, default and name resolved to token ids: all the engine needs."""
 
@@ -43,6 +50,7 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Empty: every token."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences whose last token may not follow the others."""
+    overlay: Overlay | None = None
     extra: dict[str, Any] = {}
     """SamplingParams.extra_args as the features they belong to checked them (`thalweg.features`): plain values."""
 

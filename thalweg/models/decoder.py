@@ -14,6 +14,7 @@ import torch
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
+from thalweg.hal.parts.overlays import Overlays
 from thalweg.hal.step import Array, StepBatch, StepShape
 from thalweg.models import sizes, spec
 from thalweg.models.context import Context
@@ -145,6 +146,10 @@ class Decoder:
         if self.spec.types > 1:
             types, tokens = torch.div(tokens, self.vocab, rounding_mode="floor"), tokens % self.vocab
         x, residual = self._embed(params["embed"], tokens), None
+        overlays = batch.get(Overlays)
+        if overlays is not None:
+            laid = overlays.vector[overlays.pick.clamp(min=0)].to(x.dtype)
+            x = torch.where((overlays.pick >= 0).unsqueeze(1), laid, x)
         for i, table in enumerate(self._learned):
             x = x + table(params["learned"][i], batch, types)
         if self._embed_norm is not None:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from thalweg.config import EngineConfig, PoolingConfig
-from thalweg.engine.messages import EngineRequest, TokenSampling
+from thalweg.engine.client import embeds
+from thalweg.engine.messages import EngineRequest, Overlay, TokenSampling
 from thalweg.errors import RequestError
 from thalweg.features import all_features
 from thalweg.params import PoolingParams, SamplingParams
@@ -89,7 +90,7 @@ class InputProcessor:
         self._seeds = seed_source or random.Random(config.model.seed)
         self._max_len = config.model.max_len
         self._pooling, self._tasks = config.model.pooling, config.model.tasks
-        self._vocab = config.model.vocab
+        self._vocab, self._hidden = config.model.vocab, config.model.hidden
         self._bad_words = lru_cache(KEPT_WORDS)(self._read_bad_words)
         self._max_logprobs = config.model.vocab if config.model.max_logprobs == -1 else config.model.max_logprobs
 
@@ -113,9 +114,9 @@ class InputProcessor:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling_params must be a SamplingParams, not {type(params).__name__}", "sampling_params")
         _check_priority(priority)
-        text, ids, salt = self._prompt(prompt)
+        text, ids, salt, overlay = self._laid(prompt, params)
         tokens = np.array(ids, np.int32)
-        shared = self._sampling(params, len(ids))
+        shared = {**self._sampling(params, len(ids)), "overlay": overlay}
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         scores = -1 if params.prompt_logprobs is None else self._logprobs("prompt_logprobs", params.prompt_logprobs)
         requests = []
@@ -187,6 +188,18 @@ class InputProcessor:
         self._bad_words(tuple(params.bad_words or ()))
 
     # ------------------------------------------------------------ prompts
+
+    def _laid(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, list[int], str, Overlay | None]:
+        """As `_prompt`, of a prompt that may be given as embeddings too."""
+        if not isinstance(prompt, Mapping) or embeds.NAME not in prompt:
+            return *self._prompt(prompt), None
+        if not self._hidden:
+            raise RequestError(f"{embeds.NAME}: this engine runs no model; send text or token ids", embeds.NAME)
+        overlay = embeds.read(prompt, self._hidden)
+        embeds.check(params, overlay)
+        rest = {k: v for k, v in prompt.items() if k != embeds.NAME and v is not None}
+        _, ids, salt = self._prompt({**rest, "prompt_token_ids": [embeds.PLACEHOLDER] * len(overlay.positions)})
+        return None, ids, embeds.salted(salt, overlay), overlay
 
     def _prompt(self, prompt: Prompt) -> tuple[str | None, list[int], str]:
         """(text if known, ids, cache salt)."""
@@ -402,6 +415,8 @@ def _check_priority(priority: Any) -> None:
 def _salt(salt: Any) -> str:
     if salt is None:
         return ""
+    if isinstance(salt, str) and salt.startswith(embeds.RESERVED):
+        raise RequestError("cache_salt must not begin with a NUL character", "cache_salt")
     if not isinstance(salt, str) or not salt or len(salt) > MAX_SALT:
         raise RequestError(f"cache_salt must be a non-empty string of at most {MAX_SALT} characters", "cache_salt")
     return salt

@@ -317,6 +317,7 @@ def _config(
             quantization=method,
             logprobs_mode=args.logprobs_mode,
             max_logprobs=args.max_logprobs,
+            hidden=job.spec.hidden if job.platform.runs_models else 0,
             hf_overrides=args.hf_overrides or {},
             pooling=_pooling(job.spec),
         ),

@@ -1,0 +1,64 @@
+"""Prompts that are given as embeddings (`prompt_embeds`), checked and laid over placeholder tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from thalweg.engine.messages import Overlay
+from thalweg.errors import RequestError
+from thalweg.params import SamplingParams
+
+NAME = "prompt_embeds"
+MOST_BYTES = 128 << 20
+"""Bytes of vectors that a request may send to an engine process, all its choices together."""
+RESERVED = "\0"
+"""What such a salt begins with, and no caller's may."""
+PLACEHOLDER = 0
+"""Token id that stands for a vector in `prompt_token_ids` of the answer."""
+
+
+def read(fields: Mapping[str, Any], hidden: int) -> Overlay:
+    """The vectors [tokens, hidden] of a prompt, of numpy or torch, in any float type. RequestError."""
+    if fields.get("prompt") is not None or fields.get("prompt_token_ids") is not None:
+        raise RequestError(f"{NAME}: send either embeddings or text or token ids, not both", NAME)
+    given = fields[NAME]
+    if hasattr(given, "detach"):  # a tensor of torch, which is not imported here
+        given = given.detach().float().cpu().numpy()
+    if not isinstance(given, np.ndarray) or given.dtype.kind != "f":
+        raise RequestError(f"{NAME} must be an array or tensor of floats, not {type(given).__name__}", NAME)
+    if given.ndim != 2 or given.shape[1] != hidden:
+        shown = " x ".join(map(str, given.shape))
+        raise RequestError(f"{NAME}: the shape is {shown}, and must be tokens x {hidden}, the model's hidden size", NAME)
+    vectors = np.ascontiguousarray(given, np.float32)
+    if not np.isfinite(vectors).all():
+        raise RequestError(f"{NAME} holds values that are NaN or inf", NAME)
+    return Overlay(np.arange(len(vectors), dtype=np.int32), vectors)
+
+
+def salted(salt: str, overlay: Overlay) -> str:
+    """A cache salt of these vectors: placeholders are equal in all prompts, and must find nobody else's blocks."""
+    digest = hashlib.blake2b(repr((salt, overlay.vectors.shape)).encode(), digest_size=24)
+    digest.update(overlay.positions.tobytes())
+    digest.update(overlay.vectors.tobytes())
+    return RESERVED + digest.hexdigest()
+
+
+def check(params: SamplingParams, overlay: Overlay) -> None:
+    """RequestError for more than may be sent, and for what reads the tokens of a prompt."""
+    if overlay.vectors.nbytes * params.n > MOST_BYTES:
+        raise RequestError(
+            f"{NAME}: {params.n} choices of a prompt of {overlay.vectors.nbytes} bytes are more than {MOST_BYTES} bytes: "
+            "send a shorter one, or ask for fewer choices at once",
+            NAME,
+        )
+    reads = {
+        "prompt_logprobs": params.prompt_logprobs is not None,
+        "repetition_penalty": params.repetition_penalty != 1,
+    }
+    for name, asked in reads.items():
+        if asked:
+            raise RequestError(f"{name}: a prompt of embeddings has no tokens to look at; leave it out", name)
