@@ -42,9 +42,11 @@ def _kit(*args: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(1, 5))
 def test_ops_and_device_pass_the_conformance_kit_in_the_interpreter(part: int) -> None:
-    """Only the other kernels' weight formats are refused. Rows of quantised experts take long: the slow test has them."""
+    """Only the other kernels' weight formats are refused, and minima. Rows of quantised experts take long: the slow test has
+    them."""
     out = _kit("-q", "-rs", "-k", f"(test_ops or test_device) and not ({LONG})", "--part", f"{part}/4")
-    assert not re.findall(r"triton\S* refuses: (?!runs (dense|int8|int4|float8|float4|nvfp4) weights)", out)
+    expected = r"runs (dense|int8|int4|float8|float4|nvfp4) weights|has zero points, no minima"
+    assert not re.findall(rf"triton\S* refuses: (?!{expected})", out)
 
 
 @pytest.mark.slow
