@@ -21,7 +21,7 @@ from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor
 from thalweg.engine.client.pairs import matched, pair_prompt, score_text, shortened, tokenization
 from thalweg.engine.client.pooled import PoolingOutputs, compared
-from thalweg.engine.control import EngineCore
+from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import Stats
 from thalweg.engine.worker.build import build
 from thalweg.errors import ConfigError, RequestError

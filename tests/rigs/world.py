@@ -17,7 +17,7 @@ from oracle import Oracle
 from thalweg.backends.null import NullOptions, NullPlatform
 from thalweg.backends.null.hashing import STATE
 from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig
-from thalweg.engine.control import EngineCore
+from thalweg.engine.control.core import EngineCore
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.messages import EngineRequest, Outputs, TokenSampling
 from thalweg.hal.kv import KVSpec

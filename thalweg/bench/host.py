@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
-from thalweg.engine.control import EngineCore
+from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.hal.device import Executable
 from thalweg.hal.discovery import load

@@ -306,7 +306,7 @@ def _weights(path: Path, known_to_be_quantised: bool) -> tuple[str | None, int]:
     """(dtype of most of the weights, their bytes). (None, 0) where there are no safetensors to look at. A GGUF file's
     configuration names the dtype."""
     if gguf.is_gguf(path):
-        return None, gguf.Model(path).bytes
+        return None, gguf.open_model(path).bytes
     if not any(path.glob("*.safetensors")):
         return None, 0
     checkpoint = open_checkpoint(path)

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from thalweg.checkpoint.gguf.files import first_part, is_gguf
+from thalweg.checkpoint.gguf.names import first_part, is_gguf
 from thalweg.config import BUNDLED_FOLDERS
 from thalweg.errors import CheckpointError
 

@@ -38,4 +38,4 @@ class Weights(Protocol):
 
 def open_weights(path: str | Path) -> Weights:
     """Of a model directory or a GGUF file. CheckpointError names file and reason."""
-    return gguf.Model(Path(path)) if gguf.is_gguf(path) else safetensors.open_checkpoint(path)
+    return gguf.open_model(path) if gguf.is_gguf(path) else safetensors.open_checkpoint(path)

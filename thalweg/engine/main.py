@@ -35,7 +35,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from thalweg.engine import messages as m
-from thalweg.engine.control import EngineCore
+from thalweg.engine.control.core import EngineCore
 from thalweg.engine.ipc.codec import Codec, FrameError
 from thalweg.engine.ipc.socket import Channel, ChannelClosedError
 from thalweg.engine.worker.build import build, prepare

@@ -13,7 +13,7 @@ from thalweg.backends.torch_gpu.device import GpuDevice
 from thalweg.backends.torch_gpu.host import HostRuntime
 from thalweg.backends.torch_gpu.library import Parts
 from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
-from thalweg.engine.control import EngineCore
+from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.engine.worker.runner import Runner
 from thalweg.hal.device import DeviceInfo

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thalweg.checkpoint.gguf.files import Files, first_part
+from thalweg.checkpoint.gguf.files import Files
 from thalweg.checkpoint.gguf.header import Header, Texts
+from thalweg.checkpoint.gguf.names import first_part
 from thalweg.errors import CheckpointError, UnsupportedModelError
 
 U32, I32, F32, BOOL, TEXT, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10

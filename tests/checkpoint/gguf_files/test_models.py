@@ -19,7 +19,7 @@ from zoo import CONFIGS, SMALL, load_reference, make_checkpoint, make_tokenizer,
 
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import eos_ids, generation_defaults, read_config
-from thalweg.checkpoint.gguf import Model
+from thalweg.checkpoint.gguf.model import Model
 from thalweg.checkpoint.weights import open_weights
 from thalweg.config import EngineArgs
 from thalweg.engine.planning.memory import plan

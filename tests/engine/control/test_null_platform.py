@@ -9,7 +9,7 @@ from oracle import expected
 
 from thalweg.backends.null import NullOptions, SimClock
 from thalweg.bench.host import null_config, null_launch, run
-from thalweg.engine.control import EngineCore
+from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.errors import DeviceError
 from thalweg.hal import discovery

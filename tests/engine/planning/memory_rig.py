@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from thalweg.config import EngineArgs
-from thalweg.engine.control import EngineCore
+from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.engine.worker.build import build
 

@@ -1,25 +1,37 @@
 """GGUF files as checkpoints: parsed and distrusted here, and translated to the names, values and configuration that the files
 of transformers have, so that models never learn of them. No tensor framework, no device.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. What reads them is
+imported when one is met.
 """
 
 from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from thalweg.checkpoint.gguf.files import is_gguf, open_files
-from thalweg.checkpoint.gguf.model import METHOD, Model, translate
-from thalweg.checkpoint.gguf.vocabulary import ends, sampling, vocabulary
-from thalweg.text.vocabulary import Vocabulary
+from thalweg.checkpoint.gguf.names import is_gguf
 
-__all__ = ["METHOD", "Model", "Vocabulary", "generation_defaults", "is_gguf", "read_config", "read_vocabulary"]
+if TYPE_CHECKING:
+    from thalweg.checkpoint.gguf.model import Model
+    from thalweg.text.vocabulary import Vocabulary
+
+__all__ = ["generation_defaults", "is_gguf", "open_model", "read_config", "read_vocabulary"]
+
+
+def open_model(path: str | Path) -> Model:
+    """The tensors of such a model."""
+    from thalweg.checkpoint.gguf.model import Model
+
+    return Model(Path(path))
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
     """What config.json of such a model would hold."""
+    from thalweg.checkpoint.gguf.model import translate
+    from thalweg.checkpoint.gguf.vocabulary import ends
+
     made = translate(path)
     config = copy.deepcopy(dict(made.config))
     config["eos_token_id"] = list(ends(made.files))
@@ -27,8 +39,14 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def generation_defaults(path: str | Path) -> dict[str, Any]:
+    from thalweg.checkpoint.gguf.files import open_files
+    from thalweg.checkpoint.gguf.vocabulary import sampling
+
     return sampling(open_files(path))
 
 
 def read_vocabulary(path: str | Path) -> Vocabulary:
+    from thalweg.checkpoint.gguf.files import open_files
+    from thalweg.checkpoint.gguf.vocabulary import vocabulary
+
     return vocabulary(open_files(path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -12,16 +11,10 @@ from typing import Any
 import numpy as np
 
 from thalweg.checkpoint.gguf.header import Header, Tensor
+from thalweg.checkpoint.gguf.names import PART, SUFFIX, first_part
 from thalweg.errors import CheckpointError, UnsupportedModelError
 
-SUFFIX = ".gguf"
-_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
-MAX_PARTS = 10_000
-
-
-def is_gguf(path: str | Path) -> bool:
-    """Is this the name of a GGUF file?"""
-    return Path(path).suffix.lower() == SUFFIX
+MAXPARTS = 10_000
 
 
 class Files:
@@ -55,14 +48,6 @@ class Files:
         self._home[name].forget(self.tensors[name])
 
 
-def first_part(path: Path) -> Path:
-    """The file that a split model begins with, whichever of its files is named."""
-    found = _PART.fullmatch(path.name)
-    if found is None or int(found["number"]) == 1:
-        return path
-    return path.with_name(f"{found['stem']}-00001-of-{found['count']}{path.name[-len(SUFFIX) :]}")
-
-
 def open_files(path: str | Path) -> Files:
     """Parsed once for each state that the file is in: configuration, tokenizer and weights are asked for one after the other.
     CheckpointError names file and reason."""
@@ -83,12 +68,12 @@ def _others(path: Path, first: Header) -> list[Header]:
     if first.metadata.get("general.architecture") == "clip":
         raise UnsupportedModelError(f"{path}: is a projector for images or sound (mmproj), not a language model")
     count = first.metadata.get("split.count", 1)
-    found = _PART.fullmatch(path.name)
+    found = PART.fullmatch(path.name)
     if count in (0, 1):
         if found is not None and int(found["count"]) > 1:
             raise CheckpointError(f"{path}: its name is that of a part, and split.count says that it is whole; rename it")
         return []
-    if not isinstance(count, int) or not 1 < count <= MAX_PARTS:
+    if not isinstance(count, int) or not 1 < count <= MAXPARTS:
         raise CheckpointError(f"{path}: split.count: must be a number of files, not {count!r:.40}")
     if found is None or int(found["count"]) != count or first.metadata.get("split.no") != 0:
         raise CheckpointError(

@@ -3,8 +3,3 @@
 Read in this order: `core` (the loop), `scheduler`, `slots` (the state of running sequences, as arrays), `cache` (who
 holds which cache block), `batch` (StepBatch out), `output` (StepResult in). Numpy and the standard library only.
 """
-
-from thalweg.engine.control.core import EngineCore
-from thalweg.engine.control.invariant import InvariantError
-
-__all__ = ["EngineCore", "InvariantError"]
