@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar, get_args
 
@@ -70,6 +70,21 @@ class Fields:
         if last:
             log.info("%d unknown request fields were named; more are counted only", MOST_NAMES)
         return name
+
+
+def refuse_asked(
+    body: dict[str, Any], table: Mapping[str, tuple[Any, ...]], instead: Mapping[str, str], where: str = ""
+) -> None:
+    """Take fields of `table` out of `body`. ApiError for one that asks for something.
+
+    table: fields that are not honoured, each with the values that ask for nothing. None always does. instead: what to
+    send in place of some."""
+    for name in table.keys() & body.keys():
+        value = body.pop(name)
+        if value is None or any(value == v and type(value) is type(v) for v in table[name]):
+            continue
+        remedy = f"send {instead[name]} instead" if name in instead else "leave it out"
+        raise ApiError(f"{where}{name} is not supported by this version; {remedy}", where + name)
 
 
 def _unknown(kind: type[BaseModel], value: dict[str, Any], path: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from thalweg.server.core.fields import refuse_asked
 from thalweg.server.errors import ApiError
 
 NOT_YET: dict[str, tuple[Any, ...]] = {
@@ -74,11 +75,11 @@ MESSAGE_NOT_YET: dict[str, tuple[Any, ...]] = {"tools": ([],), "task": ()}
 
 def refuse(body: dict[str, Any]) -> None:
     """Take what asks for nothing out of `body`. ApiError for the first field that asks for something."""
-    _refuse(body, NOT_YET, "")
+    refuse_asked(body, NOT_YET, INSTEAD)
     messages = body.get("messages")
     for i, message in enumerate(messages if isinstance(messages, list) else ()):
         if isinstance(message, dict):
-            _refuse(message, MESSAGE_NOT_YET, f"messages[{i}].")
+            refuse_asked(message, MESSAGE_NOT_YET, INSTEAD, f"messages[{i}].")
 
 
 def refuse_tools(body: dict[str, Any]) -> None:
@@ -96,13 +97,3 @@ def refuse_tools(body: dict[str, Any]) -> None:
             if kind not in ("text", "input_text", "output_text"):
                 where = f"messages[{i}].content[{j}]"
                 raise ApiError(f"{where}: parts of type {kind!r} are not supported by this version; only text is", where)
-
-
-def _refuse(body: dict[str, Any], table: dict[str, tuple[Any, ...]], where: str) -> None:
-    """Takes fields of `table` out of `body`. ApiError for one that asks for something."""
-    for name in table.keys() & body.keys():
-        value = body.pop(name)
-        if value is None or any(value == v and type(value) is type(v) for v in table[name]):
-            continue
-        remedy = f"send {INSTEAD[name]} instead" if name in INSTEAD else "leave it out"
-        raise ApiError(f"{where}{name} is not supported by this version; {remedy}", where + name)

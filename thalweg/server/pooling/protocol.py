@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from thalweg.server.core.fields import refuse_asked
 from thalweg.server.core.schema import MAX_PROMPTS, Asked, Flag, Label, MaxBytes, Text, TokenIds, Whole
 from thalweg.server.errors import ApiError
 
@@ -48,12 +49,7 @@ class Request(Asked):
 
     @classmethod
     def refuse(cls, body: dict[str, Any]) -> None:
-        for name in (NOT_YET.keys() & body.keys()) - cls.model_fields.keys():
-            value = body.pop(name)
-            if value is None or value in NOT_YET[name]:
-                continue
-            remedy = f"send {INSTEAD[name]} instead" if name in INSTEAD else "leave it out"
-            raise ApiError(f"{name} is not supported by this version; {remedy}", name)
+        refuse_asked(body, {k: v for k, v in NOT_YET.items() if k not in cls.model_fields}, INSTEAD)
 
 
 class InputRequest(Request):
