@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 from test_config import GOOD, save
 
 from thalweg.checkpoint.config import facts, read_config
+from thalweg.checkpoint.safetensors import Stored
 from thalweg.config import EngineArgs
 from thalweg.errors import UnsupportedModelError
 
@@ -37,10 +39,10 @@ def test_a_configuration_that_says_so(change, said, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("hf_quant_config.json", {"producer": {}, "quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
-        ("hf_quant_config.json", {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}, "FP8"),
-        ("quantize_config.json", {"bits": 4, "group_size": 128, "desc_act": False}, "4 bits"),
-        ("quant_config.json", {"w_bit": 4, "zero_point": True, "q_group_size": 128}, "4 bits"),
+        ("hf_quant_config.json", {"producer": {}, "quantization": {"quant_algo": "NVFP4"}}, "modelopt"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}, "modelopt"),
+        ("quantize_config.json", {"bits": 4, "group_size": 128, "desc_act": False}, "gptq"),
+        ("quant_config.json", {"w_bit": 4, "zero_point": True, "q_group_size": 128}, "awq"),
         ("quantization_config.json", {"quant_method": "auto-round"}, "auto-round"),
     ],
 )
@@ -90,12 +92,12 @@ def test_the_files_of_compressed_tensors_are_refused_when_planned_and_when_loade
     from thalweg.engine.client.frontend import locate
     from thalweg.engine.planning.memory import plan
 
-    groups = {"group_0": preset_name_to_scheme("NVFP4", ["Linear"])}
-    written = QuantizationConfig(config_groups=groups, format="nvfp4-pack-quantized").model_dump(mode="json")
+    groups = {"group_0": preset_name_to_scheme("W4A16", ["Linear"])}
+    written = QuantizationConfig(config_groups=groups, format="marlin-24").model_dump(mode="json")
     for key in ("quantization_config", "compression_config"):
         save(tmp_path, {**GOOD, key: written})
         for start in (locate, plan):
-            with pytest.raises(UnsupportedModelError, match="nvfp4-pack-quantized"):
+            with pytest.raises(UnsupportedModelError, match=r"sparsity_config.*marlin-24"):
                 start(EngineArgs(model=str(tmp_path), device="reference"))
 
 
@@ -106,3 +108,10 @@ def test_the_marks_of_every_file_are_read_before_weights(tmp_path: Path):
 
     with pytest.raises(UnsupportedModelError, match="compression_config"):
         locate(EngineArgs(model=str(tmp_path), load_format="dummy"))
+
+
+def test_headers_travel_to_another_process_with_the_small_tensors(tmp_path):
+    save_file({"model.a.g_idx": torch.arange(5, dtype=torch.int32)}, tmp_path / "model.safetensors")
+    there = pickle.loads(pickle.dumps(Stored(tmp_path)))
+    assert dict(there) == {"model.a.g_idx": ("int32", (5,))}
+    assert there.read("model.a.g_idx").tolist() == [0, 1, 2, 3, 4]

@@ -28,6 +28,7 @@ def _kit(file: Path, *words: str) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.slow
 def test_workers_that_share_the_tests_make_the_evidence_that_one_process_makes(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
     alone = _kit(tmp_path / "alone.json")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from thalweg.hal.ops.matmul import linear
-from thalweg.hal.ops.quantise import E2M1, dequantise, quantise, quantise_rows
+from thalweg.hal.ops.quantise import E2M1, at_rest, dequantise, quantise, quantise_rows, round_rows
 from thalweg.hal.weights import WeightFormat
 
 FORMATS = {
@@ -18,6 +18,7 @@ FORMATS = {
     "float8": (WeightFormat("float", 8, 32), 1 / 16),
     "mxfp4": (WeightFormat("float", 4, 32), 1 / 4),
     "nvfp4": (WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn"), 1 / 4),
+    "table": (WeightFormat("table", 4, 32, levels=(-1.0, -0.75, 0.0, 0.5, 1.0)), 3 / 8),
 }
 """With the largest error of a code, as a share of the largest magnitude of what shares its scale."""
 
@@ -61,10 +62,10 @@ def test_nvfp4_has_8_bit_scales_under_one_of_the_tensor() -> None:
     made = quantise(weight, WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn"))
     assert made.data["scales"].dtype == torch.float8_e4m3fn
     assert made.data["scales"].float().max() == 448
-    assert made.data["scale"].item() == pytest.approx(weight.abs().max().item() / 6 / 448)
+    assert made.data["scale"].flatten().tolist() == pytest.approx([weight.abs().max().item() / 6 / 448] * len(weight))
     codes, scales = made.data["codes"].double().numpy(), made.data["scales"].double().numpy()
     assert set(np.abs(codes).ravel()) <= set(E2M1)
-    want = codes * np.repeat(scales, 16, 1) * made.data["scale"].item()
+    want = codes * np.repeat(scales, 16, 1) * made.data["scale"].double().numpy()
     np.testing.assert_allclose(dequantise(made.data, 16, torch.float32).numpy(), want, rtol=1e-6)
 
 
@@ -86,3 +87,38 @@ def test_w8a8_is_the_product_of_whole_numbers_scaled() -> None:
     whole = codes.numpy().astype(np.int32) @ made.data["codes"].numpy().astype(np.int32).T
     want = whole * scale.numpy() * made.data["scales"].numpy().T
     np.testing.assert_allclose(linear(x, dict(made.data), act="int8").numpy(), want, rtol=1e-4, atol=1e-5)
+
+
+def test_static_scales_and_largest_magnitudes_of_inputs_are_taken_from_outside() -> None:
+    x = torch.tensor([[0.5, -3.0, 900.0]])
+    assert round_rows(x, "int8_static", scale=torch.tensor([[0.25]])).tolist() == [[0.5, -3.0, 127 / 4]]
+    assert round_rows(x, "float8_e4m3fn_static", scale=torch.tensor([[1.0]])).tolist() == [[0.5, -3.0, 448.0]]
+    free, bound = round_rows(x, "float8_e4m3fn"), round_rows(x, "float8_e4m3fn_upto448.0")
+    assert free[0, 2] == 900
+    assert bound.tolist() == [[0.5, -3.0, 448.0]]
+    assert torch.equal(round_rows(x, "float8_e4m3fn_upto1000.0"), free)
+
+
+def test_micro_scales_of_inputs_are_those_of_the_definition() -> None:
+    """By hand: largest 5 -> exponent 2, so e2m1 has scale 1 and e4m3 2**-6; groups do not know each other."""
+    x = torch.zeros(1, 40)
+    x[0, :4], x[0, 33] = torch.tensor([5.0, 2.4, -0.3, 0.25]), 24.0
+    rounded = round_rows(x, "mxfp4")
+    assert rounded[0, :4].tolist() == [4.0, 2.0, -0.5, 0.0]
+    assert rounded[0, 33] == 24.0
+    assert rounded.shape == x.shape
+    assert round_rows(x, "mxfp8")[0, :4].tolist() == [5.0, 2.5, -0.3125, 0.25]
+    scale = torch.tensor([[1 / 64]])
+    held = round_rows(x, "nvfp4", scale=scale)  # 5 / 6 * 64 = 53.3 -> 52 in e4m3, so steps of 52 / 64
+    assert held[0, :4].tolist() == [6 * 52 / 64, 3 * 52 / 64, -0.5 * 52 / 64, 0.5 * 52 / 64]
+
+
+def test_a_table_s_codes_lie_two_to_a_byte_and_mean_their_levels() -> None:
+    format = WeightFormat("table", 4, 16, levels=tuple(i * abs(i) / 64.0 for i in range(-8, 8)))
+    weight = torch.randn(6, 64)
+    made = quantise(weight, format)
+    kept = at_rest(made)
+    assert kept.keys() == {"pairs", "scales", "levels"}
+    assert kept["pairs"].shape == (6, 32)
+    assert torch.equal(dequantise(kept, 16, torch.float32), dequantise(made.data, 16, torch.float32))
+    assert format.bytes(6, 64) + format.shared_bytes(64) == sum(a.nbytes for a in kept.values())

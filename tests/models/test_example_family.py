@@ -47,6 +47,7 @@ def test_it_is_small_enough_to_read() -> None:
 
 
 @torch.inference_mode()
+@pytest.mark.slow
 def test_it_answers_as_transformers_does(environment: dict[str, str], checkpoint: Path) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(checkpoint)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -65,6 +66,7 @@ def test_without_it_the_architecture_is_refused(checkpoint: Path) -> None:
     assert "'GraniteForCausalLM' is not supported" in done.stderr
 
 
+@pytest.mark.slow
 def test_plan_follows_from_its_spec(environment: dict[str, str], checkpoint: Path) -> None:
     command = [sys.executable, "-m", "thalweg", "plan", str(checkpoint), "--device", "cpu", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

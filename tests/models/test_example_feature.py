@@ -67,6 +67,7 @@ def test_it_is_small_enough_to_read() -> None:
 
 
 @torch.inference_mode()
+@pytest.mark.slow
 def test_it_answers_as_transformers_does_on_every_device(said: Any, checkpoint: Path) -> None:
     oracle = load_reference(checkpoint, torch.float32)
     answers, _ = said
@@ -87,6 +88,7 @@ def test_it_answers_as_transformers_does_on_every_device(said: Any, checkpoint: 
     assert changed >= 6
 
 
+@pytest.mark.slow
 def test_what_it_does_not_take_is_refused_by_name(said: Any) -> None:
     bad, unknown = said[1]
     assert "no_repeat_ngram_size: must be an integer between 0 and 32, not -1" in bad

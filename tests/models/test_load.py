@@ -12,8 +12,11 @@ from rig import Rig, Seq
 from safetensors.torch import load_file, save_file
 from zoo import edit_config, make_checkpoint
 
+from thalweg import LLM
 from thalweg.checkpoint.config import read_config
+from thalweg.checkpoint.hub import resolve_model
 from thalweg.checkpoint.safetensors import Checkpoint
+from thalweg.config import LOAD_FORMATS, LOAD_REFUSED
 from thalweg.errors import CheckpointError, ConfigError
 from thalweg.hal.comm import Communicator, Solo
 from thalweg.hal.discovery import load
@@ -243,3 +246,30 @@ def test_a_model_that_does_not_divide_is_refused(tmp_path):
     path = make_checkpoint("llama-tied", tmp_path, tokenizer=False)  # one key-value head
     with pytest.raises(ConfigError, match="tensor_parallel_size: 2 does not divide the model's 1 key-value heads"):
         model(path, Ring(2))
+
+
+@pytest.mark.parametrize("name", LOAD_REFUSED)
+def test_loaders_that_are_not_honoured_are_refused_with_what_to_do(name):
+    with pytest.raises(ConfigError, match=f"load_format: {name}: .*(give the|leave it at auto)"):
+        LLM("thalweg-nano", device="reference", load_format=name)
+
+
+@pytest.mark.parametrize("name", sorted(set(LOAD_FORMATS) - {"dummy", "gguf"}))
+def test_other_readers_of_the_same_files_are_ours(name, tmp_path):
+    path = make_checkpoint("llama-tied", tmp_path, tokenizer=False)
+    params = load_params(model(path), path, DEVICE, progress=False, load_format=name)
+    plain = load_params(model(path), path, DEVICE, progress=False)
+    assert all(torch.equal(_at(params, keys), _at(plain, keys)) for keys, _ in walk(model(path).specs))
+
+
+def test_a_loader_that_the_files_contradict_is_refused():
+    with pytest.raises(ConfigError, match=r"load_format: gguf is not what .* is \(safetensors\); leave it at auto"):
+        LLM("thalweg-nano", device="reference", load_format="gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "mount"), [("s3://models/llama", "mount-s3"), ("gs://m/x", "gcsfuse"), ("oss://a", "a file system")]
+)
+def test_object_stores_are_refused_naming_a_mount(name, mount):
+    with pytest.raises(CheckpointError, match=f"is an address.*{mount}.* give the directory"):
+        resolve_model(name)

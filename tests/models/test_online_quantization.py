@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from thalweg import LLM, SamplingParams
+from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.hub import resolve_model
-from thalweg.config import QUANTIZATIONS, EngineArgs
+from thalweg.config import CHECKPOINT_FORMATS, QUANTIZATIONS, ROUNDINGS, SPELLINGS, EngineArgs
 from thalweg.engine.planning.memory import plan
 from thalweg.errors import ConfigError
 from thalweg.hal.ops import linear
 from thalweg.hal.ops.quantise import dequantise, quantise
 from thalweg.hal.weights import DENSE, QTensor
+from thalweg.models import registry as families
+from thalweg.models import sizes
 from thalweg.quantization.online import CANDIDATES, METHODS, rounded
 
 
 def test_the_names_users_give_are_those_there_are() -> None:
-    assert {*METHODS, *CANDIDATES} == set(QUANTIZATIONS)
+    assert {*METHODS, *CANDIDATES} == set(ROUNDINGS)
+    assert set(SPELLINGS.values()) <= set(ROUNDINGS)
+    assert not SPELLINGS.keys() & set(ROUNDINGS)
+    assert set(QUANTIZATIONS) == {*ROUNDINGS, *SPELLINGS, *CHECKPOINT_FORMATS}
     with pytest.raises(ConfigError, match="quantization must be one of int8, int4"):
-        LLM("thalweg-nano", device="reference", quantization="fp8")
+        LLM("thalweg-nano", device="reference", quantization="aqlm")
+    with pytest.raises(ConfigError, match="'gptq' is a format of checkpoints, and this one's weights are dense: leave it out"):
+        LLM("thalweg-nano", device="reference", quantization="gptq")
+
+
+def test_names_of_the_field_are_served_by_ours_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        llm = LLM("thalweg-nano", device="reference", quantization="fp8_per_tensor", max_model_len=64, max_num_seqs=2)
+    assert llm.config.model.quantization == "fp8"
+    assert any("fp8_per_tensor is served as fp8" in r.getMessage() for r in caplog.records)
+
+
+HALF_OF_THE_LARGEST = {("int", 8): 0.5, ("int", 4): 1, ("float", 8): 16, ("float", 4): 1}
+"""Steps between neighbours, times the scale; of 4-bit integers a whole one, because their zero points are rounded too."""
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -33,7 +58,8 @@ def test_rounding_in_parts_is_rounding_at_once_and_stays_within_half_a_step(
     parts = rounded(QTensor(DENSE, (37, 200), {"weight": weight}), form)
     assert all(torch.equal(whole.data[name], parts.data[name]) for name in whole.data)
     back = dequantise(whole.data, form.group, torch.float32)
-    step = whole.data["scales"].repeat_interleave(form.group or 200, 1)[:, :200]
+    scales = whole.data["scales"].float() * whole.data.get("scale", torch.ones(1))
+    step = scales.repeat_interleave(form.group or 200, 1)[:, :200] * HALF_OF_THE_LARGEST[form.kind, form.bits]
     assert ((back - weight).abs() <= step * 1.001).all()
     held = sum(t.numel() * t.element_size() for n, t in whole.data.items() if n != "codes") + 37 * 200 * form.bits // 8
     assert form.bytes(37, 200) == pytest.approx(held, rel=0.1)
@@ -96,6 +122,41 @@ def test_less_memory_is_planned() -> None:
     assert weights("int4") < weights("int8") < weights(None)
 
 
+RIG = Path(__file__).with_name("loading_memory.py")
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same model of two layers and of 40: 273 MB in bfloat16, more than what loading may hold beside rounded weights."""
+    found = []
+    for layers in (2, 40):
+        size = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 8}
+        config = LlamaConfig(**size, num_hidden_layers=layers, vocab_size=256, tie_word_embeddings=True)
+        path = tmp_path_factory.mktemp("model") / str(layers)
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(path)
+        found.append(path)
+    return found[0], found[1]
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads what Linux counts of a process's memory")
+@pytest.mark.parametrize("method", ["int8", "nvfp4"])
+@pytest.mark.slow
+def test_loading_holds_the_rounded_weights_and_one_layer(method: str, checkpoints: tuple[Path, Path]) -> None:
+    """Once loaded, the child holds the rounded weights. On the way it never held as much as the dense model would be, for all
+    that rounding makes of a layer and the allocator gives back only now and then."""
+    small, large = checkpoints
+    said = subprocess.run(
+        [sys.executable, str(RIG), str(small), str(large), method], capture_output=True, text=True, check=True
+    ).stdout
+    grew = json.loads(said)
+    spec = families.family(config := read_config(large))(config)
+    final = sizes.weight_bytes(spec, "bfloat16", 16, use=METHODS[method])
+    assert final * 0.9 < grew["held"] < final + 16 * MIB, (final, grew)
+    assert grew["held"] < grew["most"] < final + sizes.loading_bytes(spec, "bfloat16", use=METHODS[method]), (final, grew)
+    assert grew["most"] < (large / "model.safetensors").stat().st_size, (final, grew)
+
+
 HOSTED = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
 
 
@@ -109,6 +170,7 @@ HOSTED = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
     ids=["cpu", "hosted", "tpu"],
 )
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_every_platform_holds_the_same_rounded_weights(method: str, device: str, options: dict) -> None:
     """Weights are rounded where they are read, before any platform sees them: float32 tokens are the definition's."""
 

@@ -35,6 +35,8 @@ DEVICE = load("reference").open(Place())
 EVERY = {name: {"group_0": (name, ["Linear"])} for name in ("W4A16", "W4A16_ASYM", "W8A16", "W8A8", "FP8_DYNAMIC", "FP8_BLOCK")}
 MIXED = {"a": ("W4A16", ["re:.*q_proj", "re:.*mlp.up_proj"]), "b": ("W8A16", ["re:.*k_proj", "re:.*v_proj", "re:.*down_proj"]),
          "c": ("FP8_BLOCK", ["re:.*gate_proj"])}  # fmt: skip
+EXPERTS = {"a": ("W4A16", ["re:.*q_proj", "re:.*gate_proj", "re:.*up_proj"]), "b": ("W8A16", ["re:.*k_proj", "re:.*down_proj"])}
+"""Gate and up of an expert are one product, down is another."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,9 +56,7 @@ def model(path: Path, **more):
 @pytest.mark.parametrize("family", ["llama-biased", "qwen3-moe"])
 def test_the_weights_are_those_that_the_library_reads(name, family, tmp_path):
     source = make_checkpoint(family, tmp_path, tokenizer=False)
-    groups = MIXED if name == "mixed" else EVERY[name]
-    if name == "mixed" and family == "qwen3-moe":
-        groups = {"a": ("W4A16", ["re:.*q_proj", "re:.*o_proj"]), "b": ("W8A16", ["re:.*k_proj", "re:.*v_proj"])}
+    groups = EVERY.get(name) or (EXPERTS if family == "qwen3-moe" else MIXED)
     dense = rewrite(source, tmp_path / "q", groups, ["lm_head", *_routers(source)])
     made, _ = model(tmp_path / "q")
     files = Files(made, open_checkpoint(tmp_path / "q"), DEVICE)
@@ -80,12 +80,13 @@ def _routers(source: Path) -> list[str]:
 @torch.inference_mode()
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize(
-    ("family", "groups"), [("qwen3", EVERY["W4A16"]), ("llama-biased", EVERY["W4A16_ASYM"]), ("qwen3", MIXED)]
+    ("family", "groups"),
+    [("qwen3", EVERY["W4A16"]), ("llama-biased", EVERY["W4A16_ASYM"]), ("qwen3", MIXED), ("qwen3-moe", EXPERTS)],
 )
 def test_text_is_that_of_transformers_with_the_library_s_weights(device, family, groups, tmp_path):
     """Weight-only formats: nothing but the weights is rounded. (Block fp8 rounds inputs too, so MIXED is compared loosely.)"""
     source = make_checkpoint(family, tmp_path)
-    dense = rewrite(source, tmp_path / "q", groups, ["lm_head"])
+    dense = rewrite(source, tmp_path / "q", groups, ["lm_head", *_routers(source)])
     oracle = load_reference(as_dense(tmp_path / "dense", source, dense), torch.float32)
     llm = LLM(str(tmp_path / "q"), device=device, dtype="float32", skip_tokenizer_init=True, max_model_len=64, block_size=4)
     rng = np.random.default_rng(2)
@@ -147,25 +148,22 @@ def test_block_fp8_as_deepseek_publishes_it(tmp_path):
         read_config(tmp_path / "q", None, registry.check)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"format": "nvfp4-pack-quantized"}, "format: 'nvfp4-pack-quantized'.*reads pack-quantized"),
-        ({"weights": None}, "weights"),
-        ({"weights": {"num_bits": 3, "type": "int", "strategy": "group", "group_size": 16}}, "in 3 bits"),
-        ({"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16, "actorder": "group"}}, "actorder"),
-        ({"input_activations": {"num_bits": 8, "type": "int", "strategy": "tensor", "dynamic": False}}, "input_activations"),
-    ],
-)
-def test_settings_that_are_not_read_are_refused_by_key(change, words, tmp_path):
+def test_files_decide_which_layers_are_quantised_and_rules_may_not_contradict_them(tmp_path):
+    """A router or an output matrix is often dense and not listed. One that is listed as dense, and is not, would be noise."""
     source = make_checkpoint("llama", tmp_path, tokenizer=False)
-    rewrite(source, tmp_path / "q", EVERY["W4A16"], ["lm_head"])
+    rewrite(source, tmp_path / "q", EVERY["W4A16"], ["lm_head", "model.layers.0.mlp.up_proj"])
     file = tmp_path / "q" / "config.json"
     config = json.loads(file.read_text())
-    config["quantization_config"]["config_groups"]["group_0"] |= change
-    file.write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModelError, match=words):
-        LLM(str(tmp_path / "q"), device="reference", skip_tokenizer_init=True)
+    said = config["quantization_config"]
+
+    def formats(ignore):
+        file.write_text(json.dumps(config | {"quantization_config": said | {"ignore": ignore}}))
+        form = registry.scheme(read_config(tmp_path / "q", None, registry.check), None)
+        return [form.of("linear", f"model.layers.0.mlp.{name}_proj.weight").bits for name in ("gate", "up")]
+
+    assert formats(said["ignore"]) == formats([]) == [4, 16]
+    with pytest.raises(UnsupportedModelError, match=r"leave model.layers.0.mlp.gate_proj dense.*gate_proj.weight_scale"):
+        formats(["re:.*mlp.*"])
 
 
 def test_quantised_weights_are_not_rounded_again_and_damaged_ones_are_named(tmp_path):
@@ -173,6 +171,13 @@ def test_quantised_weights_are_not_rounded_again_and_damaged_ones_are_named(tmp_
     rewrite(source, tmp_path / "q", EVERY["W4A16"], ["lm_head"])
     with pytest.raises(ConfigError, match=r"quantised already \(compressed-tensors\)"):
         LLM(str(tmp_path / "q"), device="reference", skip_tokenizer_init=True, quantization="int8")
+    config = read_config(tmp_path / "q", None, registry.check)
+    for name in ("compressed-tensors", None):
+        assert registry.scheme(config, name).of("linear", "model.layers.0.mlp.up_proj.weight").bits == 4
+    with pytest.raises(
+        ConfigError, match=r"'awq' is another format, and .* quantised already \(compressed-tensors\): leave it out"
+    ):
+        registry.scheme(config, "awq")
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(tmp_path / "q" / "model.safetensors")

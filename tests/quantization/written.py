@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+STATUS = {"quant_method": "compressed-tensors", "quantization_status": "compressed"}
+PRESET = 128
+"""Inputs in a group or block of most presets."""
 GROUP, BLOCK = 8, 16
-"""In place of a preset's 128: tiny models have few inputs. Some of their blocks are partial."""
+"""In place of that: tiny models have few inputs. Some of their blocks are partial."""
 
 
 def scheme(preset: str, targets: list[str]) -> Any:
@@ -24,28 +27,64 @@ def scheme(preset: str, targets: list[str]) -> Any:
     if made.weights.strategy == "block":
         made.weights.block_structure = [BLOCK, BLOCK]
         made.input_activations.group_size = BLOCK
-    elif made.weights.group_size:
+    elif made.weights.group_size == PRESET:
         made.weights.group_size = GROUP
+    elif made.input_activations is not None and made.input_activations.group_size == PRESET:
+        made.input_activations.group_size = BLOCK
     return made
 
 
-def compress(weight: torch.Tensor, how: Any, layout: str) -> dict[str, torch.Tensor]:
-    """The tensors of one layer, by suffix."""
+def layout(preset: str) -> str:
+    """The one that the library chooses for it."""
+    from compressed_tensors.compressors.format import infer_module_format
+
+    return str(infer_module_format(torch.nn.Linear, scheme(preset, ["Linear"])).value)
+
+
+def compress(weight: torch.Tensor, how: Any, layout: str, x: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+    """The tensors of one layer, by suffix. x: inputs by which static scales are chosen, else normal ones."""
     from compressed_tensors.compressors import BaseCompressor
-    from compressed_tensors.quantization.utils import calculate_qparams
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
     low, high = _ranges(weight, how.weights)
-    scale, zero = calculate_qparams(low, high, how.weights)
-    held = {"weight": weight, "weight_scale": scale, "weight_zero_point": zero}
+    outer = {}
+    if how.weights.strategy == "tensor_group":
+        outer = {"weight_global_scale": generate_gparam(weight.amin().reshape(1), weight.amax().reshape(1))}
+    scale, zero = calculate_qparams(low, high, how.weights, *outer.values())
+    held = {"weight": weight, "weight_scale": scale, "weight_zero_point": zero, **outer}
     made = dict(BaseCompressor.get_value_from_registry(layout).compress(held, how))
+    inputs = how.input_activations
+    if inputs is not None and inputs.dynamic is not True:
+        low, high = (torch.tensor([-4.0]), torch.tensor([4.0])) if x is None else (x.amin().reshape(1), x.amax().reshape(1))
+        if inputs.dynamic == "local":
+            made["input_global_scale"] = generate_gparam(low, high)
+        else:
+            made["input_scale"] = calculate_qparams(low, high, inputs)[0]
     return {k: v.contiguous() for k, v in made.items() if v is not None}
 
 
 def decompress(tensors: Mapping[str, torch.Tensor], how: Any, layout: str) -> torch.Tensor:
-    """What the library makes of them: the dense weight, in float32."""
+    """What the library makes of them: the dense weight, in float32. 4- and 6-bit floats it would round to bfloat16: there
+    its two steps are called one by one."""
     from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.mx_utils import decompress_mx_scale
+    from compressed_tensors.compressors.mxfp6.helpers import unpack_fp6_from_uint8
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
 
-    wide = {k: v.float() if k == "weight_scale" else v for k, v in tensors.items()}
+    packed = tensors.get("weight_packed")
+    if packed is not None and packed.dtype == torch.uint8:
+        rows, width = packed.shape
+        scale = tensors["weight_scale"]
+        scale = decompress_mx_scale(scale).float() if scale.dtype == torch.uint8 else scale.float()
+        codes = (
+            unpack_fp6_from_uint8(packed, rows, width * 4 // 3, torch.float32)
+            if "fp6" in layout
+            else unpack_fp4_from_uint8(packed, rows, width * 2, torch.float32)
+        )
+        dense: torch.Tensor = dequantize(codes, scale, None, how.weights, global_scale=tensors.get("weight_global_scale"))
+        return dense
+    wide = {k: v.float() if k == "weight_scale" and v.dtype != torch.uint8 else v for k, v in tensors.items()}
     weight: torch.Tensor = BaseCompressor.get_value_from_registry(layout).decompress(wide, how)["weight"]
     return weight.float()
 
@@ -57,17 +96,13 @@ def _ranges(weight: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tensor
         return weight.amin().reshape(1), weight.amax().reshape(1)
     if strategy == "channel":
         return weight.amin(1, keepdim=True), weight.amax(1, keepdim=True)
-    if strategy == "group":
+    if strategy in ("group", "tensor_group"):
         parts = weight.unflatten(1, (-1, args.group_size))
         return parts.amin(-1), parts.amax(-1)
     rows, columns = args.block_structure
     grown = torch.nn.functional.pad(weight, (0, -weight.shape[1] % columns, 0, -weight.shape[0] % rows))
     blocks = grown.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
     return blocks.amin((1, 3)), blocks.amax((1, 3))
-
-
-LAYOUTS = {"W4A16": "pack-quantized", "W4A16_ASYM": "pack-quantized", "W8A16": "pack-quantized", "W8A8": "int-quantized",
-           "FP8_DYNAMIC": "float-quantized", "FP8_BLOCK": "float-quantized"}  # fmt: skip
 
 
 def rewrite(source: Path, out: Path, groups: Mapping[str, tuple[str, list[str]]], ignore: list[str]) -> dict[str, torch.Tensor]:
@@ -77,7 +112,7 @@ def rewrite(source: Path, out: Path, groups: Mapping[str, tuple[str, list[str]]]
     from compressed_tensors.quantization import QuantizationConfig
 
     how = {name: scheme(preset, targets) for name, (preset, targets) in groups.items()}
-    layouts = {name: LAYOUTS[preset] for name, (preset, _) in groups.items()}
+    layouts = {name: layout(preset) for name, (preset, _) in groups.items()}
     made, dense = {}, {}
     for name, tensor in load_file(source / "model.safetensors").items():
         layer = name.removesuffix(".weight")
@@ -98,9 +133,7 @@ def rewrite(source: Path, out: Path, groups: Mapping[str, tuple[str, list[str]]]
     for name, group in said["config_groups"].items():
         group["format"] = layouts[name]
     config = json.loads((source / "config.json").read_text())
-    (out / "config.json").write_text(
-        json.dumps(config | {"quantization_config": said | {"quant_method": "compressed-tensors"}})
-    )
+    (out / "config.json").write_text(json.dumps(config | {"quantization_config": said | STATUS}))
     for other in ("tokenizer.json", "tokenizer_config.json"):
         if (source / other).exists():
             (out / other).write_bytes((source / other).read_bytes())

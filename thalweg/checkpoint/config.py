@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.checkpoint import gguf, quantised, sentence
-from thalweg.checkpoint.safetensors import open_checkpoint, strict_json
+from thalweg.checkpoint.safetensors import Stored, open_checkpoint, strict_json
 from thalweg.checkpoint.tail import decide
 from thalweg.config import Tail
 from thalweg.errors import CheckpointError, UnsupportedModelError
@@ -44,7 +44,8 @@ def read_config(
     and key for bad JSON, wrong types, and numbers out of range.
 
     accept: called with what the checkpoint says of quantised weights, if it has some, and raises if nobody reads them.
-    Default: they are refused. A description that is accepted stands in `quantization_config`, its name in `quant_method`.
+    Default: they are refused. A description that is accepted stands in `quantization_config`, its name in `quant_method`, and
+    the tensors of the files (`Stored`) in `stored`, if there are files.
     windows: what finds the sliding windows of a model's layers (0 = none). The context is made no longer than the least, so
     that layers see everything."""
     file = Path(path) if gguf.is_gguf(path) else Path(path) / "config.json"
@@ -58,12 +59,25 @@ def read_config(
     found = quantised.described(config, file, beside)
     if found is not None:
         accept(found)
-        config["quantization_config"] = {**found.content, "quant_method": found.method}
-    decide(config, architecture(config, file), tail, lambda: sentence.described(file.parent, _read_json),
-           (overrides or {}).get("pooling"))  # fmt: skip
+        said = {**found.content, "quant_method": found.method}
+        config["quantization_config"] = said if gguf.is_gguf(path) else said | _stored(Path(path))
+    decide(config, architecture(config, file), tail, lambda: _pooling(Path(path)), (overrides or {}).get("pooling"))
     if windows is not None:
         _within_window(config, min(filter(None, windows(config)), default=0))
     return config
+
+
+def _pooling(path: Path) -> dict[str, Any] | None:
+    return gguf.pooling(path) if gguf.is_gguf(path) else sentence.described(path, _read_json)
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    """Of a quantised checkpoint, for its format: rules alone do not say which layers are dense. Whoever reads the weights says
+    what is wrong with the files."""
+    try:
+        return {"stored": Stored(path)}
+    except CheckpointError:
+        return {}
 
 
 def _within_window(config: dict[str, Any], window: int) -> None:

@@ -20,6 +20,9 @@ BESIDE = ("mmproj", "imatrix")
 _QUANT = re.compile(r"[A-Za-z0-9][\w.\-]{0,40}")
 """What follows a hub id and a colon: the part of a GGUF file's name that tells how it is quantised."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}/[A-Za-z0-9][\w.\-]{0,95}")
+_STORE = re.compile(r"([a-z][a-z0-9+.-]{0,15})://")
+_MOUNTS = {"s3": "mount-s3 or s3fs", "gs": "gcsfuse", "az": "blobfuse2", "abfs": "blobfuse2"}
+"""Schemes of addresses -> what mounts such a store."""
 _ELSEWHERE = "give a local directory, or use the bundled model (--model thalweg-nano)"
 
 
@@ -36,6 +39,12 @@ def resolve_model(
         return _found(Path(str(files("thalweg") / "nano" / BUNDLED_FOLDERS[text])))
     if not text.strip() or "\0" in text or len(text) > 4096:
         raise CheckpointError(f"model: {text[:80]!r} is neither a directory nor a hub id like org/name")
+    if (store := _STORE.match(text)) is not None:
+        how = _MOUNTS.get(store[1], "a file system for it")
+        raise CheckpointError(
+            f"model: {text[:200]!r} is an address, and models are read from directories: mount the store ({how}) and give the "
+            "directory, copy its files, or give a hub id like org/name"
+        )
     path = Path(text).expanduser()
     try:
         exists = path.exists()

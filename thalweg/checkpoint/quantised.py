@@ -19,8 +19,12 @@ KEYS = ("quantization_config", "compression_config", "quantization")
 compressed-tensors, MLX."""
 FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quantization_config.json")
 """Files beside config.json. ModelOpt, GPTQ, AWQ, AutoRound."""
+METHODS = {"hf_quant_config.json": "modelopt"}
+"""Of those that name an algorithm, and not the writer."""
 SAYS = ("quant_method", "quant_algo", "quantization", "config_groups", "bits", "w_bit", "checkpoint_format")
 """Keys of which such a file has one. The second name is also used for ONNX models, which lie beside dense weights."""
+UNNAMED = {"desc_act": "gptq", "q_group_size": "awq", "w_bit": "awq"}
+"""Keys of descriptions that name no method, and whose they are: of files beside config.json, by AutoGPTQ, AutoAWQ, llm-awq."""
 SUFFIXES = (
     "qweight", "qzeros", "g_idx", "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale",
     "weight_zero_point", "weight_qdata", "SCB", "absmax", "quant_map", "W_q", "trellis",
@@ -51,17 +55,17 @@ def described(config: Mapping[str, Any], file: Path, beside: Mapping[str, Mappin
         found = content.get("quantization", content)
         nothing = isinstance(found, Mapping) and not any(found.get(k) for k in (*SAYS, "kv_cache_quant_algo"))
         if not nothing:
-            return _described(str(file.with_name(name)), found)
+            return _described(str(file.with_name(name)), found, METHODS.get(name))
     return None
 
 
-def _described(where: str, found: Any) -> Described:
-    return Described(where, _method(found), found if isinstance(found, Mapping) else {})
+def _described(where: str, found: Any, method: str | None = None) -> Described:
+    return Described(where, method or _method(found), found if isinstance(found, Mapping) else {})
 
 
-def refuse(found: Described, known: str = "") -> NoReturn:
-    """known: the formats that are read, for the message."""
-    _refuse(found.where, found.method, known)
+def refuse(found: Described, known: str = "", answer: str = "") -> NoReturn:
+    """known: the formats that are read, for the message. answer: why this one is not, and what to do."""
+    _refuse(found.where, found.method, known, answer)
 
 
 def refuse_tensor(file: Path, name: str, dtype: str) -> None:
@@ -87,11 +91,15 @@ def _method(described: object) -> str:
     for key in ("quant_method", "quant_algo", "format", "kv_cache_quant_algo"):
         if isinstance(described.get(key), str):
             return f"{described[key]:.40}"
+    if found := next((name for key, name in UNNAMED.items() if key in described), None):
+        return found
     bits = described.get("bits") or described.get("w_bit")
     return f"{bits} bits" if isinstance(bits, int) else "of a kind it does not name"
 
 
-def _refuse(where: str, what: str, known: str = "") -> NoReturn:
+def _refuse(where: str, what: str, known: str = "", answer: str = "") -> NoReturn:
+    if answer:
+        raise UnsupportedModelError(f"{where}: quantised checkpoints ({what}) are not read by this version: {answer}")
     which = f", which reads {known}" if known else ""
     raise UnsupportedModelError(
         f"{where}: quantised checkpoints ({what}) are not read by this version{which}; use the model's bfloat16 or float16 "

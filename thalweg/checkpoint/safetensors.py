@@ -13,7 +13,7 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,33 @@ class Checkpoint:
     def forget(self, name: str) -> None:
         """The tensor's pages no longer count as this process's memory. Reading views of it brings them back."""
         self._home[name].forget(name)
+
+
+class Stored(Mapping[str, tuple[str, tuple[int, ...]]]):
+    """What headers say of a checkpoint's tensors: name -> (dtype, shape). Small ones may be read: orders of inputs, settings.
+    It travels between processes as the path of its files."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._files = open_checkpoint(path)
+        self._entries = {name: self._files.entry(name) for name in self._files.names}
+
+    def __getitem__(self, name: str) -> tuple[str, tuple[int, ...]]:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __reduce__(self) -> tuple[type[Stored], tuple[Path]]:
+        return Stored, (self._files.path,)
+
+    def read(self, name: str) -> np.ndarray:
+        """A copy of the values, of dtypes that numpy lacks as unsigned integers."""
+        found = self._files.read(name).copy()
+        self._files.forget(name)
+        return found
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from importlib import metadata
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING, Any
 
 from thalweg.errors import DeviceError
 from thalweg.hal import HAL_API
@@ -15,13 +17,25 @@ if TYPE_CHECKING:  # listing names is what every command does first
 GROUP = "thalweg.platforms"
 
 
+@cache
+def _everything() -> Any:
+    """Entry points of everything installed. Reading them takes as long as importing a platform, so it is done once."""
+    return metadata.entry_points()
+
+
+def entry_points(group: str) -> Iterable[EntryPoint]:
+    """Of all installed packages, as they were when a process first asked for any."""
+    found: Iterable[EntryPoint] = _everything().select(group=group)
+    return found
+
+
 def names() -> list[str]:
     """Names of every installed platform, in or out of tree."""
     return sorted(_installed())
 
 
 def _installed() -> dict[str, EntryPoint]:
-    """By name. Looks through everything installed, which takes as long as importing a platform."""
+    """By name."""
     return {e.name: e for e in entry_points(group=GROUP)}
 
 

@@ -43,7 +43,12 @@ class Context:
         if len(found) > 1:
             (a, first), (b, second), *_ = found.items()
             raise UnsupportedModelError(f"{first} is held as {a} and {second} as {b}: this version holds such tensors alike")
-        return next(iter(found))
+        form, first = next(iter(found.items()))
+        if weight.role != "linear" and (form.reordered or form.smoothed):
+            raise UnsupportedModelError(
+                f"{first} is held as {form}: this version reorders and smooths inputs of linear layers only"
+            )
+        return form
 
     def share(self, n: int, what: str) -> int:
         """One rank's part of n. ConfigError if the model does not divide so."""

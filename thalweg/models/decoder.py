@@ -101,7 +101,7 @@ class Decoder:
         """Per layer: its index in `groups`."""
         ropes = s.ropes
         self._embed = Embedding(ctx, s, weights["embed"])
-        self._blocks = [
+        self.blocks = [
             Block(ctx, layer, weights["layers"][i], Place(i, self.layer_group[i], _table(ropes, layer)))
             for i, layer in enumerate(s.layers)
         ]
@@ -116,18 +116,18 @@ class Decoder:
         self.specs: dict[str, Any] = {
             "rope": {i: _table_spec(rope, ctx.max_len) for i, rope in enumerate(ropes)},
             "embed": self._embed.specs,
-            "layers": {i: b.specs for i, b in enumerate(self._blocks)},
+            "layers": {i: b.specs for i, b in enumerate(self.blocks)},
         }
         if self._learned:
             self.specs["learned"] = {i: each.specs for i, each in enumerate(self._learned)}
         for key, part in self._ends():
             if part is not None:
                 self.specs[key] = part.specs
-        self.layouts: tuple[KVLayout | tuple[KVLayout, ...], ...] = tuple(b.mixer.layout for b in self._blocks)
+        self.layouts: tuple[KVLayout | tuple[KVLayout, ...], ...] = tuple(b.mixer.layout for b in self.blocks)
         """Per layer; several where its cache is several arrays."""
         self.groups = sizes.kv_groups(kinds, ctx.block_tokens, ctx.state_tokens, [_bytes(each) for each in self.layouts])
         """Layers that keep the same tokens in the same way share a group."""
-        first = [self._blocks[g.layers[0]].mixer for g in self.groups]
+        first = [self.blocks[g.layers[0]].mixer for g in self.groups]
         self.attention: tuple[tuple[AttentionBackend, AttnSpec] | None, ...] = tuple(
             None if a.backend is None else (a.backend, a.spec) for a in first
         )
@@ -142,10 +142,21 @@ class Decoder:
         """The hidden states [T, hidden] after the final norm, and the new caches, one per layer. Token ids are known:
         batch.tokens holds no ON_DEVICE. Where the model tells types of tokens apart, one of type n is its id + n * vocab."""
         flow = Flow(batch, list(kv), params.get("rope", {}))
+        x, residual = self.entered(params, batch), None
+        for i, block in enumerate(self.blocks):
+            x, residual = block(params["layers"][i], x, residual, flow)
+        if self._norm is not None:
+            x, _ = self._norm.add(params["norm"], x, residual)
+        elif residual is not None:
+            x = x + residual
+        return x, flow.caches
+
+    def entered(self, params: Any, batch: StepBatch) -> Array:
+        """What enters the first layer, [T, hidden]."""
         tokens, types = batch.tokens, None
         if self.spec.types > 1:
             types, tokens = torch.div(tokens, self.vocab, rounding_mode="floor"), tokens % self.vocab
-        x, residual = self._embed(params["embed"], tokens), None
+        x: Array = self._embed(params["embed"], tokens)
         overlays = batch.get(Overlays)
         if overlays is not None:
             laid = overlays.vector[overlays.pick.clamp(min=0)].to(x.dtype)
@@ -154,13 +165,7 @@ class Decoder:
             x = x + table(params["learned"][i], batch, types)
         if self._embed_norm is not None:
             x = self._embed_norm(params["embed_norm"], x)
-        for i, block in enumerate(self._blocks):
-            x, residual = block(params["layers"][i], x, residual, flow)
-        if self._norm is not None:
-            x, _ = self._norm.add(params["norm"], x, residual)
-        elif residual is not None:
-            x = x + residual
-        return x, flow.caches
+        return x
 
     def metadata(self, batch: StepBatch, shape: StepShape | None) -> tuple[Mapping[str, Any], ...]:
         """Host work for each group, as `AttentionBackend.metadata` does it: what `batch.metadata` is filled with."""

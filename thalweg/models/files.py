@@ -3,6 +3,7 @@ or, where the checkpoint is quantised, in the canonical form that its format rea
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,11 +13,13 @@ import torch
 from thalweg.checkpoint.weights import Weights
 from thalweg.errors import CheckpointError
 from thalweg.hal.device import Device
-from thalweg.hal.weights import DENSE, QTensor
+from thalweg.hal.weights import DENSE, ONCE, PER_GROUP, QTensor
 from thalweg.models.decoder import Decoder
 from thalweg.models.weights import ParamSpec, Source, divided, walk
-from thalweg.quantization.format import Format
+from thalweg.quantization.format import CACHE, Format
+from thalweg.quantization.online import joined
 
+logger = logging.getLogger(__name__)
 FLOATS = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 CHUNK = 1 << 22
 """Values converted at once."""
@@ -72,26 +75,33 @@ class Files:
         parts = []
         for source in spec.sources:
             layer = source.name.removesuffix(".weight")
-            whole = self._format.read(layer, _matrix(source), self._get(layer))
+            whole = self._format.read(layer, _matrix(source), self._get(layer, source))
             rows, columns = _share(source, spec.shard, rank, self._size)
             parts.append(_cut(whole, rows, columns, source.name))
             for name in self._parts_of(layer, source):
                 self._checkpoint.forget(name)
-        data = {name: torch.cat([p.data[name] for p in parts]) for name in parts[0].data}
+        data = joined([p.data for p in parts])
+        if not spec.format.own_scale:  # a product that rounds no inputs
+            data.pop("input_scale", None)
         outputs, inputs = spec.shape(self._size)
         return QTensor(spec.format, (outputs, inputs), data)
 
-    def _get(self, layer: str) -> Any:
+    def _get(self, layer: str, source: Source) -> Any:
+        assert self._format is not None
+        parts = self._format.parts(layer, _matrix(source))
+
         def get(suffix: str) -> torch.Tensor:
-            name = self._stored[f"{layer}.{suffix}"]
-            return _tensor(self._checkpoint.read(name), self._checkpoint.entry(name)[0])
+            part = parts[suffix]
+            name = self._stored[part.name or f"{layer}.{suffix}"]
+            values = self._checkpoint.read(name)
+            return as_tensor(values if part.at is None else values[part.at], self._checkpoint.entry(name)[0])
 
         return get
 
     def _parts_of(self, layer: str, source: Source) -> Iterator[str]:
         assert self._format is not None
-        for suffix in self._format.parts(layer, _matrix(source)):
-            if (name := self._stored.get(f"{layer}.{suffix}")) is not None:
+        for suffix, part in self._format.parts(layer, _matrix(source)).items():
+            if (name := self._stored.get(part.name or f"{layer}.{suffix}")) is not None:
                 yield name
 
     def _check(self, model: Decoder) -> None:
@@ -103,29 +113,35 @@ class Files:
             if missing == ["lm_head.weight"]:
                 problems[-1] += ' (if its embedding is the output matrix, config.json must say "tie_word_embeddings": true)'
         extra = sorted(stored[n] for n in stored.keys() - wanted.keys() if not (self._format and self._format.ignores(n)))
+        unread = sorted(stored[n] for n in stored.keys() - wanted.keys() if CACHE.search(n))
+        if unread and self._format is not None:
+            logger.warning(
+                "%s of the checkpoint are not used: keys and values are cached as they are, or at scale 1 with "
+                "--kv-cache-dtype fp8", _some(unread),
+            )  # fmt: skip
         if extra:
             problems.append(f"has {_some(extra)}, which the architecture of config.json does not")
         for name in sorted(wanted.keys() & stored.keys()):
             dtype, shape = self._checkpoint.entry(stored[name])
-            shapes, _, dense = wanted[name]
+            shapes, _, dtypes = wanted[name]
             if shape not in shapes:
                 problems.append(f"{stored[name]} has shape {list(shape)}, config.json makes it {list(shapes[0])}")
-            elif dense and dtype not in FLOATS:
-                problems.append(f"{stored[name]} has dtype {dtype}; this version reads {', '.join(FLOATS)}")
+            elif dtypes and dtype not in dtypes:
+                problems.append(f"{stored[name]} has dtype {dtype}; this version reads {', '.join(dtypes)}")
         if problems:
             more = f"; and {len(problems) - 5} more problems" if len(problems) > 5 else ""
             raise CheckpointError(f"{self._checkpoint.path}: the weights do not fit: " + "; ".join(problems[:5]) + more)
 
-    def _wanted(self, model: Decoder) -> Iterator[tuple[str, tuple[tuple[tuple[int, ...], ...], bool, bool]]]:
-        """Tensor's name -> (shapes it may have, may it be absent, is it dense?)."""
+    def _wanted(self, model: Decoder) -> Iterator[tuple[str, tuple[tuple[tuple[int, ...], ...], bool, tuple[str, ...]]]]:
+        """Tensor's name -> (shapes it may have, may it be absent, dtypes it may have)."""
         for _, spec in walk(model.specs):
             for s in spec.sources:
                 if self._format is None or spec.format == DENSE:
-                    yield s.name, ((s.stored,), False, True)
+                    yield s.name, ((s.stored,), False, tuple(FLOATS))
                     continue
                 layer = s.name.removesuffix(".weight")
                 for suffix, part in self._format.parts(layer, _matrix(s)).items():
-                    yield f"{layer}.{suffix}", (part.shapes, part.optional, False)
+                    yield part.name or f"{layer}.{suffix}", (part.shapes, part.optional, part.dtypes)
 
 
 def _matrix(source: Source) -> tuple[int, int]:
@@ -146,19 +162,27 @@ def _share(source: Source, shard: int | None, rank: int, size: int) -> tuple[sli
 
 
 def _cut(w: QTensor, rows: slice | None, columns: slice | None, name: str) -> QTensor:
-    """Some rows and columns of a quantised weight. CheckpointError where columns would cut a group in two."""
-    data = {key: a[rows] if rows is not None and a.shape[0] == w.shape[0] else a for key, a in w.data.items()}
+    """Some rows and columns of a quantised weight. CheckpointError where columns would cut a group in two, or are no longer
+    those of a rank's inputs."""
+    data = {key: a if rows is None or key in ONCE else a[rows] for key, a in w.data.items()}
     if columns is not None:
         group = w.format.group
+        if w.format.reordered:
+            raise CheckpointError(
+                f"{name}: its inputs are reordered (act-order), and so cannot be divided among ranks: set "
+                "tensor_parallel_size to 1"
+            )
         if group > 0 and (columns.start % group or columns.stop % group):
             raise CheckpointError(f"{name}: its groups of {group} inputs do not divide among ranks: lower tensor_parallel_size")
-        cut = columns if group <= 0 else slice(columns.start // group, columns.stop // group)
-        data = {k: a[:, columns] if k == "codes" else a[:, cut] if group > 0 else a for k, a in data.items()}
+        cut = dict.fromkeys(("codes", "in_scale"), columns)
+        if group > 0:
+            cut |= {key: slice(columns.start // group, columns.stop // group) for key in PER_GROUP}
+        data = {key: a[:, cut[key]] if key in cut else a for key, a in data.items()}
     shape = data["codes"].shape
     return QTensor(w.format, (shape[0], shape[1]), data)
 
 
-def _tensor(values: np.ndarray, dtype: str) -> torch.Tensor:
+def as_tensor(values: np.ndarray, dtype: str) -> torch.Tensor:
     """Stored values as a tensor of their own type, which numpy may lack."""
     raw = torch.from_numpy(np.require(values, requirements=["C", "ALIGNED"]).copy())
     return raw.view(getattr(torch, dtype)) if values.ndim else raw.reshape(1).view(getattr(torch, dtype)).reshape(())

@@ -17,17 +17,22 @@ import torch
 from tqdm import tqdm
 
 from thalweg.checkpoint.weights import open_weights
+from thalweg.config import LOAD_FORMATS
 from thalweg.errors import ConfigError
 from thalweg.hal.device import Device
 from thalweg.hal.ops.quantise import at_rest
 from thalweg.hal.step import Params
-from thalweg.hal.weights import DENSE, QTensor
+from thalweg.hal.weights import DENSE, INPUTS, QTensor
+from thalweg.host import heap
+from thalweg.models import sizes
 from thalweg.models.build import Model
 from thalweg.models.files import FLOATS, Files
 from thalweg.models.weights import ParamSpec, walk
 from thalweg.quantization.online import rounded
 
 DUMMY_STD = 0.02
+TRIM = 1 << 21
+"""Weights unpacked or rounded, whose temporaries are 4 bytes each and more, after which freed memory is given back."""
 Reader = Callable[[ParamSpec, int], Any]
 """One rank's share of a parameter, on the host or on the device: values, or codes where a checkpoint keeps those."""
 Packer = Callable[[ParamSpec, int], Any]
@@ -46,25 +51,30 @@ def load_params(
 ) -> Params:
     """Nested dicts with the keys of `model.specs`, on the device and packed for its kernels.
 
-    load_format: "auto" and "safetensors" read the files of `path`; "dummy" draws reproducible random values (normal, std
-    0.02; norms are one) and reads none. ranks: those the device drives, of model.comm.size: it holds their shares of divided
-    parameters.
+    load_format: a name of `config.LOAD_FORMATS`. All read the files of `path` but "dummy", which draws reproducible random
+    values (normal, std 0.02; norms are one) and reads none. ranks: those the device drives, of model.comm.size: it holds
+    their shares of divided parameters.
     CheckpointError, before any weight is read, names missing and unexpected tensors and those of the wrong shape or dtype."""
     packed: Packer = _none
     read: Reader
     if load_format == "dummy":
         read = _dummy_reader(model, seed, device)
-    elif load_format in ("auto", "safetensors"):
+    elif load_format in LOAD_FORMATS:
         files = Files(model, open_weights(path), device)
         read, packed = files.read, files.packed
     else:
-        raise ConfigError(f"load_format: {load_format!r} is none of auto, safetensors, dummy")
+        raise ConfigError(f"load_format: {load_format!r} is none of {', '.join(LOAD_FORMATS)}")
     specs = list(walk(model.specs))
     shared = _shared([s for _, s in specs], model.comm.size)
+    spent = 0
     placed: dict[Any, Any] = {}  # shared values: by key as they are, by key and `pack` as that made them
     params: dict[Any, Any] = {}
     for keys, spec in tqdm(specs, desc="Loading weights", disable=None if progress else True, leave=False):
         key = _key(spec, model.comm.size)
+        spent += sizes.values(spec.weight) if spec.format != DENSE else 0
+        if spent > TRIM:
+            heap.trim()
+            spent = 0
         node = params
         for k in keys[:-1]:
             node = node.setdefault(k, {})
@@ -88,6 +98,7 @@ def load_params(
             node[keys[-1]] = _placed(spec, array, lambda a: a)
         if key in shared and spec.format == DENSE:
             placed[key, spec.pack] = node[keys[-1]]
+    heap.trim()
     return params
 
 
@@ -100,7 +111,10 @@ def _placed(spec: ParamSpec, values: Any, put: Callable[[Any], Any]) -> Any:
         w = rounded(w, spec.format)
     if w.format != DENSE and spec.pack.at_rest:
         w = QTensor(w.format, w.shape, at_rest(w))
-    return spec.pack(QTensor(w.format, w.shape, {name: put(a) for name, a in w.data.items()}, spec.matrices))
+    data = {name: put(a) for name, a in w.data.items()}
+    inputs = {name: data.pop(name).reshape(-1) for name in INPUTS if name in data}
+    packed = spec.pack(QTensor(w.format.product, w.shape, data, spec.matrices))
+    return {"weight": packed, **inputs} if inputs else packed
 
 
 def _key(spec: ParamSpec, size: int) -> tuple[Any, ...]:

@@ -11,9 +11,12 @@ from thalweg.hal.kv import BYTES, KVSpec, StateSpec, kept_bytes
 from thalweg.hal.platform import StepSizes
 from thalweg.hal.weights import DENSE
 from thalweg.models.spec import ModelSpec, MoE
-from thalweg.models.weights import HEADS, Weight, divided, walk
+from thalweg.models.weights import HEADS, Weight, divided, products, walk
 from thalweg.quantization.format import Scheme
-from thalweg.quantization.online import DENSE_FORMATS
+from thalweg.quantization.online import CHUNK, DENSE_FORMATS
+
+TEMPORARIES = 32
+"""Arrays of float32 that rounding a chunk leaves behind before freed memory is given back, at the most (`models.load`)."""
 
 
 def parameters(spec: ModelSpec) -> Iterator[Weight]:
@@ -43,10 +46,13 @@ def table_bytes(spec: ModelSpec, max_len: int) -> int:
 def held_bytes(weight: Weight, dtype: str, use: Scheme, ranks: int = 1) -> int:
     """Of a parameter on one rank: in dtype, or as its format holds it."""
     total = 0
-    for s in weight.sources:
-        shape = divided(s.shape, weight.shard, ranks)
-        form = use.of(weight.role, s.name)
-        total += prod(shape) * BYTES[weight.dtype or dtype] if form == DENSE else form.bytes(shape[0], shape[1])
+    for part in products(weight, use):
+        form = use.of(part.role, part.sources[0].name)
+        shapes = [divided(s.shape, weight.shard, ranks) for s in part.sources]
+        if form == DENSE:
+            total += sum(map(prod, shapes)) * BYTES[weight.dtype or dtype]
+        else:
+            total += sum(form.bytes(*shape) for shape in shapes) + form.shared_bytes(shapes[0][1])
     return total
 
 
@@ -60,6 +66,18 @@ def weight_bytes(
     once = spec.tied and ranks == 1 and not packs and use.of("tied", table) == use.of("embedding", table) == DENSE
     held = sum(held_bytes(w, dtype, use, ranks) for w in parameters(spec) if not (once and w.role == "tied"))
     return held + table_bytes(spec, max_len)
+
+
+def loading_bytes(spec: ModelSpec, dtype: str, ranks: int = 1, use: Scheme = DENSE_FORMATS) -> int:
+    """What loading holds at the most beside the weights: one parameter as its file has it, and as it is packed. Where values
+    are rounded or codes unpacked, temporaries of `online.CHUNK` values too, and what is not given back yet."""
+    most = chunk = 0
+    for weight in parameters(spec):
+        held = held_bytes(weight, dtype, use, ranks)
+        dense = sum(prod(divided(s.shape, weight.shard, ranks)) for s in weight.sources) * BYTES[weight.dtype or dtype]
+        most = max(most, held + dense)
+        chunk = max(chunk, min(values(weight), CHUNK) if held != dense else 0)
+    return most + TEMPORARIES * chunk * BYTES["float32"]
 
 
 Kept = AttnSpec | StateSpec

@@ -7,13 +7,16 @@ chosen kernel wants of it. The loader walks the tree of the latter, `sizes` that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, groupby
+from typing import TYPE_CHECKING, Any, Literal
 
 from thalweg.hal.op import Pack
 from thalweg.hal.step import Array
 from thalweg.hal.weights import DENSE, WeightFormat
+
+if TYPE_CHECKING:
+    from thalweg.quantization.format import Scheme
 
 Role = Literal["linear", "experts", "embedding", "head", "tied", "plain"]
 """What a parameter is for, as far as its format depends on it. "tied": an output matrix that is the embedding too. "plain"
@@ -128,6 +131,18 @@ def linear(parts: Mapping[str, int], inputs: int, *, shard: int, bias: bool = Fa
             first += n
         made[kind] = Weight(tuple(sources), divided_by, "linear" if kind == "weight" else "plain")
     return made
+
+
+def products(weight: Weight, formats: Scheme) -> list[Weight]:
+    """The parts of a linear layer's weight that share a product: neighbours that are held alike, in a format that joins."""
+
+    def key(numbered: tuple[int, Source]) -> tuple[Any, int]:
+        at, source = numbered
+        form = formats.of(weight.role, source.name)
+        return form, 0 if form.joins else at
+
+    alike = groupby(enumerate(weight.sources), key)
+    return [replace(weight, sources=tuple(source for _, source in parts)) for _, parts in alike]
 
 
 def divided(shape: tuple[int, ...], dim: int | None, size: int) -> tuple[int, ...]:

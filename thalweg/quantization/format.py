@@ -6,14 +6,18 @@ reader of its tensors: one file each in `formats/`, or an installed package. It 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from thalweg.checkpoint.safetensors import Stored
+from thalweg.errors import UnsupportedModelError
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 QUANTISED = ("linear", "experts", "head")
@@ -26,6 +30,15 @@ class Scheme(Protocol):
         name: of the tensor that is, or would be, its weight: "model.layers.0.mlp.down_proj.weight"."""
 
 
+CACHE = re.compile(
+    r"\.((q|k|v|kv)_scale|[qkv]_zero_point|prob_output_scale|[kv]_cache\.scale|(q|k|v|qkv)_proj\.output_scale|[kv]_proj\.[kv]_bias)$"
+)
+"""Ends the names of tensors with which a checkpoint would have its KV cache scaled. This engine's caches have scales of their
+own (int8), or none."""
+FLOATS = ("bfloat16", "float16", "float32", "float64")
+"""What dense weights are stored in."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One of the tensors in which a checkpoint keeps a quantised weight."""
@@ -33,10 +46,16 @@ class Part:
     shapes: tuple[tuple[int, ...], ...]
     """Those that it may have."""
     optional: bool = False
+    dtypes: tuple[str, ...] = ()
+    """What it may be stored in, by torch's names. Empty: anything."""
+    name: str = ""
+    """Its whole name, where that does not begin with the layer's: a tensor of all experts."""
+    at: int | None = None
+    """Where it is one of several along the tensor's first dimension. Then `shapes` are those of the whole tensor."""
 
 
 Get = Callable[[str], "Tensor"]
-"""The tensor of this suffix ("weight_scale"), whole. KeyError if there is none."""
+"""The tensor that `parts` has under this suffix ("weight_scale"). KeyError if there is none."""
 
 
 class Format(ABC):
@@ -44,9 +63,14 @@ class Format(ABC):
     raises UnsupportedModelError, naming the key, for what it does not read."""
 
     name: str
+    marks: tuple[str, ...] = ()
+    """Tensors, by what follows the layer's name and a dot, of which every quantised layer has one and no dense one has any.
+    Where files are there, they decide which layers are quantised, and rules are held against them."""
 
     def __init__(self, description: Mapping[str, Any]) -> None:
         self.description = description
+        self.stored: Mapping[str, tuple[str, tuple[int, ...]]] | None = description.get("stored")
+        """The files' tensors, name -> (dtype, shape). None: there are no files, as with load_format "dummy"."""
 
     @abstractmethod
     def scheme(self, layer: str) -> WeightFormat | None:
@@ -54,7 +78,8 @@ class Format(ABC):
 
     @abstractmethod
     def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
-        """The tensors that hold a quantised weight [outputs, inputs], by what follows the layer's name and a dot."""
+        """The tensors that hold a quantised weight [outputs, inputs], by what follows the layer's name and a dot (or by names
+        of their own, where a part has a whole name)."""
 
     @abstractmethod
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
@@ -62,8 +87,8 @@ class Format(ABC):
         weights may be joined and divided among ranks."""
 
     def ignores(self, name: str) -> bool:
-        """May a tensor that is no part of any weight be left unread? Default: none may."""
-        return False
+        """May a tensor that is no part of any weight be left unread? Default: scales of a quantised KV cache (CACHE)."""
+        return CACHE.search(name) is not None
 
     def multiplied(self, method: str) -> Format | None:
         """The same weights, whose products take their inputs as an online method of this name does. None: not with this format.
@@ -71,5 +96,46 @@ class Format(ABC):
         return None
 
     def of(self, role: str, name: str) -> WeightFormat:
-        found = self.scheme(name.removesuffix(".weight")) if role in QUANTISED else None
-        return found or DENSE
+        found = (self._held(name.removesuffix(".weight")) if role in QUANTISED else None) or DENSE
+        if role != "experts":
+            return found
+        if found.reordered or found.smoothed:
+            what = "another order (act-order)" if found.reordered else "values of their own (pre_quant_scale)"
+            raise UnsupportedModelError(
+                f"quantization_config: {name} takes its inputs in or times {what}: this version does so with linear layers, "
+                "not with experts"
+            )
+        return replace(found, act="") if found.act else found  # their op rounds no inputs
+
+    def mark(self, layer: str) -> str | None:
+        """The name of the tensor by which the files show that they hold this layer quantised, if they do."""
+        return next((name for m in self.marks if self.entry(name := f"{layer}.{m}") is not None), None)
+
+    def _held(self, layer: str) -> WeightFormat | None:
+        """What `scheme` says, held against the files. UnsupportedModelError where a layer that rules leave out is quantised."""
+        said = self.scheme(layer)
+        if self.stored is None or not self.marks:
+            return said
+        mark = self.mark(layer)
+        if mark is None:  # dense, unless it is neither: then whoever reads it says what is missing
+            weight = self.entry(f"{layer}.weight")
+            return said if weight is None or weight[0] not in FLOATS else None
+        if said is None:
+            raise UnsupportedModelError(
+                f"quantization_config: its rules leave {layer} dense, but the files hold {mark}: one of them is wrong"
+            )
+        return said
+
+    def entry(self, name: str) -> tuple[str, tuple[int, ...]] | None:
+        """(dtype, shape) of a tensor in the files, which may have the name of a multimodal model's text part."""
+        stored = self.stored or {}
+        return next((stored[n] for n in _spellings(name) if n in stored), None)
+
+    def value(self, name: str) -> np.ndarray | None:
+        """A small tensor of the files, under either name. None if there is none, or there are no files."""
+        found = next((n for n in _spellings(name) if n in (self.stored or {})), None)
+        return self.stored.read(found) if found is not None and isinstance(self.stored, Stored) else None
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    return name, f"language_model.{name}", name.replace("model.", "model.language_model.", 1)

@@ -3,18 +3,28 @@
 int8: layers hold int8 with a scale per output, and round each row of their input to int8 as well, so that products are of
 integers. w4a16: layers hold 4-bit codes with a scale and a zero point per 64 inputs; inputs keep their type. w4a8: the same
 weights, but each 64 inputs of a row are rounded to int8 by their largest, a small part of the noise that 4 bits make, so that
-products are of integers. "int4" is the first of w4a8 and w4a16 for which the device has a kernel. In all, the output
-matrix holds int8 and its inputs keep their type, because every rounding there moves logits directly; the embedding, of which a
-step reads a few rows, and norms and biases stay as they are. Values are rounded to nearest; nothing is calibrated.
+products are of integers. "int4" is the first of w4a8 and w4a16 for which the device has a kernel.
+
+fp8: 8-bit floats with a scale per output. Each row of the input is rounded to 8-bit floats too. fp8_per_block: scales per
+128 inputs, of weights and of rows of the input. w8a16: int8 with a scale per output. mxfp4, nvfp4: 4-bit floats by groups
+of 32 and 16. In these three inputs keep their type.
+
+In all, the output matrix holds int8 and its inputs keep their type, because every rounding there moves logits directly; the
+embedding, of which a step reads a few rows, and norms and biases stay as they are. Values are rounded to nearest; nothing is
+calibrated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from thalweg.hal.weights import DENSE, QTensor, WeightFormat
+from thalweg.config import SPELLINGS
+from thalweg.hal.weights import DENSE, ONCE, QTensor, WeightFormat
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CHUNK = 1 << 20
 """Weights rounded at once: their float32 copies stay in a cache."""
@@ -37,24 +47,37 @@ class Formats:
 
 
 DENSE_FORMATS = Formats()
+_HEAD = WeightFormat("int", 8)
 METHODS: Mapping[str, Formats] = {
-    "int8": Formats(WeightFormat("int", 8, act="int8"), WeightFormat("int", 8)),
-    "w4a16": Formats(WeightFormat("int", 4, 64, symmetric=False), WeightFormat("int", 8)),
-    "w4a8": Formats(WeightFormat("int", 4, 64, symmetric=False, act="int8_per_group"), WeightFormat("int", 8)),
+    "int8": Formats(WeightFormat("int", 8, act="int8"), _HEAD),
+    "w8a16": Formats(WeightFormat("int", 8), _HEAD),
+    "w4a16": Formats(WeightFormat("int", 4, 64, symmetric=False), _HEAD),
+    "w4a8": Formats(WeightFormat("int", 4, 64, symmetric=False, act="int8_per_group"), _HEAD),
+    "fp8": Formats(WeightFormat("float", 8, act="float8_e4m3fn"), _HEAD),
+    "fp8_per_block": Formats(WeightFormat("float", 8, 128, act="float8_e4m3fn_per_group"), _HEAD),
+    "mxfp4": Formats(WeightFormat("float", 4, 32), _HEAD),
+    "nvfp4": Formats(WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn"), _HEAD),
 }
-"""By the names that `thalweg.config.QUANTIZATIONS` gives users, but for those of CANDIDATES."""
+"""By the names that `thalweg.config.ROUNDINGS` gives users, but for those of CANDIDATES."""
 CANDIDATES: Mapping[str, tuple[str, ...]] = {"int4": ("w4a8", "w4a16")}
 """Names that leave the choice to the device: methods of equal size, best first. The last one is for any device."""
 
 
+def meant(method: str | None) -> str | None:
+    """The name used here of one that the field uses."""
+    return SPELLINGS.get(method, method) if method else None
+
+
 def formats(method: str | None) -> Formats:
     """None: nothing is rounded. Of a name of CANDIDATES the last one: enough for memory to be planned."""
+    method = meant(method)
     return METHODS[CANDIDATES.get(method, (method,))[-1]] if method else DENSE_FORMATS
 
 
 def chosen(method: str | None, gains: Callable[[WeightFormat], bool]) -> str | None:
     """The name of METHODS that is meant. gains: has the device a kernel for linear layers of this format, and is it the best
     way there?"""
+    method = meant(method)
     if method is None or method not in CANDIDATES:
         return method
     *better, last = CANDIDATES[method]
@@ -63,17 +86,34 @@ def chosen(method: str | None, gains: Callable[[WeightFormat], bool]) -> str | N
 
 def linear_spec(format: WeightFormat) -> dict[str, Any]:
     """What a linear layer says of its weight when it binds."""
-    return {"weight": format} if format == DENSE else {"weight": format, "act": format.act, "group": format.group}
+    if format == DENSE:
+        return {"weight": format}
+    return {"weight": format.product, "act": format.act, "group": format.group}
 
 
 def rounded(w: QTensor, format: WeightFormat) -> QTensor:
-    """A dense weight in another format, some rows at a time (rows do not depend on each other)."""
-    import torch  # here, because memory is planned without a framework
+    """A dense weight in another format, some rows at a time: rows depend on each other by the largest of all at most. Inputs
+    stay where they are, and what they are. A static scale is 1."""
+    import torch
 
     from thalweg.hal.ops.quantise import quantise
 
     dense, (out, fan_in) = w.data["weight"], w.shape
     rows = max(1, CHUNK // fan_in)
-    parts = [quantise(dense[i : i + rows], format).data for i in range(0, out, rows)]
-    data = parts[0] if len(parts) == 1 else {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
+    top = dense.abs().amax().float() if format.scale_dtype else None
+    parts = [quantise(dense[i : i + rows], format, top).data for i in range(0, out, rows)]
+    data = joined(parts)
+    if format.reordered:
+        data["perm"] = torch.arange(fan_in, dtype=torch.int32)[None]
+    if format.smoothed:
+        data["in_scale"] = torch.ones(1, fan_in)
+    if format.own_scale:
+        data["input_scale"] = torch.ones(1, 1)
     return QTensor(format, w.shape, data)
+
+
+def joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The data of QTensors of one format, rows under rows."""
+    import torch
+
+    return {k: a if k in ONCE else torch.cat([p[k] for p in parts]) for k, a in parts[0].items()}

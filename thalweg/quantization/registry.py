@@ -11,21 +11,46 @@ from collections.abc import Mapping
 from typing import Any
 
 from thalweg.checkpoint.quantised import Described, refuse
+from thalweg.config import CHECKPOINT_FORMATS, ROUNDINGS, SPELLINGS
 from thalweg.errors import ConfigError
 from thalweg.plugins import OpenList
 from thalweg.quantization.format import Format, Scheme
 from thalweg.quantization.online import formats
+from thalweg.quantization.others import answer
 
 _FORMATS = "thalweg.quantization.formats"
 _COMPRESSED = f"{_FORMATS}.compressed_tensors:CompressedTensors"
+_AUTO_ROUND = f"{_FORMATS}.auto_round:AutoRound"
+_GPTQ = f"{_FORMATS}.gptq:Gptq"
+_MODELOPT = f"{_FORMATS}.modelopt:ModelOpt"
+LAYOUTS = (
+    "float-quantized", "int-quantized", "pack-quantized", "naive-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
+    "mxfp6-pack-quantized", "mxfp8-quantized", "mixed-precision",
+)  # fmt: skip
+"""Older files of compressed-tensors name no method, only one of these."""
 FORMATS: Mapping[str, str] = {
+    "auto-round": _AUTO_ROUND,
+    "awq": f"{_FORMATS}.awq:Awq",
+    "bitnet": f"{_FORMATS}.bitnet:BitNet",
+    "bitsandbytes": f"{_FORMATS}.bitsandbytes:BitsAndBytes",
     "compressed-tensors": _COMPRESSED,
-    "fp8": f"{_FORMATS}.fp8:BlockFp8",
+    "fbgemm_fp8": f"{_FORMATS}.fbgemm_fp8:FbgemmFp8",
+    "fp8": f"{_FORMATS}.fp8:Fp8",
     "gguf": f"{_FORMATS}.gguf:Gguf",
-    # Older files of compressed-tensors name no method, only the layout.
-    "float-quantized": _COMPRESSED,
-    "int-quantized": _COMPRESSED,
-    "pack-quantized": _COMPRESSED,
+    "gptq": _GPTQ,
+    "hqq": f"{_FORMATS}.hqq:Hqq",
+    "modelopt": _MODELOPT,
+    "mxfp4": f"{_FORMATS}.mxfp4:Mxfp4",
+    "mxfp8": f"{_FORMATS}.mxfp8:Mxfp8",
+    "quark": f"{_FORMATS}.quark:Quark",
+    "torchao": f"{_FORMATS}.torchao:TorchAo",
+    **dict.fromkeys(LAYOUTS, _COMPRESSED),
+    # Other names of the same files.
+    "auto_round": _AUTO_ROUND,
+    "inc": _AUTO_ROUND,
+    "auto_gptq": _GPTQ,
+    "gptqmodel": _GPTQ,
+    **dict.fromkeys(("modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8"), _MODELOPT),
 }
 """`quant_method` of a checkpoint -> "module:class"."""
 
@@ -35,32 +60,44 @@ _LIST = OpenList("thalweg.formats", FORMATS)
 
 def check(described: Described) -> None:
     """UnsupportedModelError if this version has no reader for such a checkpoint, or the reader refuses its settings."""
-    if described.method not in _LIST:
-        refuse(described, ", ".join(_LIST.names()))
-    _made(described.method, described.content)
+    name = _plain(described.method)
+    if name not in _LIST:
+        refuse(described, ", ".join(_LIST.names()), answer(name))
+    _made(name, described.content)
 
 
 def of_checkpoint(config: Mapping[str, Any]) -> Format | None:
     """The format of a checkpoint whose configuration `read_config` accepted with `check`; None: it is dense."""
     description = config.get("quantization_config")
-    return _made(str(description["quant_method"]), description) if description else None
+    return _made(_plain(str(description["quant_method"])), description) if description else None
 
 
 def scheme(config: Mapping[str, Any], method: str | None) -> Scheme:
-    """What the weights of this checkpoint are held in. method: a name of `online.METHODS` to round to, or None. Weights that
-    are quantised already may take it for how inputs are multiplied, and raise ConfigError if they do not."""
+    """What the weights of this checkpoint are held in. method: a name of `config.QUANTIZATIONS`, or of `online.METHODS`, or
+    None. Weights that are quantised already may take it for how inputs are multiplied. ConfigError where it is neither that
+    nor the checkpoint's own format."""
     found = of_checkpoint(config)
     if found is None:
+        if method is not None and method not in (*ROUNDINGS, *SPELLINGS):
+            raise ConfigError(
+                f"quantization: {method!r} is a format of checkpoints, and this one's weights are dense: leave it out, or "
+                f"round them as they are loaded ({', '.join(ROUNDINGS)})"
+            )
         return formats(method)
-    if method is None:
+    if method is None or found.name in CHECKPOINT_FORMATS.get(method, (method,)):
         return found
     made = found.multiplied(method)
     if made is None:
+        said = "rounds dense weights" if method in (*ROUNDINGS, *SPELLINGS) else "is another format"
         raise ConfigError(
-            f"quantization: {method!r} rounds dense weights, and this checkpoint's are quantised already ({found.name}): "
-            "leave it out"
+            f"quantization: {method!r} {said}, and this checkpoint's are quantised already ({found.name}): leave it out"
         )
     return made
+
+
+def _plain(method: str) -> str:
+    """Some writers put their own name before it, and a slash."""
+    return method.rpartition("/")[2]
 
 
 def _made(method: str, description: Mapping[str, Any]) -> Format:

@@ -123,6 +123,63 @@ def convert(
     return file
 
 
+def convert_encoder(
+    source: Path, file: Path, pooling: gguf.PoolingType | None = gguf.PoolingType.MEAN,
+    kind: Callable[[str, tuple[int, ...]], str] = lambda name, shape: "F32", *, dense: Path | None = None,
+    edit: Callable[[gguf.GGUFWriter], None] | None = None,
+) -> Path:  # fmt: skip
+    """As `convert`, of BERT, RoBERTa and XLM-RoBERTa with the tokenizer of `zoo.make_bert_tokenizer`."""
+    config = json.loads((source / "config.json").read_text())
+    cut = 0 if config["model_type"] == "bert" else config["pad_token_id"] + 1
+    w = gguf.GGUFWriter(file, "bert")
+    w.add_block_count(config["num_hidden_layers"])
+    w.add_context_length(config["max_position_embeddings"] - cut)
+    w.add_embedding_length(config["hidden_size"])
+    w.add_feed_forward_length(config["intermediate_size"])
+    w.add_head_count(config["num_attention_heads"])
+    w.add_layer_norm_eps(config["layer_norm_eps"])
+    w.add_causal_attention(False)
+    w.add_token_type_count(config["type_vocab_size"])
+    if pooling is not None:
+        w.add_pooling_type(pooling)
+    _wordpiece_vocabulary(w, source)
+    if edit is not None:
+        edit(w)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, config["num_hidden_layers"])
+    decoded = load_file(source / "model.safetensors")
+    for name, values in decoded.items():
+        if name.startswith("pooler."):
+            continue
+        wanted = kind(name, values.shape) if values.ndim == 2 and "position" not in name and "type" not in name else "F32"
+        qtype = gguf.GGMLQuantizationType[wanted]
+        raw = gguf.quantize(values, qtype)
+        decoded[name] = gguf.dequantize(raw, qtype).astype(np.float32).reshape(values.shape)
+        w.add_tensor(names.get_name(name, (".weight", ".bias")), raw[cut:] if "position" in name else raw, raw_dtype=qtype)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    if dense is not None:
+        dense.mkdir(parents=True)
+        save_file(decoded, dense / "model.safetensors", metadata={"format": "pt"})
+        (dense / "config.json").write_bytes((source / "config.json").read_bytes())
+    return file
+
+
+def _wordpiece_vocabulary(w: gguf.GGUFWriter, source: Path) -> None:
+    made = json.loads((source / "tokenizer.json").read_text())
+    vocab, special = made["model"]["vocab"], {t["content"] for t in made["added_tokens"]}
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    w.add_tokenizer_model("bert")
+    w.add_tokenizer_pre("default")
+    w.add_token_list([t if t in special else t[2:] if t.startswith("##") else "\u2581" + t for t in tokens])
+    w.add_token_types([gguf.TokenType.CONTROL if t in special else gguf.TokenType.NORMAL for t in tokens])
+    w.add_unk_token_id(vocab["[UNK]"])
+    w.add_sep_token_id(vocab["[SEP]"])
+    w.add_pad_token_id(vocab["<pad>"])
+    w.add_bos_token_id(vocab["[CLS]"])
+
+
 def _keys(w: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     w.add_block_count(config["num_hidden_layers"])
     w.add_context_length(config["max_position_embeddings"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
-from tokenizers import Regex, SentencePieceBPETokenizer, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, SentencePieceBPETokenizer, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from thalweg.checkpoint.gguf import read_vocabulary
 from thalweg.checkpoint.tokenizer import load_tokenizer
@@ -69,8 +71,6 @@ def _file(path: Path, **said) -> Path:
 
 
 def _of(made: Tokenizer, **said):
-    import json
-
     state = json.loads(made.to_str())
     vocab = made.get_vocab(with_added_tokens=True)
     tokens = sorted(vocab, key=vocab.__getitem__)
@@ -133,8 +133,6 @@ def test_a_sentencepiece_vocabulary_makes_the_tokens_of_its_source(tmp_path):
 
 def _with_bytes(source: SentencePieceBPETokenizer) -> str:
     """The trained tokenizer, with bytes for what it does not know."""
-    import json
-
     state = json.loads(source.to_str())
     vocab = state["model"]["vocab"]
     for i in range(256):
@@ -151,12 +149,91 @@ def _with_bytes(source: SentencePieceBPETokenizer) -> str:
     return json.dumps(state)
 
 
+def _charsmap(table: dict[str, str]) -> bytes:
+    """A table of what is replaced: each state has 256 units of its own."""
+    units, texts, states = np.zeros(512, "<u4"), b"", {b"": 1}
+    units[0] = 256 << 10
+    for key, text in table.items():
+        for i, byte in enumerate(data := key.encode()):
+            at = 256 * states[data[:i]] + byte
+            if data[: i + 1] not in states:
+                states[data[: i + 1]] = len(states) + 1
+                units = np.append(units, np.zeros(256, "<u4"))
+                units[at] = (at ^ 256 * states[data[: i + 1]]) << 10 | byte
+        units[at] |= 1 << 8
+        units[256 * states[data]] = 1 << 31 | len(texts)
+        texts += text.encode() + b"\0"
+    return units.nbytes.to_bytes(4, "little") + units.astype("<u4").tobytes() + texts
+
+
+TABLE = {"\n": " ", "\t": " ", "\r": " ", "\u00a0": " ", "ﬁ": "fi", "Ⅷ": "VIII", "～": "~", "？": "?"}
+
+
+def _unigram() -> tuple[Tokenizer, dict]:
+    source = Tokenizer(models.Unigram())
+    source.normalizer = normalizers.Precompiled(_charsmap(TABLE))
+    cut = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
+    source.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), cut])
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=300, special_tokens=special, unk_token="<unk>", show_progress=False)
+    source.train_from_iterator(CORPUS, trainer)
+    pieces = json.loads(source.to_str())["model"]["vocab"]
+    said = {
+        "model": "t5", "tokens": [p for p, _ in pieces] + ["[PAD0]"], "scores": [float(s) for _, s in pieces] + [-10000.0],
+        "token_type": [3, 3, 3, 2, *[1] * (len(pieces) - 4), 5], "bos_token_id": 0, "padding_token_id": 1, "eos_token_id": 2,
+        "unknown_token_id": 3, "add_space_prefix": True, "remove_extra_whitespaces": True, "add_bos_token": True,
+        "precompiled_charsmap": list(_charsmap(TABLE)),
+    }  # fmt: skip
+    return source, said
+
+
+def test_a_unigram_vocabulary_makes_the_tokens_of_its_source(tmp_path):
+    """As XLM-RoBERTa's files have it: characters are replaced first, and what is unknown has a price."""
+    source, said = _unigram()
+    mine = load_tokenizer(_file(tmp_path / "m.gguf", **said))
+    for text in [*TEXTS, "ﬁ Ⅷ\u00a0x ？", "[PAD0]"]:
+        assert mine.encode(text) == [0, *source.encode(text, add_special_tokens=False).ids, 2], text
+    assert mine.encode("ﬁ") == mine.encode("fi")
+    assert mine.decode(mine.encode("the lazy  dog")[1:-1]) == "the lazy dog"
+    plain = load_tokenizer(_file(tmp_path / "n.gguf", **said | {"add_bos_token": False}))
+    assert plain.encode("fox") == mine.encode("fox")[1:]
+
+
+def _broken(**units: int) -> list[int]:
+    """Of a table, one number changed. The first four bytes are the size of what follows."""
+    made = bytearray(_charsmap(TABLE))
+    for at, value in units.items():
+        made[4 * int(at[1:]) : 4 * int(at[1:]) + 4] = value.to_bytes(4, "little")
+    return list(made)
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "why"),
+    [
+        ({"precompiled_charsmap": None}, CheckpointError, "precompiled_charsmap: missing"),
+        ({"unknown_token_id": 1 << 20}, CheckpointError, "unknown_token_id: missing"),
+        ({"add_space_prefix": False}, UnsupportedModelError, "add_space_prefix, remove_extra_whitespaces: .*--tokenizer"),
+        ({"remove_extra_whitespaces": False}, UnsupportedModelError, "add_space_prefix, remove_extra_whitespaces"),
+        ({"precompiled_charsmap": [1, 2, 3]}, CheckpointError, "says 197121 bytes of states, and has 0"),
+        ({"precompiled_charsmap": _broken(_0=1 << 30)}, CheckpointError, "bytes of states"),
+        ({"precompiled_charsmap": _broken(_1=1 << 29)}, CheckpointError, "leads outside of itself"),
+        ({"precompiled_charsmap": _broken(_513=1 << 31 | 5000)}, CheckpointError, "leads outside of itself"),
+        ({"precompiled_charsmap": _charsmap(TABLE)[:-1]}, CheckpointError, "leads outside of itself"),
+    ],
+)  # fmt: skip
+def test_unigram_vocabularies_that_cannot_be_right_are_refused(said, error, why, tmp_path):
+    whole = _unigram()[1] | said
+    whole = {k: list(v) if isinstance(v, bytes) else v for k, v in whole.items() if v is not None}
+    with pytest.raises(error, match=why):
+        load_tokenizer(_file(tmp_path / "m.gguf", **whole))
+
+
 @pytest.mark.parametrize(
     ("said", "error", "why"),
     [
         ({"pre": "no-such-cut"}, UnsupportedModelError, "pre: 'no-such-cut' is not known to this version; .*--tokenizer"),
         ({"pre": None}, UnsupportedModelError, "tokenizer.ggml.pre: missing"),
-        ({"model": "bert"}, UnsupportedModelError, "tokenizer.ggml.model: 'bert' is not read .*gpt2 and llama"),
+        ({"model": "rwkv"}, UnsupportedModelError, "tokenizer.ggml.model: 'rwkv' is not read .*gpt2, llama, bert and t5"),
         ({"model": "llama"}, CheckpointError, "tokenizer.ggml.scores: missing"),
         ({"merges": None}, CheckpointError, "tokenizer.ggml.merges: missing"),
         ({"tokens": None}, CheckpointError, "tokenizer.ggml.tokens: missing"),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from thalweg.checkpoint.gguf.model import Model
     from thalweg.text.vocabulary import Vocabulary
 
-__all__ = ["generation_defaults", "is_gguf", "open_model", "read_config", "read_vocabulary"]
+__all__ = ["generation_defaults", "is_gguf", "open_model", "pooling", "read_config", "read_vocabulary"]
 
 
 def open_model(path: str | Path) -> Model:
@@ -36,6 +36,14 @@ def read_config(path: str | Path) -> dict[str, Any]:
     config = copy.deepcopy(dict(made.config))
     config["eos_token_id"] = list(ends(made.files))
     return config
+
+
+def pooling(path: str | Path) -> dict[str, Any] | None:
+    """How such a model makes vectors, in the words of `checkpoint.sentence`. None: the file does not say."""
+    from thalweg.checkpoint.gguf.files import open_files
+    from thalweg.checkpoint.gguf.vectors import described
+
+    return described(open_files(path))
 
 
 def generation_defaults(path: str | Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from thalweg.checkpoint.gguf import blocks
 from thalweg.checkpoint.gguf.architectures import TABLE
-from thalweg.checkpoint.gguf.architectures.common import LAYERS, WHOLE, Architecture, configuration
+from thalweg.checkpoint.gguf.architectures.common import Architecture, configuration
 from thalweg.checkpoint.gguf.files import Files, open_files
 from thalweg.checkpoint.gguf.header import Tensor
 from thalweg.checkpoint.gguf.keys import Keys
@@ -36,6 +36,8 @@ _READ_APART = ("rope_freqs.weight", "attn_rot_embd.weight")
 """Ends of names of tensors whose values stand in the configuration, or can be computed."""
 EXPERTS = ".experts."
 """In the names of experts' tensors, after the layer's part that they belong to."""
+DOWN = ".ffn_down_exps."
+"""In the names that files give their down projections."""
 _COMPANIONS = (".scale", ".input_scale")
 """Ends of names of what NVFP4 keeps beside its blocks."""
 
@@ -78,7 +80,7 @@ def _translated(files: Files) -> Translated:
             + ", ".join(sorted(TABLE))
         )
     architecture, keys = TABLE[name], Keys(files.path, files.metadata, f"{name}.")
-    common = configuration(keys, files)
+    common = configuration(keys, files, architecture.layer_norm)
     config = common | architecture.config(keys, files)
     pieces = _alike(files, dict(_pieces(files, architecture, config)))
     held = {n.removesuffix(".weight"): files.tensors[p.source].type.name for n, p in pieces.items() if p.coded}
@@ -107,13 +109,13 @@ def _pieces(files: Files, architecture: Architecture, config: Mapping[str, Any])
             continue
         if name.endswith(_COMPANIONS):
             raise UnsupportedModelError(f"{files.path}: tensor {name!r}: scales beside NVFP4 are not read by this version")
-        made = _of_layer(tensor, found, architecture, config) if found else _of_model(tensor, stem)
+        made = _of_layer(tensor, found, architecture, config) if found else _of_model(tensor, stem, architecture)
         if made is None or kind not in ("weight", "bias") or (found is not None and int(found[1]) >= count):
             where = files.metadata["general.architecture"]
             raise CheckpointError(
                 f"{files.file(name)}: tensor {name!r} is none that this version knows of the architecture {where}"
             )
-        dense = found is not None and found[2] in architecture.dense
+        dense = (found[2] if found else stem) in architecture.dense
         for target, piece in made:
             coded = not tensor.type.dense and not dense and len(piece.shape) == 2
             raised = 1.0 if architecture.raised and target.endswith("norm") else 0.0
@@ -126,8 +128,9 @@ def _further(files: Files, layer: int) -> bool:
     return layer < Keys(files.path, files.metadata, f"{arch}.").integer("block_count")
 
 
-def _of_model(tensor: Tensor, stem: str) -> list[tuple[str, Piece]] | None:
-    return [(WHOLE[stem], Piece(tensor.name, tensor.shape))] if stem in WHOLE else None
+def _of_model(tensor: Tensor, stem: str, architecture: Architecture) -> list[tuple[str, Piece]] | None:
+    whole = architecture.whole
+    return [(whole[stem], Piece(tensor.name, tensor.shape))] if stem in whole else None
 
 
 def _of_layer(
@@ -137,7 +140,7 @@ def _of_layer(
     heads, kv = (config[k] for k in ("num_attention_heads", "num_key_value_heads"))
 
     def target(name: str) -> str:
-        return LAYERS.format(layer, name)
+        return architecture.layers.format(layer, name)
 
     if part == "attn_qkv":
         return _parts_of_qkv(tensor, target, architecture, (heads, kv, kv), config["head_dim"])
@@ -176,13 +179,18 @@ def _turned(architecture: Architecture, part: str, heads: int, kv: int) -> int:
 
 
 def _alike(files: Files, pieces: dict[str, Piece]) -> dict[str, Piece]:
-    """One kernel computes all experts of a layer, whose matrices it wants held alike: where they are not, they become dense."""
-    kinds: dict[str, set[str]] = {}
+    """Gate and up of all experts of a layer are one parameter, and down another. Where gate and up are of two types, they
+    become dense."""
+
+    def parameter(name: str, piece: Piece) -> tuple[str, bool]:
+        return name.partition(EXPERTS)[0], DOWN in piece.source
+
+    kinds: dict[tuple[str, bool], set[str]] = {}
     for name, piece in pieces.items():
         if EXPERTS in name:
-            kinds.setdefault(name.partition(EXPERTS)[0], set()).add(files.tensors[piece.source].type.name)
+            kinds.setdefault(parameter(name, piece), set()).add(files.tensors[piece.source].type.name)
     return {
-        name: replace(p, coded=False) if len(kinds.get(name.partition(EXPERTS)[0], ())) > 1 and EXPERTS in name else p
+        name: replace(p, coded=False) if EXPERTS in name and len(kinds[parameter(name, p)]) > 1 else p
         for name, p in pieces.items()
     }
 

@@ -10,15 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from thalweg.checkpoint.gguf.charsmap import checked
 from thalweg.checkpoint.gguf.files import Files
 from thalweg.checkpoint.gguf.header import Texts
 from thalweg.checkpoint.gguf.keys import MAX_TEXTS, Keys
 from thalweg.errors import CheckpointError
-from thalweg.text.vocabulary import CONTROL, NORMAL, SENTENCEPIECE, USER_DEFINED, Vocabulary
+from thalweg.text.vocabulary import CONTROL, NORMAL, SENTENCEPIECE, UNIGRAM, USER_DEFINED, WORDPIECE, Vocabulary
 
-_SPECIALS = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask")
+_SPECIALS = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask", "cls")
 """tokenizer.ggml.{}_token_id, spelled as files do."""
-_DEFAULTS: Mapping[str, Mapping[str, int]] = {SENTENCEPIECE: {"bos": 1, "eos": 2, "unknown": 0}}
+_DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    SENTENCEPIECE: {"bos": 1, "eos": 2, "unknown": 0},
+    WORDPIECE: {"bos": 101, "seperator": 102, "unknown": 100, "padding": 0, "mask": 103},
+    UNIGRAM: {"eos": 1, "unknown": 2, "padding": 0},
+}
 _ENDS = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>", "<|endoftext|>",
     "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>",
@@ -42,6 +47,7 @@ def vocabulary(files: Files) -> Vocabulary:
             f"{files.path}: tokenizer.ggml.tokens: missing: the file has no vocabulary; give one with --tokenizer DIRECTORY"
         )
     kinds, scores = keys.numbers("token_type", "iu"), keys.numbers("scores", "fiu")
+    table = keys.numbers("precompiled_charsmap", "iu") if model == UNIGRAM else None
     for name, array in (("token_type", kinds), ("scores", scores)):
         if array is not None and len(array) < len(tokens):
             raise CheckpointError(f"{files.path}: tokenizer.ggml.{name}: says nothing of some of the {len(tokens)} tokens")
@@ -51,10 +57,14 @@ def vocabulary(files: Files) -> Vocabulary:
         None if scores is None else scores[: len(tokens)].tolist(),
         keys.texts("merges"), _specials(keys, model, len(tokens)),
         {n: keys.flag(k, False) for n, k in _FLAGS.items() if k in keys}, _templates(files),
+        None if table is None else checked(table.astype(np.uint8).tobytes(), str(files.path)),
     )  # fmt: skip
 
 
-_FLAGS = {"bos": "add_bos_token", "eos": "add_eos_token", "prefix": "add_space_prefix"}
+_FLAGS = {
+    "bos": "add_bos_token", "eos": "add_eos_token", "prefix": "add_space_prefix", "lowercase": "normalizer.lowercase",
+    "accents": "normalizer.strip_accents", "spaces": "remove_extra_whitespaces",
+}  # fmt: skip
 
 
 def _specials(keys: Keys, model: str, size: int) -> dict[str, int]:

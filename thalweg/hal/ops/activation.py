@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from thalweg.hal.op import Sample, op
-from thalweg.hal.ops.pointwise import sigmoid
+from thalweg.hal.ops.pointwise import gelu, sigmoid, silu
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 
 def activate(x: Tensor, act: str) -> Tensor:
-    """x through the named activation, rounded to x.dtype. ValueError for an unknown name. gelu is written out, because
-    host libraries take another routine for it when the rows happen to be contiguous."""
+    """x through the named activation, rounded to x.dtype. ValueError for an unknown name."""
     if act == "silu":
-        return F.silu(x)
+        return silu(x)
     if act == "gelu_tanh":
-        return F.gelu(x, approximate="tanh")
+        return gelu(x, "tanh")
     if act == "gelu":
-        wide = x.to(torch.float32)
-        return (0.5 * wide * (1 + torch.erf(wide * 0.5**0.5))).to(x.dtype)
+        return gelu(x)
     raise ValueError(f"unknown activation {act!r}; known: {', '.join(ACTIVATIONS)}")
 
 

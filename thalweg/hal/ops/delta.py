@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from thalweg.hal.op import Sample, op
 from thalweg.hal.ops.norm import TOLERANCES
-from thalweg.hal.ops.pointwise import exponential, sigmoid, softplus
+from thalweg.hal.ops.pointwise import exponential, sigmoid, silu, softplus
 from thalweg.hal.ops.ragged import Ragged, ragged_sample
 
 EPS = 1e-6
@@ -105,4 +104,4 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, *, eps: float) -> Te
     wide = x.to(torch.float32)
     scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
     normed = weight * (wide * scale).to(x.dtype)
-    return (normed * F.silu(gate.to(torch.float32))).to(x.dtype)
+    return (normed * silu(gate.to(torch.float32))).to(x.dtype)

@@ -54,6 +54,15 @@ INT4_MINS = WeightFormat("int", 4, 32, symmetric=False, mins=True)
 INT4_MINS_A8 = WeightFormat("int", 4, 32, symmetric=False, mins=True, act="int8_per_group")
 INT8_MINS = WeightFormat("int", 8, 32, symmetric=False, mins=True)
 INT8_GROUPS = WeightFormat("int", 8, 16)
+INT4_GROUPS = WeightFormat("int", 4, 16, symmetric=False, mins=True)
+NF4 = WeightFormat(
+    "table", 4, 64,
+    levels=(
+        -1.0, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0.0, 0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.723,
+        1.0,
+    ),
+)  # fmt: skip
+"""As bitsandbytes holds it, with levels of four digits."""
 FP8 = WeightFormat("float", 8)
 FP8_BLOCKS = WeightFormat("float", 8, 128)
 FP8_SCALED = WeightFormat("float", 8, act="float8_e4m3fn")
@@ -74,6 +83,8 @@ NVFP4 = WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn")
         _linear_sample(3, 192, 130, weight=INT8_MINS),
         _linear_sample(6, 192, 70, bias=True, weight=INT4_MINS_A8),
         _linear_sample(18, 160, 66, weight=INT8_GROUPS),
+        _linear_sample(5, 176, 66, weight=INT4_GROUPS),
+        _linear_sample(4, 192, 70, bias=True, weight=NF4),
         _linear_sample(7, 200, 66, bias=True, weight=INT4_W4A8),
         _linear_sample(5, 208, 48, bias=True, weight=NVFP4),
     ],
@@ -90,11 +101,11 @@ def linear(
     Rows are padded to a multiple of 16, because matrix libraries sum in another order for one row, or few, or a
     remainder. So a padded row's result does not depend on how many rows come with it.
     Quantised weights are dequantised to the model's dtype first. With act, inputs are rounded to codes of that type
-    with one scale per row or group, and dequantised too.
+    with one scale per row or group, or the weight's "input_scale", and dequantised too.
     """
     rows = x.reshape(-1, x.shape[-1])
     if act:
-        rows = round_rows(rows, act, group)
+        rows = round_rows(rows, act, group, None if isinstance(weight, Tensor) else weight.get("input_scale"))
     dense = weight if isinstance(weight, Tensor) else dequantise(weight, group, x.dtype)
     out = F.linear(F.pad(rows, (0, 0, 0, -rows.shape[0] % ROWS)), dense, bias)
     return out[: rows.shape[0]].reshape(*x.shape[:-1], out.shape[-1])

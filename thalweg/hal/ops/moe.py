@@ -11,10 +11,13 @@ from torch import Tensor
 
 from thalweg.hal.op import Sample, op
 from thalweg.hal.ops.activation import activate
-from thalweg.hal.ops.matmul import FP8, INT8, MXFP4, linear
+from thalweg.hal.ops.matmul import FP8, INT8, MXFP4, NF4, linear
 from thalweg.hal.ops.pointwise import sigmoid
 from thalweg.hal.ops.quantise import dequantise
-from thalweg.hal.weights import WeightFormat
+from thalweg.hal.weights import DENSE, WeightFormat
+
+Q4_K, Q6_K = WeightFormat("int", 4, 32, symmetric=False, mins=True), WeightFormat("int", 8, 16)
+"""As layers hold these types of GGUF files, between which Q4_K_M is mixed."""
 
 
 def _route_sample(name: str, experts: int, biased: bool, **static: object) -> Sample:
@@ -62,8 +65,10 @@ def route(
     return ids.to(torch.int32), weights * scale
 
 
-def _experts_sample(tokens: int, act: str = "silu", weight: WeightFormat | None = None) -> Sample:
+def _experts_sample(tokens: int, act: str = "silu", weight: WeightFormat = DENSE, down: WeightFormat | None = None) -> Sample:
+    """down: None = as weight."""
     experts, hidden, ffn, k = 6, 128, 64, 2
+    held = weight if down is None else down
 
     def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         ids = np.stack([rng.permutation(experts - 1)[:k] for _ in range(tokens)]).astype(np.int32)  # one expert has no token
@@ -74,29 +79,33 @@ def _experts_sample(tokens: int, act: str = "silu", weight: WeightFormat | None 
             (rng.normal(size=(experts * hidden, ffn)) / ffn**0.5).astype(half),
         )  # fmt: skip
 
-    static = {"experts": experts, "act": act} | ({} if weight is None else {"weight": weight, "group": weight.group})
-    return Sample(f"{tokens}-{act}{f'-{weight}' if weight else ''}", make, static)
+    static = {"weight": weight, "group": weight.group, "down_weight": held, "down_group": held.group}
+    named = ("" if weight == DENSE else f"-{weight}") + ("" if held == weight else f"-down-{held}")
+    return Sample(f"{tokens}-{act}{named}", make, {"experts": experts, "act": act} | static)
 
 
 @op(
     samples=[
         _experts_sample(1), _experts_sample(9, "gelu_tanh"), _experts_sample(18),
-        *(_experts_sample(5, weight=f) for f in (INT8, WeightFormat("int", 4, 64), FP8, MXFP4)),
+        *(_experts_sample(5, weight=f) for f in (INT8, WeightFormat("int", 4, 64), FP8, MXFP4, NF4)),
+        _experts_sample(5, weight=Q4_K, down=Q6_K), _experts_sample(5, weight=WeightFormat("int", 4, 32), down=INT8),
+        _experts_sample(5, weight=INT8, down=DENSE),
     ],
     tolerances={"float32": 1e-5, "bfloat16": 1e-2},
 )  # fmt: skip
 def experts(
     x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor | Mapping[str, Tensor], down: Tensor | Mapping[str, Tensor], *,
-    experts: int, act: str = "silu", group: int = 0,
+    experts: int, act: str = "silu", group: int = 0, down_group: int = 0,
 ) -> Tensor:  # fmt: skip
     """Gated feed-forward layers, of which each token has k: x [T, H], ids i32[T, k] (distinct in a row), weights
     f32[T, k] -> [T, H], the sum over its experts e, in float32, of weight * down_e(act(gate_e(x)) * up_e(x)).
 
     gate_up [experts * 2 F, H] holds of each expert its F rows of gate, then those of up. down is [experts * H, F].
-    Both are one weight, quantised in one format. Facts at bind: dtype, weight (its WeightFormat), and of a quantised
-    one its group.
+    Each is one weight in a format of its own. Facts at bind: dtype, weight and down_weight (their WeightFormats), and
+    of quantised ones group and down_group.
     """
-    first, second = (w if isinstance(w, Tensor) else dequantise(w, group, x.dtype) for w in (gate_up, down))
+    first = gate_up if isinstance(gate_up, Tensor) else dequantise(gate_up, group, x.dtype)
+    second = down if isinstance(down, Tensor) else dequantise(down, down_group, x.dtype)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for e, (w1, w2) in enumerate(zip(first.chunk(experts), second.chunk(experts), strict=True)):
         gate, up = linear.reference(x, w1).chunk(2, -1)

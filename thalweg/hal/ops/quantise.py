@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -11,32 +12,113 @@ from torch import Tensor
 from thalweg.hal.kv import SCALE_BYTES
 from thalweg.hal.weights import QTensor, WeightFormat
 
-PER_GROUP = "_per_group"
-"""Ends the name of a `WeightFormat.act` that rounds by groups."""
+PER_GROUP, STATIC = "_per_group", "_static"
+"""End the name of a `WeightFormat.act` that rounds by groups, or by a scale that the checkpoint has."""
+PER = "_per_"
+"""Comes before the number of inputs that share a scale: "float8_e4m3fn_per_128"."""
+UP_TO = "_upto"
+"""Comes before the largest magnitude that counts: "float8_e4m3fn_upto1200.0"."""
+EVEN, UP = "_even", "_up"
+"""End the name of an act whose scales are powers of two: the nearest, where 1.75 counts as 2, or the next above."""
+BLOCKS = {"mxfp8": (32, 448.0), "mxfp4": (32, 6.0), "nvfp4": (16, 6.0)}
+"""Kinds of `WeightFormat.act` with groups of their own: inputs, and the largest value of the type."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitudes of the 4-bit float (OCP Microscaling Formats, 1.0)."""
 
 
-def round_rows(x: Tensor, act: str, group: int = 0) -> Tensor:
-    """x [rows, in] -> the same, rounded to codes of `act` and back, in x's dtype. group: of the weight."""
-    if not act.endswith(PER_GROUP) or group <= 0:
-        codes, scale = quantise_rows(x, act.removesuffix(PER_GROUP))
+def round_rows(x: Tensor, act: str, group: int = 0, scale: Tensor | None = None) -> Tensor:
+    """x [rows, in] -> the same, rounded to codes of `act` and back, in x's dtype. group: of the weight. scale: the static one
+    of the inputs, float32 [1, 1].
+
+    "mxfp8" and "mxfp4" round by groups of 32. Their scale is the power of two below the largest magnitude over that of the
+    type's largest exponent (OCP Microscaling Formats 1.0, 6.3). With "_even" the largest magnitude is rounded to a power of
+    two first, up from 1.75 times one on (compressed-tensors, Quark). With "_up" the scale is the power of two above largest
+    over the type's largest value, so that nothing is clamped (ModelOpt). "nvfp4" rounds by groups of 16: scales are the
+    nearest float8 of largest / 6 / scale, times scale."""
+    block, _, rule = act.partition("_")
+    if block in BLOCKS:
+        return _by_blocks(x, block, rule, scale)
+    kind, _, most = act.partition(UP_TO)
+    kind, _, size = kind.partition(PER)
+    if size and (size != "group" or group > 0):
+        return _in_groups(x, group if size == "group" else int(size), lambda parts: round_rows(parts, kind))
+    if kind.endswith(STATIC):
+        assert scale is not None, act
+        codes = _nearest(x.to(torch.float32) / scale, kind.removesuffix(STATIC))
         return (codes.to(torch.float32) * scale).to(x.dtype)
+    codes, own = quantise_rows(x, kind, float(most) if most else None)
+    return (codes.to(torch.float32) * own).to(x.dtype)
+
+
+def quantise_rows(x: Tensor, act: str, most: float | None = None) -> tuple[Tensor, Tensor]:
+    """x [rows, in] -> (codes [rows, in] of dtype act, scale float32 [rows, 1]). A row's scale is its largest
+    magnitude (or `most`, if that is less) over the largest of the type, 1 for a row of zeros. Codes are the nearest (ties to
+    even) of x / scale, the type's largest where that is more. Of "int4" (int8 codes) the scale is largest / 7.5, and -8 is
+    a code: half a step is lost at the upper end, as compressed-tensors has it."""
+    wide = x.to(torch.float32)
+    largest = wide.abs().amax(-1, keepdim=True)
+    scale = (largest if most is None else largest.clamp(max=most)) / _top(act)
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    return _nearest(wide / scale, act), scale
+
+
+def _top(act: str) -> float:
+    return {"int8": 127.0, "int4": 7.5}.get(act) or torch.finfo(getattr(torch, act)).max
+
+
+def _nearest(codes: Tensor, act: str) -> Tensor:
+    if act.startswith("int"):
+        top = float((1 << int(act[3:]) - 1) - 1)
+        return torch.round(codes).clamp(-top - (act == "int4"), top).to(torch.int8)
+    top = _top(act)
+    return codes.clamp(-top, top).to(getattr(torch, act))
+
+
+def _in_groups(x: Tensor, group: int, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """x [rows, in], changed as [rows * groups, group]; a last group that is short is filled up with zeros."""
     rows, width = x.shape
     parts = F.pad(x, (0, -width % group)).reshape(-1, group)
-    return round_rows(parts, act).reshape(rows, -1)[:, :width]
+    return change(parts).reshape(rows, -1)[:, :width]
 
 
-def quantise_rows(x: Tensor, act: str) -> tuple[Tensor, Tensor]:
-    """x [rows, in] -> (codes [rows, in] of dtype act, scale float32 [rows, 1]). A row's scale is its largest
-    magnitude over the largest of the type, 1 for a row of zeros. Codes are the nearest (ties to even) of x / scale."""
-    kind = getattr(torch, act)
-    top = 127.0 if act == "int8" else torch.finfo(kind).max
-    wide = x.to(torch.float32)
-    scale = wide.abs().amax(-1, keepdim=True) / top
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    codes = wide / scale
-    return (torch.round(codes) if act == "int8" else codes).clamp(-top, top).to(kind), scale
+def _by_blocks(x: Tensor, act: str, rule: str, scale: Tensor | None) -> Tensor:
+    size, top = BLOCKS[act]
+
+    def rounded(parts: Tensor) -> Tensor:
+        wide = parts.to(torch.float32)
+        largest = wide.abs().amax(-1, keepdim=True)
+        if act == "nvfp4":
+            assert scale is not None, act
+            held = (largest / top / scale).clamp(max=torch.finfo(torch.float8_e4m3fn).max).to(torch.float8_e4m3fn)
+            each = held.to(torch.float32) * scale
+        else:
+            each = _power(_nonzero(largest), top, rule)
+        values = wide / _nonzero(each)
+        made = _nearest(values, "float8_e4m3fn").to(torch.float32) if act == "mxfp8" else _to_e2m1(values)
+        return (made * each).to(parts.dtype)
+
+    return _in_groups(x, size, rounded)
+
+
+def _power(largest: Tensor, top: float, rule: str) -> Tensor:
+    """The scale of groups with these largest magnitudes, of a type whose largest value is top: a power of two."""
+    exponent = math.frexp(top)[1]
+    if rule == UP[1:]:
+        fraction, power = torch.frexp(largest / top)
+        power = power - (fraction == 0.5).to(power.dtype)
+        return torch.ldexp(torch.ones_like(largest), power)
+    fraction, power = torch.frexp(largest)
+    if rule == EVEN[1:]:
+        power = power + (fraction >= 0.875).to(power.dtype)
+    return torch.ldexp(torch.ones_like(largest), power - exponent)
+
+
+def _to_e2m1(values: Tensor) -> Tensor:
+    """The nearest 4-bit float, the largest where that is more. A value in the middle goes to the one whose last bit is 0."""
+    levels = torch.tensor(E2M1, device=values.device)
+    middles = (levels[1:] + levels[:-1]) / 2
+    middles[1::2] = middles[1::2].nextafter(levels[0])  # above these the last bit is 0: the middle itself goes up
+    return levels[torch.bucketize(values.abs(), middles, out_int32=True)] * values.sign()
 
 
 KV_DTYPES = ("float8_e4m3fn", "float8_e5m2", "int8")
@@ -90,12 +172,15 @@ def _codes(data: Mapping[str, Tensor]) -> Tensor:
     bits = torch.stack([pairs & 15, pairs >> 4], -1).flatten(-2).to(torch.int32)
     if "float_pairs" in data:
         return torch.tensor((*E2M1, *(-x for x in E2M1)), device=pairs.device)[bits]
-    return (bits if data.keys() & {"zeros", "mins"} else bits - 16 * (bits >> 3)).to(torch.float32)
+    unsigned = data.keys() & {"zeros", "mins", "levels"}
+    return (bits if unsigned else bits - 16 * (bits >> 3)).to(torch.float32)
 
 
 def dequantise(data: Mapping[str, Tensor], group: int, dtype: torch.dtype) -> Tensor:
     """The data of a quantised QTensor with this group, or what `at_rest` made of it -> weight [out, in]."""
     codes = _codes(data)
+    if "levels" in data:
+        codes = data["levels"].reshape(-1)[codes.to(torch.int32)]
     fan_in = codes.shape[1]
     if "zeros" in data:
         codes = codes - _per_input(data["zeros"], group, fan_in)
@@ -112,18 +197,20 @@ def _per_input(groups: Tensor, group: int, fan_in: int) -> Tensor:
     return groups if group <= 0 else groups.repeat_interleave(group, dim=1)[:, :fan_in]
 
 
-def quantise(weight: Tensor, format: WeightFormat) -> QTensor:
+def quantise(weight: Tensor, format: WeightFormat, top: Tensor | None = None) -> QTensor:
     """A dense weight [out, in] rounded to nearest in this format. Scales come from each group's largest magnitude
     (symmetric) or its range, zero included (not symmetric). A minimum is the range's lower end.
     kind "float" with 4 bits rounds scales up to powers of two, the scales of MX formats. The rule of their
     specification rounds down, and clamps what then exceeds the last level. With `scale_dtype` scales are rounded to
-    its nearest, as NVFP4 does. A scale of the tensor then puts the largest of them at the end of that type."""
+    its nearest, as NVFP4 does. A scale of the tensor then puts the largest of them at the end of that type.
+    top: the largest magnitude of that tensor, float32 [], where `weight` is only some of its rows."""
     out, fan_in = weight.shape
     size = {0: fan_in, -1: fan_in}.get(format.group, format.group)
     groups = -(-fan_in // size)
     wide, missing = weight.to(torch.float32), groups * size - fan_in
     wide = (F.pad(wide, (0, missing)) if missing else wide).reshape(out, groups, size)
-    data = _float_codes(wide, format) if format.kind == "float" else _int_codes(wide, format)
+    make = {"float": _float_codes, "table": _table_codes}.get(format.kind, _int_codes)
+    data = _float_codes(wide, format, top) if format.scale_dtype else make(wide, format)
     data["codes"] = data["codes"].reshape(out, groups * size)[:, :fan_in].contiguous()
     return QTensor(format, (out, fan_in), data)
 
@@ -146,7 +233,16 @@ def _int_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
     return {"codes": codes.to(torch.uint8), "scales": scales, "zeros": zeros.to(torch.uint8)}
 
 
-def _float_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
+def _table_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
+    levels = torch.tensor(format.levels, device=wide.device)
+    order = levels.argsort()
+    middles = (levels[order][1:] + levels[order][:-1]) / 2
+    scales = _nonzero(_largest(wide, format) / levels.abs().max())
+    codes = order[torch.bucketize(wide / scales[..., None], middles)].to(torch.uint8)
+    return {"codes": codes, "scales": scales, "levels": levels[None]}
+
+
+def _float_codes(wide: Tensor, format: WeightFormat, top: Tensor | None = None) -> dict[str, Tensor]:
     if format.bits == 8:
         scales = _nonzero(_largest(wide, format) / torch.finfo(torch.float8_e4m3fn).max)
         return {"codes": (wide / scales[..., None]).to(torch.float8_e4m3fn), "scales": scales}
@@ -155,18 +251,13 @@ def _float_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
         kind = getattr(torch, format.scale_dtype)
         ends = torch.finfo(kind)
         want = _largest(wide, format) / E2M1[-1]
-        whole["scale"] = _nonzero(want.amax().reshape(1, 1) / ends.max)
+        most = want.amax() if top is None else top / E2M1[-1]
+        whole["scale"] = _nonzero(most.reshape(1, 1) / ends.max).expand(len(want), 1).contiguous()
         held = (want / whole["scale"]).clamp(ends.smallest_normal * ends.eps, ends.max).to(kind)
         scales = held.to(torch.float32) * whole["scale"]
     else:
         held = scales = torch.exp2(torch.ceil(torch.log2(_nonzero(_largest(wide, format) / E2M1[-1]))))
-    levels = torch.tensor(E2M1)
-    # To the nearer of two neighbours. A value in the middle goes to the one whose last bit is 0.
-    below = torch.bucketize((wide / scales[..., None]).abs(), levels, right=True).sub(1).clamp(0, len(E2M1) - 2)
-    x = (wide / scales[..., None]).abs()
-    middle = (levels[below] + levels[below + 1]) / 2
-    up = (x > middle) | ((x == middle) & (below % 2 == 1))
-    codes = torch.where(up, levels[below + 1], levels[below]) * wide.sign()
+    codes = _to_e2m1(wide / scales[..., None])
     return {"codes": codes.to(torch.float8_e4m3fn), "scales": held, **whole}
 
 

@@ -72,8 +72,15 @@ def put(device: Device, op: Op, bound: Bound, args: Sequence[torch.Tensor]) -> l
     placed = [device.put(a.clone()) for a in args]
     for i in WEIGHTS.get(op.name, ()):
         said = bound.choice.spec
-        placed[i] = bound.pack(_weight(device, args[i], said["weight"], said.get("experts", 1)))
+        placed[i] = bound.pack(_weight(device, args[i], _format(op, i, said), said.get("experts", 1)))
     return placed
+
+
+def _format(op: Op, argument: int, facts: Mapping[str, Any]) -> WeightFormat:
+    """What this argument, a weight, is held in."""
+    name = "down_weight" if op.name == "experts" and argument == WEIGHTS["experts"][1] else "weight"
+    format: WeightFormat = facts.get(name, DENSE)
+    return format
 
 
 def _weight(device: Device, weight: torch.Tensor, format: WeightFormat, matrices: int) -> QTensor:
@@ -121,9 +128,10 @@ def empty_batch() -> StepBatch:
 def body_arguments(op: Op, sample: Sample, args: Sequence[torch.Tensor]) -> list[Any]:
     """Copies of the arguments, the weight of a linear layer as the body takes it."""
     out: list[Any] = [a.clone() for a in args]
-    format = sample.static.get("weight", DENSE)
-    for i in WEIGHTS.get(op.name, ()) if format != DENSE else ():
-        out[i] = dict(quantise(out[i], format).data)
+    for i in WEIGHTS.get(op.name, ()):
+        format = _format(op, i, sample.static)
+        if format != DENSE:
+            out[i] = dict(quantise(out[i], format).data)
     return out
 
 

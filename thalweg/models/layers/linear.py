@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
 import torch
 
 from thalweg.hal import ops
-from thalweg.hal.op import Bound
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
-from thalweg.models.weights import ParamSpec, Weight
+from thalweg.models.weights import ParamSpec, Weight, products
 from thalweg.quantization.online import linear_spec
+
+
+class Product:
+    """One product with one weight. Its inputs are reordered and smoothed first, where the weight's format says so: kernels
+    never see it. x [T, inputs], bias [outputs] -> [T, outputs]."""
+
+    def __init__(self, ctx: Context, weight: Weight) -> None:
+        form = ctx.format(weight)
+        outputs, inputs = weight.shape(ctx.comm.size)
+        self._op = ctx.bind(ops.linear, in_features=inputs, out_features=outputs, **linear_spec(form))
+        self._prepares = form.reordered or form.smoothed
+        self.spec = ParamSpec(weight, ctx.dtype, self._op.pack, form)
+
+    def __call__(self, x: Array, p: Any, bias: Array | None) -> Array:
+        """p: what the kernel packed. Where inputs are prepared, a dict of that ("weight"), "perm" and "in_scale"."""
+        if not self._prepares:
+            return self._op(x, p, bias)
+        if "perm" in p:
+            x = x.index_select(-1, p["perm"])
+        if "in_scale" in p:
+            x = (x.to(torch.float32) * p["in_scale"]).to(x.dtype)
+        return self._op(x, p["weight"], bias)
 
 
 class Linear:
@@ -28,21 +47,20 @@ class Linear:
         whole = weights["weight"]
         self.outputs = [ctx.share(s.shape[0], f"outputs of {s.name.removesuffix('.weight')}") for s in whole.sources]
         """This rank's outputs of each part."""
-        alike = groupby(whole.sources, key=lambda s: ctx.formats.of(whole.role, s.name))
-        products = [replace(whole, sources=tuple(sources)) for _, sources in alike]
-        self._ops = [_bound(ctx, product) for product in products]
-        self._rows = [product.shape(ctx.comm.size)[0] for product in products]
-        held = [_spec(ctx, product, op) for product, op in zip(products, self._ops, strict=True)]
+        parts = products(whole, ctx.formats)
+        self._products = [Product(ctx, part) for part in parts]
+        self._rows = [part.shape(ctx.comm.size)[0] for part in parts]
+        held = [product.spec for product in self._products]
         self.specs: dict[str, Any] = {"weight": held[0] if len(held) == 1 else dict(enumerate(held))}
         if "bias" in weights:
             self.specs["bias"] = ParamSpec(weights["bias"], ctx.dtype)
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         weight, bias = p["weight"], p.get("bias")
-        if len(self._ops) == 1:
-            return self._ops[0](x, weight, bias)
-        biases = [None] * len(self._ops) if bias is None else bias.split(self._rows)
-        return torch.cat([op(x, weight[i], biases[i]) for i, op in enumerate(self._ops)], -1)
+        if len(self._products) == 1:
+            return self._products[0](x, weight, bias)
+        biases = [None] * len(self._products) if bias is None else bias.split(self._rows)
+        return torch.cat([product(x, weight[i], biases[i]) for i, product in enumerate(self._products)], -1)
 
 
 class RowLinear:
@@ -54,23 +72,14 @@ class RowLinear:
         self._comm = ctx.comm
         whole = weights["weight"]
         ctx.share(whole.sources[0].shape[1], f"inputs of {whole.sources[0].name.removesuffix('.weight')}")
-        self._op = _bound(ctx, whole)
-        self.specs = {"weight": _spec(ctx, whole, self._op)}
+        self._product = Product(ctx, whole)
+        self.specs = {"weight": self._product.spec}
         if "bias" in weights:
             self.specs["bias"] = ParamSpec(weights["bias"], ctx.dtype)
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         bias = p.get("bias")
         if self._comm.size == 1:
-            return self._op(x, p["weight"], bias)
-        y = self._comm.all_reduce(self._op(x, p["weight"], None))
+            return self._product(x, p["weight"], bias)
+        y = self._comm.all_reduce(self._product(x, p["weight"], None))
         return y if bias is None else y + bias  # once, not once per rank
-
-
-def _bound(ctx: Context, weight: Weight) -> Bound:
-    outputs, inputs = weight.shape(ctx.comm.size)
-    return ctx.bind(ops.linear, in_features=inputs, out_features=outputs, **linear_spec(ctx.format(weight)))
-
-
-def _spec(ctx: Context, weight: Weight, op: Bound) -> ParamSpec:
-    return ParamSpec(weight, ctx.dtype, op.pack, ctx.format(weight))

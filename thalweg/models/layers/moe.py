@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from thalweg.errors import UnsupportedModelError
 from thalweg.hal import ops
 from thalweg.hal.step import Array
-from thalweg.hal.weights import DENSE
+from thalweg.hal.weights import DENSE, WeightFormat
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow
 from thalweg.models.layers.mlp import GatedMLP
@@ -31,23 +30,19 @@ class Experts:
         self._route = ctx.bind(
             ops.route, k=spec.top_k, scores=spec.scores, renormalise=spec.renormalise, scale=spec.scale, experts=spec.experts
         )
-        form = ctx.format(first)
-        if ctx.format(second) != form:
-            raise UnsupportedModelError(
-                f"{second.sources[0].name} is held as {ctx.format(second)} and {first.sources[0].name} as {form}: this version "
-                "holds all matrices of a layer's experts alike"
-            )
+        form, down = ctx.format(first), ctx.format(second)
         self._experts = ctx.bind(
-            ops.experts, experts=spec.experts, act=spec.act, weight=form, group=form.group, in_features=hidden, inner=inner
-        )
+            ops.experts, experts=spec.experts, act=spec.act, weight=form, group=form.group, down_weight=down,
+            down_group=down.group, in_features=hidden, inner=inner,
+        )  # fmt: skip
 
-        def packed(weight: Weight) -> dict[str, ParamSpec]:
+        def packed(weight: Weight, form: WeightFormat) -> dict[str, ParamSpec]:
             return {"weight": ParamSpec(weight, ctx.dtype, self._experts.pack, form, spec.experts)}
 
         self.specs: dict[str, Any] = {
             "router": {"weight": ParamSpec(router, ctx.dtype, self._router.pack)},
-            "gate_up": packed(first),
-            "down": packed(second),
+            "gate_up": packed(first, form),
+            "down": packed(second, down),
         }
         self._shared = GatedMLP(ctx, spec.shared, weights["shared"]) if spec.shared else None
         if self._shared is not None:

@@ -1,27 +1,44 @@
 """Checkpoints of the compressed-tensors library (LLM Compressor): groups of layers, each with a way of its own to hold its
-weights. Read here: integers packed in words of 32 bits ("pack-quantized"), 8-bit integers ("int-quantized"), 8-bit floats
-per tensor, output or block ("float-quantized").
+weights: integers of 2 to 8 bits, packed in words ("pack-quantized") or a byte each ("int-quantized"), floats of 8 bits
+("float-quantized", "mxfp8-quantized"), of 6 ("mxfp6-pack-quantized") and of 4 ("mxfp4-pack-quantized",
+"nvfp4-pack-quantized").
 
-Layouts are those that version 0.20 of the library writes (its `compressors`), and tests hold every one against it.
+Layouts are those that version 0.20 of the library writes (its `compressors`), and tests hold every one against it. Up to 0.17
+codes of 3, 5, 6 and 7 bits did not cross words. The width of a tensor tells, and the version where it does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from thalweg.errors import UnsupportedModelError
+from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.weights import QTensor, WeightFormat
-from thalweg.quantization.format import Format, Get, Part
-from thalweg.quantization.formats.fp8 import by_rows
-from thalweg.quantization.formats.patterns import matches
+from thalweg.quantization.format import FLOATS, Format, Get, Part
+from thalweg.quantization.formats import activations
+from thalweg.quantization.formats.floats import E2M3, by_rows, float4, float6, per_row, whole, wide
+from thalweg.quantization.formats.patterns import CLASSES, matches
+from thalweg.quantization.formats.settings import names, number, table
+from thalweg.quantization.formats.words import WORD, stream, words
 
-WORD = 32
-"""Bits of the words that codes are packed in."""
-LAYOUTS = ("pack-quantized", "int-quantized", "float-quantized")
-_CACHE = (".k_scale", ".v_scale", ".q_scale")
-_AWAY = "this version reads " + ", ".join(LAYOUTS)
+INTEGERS, BYTES, POWERS = ("int8",), ("uint8",), ("uint8", "float8_e8m0fnu")
+NVFP4 = "nvfp4-pack-quantized"
+STORED: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "pack-quantized": ("int", (2, 3, 4, 5, 6, 7, 8)),
+    "int-quantized": ("int", (2, 3, 4, 5, 6, 7, 8)),
+    "float-quantized": ("float", (8,)),
+    "mxfp8-quantized": ("float", (8,)),
+    "mxfp6-pack-quantized": ("float", (6,)),
+    "mxfp4-pack-quantized": ("float", (4,)),
+    NVFP4: ("float", (4,)),
+}
+"""Layout -> the types it is read with: kind and bits."""
+_AWAY = "this version reads " + ", ".join(STORED)
+_DENSE = (
+    "load the checkpoint in transformers with CompressedTensorsConfig(run_compressed=False), save it with save_pretrained, "
+    "and serve that"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,136 +46,258 @@ class _Group:
     """Of layers that are held alike."""
 
     targets: tuple[str, ...]
-    layout: str
-    format: WeightFormat
-    block: tuple[int, int] | None
+    layout: str = ""
+    bits: int = 16
+    """Of a code in the files."""
+    format: WeightFormat | None = None
+    """None: these layers are dense."""
+    block: tuple[int, int] | None = None
     """Rows and columns that share a scale, where both are several."""
+    orders: bool = False
+    """May layers say which group each of their inputs is in?"""
 
     def scales(self, shape: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
         """Shapes that the scales of such a weight may have."""
+        assert self.format is not None
         if self.block is not None:
             return ((-(-shape[0] // self.block[0]), -(-shape[1] // self.block[1])),)
         if self.format.group:
             return ((shape[0], -(-shape[1] // self.format.group)),)
-        return ((shape[0], 1), (1,), (1, 1), ())  # a row each, or one for all
+        return whole(shape[0])
 
 
 class CompressedTensors(Format):
     name = "compressed-tensors"
+    marks = ("weight_scale",)
 
     def __init__(self, description: Mapping[str, Any]) -> None:
         super().__init__(description)
-        groups = description.get("config_groups")
-        if not isinstance(groups, Mapping) or not groups:
+        groups = table(description, "config_groups")
+        if not groups:
             raise UnsupportedModelError("quantization_config: config_groups: must name the groups of quantised layers")
-        for key in ("transform_config", "sparsity_config"):
-            said = description.get(key)
-            if said and not (key == "sparsity_config" and said.get("format") == "dense"):
-                raise UnsupportedModelError(f"quantization_config: {key}: not read by this version; it must be absent")
-        default = str(description.get("format", ""))
+        default = str(description.get("format") or "")
+        sparse = table(description, "sparsity_config")
+        if sparse.get("format", "dense") != "dense" or default.startswith(("sparse", "marlin")):
+            raise UnsupportedModelError(
+                "quantization_config: sparsity_config: weights with zeros left out "
+                f"({sparse.get('format') or default}) are not read by this version: {_DENSE}"
+            )
+        if description.get("transform_config"):
+            raise UnsupportedModelError(
+                f"quantization_config: transform_config: rotated inputs are not read by this version: {_DENSE}"
+            )
         self._groups = [_group(name, g, default) for name, g in groups.items()]
-        self._ignore = tuple(str(rule) for rule in description.get("ignore") or ())
+        self._ignore = names(description, "ignore")
+        self._padded = _version(description.get("version")) < (0, 18)
 
     def scheme(self, layer: str) -> WeightFormat | None:
         group = self._group(layer)
-        return None if group is None else group.format
+        if group is None or group.format is None:
+            return None
+        ordered = group.orders and (self.stored is None or self.entry(f"{layer}.weight_g_idx") is not None)
+        return replace(group.format, reordered=True) if ordered else group.format
 
     def _group(self, layer: str) -> _Group | None:
+        """The one whose target names the layer, else whose expression matches it, else whose class it is of."""
         if matches(layer, self._ignore):
             return None
-        return next((g for g in self._groups if matches(layer, g.targets)), None)
+        kinds: tuple[Callable[[str], bool], ...] = (
+            lambda t: not t.startswith("re:") and t not in CLASSES, lambda t: t.startswith("re:"), lambda t: t in CLASSES,
+        )  # fmt: skip
+        found = (g for kind in kinds for g in self._groups if matches(layer, filter(kind, g.targets)))
+        return next(found, None)
 
     def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
-        group = self._of(layer)
+        group, form = self._of(layer)
         out, fan_in = shape
-        made = {"weight_scale": Part(group.scales(shape))}
+        micro = group.layout.startswith("mx")
+        made = {"weight_scale": Part(group.scales(shape), dtypes=POWERS if micro else FLOATS)}
         if group.layout == "pack-quantized":
-            words = -(-fan_in * group.format.bits // WORD)
-            made |= {"weight_packed": Part(((out, words),)), "weight_shape": Part(((2,),))}
-            if not group.format.symmetric:
-                rows = -(-out * group.format.bits // WORD)
-                made["weight_zero_point"] = Part(tuple((rows, *s[1:]) for s in group.scales(shape) if len(s) == 2))
+            packed = tuple((out, n) for n in self._words(fan_in, group.bits))
+            made |= {
+                "weight_packed": Part(packed, dtypes=("int32",)), "weight_shape": Part(((2,),)),
+                "weight_g_idx": Part(((fan_in,),), optional=not form.reordered, dtypes=("int32", "int64")),
+            }  # fmt: skip
+            if not form.symmetric:
+                across = [(rows, *s[1:]) for s in group.scales(shape) if len(s) == 2 for rows in self._words(out, group.bits)]
+                made["weight_zero_point"] = Part((*across, (1,)), dtypes=("int32", "int8"))
+        elif group.layout.endswith("pack-quantized"):
+            held = Part(((out, fan_in * group.bits // 8),), dtypes=BYTES)
+            made |= {"weight_packed": held, "weight_shape": Part(((2,),), optional=True)}
+            if group.layout == NVFP4:
+                made["weight_scale"] = Part(group.scales(shape), dtypes=("float8_e4m3fn",))
+                made["weight_global_scale"] = Part(((1,), ()), dtypes=FLOATS)
         else:
-            made |= {"weight": Part((shape,)), "weight_zero_point": Part(group.scales(shape), optional=True)}
-        return made
+            kept = INTEGERS if form.kind == "int" else ("float8_e4m3fn",)
+            zeros = Part(group.scales(shape), optional=form.symmetric, dtypes=(*INTEGERS, *FLOATS, "float8_e4m3fn"))
+            made |= {"weight": Part((shape,), dtypes=kept), "weight_zero_point": zeros}
+        scale = "input_global_scale" if form.act == "nvfp4" else "input_scale"
+        return made | {scale: Part(((1,), (), (1, 1)), optional=not form.own_scale, dtypes=FLOATS)}
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
-        group, form = self._of(layer), self._of(layer).format
-        scales = get("weight_scale").float()
-        scales = (
-            by_rows(scales, group.block[0], shape[0])
-            if group.block
-            else scales.reshape(-1, scales.shape[-1] if scales.dim() == 2 else 1)
-        )
-        if scales.shape[0] == 1 != shape[0]:
-            scales = scales.expand(shape[0], -1).contiguous()
-        if group.layout != "pack-quantized":
-            return QTensor(form, shape, {"codes": get("weight"), "scales": scales})
-        unsigned = unpacked(get("weight_packed"), form.bits, shape[1])
+        group, form = self._of(layer)
+        if group.layout == "pack-quantized":
+            data = self._unpacked(group, form, layer, shape, get)
+        elif group.bits == 6 and form.kind == "float":
+            data = {"codes": float6(get("weight_packed"), E2M3)}
+        elif group.bits == 4 and form.kind == "float":
+            data = {"codes": float4(get("weight_packed"))}
+        else:
+            data = {"codes": get("weight")}
+            if not form.symmetric:  # both are from -2**(bits - 1) on
+                low = 1 << (group.bits - 1)
+                data = {"codes": _unsigned(data["codes"], low), "zeros": _unsigned(get("weight_zero_point"), low)}
+        if "zeros" in data:
+            data["zeros"] = _spread(data["zeros"], group, shape[0])
+        if group.layout == NVFP4:
+            outer = 1 / get("weight_global_scale").float().reshape(1, 1)
+            data |= {"scales": get("weight_scale"), "scale": outer.expand(shape[0], 1).contiguous()}
+        else:
+            data["scales"] = _spread(wide(get("weight_scale"), layer), group, shape[0])
+        if form.act == "nvfp4":
+            data["input_scale"] = 1 / get("input_global_scale").float().reshape(1, 1)
+        elif form.own_scale:
+            data["input_scale"] = get("input_scale").float().reshape(1, 1)
+        return QTensor(form, shape, data)
+
+    def _unpacked(self, group: _Group, form: WeightFormat, layer: str, shape: tuple[int, int], get: Get) -> dict[str, Any]:
+        """Codes, zero points and the order of the inputs."""
+        if (said := tuple(get("weight_shape").tolist())) != shape:
+            raise CheckpointError(f"{layer}.weight_shape is {list(said)}, config.json makes it {list(shape)}")
+        packed = get("weight_packed")
+        dense, padded = self._words(shape[1], group.bits)
+        whole_words = packed.shape[1] == padded if dense != padded else self._padded
+        codes = unpacked(packed, group.bits, shape[1], whole_words)
+        data = {"codes": codes}
         if form.symmetric:
-            codes = (unsigned.short() - (1 << (form.bits - 1))).char()
-            return QTensor(form, shape, {"codes": codes, "scales": scales})
-        zeros = unpacked(get("weight_zero_point").T.contiguous(), form.bits, shape[0]).T.contiguous()
-        return QTensor(form, shape, {"codes": unsigned, "scales": scales, "zeros": zeros})
+            data["codes"] = (codes.short() - (1 << (group.bits - 1))).char()
+        else:
+            zeros = get("weight_zero_point")
+            if zeros.dim() == 1:
+                data["zeros"] = _unsigned(zeros, 1 << (group.bits - 1))
+            else:
+                data["zeros"] = unpacked(zeros.T.contiguous(), group.bits, shape[0], whole_words).T.contiguous()
+        if form.reordered:
+            data["perm"] = ordered(get("weight_g_idx"), form.group, layer)
+            data["codes"] = data["codes"][:, data["perm"][0].long()].contiguous()
+        return data
 
-    def ignores(self, name: str) -> bool:
-        """Scales of a quantised KV cache: this engine's caches have scales of their own, or none."""
-        return name.endswith(_CACHE)
+    def _words(self, count: int, bits: int) -> tuple[int, ...]:
+        """How many words so many codes take: one after the other, or as many as fit whole in each."""
+        return words(count, bits), -(-count // (WORD // bits))
 
-    def _of(self, layer: str) -> _Group:
-        group = self._group(layer)
+    def _of(self, layer: str) -> tuple[_Group, WeightFormat]:
+        group, form = self._group(layer), self.scheme(layer)
         assert group is not None, layer
-        return group
+        assert form is not None, layer
+        return group, form
 
 
-def unpacked(words: Any, bits: int, count: int) -> Any:
-    """int32 [rows, words] -> uint8 [rows, count]: codes lie one after the other from the lowest bit of the first word on."""
+def unpacked(packed: Any, bits: int, count: int, padded: bool) -> Any:
+    """int32 [rows, words] -> uint8 [rows, count]. padded: words hold as many codes as fit whole, and none lies in two."""
     import torch
 
-    per = WORD // bits
-    shifts = torch.arange(0, WORD, bits, dtype=torch.int32)
-    codes = (words[..., None] >> shifts) & ((1 << bits) - 1)
-    return codes.reshape(words.shape[0], words.shape[1] * per)[:, :count].to(torch.uint8).contiguous()
+    if not padded:
+        return stream(packed, bits, count)
+    shifts = bits * torch.arange(WORD // bits, dtype=torch.int32)
+    return (packed[..., None] >> shifts & (1 << bits) - 1).flatten(1)[:, :count].to(torch.uint8)
+
+
+def ordered(groups: Any, size: int, layer: str) -> Any:
+    """The group of each input [in] -> "perm" int32 [1, in], in which groups lie one after the other. CheckpointError if they
+    are not of one size. -1: every input is where it was."""
+    import torch
+
+    groups = groups.to(torch.int64)
+    if bool((groups < 0).any()):
+        groups = torch.arange(len(groups)) // size
+    perm = torch.argsort(groups, stable=True)
+    if not torch.equal(groups[perm], torch.arange(len(groups)) // size):
+        raise CheckpointError(f"{layer}.weight_g_idx: its groups are not of {size} inputs each")
+    return perm.to(torch.int32)[None]
+
+
+def _unsigned(codes: Any, low: int) -> Any:
+    import torch
+
+    return (codes.to(torch.int16) + low).to(torch.uint8)
+
+
+def _spread(scales: Any, group: _Group, rows: int) -> Any:
+    """Scales or zero points for every row."""
+    assert group.format is not None
+    if group.block is not None:
+        return by_rows(scales, group.block[0], rows)
+    return scales.contiguous() if group.format.group else per_row(scales, rows)
 
 
 def _group(name: str, said: Any, default: str) -> _Group:
     where = f"quantization_config: config_groups: {name}"
-    if not isinstance(said, Mapping) or not isinstance(said.get("weights"), Mapping):
+    if not isinstance(said, Mapping):
+        raise UnsupportedModelError(f"{where}: must be an object with targets and weights, not {said!r:.80}")
+    targets = names(said, "targets")
+    w, inputs = said.get("weights"), said.get("input_activations")
+    if said.get("output_activations"):
+        raise UnsupportedModelError(f"{where}: output_activations: this version rounds inputs of layers, not their outputs")
+    if w is None and not inputs:
+        return _Group(targets)
+    if not isinstance(w, Mapping):
         raise UnsupportedModelError(f"{where}: weights: this version reads groups whose weights are quantised")
-    w, layout = said["weights"], str(said.get("format") or default)
-    if layout not in LAYOUTS:
+    layout = str(said.get("format") or default)
+    layout = _inferred(w, inputs) if layout in ("", "mixed-precision", "naive-quantized") else layout
+    if layout not in STORED:
         raise UnsupportedModelError(f"{where}: format: {layout!r:.80}: {_AWAY}")
-    bits, strategy, symmetric = w.get("num_bits"), w.get("strategy"), w.get("symmetric", True)
-    known = {"pack-quantized": ("int", (4, 8)), "int-quantized": ("int", (8,)), "float-quantized": ("float", (8,))}[layout]
-    if w.get("type") != known[0] or bits not in known[1]:
-        widths = " or ".join(map(str, known[1]))
+    kind, widths = STORED[layout]
+    bits, strategy, symmetric = w.get("num_bits"), w.get("strategy"), bool(w.get("symmetric", True))
+    if w.get("type") != kind or bits not in widths:
         raise UnsupportedModelError(
-            f"{where}: {layout} of {w.get('type')!r} in {bits!r} bits: this version reads {known[0]} in {widths}"
+            f"{where}: {layout} of {w.get('type')!r} in {bits!r} bits: this version reads {kind} in "
+            f"{' or '.join(map(str, widths))}"
         )
-    if w.get("actorder") not in (None, "static", "weight"):
-        raise UnsupportedModelError(
-            f"{where}: actorder: {w['actorder']!r:.40}: inputs in another order are not read by this version"
-        )
-    block = w.get("block_structure") if strategy == "block" else None
-    group = {"tensor": 0, "channel": 0, "group": w.get("group_size"), "block": block[1] if block else None}.get(str(strategy))
-    if not isinstance(group, int) or (layout != "pack-quantized" and not symmetric):
+    block = _block(where, w.get("block_structure")) if strategy == "block" else None
+    group = (
+        0 if strategy in ("tensor", "channel") else block[1] if block else number(w.get("group_size"), f"{where}: group_size")
+    )
+    by = (
+        ("tensor_group",)
+        if layout == NVFP4
+        else ("group",)
+        if layout.startswith("mx")
+        else ("tensor", "channel", "group", "block")
+    )
+    if not isinstance(group, int) or strategy not in by or (kind == "float" and not symmetric):
         raise UnsupportedModelError(
             f"{where}: weights by {strategy!r}, symmetric {symmetric}: not read by this version as {layout}"
         )
-    form = WeightFormat(known[0], bits, group, bool(symmetric), act=_activations(where, said.get("input_activations")))  # type: ignore[arg-type]
-    targets = said.get("targets") or []
-    return _Group(tuple(map(str, targets)), layout, form, (block[0], block[1]) if block else None)
+    orders = w.get("actorder") in ("group", "dynamic")
+    if orders and (layout != "pack-quantized" or strategy != "group"):
+        raise UnsupportedModelError(f"{where}: actorder: inputs in another order are read of pack-quantized groups alone")
+    inputs_act = activations.act(f"{where}: input_activations", inputs, group)
+    form = WeightFormat(
+        "int" if kind == "int" else "float", 4 if bits <= 4 else 8, group, symmetric,
+        scale_dtype="float8_e4m3fn" if layout == NVFP4 else "", act=inputs_act,
+    )  # fmt: skip
+    return _Group(targets, layout, bits, form, block, orders)
 
 
-def _activations(where: str, said: Any) -> str:
-    """What inputs are rounded to: `WeightFormat.act`."""
-    if not said:
-        return ""
-    kinds = {("int", 8): "int8", ("float", 8): "float8_e4m3fn"}
-    kind, strategy = kinds.get((said.get("type"), said.get("num_bits"))), said.get("strategy")
-    if kind is None or not said.get("dynamic") or not said.get("symmetric", True) or strategy not in ("token", "group"):
-        raise UnsupportedModelError(
-            f"{where}: input_activations: this version rounds inputs to 8 bits by scales of their own, per token or group: "
-            f"not {said.get('type')} in {said.get('num_bits')} bits per {strategy}, dynamic {bool(said.get('dynamic'))}"
-        )
-    return f"{kind}_per_group" if strategy == "group" else kind
+def _block(where: str, said: Any) -> tuple[int, int]:
+    if isinstance(said, list | tuple) and len(said) == 2:
+        return number(said[0], f"{where}: block_structure"), number(said[1], f"{where}: block_structure")
+    raise UnsupportedModelError(f"{where}: block_structure: must be rows and columns of a block ([128, 128]), not {said!r:.60}")
+
+
+def _inferred(w: Mapping[str, Any], inputs: Any) -> str:
+    """The layout that the library chooses for such weights, where a file does not say."""
+    if w.get("type") == "int":
+        return "int-quantized" if inputs else "pack-quantized"
+    if w.get("group_size") == WORD and w.get("num_bits") in (4, 6):
+        return f"mxfp{w['num_bits']}-pack-quantized"
+    if w.get("num_bits") == 4:
+        return NVFP4
+    return "mxfp8-quantized" if w.get("scale_dtype") in ("torch.uint8", "uint8") else "float-quantized"
+
+
+def _version(said: Any) -> tuple[int, ...]:
+    """Of the library that wrote the files: its first two numbers. Unknown: the newest."""
+    numbers = str(said or "").split(".")[:2]
+    return tuple(map(int, numbers)) if len(numbers) == 2 and all(n.isdigit() for n in numbers) else (99, 0)

@@ -1,5 +1,8 @@
-"""8-bit floats with a scale per block, as DeepSeek-V3 and many after it are published: `weight` float8_e4m3fn [out, in] and
-`weight_scale_inv` [out / 128, in / 128], which multiplies, whatever its name says. The last blocks may be partial.
+"""8-bit floats, as DeepSeek-V3 and many after it are published: `weight` float8_e4m3fn [out, in] and its scale, which
+multiplies whether it is called `weight_scale`, `weight_scale_inv` or `scale`. It is one of the tensor, of each output, or of
+each block [⌈out / rows⌉, ⌈in / columns⌉], whose last blocks may be partial. Scales are floats, or bytes of exponents (ue8m0).
+
+DeepSeek-V4 keeps experts beside such layers as 4-bit floats: `weight` bytes [out, in / 2], a scale for each 32 inputs.
 """
 
 from __future__ import annotations
@@ -9,44 +12,87 @@ from typing import Any
 
 from thalweg.errors import UnsupportedModelError
 from thalweg.hal.weights import QTensor, WeightFormat
-from thalweg.quantization.format import Format, Get, Part
+from thalweg.quantization.format import FLOATS, Format, Get, Part
+from thalweg.quantization.formats.floats import by_rows, float4, per_row, whole, wide
 from thalweg.quantization.formats.patterns import matches
+from thalweg.quantization.formats.settings import names
+
+SCALES = (*FLOATS, "uint8", "float8_e8m0fnu")
+"""What scales are stored in."""
+BYTES = ("uint8", "int8")
+"""What 4-bit experts are stored in, two to a byte."""
+MICRO = WeightFormat("float", 4, 32)
 
 
-class BlockFp8(Format):
+class Fp8(Format):
     name = "fp8"
+    marks = ("weight_scale_inv", "weight_scale", "scale")
 
     def __init__(self, description: Mapping[str, Any]) -> None:
         super().__init__(description)
-        block = description.get("weight_block_size")
-        if not (isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)):
+        self._block = _block(description.get("weight_block_size"))
+        scheme = description.get("activation_scheme") or "dynamic"
+        if scheme not in ("dynamic", "static") or (scheme == "static" and self._block):
             raise UnsupportedModelError(
-                f"quantization_config: weight_block_size: this version reads fp8 by blocks ([128, 128]), not {block!r:.80}"
+                "quantization_config: activation_scheme: this version rounds inputs by scales of their own (dynamic), or by "
+                f"one of the checkpoint (static) where weight_block_size is absent, not {scheme!r:.80}"
+                f"{' with blocks' if self._block else ''}"
             )
-        if (activations := description.get("activation_scheme", "dynamic")) != "dynamic":
-            raise UnsupportedModelError(
-                f"quantization_config: activation_scheme: this version rounds inputs by scales of their own (dynamic), not "
-                f"{activations!r:.80}"
-            )
-        self._rows, self._columns = block
-        self._dense = description.get("modules_to_not_convert") or description.get("ignored_layers") or []
+        if (kind := description.get("fmt") or "e4m3") not in ("e4m3", "float8_e4m3fn"):
+            raise UnsupportedModelError(f"quantization_config: fmt: this version reads e4m3, not {kind!r:.80}")
+        self._static = scheme == "static"
+        self._dense = names(description, "modules_to_not_convert") + names(description, "ignored_layers")
 
     def scheme(self, layer: str) -> WeightFormat | None:
-        if layer.rpartition(".")[2] == "lm_head" or matches(layer, self._dense):
+        if matches(layer, self._dense):
             return None
-        return WeightFormat("float", 8, self._columns, act="float8_e4m3fn_per_group")
+        if self._micro(layer):
+            return MICRO
+        if self._block:
+            return WeightFormat("float", 8, self._block[1], act="float8_e4m3fn_per_group")
+        return WeightFormat("float", 8, act="float8_e4m3fn_static" if self._static else "float8_e4m3fn")
 
     def parts(self, layer: str, shape: tuple[int, int]) -> Mapping[str, Part]:
-        blocks = (-(-shape[0] // self._rows), -(-shape[1] // self._columns))
-        return {"weight": Part((shape,)), "weight_scale_inv": Part((blocks,))}
+        out, fan_in = shape
+        if self._micro(layer):
+            return {"weight": Part(((out, fan_in // 2),), dtypes=BYTES),
+                    self._scale(layer): Part(((out, -(-fan_in // MICRO.group)),), dtypes=SCALES)}  # fmt: skip
+        made = {"weight": Part((shape,), dtypes=("float8_e4m3fn",))}
+        if self._block:
+            rows, columns = self._block
+            made[self._scale(layer)] = Part(((-(-out // rows), -(-fan_in // columns)),), dtypes=SCALES)
+        else:
+            made[self._scale(layer)] = Part(whole(out), dtypes=FLOATS)
+        made["input_scale"] = Part(((), (1,)), optional=not self._static, dtypes=FLOATS)
+        return made
 
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
         form = self.scheme(layer)
         assert form is not None
-        return QTensor(form, shape, {"codes": get("weight"), "scales": by_rows(get("weight_scale_inv"), self._rows, shape[0])})
+        scales = wide(get(self._scale(layer)), layer)
+        if form == MICRO:
+            return QTensor(form, shape, {"codes": float4(get("weight")), "scales": scales})
+        scales = by_rows(scales, self._block[0], shape[0]) if self._block else per_row(scales, shape[0])
+        data = {"codes": get("weight"), "scales": scales}
+        if form.own_scale:
+            data["input_scale"] = get("input_scale").float().reshape(1, 1)
+        return QTensor(form, shape, data)
+
+    def _micro(self, layer: str) -> bool:
+        stored = self.entry(f"{layer}.weight")
+        return stored is not None and stored[0] in BYTES
+
+    def _scale(self, layer: str) -> str:
+        """What the layer's scale is called."""
+        found = self.mark(layer)
+        return found.rpartition(".")[2] if found else "weight_scale_inv" if self._block else "weight_scale"
 
 
-def by_rows(blocks: Any, size: int, rows: int) -> Any:
-    """Scales [rows / size, groups] of blocks -> float32 [rows, groups]: every row of a block has the block's. It costs 4 bytes
-    per group, and rows can be joined and divided anywhere."""
-    return blocks.float().repeat_interleave(size, 0)[:rows].contiguous()
+def _block(said: Any) -> tuple[int, int] | None:
+    if said is None:
+        return None
+    if not (isinstance(said, list) and len(said) == 2 and all(isinstance(n, int) and n > 0 for n in said)):
+        raise UnsupportedModelError(
+            f"quantization_config: weight_block_size: must be rows and columns of a block ([128, 128]), not {said!r:.80}"
+        )
+    return said[0], said[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,15 +39,21 @@ class Architecture:
     """Names of tensors in a layer, and those that transformers has, relative to the layer."""
     experts: Mapping[str, str] | None = None
     """The same of tensors that hold a matrix for each expert; {} is its number."""
+    whole: Mapping[str, str] = field(default_factory=lambda: WHOLE)
+    """The same of tensors outside layers."""
+    layers: str = LAYERS
+    """What stands before a layer's names; {} are the layer and its part."""
     dense: tuple[str, ...] = ()
-    """Tensors of a layer that are never held in codes."""
+    """Tensors that are never held in codes."""
+    layer_norm: bool = False
+    """Norms subtract the mean: their epsilon has another key."""
     turned: bool = False
     """The converter wrote the rows of q and k so that the two values that turn together lie side by side."""
     raised: bool = False
     """The converter added 1 to the weights of norms."""
 
 
-def configuration(keys: Keys, files: Files) -> dict[str, Any]:
+def configuration(keys: Keys, files: Files, layer_norm: bool = False) -> dict[str, Any]:
     """The part of config.json that every architecture has."""
     heads = keys.integer("attention.head_count", low=1)
     hidden = keys.integer("embedding_length", low=1)
@@ -65,7 +71,9 @@ def configuration(keys: Keys, files: Files) -> dict[str, Any]:
         "num_key_value_heads": keys.integer("attention.head_count_kv", default=heads, low=1),
         "head_dim": head_dim,
         "max_position_embeddings": keys.integer("context_length", low=1),
-        "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon"),
+        "layer_norm_eps" if layer_norm else "rms_norm_eps": keys.real(
+            "attention.layer_norm_epsilon" if layer_norm else "attention.layer_norm_rms_epsilon"
+        ),
         "vocab_size": table.shape[0],
         "tie_word_embeddings": "output.weight" not in files.tensors,
     }

@@ -1,0 +1,58 @@
+"""BERT and what is converted as BERT: all-MiniLM, BGE, E5, and RoBERTa and XLM-RoBERTa, whose rows before the first position
+were cut off, so that their positions begin at 0 as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.checkpoint.gguf.architectures.common import Architecture
+from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.keys import Keys
+from thalweg.errors import CheckpointError, UnsupportedModelError
+
+
+def _config(keys: Keys, files: Files) -> dict[str, Any]:
+    """Files do not name the activation, which is the exact GELU in all models that are converted as BERT."""
+    if any(name.startswith("cls.") for name in files.tensors):
+        raise UnsupportedModelError(
+            f"{files.path}: has a head that classifies (cls.*), which this version does not read from GGUF; use the model's "
+            "safetensors"
+        )
+    if keys.flag("attention.causal", default=False):
+        raise UnsupportedModelError(f"{files.path}: {keys.prefix}attention.causal: BERT is served as an encoder")
+    return {
+        "architectures": ["BertModel"], "model_type": "bert", "hidden_act": "gelu",
+        "max_position_embeddings": _rows(files, "position_embd.weight"),
+        "type_vocab_size": _rows(files, "token_types.weight"),
+    }  # fmt: skip
+
+
+def _rows(files: Files, name: str) -> int:
+    tensor = files.tensors.get(name)
+    if tensor is None or len(tensor.shape) != 2:
+        raise CheckpointError(f"{files.path}: has no {name}: it is no BERT that this version serves (DistilBERT has no types)")
+    return tensor.shape[0]
+
+
+BERT = Architecture(
+    config=_config,
+    layer={
+        "attn_q": "attention.self.query",
+        "attn_k": "attention.self.key",
+        "attn_v": "attention.self.value",
+        "attn_output": "attention.output.dense",
+        "attn_output_norm": "attention.output.LayerNorm",
+        "ffn_up": "intermediate.dense",
+        "ffn_down": "output.dense",
+        "layer_output_norm": "output.LayerNorm",
+    },
+    whole={
+        "token_embd": "embeddings.word_embeddings",
+        "position_embd": "embeddings.position_embeddings",
+        "token_types": "embeddings.token_type_embeddings",
+        "token_embd_norm": "embeddings.LayerNorm",
+    },
+    layers="encoder.layer.{}.{}",
+    dense=("position_embd", "token_types"),
+    layer_norm=True,
+)

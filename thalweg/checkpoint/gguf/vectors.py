@@ -1,0 +1,27 @@
+"""How a GGUF file says that hidden states become one vector: `{architecture}.pooling_type`, a number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.keys import Keys
+from thalweg.errors import UnsupportedModelError
+
+_UNSAID = 0
+_MODES = {1: "mean", 2: "cls", 3: "last"}
+"""llama.cpp's numbers (`enum llama_pooling_type`) -> modes of `Pooling` in models.spec."""
+
+
+def described(files: Files) -> dict[str, Any] | None:
+    """None where the file says nothing. Vectors are normalised, as llama.cpp's server has them; files do not say."""
+    keys = Keys(files.path, files.metadata, f"{files.metadata.get('general.architecture')}.")
+    found = keys.integer("pooling_type", default=_UNSAID)
+    if found == _UNSAID:
+        return None
+    if found not in _MODES:
+        raise UnsupportedModelError(
+            f"{files.path}: {keys.prefix}pooling_type: {found} is not read by this version, which reads "
+            + ", ".join(f"{number} ({mode})" for number, mode in _MODES.items())
+        )
+    return {"mode": _MODES[found], "normalise": True}

@@ -1,0 +1,48 @@
+"""Codes in words of 32 bits, as GPTQ, AWQ and what follows them write them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from thalweg.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WORD = 32
+
+
+def words(count: int, bits: int) -> int:
+    """Words that so many codes need."""
+    return -(-count * bits // WORD)
+
+
+def stream(packed: Tensor, bits: int, count: int) -> Tensor:
+    """int32 [rows, words] -> uint8 [rows, count]: codes lie one after the other from the lowest bit of the first word on. Those
+    of 3, 5, 6 and 7 bits may begin in one word and end in the next."""
+    import torch
+
+    mask = (1 << bits) - 1
+    if WORD % bits == 0:
+        shifts = torch.arange(0, WORD, bits, dtype=torch.int32)
+        codes = ((packed[..., None] >> shifts) & mask).to(torch.uint8)
+        return codes.reshape(packed.shape[0], -1)[:, :count].contiguous()
+    wide = packed.to(torch.int64) & ((1 << WORD) - 1)
+    wide = torch.cat([wide, wide.new_zeros(len(wide), 1)], 1)
+    first = torch.arange(count) * bits
+    at, shift = first // WORD, first % WORD
+    return (((wide[:, at] >> shift) | (wide[:, at + 1] << (WORD - shift))) & mask).to(torch.uint8)
+
+
+def centred(codes: Tensor, zeros: Tensor | None, bits: int, layer: str) -> Tensor:
+    """uint8 codes of a format that calls itself symmetric -> int8. CheckpointError if its zero points are not in the middle,
+    where a file has some."""
+    import torch
+
+    middle = 1 << (bits - 1)
+    if zeros is not None and bool((zeros != middle).any()):
+        raise CheckpointError(
+            f"{layer}: its zero points are {zeros.amin():d} to {zeros.amax():d}, and those of a symmetric checkpoint are "
+            f"{middle}: quantization_config must say sym (zero_point, symmetric) otherwise, or another checkpoint_format"
+        )
+    return (codes.to(torch.int16) - middle).to(torch.int8)
