@@ -64,7 +64,7 @@ def build(target: Path = LIBRARY, extra: tuple[str, ...] = (), sets: tuple[str, 
     with tempfile.TemporaryDirectory() as scratch:
         known = [name for name, flags in flags_of.items() if _accepts(cxx, flags, Path(scratch))]
         jobs = {f"kernels_{name}": flags_of[name] for name in known} | {
-            n: [] for n in ("kernels_portable", "arena", "pack", "pool")
+            n: [] for n in ("kernels_portable", "arena", "experts", "pack", "pool")
         }
         jobs["api"] = [f"-DHAS_{name.upper()}" for name in known]
         objects = {name: Path(scratch) / f"{name}.o" for name in jobs}

@@ -29,7 +29,7 @@ from thalweg.hal.platform import Place
 from thalweg.hal.step import StateBox, StepBatch, StepResult
 from thalweg.hal.testing import measure, sequences
 from thalweg.hal.weights import DENSE, QTensor
-from thalweg.quantization.online import METHODS, facts, rounded
+from thalweg.quantization.online import METHODS, linear_spec, rounded
 from thalweg.quantization.online import formats as methods
 
 SEQS, CONTEXT, BLOCK = 16, 256, 16
@@ -203,7 +203,9 @@ def formats(device: Device) -> None:
     dense, layers = QTensor(DENSE, (out, fan_in), {"weight": torch.randn(out, fan_in).bfloat16()}), {}
     for name in (None, *METHODS):
         form = methods(name).layers
-        bound = Binder(device.kernels).bind(bodies.linear, dtype=dtype, in_features=fan_in, out_features=out, **facts(form))
+        bound = Binder(device.kernels).bind(
+            bodies.linear, dtype=dtype, in_features=fan_in, out_features=out, **linear_spec(form)
+        )
         layers[name or dtype] = bound, bound.pack(dense if form == DENSE else rounded(dense, form))
     for rows in (1, 4, 16, 64, 256):
         x = torch.randn(rows, fan_in).bfloat16()

@@ -34,6 +34,7 @@ from thalweg.backends.triton_kernels.absent import target
 from thalweg.backends.triton_kernels.tiles import tiles
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.op import Kernel
+from thalweg.hal.ops.matmul import INT4_GROUPS, NF4
 from thalweg.hal.step import SamplingArrays, StepBatch, StepShape
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 
@@ -239,6 +240,7 @@ FORMATS = (
     WeightFormat("int", 8), WeightFormat("int", 4, 128), WeightFormat("int", 4, 32, symmetric=False), WeightFormat("float", 8),
     WeightFormat("float", 8, 128), WeightFormat("float", 4, 32), WeightFormat("int", 8, act="int8"),
     WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn"),
+    WeightFormat("int", 4, 32, symmetric=False, mins=True), WeightFormat("int", 8, 16), NF4, INT4_GROUPS,
     WeightFormat("float", 8, act="float8_e4m3fn"), WeightFormat("float", 8, 128, act="float8_e4m3fn"),
 )  # fmt: skip
 
@@ -246,11 +248,21 @@ FORMATS = (
 def qtensor(format: WeightFormat, cols: int, width: int) -> QTensor:
     """A weight of this format, of which only the sizes are there."""
     groups = {0: 1, -1: 1}.get(format.group, -(-width // max(1, format.group)))
-    kind = torch.float8_e4m3fn if format.kind == "float" else torch.int8 if format.symmetric else torch.uint8
+    kind = (
+        torch.float8_e4m3fn
+        if format.kind == "float"
+        else torch.int8
+        if format.kind == "int" and format.symmetric
+        else torch.uint8
+    )
     data = {"codes": meta(cols, width, dtype=kind), "scales": meta(cols, groups, dtype=F32)}
     if format.scale_dtype:
         data |= {"scales": meta(cols, groups, dtype=getattr(torch, format.scale_dtype)), "scale": meta(1, 1, dtype=F32)}
-    if not format.symmetric:
+    if format.kind == "table":
+        data["levels"] = meta(1, len(format.levels), dtype=F32)
+    if format.mins:
+        data["mins"] = meta(cols, groups, dtype=F32)
+    elif not format.symmetric:
         data["zeros"] = meta(cols, groups, dtype=torch.uint8)
     return QTensor(format, (cols, width), data)
 
@@ -268,17 +280,17 @@ def quantised_calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]
 def expert_calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
     """Of a kernel for experts: 128 of them, of which a token has 8, in a prefill and a decode."""
     count, hidden, ffn = 128, 2048, 768
-    for format in (DENSE, *FORMATS):
-        if k.supports({"weight": format, "dtype": "bfloat16", "act": "silu"}) is not None:
+    q4_k, q6_k = WeightFormat("int", 4, 32, symmetric=False, mins=True), WeightFormat("int", 8, 16)
+    for format, other in (*((f, f) for f in (DENSE, *FORMATS)), (q4_k, q6_k)):
+        if k.supports({"weight": format, "down_weight": other, "dtype": "bfloat16", "act": "silu"}) is not None:
             continue
-        shapes = ((count * 2 * ffn, hidden), (count * hidden, ffn))
-        first, second = (
-            k.pack(QTensor(DENSE, s, {"weight": meta(*s)}) if format == DENSE else qtensor(format, *s)) for s in shapes
-        )
+        shapes = ((format, (count * 2 * ffn, hidden)), (other, (count * hidden, ffn)))
+        first, second = (k.pack(QTensor(DENSE, s, {"weight": meta(*s)}) if f == DENSE else qtensor(f, *s)) for f, s in shapes)
         for tokens in (512, 1):
             args = [meta(tokens, hidden), meta(tokens, 8, dtype=I32), meta(tokens, 8, dtype=F32), first, second]
-            label = f"{format}{'' if k.batch_invariant else f' {tokens}'}"
-            yield label, args, {"experts": count, "act": "silu", "group": format.group}
+            mixed = "" if format == other else f" and {other}"
+            label = f"{format}{mixed}{'' if k.batch_invariant else f' {tokens}'}"
+            yield label, args, {"experts": count, "act": "silu", "group": format.group, "down_group": other.group}
 
 
 def attention_call(backend: Any, spec: AttnSpec, uniform: int) -> Callable[[], Any]:

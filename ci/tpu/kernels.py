@@ -70,7 +70,7 @@ def experts() -> Iterator[Case]:
         (32, 4, 2880, 2880, [DENSE, WeightFormat("float", 4, 32)]),
     ):
         for f in formats:
-            facts = {"experts": count, "weight": f, "dtype": "bfloat16", "act": "silu"}
+            facts = {"experts": count, "weight": f, "down_weight": f, "dtype": "bfloat16", "act": "silu"}
             for kernel, body in (("pallas-grouped", moe._experts), ("jax-megablox", moe._megablox)):
                 if kernels[kernel].supports(facts) is not None:
                     continue
@@ -81,7 +81,7 @@ def experts() -> Iterator[Case]:
                 )
                 for tokens in (1, 64, 2048):
                     x, ids = Shape((tokens, hidden), "bfloat16"), Shape((tokens, k), "int32")
-                    run = partial(body, experts=count, group=f.group)
+                    run = partial(body, experts=count, group=f.group, down_group=f.group)
                     yield f"experts {kernel} {count}x{ffn} {f} {tokens} tokens", run, (
                         x, ids, Shape(ids.shape, "float32"), first, second,
                     )  # fmt: skip

@@ -112,6 +112,15 @@ def test_a_library_that_does_not_load_is_left_to_the_import(tmp_path: Path, lib:
     assert run(code + "import torch") == "imported\n"
 
 
+def test_places_of_operators_are_known_before_inspect_looks_for_them() -> None:
+    code = """
+import inspect
+for name in lean_torch.REGISTERING:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    assert file is None or inspect.modulesbyfile[file] == name, name"""
+    run(LEAN + code)
+
+
 def test_nobody_keeps_a_stand_in() -> None:
     code = """
 for name, module in list(sys.modules.items()):

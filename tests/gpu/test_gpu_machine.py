@@ -108,6 +108,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_is_ended_with_all_it_started_and_named_and_what_does_not_fit_is_not_run(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.with_name("lock.py").write_text(HANGS)
@@ -143,6 +144,7 @@ def test_nothing_starts_when_the_budget_is_spent(tmp_path: Path) -> None:
     assert parts["first"]["state"] == "not run"
 
 
+@pytest.mark.slow
 def test_an_ended_part_may_say_what_it_knows(tmp_path: Path) -> None:
     """The kit writes its evidence, the figures those that are known."""
     file = tmp_path / "late.json"
@@ -177,6 +179,7 @@ def test_evidence_of_the_parts_is_one(tmp_path: Path) -> None:
     assert _run(todo, tmp_path, 5_000)["evidence"]["cells"] == {"rope": {"fast": {"passed": 3, "failed": 0, "refused": 0}}}
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_what_was_not_run_or_was_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Through the command itself. The parts that are left are `bench host`, which needs no device, and one that passed."""
     earlier = {

@@ -21,6 +21,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import threading
@@ -31,6 +32,9 @@ from typing import Any
 
 PUT_OFF = ("torch.export", "torch._meta_registrations")
 """Modules in the order in which torch imports them. One that a version of torch does not import need not be put off."""
+REGISTERING = ("torch._native.registry", "torch.utils._debug_mode._mode")
+"""Modules that register operators with bodies for fake tensors as they are imported (torch 2.13). Torch then asks `inspect`
+for the place of a body, and inspect, unless it knows whose file that is, resolves the paths of a thousand modules."""
 
 
 def load_library() -> None:
@@ -98,6 +102,8 @@ class _StandIns:
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name in PUT_OFF and name not in self._made:
             return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+        if name in REGISTERING and path:
+            inspect.modulesbyfile[os.path.join(path[0], name.rpartition(".")[2] + ".py")] = name
         parent = sys.modules.get(name.rpartition(".")[0])
         return PathFinder.find_spec(name, parent.real().__path__) if isinstance(parent, _StandIn) else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,17 +31,21 @@ def alone(library: Library) -> Iterator[None]:
     native.settle()
 
 
+def in_time(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 60
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.001)
+    return condition()
+
+
 def made_ready(size: int) -> None:
     """Expect it, and wait until all of it is there."""
     native.expect(size)
-    until = time.monotonic() + 60
-    while native.waiting() < size and time.monotonic() < until:
-        time.sleep(0.001)
-    assert native.waiting() == size
+    assert in_time(lambda: native.waiting() == size)
 
 
-def threads() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
+def threads() -> set[str]:
+    return {p.name for p in Path("/proc/self/task").iterdir()}
 
 
 def test_what_is_expected_is_held_and_what_is_not_taken_goes_back(library: Library) -> None:
@@ -54,7 +58,7 @@ def test_what_is_expected_is_held_and_what_is_not_taken_goes_back(library: Libra
     native.settle()
     assert native.waiting() == 0
     assert 30 * MIB < process_memory() - before < 40 * MIB
-    assert threads() == running
+    assert in_time(lambda: threads() <= running)  # the system lists a thread for a moment after its last instruction
     del mine
     assert process_memory() - before < 8 * MIB
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,19 +16,39 @@ from thalweg.hal import ops
 from thalweg.hal.ops.quantise import quantise
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 
+ASKED = ("table", "mxfp4", "nvfp4", "mins", "static", "tensor")
+"""In names of formats that are not made of values on the way into their packed form."""
+NF4 = tuple(math.copysign(abs(i / 7.5 - 1) ** 1.3, i - 7.5) for i in range(16))
+"""Levels that no bfloat16 holds, not in order of size."""
 FORMATS = {
     "dense": DENSE,
     "int8": WeightFormat("int", 8),
+    "int8-groups": WeightFormat("int", 8, 32),
     "int8-groups-zeros": WeightFormat("int", 8, 64, symmetric=False),
+    "int8-mins": WeightFormat("int", 8, 32, symmetric=False, mins=True),
     "int8-rows": WeightFormat("int", 8, act="int8"),
     "int4": WeightFormat("int", 4, 128),
     "int4-small-groups": WeightFormat("int", 4, 6),
     "int4-zeros": WeightFormat("int", 4, 32, symmetric=False),
+    "int4-mins": WeightFormat("int", 4, 32, symmetric=False, mins=True),
     "int4-groups-of-no-vector": WeightFormat("int", 4, 36, symmetric=False),
+    "int4-groups-larger-than-a-block": WeightFormat("int", 4, 260, symmetric=False),
     "int4-row": WeightFormat("int", 4),
     "w4a8": WeightFormat("int", 4, 64, symmetric=False, act="int8_per_group"),
+    "w4a8-mins": WeightFormat("int", 4, 32, symmetric=False, mins=True, act="int8_per_group"),
     "w4a8-symmetric-small-groups": WeightFormat("int", 4, 12, act="int8_per_group"),
     "w4a8-row": WeightFormat("int", 4, act="int8_per_group"),
+    "table": WeightFormat("table", 4, 64, levels=NF4),
+    "table-row": WeightFormat("table", 4, levels=NF4),
+    "mxfp4": WeightFormat("float", 4, 32),
+    "nvfp4": WeightFormat("float", 4, 16, scale_dtype="float8_e4m3fn"),
+    "fp8": WeightFormat("float", 8),
+    "fp8-tensor": WeightFormat("float", 8, -1),
+    "fp8-blocks": WeightFormat("float", 8, 128),
+    "fp8-rounded": WeightFormat("float", 8, act="float8_e4m3fn"),
+    "fp8-blocks-rounded": WeightFormat("float", 8, 128, act="float8_e4m3fn_per_group"),
+    "fp8-static": WeightFormat("float", 8, act="float8_e4m3fn_static"),
+    "int4-rounded-to-fp8": WeightFormat("int", 4, 128, act="float8_e4m3fn"),
 }
 SHAPES = [(1, 2), (64, 64), (65, 161), (200, 1030)]
 """(outputs, inputs): less than a panel, one, an odd number of inputs, more than a block."""
@@ -40,6 +62,8 @@ def make(n: int, k: int, dtype: torch.dtype, format: WeightFormat) -> tuple[Any,
     if format == DENSE:
         return QTensor(DENSE, (n, k), {"weight": weight}), weight, bias
     made = quantise(weight, format)
+    if format.own_scale:
+        made = replace(made, data={**made.data, "input_scale": torch.tensor([[0.01]])})
     return made, dict(made.data), bias
 
 
@@ -93,14 +117,17 @@ def test_a_weight_rounded_on_the_way_is_the_one_that_quantise_rounds(library: Li
         assert kernel.pack.mapped is not None
         for parts in ([raw], [raw[:64], raw[64:]], [raw[:10], raw[10:11], raw[11:]]):
             packed = kernel.pack.mapped([p for p in parts if len(p)], format)
-            if format.group % 4:  # torch rounds these
+            if format.group % 4 or any(a in name for a in ASKED):  # torch rounds these
                 assert packed is None
                 continue
             assert packed.dtype is None
             assert torch.equal(kernel.run(x, packed, None, act=format.act, group=format.group), want), (n, k)
 
 
-@pytest.mark.parametrize("name", [n for n, f in FORMATS.items() if f != DENSE and f.group % 4 == 0])
+@pytest.mark.parametrize(
+    "name",
+    [n for n, f in FORMATS.items() if f != DENSE and f.group % 4 == 0 and not any(a in n for a in ASKED)],
+)
 def test_what_is_no_number_spoils_its_own_group_at_most(library: Library, name: str) -> None:
     (kernel, *_), format = kernels(library), FORMATS[name]
     weight = torch.randn(70, 256, generator=torch.Generator().manual_seed(3))
@@ -206,7 +233,8 @@ def test_an_input_far_larger_than_the_rest_leaves_them_their_precision(library: 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
 def test_infinities_and_nan_stay_in_their_row(library: Library, format: WeightFormat, dtype: torch.dtype) -> None:
-    """And spoil all of it, also where inputs are rounded: what a model has lost must be seen to be lost."""
+    """And spoil all of it, also where inputs are rounded: what a model has lost must be seen to be lost. Only by a scale of the
+    checkpoint's own are infinities rounded to the largest number, which is what the op says."""
     kernel, *_ = kernels(library)
     packed, like = kernel.pack(make(64, 72, dtype, format)[0]), {"act": format.act, "group": format.group}
     x = torch.randn(8, 72).to(dtype)
@@ -216,4 +244,4 @@ def test_infinities_and_nan_stay_in_their_row(library: Library, format: WeightFo
     keep = [0, 1, 2, 5, 6, 7]
     assert torch.equal(got[keep], clean[keep])
     assert got[3].isnan().all()
-    assert not got[4].isfinite().any()
+    assert got[4].isfinite().all() if format.own_scale else not got[4].isfinite().any()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from zoo import make_checkpoint
 
 from thalweg import LLM, SamplingParams
 from thalweg.backends.cpu import recording
-from thalweg.backends.cpu.native import Library, levels
+from thalweg.backends.cpu.native import REPLAYED, Library, levels
 from thalweg.backends.cpu.recording import Arena, RecordingExecutable, advancing, opaque
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import SamplingArrays, StateBox, StepBatch, StepResult
@@ -98,6 +100,37 @@ def test_recorded_steps_give_the_tokens_and_logprobs_of_steps_as_written(
     monkeypatch.setattr(RecordingExecutable, "__call__", lambda self, batch: self._eager(batch))
     assert got == _serve(dtype, isa=best.level)
     assert counts == before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_mixture_s_tokens_go_where_each_batch_sends_them(
+    best: Library, dtype: str, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Which experts have rows differs from step to step, and a tape says nothing of it. No call of theirs is torch's."""
+    source = make_checkpoint("qwen3-moe", tmp_path, tokenizer=False)
+    parts: list[Any] = []
+    tape = recording.Recorder.tape
+    monkeypatch.setattr(recording.Recorder, "tape", lambda self: parts.append(list(self._parts)) or tape(self))
+
+    def said() -> list[Any]:
+        llm = LLM(str(source), device="cpu", dtype=dtype, max_model_len=64, skip_tokenizer_init=True)
+        try:
+            prompts = [{"prompt_token_ids": list(range(3 + i, 9 + 2 * i))} for i in range(4)]
+            params = [
+                SamplingParams(max_tokens=30, temperature=t, seed=1, ignore_eos=True, logprobs=1, detokenize=False)
+                for t in (0.0, 0.9, 0.0, 1.0)
+            ]
+            done = [o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)]
+            return [(list(o.token_ids), [{t: v.logprob for t, v in p.items()} for p in o.logprobs or ()]) for o in done]
+        finally:
+            llm.shutdown()
+
+    got = said()
+    assert counts["_replay"] > 3 * counts["_record"] > 0
+    experts = [e for p in parts[0] if isinstance(p, list) for e in p if e[0] == REPLAYED.index("experts")]
+    assert len(experts) == 2  # layers that are mixtures
+    monkeypatch.setattr(RecordingExecutable, "__call__", lambda self, batch: self._eager(batch))
+    assert got == said()
 
 
 @pytest.mark.slow

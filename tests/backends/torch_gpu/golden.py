@@ -91,7 +91,7 @@ def bind_more(binder: Binder, attention: Sequence[AttentionBackend], dtype: str)
         binder.record(Choice("attention", asdict(spec), backend.name, backend.batch_invariant, refused))
     every = ops.all_ops()
     binder.bind(every["route"], k=8, scores="sigmoid", renormalise=True, experts=256)
-    binder.bind(every["experts"], dtype=dtype, weight=DENSE, experts=256, act="silu")
+    binder.bind(every["experts"], dtype=dtype, weight=DENSE, down_weight=DENSE, experts=256, act="silu")
     for name in ("lora_shrink", "lora_expand"):
         binder.bind(every[name], dtype=dtype)
     for weight in (FP8_BLOCKS, NVFP4):

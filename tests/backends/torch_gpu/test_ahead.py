@@ -115,6 +115,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     return done
 
 
+@pytest.mark.slow
 def test_kernels_are_compiled_on_other_threads_before_the_step_runs(absent: Absent, compiled: list[tuple[str, bool]]) -> None:
     device = GpuDevice(INFO, HostRuntime(late=False), Parts(), prepare="kernels")
     run = device.compile(_step, {"weight": torch.ones(4, dtype=torch.int32)}, StateBox({}), None, None)

@@ -71,6 +71,7 @@ def device() -> GpuDevice:
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.slow
 def test_it_equals_dense_attention_in_mixed_steps_and_decodes_padded_or_not(
     device: GpuDevice, name: str, spec: AttnSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_missing_meeting_place_a_missing_library_and_absent_ranks_are_told_in_
         TorchCommunicator(absent, place)
 
 
+@pytest.mark.slow
 def test_ranks_that_never_come_are_given_up_on(tmp_path: Path) -> None:
     place = Place(0, 2, (0,), {RENDEZVOUS: f"file://{tmp_path / 'alone'}"})
     with pytest.raises(DeviceError, match="rank 0 of 2 could not join the others"):

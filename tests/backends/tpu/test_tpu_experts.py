@@ -59,27 +59,30 @@ def _routed(rng: np.random.Generator, tokens: int, how: str) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("format", "tokens", "how"),
+    ("format", "down", "tokens", "how"),
     [
-        (DENSE, 1, "random"), (DENSE, 40, "crowded"), *((f, 70, "random") for f in FORMATS),
+        (DENSE, DENSE, 1, "random"), (DENSE, DENSE, 40, "crowded"), *((f, f, 70, "random") for f in FORMATS),
+        (WeightFormat("int", 4, 64), WeightFormat("int", 8), 9, "random"), (WeightFormat("int", 8), DENSE, 9, "random"),
+        (DENSE, WeightFormat("int", 4, 32, symmetric=False), 9, "random"),
     ],
     ids=str,
 )  # fmt: skip
-def test_every_token_goes_through_its_own_experts(format: WeightFormat, tokens: int, how: str) -> None:
+def test_every_token_goes_through_its_own_experts(format: WeightFormat, down: WeightFormat, tokens: int, how: str) -> None:
     rng = np.random.default_rng(tokens)
-    (first, means1), (second, means2) = _weight(rng, format, 2 * FFN, HIDDEN), _weight(rng, format, HIDDEN, FFN)
+    (first, means1), (second, means2) = _weight(rng, format, 2 * FFN, HIDDEN), _weight(rng, down, HIDDEN, FFN)
     x, ids = rng.normal(size=(tokens, HIDDEN)).astype(np.float32), _routed(rng, tokens, how)
     weights = rng.uniform(0.1, 1, ids.shape).astype(np.float32)
     want = _dense(x, ids, weights, means1, means2)
     runs = {"pallas-grouped": (moe._experts, moe._pack)}
-    if format == DENSE:
+    if format == down == DENSE:
         runs["jax-megablox"] = moe._megablox, lambda w: w.data["weight"]
     for name, (body, pack) in runs.items():
-        run = jax.jit(partial(body, experts=EXPERTS, group=format.group, interpret=True))
+        run = jax.jit(partial(body, experts=EXPERTS, group=format.group, down_group=down.group, interpret=True))
         got = run(x, ids, weights, pack(first), pack(second))
         np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max(), err_msg=name)
 
 
+@pytest.mark.slow
 def test_places_are_whole_tiles_of_one_matrix_each_and_no_row_is_lost() -> None:
     run = jax.jit(grouped_matmul.place, static_argnums=(1, 2))
     for seed in range(30):
@@ -94,6 +97,7 @@ def test_places_are_whole_tiles_of_one_matrix_each_and_no_row_is_lost() -> None:
         assert (owner[used[0] :] == owner[used[0] - 1]).all()  # so that steps without a tile read nothing new
 
 
+@pytest.mark.slow
 def test_tiles_without_rows_cost_no_product() -> None:
     """What they would read is poisoned: the one matrix that no row has."""
     rng = np.random.default_rng(0)
@@ -121,7 +125,8 @@ def test_it_lowers_for_hardware(format: WeightFormat, kind: str) -> None:
     first, second = jax.eval_shape(lambda: (packed(2 * FFN, HIDDEN), packed(HIDDEN, FFN)))
     mesh = AbstractMesh((1,), ("x",), abstract_device=AbstractDevice(device_kind=kind, num_cores=1, platform="tpu"))
     with jax.sharding.use_abstract_mesh(mesh):
-        run = export.export(jax.jit(partial(moe._experts, experts=EXPERTS, group=format.group)), platforms=["tpu"])
+        said = {"experts": EXPERTS, "group": format.group, "down_group": format.group}
+        run = export.export(jax.jit(partial(moe._experts, **said)), platforms=["tpu"])
         for tokens in (1, 200):
             x, ids = jax.ShapeDtypeStruct((tokens, HIDDEN), "bfloat16"), jax.ShapeDtypeStruct((tokens, K), "int32")
             text = run(x, ids, jax.ShapeDtypeStruct(ids.shape, "float32"), first, second).mlir_module()
@@ -138,13 +143,14 @@ def test_it_lowers_for_hardware(format: WeightFormat, kind: str) -> None:
 )  # fmt: skip
 def test_which_kernel_serves_is_a_choice(options: dict[str, str], on_host: bool, serving: str) -> None:
     binder = Binder(kernels(TpuOptions(**options), on_host))
-    facts = {"experts": EXPERTS, "dtype": "bfloat16", "act": "silu", "weight": DENSE}
+    facts = {"experts": EXPERTS, "dtype": "bfloat16", "act": "silu", "weight": DENSE, "down_weight": DENSE}
     assert binder.bind(ops.experts, **facts).choice.kernel == serving
     assert binder.bind(ops.route, k=2, scores="softmax", renormalise=True).choice.kernel == "top-k"
 
 
 def test_what_is_refused_is_said() -> None:
-    binder, facts = Binder(moe.kernels(interpret=True)), {"experts": EXPERTS, "dtype": "bfloat16", "act": "silu"}
+    facts = {"experts": EXPERTS, "dtype": "bfloat16", "act": "silu", "down_weight": DENSE}
+    binder = Binder(moe.kernels(interpret=True))
     quantised = binder.bind(ops.experts, **facts, weight=WeightFormat("int", 2)).choice
     assert quantised.kernel == "reference"
     assert dict(quantised.refused) == {
@@ -152,6 +158,8 @@ def test_what_is_refused_is_said() -> None:
     }  # fmt: skip
     rounded = binder.bind(ops.experts, **facts, weight=WeightFormat("int", 8, act="int8")).choice
     assert "not in int8" in dict(rounded.refused)["pallas-grouped"]
+    down = binder.bind(ops.experts, **(facts | {"down_weight": WeightFormat("int", 2)}), weight=DENSE).choice
+    assert dict(down.refused) == dict(quantised.refused)
     binder = Binder(moe.kernels(interpret=True))
     assert (
         "not relu" in dict(binder.bind(ops.experts, **(facts | {"act": "relu"}), weight=DENSE).choice.refused)["jax-megablox"]

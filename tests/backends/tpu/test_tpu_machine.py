@@ -33,6 +33,7 @@ def run(machine: Any, monkeypatch: pytest.MonkeyPatch, out: Path, todo: dict[str
     return status, {n: p["state"] for n, p in json.loads((out / "summary.json").read_text())["parts"].items()}
 
 
+@pytest.mark.slow
 def test_a_part_that_outlasts_the_budget_is_named_and_a_resumed_run_goes_on(
     machine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

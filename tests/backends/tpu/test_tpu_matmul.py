@@ -49,6 +49,7 @@ def _packed(format: WeightFormat, out: int, fan_in: int) -> tuple[dict[str, jax.
         for sizes in ((3, 40, 160), (130, 300, 520)) for f in FORMATS
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_the_product_is_that_of_the_dequantised_weight(format: WeightFormat, rows: int, out: int, fan_in: int) -> None:
     weight, means = _packed(format, out, fan_in)
     x, bias = (np.random.default_rng(2).normal(size=s).astype(np.float32) for s in ((rows, fan_in), (out,)))

@@ -18,9 +18,12 @@ from thalweg.hal import noise, ops
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.device import Device
 from thalweg.hal.op import Kernel
+from thalweg.hal.ops.matmul import INT4_GROUPS, NF4
+from thalweg.hal.ops.quantise import quantise
 from thalweg.hal.platform import Place
 from thalweg.hal.step import StepShape
 from thalweg.hal.testing import sequences as seq
+from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "models"))
 from rig import Rig, Seq
@@ -55,6 +58,46 @@ def test_a_row_of_a_product_is_the_same_bits_wherever_it_stands_whatever_numpy_d
         assert torch.equal(linear.run(x[order], weight), whole[order])
 
 
+SHIFTED = {
+    "zeros of 16": WeightFormat("int", 4, 16, symmetric=False),
+    "zeros of 16, 8 bits": WeightFormat("int", 8, 16, symmetric=False),
+    "minima of rows": WeightFormat("int", 8, symmetric=False, mins=True),
+    "minima of 16": WeightFormat("int", 8, 16, symmetric=False, mins=True), "minima of 128": replace(INT4_GROUPS, group=128),
+    "table of rows": replace(NF4, group=0), "table of 16": replace(NF4, group=16),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHIFTED)
+def test_weights_made_one_by_one_are_those_of_the_definition(device: Device, name: str) -> None:
+    """Rows that end within a chunk, and forms that no sample of the kit has."""
+    format, rng = SHIFTED[name], torch.Generator().manual_seed(2)
+    weight = quantise(torch.randn(70, 200, generator=rng) + 0.5, format)
+    x, bias = torch.randn(5, 200, generator=rng), torch.randn(70, generator=rng)
+    kernel = _kernel(device, "linear", weight=format, dtype="float32")
+    got = kernel.run(x, kernel.pack(weight), bias, group=format.group)
+    want = ops.linear.reference(x, weight.data, bias, group=format.group)
+    torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("pair", [(DENSE, NF4), (INT4_GROUPS, DENSE), (NF4, WeightFormat("float", 8))], ids=str)
+def test_experts_of_two_formats_are_those_of_the_definition(device: Device, pair: tuple[WeightFormat, WeightFormat]) -> None:
+    rng = torch.Generator().manual_seed(3)
+    x, weights = torch.randn(3, 64, generator=rng), torch.rand(3, 2, generator=rng)
+    ids = torch.tensor([[0, 2], [2, 1], [0, 1]], dtype=torch.int32)
+    dense = [torch.randn(*shape, generator=rng) / 8 for shape in ((3 * 2 * 32, 64), (3 * 64, 32))]
+    held = [
+        QTensor(DENSE, tuple(w.shape), {"weight": w}) if f == DENSE else quantise(w, f)
+        for w, f in zip(dense, pair, strict=True)
+    ]  # fmt: skip
+    static = {"experts": 3, "act": "silu", "group": pair[0].group, "down_group": pair[1].group}
+    facts = {"weight": pair[0], "down_weight": pair[1], "dtype": "float32"} | static
+    kernel = _kernel(device, "experts", **facts)
+    assert kernel.name.startswith("triton-mixed")
+    got = kernel.run(x, ids, weights, *(kernel.pack(w) for w in held), **static)
+    want = ops.experts.reference(x, ids, weights, *(w.data.get("weight", w.data) for w in held), **static)
+    torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+
+
 @triton.jit
 def _show(out, lo, hi, p, BLOCK: tl.constexpr):
     t = tl.arange(0, BLOCK)
@@ -62,8 +105,9 @@ def _show(out, lo, hi, p, BLOCK: tl.constexpr):
     tl.store(out + t, _gumbel(zero + lo, zero + hi, zero + p, t.to(tl.uint32)))
 
 
-def _kernel(device: Device, op: str) -> Kernel:
-    return next(k for k in device.kernels if k.op == op)
+def _kernel(device: Device, op: str, **facts: Any) -> Kernel:
+    """The first one for this op, or for these facts of it."""
+    return next(k for k in device.kernels if k.op == op and (not facts or k.supports(facts) is None))
 
 
 SPECS = {

@@ -28,6 +28,7 @@ def _run(*command: str) -> Any:
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+@pytest.mark.slow
 def test_numbers_that_change_with_every_step_make_no_kernels_of_their_own(arch: str) -> None:
     """Tokens, sequences, widths of tables and lengths of lists, in every mixture: the first few steps had all there are."""
     found = _run(str(HERE / "elsewhere.py"), "variants", arch, NANO)

@@ -174,11 +174,15 @@ class HashModel:
             mask = None if masks is None else masks.allowed[row]
             if row not in banned and (mask is None or bool((mask == 0xFFFFFFFF).all())):
                 continue
-            for up in range(self._vocab):
-                token = (int(out[row]) + up) % self._vocab
-                if token not in banned.get(row, ()) and (mask is None or int(mask[token // 32]) >> (token % 32) & 1):
-                    out[row] = token
-                    break
+            ok = np.ones(self._vocab, np.bool_)
+            if mask is not None:
+                bits = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little")
+                ok[:] = bits[: self._vocab]
+            ok[[t for t in banned.get(row, ()) if t < self._vocab]] = False
+            found = np.flatnonzero(ok)
+            if found.size:
+                at = int(np.searchsorted(found, out[row]))
+                out[row] = found[at if at < found.size else 0]
 
 
 def _running(v: I64, batch: StepBatch) -> I64:

@@ -49,6 +49,8 @@ def unpackable(format: WeightFormat) -> str | None:
     """Why `pack` cannot, or None."""
     if format.scale_dtype:
         return f"runs float32 scales, not {format.scale_dtype}"
+    if format.kind == "table":
+        return "runs integers and floats, no tables of levels"
     if format.bits not in (4, 8):
         return f"runs 4 and 8 bits, not {format.bits}"
     if format.mins:

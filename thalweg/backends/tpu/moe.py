@@ -41,11 +41,14 @@ def kernels(interpret: bool) -> tuple[Kernel, ...]:
 
 
 def _supports(spec: Mapping[str, Any]) -> str | None:
-    format: WeightFormat = spec["weight"]
     if spec["act"] not in ACTIVATIONS:
         return f"runs {', '.join(ACTIVATIONS)}, not {spec['act']}"
     if spec["dtype"] not in DTYPES:
         return f"runs {', '.join(DTYPES)}, not {spec['dtype']}"
+    return _unpackable(spec["weight"]) or _unpackable(spec["down_weight"])
+
+
+def _unpackable(format: WeightFormat) -> str | None:
     if format == DENSE:
         return None
     return f"multiplies in the model's dtype, not in {format.act}" if format.act else matmul.unpackable(format)
@@ -54,7 +57,8 @@ def _supports(spec: Mapping[str, Any]) -> str | None:
 def _dense(spec: Mapping[str, Any]) -> str | None:
     if gmm is None:
         return f"jax {jax.__version__} does not ship the kernel"
-    return _supports(spec) if spec["weight"] == DENSE else f"runs dense weights, not {spec['weight']}"
+    other = next((f for f in (spec["weight"], spec["down_weight"]) if f != DENSE), None)
+    return _supports(spec) if other is None else f"runs dense weights, not {other}"
 
 
 def _pack(w: QTensor) -> dict[str, jax.Array]:
@@ -79,25 +83,25 @@ def _pack(w: QTensor) -> dict[str, jax.Array]:
 
 def _experts(
     x: jax.Array, ids: jax.Array, weights: jax.Array, gate_up: Mapping[str, jax.Array], down: Mapping[str, jax.Array], *,
-    experts: int, act: str = "silu", group: int = 0, interpret: bool = False,
+    experts: int, act: str = "silu", group: int = 0, down_group: int = 0, interpret: bool = False,
 ) -> jax.Array:  # fmt: skip
     """See the op."""
     pairs, hidden = ids.size, x.shape[1]
-    tile, group = grouped_matmul.tile_rows(pairs, experts), max(group, 0)
+    tile, group, down_group = grouped_matmul.tile_rows(pairs, experts), max(group, 0), max(down_group, 0)
     there, owner, used = grouped_matmul.place(ids.reshape(-1), experts, tile)
     rows = _spread(x, ids, there, owner.shape[0] * tile)
-    same = {"group": group, "interpret": interpret}
-    middle = grouped_matmul.gated(rows, gate_up, owner, used, act=grouped_matmul.activation(act), **same)
-    made = grouped_matmul.product(middle, down, owner, used, **same)[there]
+    chosen = grouped_matmul.activation(act)
+    middle = grouped_matmul.gated(rows, gate_up, owner, used, act=chosen, group=group, interpret=interpret)
+    made = grouped_matmul.product(middle, down, owner, used, group=down_group, interpret=interpret)[there]
     made = made.reshape(pairs, 2, -1)[..., : hidden // 2].reshape(pairs, hidden)
     return _together(made, weights).astype(x.dtype)
 
 
 def _megablox(
     x: jax.Array, ids: jax.Array, weights: jax.Array, gate_up: jax.Array, down: jax.Array, *, experts: int, act: str = "silu",
-    group: int = 0, interpret: bool = False,
+    group: int = 0, down_group: int = 0, interpret: bool = False,
 ) -> jax.Array:  # fmt: skip
-    """See the op. group: of quantised weights, which are refused."""
+    """See the op. group, down_group: of quantised weights, which are refused."""
     pairs = ids.size
     there, _, _ = grouped_matmul.place(ids.reshape(-1), experts, 1)
     tile = min(MEGABLOX[0], -(-pairs // LEAST) * LEAST)

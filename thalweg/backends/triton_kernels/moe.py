@@ -18,7 +18,7 @@ from thalweg.backends.triton_kernels.linear import DTYPES
 from thalweg.backends.triton_kernels.tiles import Tiles
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.ops.activation import ACTIVATIONS
-from thalweg.hal.weights import QTensor
+from thalweg.hal.weights import QTensor, WeightFormat
 
 MOST_EXPERTS = 1024
 
@@ -190,37 +190,39 @@ def assign(ids: Tensor, count: int, m: int) -> tuple[tuple[Tensor, ...], int]:
 
 def experts(
     tiles: Tiles, kind: str, exact: bool, x: Tensor, ids: Tensor, weights: Tensor, gate_up: dict[str, Tensor],
-    down_: dict[str, Tensor], *, experts: int, act: str = "silu", group: int = 0,
+    down_: dict[str, Tensor], *, experts: int, act: str = "silu", group: int = 0, down_group: int = 0,
 ) -> Tensor:  # fmt: skip
-    """exact: tiles have the same size whatever the number of tokens."""
+    """exact: tiles have the same size whatever the number of tokens. kind: "" = each weight's, as `_mixed` packed it."""
     (tokens, hidden), k = x.shape, ids.shape[1]
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
     if tokens == 0:
         return out
-    ffn = gate_up["codes"].shape[0] // experts // 2
+    kinds = [kind or next(k for k in KINDS.values() if k in w) for w in (gate_up, down_)]
+    ffn = gate_up["codes" if kind else kinds[0]].shape[0] // experts // 2
     rows = -(-tokens * k // experts) * 2
-    m, n, width = quantised.tile_sizes(tiles, "raw" if kind == "dense" else kind, group, 0, rows, exact, x.dtype)
+    m, n, _ = quantised.tile_sizes(tiles, "raw", 0, 0, rows, exact, x.dtype)
     m, n = min(m, 64), max(16, n)
     work, most = assign(ids, experts, m)
     middle = torch.empty((tokens * k, ffn), dtype=x.dtype, device=x.device)
     y = torch.empty((tokens * k, hidden), dtype=x.dtype, device=x.device)
     same = {
-        "E": experts, "KIND": "raw" if kind == "dense" else kind, "GROUP": group, "SCALED": kind != "dense",
-        "NATIVE": tiles.float8, "PRECISION": "ieee", "M": m, "N": n, "K": width, "num_warps": tiles.product.warps,
+        "E": experts, "NATIVE": tiles.float8, "PRECISION": "ieee", "M": m, "N": n, "num_warps": tiles.product.warps,
         "num_stages": min(2, tiles.product.stages),
     }  # fmt: skip
 
-    def launch(kernel, x: Tensor, w: dict[str, Tensor], out: Tensor, *more: int, **static: str) -> None:
-        (inputs, cols), codes = (x.shape[1], out.shape[1]), w["codes"]
-        scales = w.get("scales", codes)
+    def launch(kernel, x: Tensor, kind: str, w: dict[str, Tensor], group: int, out: Tensor, *more: int, **given: str) -> None:
+        (inputs, cols), codes = (x.shape[1], out.shape[1]), w["codes" if "codes" in w else kind]
+        held = "raw" if kind == "dense" else kind
+        zeros, static = quantised.shifts(held, group, {"scales": codes} | w)
+        width = quantised.tile_sizes(tiles, held, static["GROUP"], 0, rows, exact, x.dtype)[2]
         kernel[(most, triton.cdiv(cols, n))](
-            x, codes, scales, w.get("zeros", scales), out, *work, inputs, cols, codes.stride(0), *more, ZEROS="zeros" in w,
-            EVEN=inputs % width == 0, **same, **static,
+            x, codes, w.get("scales", codes), zeros, out, *work, inputs, cols, codes.stride(0), *more, KIND=held, K=width,
+            SCALED=kind != "dense", EVEN=inputs % width == 0, **static, **same, **given,
         )  # fmt: skip
 
-    launch(up, x, gate_up, middle, x.stride(0), k, ACT=act)
-    launch(down, middle, down_, y)
+    launch(up, x, kinds[0], gate_up, group, middle, x.stride(0), k, ACT=act)
+    launch(down, middle, kinds[1], down_, down_group, y)
     block = min(1024, triton.next_power_of_2(hidden))
     _together[(tokens, triton.cdiv(hidden, block))](y, weights.contiguous(), out, hidden, K=k, BLOCK=block, num_warps=4)
     return out
@@ -232,18 +234,41 @@ def _pack(tiles: Tiles, w: QTensor) -> dict[str, Tensor]:
 
 KINDS = {
     "triton": "dense", "triton-int8": "int8", "triton-int4": "int4", "triton-float8": "float8", "triton-float4": "float4",
+    "triton-table4": "table4",
 }  # fmt: skip
 """Kernel name -> codes."""
 
 
+def _mixed(tiles: Tiles, w: QTensor) -> dict[str, Tensor]:
+    """As `_pack`, with the codes under the name of their kind."""
+    made = _pack(tiles, w)
+    kind = next(k for k in KINDS.values() if _unfit(k, w.format, DTYPES[0]) is None)
+    return {kind: made.pop("codes")} | made
+
+
+def _unfit(kind: str, w: WeightFormat, dtype: str) -> str | None:
+    if kind != "dense":
+        return quantised.refusal(kind, "", w, dtype)
+    if w.kind != "dense":
+        return f"runs dense weights, not {w}"
+    return None if dtype in DTYPES else f"runs {', '.join(DTYPES)}, not {dtype}"
+
+
 def _refusal(kind: str, spec) -> str | None:
+    """kind: "" = two formats that are not equal."""
+    first, second, dtype = spec["weight"], spec["down_weight"], spec["dtype"]
     if spec["act"] not in ACTIVATIONS:
         return f"runs {', '.join(ACTIVATIONS)}, not {spec['act']}"
-    if kind != "dense":
-        return quantised.refusal(kind, "", spec["weight"], spec["dtype"])
-    if spec["weight"].kind != "dense":
-        return f"runs dense weights, not {spec['weight']}"
-    return None if spec["dtype"] in DTYPES else f"runs {', '.join(DTYPES)}, not {spec['dtype']}"
+    if kind:
+        if second != first:
+            return f"holds all matrices in one format, not {first} and for down {second}"
+        return _unfit(kind, first, dtype)
+    if first == second:
+        return f"runs two formats, not {first} alone"
+    if dtype not in DTYPES:
+        return f"runs {', '.join(DTYPES)}, not {dtype}"
+    missing = [str(w) for w in (first, second) if all(_unfit(k, w, dtype) for k in KINDS.values())]
+    return f"runs formats that kernels for one of them run, not {' nor '.join(missing)}" if missing else None
 
 
 def _few(spec) -> str | None:
@@ -259,4 +284,7 @@ def kernels(t: Tiles) -> tuple[Kernel, ...]:
             label = name if exact else f"{name}-variant"
             run = part(experts, t, kind, exact)
             found.append(Kernel("experts", label, run, part(_refusal, kind), Pack(part(_pack, t)), batch_invariant=exact))
+    for exact in (False, True):
+        label, run = f"triton-mixed{'' if exact else '-variant'}", part(experts, t, "", exact)
+        found.append(Kernel("experts", label, run, part(_refusal, ""), Pack(part(_mixed, t)), batch_invariant=exact))
     return tuple(found)

@@ -5,12 +5,16 @@ real numbers than those of a weight that was dequantised and rounded first.
 NVFP4's scales belong to 16 inputs, too few for a sum of their own. They multiply the codes, exactly, as 4-bit floats
 times float8_e4m3fn have 6 bits. The scale of the tensor multiplies the sums.
 
+Other weights become numbers one by one too (`each`): those with groups of 16, with minima of groups, and with a table of
+levels. They are made in float32 and rounded to the inputs' type, as the op's body does.
+
 `pack` lays codes out as the product reads them. 4-bit codes lie in pairs: byte i of a chunk of inputs holds its
 element i and, in the upper half, element i + chunk / 2. Scales and zeros lie by group, so that a tile's are
 neighbours.
 """
 
 import functools
+from typing import Any
 
 import torch
 import triton
@@ -28,7 +32,17 @@ CHUNK = 64
 """Inputs whose 4-bit codes are packed together, where no smaller group says otherwise."""
 LEAST = 32
 """Inputs of the smallest group whose scale can multiply a sum of its own: two matrix instructions of 16."""
+SMALLEST = 16
+"""Inputs of the smallest group of weights that become numbers one by one."""
+ROW = 1 << 30
+"""The group of such weights whose scales belong to whole rows."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@triton.constexpr_function
+def each(kind: str, group: int, zeros: str) -> bool:
+    """Are these weights made one by one, with scales and minima, before they multiply?"""
+    return kind == "table4" or zeros == "mins" or 0 < group < 32
 
 
 @triton.jit
@@ -37,13 +51,17 @@ def tile(
     NATIVE: tl.constexpr,
 ):  # fmt: skip
     """The weight's tile of rows that begin at j [N], inputs start .. start + K - 1, as numbers of type `kind`, without
-    scales. 4 bits: of the lower or the upper (HIGH) half of a chunk of 2 K. zero: what symmetric codes are above."""
+    scales. 4 bits: of the lower or the upper (HIGH) half of a chunk of 2 K. zero: what symmetric codes are above, or
+    (table4) where the levels are."""
     i = tl.arange(0, K)
-    if KIND == "int4" or KIND == "float4" or KIND == "nvfp4":
+    if KIND == "int4" or KIND == "float4" or KIND == "nvfp4" or KIND == "table4":
         byte = tl.load(weight + j[:, None] + (start // 2 + i)[None, :], mask=ok[:, None], other=0).to(tl.int32)
         nibble = (byte >> 4) if HIGH else (byte & 15)
-        value = nibble - zero[:, None] if KIND == "int4" else codes.twice_e2m1(nibble)
-        number = value.to(tl.float32).to(kind)
+        if KIND == "table4":
+            number = tl.load(zero + nibble).to(kind)
+        else:
+            value = nibble - zero[:, None] if KIND == "int4" else codes.twice_e2m1(nibble)
+            number = value.to(tl.float32).to(kind)
     else:
         if EVEN:
             mask = ok[:, None]
@@ -72,6 +90,40 @@ def _by_groups(number, scales, j, start, width, cols, ok, kind, N: tl.constexpr,
 
 
 @triton.jit
+def _per_input(values, j, start, width, cols, ok, GROUP: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    """Of values [groups, cols] those of K inputs from `start` on: [N, K], or [N, 1] where one group has all of them."""
+    if GROUP >= K:
+        found = tl.load(values + start // GROUP * cols + j, mask=ok, other=0.0)[:, None]
+    else:
+        group = start // GROUP + tl.arange(0, K // GROUP)
+        there = ok[:, None] & (group * GROUP < width)[None, :]
+        few = tl.load(values + group[None, :] * cols + j[:, None], mask=there, other=0.0)
+        found = tl.reshape(tl.broadcast_to(few[:, :, None], [N, K // GROUP, GROUP]), [N, K])
+    return found
+
+
+@triton.jit
+def _weights(
+    weight, cols_at, scales, zeros, j, start, at, width, cols, ok, zero, kind, KIND: tl.constexpr, GROUP: tl.constexpr,
+    ZEROS: tl.constexpr, HIGH: tl.constexpr, EVEN: tl.constexpr, N: tl.constexpr, K: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """`tile` of inputs at .. at + K - 1, whose codes (4 bits) are of the chunk at `start`. With scales and minima where
+    weights are made one by one, and with the scales of NVFP4's groups."""
+    if KIND == "table4":
+        zero = zeros
+    made: tl.constexpr = tl.float32 if each(KIND, GROUP, ZEROS) else kind
+    number = tile(weight, cols_at, start, width, ok, made, zero, KIND, HIGH, EVEN, K, NATIVE)
+    if each(KIND, GROUP, ZEROS):
+        number = number * _per_input(scales, j, at, width, cols, ok, GROUP, N, K)
+        if ZEROS == "mins":
+            number -= _per_input(zeros, j, at, width, cols, ok, GROUP, N, K)
+        number = number.to(kind)
+    if KIND == "nvfp4":
+        number = _by_groups(number, zeros, j, at, width, cols, ok, kind, N, K, NATIVE)
+    return number
+
+
+@triton.jit
 def _inputs(x, rows_at, start, width, ok, K: tl.constexpr, EVEN: tl.constexpr, kind, CODES: tl.constexpr, NATIVE: tl.constexpr):
     """x's tile [M, K]. CODES: 8-bit floats, as they are where the target multiplies them, otherwise as numbers of
     type kind."""
@@ -94,37 +146,43 @@ def sums(
 ):  # fmt: skip
     """float32 [M, N]: rows of x times rows of the weight, with the scales of the weight's groups (GROUP > 0) but not
     those of whole rows. rows_at [M], cols_at [N]: where they begin. j [N]: which columns they are, for scales and
-    zeros. nvfp4: `zeros` are the scales of its groups, `scales` that of the tensor."""
-    four: tl.constexpr = KIND == "int4" or KIND == "float4" or KIND == "nvfp4"
+    zeros. ZEROS: what `zeros` are, "zeros", "mins" or "" (none). nvfp4: `zeros` are the scales of its groups, `scales`
+    those of rows. table4: `zeros` are its levels."""
+    four: tl.constexpr = KIND == "int4" or KIND == "float4" or KIND == "nvfp4" or KIND == "table4"
     acc = tl.zeros([M, N], tl.int32 if INTEGER and GROUP <= 0 else tl.float32)
-    zero = tl.full([N], 8 if KIND == "int4" else 0, tl.int32)
+    zero = tl.full([N], 8 if KIND == "int4" and ZEROS != "mins" else 0, tl.int32)
     for start in range(0, width, K):
         if GROUP > 0:
             group = start // GROUP
         else:
             group = 0
-        if ZEROS:
+        if ZEROS == "zeros":
             zero = tl.load(zeros + group * cols + j, mask=cols_ok, other=0).to(tl.int32)
         if four:
             half: tl.constexpr = K // 2
             a = _inputs(x, rows_at, start, width, rows_ok, half, EVEN, kind, False, False)
-            b = tile(weight, cols_at, start, width, cols_ok, kind, zero, KIND, False, EVEN, half, NATIVE)
-            if KIND == "nvfp4":
-                b = _by_groups(b, zeros, j, start, width, cols, cols_ok, kind, N, half, NATIVE)
+            b = _weights(
+                weight, cols_at, scales, zeros, j, start, start, width, cols, cols_ok, zero, kind,
+                KIND, GROUP, ZEROS, False, EVEN, N, half, NATIVE,
+            )  # fmt: skip
             part = tl.dot(a, tl.trans(b), input_precision=PRECISION)
             a = _inputs(x, rows_at, start + half, width, rows_ok, half, EVEN, kind, False, False)
-            b = tile(weight, cols_at, start, width, cols_ok, kind, zero, KIND, True, EVEN, half, NATIVE)
-            if KIND == "nvfp4":
-                b = _by_groups(b, zeros, j, start + half, width, cols, cols_ok, kind, N, half, NATIVE)
+            b = _weights(
+                weight, cols_at, scales, zeros, j, start, start + half, width, cols, cols_ok, zero, kind,
+                KIND, GROUP, ZEROS, True, EVEN, N, half, NATIVE,
+            )  # fmt: skip
             part = tl.dot(a, tl.trans(b), part, input_precision=PRECISION)
         else:
             a = _inputs(x, rows_at, start, width, rows_ok, K, EVEN, kind, CODES, NATIVE)
-            b = tile(weight, cols_at, start, width, cols_ok, kind, zero, KIND, False, EVEN, K, NATIVE)
+            b = _weights(
+                weight, cols_at, scales, zeros, j, start, start, width, cols, cols_ok, zero, kind,
+                KIND, GROUP, ZEROS, False, EVEN, N, K, NATIVE,
+            )  # fmt: skip
             if INTEGER:
                 part = tl.dot(a, tl.trans(b), out_dtype=tl.int32)
             else:
                 part = tl.dot(a, tl.trans(b), input_precision=PRECISION)
-        if GROUP > 0:
+        if GROUP > 0 and not each(KIND, GROUP, ZEROS):
             scale = tl.load(scales + group * cols + j, mask=cols_ok, other=0.0)
             acc += part.to(tl.float32) * scale[None, :]
         else:
@@ -214,18 +272,28 @@ def linear(
     if rows == 0:
         return out.view(*x.shape[:-1], cols)
     scales, x_scales = weight["scales"], weight["scales"]
-    zeros = weight.get("groups", weight.get("zeros", scales))
-    group = -1 if kind == "nvfp4" else group
+    zeros, static = shifts(kind, group, weight)
     if act:
         flat, x_scales = round_rows(tiles, flat, act)
-    m, n, k = tile_sizes(tiles, kind, group, cols, rows, exact, x.dtype)
+    m, n, k = tile_sizes(tiles, kind, static["GROUP"], cols, rows, exact, x.dtype)
     product[(triton.cdiv(rows, m), triton.cdiv(cols, n))](
         flat, x_scales, packed, scales, zeros, scales if bias is None else bias, out, rows, width, cols, flat.stride(0),
-        packed.stride(0), KIND=tile_kind(tiles, kind, act), GROUP=group, ZEROS="zeros" in weight,
+        packed.stride(0), KIND=tile_kind(tiles, kind, act), **static,
         CODES=act == "float8_e4m3fn", EVEN=width % k == 0, INTEGER=act == "int8", SCALED=bool(act), BIAS=bias is not None,
         NATIVE=tiles.float8, PRECISION="ieee", M=m, N=n, K=k, num_warps=tiles.product.warps, num_stages=tiles.product.stages,
     )  # fmt: skip
     return out.view(*x.shape[:-1], cols)
+
+
+def shifts(kind: str, group: int, weight: dict[str, Tensor]) -> tuple[Tensor, dict[str, Any]]:
+    """What `sums` is given as `zeros` for a packed weight, and its GROUP and ZEROS."""
+    name = next((n for n in ("zeros", "mins") if n in weight), "")
+    held = weight[name] if name else weight.get("groups", weight.get("levels", weight["scales"]))
+    if kind == "nvfp4":
+        group = 0
+    elif group == 0 and each(kind, group, name):
+        group = ROW
+    return held, {"GROUP": group, "ZEROS": name}
 
 
 def tile_kind(tiles: Tiles, kind: str, act: str) -> str:
@@ -245,10 +313,10 @@ def tile_sizes(
         m = min(m, max(16, triton.next_power_of_2(rows)))
     if dtype == torch.float32:
         m, n = min(m, tiles.scalar), min(n, tiles.scalar)
-    if kind in ("int4", "float4", "nvfp4"):
+    if kind in ("int4", "float4", "nvfp4", "table4"):
         return m, n, chunk(group)
     k = max(LEAST, t.inner * 4 // dtype.itemsize)
-    return m, n, min(k, group) if group > 0 else k
+    return m, n, min(k, group) if group >= LEAST else k
 
 
 def chunk(group: int) -> int:
@@ -258,15 +326,23 @@ def chunk(group: int) -> int:
 
 def pack(tiles: Tiles, w: QTensor) -> dict[str, Tensor]:
     """{"codes": uint8 or int8 [out, in] or for 4 bits [out, in / 2 in whole chunks], "scales" and "zeros":
-    [groups, out]}. Of NVFP4 "scales" is that of the tensor, and "groups" [groups, out] are codes of the others."""
+    [groups, out]}. Of NVFP4 "scales" are those of rows, and "groups" [groups, out] are codes of the others. Minima are
+    "mins" [groups, out], and zero points of groups too small for sums of their own are held as such. A table's "levels"
+    are [levels]."""
     codes, fnuz = w.data["codes"], tiles.float8 == "float8_e4m3fnuz"
     if w.format.scale_dtype:
         groups = w.data["scales"].t().contiguous().view(torch.uint8)
-        made = {"scales": w.data["scale"] * (2 if fnuz else 1), "groups": without_negative_zero(groups) if fnuz else groups}
+        made = {"scales": w.data["scale"].t() * (2 if fnuz else 1), "groups": without_negative_zero(groups) if fnuz else groups}
     else:
         made = {"scales": w.data["scales"].to(torch.float32).t().contiguous()}
-    if "zeros" in w.data:
+    if "zeros" in w.data and not 0 < w.format.group < LEAST:
         made["zeros"] = w.data["zeros"].t().contiguous()
+    elif "zeros" in w.data:
+        made["mins"] = made["scales"] * w.data["zeros"].t()
+    if "mins" in w.data:
+        made["mins"] = w.data["mins"].to(torch.float32).t().contiguous()
+    if "levels" in w.data:
+        made["levels"] = w.data["levels"].to(torch.float32).reshape(-1).contiguous()
     if w.format.kind == "float" and codes.dtype != torch.float8_e4m3fn:
         raise ValueError(f"weight {w.format} of shape {w.shape}: runs codes of float8_e4m3fn, not {codes.dtype}")
     if w.format.bits != 4:
@@ -280,7 +356,7 @@ def pack(tiles: Tiles, w: QTensor) -> dict[str, Tensor]:
         values = codes.to(torch.float32)
         nibbles = torch.bucketize(values.abs(), levels) + 8 * torch.signbit(values)
     else:
-        nibbles = codes.to(torch.int16) + (8 if w.format.symmetric else 0)
+        nibbles = codes.to(torch.int16) + (8 if w.format.kind == "int" and w.format.symmetric else 0)
     return made | {"codes": _pairs(nibbles.to(torch.uint8), chunk(w.format.group))}
 
 
@@ -294,6 +370,7 @@ def _pairs(nibbles: Tensor, chunk: int) -> Tensor:
 FORMATS: dict[str, tuple[str, str]] = {
     "triton-int8": ("int8", ""), "triton-int4": ("int4", ""), "triton-float8": ("float8", ""), "triton-float4": ("float4", ""),
     "triton-int8-int8": ("int8", "int8"), "triton-float8-float8": ("float8", "float8_e4m3fn"), "triton-nvfp4": ("nvfp4", ""),
+    "triton-table4": ("table4", ""),
 }  # fmt: skip
 """Kernel name -> (codes, type of the inputs)."""
 
@@ -309,12 +386,13 @@ def refusal(kind: str, act: str, w: WeightFormat, dtype: str) -> str | None:
     held = w.kind == kind.rstrip("48") and (w.bits == bits or (kind == "int8" and w.bits < 8 and w.bits != 4))
     if not held or w.act != act or w.scale_dtype:
         return f"runs {kind} weights{f' with {act} inputs' if act else ''}, not {w}"
-    if w.group > 0 and (w.group < LEAST or w.group & (w.group - 1)):
-        return f"runs groups that are a power of two and {LEAST} or more, not {w.group}"
-    if w.mins:
-        return "has zero points, no minima of groups"
+    least = SMALLEST if w.kind in ("int", "table") and not act else LEAST
+    if w.group > 0 and (w.group < least or w.group & (w.group - 1)):
+        return f"runs groups that are a power of two and {least} or more, not {w.group}"
     if not w.symmetric and (act or w.group < 0):
-        return "has zero points only with groups or rows and the model's own inputs"
+        return "has zero points and minima only with groups or rows and the model's own inputs"
+    if w.kind == "table" and w.group < 0:
+        return "has tables of levels only with groups or rows"
     return None if dtype in DTYPES else f"runs {', '.join(DTYPES)}, not {dtype}"
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-ABI = 14
+ABI = 16
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
@@ -37,7 +37,8 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_expect": (None, (ctypes.c_size_t,)),
     "thalweg_waiting": (_L, ()),
     "thalweg_settle": (None, ()),
-    "thalweg_pack": (_P, (_P, _I, _I, _P, _P, _L, _L, _L, _P, _P, _P, _I)),
+    "thalweg_pack": (_P, (_P, _I, _I, _P, _P, _L, _L, _L, _P, _P, _P, _I, _P, _P, _I, _F)),
+    "thalweg_quads": (_I, (_P, _I, _L, _L)),
     "thalweg_free": (None, (_P,)),
     "thalweg_bytes": (_L, (_P,)),
     "thalweg_attend": (None, (_P, _P)),
@@ -53,9 +54,14 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_draw": (None, (_P, _P, _L, _L, _P, _I, _P, _P, _P, _P, _P, _P, _P, _P)),
     "thalweg_logprobs": (None, (_P, _P, _P, _L, _L, _L, _I, _P, _P, _P)),
     "thalweg_penalties": (None, (_P, _P, _L, _L, _P, _L, _P, _P, _P, _P, _P, _P, _P)),
+    "thalweg_experts": (None, (_P, _P, _P, _L, _L, _I, _I, _P, _L, _P, _P, _L, _P)),
+    "thalweg_route": (None, (_P, _P, _P, _L, _L, _L, _I, _I, _F, _L, _L, _P, _P)),
     "thalweg_replay": (None, (_P, _P, _L)),
 }
-REPLAYED = ("linear", "attend", "norm", "gate", "turn", "best", "largest", "gather", "draw", "logprobs", "penalties")
+REPLAYED = (
+    "linear", "attend", "norm", "gate", "turn", "best", "largest", "gather", "draw", "logprobs", "penalties", "experts",
+    "route",
+)  # fmt: skip
 """Functions that make up a step, which `thalweg_replay` calls again from a list. They are numbered as there."""
 WORDS = 20
 """Words of 64 bits in an entry of that list: the function's number, and its arguments after the context."""

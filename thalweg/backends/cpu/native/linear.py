@@ -1,4 +1,5 @@
-"""Linear layers in compiled code, from weights packed once: dense, int8 and int4, by inputs as they are or rounded to int8.
+"""Linear layers in compiled code, from weights packed once: dense, integers, floats and tables of 8 and 4 bits, by inputs as
+they are or rounded to 8 bits.
 
 One kernel for every number of rows, each output summed over the inputs in order: a row has the same bits in any batch.
 """
@@ -8,22 +9,29 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from thalweg.backends.cpu.native import PORTABLE, Library
 from thalweg.hal.op import Kernel, Pack
+from thalweg.hal.ops.quantise import E2M1
 from thalweg.hal.weights import DENSE as PLAIN
 from thalweg.hal.weights import QTensor, WeightFormat
 
 TYPES = {torch.bfloat16: 0, torch.float32: 1}
 NAMES = ("bfloat16", "float32")
-DENSE, INT8, INT4, INT8_ROWS, INT4_GROUPS = range(5)
+DENSE, INT8, INT4, INT8_ROWS, INT4_GROUPS, TABLE, FLOAT8, INT6 = range(8)
+FLOAT_ACTS = {"": 0, "float8_e4m3fn": 1, "float8_e4m3fn_per_group": 2, "float8_e4m3fn_static": 3}
+"""Names of `WeightFormat.act` -> what inputs are rounded to before a product of floats."""
 PANEL = 64
-"""Outputs of a panel. It and the forms above are those of core.h."""
+"""Outputs of a panel. It and the numbers above are those of core.h."""
+LEVELS = (*E2M1, *(-x for x in E2M1))
+"""Values of the 4-bit float, by its bits."""
 
 
 class Packed:
@@ -41,17 +49,42 @@ def form_of(format: WeightFormat) -> int | str:
     """How the library holds this format, or why it does not."""
     if format.kind == "dense":
         return DENSE
-    if format.kind != "int" or format.bits not in (4, 8):
-        return f"runs dense, int8 and int4 weights, not {format}"
-    if format.group == -1 or format.group % 2:
+    if format.group % 2 and format.group != -1:
         return f"scales belong to whole rows or to an even number of inputs, not {format}"
-    if not format.act:
+    if format.kind == "int" and format.act.startswith("int8"):
+        return _integers(format)
+    if format.act not in FLOAT_ACTS:
+        return f"rounds inputs to int8 or float8_e4m3fn, not {format.act}"
+    if format.kind == "int" and format.bits in (4, 8):
         return INT8 if format.bits == 8 else INT4
+    if format.kind == "table" and format.bits == 4 and len(format.levels) == 16:
+        return TABLE
+    if format.kind == "float" and format.bits in (4, 8):
+        return TABLE if format.bits == 4 else FLOAT8
+    return f"runs dense weights, integers and floats of 4 and 8 bits, and tables of 16 levels, not {format}"
+
+
+def _integers(format: WeightFormat) -> int | str:
+    """The same of inputs that are rounded to integers."""
     if format.act == "int8" and format.bits == 8 and format.group == 0 and format.symmetric:
         return INT8_ROWS
-    if format.act == "int8_per_group" and format.bits == 4 and format.group % 4 == 0:
+    if format.act == "int8_per_group" and format.bits == 4 and format.group >= 0 and format.group % 4 == 0:
         return INT4_GROUPS
     return f"multiplies int8 by int8 with one scale per row, and int4 by int8 with groups of a multiple of 4, not {format}"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What `thalweg_pack` takes, from tensors that it keeps alive."""
+
+    codes: Tensor
+    scales: Tensor | None = None
+    zeros: Tensor | None = None
+    mins: Tensor | None = None
+    shifted: bool = False
+    levels: Tensor | None = None
+    outer: Tensor | None = None
+    input_scale: float = 0.0
 
 
 class Linear:
@@ -76,48 +109,49 @@ class Linear:
         form = form_of(w.format)
         if isinstance(form, str):
             raise ValueError(form)
-        codes = w.data["weight" if form == DENSE else "codes"].detach().contiguous()
-        scales = w.data["scales"].to(torch.float32).contiguous() if form != DENSE else None
-        zeros = w.data["zeros"].contiguous() if "zeros" in w.data else None
-        shifts = None
-        if w.format.mins:
-            codes, scales, shifts = _shifts(w)
-        dtype = codes.dtype if form == DENSE else None
-        parts = [(codes.data_ptr(), w.shape[0])]
-        more = [None if a is None else a.data_ptr() for a in (scales, zeros, shifts)]
-        return self._packed(form, dtype, parts, w.shape, w.format.group, *more)
+        if form == DENSE:
+            weight = w.data["weight"].detach().contiguous()
+            return self._packed(form, weight.dtype, [(weight.data_ptr(), w.shape[0])], w.format, w.shape)
+        form = INT6 if form == INT8 and _six_bits(w) and self._library.level != "avx512vnni" else form
+        quads = bool(self._library.quads(self._context, form, w.shape[1], max(w.format.group, 0) or w.shape[1]))
+        made = _parts(w, form, quads)
+        return self._packed(form, None, [(made.codes.data_ptr(), w.shape[0])], w.format, w.shape, made)
 
     def pack_mapped(self, parts: Sequence[np.ndarray], format: WeightFormat) -> Packed | None:
         """A dense weight straight from where it lies, which may be a mapped file. It is rounded on the way, a panel
         at a time, where the format is one of codes."""
         form = form_of(format)
-        if isinstance(form, str) or format.group % 4 or format.mins:
+        if isinstance(form, str) or form == TABLE or format.group % 4 or format.group < 0 or format.mins or format.own_scale:
             return None
         parts = [np.require(p, requirements=["C", "ALIGNED"]) for p in parts]
         dtype = torch.bfloat16 if parts[0].dtype == np.uint16 else torch.float32
         shape, where = (sum(map(len, parts)), parts[0].shape[1]), [(p.ctypes.data, len(p)) for p in parts]
-        return self._packed(form, dtype, where, shape, format.group, shifted=not format.symmetric)
+        return self._packed(form, dtype, where, format, shape, shifted=not format.symmetric)
 
     def _packed(
         self,
         form: int,
         dtype: torch.dtype | None,
-        parts: Sequence[tuple[int, int]],
+        where: Sequence[tuple[int, int]],
+        format: WeightFormat,
         shape: tuple[int, int],
-        group: int = 0,
-        scales: int | None = None,
-        zeros: int | None = None,
-        shifts: int | None = None,
+        made: Parts | None = None,
         *,
         shifted: bool = False,
     ) -> Packed:
-        """parts: address and rows. dtype: of a dense weight, or of values to be rounded. shifted: with zero points."""
-        n, k = shape
-        addresses, rows = zip(*parts, strict=True)
+        """dtype: of a dense weight, or of values to be rounded. where: address and rows of each part. shifted: with zero
+        points."""
+        (n, k), (addresses, rows) = shape, zip(*where, strict=True)
+        more: list[int | None] = [None] * 5
+        if made is not None:
+            tensors = (made.scales, made.zeros, made.mins, made.levels, made.outer)
+            more = [None if a is None else a.data_ptr() for a in tensors]
+        scales, zeros, mins, levels, outer = more
         handle = self._library.pack(
-            self._context, form, 0 if dtype is None else TYPES[dtype], (ctypes.c_void_p * len(parts))(*addresses),
-            (ctypes.c_int64 * len(parts))(*rows), n, k, group or k, scales, zeros, shifts,
-            int(shifted or zeros is not None or shifts is not None),
+            self._context, form, 0 if dtype is None else TYPES[dtype], (ctypes.c_void_p * len(where))(*addresses),
+            (ctypes.c_int64 * len(where))(*rows), n, k, max(format.group, 0) or k, scales, zeros, mins,
+            int(made.shifted if made else shifted), levels, outer, FLOAT_ACTS.get(format.act, 0),
+            made.input_scale if made else 0.0,
         )  # fmt: skip
         if not handle:
             raise MemoryError(f"no memory for a packed weight of {n} x {k}")
@@ -161,6 +195,63 @@ class Linear:
         return at, most
 
 
+def _parts(w: QTensor, form: int, quads: bool) -> Parts:
+    """Canonical data as the library takes them. quads: minima become zero points."""
+    codes, rows = w.data["codes"].detach(), w.shape[0]
+    scales = w.data["scales"].to(torch.float32)
+    if w.format.group == -1:
+        scales = scales.expand(rows, 1)
+    zeros, mins, shifted = w.data.get("zeros"), w.data.get("mins"), not w.format.symmetric
+    levels = None
+    if form == TABLE:
+        levels = torch.tensor(LEVELS) if w.format.kind == "float" else w.data["levels"].reshape(-1).to(torch.float32)
+        codes = _bits_of_e2m1(codes) if w.format.kind == "float" else codes
+    elif form == FLOAT8:
+        codes, scales = _without_nan(codes, scales, w.format.group)
+    elif mins is not None and quads:
+        codes, scales, mins = _shifts(w)
+    elif mins is not None:
+        mins = mins.to(torch.float32)
+        shifted = bool(codes.numel() and codes.amax() > 127)
+        mins = mins - 128 * scales if shifted else mins
+    static = w.data.get("input_scale")
+    outer = w.data["scale"].to(torch.float32).expand(rows, 1).contiguous() if "scale" in w.data else None
+    return Parts(
+        codes.contiguous(), scales.contiguous(), None if zeros is None else zeros.contiguous(),
+        None if mins is None else mins.contiguous(), shifted, levels, outer,
+        float(static) if static is not None and w.format.own_scale else 0.0,
+    )  # fmt: skip
+
+
+def _six_bits(w: QTensor) -> bool:
+    """Do six bits hold every code? So it is with GGUF's Q6_K and Q5 types, which are held as int8."""
+    codes, unsigned = w.data["codes"], w.format.mins
+    if not codes.numel() or not (unsigned or w.format.symmetric):
+        return False
+    least, most = (int(x) for x in codes.aminmax())
+    return most < 64 if unsigned else least >= -32 and most < 32
+
+
+def _bits_of_e2m1(codes: Tensor) -> Tensor:
+    """4-bit floats, held as the float8_e4m3fn of their value, as their bits."""
+    every = torch.arange(256, dtype=torch.uint8)
+    values = every.view(torch.float8_e4m3fn).to(torch.float32)
+    bits = torch.bucketize(values.abs().nan_to_num(), torch.tensor(E2M1)).clamp(max=7) + 8 * (every >> 7)
+    return bits.to(torch.uint8)[codes.view(torch.uint8).to(torch.int32)]
+
+
+def _without_nan(codes: Tensor, scales: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """A code that is NaN makes its scale NaN: the product is the same, and kernels need not look."""
+    if codes.dtype != torch.float8_e4m3fn:
+        raise ValueError(f"linear: 8-bit floats are float8_e4m3fn, not {codes.dtype}")
+    lost = (codes.view(torch.uint8) & 127) == 127
+    if lost.any():
+        size = group if group > 0 else codes.shape[1]
+        lost = F.pad(lost, (0, -codes.shape[1] % size)).reshape(len(codes), -1, size).any(-1)
+        scales = scales.masked_fill(lost, float("nan"))
+    return codes, scales
+
+
 def _shifts(w: QTensor) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, scales, and minima as zero points that need not be whole: code * scale - min = (code - min / scale) * scale.
     Where a scale is 0 its codes count for nothing: they become 0, and the scale the minimum."""
@@ -169,8 +260,7 @@ def _shifts(w: QTensor) -> tuple[Tensor, Tensor, Tensor]:
     if none.any():
         codes = codes.masked_fill(none.repeat_interleave(w.format.group or codes.shape[1], 1)[:, : codes.shape[1]], 0)
         scales = torch.where(none, mins, scales)
-    shifts = torch.where(scales == 0, torch.zeros_like(mins), mins / scales)
-    return codes.contiguous(), scales.contiguous(), shifts.contiguous()
+    return codes, scales, torch.where(scales == 0, torch.zeros_like(mins), mins / scales)
 
 
 def _fit(x: Tensor, weight: Packed, bias: Tensor | None) -> Tensor:

@@ -15,8 +15,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 14;
-constexpr int64_t ROWS_BYTES = 4 << 20, ROWS_LEAST = 256;  // of a linear layer's input at a time; cpu/__init__.py counts them
+constexpr int ABI = 16;
 
 // Best first.
 struct Level {
@@ -93,42 +92,57 @@ EXPORT int64_t thalweg_peak(Context* c, int kind, int64_t rounds) {
     return tasks * rounds * each;
 }
 
-namespace {
-
-// Some rows of a linear layer, made ready in scratch memory where they do not fit as they are. best: where y is null.
-void linear_rows(Context* c, const Weight* w, Type type, const void* x, int64_t m, const void* bias, void* y, Best* best) {
-    const bool sums = w->offsets != nullptr, rounds = w->form == Form::int8_rows;
+// Rows of a linear layer's input, made ready in `room` where they do not fit as they are.
+size_t thalweg::make_ready(Context* c, const Weight* w, Type type, const void* x, int64_t m, uint8_t* room, Linear& j) {
+    const bool sums = w->offsets.at != nullptr, rounds = w->form == Form::int8_rows;
     const int64_t planes = w->form == Form::int4_groups ? 1 : w->quads && type == Type::bf16 ? 2 : 0;
     const bool widens = !rounds && !planes && type == Type::bf16 && c->kernels->widen_rows;
     const int64_t bytes = type == Type::bf16 && !widens ? 2 : 4, unit = unit_of(w);
     const bool pads = !rounds && !planes && !widens && w->k % unit;
-    Linear j{};
-    j.w = w, j.type = type, j.m = m, j.bias = bias, j.y = y, j.best = best;
+    j.w = w, j.type = type, j.m = m;
     j.steps = (w->k + unit - 1) / unit;
     j.row_words = rounds || planes ? j.steps : j.steps * unit * bytes / 4;
     // Rows whose distance is a multiple of 4 KiB would take each other's places in the nearest cache.
     if (widens || planes) j.row_words = int64_t(up(j.row_words, 16)) | 16;
     j.words = (const uint32_t*)x;
     const bool copies = rounds || planes || widens || pads;
-    if (sums || copies) {
-        size_t rows = copies ? up(m * j.row_words * 4 * (planes ? planes : 1), 64) : 0, scales = up(m * 4 * (planes ? w->groups : 1), 64);
-        const size_t groups = sums || planes ? up(m * w->groups * 4, 64) : 0;
-        uint8_t* room = (uint8_t*)c->room(rows + scales + groups * (planes == 2 ? 3 : 1));
-        if (rows) j.words = (const uint32_t*)room;
-        float* after = (float*)(room + rows);
-        Quantise q{j.type, x, m, w->k, w->group, w->groups, j.row_words, room, after, after + scales / 4,
-                   (int32_t*)after + (scales + groups) / 4};
-        if (rounds) run(c->pool, (m + 15) / 16, c->kernels->quantise_rows, &q);
-        if (widens) run(c->pool, (m + 15) / 16, c->kernels->widen_rows, &q);
-        if (planes) run(c->pool, (m + 15) / 16, planes == 1 ? c->kernels->round_groups : c->kernels->planes, &q);
-        if (sums && !planes) run(c->pool, (m + 15) / 16, c->kernels->group_sums, &q);
-        for (int64_t r = 0; r < m && pads; ++r) {
-            uint8_t* to = room + r * j.row_words * 4;
-            memcpy(to, (const uint8_t*)x + r * w->k * bytes, w->k * bytes);
-            memset(to + w->k * bytes, 0, j.row_words * 4 - w->k * bytes);
-        }
-        j.row_scales = q.row_scales, j.group_sums = q.sums, j.plane_sums = q.plane_sums;
+    if (!sums && !copies && w->act == Act::none) return 0;
+    const size_t rounded = w->act == Act::none ? 0 : up(m * w->k * (type == Type::bf16 ? 2 : 4), 64);
+    const size_t rows = copies ? up(m * j.row_words * 4 * (planes ? planes : 1), 64) : 0, scales = up(m * 4 * (planes ? w->groups : 1), 64);
+    const size_t groups = sums || planes ? up(m * w->groups * 4, 64) : 0, all = rounded + rows + scales + groups * (planes == 2 ? 3 : 1);
+    if (!room) return all;
+    if (rounded) {
+        Quantise q{};
+        q.type = type, q.x = x, q.m = m, q.k = w->k, q.codes = room, q.scale = w->act == Act::float8_static ? w->input_scale : 0;
+        q.group = w->act == Act::float8_groups ? w->group : w->k;
+        run(c->pool, (m + 15) / 16, c->kernels->round_floats, &q);
+        j.words = (const uint32_t*)(x = room), room += rounded;
     }
+    if (rows) j.words = (const uint32_t*)room;
+    float* after = (float*)(room + rows);
+    Quantise q{j.type, x, m, w->k, w->group, w->groups, j.row_words, room, after, after + scales / 4,
+               (int32_t*)after + (scales + groups) / 4, 0};
+    if (rounds) run(c->pool, (m + 15) / 16, c->kernels->quantise_rows, &q);
+    if (widens) run(c->pool, (m + 15) / 16, c->kernels->widen_rows, &q);
+    if (planes) run(c->pool, (m + 15) / 16, planes == 1 ? c->kernels->round_groups : c->kernels->planes, &q);
+    if (sums && !planes) run(c->pool, (m + 15) / 16, c->kernels->group_sums, &q);
+    for (int64_t r = 0; r < m && pads; ++r) {
+        uint8_t* to = room + r * j.row_words * 4;
+        memcpy(to, (const uint8_t*)x + r * w->k * bytes, w->k * bytes);
+        memset(to + w->k * bytes, 0, j.row_words * 4 - w->k * bytes);
+    }
+    j.row_scales = q.row_scales, j.group_sums = q.sums, j.plane_sums = q.plane_sums;
+    return all;
+}
+
+namespace {
+
+// Some rows of a linear layer. best: where y is null.
+void linear_rows(Context* c, const Weight* w, Type type, const void* x, int64_t m, const void* bias, void* y, Best* best) {
+    Linear j{};
+    const size_t bytes = make_ready(c, w, type, x, m, nullptr, j);
+    if (bytes) make_ready(c, w, type, x, m, (uint8_t*)c->room(bytes), j);
+    j.bias = bias, j.y = y, j.best = best;
     // Tasks small enough to share evenly, large enough that taking one costs nothing.
     int threads = pool_threads(c->pool);
     int64_t work = int64_t(w->panel_bytes) + m * w->k;
@@ -366,6 +380,14 @@ EXPORT void thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
                 thalweg_penalties(c, (const float*)at(0), a[1], a[2], (const int32_t*)at(3), a[4], (const int32_t*)at(5),
                                   (const int32_t*)at(6), (const int32_t*)at(7), (const float*)at(8), (const float*)at(9),
                                   (const float*)at(10), (float*)at(11));
+                break;
+            case 11:
+                thalweg_experts(c, (const Weight*)at(0), (const Weight*)at(1), a[2], a[3], int(a[4]), int(a[5]), at(6), a[7],
+                                (const int32_t*)at(8), (const float*)at(9), a[10], at(11));
+                break;
+            case 12:
+                thalweg_route(c, (const float*)at(0), (const float*)at(1), a[2], a[3], a[4], int(a[5]), int(a[6]), as_float(a[7]),
+                              a[8], a[9], (int32_t*)at(10), (float*)at(11));
                 break;
             default: abort();
         }

@@ -34,6 +34,39 @@ void give(void* p, size_t bytes);
 // Inputs that a step of a weight holds side by side.
 inline int64_t unit_of(const Weight* w) { return w->form == Form::int8_rows || w->quads ? 4 : w->form == Form::dense && w->type == Type::f32 ? 1 : 2; }
 
+// What belongs to the panels from `first` on.
+inline Numbers numbers_of(Numbers n, const Weight& w, int64_t first) {
+    if (!n.at) return n;
+    n.at = (uint8_t*)n.at + first * w.groups * PANEL * bytes_of(n.held);
+    if (n.units) n.units += first * ((w.groups + (int64_t(1) << n.per) - 1) >> n.per) * PANEL;
+    return n;
+}
+
+// The panels from `first` on that hold the next n outputs, as a weight of their own.
+inline Weight outputs_of(const Weight& w, int64_t first, int64_t n) {
+    Weight some = w;
+    some.n = n, some.panels = (n + PANEL - 1) / PANEL;
+    some.data += first * w.panel_bytes;
+    some.scales = numbers_of(w.scales, w, first), some.offsets = numbers_of(w.offsets, w, first);
+    if (w.sums) some.sums += first * PANEL;
+    if (w.outer) some.outer += first * PANEL;
+    return some;
+}
+
+constexpr int64_t ROWS_BYTES = 4 << 20, ROWS_LEAST = 256;  // of a linear layer's input at a time; cpu/__init__.py counts them
+
+// Rows x [m, k] made ready for a weight, in `room` where they do not fit as they are, and j told of them. Returns the bytes
+// of room that it takes. room null: does nothing else.
+size_t make_ready(Context* c, const Weight* w, Type type, const void* x, int64_t m, uint8_t* room, Linear& j);
+
 }  // namespace thalweg
 
+// What recorded steps call, of other files than api.cpp, and what those call of it.
+EXPORT void thalweg_gate(thalweg::Context* c, int type, const void* x, int64_t rows, int64_t width, int act, void* y);
+EXPORT void thalweg_experts(thalweg::Context* c, const thalweg::Weight* gate_up, const thalweg::Weight* down, int64_t experts,
+                            int64_t inner, int act, int type, const void* x, int64_t tokens, const int32_t* ids,
+                            const float* weights, int64_t k, void* out);
+EXPORT void thalweg_route(thalweg::Context* c, const float* logits, const float* bias, int64_t rows, int64_t experts, int64_t k,
+                          int sigmoid, int renormalise, float scale, int64_t groups, int64_t top_groups, int32_t* ids,
+                          float* weights);
 EXPORT void thalweg_gather(thalweg::Context* c, const thalweg::Weight* w, const int32_t* tokens, int64_t count, void* out);

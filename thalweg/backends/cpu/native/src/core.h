@@ -7,17 +7,34 @@ namespace thalweg {
 
 enum class Type : int32_t { bf16 = 0, f32 = 1 };
 // int8_rows: inputs are rounded to int8 row by row. int4_groups: each of the weight's groups of a row on its own.
-enum class Form : int32_t { dense = 0, int8 = 1, int4 = 2, int8_rows = 3, int4_groups = 4 };
-constexpr int bits_of(Form form) { return form == Form::int4 || form == Form::int4_groups ? 4 : 8; }  // of a code
+// table: 4-bit codes that name one of 16 levels. float8: e4m3. int6: codes of int8 of which 6 bits suffice.
+enum class Form : int32_t { dense = 0, int8 = 1, int4 = 2, int8_rows = 3, int4_groups = 4, table = 5, float8 = 6, int6 = 7 };
+constexpr int bits_of(Form form) { return form == Form::int4 || form == Form::int4_groups || form == Form::table ? 4 : 8; }  // of a code
 constexpr int middle_of(Form form) { return 1 << (bits_of(form) - 1); }
 constexpr int base_of(Form form) { return form == Form::int4_groups ? 0 : middle_of(form); }  // what offsets are counted from
+// What a row of the input becomes before it is multiplied: the nearest 8-bit floats, by a scale of the row, of each of
+// the weight's groups, or of the weight.
+enum class Act : int32_t { none = 0, float8_rows = 1, float8_groups = 2, float8_static = 3 };
 
 constexpr int PANEL = 64;  // outputs packed side by side: the unit of work of a linear layer
 
+// A number for each group and output, [panels, groups, 64], in the least memory that keeps all of them exactly.
+// bytes: int8, times a unit for so many groups (1 << per) of an output, [panels, groups >> per, 64].
+enum class Held : int32_t { none = 0, f32 = 1, f16 = 2, bf16 = 3, bytes = 4 };
+constexpr int bytes_of(Held held) { return held == Held::f32 ? 4 : held == Held::bytes ? 1 : held == Held::none ? 0 : 2; }
+struct Numbers {
+    Held held;
+    int per;
+    void* at;
+    float* units;  // null: units are the groups' scales
+    float* f32() const { return (float*)at; }
+};
+
 // A weight matrix [n, k] in panels of 64 outputs. Within a panel, step u holds what 64 outputs multiply with one 32-bit
-// word of a row of the input: one float32, two bfloat16 or four int8. int8 (weight only) holds bytes in the order of a
-// bfloat16 step. int4 holds 64 bytes for two inputs: 32 words of 16 bits, whose nibble c is the code of the word's
-// place in quarter c of a step.
+// word of a row of the input: one float32, two bfloat16 or four int8. int8 and float8 (weight only) hold bytes in the
+// order of a bfloat16 step. int4 and table hold 64 bytes for two inputs: 32 words of 16 bits, whose nibble c is the
+// code of the word's place in quarter c of a step. int6 has the lower four bits of codes so, and behind them 32 bytes
+// with two more bits of each, the byte's bits 2c and 2c + 1 for quarter c.
 // In quads (int4_groups, and int8 and int4 where integer products serve them) a step is four inputs, of codes without
 // sign. 8-bit codes take a byte each. 4-bit codes take 128 bytes: byte i of the halves holds outputs of quarters 0 and
 // 1 in its low nibbles, and of 2 and 3 in its high ones.
@@ -28,9 +45,14 @@ struct Weight {
     size_t panel_bytes;
     bool quads, shifted;  // shifted: codes came with zero points, and without sign
     uint8_t* data;
-    float* scales;   // [panels, groups, 64], null if dense
-    float* offsets;  // [panels, groups, 64]: zero points, above `base_of`. int4_groups always, the others if shifted
+    Numbers scales;   // none if dense
+    Numbers offsets;  // subtracted. Quads: float32 zero points, above `base_of`. Others: minima, or zero points in bytes
     int32_t* sums;   // int8_rows: [panels, 64], 128 * sum of the codes of an output
+    float* outer;    // [panels, 64] or null: multiplies whole sums of an output
+    float levels[16];     // of 4-bit codes, not in quads. int6: the first
+    uint16_t halves[32];  // the same as bfloat16, twice, so that the bit above an index does not matter
+    Act act;
+    float input_scale;  // float8_static
     void* memory;
     size_t bytes;
 };
@@ -62,6 +84,7 @@ struct Linear {
     const int32_t* plane_sums;  // two planes: [m, groups, 2], of each one's bytes
     int64_t panels_per_task, row_chunks, rows_per_chunk;
     int64_t panels_ahead;  // from a panel to that which its thread is likely to take next
+    int64_t first;         // of the rows before m: the first to multiply
 };
 
 // Attention of query tokens over cached keys and values in blocks. cache.inc says how a block lies in memory.
@@ -160,6 +183,32 @@ struct Penalties {
     int64_t tasks;
 };
 
+// Of mixtures of experts (experts.inc). Rows of logits [rows, experts] to the k best, ids and weights [rows, k].
+struct Route {
+    const float *logits, *bias;  // bias: of the choice alone, or null
+    int64_t rows, experts, k, groups, top_groups;
+    bool sigmoid, renormalise;
+    float scale;
+    int32_t* ids;
+    float* weights;
+    float* room;  // of each task `route_floats`
+    int64_t per_task;
+};
+constexpr int64_t route_floats(int64_t experts) { return (experts + LANES - 1) / LANES * LANES * 4; }
+
+// out [tokens, width] = the sum over a token's pairs of weight * y. Pairs lie sorted by expert: order [pairs] names the pair
+// at each place, places [tokens, k] a token's places in ascending order. y holds those from `from` to `to` - 1.
+struct Together {
+    Type type;
+    const void* y;
+    const float* weights;  // [tokens, k]
+    const int32_t *order, *places;
+    int64_t tokens, k, width, from, to, per_task;
+    bool begins, ends;  // are these a step's first pairs, and its last? Between, sums are kept
+    float* sums;        // [tokens, width]
+    void* out;
+};
+
 struct Kernels {
     const char* name;
     Task linear, quantise_rows;
@@ -167,9 +216,10 @@ struct Kernels {
     Task group_sums, write_kv, attend, norm, gate, turn, best, merge, draw, logprobs, penalties;
     void (*pack_panel)(const Weight& w, const uint8_t* rows, int64_t stride, int64_t steps, uint8_t* out);
     Task round_groups;  // inputs in one plane of bytes, by groups
+    Task round_floats;  // inputs to 8-bit floats and back, in their type
     Task planes;        // in two. Null: int8 and int4 are never held in quads
     void (*round_row)(const Weight& w, const void* row, int64_t output, float* wide, uint8_t* codes);
-    Task peak, delta, conv;
+    Task peak, delta, conv, route, together;
     int64_t peak_operations[4];  // of a round, by kind; 0: none
 };
 
@@ -183,10 +233,11 @@ struct Quantise {
     Type type;
     const void* x;
     int64_t m, k, group, groups, row_words;
-    uint8_t* codes;     // [m, row_words * 4]: code + 128. Planes: [m, planes, row_words * 4], with signs
+    uint8_t* codes;     // [m, row_words * 4]: code + 128. Planes: [m, planes, row_words * 4], with signs. Floats: [m, k] of type
     float* row_scales;  // [m], of planes [m, groups]
     float* sums;        // [m, groups]
     int32_t* plane_sums;  // [m, groups, 2]
+    float scale;          // round_floats: of everything, or 0
 };
 
 extern const Kernels portable_kernels, avx2_kernels, avx512_kernels, avx512vnni_kernels, avx512bf16_kernels;

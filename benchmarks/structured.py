@@ -1,0 +1,109 @@
+"""What constrained sequences cost the others: tokens a second of each, without and with a share that follows a schema.
+
+The control plane alone, on the null platform, whose steps take the time they are told to. So nothing of a model is in it,
+and all of scheduling and masks is.
+
+    python benchmarks/structured.py --share 0.2 --depth 2 --step-ms 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from thalweg.bench.host import null_config, null_launch
+from thalweg.engine.control.core import EngineCore
+from thalweg.engine.messages import EngineRequest, TokenSampling
+from thalweg.grammar.compiled import Compiler
+from thalweg.grammar.convert import source_of
+from thalweg.grammar.grammars import Grammars
+from thalweg.grammar.source import Asked, Source, Vocabulary
+
+ITEM = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "n": {"type": "integer"}},
+    "required": ["name", "n"],
+    "additionalProperties": False,
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {"items": {"type": "array", "items": ITEM, "minItems": 1000}},
+    "required": ["items"],
+    "additionalProperties": False,
+}
+
+
+def vocabulary(size: int) -> Vocabulary:
+    """Bytes, and random words: what masks cost goes by how many there are."""
+    rng = random.Random(1)
+    words = {bytes([i]): None for i in range(256)}
+    while len(words) < size - 1:
+        word = bytes(rng.choice(b'abcdefghijklmnopqrstuvwxyz0123456789{}",:. -_') for _ in range(rng.randrange(2, 9)))
+        words[word] = None
+    return Vocabulary(tokens=[*words, b"<eos>"], special=[size - 1], eos=[size - 1])
+
+
+def rates(args: argparse.Namespace, constrained: int, grammar: Source, grammars: Grammars) -> dict[str, float]:
+    """Tokens a second of a free sequence and of a constrained one, and steps a second."""
+    config = null_config(seqs=args.seqs, max_len=args.tokens + 32, depth=args.depth)
+    config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, vocab=args.vocab))
+    core = EngineCore(config, null_launch(config, vocab=args.vocab, base=args.step_ms / 1000), grammars=grammars)
+    requests = []
+    for i in range(args.seqs):
+        mine = grammar if i < constrained else None
+        sampling = TokenSampling(max_tokens=args.tokens, grammar=mine, eos_ids=(args.vocab - 1,) if mine is not None else ())
+        requests.append(EngineRequest(handle=i, tokens=np.arange(i, i + 8, dtype=np.int32), prompt_len=8, sampling=sampling))
+    core.add(requests)
+    while core.scheduler.waiting or core.scheduler._prefilling:
+        core.step()
+    for _ in range(8):
+        core.step()
+    counts, steps, begin = np.zeros(args.seqs, np.int64), 0, time.perf_counter()
+    while time.perf_counter() - begin < args.seconds:
+        out = core.step()
+        if out is None or out.finished:
+            break
+        np.add.at(counts, out.handles, 1)
+        steps += 1
+    took = time.perf_counter() - begin
+    free = counts[constrained:].mean() / took if constrained < args.seqs else 0.0
+    return {"free": free, "constrained": counts[:constrained].mean() / took if constrained else 0.0, "steps": steps / took}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seqs", type=int, default=20)
+    parser.add_argument("--share", type=float, default=0.2)
+    parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--step-ms", type=float, default=10.0)
+    parser.add_argument("--tokens", type=int, default=1500)
+    parser.add_argument("--vocab", type=int, default=32_000)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    words = vocabulary(args.vocab)
+    made = Compiler(words)
+    grammar = source_of(Asked(kind="json", text=json.dumps(SCHEMA)))
+    made.try_first(grammar.text)
+    grammars = Grammars(lambda: words)
+    some = round(args.share * args.seqs)
+    rows: list[dict[str, Any]] = []
+    for _ in range(args.rounds):
+        alone, mixed = rates(args, 0, grammar, grammars), rates(args, some, grammar, grammars)
+        rows.append({"alone": alone["free"], "beside": mixed["free"], "constrained": mixed["constrained"]})
+    middle = {k: float(np.median([r[k] for r in rows])) for k in rows[0]}
+    print(f"{args.seqs} sequences, {some} with a schema, depth {args.depth}, steps of {args.step_ms:g} ms, {args.vocab} tokens")
+    print(f"free, nobody constrained     {middle['alone']:8.1f} tokens/s each")
+    beside, held = middle["beside"] / middle["alone"], middle["constrained"] / middle["alone"]
+    print(f"free, beside constrained     {middle['beside']:8.1f} tokens/s each   {beside:6.1%}")
+    print(f"constrained                  {middle['constrained']:8.1f} tokens/s each   {held:6.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Mixtures of experts in compiled code: the choice of experts, and products with weights packed as those of linear layers.
+
+Rows are grouped by expert, and experts without a row are not read. A token's experts are summed in float32 in ascending order:
+a token has the same bits in any batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.backends.cpu.native import Library
+from thalweg.backends.cpu.native.linear import NAMES, PANEL, TYPES, Linear, Packed, form_of
+from thalweg.backends.cpu.native.rows import ACTS
+from thalweg.hal.op import Kernel, Pack
+from thalweg.hal.weights import ONCE, QTensor, WeightFormat
+
+
+def _form(format: WeightFormat) -> str | None:
+    """Why a weight of this format is not held."""
+    form = f"rounds no inputs, not {format}" if format.act else form_of(format)
+    return form if isinstance(form, str) else None
+
+
+def _runs(spec: Mapping[str, Any]) -> str | None:
+    act = spec.get("act", "silu")
+    if act not in ACTS:
+        return f"runs {' and '.join(ACTS)}, not {act}"
+    if spec["dtype"] not in NAMES:
+        return f"runs bfloat16 and float32, not {spec['dtype']}"
+    return _form(spec["weight"]) or _form(spec["down_weight"])
+
+
+def _whole(rows: int) -> int:
+    """Outputs of a matrix of so many rows, in whole panels."""
+    return -(-rows // PANEL) * PANEL
+
+
+class Experts:
+    """The kernels' functions, over one open library."""
+
+    def __init__(self, library: Library) -> None:
+        self._context, self._linear = library.context, Linear(library)
+        self._experts, self._route = library.experts, library.route
+
+    def pack(self, w: QTensor) -> Packed:
+        """Each matrix begins a panel: where its rows do not fill the last one, rows of zeros do."""
+        rows = w.shape[0] // w.matrices
+        data, missing = dict(w.data), _whole(rows) - rows
+        for name, a in w.data.items() if missing else ():
+            if name not in ONCE:
+                wide = a.new_zeros((w.matrices, rows + missing, *a.shape[1:]))
+                wide[:, :rows] = a.view(w.matrices, rows, *a.shape[1:])
+                data[name] = wide.flatten(0, 1)
+        shape = (w.matrices * (rows + missing), w.shape[1])
+        return self._linear.pack(QTensor(w.format, shape, data, w.matrices))
+
+    def pack_mapped(self, parts: Sequence[np.ndarray], format: WeightFormat) -> Packed | None:
+        """Parts are matrices or halves of them: where all are of whole panels, the matrices are."""
+        if any(len(p) % PANEL for p in parts):
+            return None
+        return self._linear.pack_mapped(parts, format)
+
+    def run(
+        self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Packed, down: Packed, *, experts: int, act: str = "silu",
+        group: int = 0, down_group: int = 0,
+    ) -> Tensor:  # fmt: skip
+        """group, down_group: what the weights were packed for already."""
+        x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
+        (tokens, hidden), inner = x.shape, down.shape[1]
+        fits = gate_up.shape == (experts * _whole(2 * inner), hidden) and down.shape == (experts * _whole(hidden), inner)
+        if not fits or any(w.dtype not in (None, x.dtype) for w in (gate_up, down)):
+            raise ValueError(f"experts: {x.dtype} {list(x.shape)} does not fit {gate_up.shape} and {down.shape}")
+        if ids.shape != weights.shape or len(ids) != tokens or (ids.dtype, weights.dtype) != (torch.int32, torch.float32):
+            raise ValueError(f"experts: {ids.dtype} {list(ids.shape)} chooses none for {tokens} tokens")
+        out = torch.empty(x.shape, dtype=x.dtype)
+        if tokens:
+            self._experts(
+                self._context, gate_up.handle, down.handle, experts, inner, ACTS[act], TYPES[x.dtype], x.data_ptr(), tokens,
+                ids.data_ptr(), weights.data_ptr(), ids.shape[1], out.data_ptr(),
+            )  # fmt: skip
+        return out
+
+    def route(
+        self, logits: Tensor, bias: Tensor | None = None, *, k: int, scores: str, renormalise: bool, scale: float = 1.0,
+        groups: int = 1, top_groups: int = 1,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        logits, bias = logits.contiguous(), None if bias is None else bias.contiguous()
+        rows, experts = logits.shape
+        if logits.dtype != torch.float32 or not 0 < k <= experts or experts % groups or not 0 < top_groups <= groups:
+            raise ValueError(f"route: {k} of {logits.dtype} {list(logits.shape)} in {groups} groups")
+        if bias is not None and (bias.dtype != torch.float32 or bias.shape != (experts,)):
+            raise ValueError(f"route: a bias of {bias.dtype} {list(bias.shape)} does not fit {experts} experts")
+        ids, weights = torch.empty(rows, k, dtype=torch.int32), torch.empty(rows, k, dtype=torch.float32)
+        if rows:
+            self._route(
+                self._context, logits.data_ptr(), None if bias is None else bias.data_ptr(), rows, experts, k,
+                int(scores == "sigmoid"), int(renormalise), scale, groups, top_groups, ids.data_ptr(), weights.data_ptr(),
+            )  # fmt: skip
+        return ids, weights
+
+
+def _scores(spec: Mapping[str, Any]) -> str | None:
+    known = ("softmax", "sigmoid")
+    return None if spec["scores"] in known else f"scores are {' and '.join(known)}, not {spec['scores']}"
+
+
+def kernels(library: Library) -> tuple[Kernel, ...]:
+    ops, name = Experts(library), f"native-{library.level}"
+    return (
+        Kernel("experts", name, ops.run, _runs, Pack(ops.pack, ops.pack_mapped), batch_invariant=True),
+        Kernel("route", name, ops.route, _scores, batch_invariant=True),
+    )

@@ -1,0 +1,182 @@
+// Mixtures of experts: pairs (token, expert) sorted by expert, and each expert's rows through that expert's matrices, with the
+// products of linear layers. Experts without a row are not read. All products of some rows are one job, so that threads share
+// them by (expert, panel).
+#include <cstring>
+
+#include "context.h"
+
+using namespace thalweg;
+
+namespace {
+
+constexpr int64_t COPIED = 16;  // rows of a task
+
+struct Spread {
+    const uint8_t* x;
+    const int32_t* order;  // from the first row on
+    int64_t rows, k, row_bytes;
+    uint8_t* out;
+};
+
+void spread(void* job, int64_t index) {
+    const Spread& j = *(const Spread*)job;
+    for (int64_t r = index * COPIED; r < (index + 1) * COPIED && r < j.rows; ++r)
+        memcpy(j.out + r * j.row_bytes, j.x + j.order[r] / j.k * j.row_bytes, j.row_bytes);
+}
+
+struct Share {  // of the rows that are here, those of one expert
+    int64_t expert, from, to;
+};
+
+struct Products {
+    const Kernels* kernels;
+    Weight* weights;
+    Linear* jobs;     // of each share
+    int64_t* starts;  // their first tasks, and the end of all
+    int64_t count;
+};
+
+void product(void* job, int64_t index) {
+    const Products& p = *(const Products*)job;
+    int64_t low = 0, high = p.count;
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        (p.starts[middle] <= index ? low : high) = middle;
+    }
+    p.kernels->linear(p.jobs + low, index - p.starts[low]);
+}
+
+// y [rows, n] = x through the matrix, of n outputs, of each row's expert.
+void multiply(Context* c, const Weight* w, int64_t experts, int64_t n, Type type, const void* x, int64_t rows, uint8_t* room,
+              const Share* shares, Products& p, void* y) {
+    Linear ready{};
+    make_ready(c, w, type, x, rows, room, ready);
+    ready.y = y;
+    const int64_t panels = w->panels / experts, threads = pool_threads(c->pool), most = panels * p.count / (threads * 4);
+    int64_t tasks = 0;
+    for (int64_t i = 0; i < p.count; ++i) {
+        const Share& s = shares[i];
+        p.weights[i] = outputs_of(*w, s.expert * panels, n);
+        Linear& j = p.jobs[i] = ready;
+        j.w = p.weights + i, j.first = s.from, j.m = s.to;
+        const int64_t m = s.to - s.from, cheap = (int64_t(128) << 10) / (int64_t(w->panel_bytes) + m * w->k);
+        const int64_t even = most < panels ? most : panels, per = even < cheap ? even : cheap;
+        j.panels_per_task = per > 1 ? per : 1;
+        j.panels_ahead = j.panels_per_task > 1 ? 1 : threads;
+        j.rows_per_chunk = m >= 256 && panels * p.count < threads * 4 ? 128 : m;
+        j.row_chunks = (m + j.rows_per_chunk - 1) / j.rows_per_chunk;
+        p.starts[i] = tasks;
+        tasks += (panels + j.panels_per_task - 1) / j.panels_per_task * j.row_chunks;
+    }
+    p.starts[p.count] = tasks;
+    run(c->pool, tasks, product, &p);
+}
+
+// Where pairs lie when they are sorted by expert. starts [experts + 1]: the first of each. order: the pair at each place.
+// places [tokens, k]: of each token's pairs in ascending order; one that names no expert has none, and comes last.
+void sort(const int32_t* ids, int64_t tokens, int64_t k, int64_t experts, int64_t* starts, int32_t* order, int32_t* places) {
+    memset(starts, 0, (experts + 2) * sizeof *starts);
+    auto there = [&](int64_t pair) { return ids[pair] >= 0 && ids[pair] < experts; };
+    for (int64_t i = 0; i < tokens * k; ++i)
+        if (there(i)) ++starts[ids[i] + 2];
+    for (int64_t e = 2; e <= experts + 1; ++e) starts[e] += starts[e - 1];
+    for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t i = 0; i < k; ++i) {
+            const int64_t pair = t * k + i;
+            int32_t place = INT32_MAX;
+            if (there(pair)) order[place = int32_t(starts[ids[pair] + 1]++)] = int32_t(pair);
+            int64_t at = i;
+            for (; at > 0 && places[t * k + at - 1] > place; --at) places[t * k + at] = places[t * k + at - 1];
+            places[t * k + at] = place;
+        }
+}
+
+// Memory in pieces of whole lines: first how much, then where.
+struct Pieces {
+    uint8_t* room = nullptr;
+    size_t taken = 0;
+    template <class T>
+    T* some(int64_t count) {
+        T* at = (T*)(room + taken);
+        taken += up(count * sizeof(T), 64);
+        return at;
+    }
+};
+
+struct Work {
+    int64_t* starts;
+    int32_t *order, *places;
+    Share* shares;
+    Products products;
+    uint8_t *x, *ready, *both, *middle, *made;
+    float* sums;
+};
+
+int64_t per_task(Context* c, int64_t rows, int64_t bytes) {
+    const int64_t share = (rows + pool_threads(c->pool) - 1) / pool_threads(c->pool), least = (int64_t(32) << 10) / (bytes + 1) + 1;
+    return share > least ? share : least;
+}
+
+}  // namespace
+
+// out [tokens, H] = the sum over each token's k experts of weight * down(act(gate(x)) * up(x)); x [tokens, H], ids and weights
+// [tokens, k]. gate_up: a packed weight of `experts` matrices with 2 inner outputs, and down with H, each matrix in whole
+// panels. act: as thalweg_gate's. type: of x and out, and of dense weights.
+EXPORT void thalweg_experts(Context* c, const Weight* gate_up, const Weight* down, int64_t experts, int64_t inner, int act, int type,
+                            const void* x, int64_t tokens, const int32_t* ids, const float* weights, int64_t k, void* out) {
+    const int64_t hidden = gate_up->k, pairs = tokens * k, bytes = Type(type) == Type::bf16 ? 2 : 4;
+    const int64_t fit = ROWS_BYTES / (4 * (hidden > 2 * inner ? hidden : 2 * inner)) / 128 * 128;
+    const int64_t most = fit > ROWS_LEAST ? fit : ROWS_LEAST, rows = pairs < most ? pairs : most, few = experts < rows ? experts : rows;
+    Linear unused{};
+    const size_t first = make_ready(c, gate_up, Type(type), x, rows, nullptr, unused);
+    const size_t second = make_ready(c, down, Type(type), x, rows, nullptr, unused);
+    auto divide = [&](Pieces& p) {
+        Work w;
+        w.starts = p.some<int64_t>(experts + 2), w.order = p.some<int32_t>(pairs), w.places = p.some<int32_t>(pairs);
+        w.shares = p.some<Share>(few);
+        w.products = {c->kernels, p.some<Weight>(few), p.some<Linear>(few), p.some<int64_t>(few + 1), 0};
+        w.x = p.some<uint8_t>(rows * hidden * bytes), w.ready = p.some<uint8_t>(first > second ? first : second);
+        w.both = p.some<uint8_t>(rows * 2 * inner * bytes), w.middle = p.some<uint8_t>(rows * inner * bytes);
+        w.made = p.some<uint8_t>(rows * hidden * bytes);
+        w.sums = p.some<float>(pairs > rows ? tokens * hidden : 0);
+        return w;
+    };
+    Pieces room;
+    divide(room);
+    room = {(uint8_t*)c->room(room.taken), 0};
+    Work w = divide(room);
+    sort(ids, tokens, k, experts, w.starts, w.order, w.places);
+    const int64_t end = w.starts[experts];
+    int64_t from = 0, expert = 0;
+    do {  // so many rows at a time, whole experts where that leaves at least half of them
+        int64_t to = end - from < most ? end : from + most, last = expert;
+        while (last < experts && w.starts[last + 1] <= to) ++last;
+        if (to < end && w.starts[last] >= from + most / 2) to = w.starts[last];
+        Products& p = w.products;
+        for (p.count = 0; expert < experts && w.starts[expert] < to; ++expert) {
+            const int64_t a = w.starts[expert] > from ? w.starts[expert] : from, b = w.starts[expert + 1];
+            if (a < b) w.shares[p.count++] = {expert, a - from, (b < to ? b : to) - from};
+            if (b > to) break;
+        }
+        Spread s{(const uint8_t*)x, w.order + from, to - from, k, hidden * bytes, w.x};
+        run(c->pool, (s.rows + COPIED - 1) / COPIED, spread, &s);
+        multiply(c, gate_up, experts, 2 * inner, Type(type), w.x, s.rows, w.ready, w.shares, p, w.both);
+        thalweg_gate(c, type, w.both, s.rows, inner, act, w.middle);
+        multiply(c, down, experts, hidden, Type(type), w.middle, s.rows, w.ready, w.shares, p, w.made);
+        Together t{Type(type), w.made, weights, w.order, w.places, tokens, k, hidden, from, to, 0, from == 0, to == end, w.sums, out};
+        t.per_task = per_task(c, tokens, k * hidden * bytes);
+        run(c->pool, (tokens + t.per_task - 1) / t.per_task, c->kernels->together, &t);
+        from = to;
+    } while (from < end);
+}
+
+// The k best experts of each row of logits [rows, experts], best first, and their weights, ids and weights [rows, k]; bias
+// [experts] or null. Everything else as the op `route` has it.
+EXPORT void thalweg_route(Context* c, const float* logits, const float* bias, int64_t rows, int64_t experts, int64_t k, int sigmoid,
+                          int renormalise, float scale, int64_t groups, int64_t top_groups, int32_t* ids, float* weights) {
+    Route j{logits, bias, rows, experts, k, groups, top_groups, bool(sigmoid), bool(renormalise), scale, ids, weights, nullptr, 0};
+    j.per_task = per_task(c, rows, experts * 64);
+    const int64_t tasks = (rows + j.per_task - 1) / j.per_task;
+    j.room = (float*)c->room(tasks * route_floats(experts) * 4);
+    run(c->pool, tasks, c->kernels->route, &j);
+}
