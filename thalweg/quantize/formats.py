@@ -1,0 +1,102 @@
+"""What `thalweg quantize` writes: layouts of the compressed-tensors library, under the names of its presets. Loads no tensor
+framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from thalweg.errors import ConfigError
+
+Kind = Literal["int", "float"]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How the weights of every quantised layer are held, and what their inputs are rounded to when it is served."""
+
+    layout: str
+    """`format` of the library."""
+    kind: Kind
+    bits: int
+    group: int = 0
+    """Inputs that share a scale: 0 = a whole row."""
+    symmetric: bool = True
+    block: int = 0
+    """Outputs that share the scales of their groups; 0 = each has its own."""
+    scales: str = ""
+    """Type of scales, where it is not the model's: "float8_e4m3fn" under one of the tensor (NVFP4), "e8m0" (MXFP4)."""
+    inputs: str = ""
+    """Type that a row of the input is rounded to, by its largest, or by the largest of each group."""
+
+    @property
+    def grouped(self) -> bool:
+        """May --group-size change the group?"""
+        return self.layout == "pack-quantized"
+
+    def weights(self, actorder: str | None = None) -> dict[str, Any]:
+        """`config_groups.*.weights` of the library."""
+        said: dict[str, Any] = {"num_bits": self.bits, "type": self.kind, "symmetric": self.symmetric, "dynamic": False}
+        if self.block:
+            return said | {"strategy": "block", "block_structure": [self.block, self.group]}
+        if self.scales == "float8_e4m3fn":
+            return said | {"strategy": "tensor_group", "group_size": self.group, "scale_dtype": "torch.float8_e4m3fn"}
+        if self.scales == "e8m0":
+            return said | {"strategy": "group", "group_size": self.group, "scale_dtype": "torch.uint8"}
+        if self.group:
+            return said | {"strategy": "group", "group_size": self.group} | ({"actorder": actorder} if actorder else {})
+        return said | {"strategy": "channel"} | ({"actorder": actorder} if actorder else {})
+
+    def activations(self) -> dict[str, Any] | None:
+        if not self.inputs:
+            return None
+        kind = "int" if self.inputs == "int8" else "float"
+        said = {"num_bits": 8, "type": kind, "symmetric": True, "dynamic": True}
+        return said | ({"strategy": "group", "group_size": self.group} if self.block else {"strategy": "token"})
+
+
+FORMATS: Mapping[str, Format] = {
+    "W4A16": Format("pack-quantized", "int", 4, 128),
+    "W4A16_ASYM": Format("pack-quantized", "int", 4, 128, symmetric=False),
+    "W8A16": Format("pack-quantized", "int", 8, 128),
+    "W8A8": Format("int-quantized", "int", 8, inputs="int8"),
+    "FP8_DYNAMIC": Format("float-quantized", "float", 8, inputs="float8_e4m3fn"),
+    "FP8_BLOCK": Format("float-quantized", "float", 8, 128, block=128, inputs="float8_e4m3fn"),
+    "NVFP4A16": Format("nvfp4-pack-quantized", "float", 4, 16, scales="float8_e4m3fn"),
+    "MXFP4A16": Format("mxfp4-pack-quantized", "float", 4, 32, scales="e8m0"),
+}
+GROUPS = (0, 32, 64, 128)
+METHODS = ("rtn", "awq", "gptq")
+ORDERS = ("none", "static")
+"""Orders in which GPTQ takes inputs: as they come, or those that matter most first. Both leave groups where they are."""
+
+
+def chosen(name: str, group: int | None) -> Format:
+    """ConfigError for a name or a group that is not written."""
+    spelled = {n.lower().replace("_", "-"): n for n in FORMATS}.get(name.lower().replace("_", "-"))
+    if spelled is None:
+        raise ConfigError(f"--format: {name!r} is none of {', '.join(FORMATS)}")
+    made = FORMATS[spelled]
+    if group is None:
+        return made
+    if not made.grouped:
+        raise ConfigError(f"--group-size: {spelled} has groups of its own; leave it out")
+    if group not in GROUPS:
+        raise ConfigError(f"--group-size: must be one of {', '.join(map(str, GROUPS))} (0: a scale per output), not {group}")
+    return replace(made, group=group)
+
+
+def described(form: Format, ignore: Sequence[str], actorder: str | None) -> dict[str, Any]:
+    """`quantization_config` of the written checkpoint."""
+    group = {
+        "targets": ["Linear"],
+        "weights": form.weights(actorder),
+        "input_activations": form.activations(),
+        "output_activations": None,
+        "format": form.layout,
+    }
+    return {
+        "quant_method": "compressed-tensors", "format": form.layout, "quantization_status": "compressed",
+        "config_groups": {"group_0": group}, "ignore": list(ignore), "kv_cache_scheme": None,
+    }  # fmt: skip

@@ -1,0 +1,51 @@
+"""Codes as files of compressed-tensors keep them (its version 0.20): the tensors of one layer, by suffix."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from thalweg.hal.ops.quantise import E2M1
+from thalweg.quantize.formats import Format
+from thalweg.quantize.grids import FP8, Rounded
+
+WORD = 32
+
+
+def tensors(form: Format, made: Rounded) -> dict[str, Tensor]:
+    out, fan_in = made.codes.shape
+    if form.layout == "int-quantized":
+        return {"weight": made.codes.to(torch.int8), "weight_scale": made.held}
+    if form.layout == "float-quantized":
+        return {"weight": made.codes.to(FP8), "weight_scale": made.held}
+    if form.kind == "float":
+        packed = {"weight_packed": _pairs(made.codes), "weight_scale": made.held}
+        return packed | ({"weight_global_scale": made.outer.reshape(1).float()} if form.scales == "float8_e4m3fn" else {})
+    shift = 0 if made.zeros is not None else 1 << (form.bits - 1)
+    packed = {
+        "weight_packed": words(made.codes + shift, form.bits),
+        "weight_scale": made.held,
+        "weight_shape": torch.tensor([out, fan_in]),
+    }
+    if made.zeros is not None:
+        packed["weight_zero_point"] = words(made.zeros.T, form.bits).T.contiguous()
+    return packed
+
+
+def words(codes: Tensor, bits: int) -> Tensor:
+    """Whole numbers [rows, n] -> int32 [rows, n * bits / 32]: one after the other from the lowest bit of the first word on.
+    The last word is filled up with zeros."""
+    per = WORD // bits
+    rows, n = codes.shape
+    wide = torch.zeros(rows, -(-n // per) * per, dtype=torch.int64)
+    wide[:, :n] = codes.to(torch.int64)
+    shifts = torch.arange(per, dtype=torch.int64) * bits
+    made = (wide.reshape(rows, -1, per) << shifts).sum(-1)
+    return torch.where(made >= 1 << (WORD - 1), made - (1 << WORD), made).to(torch.int32)
+
+
+def _pairs(values: Tensor) -> Tensor:
+    """4-bit floats [rows, n] -> uint8 [rows, n / 2], the first of two in the lower half."""
+    level = torch.bucketize(values.abs(), torch.tensor(E2M1))
+    bits = (level + 8 * torch.signbit(values)).to(torch.uint8)
+    return bits[:, ::2] | (bits[:, 1::2] << 4)
