@@ -24,7 +24,20 @@ BUNDLED_WORDS = (
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 POLICIES = ("fcfs", "priority")
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
-LOAD_FORMATS = ("auto", "safetensors", "dummy")
+LOAD_FORMATS = ("auto", "safetensors", "hf", "gguf", "dummy", "fastsafetensors", "runai_streamer", "instanttensor")
+FASTER_READERS = ("fastsafetensors", "runai_streamer", "instanttensor")
+"""Values of `load_format` that name other readers of safetensors files. Files and values are the same, so ours serves."""
+_DENSE = "give the safetensors files of the same model (transformers writes them: model.save_pretrained)"
+LOAD_REFUSED = {
+    "pt": f"pickled files can run code and are never opened; {_DENSE}",
+    "npcache": f"it unpickles .bin files, which can run code; {_DENSE}",
+    "tensorizer": f"its files are not read; {_DENSE}",
+    "sharded_state": f"its files are cut for one number of ranks of another engine; {_DENSE}",
+    "runai_streamer_sharded": f"its files are cut for one number of ranks of another engine; {_DENSE}",
+    "bitsandbytes": "leave it at auto, which reads what the checkpoint is; to round a dense one use --quantization int4",
+    "mistral": "consolidated files are not read; leave it at auto, with the repository's config.json and model*.safetensors",
+}
+"""Values of `load_format` that are not honoured, and what to do instead."""
 KV_CACHE_DTYPES = {
     "auto": "", "float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "fp8": "float8_e4m3fn",
     "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "int8_per_token_head": "int8",
@@ -33,7 +46,24 @@ KV_CACHE_DTYPES = {
 RUNNERS = ("auto", "generate", "pooling")
 CONVERTS = ("auto", "none", "embed", "classify")
 PREFIX_HASHES = ("blake2b", "sha256")
-QUANTIZATIONS = ("int8", "int4", "w4a16", "w4a8")
+ROUNDINGS = ("int8", "int4", "w8a16", "w4a16", "w4a8", "fp8", "fp8_per_block", "mxfp4", "nvfp4")
+"""Values of `quantization` that round dense weights while they are loaded (`quantization.online`)."""
+SPELLINGS = {
+    "fp8_per_channel": "fp8", "ptpc_fp8": "fp8", "fp8_per_tensor": "fp8", "int8_per_channel_weight_only": "w8a16",
+    "nvfp4_per_token": "nvfp4",
+}  # fmt: skip
+"""The field's names of roundings -> ours. Of one that asks for coarser scales, or for inputs of 4 bits, ours loses less."""
+CHECKPOINT_FORMATS = {
+    "awq": ("awq",), "awq_marlin": ("awq",), "cpu_awq": ("awq",), "gptq": ("gptq",), "auto_gptq": ("gptq",),
+    "gptq_marlin": ("gptq",), "moe_wna16": ("awq", "gptq"), "auto-round": ("auto-round", "inc"), "inc": ("auto-round", "inc"),
+    "compressed-tensors": ("compressed-tensors",), "gguf": ("gguf",), "bitsandbytes": ("bitsandbytes",), "hqq": ("hqq",),
+    "fp8": ("fp8",), "deepseek_v4_fp8": ("fp8", "deepseek_v4_fp8"), "fbgemm_fp8": ("fbgemm_fp8",), "mxfp8": ("mxfp8",),
+    "mxfp4": ("mxfp4",), "gpt_oss_mxfp4": ("mxfp4",), "modelopt": ("modelopt",), "modelopt_fp4": ("modelopt",),
+    "modelopt_mxfp8": ("modelopt",), "modelopt_mixed": ("modelopt",), "nvfp4": ("modelopt",), "quark": ("quark",),
+    "torchao": ("torchao",), "bitnet": ("bitnet",),
+}  # fmt: skip
+"""Values of `quantization` that name what a checkpoint is held in anyway -> names of formats (`quantization.registry`)."""
+QUANTIZATIONS = tuple(dict.fromkeys((*ROUNDINGS, *SPELLINGS, *CHECKPOINT_FORMATS)))
 
 
 class Tail(msgspec.Struct, frozen=True):
@@ -74,7 +104,8 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     device: str = "auto"
     dtype: str = "auto"
     quantization: str | None = None
-    """Round the weights while they are loaded (see quantization.online). None = as the checkpoint holds them."""
+    """Round dense weights while they are loaded (ROUNDINGS, SPELLINGS), or the format that the checkpoint is known to have
+    (CHECKPOINT_FORMATS): another one is refused. None = as the checkpoint holds them."""
     seed: int = 0
     max_model_len: int | None = None
     load_format: str = "auto"
@@ -139,6 +170,10 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     standby_engine: bool = True
     """Keep a process with the engine's code loaded, so that a restart does not wait for that. It holds no device and no
     weights, only host memory for the code."""
+
+    structured_outputs_config: dict[str, Any] | None = None
+    """Of every request's structured output: {"backend": "guidance", "disable_any_whitespace": true,
+    "disable_additional_properties": true}."""
 
     logprobs_mode: str = "raw_logprobs"
     max_logprobs: int = 20
@@ -302,6 +337,36 @@ def speculation(args: EngineArgs) -> SpeculationConfig | None:
     return made
 
 
+_STRUCTURED = ("disable_any_whitespace", "disable_additional_properties")
+_SAME_ALWAYS: dict[str, tuple[Any, ...]] = {
+    "reasoning_parser": ("", None), "reasoning_parser_plugin": ("", None), "enable_in_reasoning": (False, None),
+    "disable_fallback": (True, False, None),
+}  # fmt: skip
+"""Keys of structured_outputs_config, and values that ask for nothing. There is no other engine to fall back on."""
+
+
+def _structured(said: dict[str, Any]) -> list[str]:
+    """What is wrong with structured_outputs_config."""
+    name, problems = "structured_outputs_config", []
+    for key, value in said.items():
+        if key == "backend":
+            if value not in ("auto", "guidance"):
+                problems.append(
+                    f"{name}: backend {value!r} is not here: this version has guidance (llguidance) alone, because it accepts"
+                    " nothing that a schema forbids; leave it out"
+                )
+        elif key in _STRUCTURED:
+            if not isinstance(value, bool):
+                problems.append(f"{name}: {key} must be true or false, not {value!r}")
+        elif key not in _SAME_ALWAYS:
+            problems.append(f"{name}: {key!r:.60} is not known; known are backend, {', '.join(_STRUCTURED)}")
+        elif value not in _SAME_ALWAYS[key]:
+            problems.append(
+                f"{name}: {key}: reasoning is never constrained, and has flags of its own (--reasoning-parser); leave it out"
+            )
+    return problems
+
+
 def check_args(args: EngineArgs) -> None:
     """Everything that can be wrong without knowing model or device. ConfigError lists it all."""
     problems = []
@@ -319,10 +384,15 @@ def check_args(args: EngineArgs) -> None:
         ("runner", RUNNERS),
         ("convert", CONVERTS),
     ):
-        if getattr(args, name) not in choices:
+        if name == "load_format" and args.load_format in LOAD_REFUSED:
+            problems.append(f"load_format: {args.load_format}: {LOAD_REFUSED[args.load_format]}")
+        elif getattr(args, name) not in choices:
             problems.append(f"{name} must be one of {', '.join(choices)}, not {getattr(args, name)!r}")
     if args.quantization is not None and args.quantization not in QUANTIZATIONS:
-        problems.append(f"quantization must be one of {', '.join(QUANTIZATIONS)}, not {args.quantization!r}")
+        problems.append(
+            f"quantization must be one of {', '.join(QUANTIZATIONS)}, not {args.quantization!r} (a checkpoint that is "
+            "quantised already says so itself, and needs no flag)"
+        )
     if not 0 < args.gpu_memory_utilization <= 1:
         problems.append(f"gpu_memory_utilization must be in (0, 1], not {args.gpu_memory_utilization}")
     if args.max_logprobs < -1:
@@ -342,6 +412,7 @@ def check_args(args: EngineArgs) -> None:
         speculation(args)
     except ConfigError as e:
         problems += e.problems
+    problems += _structured(args.structured_outputs_config or {})
     if args.trust_remote_code:
         problems.append("trust_remote_code: code from model repositories is never run; leave it out")
     if problems:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from thalweg.errors import RequestError
+from thalweg.grammar.source import KINDS, Kind
 
 MAX_N = 16384
 """Upper bound of `n`: a request is charged for every choice before any is allocated."""
@@ -33,6 +34,55 @@ class RequestOutputKind(Enum):
     CUMULATIVE = 0
     DELTA = 1
     FINAL_ONLY = 2
+
+
+class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the text must be: one of json, regex, choice, grammar, json_object and structural_tag. docs/structured-output.md.
+    Checked when made, as far as that needs no compiling: RequestError names the field."""
+
+    json: str | dict[str, Any] | bool | None = None
+    """A JSON schema, as text or as an object."""
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    """EBNF (`root ::= ...`) or Lark."""
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    free_until: list[int] | None = None
+    """Token ids. Text is free up to and with the first of them, as without a grammar, and constrained after it."""
+    asked_as: str = ""
+    """What the client called it, for messages."""
+
+    def __post_init__(self) -> None:
+        where = self.asked_as or "structured_outputs"
+        if self.json_object is False:
+            self.json_object = None
+        given = [k for k in KINDS if getattr(self, k) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise RequestError(f"{where}: needs one of {', '.join(KINDS)}, not {found}", where)
+        for name in ("regex", "grammar", "whitespace_pattern"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise RequestError(f"{where}: {name} must be text, and not empty", where)
+        for name in ("json", "structural_tag"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str | dict | bool):
+                raise RequestError(f"{where}: {name} must be an object, or its text", where)
+        if self.choice is not None:
+            if not isinstance(self.choice, list) or not self.choice:
+                raise RequestError(f"{where}: choice must be a list of at least one text", where)
+            _strings(where, self.choice, MAX_LIST)
+        for i in self.free_until or ():
+            _int("free_until", i, 0, 2**31 - 1)
+
+    @property
+    def constraint(self) -> tuple[Kind, Any]:
+        """Which it is, and its value."""
+        return next((k, getattr(self, k)) for k in KINDS if getattr(self, k) is not None)  # type: ignore[return-value]
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -63,6 +113,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     skip_reading_prefix_cache: bool | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    marked_token_ids: list[int] | None = None
+    """Tokens that come out as marks (thalweg.text.marks), for readers of turns, whatever is skipped."""
     extra_args: dict[str, Any] | None = None
     """Arguments of features that installed packages add (docs/adding-a-feature.md). One that none of them takes is refused."""
 
@@ -110,7 +163,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         _budget("bad_words", self.bad_words or [], MAX_BAD_CHARS)
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True; use stop_token_ids instead", "stop")
-        for name in ("stop_token_ids", "allowed_token_ids"):
+        for name in ("stop_token_ids", "allowed_token_ids", "marked_token_ids"):
             ids = getattr(self, name)
             if ids is None:
                 continue
@@ -129,6 +182,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 if isinstance(v, bool) or not isinstance(v, int | float) or math.isnan(v):
                     raise RequestError(f"logit_bias: the value of token {k} must be a number, not {v!r}", "logit_bias")
 
+        asked = self.structured_outputs
+        if isinstance(asked, dict):
+            self.structured_outputs = StructuredOutputsParams(**asked)
+        elif asked is not None and not isinstance(asked, StructuredOutputsParams):
+            raise RequestError("structured_outputs must be a StructuredOutputsParams", "structured_outputs")
         extra = {} if self.extra_args is None else self.extra_args
         if not isinstance(extra, dict) or not all(isinstance(k, str) for k in extra):
             raise RequestError("extra_args must map names to values", "extra_args")

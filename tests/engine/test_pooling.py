@@ -28,6 +28,7 @@ from thalweg.engine.planning.memory import plan
 from thalweg.errors import CheckpointError, ConfigError, RequestError, UnsupportedModelError
 
 LENGTHS = (31, 1, 64, 7, 48, 2, 17, 64, 5, 30)
+TIGHT = {"max_num_seqs": 2, "max_num_batched_tokens": 24, "block_size": 8}
 
 
 def texts(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
@@ -62,10 +63,15 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3-next"])
-@pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize(
-    "more", [{}, {"max_num_seqs": 2, "max_num_batched_tokens": 24, "block_size": 8}, {"async_scheduling": True}]
-)
+    ("device", "more"),
+    [
+        ("reference", {}), ("cpu", TIGHT), ("cpu", {"async_scheduling": True}),
+        *(pytest.param(*case, marks=pytest.mark.slow)
+          for case in (("cpu", {}), ("reference", TIGHT), ("reference", {"async_scheduling": True}))),
+    ],
+)  # fmt: skip
+@pytest.mark.slow
 def test_a_decoder_gives_the_state_of_the_last_token(device: str, more: dict, name: str, tmp_path: Path) -> None:
     """Also in chunks, and where steps are launched ahead of results."""
     path = make_checkpoint(name, tmp_path)
@@ -206,6 +212,7 @@ def test_vectors_are_cut_where_the_model_was_trained_for_it(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "qwen3", "llama"])
+@pytest.mark.slow
 def test_probabilities_are_those_of_transformers(name: str, device: str, tmp_path: Path) -> None:
     labels = {"id2label": {0: "good", 1: "bad", 2: "odd"}, "label2id": {"good": 0, "bad": 1, "odd": 2}}
     path = make_classifier(name, tmp_path, 3, **labels)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thalweg.text.detokenizer import Detokenizer
+from thalweg.text.marks import id_of, mark
 from thalweg.text.tokenizer import Tokenizer
 
 STREAMED = {"byte_level": v.byte_level, "gemma": lambda: v.byte_fallback(False), "llama2": v.byte_fallback, "t5": v.metaspace}
@@ -94,3 +95,16 @@ def test_added_tokens_without_spaces_between_them() -> None:
     spaced = Detokenizer(tok, prompt, False, True).push(ids)
     joined = Detokenizer(tok, prompt, False, False).push(ids)
     assert (spaced, joined) == (" <|im_end|> </s>", " <|im_end|></s>")
+
+
+@pytest.mark.parametrize("family", [*STREAMED, "bert"])
+def test_marked_tokens_come_as_marks_whatever_is_skipped(family: str) -> None:
+    tok = v.word_piece() if family == "bert" else STREAMED[family]()
+    special = min(tok.special_ids)
+    ids = [*tok.encode("the river", add_special_tokens=False), special, *tok.encode("the river", add_special_tokens=False)]
+    d = Detokenizer(tok, tok.encode("a"), marked=[special])
+    text = "".join([d.push([i]) for i in ids]) + d.finish()
+    before, _, after = text.partition(mark(special))
+    assert after
+    assert before.split() == after.split()
+    assert id_of(mark(special)) == special

@@ -35,11 +35,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from thalweg.engine import messages as m
+from thalweg.engine.control.compiling import Compiling
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.ipc.codec import Codec, FrameError
 from thalweg.engine.ipc.socket import Channel, ChannelClosedError
 from thalweg.engine.worker.build import build, prepare
 from thalweg.errors import ThalwegError
+from thalweg.grammar.grammars import Grammars
 from thalweg.hal.device import Pending
 from thalweg.hal.step import StepBatch
 from thalweg.host import envs
@@ -65,14 +67,18 @@ def main(fd: int, device: str) -> int:
     except Exception as e:
         _report(channel, e)
         return 1
-    core = EngineCore(worker.config, _with_failpoints(worker.launch), announce=lambda started: _announce(channel, started))
+    words = _Words()
+    grammars = Grammars(words.get)
+    core = EngineCore(
+        worker.config, _with_failpoints(worker.launch), announce=lambda started: _announce(channel, started), grammars=grammars
+    )
     channel.send(m.Ready(worker.config, worker.plan, worker.load_seconds))
     # Weights and code live as long as the process: keep the collector from walking them in the middle of a step. Nor is it
     # worth a walk now, before the first answer: of 200,000 objects it finds a thousand, small ones.
     gc.freeze()
     gc.enable()
     try:
-        _Loop(core, channel).run()
+        _Loop(core, channel, grammars, words).run()
     except ChannelClosedError:
         return 0
     except Exception as e:
@@ -91,12 +97,25 @@ def _next(channel: Channel, kind: type[M]) -> M:
     return message
 
 
+class _Words:
+    """The vocabulary, which the client sends before the first request with a grammar."""
+
+    def __init__(self) -> None:
+        self.sent: m.Vocabulary | None = None
+
+    def get(self) -> m.Vocabulary:
+        if self.sent is None:
+            raise FrameError("a request with a grammar came before the vocabulary")
+        return self.sent
+
+
 class _Loop:
     """Messages in, steps, outputs out. A reader thread fills the inbox, so a step never waits for the socket."""
 
-    def __init__(self, core: EngineCore, channel: Channel) -> None:
-        self._core, self._channel = core, channel
+    def __init__(self, core: EngineCore, channel: Channel, grammars: Grammars, words: _Words) -> None:
+        self._core, self._channel, self._words = core, channel, words
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._compiling = Compiling(grammars, self._inbox.put)
         self._stopping = False
         self._steps = 0
 
@@ -119,9 +138,14 @@ class _Loop:
                 raise message
             if isinstance(message, m.Add):
                 fp("engine.add", token=np.concatenate([r.tokens for r in message.requests]))
-                self._core.add(message.requests)
+                self._core.add(self._compiling.start(message.requests))
+            elif isinstance(message, list):  # requests whose grammars were compiled
+                self._core.add(self._compiling.ready(message))
             elif isinstance(message, m.Abort):
+                self._compiling.abort(message.handles)
                 self._core.abort(message.handles)
+            elif isinstance(message, m.Vocabulary):
+                self._words.sent = message
             elif isinstance(message, m.Control):
                 self._control(message)
             else:

@@ -12,6 +12,8 @@ import msgspec
 import numpy as np
 
 from thalweg.config import EngineArgs, EngineConfig
+from thalweg.grammar.source import Source as Source
+from thalweg.grammar.source import Vocabulary as Vocabulary
 
 # ---------------------------------------------------------------- client -> core
 
@@ -50,6 +52,9 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Empty: every token."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences whose last token may not follow the others."""
+    grammar: Source | None = None
+    """What the output must be. Its end is an end of sequence, for which `eos_ids` must have an id: so it wins over min_tokens
+    and bad words where nothing else is left."""
     overlay: Overlay | None = None
     extra: dict[str, Any] = {}
     """SamplingParams.extra_args as the features they belong to checked them (`thalweg.features`): plain values."""
@@ -105,7 +110,8 @@ class Control(msgspec.Struct, frozen=True, tag=True):
     """reset_prefix_cache | shutdown"""
 
 
-ToCore = Expect | Start | Add | Abort | Control
+ToCore = Expect | Start | Vocabulary | Add | Abort | Control
+"""A Vocabulary comes before the first request with a grammar, once."""
 
 # ---------------------------------------------------------------- core -> client
 

@@ -12,8 +12,9 @@ full decode turns the whole run into U+FFFD.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from thalweg.text.marks import mark
 from thalweg.text.tokenizer import Tokenizer
 
 _CONTEXT = 6
@@ -24,7 +25,7 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 class Detokenizer:
     """The text of one output, token by token. Feed with `push`. `finish` gives what was held back, once."""
 
-    __slots__ = ("_decoder", "_skip", "_started", "_tokenizer", "_window")
+    __slots__ = ("_decoder", "_marked", "_skip", "_started", "_tokenizer", "_window")
 
     def __init__(
         self,
@@ -32,9 +33,11 @@ class Detokenizer:
         prompt_ids: Sequence[int] = (),
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
+        marked: Collection[int] = (),
     ) -> None:
         """spaces_between_special_tokens=False: adjacent added tokens are joined as they are written. It matters only
-        to decoders that put spaces between tokens."""
+        to decoders that put spaces between tokens. marked: tokens that come out as marks, skipped or not."""
+        self._marked = frozenset(marked)
         self._tokenizer = tokenizer
         self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._window: _Window | None = None
@@ -58,12 +61,13 @@ class Detokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """Text these tokens complete. Half a character stays inside."""
-        if self._window is not None:
-            return "".join(map(self._window.push, ids))
         return "".join(map(self.push_one, ids))
 
     def push_one(self, id: int) -> str:
         """`push` of one token: the hot path."""
+        if id in self._marked:
+            self._started = True
+            return (self._window.finish() if self._window is not None else "") + mark(id)
         if self._window is not None:
             return self._window.push(id)
         if id in self._skip:

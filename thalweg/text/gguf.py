@@ -1,12 +1,15 @@
 """Tokenizers from a vocabulary that is plain data, as GGUF files hold it.
 
 Held against the ids that llama.cpp gives for the vocabularies it comes with. What users defined is cut out before words are,
-as control tokens are. Of two kinds: `gpt2` merges bytes by rank, `llama` pieces of characters by score (sentencepiece).
+as control tokens are. Of four kinds: `gpt2` merges bytes by rank, `llama` pieces of characters by score (sentencepiece),
+`bert` takes the longest piece that a word begins with (WordPiece), `t5`
+those whose scores sum to the most (Unigram).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
@@ -14,13 +17,25 @@ from tokenizers import Tokenizer as Backend
 
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.text.tokenizer import Tokenizer
-from thalweg.text.vocabulary import BYTE_LEVEL, CONTROL, NORMAL, SENTENCEPIECE, UNUSED, USER_DEFINED, Vocabulary
+from thalweg.text.vocabulary import (
+    BYTE_LEVEL,
+    CONTROL,
+    NORMAL,
+    SENTENCEPIECE,
+    UNIGRAM,
+    UNUSED,
+    USER_DEFINED,
+    WORDPIECE,
+    Vocabulary,
+)  # fmt: skip
 from thalweg.text.words import WORDS
 
 _SPACE = "▁"
+_INSIDE = "##"
+"""BERT's mark of a piece that does not begin a word."""
 _NAMES = {
     "bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "seperator": "sep_token", "padding": "pad_token",
-    "mask": "mask_token",
+    "mask": "mask_token", "cls": "cls_token",
 }  # fmt: skip
 """GGUF's names of special tokens -> those that chat templates know."""
 
@@ -28,23 +43,35 @@ _NAMES = {
 def from_vocabulary(made: Vocabulary) -> Tokenizer:
     """UnsupportedModelError names a kind of vocabulary, or a way to cut words, that this version does not know."""
     ids = _ids(made)
+    if made.model == WORDPIECE:
+        return _wordpiece(made)
     if made.model == BYTE_LEVEL:
         backend, bos = _byte_level(made, ids)
     elif made.model == SENTENCEPIECE:
         backend, bos = _sentencepiece(made, ids), True
+    elif made.model == UNIGRAM:
+        backend, bos = _unigram(made), False
     else:
         raise UnsupportedModelError(
-            f"{made.where}: tokenizer.ggml.model: {made.model!r:.40} is not read by this version, which reads {BYTE_LEVEL} and "
-            f"{SENTENCEPIECE}; give a tokenizer with --tokenizer DIRECTORY"
+            f"{made.where}: tokenizer.ggml.model: {made.model!r:.40} is not read by this version, which reads {BYTE_LEVEL}, "
+            f"{SENTENCEPIECE}, {WORDPIECE} and {UNIGRAM}; give a tokenizer with --tokenizer DIRECTORY"
         )
+    _add(backend, made)
+    _post(backend, made, bos)
+    return Tokenizer(backend, _named(made), made.templates)
+
+
+def _add(backend: Backend, made: Vocabulary) -> None:
+    """Control tokens, and what users defined."""
     for special in (True, False):
         wanted = CONTROL if special else USER_DEFINED
         tokens = [t for t, kind in zip(made.tokens, made.kinds, strict=True) if kind == wanted and t]
         added = [AddedToken(t, normalized=False, special=special) for t in tokens]
         (backend.add_special_tokens if special else backend.add_tokens)(added)
-    _post(backend, made, bos)
-    named = {name: made.tokens[made.specials[key]] for key, name in _NAMES.items() if key in made.specials}
-    return Tokenizer(backend, named, made.templates)
+
+
+def _named(made: Vocabulary) -> dict[str, str]:
+    return {name: made.tokens[made.specials[key]] for key, name in _NAMES.items() if key in made.specials}
 
 
 def _ids(made: Vocabulary) -> dict[str, int]:
@@ -98,6 +125,59 @@ def _sentencepiece(made: Vocabulary, ids: dict[str, int]) -> Backend:
     return backend
 
 
+def _unigram(made: Vocabulary) -> Backend:
+    """As transformers builds XLM-RoBERTa's and T5's: words are cut at spaces, which begin a word."""
+    unknown = made.specials.get("unknown")
+    if made.scores is None or made.charsmap is None or unknown is None:
+        missing = "scores" if made.scores is None else "unknown_token_id" if unknown is None else "precompiled_charsmap"
+        raise CheckpointError(f"{made.where}: tokenizer.ggml.{missing}: missing: how text is cut into pieces is not known")
+    if not made.adds.get("prefix", False) or not made.adds.get("spaces", False):
+        raise UnsupportedModelError(
+            f"{made.where}: tokenizer.ggml.add_space_prefix, remove_extra_whitespaces: this version reads t5 vocabularies that "
+            "have both; give the model's own tokenizer with --tokenizer DIRECTORY"
+        )
+    # Their scores would set the price of what is unknown, which is counted from the least likely piece. NUL is in no text.
+    least = min((s for s, kind in zip(made.scores, made.kinds, strict=True) if kind == NORMAL), default=0.0)
+    pieces = [
+        (f"{token}\0", least) if kind == UNUSED and score < least else (token, float(score))
+        for token, score, kind in zip(made.tokens, made.scores, made.kinds, strict=True)
+    ]
+    backend = Backend(models.Unigram(pieces, unk_id=unknown, byte_fallback=False))
+    backend.normalizer = normalizers.Precompiled(made.charsmap)
+    space: dict[str, Any] = {"replacement": _SPACE, "prepend_scheme": "always"}
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**space)])
+    backend.decoder = decoders.Metaspace(**space)
+    return backend
+
+
+def _wordpiece(made: Vocabulary) -> Tokenizer:
+    """Files mark what begins a word, and BERT what does not: pieces get BERT's names back. As BERT's tokenizer, and unlike
+    llama.cpp, it takes a word of more than 100 characters for unknown."""
+    plain = (NORMAL, UNUSED)
+    tokens = [_piece(t) if kind in plain else t for t, kind in zip(made.tokens, made.kinds, strict=True)]
+    specials = {**{"cls" if key == "bos" else key: id for key, id in made.specials.items()}, **made.specials}
+    specials.pop("bos", None)  # newer files have the same id there
+    made = replace(made, tokens=tokens, specials=specials)
+    for key in ("cls", "seperator", "unknown"):
+        if key not in specials:
+            raise CheckpointError(f"{made.where}: tokenizer.ggml.{key}_token_id: missing, or beyond the vocabulary")
+    cls, sep, unknown = (tokens[specials[key]] for key in ("cls", "seperator", "unknown"))
+    backend = Backend(models.WordPiece(_ids(made), unk_token=unknown, continuing_subword_prefix=_INSIDE))
+    lower = made.adds.get("lowercase", True)
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lower, strip_accents=made.adds.get("accents", lower))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix=_INSIDE)
+    _add(backend, made)
+    around = f"{cls}:0 $A:0 {sep}:0"
+    ids = [(cls, specials["cls"]), (sep, specials["seperator"])]
+    backend.post_processor = processors.TemplateProcessing(single=around, pair=f"{around} $B:1 {sep}:1", special_tokens=ids)
+    return Tokenizer(backend, _named(made), made.templates)
+
+
+def _piece(token: str) -> str:
+    return token[1:] if token.startswith(_SPACE) else _INSIDE + token
+
+
 def _merges(made: Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]:
     """Every way to make a token of two others, the token of the highest score first."""
     assert made.scores is not None
@@ -118,7 +198,7 @@ def _post(backend: Backend, made: Vocabulary, bos: bool) -> None:
     """Tokens that every text gets."""
     parts = ["$A"]
     used: list[tuple[str, int]] = []
-    for key, default, place in (("bos", bos, 0), ("eos", False, 2)):
+    for key, default, place in (("bos", bos, 0), ("eos", made.model == UNIGRAM, 2)):
         id = made.specials.get(key)
         if id is None or not made.adds.get(key, default):
             continue

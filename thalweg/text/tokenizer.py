@@ -60,6 +60,8 @@ class Tokenizer:
         eos = self.id_of(self.special_tokens.get("eos_token"))
         self.eos_ids: tuple[int, ...] = () if eos is None else (eos,)
         """Ids from tokenizer_config.json alone. generation_config.json may name more."""
+        self.response_template = config.get("response_template")
+        """How the model's turns are read, in transformers' chat_parsing format. None: the files do not say."""
         self.max_length = _int_or_none(config.get("model_max_length"))
         self.truncation_side: Literal["left", "right"] = "left" if config.get("truncation_side") == "left" else "right"
         """Which end of a text is cut off where a pooling model's text is to be cut, and nothing else is said."""
@@ -160,6 +162,11 @@ class Tokenizer:
         if name is None:
             name = self._names[id] = self.bytes_of(id).decode(errors="replace")
         return name
+
+    @property
+    def control_ids(self) -> frozenset[int]:
+        """Special tokens, and those that only forget to say that they are."""
+        return self._control_ids
 
     @property
     def chat_template(self) -> str | None:

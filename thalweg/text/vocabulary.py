@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Kinds of tokens, as sentencepiece and GGUF number them."""
-SENTENCEPIECE, BYTE_LEVEL = "llama", "gpt2"
-"""How a vocabulary makes tokens: merging pieces of characters by score, or of bytes by rank."""
+SENTENCEPIECE, BYTE_LEVEL, WORDPIECE, UNIGRAM = "llama", "gpt2", "bert", "t5"
+"""How a vocabulary makes tokens: merging pieces of characters by score, or of bytes by rank, or taking the longest piece that
+a word begins with, or those whose scores sum to the most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,9 @@ class Vocabulary:
     specials: Mapping[str, int]
     """"bos", "eos", "unknown", "padding", "mask" ... -> id."""
     adds: Mapping[str, bool]
-    """What the file says of adding "bos", "eos", and "prefix", the space before a text."""
+    """What the file says of adding "bos", "eos", and "prefix", the space before a text, and of changing it first: "lowercase",
+    "accents" (which are stripped), "spaces" (several of which become one)."""
     templates: Mapping[str, str]
     """Chat templates, name -> source; the usual one is "default"."""
+    charsmap: bytes | None = None
+    """Sentencepiece's table of characters that are replaced."""

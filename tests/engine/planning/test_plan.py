@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from thalweg.checkpoint.hub import resolve_model
 from thalweg.cli import main
 from thalweg.config import EngineArgs
 from thalweg.engine.planning.memory import plan
@@ -192,3 +193,12 @@ def test_the_command_says_by_its_status_whether_it_fits(model: Path, capsys: pyt
     assert json.loads(capsys.readouterr().out)["fits"] is True
     assert main([*words, "1k"]) == 1
     assert "does not fit: kv_cache_memory_bytes" in capsys.readouterr().out
+
+
+def test_loading_holds_one_parameter_beside_the_weights_and_more_where_it_rounds() -> None:
+    """The largest is the embedding, which is dense either way, or of layers gate and up together."""
+    model = resolve_model("thalweg-nano")
+    dense, rounded = (plan(args(model, quantization=method, dtype="bfloat16")) for method in (None, "int8"))
+    assert dense.loading - dense.weights == 2 * 2560 * 256 * 2
+    assert rounded.weights < dense.weights
+    assert dense.loading - dense.weights < rounded.loading - rounded.weights < 128 << 20

@@ -13,12 +13,14 @@ import msgspec
 from thalweg.checkpoint import config as hf
 from thalweg.checkpoint import hub
 from thalweg.checkpoint.tokenizer import load_tokenizer
-from thalweg.config import EngineArgs, check_args
+from thalweg.config import EngineArgs, EngineConfig, check_args
+from thalweg.engine.client.grammars import StructuredOutputs
 from thalweg.engine.planning import described
 from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.hal.platform import ModelInfo
 from thalweg.params import SamplingParams
 from thalweg.template.chat import Chat
+from thalweg.text.grammar import vocabulary
 from thalweg.text.tokenizer import Tokenizer, check_vocab
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,15 @@ class Frontend:
         """Parameters from the fields a caller gave (None = not given) over the model's defaults."""
         given = {k: v for k, v in fields.items() if v is not None}
         return SamplingParams(**{**self.default_sampling, **given})
+
+    def structured(self, config: EngineConfig) -> StructuredOutputs | None:
+        """Who judges grammars. None without a tokenizer, or where the model gives vectors."""
+        tokenizer = self.tokenizer
+        if tokenizer is None or config.model.pooling is not None:
+            return None
+        return StructuredOutputs(
+            lambda: vocabulary(tokenizer, config.model.vocab, self.eos_ids), self.args.structured_outputs_config
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,11 @@ import numpy as np
 
 from thalweg.config import EngineConfig, PoolingConfig
 from thalweg.engine.client import embeds
+from thalweg.engine.client.grammars import StructuredOutputs
 from thalweg.engine.messages import EngineRequest, Overlay, TokenSampling
 from thalweg.errors import RequestError
 from thalweg.features import all_features
+from thalweg.grammar.source import Source
 from thalweg.params import PoolingParams, SamplingParams
 from thalweg.text.stops import automaton
 from thalweg.text.tokenizer import Tokenizer
@@ -82,9 +84,12 @@ class InputProcessor:
         *,
         eos_ids: tuple[int, ...] = (),
         seed_source: random.Random | None = None,
+        structured: StructuredOutputs | None = None,
     ) -> None:
         """tokenizer None: prompts must be token ids, and nothing text-valued may be asked (skip_tokenizer_init).
-        eos_ids: the model's end-of-sequence ids. seed_source: where seeds of requests without one come from."""
+        eos_ids: the model's end-of-sequence ids. seed_source: where seeds of requests without one come from.
+        structured: who judges grammars; None: there are none."""
+        self._structured = structured
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
         self._seeds = seed_source or random.Random(config.model.seed)
@@ -185,6 +190,7 @@ class InputProcessor:
         """Reads what takes long of the parameters, so that `process` finds it read. For a thread. RequestError as
         there."""
         automaton(tuple(params.stop or ()))
+        self._grammar(params)
         self._bad_words(tuple(params.bad_words or ()))
 
     # ------------------------------------------------------------ prompts
@@ -303,11 +309,13 @@ class InputProcessor:
             ("logit_bias", list(p.logit_bias or ())),
         ):
             self._check_ids(name, ids or [])
+        grammar = self._grammar(p)
         room = self._max_len - prompt_len
         max_tokens = room if p.max_tokens is None else min(p.max_tokens, room)
         return {
             "max_tokens": max_tokens,
-            "min_tokens": min(p.min_tokens, max_tokens),
+            # With a grammar the end is where it leaves nothing else.
+            "min_tokens": max_tokens if grammar is not None and p.ignore_eos else min(p.min_tokens, max_tokens),
             "temperature": p.temperature,
             "top_k": 0 if p.top_k >= self._vocab else p.top_k,
             "top_p": p.top_p,
@@ -315,7 +323,8 @@ class InputProcessor:
             "repetition_penalty": p.repetition_penalty,
             "presence_penalty": p.presence_penalty,
             "frequency_penalty": p.frequency_penalty,
-            "eos_ids": () if p.ignore_eos else self._eos_ids,
+            "eos_ids": () if p.ignore_eos and grammar is None else self._eos_ids,
+            "grammar": grammar,
             "stop_ids": tuple(p.stop_token_ids or ()),
             "logprobs": -1 if p.logprobs is None else self._logprobs("logprobs", p.logprobs),
             "logit_bias": tuple(sorted((p.logit_bias or {}).items())),
@@ -323,6 +332,17 @@ class InputProcessor:
             "bad_words": self._bad_words(tuple(p.bad_words or ())),
             "extra": extra(p.extra_args or {}),
         }
+
+    def _grammar(self, p: SamplingParams) -> Source | None:
+        if p.structured_outputs is None:
+            return None
+        if self._structured is None:
+            name = "structured_outputs"
+            raise RequestError(
+                f"{name}: this engine runs without a tokenizer, so it can keep to no grammar; leave it out", name
+            )
+        self._check_ids("free_until", p.structured_outputs.free_until or ())
+        return self._structured.source(p.structured_outputs, p.n)
 
     def _logprobs(self, param: str, asked: int) -> int:
         """How many of the top tokens. -1 asks for the whole vocabulary."""

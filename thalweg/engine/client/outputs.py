@@ -175,8 +175,9 @@ class _Choice:
         self._detokenizer: Detokenizer | None = None
         if tok is not None and p.detokenize:
             self._detokenizer = Detokenizer(
-                tok, request.submission.prompt_ids, p.skip_special_tokens, p.spaces_between_special_tokens
-            )
+                tok, request.submission.prompt_ids, p.skip_special_tokens, p.spaces_between_special_tokens,
+                p.marked_token_ids or (),
+            )  # fmt: skip
         self._stops = StopStream(stops, p.include_stop_str_in_output) if stops is not None else None
         self._include, self._after_min = p.include_stop_str_in_output, p.min_tokens
         self._stop_ids = frozenset(sampling.eos_ids) | frozenset(sampling.stop_ids)

@@ -68,7 +68,10 @@ class Supervisor:
         on_outputs: Callable[[m.Outputs], None],
         on_convicted: Callable[[int, str], None],
         on_dead: Callable[[ThalwegError], None],
+        vocabulary: Callable[[], m.Vocabulary] | None = None,
     ) -> None:
+        """vocabulary: for requests with a grammar; without it there are none."""
+        self._vocabulary, self._told = vocabulary, False
         self._args, self._outputs, self._handles = args, outputs, handles
         self._on_outputs, self._on_convicted, self._on_dead = on_outputs, on_convicted, on_dead
         self._engine: EngineProcess | None = None
@@ -116,7 +119,7 @@ class Supervisor:
     def submit(self, requests: Sequence[m.EngineRequest]) -> None:
         """Now, or when the engine can take them: they are open in `outputs`, so nothing is lost by waiting."""
         if self._engine is not None and self._recovery.on_trial is None:
-            self._post(m.Add(list(requests)))
+            self._add(list(requests))
 
     @property
     def recovering(self) -> bool:
@@ -235,7 +238,8 @@ class Supervisor:
             handle=self._canary, tokens=np.zeros(1, np.int32), prompt_len=1, sampling=sampling, read_prefix_cache=False,
             cache_salt="canary", pool=self._config.model.pooling is not None,
         )  # fmt: skip
-        self._post(m.Add([canary, *self._outputs.resubmit(handles)]))
+        self._told = False
+        self._add([canary, *self._outputs.resubmit(handles)])
 
     async def _watch(self, engine: EngineProcess) -> None:
         """Kill an engine that shows no life, or no progress with work present."""
@@ -286,7 +290,7 @@ class Supervisor:
         if verdict.hold is not None:
             self._post(m.Abort([verdict.hold]))
         if verdict.submit:
-            self._post(m.Add(self._outputs.resubmit(verdict.submit)))
+            self._add(self._outputs.resubmit(verdict.submit))
 
     def _become_ready(self) -> None:
         self.state, self._why = "ready", ""
@@ -314,6 +318,13 @@ class Supervisor:
             if not standby.taken:
                 logger.warning("process %d, which stood by, has ended; another will", standby.pid)
                 standby.end()
+
+    def _add(self, requests: list[m.EngineRequest]) -> None:
+        """Each engine is told the vocabulary once, when it is first needed."""
+        if not self._told and self._vocabulary is not None and any(r.sampling.grammar is not None for r in requests):
+            self._post(self._vocabulary())
+            self._told = self._engine is not None
+        self._post(m.Add(requests))
 
     def _post(self, message: m.ToCore) -> None:
         """To a dead engine nothing needs to be said: the next one is told everything."""

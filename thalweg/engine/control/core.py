@@ -29,6 +29,7 @@ from thalweg.engine.control.scheduler import SHARE_FROM, Schedule, Scheduler
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.messages import EngineRequest, Finished, Outputs, Started, Stats
 from thalweg.errors import ConfigError
+from thalweg.grammar.grammars import Grammars
 from thalweg.hal.device import Pending
 from thalweg.hal.step import StepBatch
 
@@ -47,14 +48,16 @@ class EngineCore:
         share_from: int = SHARE_FROM,
         announce: Callable[[list[Started]], None] | None = None,
         drafter: Callable[[Slots], Drafter] | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """`launch` starts a step and returns at once; calls take effect in order. `announce` is told which sequences a step
         begins before it is launched, so that somebody knows should the step be the end; without it they are in the step's
         Outputs. `hash_fn`, `share_from` and `drafter` (who guesses tokens, whatever the configuration says) are for tests.
+        `grammars` compiles those of requests, which are refused without it.
         Raises ConfigError if the cache has groups this version cannot keep, or that cannot go with drafts."""
         scheduler, cache = config.scheduler, config.cache
         self.config = config
-        parts = builders(Setup(scheduler.max_seqs, config.model.max_len, config.model.vocab))
+        parts = builders(Setup(scheduler.max_seqs, config.model.max_len, config.model.vocab, grammars))
         self.slots = Slots(scheduler.max_seqs, config.model.max_len, parts)
         self.kv = KVCache(
             cache.groups, cache.blocks, self.slots, config.model.max_len, cache.prefix_caching, hash_fn, cache.prefix_hash
@@ -67,6 +70,7 @@ class EngineCore:
         self._drafting = guesses is not None
         self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from, guesses)
         most = guesses.most if guesses is not None else 0
+        self._grammars, self._parts = grammars, parts
         self._builder = BatchBuilder(self.slots, self.kv, parts, most, config.cache.tables_kept)
         self._reader = ResultReader(self.slots, self.kv, self.scheduler)
         self._launch = launch
@@ -88,6 +92,8 @@ class EngineCore:
         now = self._clock()
         for r in requests:
             why = refuse(r, self.config, self.kv.bounds)
+            if why is None and r.sampling.grammar is not None:
+                why = self._uncompiled(r)
             if r.handle in self._requests:
                 why = f"handle: {r.handle} is in use"
             if why is not None:
@@ -105,6 +111,15 @@ class EngineCore:
             )  # fmt: skip
             self._requests[r.handle] = request
             self.scheduler.add(request)
+
+    def _uncompiled(self, r: EngineRequest) -> str | None:
+        """Why a request with a grammar can never run, or None."""
+        assert r.sampling.grammar is not None
+        if self._grammars is None:
+            return "structured_outputs: this engine was given no vocabulary to compile grammars with"
+        if not r.sampling.eos_ids:
+            return "structured_outputs: the model has no end-of-sequence token, so no grammar could end"
+        return self._grammars.refuse(r.sampling.grammar)
 
     def abort(self, handles: Sequence[int]) -> None:
         """End these sequences now. Unknown handles have already ended, and are ignored."""
@@ -183,6 +198,9 @@ class EngineCore:
         record.launched = self._clock()
         record.pending = self._launch(batch)
         self._in_flight.append(record)
+        for builder in self._parts:
+            for request, why in builder.failed():
+                self._end(request, Finished(request.handle, "error", error=why))
 
     def _observe(self, done: Launched) -> float:
         """Seconds a step took: from its launch, or from the end of the one before it, to its result."""

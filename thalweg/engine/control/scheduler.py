@@ -27,7 +27,7 @@ from thalweg.engine.control.gain import Gain
 from thalweg.engine.control.invariant import ensure
 from thalweg.engine.control.pace import Pace
 from thalweg.engine.control.request import Request
-from thalweg.engine.control.slots import PER_TOKEN, Slots
+from thalweg.engine.control.slots import PER_TOKEN, WAITS, Slots
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -197,6 +197,8 @@ class Scheduler:
         s, order = self._slots, self.order()
         scheduled, length = s.scheduled[order], s.length[order]
         ready = (length - scheduled == 1) & (length < s.limit[order])
+        if in_flight:
+            ready &= ((s.flags[order] & WAITS) == 0) | (s.known[order] == length)
         if drafter is not None and in_flight:
             ready &= ~self._sits_out(drafter, order, ready)
         decode = order if ready.all() else order[ready]

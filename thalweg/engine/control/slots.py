@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 STOP_WIDTH = 8
 """Stop ids compared as an array; a sequence with more is looked up in a set."""
 
-RANDOM, TRUNCATE, MANY_STOPS, LOOKBACK, PER_TOKEN, PARTS = (1 << i for i in range(6))
+RANDOM, TRUNCATE, MANY_STOPS, LOOKBACK, PER_TOKEN, WAITS, PARTS = (1 << i for i in range(7))
 """Bits of `Slots.flags`: what a sequence asks for beyond greedy tokens. LOOKBACK: the step reads its history. PER_TOKEN:
-something changes its logits from one token to the next. PARTS: the first of the bits that parts of a step have, one each."""
+something changes its logits from one token to the next. WAITS: what changes them follows from the token before, so the sequence
+is in no step until that has returned. PARTS: the first of the bits that parts of a step have, one each."""
 
 
 class Slots:
@@ -92,7 +93,9 @@ class Slots:
         self.proposed[slot] = 0
         self.limit[slot] = request.limit
         sampling = request.sampling
-        self.stop_from[slot] = min(request.prompt_len + sampling.min_tokens, request.limit + 1)
+        # A grammar allows the end where it may be: the mask keeps it off until min_tokens, where there is another way.
+        least = 0 if sampling.grammar is not None else sampling.min_tokens
+        self.stop_from[slot] = min(request.prompt_len + least, request.limit + 1)
         self.logprobs[slot] = sampling.logprobs
         self.flags[slot] = flags_of(sampling)
         self.stops[slot] = -1
@@ -104,7 +107,7 @@ class Slots:
         request.slot = slot
         for builder in self._builders:
             if builder.asked(sampling):
-                self.flags[slot] |= builder.flags
+                self.flags[slot] |= builder.flags | WAITS * builder.waits(sampling)
                 builder.enter(slot, request)
         return slot
 
@@ -117,6 +120,9 @@ class Slots:
         """Take the request out, with the tokens known by now. What is in flight for it will find another serial."""
         slot = request.slot
         request.tokens = self.tokens[slot, : self.known[slot]].copy()
+        for builder in self._builders:
+            if self.flags[slot] & builder.flag:
+                builder.leave(slot)
         request.slot = 0
         self.serial[slot] = 0
         self.requests[slot] = None

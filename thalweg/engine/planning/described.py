@@ -6,13 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from thalweg.checkpoint import gguf
 from thalweg.checkpoint.config import read_config
 from thalweg.config import EngineArgs
+from thalweg.errors import ConfigError
 from thalweg.quantization import registry as formats
 
 
 def read(args: EngineArgs, path: Path) -> dict[str, Any]:
-    """`read_config` of a local model. CheckpointError or UnsupportedModelError, naming the key."""
+    """`read_config` of a local model. CheckpointError or UnsupportedModelError, naming the key, and ConfigError where its files
+    are not what `load_format` says."""
+    found = "gguf" if gguf.is_gguf(path) else "safetensors"
+    if args.load_format not in ("auto", "dummy", found) and "gguf" in (found, args.load_format):
+        raise ConfigError(f"load_format: {args.load_format} is not what {path} is ({found}); leave it at auto")
     return read_config(
         path, args.hf_overrides, formats.check, windows=_windows if args.disable_sliding_window else None, tail=args.tail
     )

@@ -44,6 +44,8 @@ class Plan:
     """Of the weights as the files hold them; 0 = there are none."""
     weights: int
     """In memory: in dtype, with copies that kernels pack, and computed tables."""
+    loading: int
+    """Of the weights and what loading them holds beside, at its fullest, before there is a cache."""
     kv_per_token: int
     kv_cache: int
     """Every block of every group, scratch included."""
@@ -126,11 +128,12 @@ def _plan(k: _Known) -> Plan:
     groups = _groups(k, length, resolve.block_tokens(args, k.defaults), dtype)
     if k.facts.weight_bytes and args.load_format != "dummy" and formats.of_checkpoint(k.hf) is None:
         _check_stored(k)
-    weights = 0
+    weights = beside = 0
     if k.platform.runs_models:
         packs = k.platform.packs(dtype)
         use = formats.scheme(k.hf, args.quantization)
         weights = sizes.weight_bytes(k.spec, dtype, length, k.ranks, use, packs)
+        beside = sizes.loading_bytes(k.spec, dtype, k.ranks, use)
     problems: list[str] = []
     steps = step_sizes(k.spec, schedule, length, dtype, k.ranks, args.batch_invariant is not False)
     others = _workspace(k, steps) + history(
@@ -148,6 +151,7 @@ def _plan(k: _Known) -> Plan:
     made = Plan(
         model=args.model, architecture=k.facts.architecture, platform=k.platform.name, device=k.info.name,
         device_bytes=k.info.memory_bytes, devices=k.ranks, dtype=dtype, stored_bytes=k.facts.weight_bytes, weights=weights,
+        loading=weights + beside,
         kv_per_token=sum(-(-g.bytes_per_block // g.block_tokens) for g in groups), kv_cache=kv_cache,
         blocks=size.blocks[least], block_tokens=groups[least].block_tokens,
         groups=[_shown(g, n) for g, n in zip(groups, size.blocks, strict=True)],

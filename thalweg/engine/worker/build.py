@@ -13,6 +13,8 @@ from typing import Any
 
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.config import (
+    FASTER_READERS,
+    SPELLINGS,
     CacheConfig,
     DeviceConfig,
     EngineArgs,
@@ -144,6 +146,10 @@ def _build_model(job: _Job) -> Worker:
     binder = Binder(
         device.kernels, strict=args.strict_kernels, batch_invariant=invariant, bodies_invariant=device.bodies_invariant
     )
+    if args.load_format in FASTER_READERS:
+        logger.info("load_format: %s reads the same files as safetensors, and is served by that reader", args.load_format)
+    if args.quantization in SPELLINGS:
+        logger.info("quantization: %s is served as %s", args.quantization, online.meant(args.quantization))
     method = online.chosen(args.quantization, functools.partial(_gains, binder, dtype, job.facts.hidden))
     block_tokens = resolve.block_tokens(args, job.defaults)
     model = build_model(

@@ -14,7 +14,7 @@ class BadWordsBuilder(Builder):
     looks_back = True
 
     def asked(self, p: TokenSampling) -> bool:
-        return any(len(w) > 1 for w in p.bad_words)
+        return p.grammar is None and any(len(w) > 1 for w in p.bad_words)
 
     def build(self, work: Work) -> tuple[BadWords, int]:
         found = [(row, w) for row, r in work.rows(self.flag) for w in r.sampling.bad_words if len(w) > 1]

@@ -13,6 +13,8 @@ class BiasBuilder(Builder):
     part = Bias
 
     def asked(self, p: TokenSampling) -> bool:
+        if p.grammar is not None:  # its mask does what is banned
+            return bool(p.logit_bias)
         waits = p.min_tokens > 0 and bool(p.eos_ids or p.stop_ids)
         return bool(p.logit_bias) or waits or any(len(w) == 1 for w in p.bad_words)
 
@@ -24,6 +26,10 @@ class BiasBuilder(Builder):
         state, lasts, ban = work.state, FOREVER, float("-inf")
         for row, request in work.rows(self.flag):
             p = request.sampling
+            if p.grammar is not None:
+                rows, tokens = rows + [row] * len(p.logit_bias), tokens + [t for t, _ in p.logit_bias]
+                values += [v for _, v in p.logit_bias]
+                continue
             pairs = [*p.logit_bias, *((w[0], ban) for w in p.bad_words if len(w) == 1)]
             left = int(state.stop_from[request.slot] - state.length[request.slot])
             if left > 0:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from thalweg.engine.control.request import Request
     from thalweg.engine.control.scheduler import Chunk
     from thalweg.engine.messages import TokenSampling
+    from thalweg.grammar.grammars import Grammars
 
     I32 = NDArray[np.int32]
 
@@ -34,6 +35,8 @@ class Setup:
     """Most sequences of a step: slots are 1..seqs."""
     max_len: int
     vocab: int
+    grammars: Grammars | None = None
+    """What compiles grammars. None: no request has one."""
 
 
 @dataclass(slots=True)
@@ -102,9 +105,21 @@ class Builder(ABC):
         """Does a request ask for it? Default: no, it follows from the step (`wanted`)."""
         return False
 
+    def waits(self, p: TokenSampling) -> bool:
+        """Does the part for a token follow from the token before, where a request asks for it? Default: no."""
+        return False
+
     def enter(self, slot: int, request: Request) -> None:
         """A sequence that asks for it has got this slot. Default: nothing."""
         return
+
+    def leave(self, slot: int) -> None:
+        """A sequence that asked for it has left this slot. Default: nothing."""
+        return
+
+    def failed(self) -> list[tuple[Request, str]]:
+        """Requests that cannot go on, and why: those found since this was last asked. Default: none."""
+        return []
 
     def wanted(self, work: Work) -> bool:
         """May the step have this part? Default: if a sequence asks for it."""

@@ -1,10 +1,12 @@
-"""Masks of the tokens that are allowed."""
+"""Masks of the tokens that are allowed: by allowed_token_ids, and by grammars (`grammar`)."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, Work
+from thalweg.engine.control.parts.grammar import Followers
+from thalweg.engine.control.request import Request
 from thalweg.engine.messages import TokenSampling
 from thalweg.hal.parts.mask import Mask
 
@@ -14,14 +16,34 @@ class MaskBuilder(Builder):
 
     def __init__(self, setup: Setup) -> None:
         self._words = -(-setup.vocab // 32)
+        self._followers = Followers(setup.grammars)
 
     def asked(self, p: TokenSampling) -> bool:
-        return bool(p.allowed_ids)
+        return bool(p.allowed_ids) or p.grammar is not None
+
+    def waits(self, p: TokenSampling) -> bool:
+        return p.grammar is not None
+
+    def enter(self, slot: int, request: Request) -> None:
+        if request.sampling.grammar is not None:
+            self._followers.enter(slot, request)
+
+    def leave(self, slot: int) -> None:
+        self._followers.leave(slot)
+
+    def failed(self) -> list[tuple[Request, str]]:
+        return self._followers.failed()
 
     def build(self, work: Work) -> tuple[Mask, int]:
-        mask = Mask.blank({"S": work.slots.size, "words": self._words})
+        """A grammar's rows are right for one step."""
+        mask, lasts = Mask.blank({"S": work.slots.size, "words": self._words}), FOREVER
         for row, request in work.rows(self.flag):
+            p = request.sampling
+            if p.grammar is not None:
+                lasts = 1
+                self._followers.fill(work.state, request, mask.allowed[row])
+                continue
             mask.allowed[row] = 0
-            ids = np.array(request.sampling.allowed_ids, np.int64)
+            ids = np.array(p.allowed_ids, np.int64)
             np.bitwise_or.at(mask.allowed[row], ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
-        return mask, FOREVER
+        return mask, lasts

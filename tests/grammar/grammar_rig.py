@@ -1,0 +1,95 @@
+"""Grammars over a vocabulary of bytes, for tests that need no model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from thalweg.grammar.compiled import Compiler
+from thalweg.grammar.convert import source_of
+from thalweg.grammar.grammars import Grammars
+from thalweg.grammar.matcher import Matcher
+from thalweg.grammar.source import Asked, GrammarError, Source, Vocabulary
+
+EOS, MARK = 256, 257
+MERGED = [
+    b'{"',
+    b'":',
+    b'",',
+    b'":"',
+    b'","',
+    b'"}',
+    b'""',
+    b"12",
+    b"345",
+    b', "',
+    b'": "',
+    b"true",
+    b"null",
+    b'{"":1',
+    b'a"',
+    b"\\u00",
+]
+"""Tokens of several bytes, some with whole keys in them."""
+VOCABULARY = Vocabulary(
+    tokens=[bytes([i]) for i in range(256)] + [b"<eos>", b"<mark>"] + MERGED + [b""] * 14, special=[EOS, MARK], eos=[EOS]
+)
+VOCAB = len(VOCABULARY.tokens)
+
+
+def asked(kind: str, value: Any, **options: Any) -> Asked:
+    return Asked(kind=kind, text=value if isinstance(value, str) and kind != "json" else json.dumps(value), **options)
+
+
+def source(kind: str, value: Any, **options: Any) -> Source:
+    return source_of(asked(kind, value, **options))
+
+
+@cache
+def grammars() -> Grammars:
+    return Grammars(lambda: VOCABULARY)
+
+
+@cache
+def compiler() -> Compiler:
+    return Compiler(VOCABULARY)
+
+
+def served(kind: str, value: Any, **options: Any) -> Source:
+    """GrammarError if it is not."""
+    made = source(kind, value, **options)
+    compiler().try_first(made.text)
+    return made
+
+
+def refusal(kind: str, value: Any) -> GrammarError:
+    try:
+        served(kind, value)
+    except GrammarError as e:
+        return e
+    raise AssertionError("it was served")
+
+
+def allowed(matcher: Matcher) -> set[int]:
+    words = np.zeros(-(-VOCAB // 32), np.uint32)
+    matcher.mask(words)
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:VOCAB]
+    return set(np.nonzero(bits)[0].tolist())
+
+
+def accepts(made: Source, text: str | bytes) -> bool:
+    """Does every byte pass its mask, and may the text end after the last?"""
+    matcher = grammars().matcher(made)
+    for byte in text.encode() if isinstance(text, str) else text:
+        if byte not in allowed(matcher):
+            return False
+        matcher.accept([byte])
+    return EOS in allowed(matcher)
+
+
+def tokens_of(text: str) -> Sequence[int]:
+    return list(text.encode())

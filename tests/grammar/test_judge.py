@@ -1,0 +1,106 @@
+"""What would crash, stall or fill an engine is refused by a process that can be killed, and costs nobody else anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grammar_rig as rig
+import pytest
+
+from thalweg.grammar.judge import MEMORY, Judge
+from thalweg.grammar.source import GrammarError
+
+
+def chain(n: int) -> dict[str, Any]:
+    return {"$ref": "#/$defs/a0", "$defs": {**{f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(n)}, f"a{n}": {}}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"anyOf": [schema, {"items": schema}, {"oneOf": [schema, schema]}, schema, schema, schema, schema]}
+    return schema
+
+
+BOMBS = {
+    "a chain of references": ("json", json.dumps(chain(3000))),
+    "a longer one": ("json", json.dumps(chain(10000))),
+    "nested choices": ("json", json.dumps(nested(4))),
+    "many values": ("json", json.dumps({"enum": list(range(140_000))})),
+    "a long rule": ("grammar", "root ::= " + " ".join(['"a"'] * 70_000)),
+    "many alternatives": ("regex", "|".join(f"w{i}" for i in range(140_000))),
+    "deep brackets": ("json", "[" * 200_000),
+    "deep parentheses": ("regex", "(" * 100_000 + "a" + ")" * 100_000),
+    "deep groups": ("grammar", "root ::= " + "(" * 100_000 + '"a"' + ")" * 100_000),
+    "deep lark": ("grammar", "start: " + "(" * 100_000 + '"a"' + ")" * 100_000),
+    "itself": ("json", '{"$ref": "#"}'),
+    "left recursion": ("grammar", "root ::= a\na ::= b\nb ::= a\n"),
+    "a multiple of a prime": ("json", '{"type": "integer", "multipleOf": 999999937, "maximum": 1e300}'),
+    "more than a megabyte": ("regex", "a" * (2 << 20)),
+}
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    judge = Judge(lambda: rig.VOCABULARY)
+    yield judge
+    judge.close()
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_and_the_next_grammar_is_served(judge: Judge, name: str) -> None:
+    kind, text = BOMBS[name]
+    with pytest.raises(GrammarError) as caught:
+        judge.source(rig.Asked(kind=kind, text=text))
+    assert caught.value.pointer.startswith("#") or kind != "json"
+    assert judge.source(rig.asked("json", {"type": "integer"})).json
+
+
+@pytest.mark.parametrize("text", ["(x+x+)+y", "[a-z]{1,100000}"])
+def test_what_only_looks_like_a_bomb_is_served(judge: Judge, text: str) -> None:
+    assert judge.source(rig.asked("regex", text)).text
+
+
+@pytest.mark.slow
+def test_children_keep_to_their_memory(judge: Judge) -> None:
+    for kind, text in list(BOMBS.values())[:6]:
+        with pytest.raises(GrammarError):
+            judge.source(rig.Asked(kind=kind, text=text + " "))
+    for pid in judge.pids():
+        with open(f"/proc/{pid}/status") as f:
+            peak = next(int(line.split()[1]) for line in f if line.startswith("VmHWM"))
+        assert peak << 10 < 2 * MEMORY, "512 MiB"
+
+
+def test_a_verdict_is_reached_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge, jobs = Judge(lambda: rig.VOCABULARY), []
+    ask = judge._cells.ask
+    monkeypatch.setattr(judge._cells, "ask", lambda data, wall: jobs.append(data) or ask(data, wall))
+    for _ in range(3):
+        judge.source(rig.asked("regex", "a"))
+        with pytest.raises(GrammarError):
+            judge.source(rig.asked("regex", "("))
+    assert len(jobs) == 2
+    judge.close()
+
+
+def test_a_child_that_is_killed_is_replaced(judge: Judge) -> None:
+    judge.source(rig.asked("regex", "abc"))
+    for pid in judge.pids():
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.05)
+    assert judge.source(rig.asked("regex", "abcd"))
+
+
+def test_the_child_may_open_nothing(judge: Judge) -> None:
+    judge.source(rig.asked("regex", "abcde"))
+    pid = judge.pids()[0]
+    with open(f"/proc/{pid}/limits") as f:
+        limits = {line[:26].strip(): line[26:].split()[:2] for line in f}
+    for name in ("Max open files", "Max processes", "Max file size", "Max core file size"):
+        assert limits[name] == ["0", "0"]

@@ -1,0 +1,54 @@
+"""From what a request says of its text's form to a grammar that was judged. RequestError names the client's own field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from thalweg.errors import RequestError
+from thalweg.grammar.judge import Judge
+from thalweg.grammar.source import Asked, GrammarError, Source, Vocabulary
+from thalweg.params import StructuredOutputsParams
+
+MOST_SENT = 64 << 20
+"""Characters of a grammar, for all choices of a request together."""
+
+
+class StructuredOutputs:
+    """Judges grammars for one engine. Thread-safe."""
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary], defaults: Mapping[str, Any] | None = None) -> None:
+        """vocabulary: raises RequestError if the model can follow no grammar. defaults: --structured-outputs-config."""
+        self.judge = Judge(vocabulary)
+        self._defaults = defaults or {}
+
+    def source(self, params: StructuredOutputsParams, choices: int = 1) -> Source:
+        name, asked = self._asked(params)
+        field = params.asked_as or f"structured_outputs.{name}"
+        self.judge.vocabulary  # noqa: B018  (it may refuse)
+        try:
+            source = self.judge.source(asked)
+        except GrammarError as e:
+            raise RequestError(f"{field}: {e}", field) from None
+        if len(source.text) * choices > MOST_SENT:
+            raise RequestError(f"{field}: {len(source.text)} characters for each of {choices} choices; ask for fewer", field)
+        if params.free_until:
+            source = msgspec.structs.replace(source, free_until=tuple(params.free_until))
+        return source
+
+    def _asked(self, p: StructuredOutputsParams) -> tuple[str, Asked]:
+        name, value = p.constraint
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return name, Asked(
+            kind=name,
+            text=text,
+            compact=p.disable_any_whitespace or bool(self._defaults.get("disable_any_whitespace")),
+            closed=p.disable_additional_properties or bool(self._defaults.get("disable_additional_properties")),
+            whitespace=p.whitespace_pattern,
+        )
+
+    def close(self) -> None:
+        self.judge.close()

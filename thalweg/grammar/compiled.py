@@ -1,0 +1,138 @@
+"""llguidance: grammars compiled for a vocabulary. The only file that imports it.
+
+Its own limits are lowered: a request may not take hundreds of megabytes, nor a step tens of milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from thalweg.grammar.source import GrammarError, Vocabulary
+
+Compiled = LLMatcher
+"""A grammar followed by tokens, as the library has it."""
+KEPT = 64
+"""Compiled grammars kept."""
+KEPT_BYTES = 4 << 20
+"""Bytes of the texts of those, together."""
+LEXER_STATES = 25_000
+"""Of one matcher, 1 to 2 kB each."""
+STEP_FUEL = 100_000
+"""Lexer work for one mask, about 14,000 a millisecond."""
+STEP_ITEMS = 25_000
+"""Parser work for one mask, about 20,000 a millisecond."""
+GRAMMAR_SIZE = 100_000
+"""Symbols of a grammar."""
+
+
+class _Words:
+    """A vocabulary as llguidance wants it. Texts are split into single bytes: it asks only for what grammars force, which is
+    not used here."""
+
+    def __init__(self, v: Vocabulary) -> None:
+        self.tokens, self.special_token_ids = v.tokens, v.special
+        self.eos_token_id, self.bos_token_id = v.eos[0], None
+        self._bytes = {t[0]: i for i, t in reversed(list(enumerate(v.tokens))) if len(t) == 1}
+
+    def __call__(self, text: bytes) -> list[int]:
+        return [self._bytes[b] for b in text if b in self._bytes]
+
+
+class Compiler:
+    """Compiles grammars, and keeps the latest. Thread-safe."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Takes a third of a second for 150,000 tokens."""
+        self.tokens = vocabulary.tokens
+        # No slices: they make masks of a few grammars faster, and twice as slow to start.
+        self._tokenizer = LLTokenizer(TokenizerWrapper(_Words(vocabulary)), eos_token=list(vocabulary.eos), slices=[])
+        self._limits = LLParserLimits(
+            step_lexer_fuel=STEP_FUEL, step_max_items=STEP_ITEMS, max_lexer_states=LEXER_STATES, max_grammar_size=GRAMMAR_SIZE
+        )
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+        """Of what is kept. Not held to compile."""
+
+    def compile(self, text: str) -> LLMatcher:
+        """A matcher at its start, the caller's own. GrammarError."""
+        found = self.kept(text)
+        if found is None:
+            made = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+            if made.is_error():
+                raise GrammarError(_words(made.get_error()))
+            self._keep(text, made)
+            found = made.deep_copy()
+        return found
+
+    def kept(self, text: str) -> LLMatcher | None:
+        """As `compile`, of what is kept."""
+        with self._lock:
+            found = self._kept.get(text)
+            if found is not None:
+                self._kept.move_to_end(text)
+            return None if found is None else found.deep_copy()
+
+    def keeps(self, text: str) -> bool:
+        """Is it compiled and kept?"""
+        with self._lock:
+            return text in self._kept
+
+    def try_first(self, text: str) -> None:
+        """Compile it, and make its first mask. GrammarError."""
+        made = self.compile(text)
+        made.compute_bitmask()
+        if made.is_error():
+            raise GrammarError(_words(made.get_error()))
+        if made.is_stopped() and not made.is_accepting():
+            raise GrammarError("no text at all is a sentence of this grammar")
+
+    def _keep(self, text: str, made: LLMatcher) -> None:
+        with self._lock:
+            self._bytes += 0 if text in self._kept else len(text)
+            self._kept[text] = made
+            while len(self._kept) > 1 and (len(self._kept) > KEPT or self._bytes > KEPT_BYTES):
+                old, _ = self._kept.popitem(last=False)
+                self._bytes -= len(old)
+
+
+def lark(text: str, **others: str) -> str:
+    """A grammar in llguidance's form. others: grammars in Lark that it names as @name."""
+    return json.dumps({"grammars": [{"name": n, "lark_grammar": t} for n, t in (("main", text), *others.items())]})
+
+
+def from_json(schema: object, options: dict[str, object]) -> str:
+    """The same for a JSON schema that `thalweg.grammar.schema` has prepared. options: as in a schema's x-guidance."""
+    text = json.dumps(schema, ensure_ascii=False)
+    return LLMatcher.grammar_from_json_schema(text, overrides=options)  # type: ignore[arg-type]
+
+
+def regex(text: str) -> str:
+    return LLMatcher.grammar_from_regex(text)
+
+
+def regex_lark(text: str) -> str:
+    """A regex as Lark."""
+    return f"start: /{regex_to_lark(text)}/"
+
+
+def from_gbnf(text: str) -> str:
+    """EBNF as llama.cpp writes it, as Lark. GrammarError."""
+    try:
+        return str(gbnf_to_lark(text))
+    except RecursionError:
+        raise
+    except Exception as e:  # the library's own errors are of several kinds
+        raise GrammarError(f"EBNF: {e}") from None
+
+
+def _words(error: str) -> str:
+    """An error's first line, and the one that says what it is, without pictures of where."""
+    lines = [line.strip() for line in error.strip().splitlines() if line.strip(" ^|")]
+    said = [line for line in lines if line.startswith("error:")]
+    return " ".join(line[:300] for line in [*lines[:1], *said[:1]]) or "cannot be compiled"

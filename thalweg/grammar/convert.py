@@ -1,0 +1,89 @@
+"""From what a client asked for to a grammar that llguidance reads. Runs in the judge's child: its inputs are strangers'."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from thalweg.grammar import compiled, ebnf, tags
+from thalweg.grammar.schema.prepare import prepared
+from thalweg.grammar.schema.walk import children
+from thalweg.grammar.source import Asked, GrammarError, Source
+
+WHITESPACE = r"[ ]{1,2}|\n[ \t]{0,40}"
+"""Between tokens of JSON: what compact and indented writing need, and no more. A model in doubt writes spaces to the end."""
+
+
+def source_of(asked: Asked) -> Source:
+    """GrammarError, with a pointer into a schema, for what is not served."""
+    match asked.kind:
+        case "json" | "json_object":
+            schema = {"type": "object"} if asked.kind == "json_object" else read(asked.text)
+            return Source(text=compiled.from_json(prepared(schema, asked.closed), json_options(asked)), json=True)
+        case "regex":
+            return Source(text=compiled.regex(asked.text))
+        case "choice":
+            return Source(text=compiled.lark(f"start: {_choices(read(asked.text))}"))
+        case "grammar":
+            return Source(text=compiled.lark(ebnf.to_lark(asked.text, json_options(asked))))
+        case "structural_tag":
+            return Source(text=tags.to_grammar(read(asked.text), asked))
+
+
+def json_options(asked: Asked) -> dict[str, object]:
+    """llguidance's, which nothing inside a schema can change."""
+    options: dict[str, object] = {"lenient": False, "coerce_one_of": False, "item_separator": ",", "key_separator": ":"}
+    if asked.compact:
+        return {**options, "whitespace_flexible": False}
+    return {**options, "whitespace_flexible": True, "whitespace_pattern": asked.whitespace or WHITESPACE}
+
+
+def read(text: str) -> Any:
+    """JSON. GrammarError if it is none."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as e:
+        raise GrammarError(f"is not JSON: {e}") from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _choices(choices: Any) -> str:
+    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
+        raise GrammarError("must be a list of at least one text, none of them empty")
+    return " | ".join(json.dumps(c, ensure_ascii=False) for c in dict.fromkeys(choices))
+
+
+MOST_LOCATED = 20_000
+"""Characters of a schema in which a fault of the compiler's is looked for."""
+MOST_TRIED = 60
+
+
+def located(asked: Asked, compiler: compiled.Compiler, why: str) -> str:
+    """Where in a schema the compiler's error is: the innermost schema that has it alone. "#" if that is not found."""
+    root, at, tries = read(asked.text), "#", 0
+    if len(asked.text) > MOST_LOCATED or not isinstance(root, dict):
+        return at
+    shared = {k: root[k] for k in ("$defs", "definitions") if k in root}
+    inner: Any = root
+    while isinstance(inner, dict):
+        for pointer, child in children(inner):
+            tries += 1
+            if tries > MOST_TRIED:
+                return at
+            if _fault({**shared, **child} if isinstance(child, dict) else child, asked, compiler) == why:
+                inner, at = child, f"{at}/{pointer}"
+                break
+        else:
+            return at
+    return at
+
+
+def _fault(schema: Any, asked: Asked, compiler: compiled.Compiler) -> str:
+    try:
+        compiler.try_first(compiled.from_json(prepared(schema, asked.closed), json_options(asked)))
+    except GrammarError as e:
+        return e.why
+    return ""

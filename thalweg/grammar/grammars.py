@@ -1,0 +1,84 @@
+"""The engine's side: grammars compiled where requests run. Each was judged before, so what compiling costs is known."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from thalweg.grammar.source import GrammarError, Source, Vocabulary
+
+if TYPE_CHECKING:
+    from thalweg.grammar.compiled import Compiler
+    from thalweg.grammar.guard import Guard
+    from thalweg.grammar.matcher import Matcher
+
+STACK = 64 << 20
+"""Bytes for the thread that compiles. The judge's has the usual 8 MiB: what it took fits here."""
+
+
+class Grammars:
+    """Makes matchers. Thread-safe. Compiling runs on a thread of its own with a deep stack: its caller waits, others do not."""
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+        """vocabulary: asked when the first grammar is compiled."""
+        self._vocabulary = vocabulary
+        self._one = threading.Lock()
+        """Held to compile."""
+        self._made: tuple[Compiler, Guard] | None = None
+
+    def ready(self, source: Source) -> bool:
+        """Is it compiled and kept?"""
+        return self._made is not None and self._made[0].keeps(source.text)
+
+    def refuse(self, source: Source) -> str | None:
+        """Compile it. Why it cannot be, or None."""
+        try:
+            self.matcher(source)
+        except GrammarError as e:
+            return f"structured_outputs: {e}"
+        return None
+
+    def matcher(self, source: Source) -> Matcher:
+        """At the start of a text. GrammarError."""
+        from thalweg.grammar.matcher import Matcher
+
+        made = self._made
+        inner = None if made is None else made[0].kept(source.text)
+        if made is None or inner is None:
+            with self._one:
+                _deep(lambda: self._compile(source.text))
+            made = self._made
+            assert made is not None
+            inner = made[0].compile(source.text)
+        return Matcher(inner, source, made[1])
+
+    def _compile(self, text: str) -> None:
+        from thalweg.grammar.compiled import Compiler  # loads the library, which few engines need
+        from thalweg.grammar.guard import Guard
+
+        if self._made is None:
+            compiler = Compiler(self._vocabulary())
+            self._made = compiler, Guard(compiler.tokens)
+        self._made[0].compile(text)
+
+
+def _deep(work: Callable[[], None]) -> None:
+    """Run `work` on a thread with a deep stack. Raises what it raises."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as e:
+            failed.append(e)
+
+    before = threading.stack_size(STACK)
+    try:
+        thread = threading.Thread(target=run, name="grammar", daemon=True)
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    if failed:
+        raise failed[0]

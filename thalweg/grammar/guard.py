@@ -1,0 +1,181 @@
+"""What a JSON grammar cannot say, watched byte by byte: no object has a key twice, and no number is without end.
+
+A grammar of any key allows one that was there before, and readers of JSON then keep one of the two values. And it bounds
+no number: a model that is in doubt may write digits to the end of its budget. So this narrows a mask, never widens it.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thalweg.grammar.source import GrammarError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    U32 = NDArray[np.uint32]
+
+MOST_DIGITS = 24
+"""Digits in a row outside strings, about."""
+KEY, STRING, OUT = range(3)
+_QUOTE, _ESCAPE, _DIGITS = ord('"'), ord("\\"), frozenset(b"0123456789")
+
+
+class Guard:
+    """What is the same for every text of a vocabulary."""
+
+    def __init__(self, tokens: Sequence[bytes]) -> None:
+        self.tokens = tokens
+        self.words = -(-len(tokens) // 32)
+        order = sorted((t, i) for i, t in enumerate(tokens) if t)
+        self._sorted = [t for t, _ in order]
+        self._ids = np.array([i for _, i in order], np.int64)
+        self.digits = self.mask([i for i, t in enumerate(tokens) if t and t[0] in _DIGITS])
+        self.escapes = self.mask([i for i, t in enumerate(tokens) if _ESCAPE in t.split(b'"')[0]])
+        self.keys = [i for i, t in enumerate(tokens) if t.count(b'"') > 1]
+        """Tokens that may hold a whole key."""
+        self.keys_mask = self.mask(self.keys)
+
+    def mask(self, ids: Sequence[int] | NDArray[np.int64]) -> U32:
+        out = np.zeros(self.words, np.uint32)
+        at = np.asarray(ids, np.int64)
+        np.bitwise_or.at(out, at // 32, np.uint32(1) << (at % 32).astype(np.uint32))
+        return out
+
+    def beginning(self, with_: bytes) -> U32:
+        """The tokens that begin with these bytes."""
+        first = bisect_left(self._sorted, with_)
+        last = first
+        while last < len(self._sorted) and self._sorted[last].startswith(with_):
+            last += 1
+        return self.mask(self._ids[first:last])
+
+    def watch(self) -> Watch:
+        return Watch(self)
+
+
+class Watch:
+    """One text."""
+
+    __slots__ = ("_digits", "_escaped", "_guard", "_key", "_keys", "_place", "_wants_key")
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._keys: list[dict[str, bytes] | None] = []
+        """Keys of the open objects, each with its spelling; None: an array."""
+        self._place, self._escaped, self._wants_key = OUT, False, False
+        self._key = bytearray()
+        self._digits = 0
+
+    def _copy(self) -> Watch:
+        new = Watch(self._guard)
+        new._keys = [None if k is None else dict(k) for k in self._keys]
+        new._place, new._escaped, new._wants_key = self._place, self._escaped, self._wants_key
+        new._key, new._digits = bytearray(self._key), self._digits
+        return new
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            if 0 <= token < len(self._guard.tokens):
+                self._read(self._guard.tokens[token])
+
+    def _read(self, text: bytes) -> bool:
+        """Go on by these bytes. False: an object has got a key again."""
+        fresh = True
+        for byte in text:
+            if self._place != OUT:
+                fresh &= self._in_string(byte)
+            else:
+                self._outside(byte)
+        return fresh
+
+    def _in_string(self, byte: int) -> bool:
+        if self._escaped:
+            self._escaped = False
+        elif byte == _ESCAPE:
+            self._escaped = True
+        elif byte == _QUOTE:
+            is_key, self._place = self._place == KEY, OUT
+            return self._end_key() if is_key else True
+        if self._place == KEY:
+            self._key.append(byte)
+        return True
+
+    def _end_key(self) -> bool:
+        keys, name = self._keys[-1], _decoded(bytes(self._key))
+        assert keys is not None
+        fresh = name not in keys
+        keys[name] = _spelt(name)
+        return fresh
+
+    def _outside(self, byte: int) -> None:
+        self._digits = self._digits + 1 if byte in _DIGITS else 0
+        if byte == _QUOTE:
+            self._place = KEY if self._wants_key else STRING
+            self._key.clear()
+            self._wants_key = False
+        elif byte == ord("{"):
+            self._keys.append({})
+            self._wants_key = True
+        elif byte == ord("["):
+            self._keys.append(None)
+            self._wants_key = False
+        elif byte in b"]}" and self._keys:
+            self._keys.pop()
+            self._wants_key = False
+        elif byte == ord(","):
+            self._wants_key = bool(self._keys) and self._keys[-1] is not None
+
+    def narrow(self, words: U32) -> None:
+        """Take out of a mask what would repeat a key, or go on with a number that is long enough. GrammarError where every
+        sentence would have a key twice."""
+        guard = self._guard
+        if self._digits >= MOST_DIGITS:
+            _prefer_without(words, guard.digits)
+        if self._place == KEY:
+            # A key has one spelling, so that it is known by its bytes. A schema's own may need escapes.
+            _prefer_without(words, guard.escapes)
+            used, here = self._keys[-1] or {}, bytes(self._key)
+            for spelt in used.values():
+                if spelt.startswith(here):
+                    words &= ~guard.beginning(spelt[len(here) :] + b'"')
+            if not self._escaped and _decoded(here) in used:
+                words &= ~guard.beginning(b'"')
+        self._whole_keys(words)
+        if not words.any():
+            raise GrammarError("every key that the grammar allows here is in the object already")
+
+    def _whole_keys(self, words: U32) -> None:
+        """Tokens that hold a whole key, or end one and more, are tried one by one: a vocabulary has few."""
+        guard = self._guard
+        if not (words & guard.keys_mask).any():
+            return
+        bad = [i for i in guard.keys if words[i // 32] >> np.uint32(i % 32) & 1 and not self._copy()._read(guard.tokens[i])]
+        if bad:
+            words &= ~guard.mask(bad)
+
+
+def _prefer_without(words: U32, taken: U32) -> None:
+    left = words & ~taken
+    if left.any():
+        words[:] = left
+
+
+def _decoded(key: bytes) -> str:
+    text = key.decode("utf-8", "surrogateescape")
+    if "\\" not in text:
+        return text
+    try:
+        return str(json.loads(f'"{text}"'))
+    except ValueError:
+        return text
+
+
+def _spelt(name: str) -> bytes:
+    """A key as it is written where no escape is needed."""
+    return json.dumps(name, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")

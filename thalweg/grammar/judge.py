@@ -1,0 +1,107 @@
+"""Grammars judged before anything of them enters an engine: in a child process with limits, each once.
+
+Knows nothing of requests: what a client called its grammar, the caller adds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+import msgspec
+
+from thalweg.errors import UnavailableError
+from thalweg.grammar.source import Asked, GrammarError, Source, Vocabulary
+from thalweg.grammar.wire import Job, Judged, Refused, frame
+from thalweg.host.cells import Cells, CrashedError, LostError, OverranError, StoodStillError
+
+MOST_CHARS = 1 << 20
+"""Of a grammar's text. Larger ones are refused unread."""
+SECONDS = 0.75
+"""Processor time for one grammar. The slowest of 8,846 real schemas takes a sixth."""
+WALL = 20
+"""Seconds of the clock for a second of processor time."""
+MEMORY = 256 << 20
+"""Bytes that one grammar may take while it is compiled."""
+CHILDREN = 2
+KEPT = 256
+"""Verdicts kept, refusals too."""
+KEPT_CHARS = 16 << 20
+"""Characters of what was judged, together."""
+
+
+class Judge:
+    """Thread-safe. Its children start when first needed, and end with it or this process."""
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary], *, seconds: float = SECONDS) -> None:
+        """vocabulary: of the model, asked once. seconds: of processor time for a grammar."""
+        self._seconds = seconds
+        self._vocabulary = vocabulary
+        self._made: Vocabulary | None = None
+        self._making = threading.Lock()
+        self._decoder: msgspec.msgpack.Decoder[Judged | Refused] = msgspec.msgpack.Decoder(Judged | Refused)
+        self._cells = Cells("thalweg.grammar.cell", CHILDREN, self._last, lambda: frame(self.vocabulary))
+        self._kept: OrderedDict[Asked, Source | GrammarError] = OrderedDict()
+        self._chars = 0
+        self._lock = threading.Lock()
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        with self._making:
+            if self._made is None:
+                self._made = self._vocabulary()
+            return self._made
+
+    def source(self, asked: Asked) -> Source:
+        """What the engine compiles. GrammarError says why there is none. UnavailableError: children were lost, or stood
+        still."""
+        with self._lock:
+            found = self._kept.get(asked)
+            if found is not None:
+                self._kept.move_to_end(asked)
+        if found is None:
+            found = self._judged(asked)
+            self._keep(asked, found)
+        if isinstance(found, GrammarError):
+            raise GrammarError(found.why, found.pointer)
+        return found
+
+    def _judged(self, asked: Asked) -> Source | GrammarError:
+        at = "#" if asked.kind == "json" else ""
+        if len(asked.text) > MOST_CHARS:
+            return GrammarError(f"has {len(asked.text)} characters; the limit is {MOST_CHARS}", at)
+        try:
+            job = frame(Job(asked=asked, seconds=self._seconds, wall=WALL * self._seconds, memory=MEMORY))
+        except UnicodeEncodeError:
+            return GrammarError("not valid Unicode text; remove the lone surrogate", at)
+        try:
+            reply = self._decoder.decode(self._cells.ask(job, WALL * self._seconds))
+        except OverranError:
+            return GrammarError(f"took longer than {self._seconds:g} seconds to compile; make it simpler", at)
+        except CrashedError:
+            return GrammarError(f"is too deep, or takes more than {MEMORY >> 20} MiB to compile; make it simpler", at)
+        except (StoodStillError, LostError):
+            raise UnavailableError("the process that compiles grammars was lost; try again") from None
+        if isinstance(reply, Judged):
+            return reply.source
+        return GrammarError(reply.why, reply.pointer or at)
+
+    def _last(self, reply: bytes) -> bool:
+        return self._decoder.decode(reply).last
+
+    def _keep(self, asked: Asked, found: Source | GrammarError) -> None:
+        with self._lock:
+            if asked not in self._kept:
+                self._chars += len(asked.text)
+            self._kept[asked] = found
+            while len(self._kept) > 1 and (len(self._kept) > KEPT or self._chars > KEPT_CHARS):
+                old, _ = self._kept.popitem(last=False)
+                self._chars -= len(old.text)
+
+    def pids(self) -> list[int]:
+        """Of the idle children."""
+        return self._cells.pids()
+
+    def close(self) -> None:
+        self._cells.close()

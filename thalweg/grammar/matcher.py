@@ -1,0 +1,80 @@
+"""One sequence followed by a grammar: which tokens may come next. Its state is a function of the tokens it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thalweg.grammar.guard import Guard
+from thalweg.grammar.source import GrammarError, Source
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from thalweg.grammar.compiled import Compiled
+
+ALL = np.uint32(0xFFFFFFFF)
+
+
+class Matcher:
+    """At the start of a text when made. Words of masks: u32, bit t % 32 of word t // 32 is token t."""
+
+    def __init__(self, inner: Compiled, source: Source, guard: Guard) -> None:
+        """inner: the compiled grammar at its start, this one's own. guard: of the same vocabulary."""
+        self._inner = inner
+        self._until = frozenset(source.free_until)
+        self._free = bool(self._until)
+        self._watch = guard.watch() if source.json else None
+
+    @property
+    def free(self) -> bool:
+        """Is every token allowed, because the constrained part has not begun?"""
+        return self._free
+
+    @property
+    def complete(self) -> bool:
+        """May the text end here?"""
+        return self._free or bool(self._inner.is_accepting())
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """The tokens that came. GrammarError if the grammar does not allow one, or became too complex; the matcher is of no
+        use then."""
+        for at, token in enumerate(tokens):
+            if self._free:
+                self._free = token not in self._until
+                continue
+            rest = list(tokens[at:])
+            if not self._inner.consume_tokens(rest):
+                raise GrammarError(str(self._inner.get_error())[:300] or "a token outside the grammar")
+            if self._watch is not None:
+                self._watch.accept(rest)
+            return
+
+    def mask(self, words: NDArray[np.uint32]) -> None:
+        """Which tokens may come next, written to u32[words]; those beyond the vocabulary may not. GrammarError if the grammar
+        became too complex."""
+        if self._free:
+            words[:] = ALL
+            return
+        found = np.frombuffer(self._inner.compute_bitmask(), np.uint32)
+        if self._inner.is_error():
+            raise GrammarError(str(self._inner.get_error())[:300])
+        size = min(found.size, words.size)  # the library may round up by a word
+        words[:size], words[size:] = found[:size], 0
+        if self._watch is not None:
+            self._watch.narrow(words)
+
+    def forced(self) -> bytes:
+        """Bytes that must come next, as far as that is known."""
+        return b"" if self._free else bytes(self._inner.compute_ff_bytes())
+
+    def allowed(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens, from the first, the grammar would accept. It accepts none."""
+        free = 0
+        for token in tokens if self._free else ():
+            free += 1
+            if token in self._until:
+                break
+        return free + int(self._inner.validate_tokens(list(tokens[free:]))) if free < len(tokens) else free

@@ -1,0 +1,197 @@
+"""What rewrites keywords that llguidance has not, each into those it has: a function of (schema, seen). The schemas inside
+are rewritten by then. Each gives the same schema, or a narrower one.
+
+The opposite of a narrower schema is a wider one. So opposites are made of the schema as it was (`Seen.raw`), and prepared
+themselves. contains: so many of the first items match, or of those after prefixItems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from thalweg.grammar.schema.opposite import TYPES, disjoint, listed, opposite, same
+from thalweg.grammar.schema.unevaluated import unevaluated
+from thalweg.grammar.schema.walk import Silent
+from thalweg.grammar.source import GrammarError
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a step knows beside the schema."""
+
+    raw: dict[str, Any]
+    """The schema, and those inside it, as they came."""
+    look: Callable[[str], Any]
+    """What a reference names, as it came. KeyError."""
+    prepared: Callable[[Any], Any]
+    """A schema of our making, rewritten too."""
+    found: Callable[[str], Any]
+    """What a reference names, rewritten. GrammarError if it leads to itself."""
+    at: str
+    """Pointer to the schema."""
+
+    def opposite(self, schema: Any) -> Any:
+        """Of a schema as it came: rewritten, and evaluating nothing. None: it cannot be said."""
+        other = opposite(schema, self.look)
+        return other if other is None else _silent(self.prepared(other))
+
+
+Step = Callable[[dict[str, Any], Seen], dict[str, Any]]
+MOST_COUNTED = 16
+"""Items that contains may count."""
+MOST_LISTED = 8
+"""Values of which all lists are made."""
+MOST_BRANCHES = 8
+"""Of oneOf, where each must exclude the others."""
+
+
+def _with(schema: dict[str, Any], *more: Any) -> dict[str, Any]:
+    """The schema, and these too."""
+    return {**schema, "allOf": [*schema.get("allOf", ()), *more]}
+
+
+def _silent(schema: Any) -> Any:
+    return Silent(schema) if isinstance(schema, dict) else schema
+
+
+def _without(schema: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {k: v for k, v in schema.items() if k not in keys}
+
+
+def names(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+    """propertyNames: as patterns, or as a list of names."""
+    if "propertyNames" not in schema:
+        return schema
+    rest, asked = _without(schema, "propertyNames"), schema["propertyNames"]
+    if isinstance(asked, dict) and set(asked) == {"$ref"}:
+        asked = seen.found(asked["$ref"])
+    if asked is True or asked == {}:
+        return rest
+    if asked is False:
+        return _with(rest, {"maxProperties": 0})
+    if not isinstance(asked, dict):
+        raise GrammarError("is not served here", f"{seen.at}/propertyNames")
+    more = []
+    for key, value in asked.items():
+        if key == "pattern":
+            more.append({"patternProperties": {value: True}, "additionalProperties": False})
+        elif key in ("enum", "const"):
+            listed = value if key == "enum" and isinstance(value, list) else [value]
+            more.append({"properties": {n: True for n in listed if isinstance(n, str)}, "additionalProperties": False})
+        elif key in ("minLength", "maxLength"):
+            low, high = asked.get("minLength", 0), asked.get("maxLength", "")
+            bounded = {"patternProperties": {f"^(?s:.){{{low},{high}}}$": True}, "additionalProperties": False}
+            more += [] if bounded in more else [bounded]
+        elif not (key == "type" and value == "string") and key not in ("title", "description"):
+            raise GrammarError(f"{key} is not served of names", f"{seen.at}/propertyNames/{key}")
+    return _with(rest, *map(_silent, more)) if more else rest
+
+
+def dependents(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+    """dependentRequired and dependentSchemas: the property is absent, or the rest holds."""
+    more: list[Any] = []
+    for name, needs in (schema.get("dependentRequired") or {}).items():
+        if needs:
+            more.append(Silent(anyOf=[{"properties": {name: False}}, {"required": [name, *needs]}]))
+    for name, then in (schema.get("dependentSchemas") or {}).items():
+        more.append({"anyOf": [Silent(properties={name: False}), {"allOf": [Silent(required=[name]), then]}]})
+    rest = _without(schema, "dependentRequired", "dependentSchemas")
+    return _with(rest, *more) if more else rest
+
+
+def contains(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+    """contains, minContains and maxContains."""
+    rest = _without(schema, "contains", "minContains", "maxContains")
+    if "contains" not in schema:
+        return rest
+    wanted, least, most = schema["contains"], schema.get("minContains", 1), schema.get("maxContains")
+    if not isinstance(least, int) or least > MOST_COUNTED or (most is not None and not isinstance(most, int)):
+        raise GrammarError(f"more than {MOST_COUNTED} items are not counted", f"{seen.at}/minContains")
+    prefix = len(schema.get("prefixItems", ()))
+    if most is None:
+        if not least:
+            return rest
+        places = sorted({0, prefix})
+        return _with(
+            rest, Silent(anyOf=[{"prefixItems": [True] * p + [wanted] * least, "minItems": p + least} for p in places])
+        )
+    other = seen.opposite(seen.raw["contains"])
+    counts = range(least, min(most, least + MOST_COUNTED) + 1)
+    if not counts:
+        return _with(rest, False)
+    others = False if other is None else other
+    forms = [{"prefixItems": [wanted] * n, "minItems": n, "items": others} if n else {"items": others} for n in counts]
+    return _with(rest, Silent(anyOf=forms))
+
+
+def unique(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+    """uniqueItems, of items whose values are listed and few: the lists of them, in the order in which the values are named."""
+    items = schema.get("items")
+    values = listed(items) if isinstance(items, dict) else None
+    if schema.get("uniqueItems") is not True or values is None or "prefixItems" in schema:
+        return schema
+    apart = [v for i, v in enumerate(values) if not any(same(v, w) for w in values[:i])]
+    if len(apart) > MOST_LISTED:
+        return schema
+    least, most = schema.get("minItems", 0), min(schema.get("maxItems", len(apart)), len(apart))
+    lists = [list(c) for n in range(least, most + 1) for c in combinations(apart, n)]
+    rest = _without(schema, "uniqueItems")
+    others = {"type": [t for t in TYPES if t != "array"]}
+    return _with(rest, Silent(anyOf=[others, {"enum": lists}] if lists else [others]))
+
+
+def negation(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+    """not."""
+    if "not" not in schema:
+        return schema
+    other = seen.opposite(seen.raw["not"])
+    if other is None:
+        raise GrammarError("the opposite of this schema cannot be said", f"{seen.at}/not")
+    rest = _without(schema, "not")
+    return rest if other is True or other == {} else _with(rest, other)
+
+
+def condition(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+    """if, then and else: it and then, or its opposite and else."""
+    rest = _without(schema, "if", "then", "else")
+    if "if" not in schema or not ("then" in schema or "else" in schema):
+        return rest
+    asked, then, other = schema["if"], schema.get("then", True), schema.get("else", True)
+    against = seen.opposite(seen.raw["if"])
+    if against is None:
+        raise GrammarError("the opposite of this schema cannot be said", f"{seen.at}/if")
+    branches = [{"allOf": [asked, then]}, {"allOf": [against, other]}]
+    return _with(rest, {"anyOf": [b for b in branches if False not in b["allOf"]] or [False]})
+
+
+def one_of(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+    """oneOf: anyOf, where no two can hold. Else each with the opposites of the others."""
+    if "oneOf" not in schema:
+        return schema
+    rest = _without(schema, "oneOf")
+    pairs = [(b, raw) for b, raw in zip(schema["oneOf"], seen.raw["oneOf"], strict=True) if b is not False]
+    branches = [b for b, _ in pairs]
+    if not all(disjoint(a, b, seen.look) for i, (_, a) in enumerate(pairs) for _, b in pairs[:i]):
+        opposites = [seen.opposite(raw) for _, raw in pairs] if len(pairs) <= MOST_BRANCHES else [None]
+        if any(o is None for o in opposites):
+            raise GrammarError("more than one of these may hold, and that cannot be kept from happening", f"{seen.at}/oneOf")
+        branches = [
+            {"allOf": [b, *(o for j, o in enumerate(opposites) if j != i)]}
+            for i, b in enumerate(branches)
+            if not any(o is False for j, o in enumerate(opposites) if j != i)
+        ]
+    if not branches:
+        raise GrammarError("no one of these can hold alone", f"{seen.at}/oneOf")
+    return _with(rest, {"anyOf": branches}) if "anyOf" in rest else {**rest, "anyOf": branches}
+
+
+def evaluated(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+    """unevaluatedProperties and unevaluatedItems."""
+    return unevaluated(schema, seen.found, seen.at)
+
+
+STEPS: tuple[Step, ...] = (names, dependents, contains, unique, negation, condition, one_of, evaluated)
+"""In the order in which they apply. What is evaluated is seen last, where only allOf, anyOf and references are left."""

@@ -1,0 +1,81 @@
+"""unevaluatedProperties and unevaluatedItems, as additionalProperties and items of each way in which a schema can hold.
+
+It sees schemas whose other keywords are rewritten: allOf, anyOf and references are all that is left of choices. A schema's
+ways are its own keywords, those of all it refers to, and one branch of each choice. What a way evaluates is
+written in it. Where more than one branch holds, more is evaluated than one of them says: those instances are not accepted
+unless one branch alone evaluates enough. So the result is narrower, never wider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from thalweg.grammar.schema.walk import Silent
+from thalweg.grammar.source import GrammarError
+
+Look = Callable[[str], Any]
+MOST_WAYS = 64
+MOST_DEPTH = 12
+PROPERTIES, ITEMS = "unevaluatedProperties", "unevaluatedItems"
+_CHOICES = ("allOf", "anyOf", "$ref")
+Way = list[Any]
+
+
+def unevaluated(schema: dict[str, Any], look: Look, at: str) -> dict[str, Any]:
+    """The schema without either. GrammarError where its ways are too many, or not known."""
+    asked = [k for k in (PROPERTIES, ITEMS) if k in schema]
+    rest = {k: v for k, v in schema.items() if k not in asked}
+    asked = [k for k in asked if schema[k] is not True]
+    if not asked:
+        return rest
+    kept = {k: v for k, v in rest.items() if (k.startswith("$") and k != "$ref") or k == "definitions"}
+    ways = _ways({k: v for k, v in rest.items() if k not in kept}, look, f"{at}/{asked[0]}", 0)
+    forms = []
+    for way in ways:
+        more = [_closed(k, way, schema[k]) for k in asked]
+        forms.append({"allOf": [*way, *(m for m in more if m is not None)]})
+    return {**kept, "anyOf": forms} if len(forms) > 1 else {**kept, **forms[0]}
+
+
+def _closed(key: str, way: Way, value: Any) -> dict[str, Any] | None:
+    """What a way must say for this keyword. None: everything is evaluated."""
+    way = [s for s in way if isinstance(s, dict) and not isinstance(s, Silent)]
+    if key == PROPERTIES:
+        if any("additionalProperties" in s or PROPERTIES in s for s in way):
+            return None
+        named = {n: True for s in way for n in s.get("properties", ())}
+        matched = {p: True for s in way for p in s.get("patternProperties", ())}
+        made: dict[str, Any] = {"properties": named, "additionalProperties": value}
+        return {**made, "patternProperties": matched} if matched else made
+    if any("items" in s or ITEMS in s for s in way):
+        return None
+    first = max((len(s.get("prefixItems", ())) for s in way), default=0)
+    return {"prefixItems": [True] * first, "items": value} if first else {"items": value}
+
+
+def _ways(schema: Any, look: Look, at: str, depth: int) -> list[Way]:
+    """Lists of schemas without choices, of which one must hold as a whole."""
+    if not isinstance(schema, dict):
+        return [] if schema is False else [[]]
+    if isinstance(schema, Silent):
+        return [[schema]]
+    if depth > MOST_DEPTH:
+        raise GrammarError("what it refers to is too deep to know what is evaluated", at)
+    if "$dynamicRef" in schema:
+        raise GrammarError("with a dynamic reference it is not known what is evaluated", at)
+    plain = {k: v for k, v in schema.items() if k not in _CHOICES}
+    ways: list[Way] = [[plain]] if plain else [[]]
+    for part in schema.get("allOf", ()):
+        ways = _product(ways, _ways(part, look, at, depth + 1), at)
+    if "$ref" in schema:
+        ways = _product(ways, _ways(look(schema["$ref"]), look, at, depth + 1), at)
+    if "anyOf" in schema:
+        ways = _product(ways, [w for b in schema["anyOf"] for w in _ways(b, look, at, depth + 1)], at)
+    return ways
+
+
+def _product(a: list[Way], b: list[Way], at: str) -> list[Way]:
+    if len(a) * len(b) > MOST_WAYS:
+        raise GrammarError(f"it can hold in more than {MOST_WAYS} ways", at)
+    return [[*x, *y] for x in a for y in b]

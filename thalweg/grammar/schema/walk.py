@@ -1,0 +1,81 @@
+"""Where schemas are inside schemas, and what JSON pointers name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords that hold schemas by name."""
+LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+ONES = (
+    "additionalProperties", "items", "not", "if", "then", "else", "contains", "propertyNames", "unevaluatedItems",
+    "unevaluatedProperties", "additionalItems", "contentSchema",
+)  # fmt: skip
+
+
+class Silent(dict[str, Any]):
+    """A schema that came of rewriting and evaluates nothing, as unevaluatedProperties and -Items count it."""
+
+
+def escaped(name: str) -> str:
+    """A name as part of a pointer (RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def children(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(pointer from this schema, schema) of each schema right inside one."""
+    for key, value in schema.items():
+        if key in MAPS and isinstance(value, dict):
+            yield from ((f"{key}/{escaped(name)}", inner) for name, inner in value.items())
+        elif key in LISTS and isinstance(value, list):
+            yield from ((f"{key}/{i}", inner) for i, inner in enumerate(value))
+        elif key in ONES and isinstance(value, dict | bool):
+            yield key, value
+        elif key == "items" and isinstance(value, list):
+            yield from ((f"items/{i}", inner) for i, inner in enumerate(value))
+        elif key == "dependencies" and isinstance(value, dict):
+            yield from ((f"{key}/{escaped(n)}", inner) for n, inner in value.items() if not isinstance(inner, list))
+
+
+def references(schema: Any) -> set[str]:
+    """What a schema, and those inside it, refer to."""
+    out, todo = set[str](), [schema]
+    while todo:
+        at = todo.pop()
+        if isinstance(at, dict):
+            if isinstance(at.get("$ref"), str):
+                out.add(at["$ref"])
+            todo += [inner for _, inner in children(at)]
+    return out
+
+
+def find(root: Any, ref: str) -> Any:
+    """What a reference within the document names: "#", "#/$defs/a", or "#name" of an anchor. KeyError if nothing."""
+    if not ref.startswith("#"):
+        raise KeyError(ref)
+    if ref != "#" and not ref.startswith("#/"):
+        return _anchored(root, ref[1:])
+    from urllib.parse import unquote
+
+    at = root
+    for part in ref[2:].split("/") if len(ref) > 1 else ():
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(at, list):
+            at = at[int(name)] if name.isdecimal() and int(name) < len(at) else None
+        else:
+            at = at.get(name) if isinstance(at, dict) else None
+        if at is None:
+            raise KeyError(ref)
+    return at
+
+
+def _anchored(root: Any, name: str) -> Any:
+    todo = [root]
+    while todo:
+        schema = todo.pop()
+        if isinstance(schema, dict):
+            if schema.get("$anchor") == name:
+                return schema
+            todo += [inner for _, inner in children(schema)]
+    raise KeyError(name)
