@@ -13,6 +13,7 @@ _HOMES = {
     "AsyncLLM": "thalweg.async_llm",
     "EngineArgs": "thalweg.config",
     "SamplingParams": "thalweg.params",
+    "StructuredOutputsParams": "thalweg.params",
     "PoolingParams": "thalweg.params",
     "RequestOutputKind": "thalweg.params",
     "RequestOutput": "thalweg.outputs",
@@ -45,6 +46,7 @@ __all__ = [
     "SamplingParams",
     "ScoringOutput",
     "ScoringRequestOutput",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
@@ -65,7 +67,7 @@ if TYPE_CHECKING:
         ScoringOutput,
         ScoringRequestOutput,
     )
-    from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
+    from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 
 def __getattr__(name: str) -> Any:

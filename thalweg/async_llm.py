@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from thalweg.config import EngineArgs, EngineConfig
 from thalweg.engine import messages as m
 from thalweg.engine.client.frontend import Frontend, load_frontend, locate
+from thalweg.engine.client.grammars import StructuredOutputs
 from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor
 from thalweg.engine.client.pooled import AllOpen, PoolingOutputs
@@ -37,6 +38,8 @@ MOST_WAITING = 256
 """Tokens and log-probabilities a streaming reader may leave untaken before its request stops being computed, until it reads
 again. Then it goes on where it was: the engine finds most of it in its prefix cache."""
 
+JUDGES = 4
+"""Grammars that wait for their verdict at once. Others wait for a thread."""
 SHORT = 256
 """Characters of stop strings and bad words that are read at once, in a quarter of a millisecond."""
 
@@ -68,9 +71,10 @@ class AsyncLLM:
         self._stats: m.Stats | None = None
         self._dead: ThalwegError | None = None
         self._reader = ThreadPoolExecutor(1, "parameters")
+        self._judges = ThreadPoolExecutor(JUDGES, "grammars")
         self._supervisor = Supervisor(
             frontend.args, AllOpen(self._outputs, self._pooled), self._handles,
-            on_outputs=self._take, on_convicted=self._convict, on_dead=self._die,
+            on_outputs=self._take, on_convicted=self._convict, on_dead=self._die, vocabulary=self._vocabulary,
         )  # fmt: skip
 
     @classmethod
@@ -100,9 +104,11 @@ class AsyncLLM:
             raise
         mark("canary answered")
         made.config, made.kernel_plan, made.load_seconds = ready.config, ready.plan, ready.load_seconds
+        made._structured = frontend.structured(ready.config)
         made._inputs = InputProcessor(
-            ready.config, frontend.tokenizer, eos_ids=frontend.eos_ids, seed_source=random.SystemRandom()
-        )
+            ready.config, frontend.tokenizer, eos_ids=frontend.eos_ids, seed_source=random.SystemRandom(),
+            structured=made._structured,
+        )  # fmt: skip
         made._encoder = Encoder(frontend.tokenizer, ready.config.model.max_len) if frontend.tokenizer else None
         return made
 
@@ -111,6 +117,11 @@ class AsyncLLM:
     load_seconds: float
     _inputs: InputProcessor
     _encoder: Encoder | None
+    _structured: StructuredOutputs | None = None
+
+    def _vocabulary(self) -> m.Vocabulary:
+        assert self._structured is not None, "a request with a grammar was judged"
+        return self._structured.judge.vocabulary
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -232,10 +243,17 @@ class AsyncLLM:
         (ids,) = await self._encoder.encode([text])
         return {**fields, "prompt_token_ids": ids}
 
+    async def prepare(self, params: SamplingParams) -> None:
+        """Read what takes long of the parameters: `generate` finds it read. RequestError, naming the field, as there."""
+        await self._prepared(params)
+
     async def _prepared(self, params: Any) -> None:
         """What takes long to read of the parameters is read on a thread."""
         if not isinstance(params, SamplingParams):
             return  # refused by name a moment later
+        if params.structured_outputs is not None:
+            await asyncio.get_running_loop().run_in_executor(self._judges, self._inputs.prepare, params)
+            return
         if sum(map(len, params.stop or ())) + sum(map(len, params.bad_words or ())) > SHORT:
             await asyncio.get_running_loop().run_in_executor(self._reader, self._inputs.prepare, params)
 
@@ -269,6 +287,8 @@ class AsyncLLM:
         await self._supervisor.stop()
         if self._frontend.chat:
             self._frontend.chat.close()
+        if self._structured is not None:
+            self._structured.close()
         self._die(EngineDeadError("the engine was shut down"))
 
     def _take(self, frame: m.Outputs) -> None:

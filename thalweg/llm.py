@@ -16,6 +16,7 @@ import msgspec
 from tqdm import tqdm
 
 from thalweg.config import BUNDLED, BUNDLED_WORDS, EngineArgs, EngineConfig
+from thalweg.engine.client.chat_turns import ChatTurns
 from thalweg.engine.client.frontend import load_frontend, locate
 from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor
@@ -25,6 +26,7 @@ from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import Stats
 from thalweg.engine.worker.build import build
 from thalweg.errors import ConfigError, RequestError
+from thalweg.grammar.grammars import Grammars
 from thalweg.hal.device import Device
 from thalweg.host import envs
 from thalweg.outputs import (
@@ -70,10 +72,13 @@ class LLM:
         with _uncollected():
             self._frontend = load_frontend(locate(args))
             self._worker = build(self._frontend.args)
-        self._core = EngineCore(self._worker.config, self._worker.launch)
+        structured = self._frontend.structured(self._worker.config)
+        grammars = None if structured is None else Grammars(lambda: structured.judge.vocabulary)
+        self._core = EngineCore(self._worker.config, self._worker.launch, grammars=grammars)
         self._inputs = InputProcessor(
-            self._worker.config, self._frontend.tokenizer, eos_ids=self._frontend.eos_ids, seed_source=random.Random(args.seed)
-        )
+            self._worker.config, self._frontend.tokenizer, eos_ids=self._frontend.eos_ids, seed_source=random.Random(args.seed),
+            structured=structured,
+        )  # fmt: skip
         self._outputs = OutputProcessor(self._frontend.tokenizer, args.stream_interval)
         self._pooled = PoolingOutputs()
         self._handles = itertools.count(1)
@@ -235,11 +240,18 @@ class LLM:
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or several (a list of those) through the chat template.
 
         The template (the model's, or `chat_template`: text or a file) runs in a process with limits of time, memory and
-        output. Special tokens written inside messages are text."""
+        output. Special tokens written inside messages are text. Outputs have `content`, `reasoning` and, with tools,
+        `tool_calls` beside the whole `text`. tool_call_parser, reasoning_parser: names of turn formats. None: found out,
+        as docs/tools-and-reasoning.md says."""
+        turns = ChatTurns(
+            self._frontend, _source(chat_template) if chat_template else None, tools, tool_call_parser, reasoning_parser
+        )
         prompts = self.preprocess_chat(
             messages,
             chat_template=chat_template,
@@ -248,7 +260,11 @@ class LLM:
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
         )
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        params = _per_prompt("sampling_params", sampling_params, len(prompts), self.get_default_sampling_params)
+        outputs = self.generate(prompts, [turns.marking(p) for p in params], use_tqdm=use_tqdm)
+        for output, param in zip(outputs, params, strict=True):
+            turns.read(output, param)
+        return outputs
 
     def preprocess_chat(
         self,

@@ -29,6 +29,16 @@ PositionLogprobs = Mapping[int, Logprob]
 
 
 @dataclass(slots=True)
+class ToolCall:
+    """One call of a function."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON text as the model wrote it. Of a turn that was cut off, it may be incomplete."""
+
+
+@dataclass(slots=True)
 class CompletionOutput:
     """One choice. `text` and `token_ids` are cumulative or deltas, by SamplingParams.output_kind."""
 
@@ -41,6 +51,11 @@ class CompletionOutput:
     """None while running, then one of FINISH_REASONS."""
     stop_reason: int | str | None = None
     """The stop string or stop token id that ended it. None for the end-of-sequence token or any other reason."""
+    content: str | None = None
+    """Of `LLM.chat`: `text` without reasoning and tool calls. None elsewhere."""
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    """Of `LLM.chat` with tools. Empty: the model called none."""
 
     @property
     def finished(self) -> bool:

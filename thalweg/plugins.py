@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
 from thalweg.errors import UnsupportedModelError
+from thalweg.hal.discovery import entry_points
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ class ByteTokenizer:
     special_ids = frozenset((EOS,))
     special_tokens: dict[str, str] = {}
     special_texts = ()
+    added: dict[int, str] = {}
+    response_template = None
     max_token_chars = 1
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -96,6 +98,13 @@ class FakeEngine:
         self.told_to_end: set[str] = set()
         self.prompts: list[Any] = []
         self.made = 0
+
+    async def prepare(self, params: SamplingParams) -> None:
+        """Grammars are judged by a real engine's side; this one has an opinion on one of them."""
+        asked = params.structured_outputs
+        if asked is not None and asked.constraint == ("regex", "("):
+            field = asked.asked_as or "structured_outputs.regex"
+            raise RequestError(f"{field}: an opening parenthesis alone", field)
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, *, priority: int = 0, first_choice: int = 0

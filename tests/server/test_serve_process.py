@@ -89,6 +89,33 @@ def test_same_seed_same_text_streamed_or_not_alone_or_in_company(client):
     assert whole != other
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_forced_call_is_made_however_hot_the_sampling(client, streamed):
+    city = {"type": "string", "pattern": "^[a-z]{1,8}$"}
+    schema = {
+        "type": "object",
+        "properties": {"city": city, "days": {"enum": [1, 2, 3]}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    tools = [{"type": "function", "function": {"name": n, "parameters": schema}} for n in ("weather", "tides")]
+    named = {"type": "function", "function": {"name": "tides"}}
+    for seed, choice in enumerate(("required", named, "required")):
+        made = client.chat.completions.create(
+            model="thalweg-nano", messages=MESSAGES, tools=tools, tool_choice=choice, max_tokens=120, seed=seed,
+            temperature=3, stream=streamed, parallel_tool_calls=False,
+        )  # fmt: skip
+        if streamed:
+            pieces = [c for chunk in made if chunk.choices for c in chunk.choices[0].delta.tool_calls or ()]
+            calls = [(pieces[0].function.name, "".join(p.function.arguments or "" for p in pieces))]
+        else:
+            calls = [(c.function.name, c.function.arguments) for c in made.choices[0].message.tool_calls]
+        ((name, arguments),) = calls
+        assert name in (("tides",) if choice is named else ("weather", "tides"))
+        assert re.fullmatch(r"[a-z]{1,8}", json.loads(arguments)["city"])
+        assert json.loads(arguments)["days"] in (1, 2, 3)
+
+
 def test_chat_n_logprobs_and_usage(client):
     r = client.chat.completions.create(
         model="thalweg-nano",
@@ -201,6 +228,24 @@ async def test_many_at_once_with_some_leaving(bundled):
     assert 'kv_cache_usage_perc{engine="0",model_name="thalweg-nano"}' in metrics
 
 
+def test_messages(bundled):
+    """The counted tokens are the prompt's, what the cache held is taken off them, and a stream says what the whole does."""
+    ask = {"model": "thalweg-nano", "system": "Be brief. " * 30, "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
+    with httpx.Client(base_url=bundled.url(), timeout=60) as http:
+        counted = http.post("/v1/messages/count_tokens", json={k: ask[k] for k in ("model", "system", "messages")}).json()
+        first = http.post("/v1/messages", json=ask).json()
+        again = http.post("/v1/messages", json={**ask, "stream": True}).text
+    assert (first["type"], first["stop_reason"] in ("end_turn", "max_tokens")) == ("message", True)
+    assert first["usage"]["input_tokens"] + first["usage"]["cache_read_input_tokens"] == counted["input_tokens"]
+    events = [json.loads(line.removeprefix("data: ")) for line in again.splitlines() if line.startswith("data: ")]
+    usage = events[0]["message"]["usage"]
+    assert usage["cache_read_input_tokens"] > 0
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted["input_tokens"]
+    text = "".join(e["delta"].get("text", "") for e in events if e["type"] == "content_block_delta")
+    assert [b["text"] for b in first["content"]] == [text]
+    assert events[-2]["delta"]["stop_reason"] == first["stop_reason"]
+
+
 def test_the_port_is_taken(bundled):
     """Told before anything is loaded: nothing listens, and no engine has said a word."""
     port = bundled.url().rsplit(":", 1)[1]
@@ -239,8 +284,9 @@ def test_the_key_of_a_vllm_deployment_closes_the_server_and_is_not_logged():
     assert "s3cret" not in log
 
 
-def test_told_to_stop_it_lets_open_requests_finish_and_ends(bundled):
-    url = bundled.url()
+def test_told_to_stop_it_lets_open_requests_finish_and_ends():
+    process = Process("--port", "0", "--threads", "1")
+    url = process.url()
     with httpx.stream(
         "POST",
         url + "/v1/completions",
@@ -249,7 +295,7 @@ def test_told_to_stop_it_lets_open_requests_finish_and_ends(bundled):
     ) as r:
         lines = r.iter_lines()
         assert next(lines).startswith("data: {")
-        bundled.process.send_signal(signal.SIGTERM)
+        process.process.send_signal(signal.SIGTERM)
         time.sleep(0.1)
         assert httpx.get(url + "/readyz").status_code == 503
         assert httpx.get(url + "/livez").status_code == 200
@@ -258,8 +304,8 @@ def test_told_to_stop_it_lets_open_requests_finish_and_ends(bundled):
         assert int(refused.headers["retry-after"]) > 0
         events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert events[-1]["choices"][0]["finish_reason"] == "length"
-    assert bundled.process.wait(10) == 0
-    assert "Traceback" not in "".join(bundled.log)
+    assert process.process.wait(10) == 0
+    assert "Traceback" not in "".join(process.log)
 
 
 def test_past_the_deadline_streams_end_with_an_error_and_a_second_signal_does_not_wait():

@@ -279,6 +279,7 @@ def test_a_child_that_is_killed_costs_nobody_anything() -> None:
     jail.close()
 
 
+@pytest.mark.slow
 def test_a_child_that_stands_still_is_replaced() -> None:
     jail = Jail(1, 0.1)
     jail.run(job(FULL))
@@ -322,15 +323,16 @@ def test_idle_children_that_were_all_killed_cost_nobody_anything() -> None:
 
 def test_children_that_are_lost_one_after_another_are_nobodys_request(monkeypatch: pytest.MonkeyPatch) -> None:
     class Lost:
-        pid = 0
+        def __init__(self, module: str, opening: bytes) -> None:
+            self.pid = 0
 
-        def ask(self, data: bytes, seconds: float) -> None:
+        def ask(self, data: bytes, wall: float) -> None:
             raise ChildGoneError(-signal.SIGKILL)
 
         def end(self) -> None:
             pass
 
-    monkeypatch.setattr("thalweg.template.jail._Cell", Lost)
+    monkeypatch.setattr("thalweg.host.cells.Cell", Lost)
     with pytest.raises(UnavailableError, match="try again"):
         Jail(1, 1).run(job(FULL))
 

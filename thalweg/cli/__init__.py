@@ -18,6 +18,7 @@ COMMANDS = {
     "backends": "which platforms this machine has, and why not the others",
     "collect-env": "a report on system, libraries and platforms, for bug reports",
     "plan": "what serving a model needs: memory, what fits, which flag to change",
+    "quantize": "write a dense model again with quantised weights: rounded, or calibrated on a text",
     "compile": "a model's kernels for devices that need not be here, so that the first start does not wait for them",
     "bench": "measure: latency, throughput, serve, startup, host",
     "eval": "judge: how many held-out answers of the bundled model's tasks are right",

@@ -27,6 +27,7 @@ from thalweg.config import (
     DTYPES,
     KV_CACHE_DTYPES,
     LOAD_FORMATS,
+    LOAD_REFUSED,
     LOGPROBS_MODES,
     POLICIES,
     PREFIX_HASHES,
@@ -50,6 +51,8 @@ CHOICES = {
     "scheduling_policy": POLICIES,
 }
 """Values of flags for which this version has fewer (or other) values than the field."""
+REFUSED_VALUES = {"load_format": LOAD_REFUSED}
+"""Values of the field that a flag does not take here -> what to do instead."""
 SAME_AS_NOW: dict[str, tuple[str, ...]] = {
     "attention_backend": ("auto",),
     "config_format": ("hf",),
@@ -153,6 +156,8 @@ def _value(flag: Flag) -> Any:
             value = read(text)
         except ValueError as e:
             raise argparse.ArgumentTypeError(str(e)) from None
+        if (why := REFUSED_VALUES.get(flag.dest, {}).get(text)) is not None:
+            raise argparse.ArgumentTypeError(f"{text}: {why}")
         if choices is not None and value not in choices:
             raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}")
         return value

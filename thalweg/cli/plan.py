@@ -45,6 +45,7 @@ def as_text(p: Plan, name: str) -> str:
         ("model", f"{name} ({p.architecture}), {p.dtype}"),
         ("device", f"{p.platform}: {f'{p.devices} x ' if p.devices > 1 else ''}{p.device}, {gib(p.device_bytes)}"),
         ("weights", f"{gib(p.weights)} in memory" + (f", {gib(p.stored_bytes)} in files" if p.stored_bytes else "")),
+        ("loading", f"{gib(p.loading)} at the fullest, before there is a cache"),
         ("KV cache", f"{gib(p.kv_cache)}: {p.tokens} tokens of {gib(p.kv_per_token)} each; layers: {groups}"),
         *(("", _group(g)) for g in p.groups if len(p.groups) > 1),
         ("history", gib(p.history)),

@@ -20,6 +20,7 @@ from thalweg.host import envs
 from thalweg.host.marks import mark
 from thalweg.server.http.listen import listening
 from thalweg.server.settings import ServerSettings
+from thalweg.turns.table import load_plugin
 
 
 def run(words: list[str]) -> int:
@@ -50,6 +51,9 @@ def settings(given: dict[str, Any]) -> ServerSettings:
     given.setdefault("api_key", envs.api_keys())
     if "middleware" in given:
         given["middleware"] = [_loaded(path) for path in given["middleware"]]
+    for name in ("tool_parser_plugin", "reasoning_parser_plugin"):
+        if given.get(name):
+            load_plugin(f"--{name.replace('_', '-')}", given[name])
     if "chat_template" in given:
         given["chat_template"] = _template(given["chat_template"])
     for name in ("allowed_origins", "allowed_methods", "allowed_headers"):

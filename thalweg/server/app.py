@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,12 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import thalweg
-from thalweg.server.core.abilities import refusing
+from thalweg.plugins import imported
+from thalweg.server.core.abilities import able, refusing
 from thalweg.server.core.lifecycle import PROBES, Gate, Lifecycle
 from thalweg.server.core.serving import Serving
 from thalweg.server.description import EVENTS, Described, pages_of
@@ -28,20 +30,15 @@ from thalweg.server.openai.completions import completions
 from thalweg.server.openai.conversation import Conversation
 from thalweg.server.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeChat, TokenizeText
 from thalweg.server.openai.tokens import detokenize, tokenize
-from thalweg.server.pooling.classify import classify
-from thalweg.server.pooling.embeddings import embeddings
-from thalweg.server.pooling.pooling import pooling
-from thalweg.server.pooling.protocol import ClassifyRequest, EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
-from thalweg.server.pooling.rerank import rerank
-from thalweg.server.pooling.score import score
 from thalweg.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
 
-Route = Callable[[Serving, Request], Awaitable[Response]]
 ANSWERS = ("application/json", EVENTS)
 """Content types of what can be streamed."""
+_ANTHROPIC = "thalweg.server.anthropic"
+_POOLING = "thalweg.server.pooling"
 
 
 class Application:
@@ -75,13 +72,15 @@ class Application:
         if self._engine_metrics is not None:
             self._engine_metrics.bind(engine.model_names[0], engine.config)
             self._engine_metrics.queued = lambda: self.serving.admission.waiting
+        conversation = Conversation(self.serving)
         described = [
-            *_openai_routes(self.serving), *_pooling_routes(self.serving), *_ops_routes(self.serving, self._metrics, self._http)
+            *_openai_routes(self.serving, conversation), *_anthropic_routes(self.serving, conversation),
+            *_pooling_routes(self.serving), *_ops_routes(self.serving, self._metrics, self._http),
         ]  # fmt: skip
         described = [refusing(self.serving, d) for d in described]
         pages = [] if self._settings.disable_fastapi_docs else pages_of(described)
         routes = Starlette(
-            routes=[*(d.route() for d in described), *pages],
+            routes=[*(d.route() for d in described), *pages, Route("/", _root, methods=["HEAD", "GET"])],
             exception_handlers=dict.fromkeys((Exception, HTTPException, ApiError), _on_error),
         )
         self._http.paths = frozenset(getattr(r, "path", "") for r in routes.routes) | PROBES
@@ -127,9 +126,14 @@ async def _on_error(request: Request, error: Exception) -> Response:
     return failure(error)
 
 
-def _openai_routes(serving: Serving) -> list[Described]:
-    conversation = Conversation(serving)
+async def _root(request: Request) -> Response:
+    """Clients ask whether somebody is here."""
+    if request.method == "HEAD":
+        return Response()
+    raise HTTPException(404)
 
+
+def _openai_routes(serving: Serving, conversation: Conversation) -> list[Described]:
     async def _completions(request: Request) -> Response:
         return await _safely(completions(serving, request))
 
@@ -158,19 +162,46 @@ def _openai_routes(serving: Serving) -> list[Described]:
     ]
 
 
-def _pooling_routes(serving: Serving) -> list[Described]:
-    def made(route: Route) -> Callable[[Request], Awaitable[Response]]:
+def _anthropic_routes(serving: Serving, conversation: Conversation) -> list[Described]:
+    """Loaded if the model generates, or when somebody asks for the description. Their errors are of their own form."""
+
+    def described(path: str, route: str, body: str, says: str, kinds: tuple[str, ...], needs: str) -> Described:
+        where = f"{_ANTHROPIC}.{route}:{route}"
+
         async def answered(request: Request) -> Response:
-            return await _safely(route(serving, request))
+            return await _safely(imported(where)(serving, conversation, request))
 
-        return answered
+        if able(serving, "generate"):
+            imported(where)
+        return Described(path, answered, (f"{_ANTHROPIC}.protocol:{body}",), says, kinds, needs)
 
-    rank = Described("/rerank", made(rerank), (RerankRequest,), "Documents in order of how well they answer", needs="score")
-    pairs = Described("/score", made(score), (ScoreRequest,), "How well texts go together", needs="score")
+    count = "Tokens of a conversation"
     return [
-        Described("/v1/embeddings", made(embeddings), (EmbeddingRequest,), "A vector per input", needs="embed"),
-        Described("/pooling", made(pooling), (PoolingRequest,), "What the model gives of each input", needs="pool"),
-        Described("/classify", made(classify), (ClassifyRequest,), "The classes of each input", needs="classify"),
+        described("/v1/messages", "messages", "MessagesRequest", "Answer a conversation", ANSWERS, "generate"),
+        described("/v1/messages/count_tokens", "count_tokens", "CountRequest", count, ANSWERS[:1], ""),
+    ]
+
+
+def _pooling_routes(serving: Serving) -> list[Described]:
+    """Their bodies are a fifth of what the server imports, and most models have none of these routes. So they are named here,
+    and loaded if the model has one, or when somebody asks for the description."""
+
+    def described(path: str, route: str, body: str, says: str, needs: str) -> Described:
+        where = f"{_POOLING}.{route}:{route}"
+
+        async def answered(request: Request) -> Response:
+            return await _safely(imported(where)(serving, request))
+
+        if able(serving, needs):  # now, not when the first request waits for it
+            imported(where)
+        return Described(path, answered, (f"{_POOLING}.protocol:{body}",), says, needs=needs)
+
+    rank = described("/rerank", "rerank", "RerankRequest", "Documents in order of how well they answer", "score")
+    pairs = described("/score", "score", "ScoreRequest", "How well texts go together", "score")
+    return [
+        described("/v1/embeddings", "embeddings", "EmbeddingRequest", "A vector per input", "embed"),
+        described("/pooling", "pooling", "PoolingRequest", "What the model gives of each input", "pool"),
+        described("/classify", "classify", "ClassifyRequest", "The classes of each input", "classify"),
         pairs, replace(pairs, path="/v1/score"), rank, replace(rank, path="/v1/rerank"), replace(rank, path="/v2/rerank"),
     ]  # fmt: skip
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import thalweg
+from thalweg.plugins import imported
 from thalweg.server.http.answer import respond
 
 DOCUMENT, DOCS, REDOC = "/openapi.json", "/docs", "/redoc"
@@ -56,7 +57,7 @@ class Described:
     path: str
     endpoint: Callable[[Request], Awaitable[Response]]
     bodies: tuple[Any, ...] = ()
-    """Pydantic models, of which a body is one."""
+    """Pydantic models, of which a body is one. Or "module:class", imported when somebody asks for the description."""
     says: str = ""
     kinds: tuple[str, ...] = ("application/json",)
     """Content types of the answer."""
@@ -94,6 +95,8 @@ def _answer(kind: str) -> dict[str, Any]:
 
 
 def _schema(model: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(model, str):
+        model = imported(model)
     form: dict[str, Any] = model.model_json_schema(ref_template="#/components/schemas/{model}")
     definitions.update(form.pop("$defs", {}))
     return form

@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 
 from thalweg.errors import ConfigError
+from thalweg.turns.choose import AUTO, NONE
+from thalweg.turns.table import CALLS, REASONING, TEMPLATE
 
 
 class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
@@ -80,6 +82,14 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     trust_request_chat_template: bool = False
     response_role: str = "assistant"
     exclude_tools_when_tool_choice_none: bool = False
+    enable_auto_tool_choice: bool = True
+    """May clients leave it to the model whether it calls a tool?"""
+    tool_call_parser: str | None = None
+    """How calls are read out of the text: a name of the table of turn formats, auto, hf or none. None: auto."""
+    tool_parser_plugin: str | None = None
+    """A Python file, run at start, that registers more formats."""
+    reasoning_parser: str | None = None
+    reasoning_parser_plugin: str | None = None
 
     enable_request_id_headers: bool = False
     enable_prompt_tokens_details: bool = False
@@ -145,11 +155,19 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
                 yield f"--allowed-hosts: {host!r} is no name; give names alone, without scheme and port, or *"
         if self.metrics_prefix not in ("thalweg", "vllm", "both"):
             yield f"--metrics-prefix: {self.metrics_prefix!r} is not one of thalweg, vllm, both"
+        yield from self._turn_problems()
         if not self.response_role:
             yield "--response-role: must not be empty"
         if (self.fingerprint_mode == "custom") != (self.fingerprint_value is not None):
             yield "--fingerprint-value is needed with --fingerprint-mode custom, and only there"
         yield from self._tls_problems()
+
+    def _turn_problems(self) -> Iterator[str]:
+        for name, known in (("tool_call_parser", CALLS), ("reasoning_parser", REASONING)):
+            value = getattr(self, name)
+            if value and value not in known and value not in (AUTO, NONE, TEMPLATE) and value != "GptOss":
+                names = ", ".join(sorted({AUTO, NONE, TEMPLATE, *known}))
+                yield f"--{name.replace('_', '-')}: {value!r} is not one of {names}"
 
     def _tls_problems(self) -> Iterator[str]:
         for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):

@@ -6,14 +6,11 @@ Both sides read this. Neither imports more than msgspec for it.
 
 from __future__ import annotations
 
-import struct
 from typing import Any, Literal
 
 import msgspec
 
-HEADER = struct.Struct("!I")
-MAX_FRAME = 256 << 20
-"""Bytes of one frame. A longer one is not sent and not read."""
+from thalweg.host.confined import framed
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -62,7 +59,4 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 def frame(message: Job | Done | Refused) -> bytes:
     """Header and body. ValueError, TypeError, OverflowError or RecursionError for values that have no place on the wire."""
-    body = msgspec.msgpack.encode(message)
-    if len(body) > MAX_FRAME:
-        raise ValueError(f"{len(body)} bytes; the limit is {MAX_FRAME}")
-    return HEADER.pack(len(body)) + body
+    return framed(msgspec.msgpack.encode(message))

@@ -147,6 +147,7 @@ def test_an_expected_continue_is_given_only_to_what_will_be_read(start):
         assert all_of(s).startswith(b"HTTP/1.1 413 ")
 
 
+@pytest.mark.slow
 def test_deadlines_are_absolute(start):
     running = start(header_timeout=0.4, body_timeout=0.6)
     for first, seconds in (
@@ -271,6 +272,7 @@ def test_a_client_that_does_not_read_is_cut_and_holds_little(start):
     assert httpx.get(running.url + "/livez").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_slow_client_that_reads_is_not_cut(start):
     running = start(Endless(), slow_client_timeout=1.0)
     with raw(running, 65536) as s:

@@ -18,6 +18,7 @@ def body(**fields: object) -> dict[str, object]:
     return {"messages": MESSAGES, "max_tokens": 2, **fields}
 
 
+@pytest.mark.slow
 def test_a_bomb_is_refused_and_others_are_served_meanwhile(start):
     server = start(trust_request_chat_template=True)
     answers: list[object] = []

@@ -316,6 +316,7 @@ def test_an_engine_that_fails_is_an_error_of_its_request_alone(embeds):
     assert embeds.post("/v1/embeddings", {"input": "a"}).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_full_queue_refuses_and_says_when_to_come_again(start):
     running = start(FakePooling(delay=1.0), max_queued_requests=2)
     held = threading.Thread(target=running.post, args=("/v1/embeddings", {"input": ["a"] * 12}))

@@ -30,12 +30,17 @@ NEEDED = {
 """Which models a route is for, by what it needs."""
 
 
+def able(serving: Serving, needs: str) -> bool:
+    """Can the model do what a route needs (`Described.needs`)?"""
+    tasks = serving.engine.config.model.tasks
+    return not needs or needs in tasks or (needs == "pool" and "generate" not in tasks)
+
+
 def refusing(serving: Serving, route: Described) -> Described:
     """The route, refusing whatever is asked where the model cannot do what it needs."""
-    tasks = serving.engine.config.model.tasks
-    able = not route.needs or route.needs in tasks or (route.needs == "pool" and "generate" not in tasks)
-    if able:
+    if able(serving, route.needs):
         return route
+    tasks = serving.engine.config.model.tasks
     words = f"model: {route.path} needs {NEEDED[route.needs]}; the model here is asked at {', '.join(ROUTES[t] for t in tasks)}"
 
     async def refused(request: Request) -> Response:

@@ -25,6 +25,8 @@ R = TypeVar("R", bound=Model)
 
 MOST_NAMES = 64
 """Unknown names that are logged and counted one by one: clients choose them."""
+MOST_TOLD = 16
+"""Unknown names that an answer's header tells."""
 OTHER = "other"
 _SPEAKABLE = re.compile(r"[A-Za-z_][\w.\[\]-]{0,63}", re.ASCII)
 
@@ -47,13 +49,16 @@ class Fields:
             if self._strict:
                 raise ApiError(f"{path[:200]}: unknown field (this server was started with --strict-requests)", path[:200])
             unknown.add(re.sub(r"\[\d+\]", "[]", path))
-        if unknown:
-            self._note(unknown)
-        return kind.model_validate(body)
+        names = self._note(unknown)
+        made = kind.model_validate(body)
+        made._ignored = tuple(sorted(names)[:MOST_TOLD])
+        return made
 
-    def _note(self, names: set[str]) -> None:
-        for name in {self._known(n) for n in names}:
+    def _note(self, names: set[str]) -> set[str]:
+        told = {self._known(n) for n in names}
+        for name in told:
             self._count(name)
+        return told
 
     def _known(self, name: str) -> str:
         """The name to count under. It is logged when it is new."""

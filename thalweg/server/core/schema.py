@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import orjson
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, PrivateAttr
 from pydantic_core import CoreSchema
 
 MAX_PROMPTS = 4096
@@ -71,6 +71,13 @@ class MaxBytes:
 
 class Model(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
+
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Fields nobody here knows, some of them, by name."""
+        return self._ignored
 
     @classmethod
     def refuse(cls, body: dict[str, Any]) -> None:

@@ -63,10 +63,20 @@ class EventStream(Response):
     status. An error before it is an ordinary error answer, an error after it an error event. A disconnect closes the
     generator."""
 
-    def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(self, frames: AsyncGenerator[bytes, None], fields: Mapping[str, str] | None = None) -> None:
+        """fields: more of its header."""
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(fields or {})}
+        super().__init__(media_type="text/event-stream", headers=headers)
         del self.headers["content-length"]
         self._frames = frames
+
+    def refused(self, error: BaseException) -> Response:
+        """The answer to an error before the first frame. Dialects have their own."""
+        return failure(error)
+
+    def broken(self, error: BaseException) -> bytes:
+        """The frames that end a stream with an error. Dialects have their own."""
+        return b"data: " + translate(error).bytes() + b"\n\n" + DONE
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(OSError):  # the client is gone
@@ -85,11 +95,9 @@ class EventStream(Response):
             raise
         except Exception as e:
             if not started:
-                await failure(e)(scope, receive, send)
+                await self.refused(e)(scope, receive, send)
                 return
-            await send(
-                {"type": "http.response.body", "body": b"data: " + translate(e).bytes() + b"\n\n" + DONE, "more_body": True}
-            )
+            await send({"type": "http.response.body", "body": self.broken(e), "more_body": True})
         finally:
             await self._frames.aclose()
         await send({"type": "http.response.body", "body": b"", "more_body": False})

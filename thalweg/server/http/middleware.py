@@ -35,19 +35,33 @@ class KeyGuard:
         if probe_of(scope["path"].removeprefix(self.root_path)) or self._allowed(scope):
             await self.app(scope, receive, send)
             return
-        error = ApiError("missing or wrong API key; send the header Authorization: Bearer <key>", status=401)
+        error = ApiError(
+            "missing or wrong API key; send the header Authorization: Bearer <key>, or x-api-key: <key>", status=401
+        )
         await failure(error)(scope, receive, send)
 
     def _allowed(self, scope: Scope) -> bool:
-        sent = [v for k, v in scope["headers"] if k == b"authorization"]
-        if len(sent) != 1 or sent[0][:7].lower() != b"bearer ":
-            return False
-        digest = hashlib.sha256(sent[0][7:].strip()).digest()
-        # Every key is compared, so the time taken does not tell which one was close.
-        found = [i for i, d in enumerate(self._digests) if hmac.compare_digest(digest, d)]
+        found = [i for key in _keys(scope["headers"]) for i in self._matching(key)]
         if found and len(self._digests) > 1:
             scope["thalweg.tenant"] = f"key {found[0]}"
         return bool(found)
+
+    def _matching(self, key: bytes) -> list[int]:
+        digest = hashlib.sha256(key).digest()
+        # Every key is compared, so the time taken does not tell which one was close.
+        return [i for i, d in enumerate(self._digests) if hmac.compare_digest(digest, d)]
+
+
+def _keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    """What was sent as a key: at most one of each header. Clients of the Messages API send x-api-key."""
+    bearer, plain = [], []
+    for name, value in headers:
+        if name == b"authorization":
+            bearer.append(value)
+        elif name == b"x-api-key":
+            plain.append(value)
+    keys = [bearer[0][7:].strip()] if len(bearer) == 1 and bearer[0][:7].lower() == b"bearer " else []
+    return keys + ([plain[0].strip()] if len(plain) == 1 else [])
 
 
 class HostGuard:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from thalweg.errors import RequestError
 from thalweg.outputs import CompletionOutput, RequestOutput
+from thalweg.params import SamplingParams
 from thalweg.server.core.serving import Job, Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import DONE, STARTED, EventStream, or_disconnect
@@ -19,25 +20,41 @@ from thalweg.server.openai.chunks import ChunkWriter, Counter
 from thalweg.server.openai.conversation import Conversation
 from thalweg.server.openai.protocol import ChatRequest
 from thalweg.server.openai.sampling import chat_name, chat_params
+from thalweg.server.openai.turns import Answer
 
 
 async def chat_completions(serving: Serving, conversation: Conversation, http: Request) -> Response:
     request, ticket = await serving.read(http, lambda body: serving.fields.parse(ChatRequest, body))
     serving.model_name(request.model)
-    params = chat_params(request, serving.engine.default_sampling)
-    job = serving.job("chatcmpl", http, request, [await conversation.prompt(request)], params, ticket)
-    endpoint = Chat(serving, request, job)
+    params, prompt, answer = await asked(serving, conversation, request)
+    endpoint = Chat(serving, request, serving.job("chatcmpl", http, request, [prompt], params, ticket), answer)
+    ignored = {"X-Ignored-Fields": ", ".join(request.ignored)} if request.ignored else {}
     if request.stream:
-        return EventStream(endpoint.stream())
+        return EventStream(endpoint.stream(), ignored)
     body = await or_disconnect(http.receive, endpoint.whole())
-    return Response(status_code=499) if body is None else Response(body, media_type="application/json")
+    return Response(status_code=499) if body is None else Response(body, 200, ignored, media_type="application/json")
+
+
+async def asked(
+    serving: Serving, conversation: Conversation, request: ChatRequest
+) -> tuple[SamplingParams, dict[str, Any], Answer]:
+    """What a conversation asks of the engine, in any dialect, and who reads the answer: parameters, prompt, reader."""
+    params = chat_params(request, serving.engine.default_sampling)
+    bound = conversation.turns.bound(request)
+    if bound is not None and bound.marked:
+        params.marked_token_ids = list(bound.marked)
+    prompt = await conversation.prompt(request)
+    text = prompt.get("prompt") or ""
+    conversation.turns.constrain(request, bound, params, text)
+    await serving.engine.prepare(params)
+    return params, prompt, Answer(bound, request, text)
 
 
 class Chat:
     """One request: its outputs as one body or as a stream."""
 
-    def __init__(self, serving: Serving, request: ChatRequest, job: Job) -> None:
-        self.serving, self.request, self.job = serving, request, job
+    def __init__(self, serving: Serving, request: ChatRequest, job: Job, answer: Answer) -> None:
+        self.serving, self.request, self.job, self.answer = serving, request, job, answer
         self.as_ids = as_ids(serving, request)
         last = request.messages[-1]
         continued = request.continue_final_message and last.role == serving.settings.response_role
@@ -75,9 +92,10 @@ class Chat:
     def _choice(self, choice: CompletionOutput) -> dict[str, Any]:
         out = {
             "index": choice.index,
-            "message": {"role": self.role, "content": self.echo + choice.text, "refusal": None},
+            "message": {"role": self.role, **self.answer.message(choice, self.echo)},
             "logprobs": self._logprobs(choice),
             **finish(choice),
+            "finish_reason": self.answer.finish_reason(choice),
         }
         if self.request.return_token_ids:
             out["token_ids"] = list(choice.token_ids)
@@ -109,11 +127,12 @@ class Chat:
                         yield writer.choice(self._opening(choice.index), counter.usage() if every else None, ids)
                     counter.made += len(choice.token_ids)
                     if plain and choice.finish_reason is None:
-                        if choice.text:
+                        for delta in self.answer.deltas(choice) if not self.answer.plain else ():
+                            yield writer.choice(_choice(choice.index, delta))
+                        if self.answer.plain and choice.text:
                             yield writer.text(choice.index, choice.text)
                         continue
-                    body = self._delta(choice)
-                    if body is not None:
+                    for body in self._deltas(choice):
                         yield writer.choice(body, counter.usage() if every else None)
         except RequestError as e:
             raise self._rename(e) from None
@@ -125,17 +144,28 @@ class Chat:
 
     def _opening(self, index: int) -> dict[str, Any]:
         """The first chunk of a choice: who speaks."""
-        delta = {"role": self.role, "content": self.echo}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return _choice(index, {"role": self.role, "content": self.echo})
 
-    def _delta(self, choice: CompletionOutput) -> dict[str, Any] | None:
-        details = self._logprobs(choice)
-        if not choice.text and choice.finish_reason is None and not choice.token_ids:
-            return None
-        delta = {"content": choice.text} if choice.text or choice.finish_reason is None else {}
-        out: dict[str, Any] = {"index": choice.index, "delta": delta, "logprobs": details, "finish_reason": None}
-        if choice.finish_reason is not None:
-            out.update(finish(choice))
+    def _deltas(self, choice: CompletionOutput) -> list[dict[str, Any]]:
+        """What is new of a choice, as bodies of chunks. Token ids and log-probabilities are told with the first, how it
+        ended with the last."""
+        ended = choice.finish_reason is not None
+        if not choice.text and not ended and not choice.token_ids:
+            return []
+        if self.answer.plain:
+            deltas: list[dict[str, Any]] = [{"content": choice.text}] if choice.text or not ended else [{}]
+        else:
+            deltas = self.answer.deltas(choice) or [{}]
+        bodies = [_choice(choice.index, d) for d in deltas]
+        bodies[0]["logprobs"] = self._logprobs(choice)
+        if ended:
+            bodies[-1].update(finish(choice))
+            bodies[-1]["finish_reason"] = self.answer.finish_reason(choice)
         if self.request.return_token_ids:
-            out["token_ids"] = list(choice.token_ids)
-        return out
+            bodies[0]["token_ids"] = list(choice.token_ids)
+        return bodies
+
+
+def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    """A chunk's choice that does not end."""
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -23,6 +23,7 @@ async def completions(serving: Serving, http: Request) -> Response:
     request, ticket = await serving.read(http, lambda body: serving.fields.parse(CompletionRequest, body))
     serving.model_name(request.model)
     params = completion_params(request, serving.engine.default_sampling, serving.engine.tokenizer is not None)
+    await serving.engine.prepare(params)
     job = serving.job("cmpl", http, request, await _prompts(serving, request, ticket.tenant), params, ticket)
     endpoint = Completions(serving, request, job)
     if request.stream:

@@ -8,6 +8,7 @@ from typing import Any
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.openai.protocol import ChatFields, ChatRequest, Message
+from thalweg.server.openai.turns import Turns, history
 from thalweg.template.chat import Chat
 from thalweg.template.messages import ContentFormat
 from thalweg.text.encoder import last_chars
@@ -31,6 +32,7 @@ class Conversation:
             self.chat.prepare()
         elif self.chat is not None:
             self.chat.check()
+        self.turns = Turns(serving, self.chat.source if self.chat is not None else None)
 
     async def prompt(self, request: ChatFields) -> dict[str, Any]:
         """The rendered conversation and its token ids, as the engine takes them."""
@@ -65,9 +67,8 @@ class Conversation:
         return out
 
     def _tools(self, request: ChatFields) -> list[dict[str, Any]] | None:
-        if not request.tools or (
-            isinstance(request, ChatRequest) and self.serving.settings.exclude_tools_when_tool_choice_none
-        ):
+        excluded = self.serving.settings.exclude_tools_when_tool_choice_none
+        if not request.tools or (excluded and isinstance(request, ChatRequest) and request.choice == "none"):
             return None
         return [t.model_dump(exclude_none=True) for t in request.tools]
 
@@ -79,4 +80,4 @@ def _plain(message: Message) -> dict[str, Any]:
         out["content"] = [{"type": "text", "text": p.text} for p in message.content]
     elif message.content is None and message.refusal:
         out["content"] = message.refusal
-    return out
+    return history(out)

@@ -24,10 +24,11 @@ from thalweg.server.core.schema import (
     Whole,
 )  # fmt: skip
 from thalweg.server.errors import ApiError
-from thalweg.server.openai.refused import refuse, refuse_tools
+from thalweg.server.openai.refused import drop_tools, refuse, refuse_parts
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1024
+Json = Annotated[dict[str, Any], MaxBytes(2**20)]
 
 
 class Body(Model):
@@ -70,6 +71,16 @@ class Request(Asked, Body):
     bad_words: Annotated[list[Label], Field(max_length=1000)] | None = None
     allowed_token_ids: TokenIds | None = None
     prompt_logprobs: Int32 | None = None
+
+    response_format: Json | None = None
+    structured_outputs: Json | None = None
+    guided_json: Annotated[str, Field(max_length=2**20)] | Json | None = None
+    guided_regex: Annotated[str, Field(max_length=2**20)] | None = None
+    guided_choice: Annotated[list[Annotated[str, Field(max_length=65536)]], Field(min_length=1, max_length=100_000)] | None = (
+        None
+    )
+    guided_grammar: Annotated[str, Field(max_length=2**20)] | None = None
+    guided_whitespace_pattern: Label | None = None
 
     echo: Flag | None = False
     return_tokens_as_token_ids: Flag | None = None
@@ -168,8 +179,22 @@ class Tool(Model):
     function: FunctionDefinition
 
 
+class FunctionName(Model):
+    name: Label
+
+
+class NamedTool(Model):
+    type: Literal["function"] = "function"
+    function: FunctionName
+
+
 class ChatFields(Body):
     """What chat and tokenising a chat share."""
+
+    @classmethod
+    def refuse(cls, body: dict[str, Any]) -> None:
+        super().refuse(body)
+        drop_tools(body)
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
@@ -190,15 +215,34 @@ class ChatRequest(Request, ChatFields):
     @classmethod
     def refuse(cls, body: dict[str, Any]) -> None:
         super().refuse(body)
-        refuse_tools(body)
+        refuse_parts(body)
 
     max_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
     max_completion_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
     logprobs: Flag | None = False
     top_logprobs: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
-    tool_choice: Literal["none"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: Flag | None = True
+    include_reasoning: Flag | None = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+
+    @property
+    def choice(self) -> str:
+        """none | auto | required | named: what may be called."""
+        if not self.tools:
+            return "none"
+        return "named" if isinstance(self.tool_choice, NamedTool) else self.tool_choice or "auto"
+
+    @model_validator(mode="after")
+    def _tool_rules(self) -> ChatRequest:
+        names = [t.function.name for t in self.tools or ()]
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ApiError(f"tool_choice: tools has no function {self.tool_choice.function.name!r}", "tool_choice")
+        if self.tool_choice == "required" and not names:
+            raise ApiError("tool_choice: 'required' needs a function in tools", "tool_choice")
+        if len(set(names)) < len(names):
+            raise ApiError("tools: every function needs a name of its own", "tools")
+        return self
 
     @model_validator(mode="after")
     def _logprob_rules(self) -> ChatRequest:

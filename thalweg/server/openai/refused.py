@@ -10,7 +10,6 @@ from thalweg.server.errors import ApiError
 NOT_YET: dict[str, tuple[Any, ...]] = {
     # OpenAI's
     "suffix": ("",),
-    "response_format": ({"type": "text"},),
     "functions": ([],),
     "function_call": ("none",),
     "modalities": (["text"],),
@@ -21,13 +20,7 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     # vLLM's
     "use_beam_search": (False,),
     "length_penalty": (1.0, 1),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
+    "guided_decoding_backend": ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer"),
     "structural_tag": (),
     "logits_processors": ([],),
     "min_characters": (0,),
@@ -36,7 +29,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": ({},),
     "repetition_detection": ({"max_pattern_size": 0},),
     "thinking_token_budget": (),
-    "include_reasoning": (True,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "return_prompt_text": (False,),
@@ -67,6 +59,11 @@ INSTEAD = {
     "n_predict": "max_tokens",
     "n_probs": "logprobs",
     "repeat_penalty": "repetition_penalty",
+    "grammar": "structured_outputs with grammar",
+    "json_schema": "response_format",
+    "regex": "structured_outputs with regex",
+    "ebnf": "structured_outputs with grammar",
+    "structural_tag": "response_format of type structural_tag",
 }
 """Fields that mean the same here."""
 MESSAGE_NOT_YET: dict[str, tuple[Any, ...]] = {"tools": ([],), "task": ()}
@@ -82,14 +79,23 @@ def refuse(body: dict[str, Any]) -> None:
             refuse_asked(message, MESSAGE_NOT_YET, INSTEAD, f"messages[{i}].")
 
 
-def refuse_tools(body: dict[str, Any]) -> None:
-    choice, tools = body.get("tool_choice"), body.get("tools")
-    if tools == [] and choice == "auto":  # none to choose from
-        choice = body["tool_choice"] = None
-    if choice not in (None, "none") or (tools and choice is None):
-        raise ApiError(
-            "calling tools is not supported by this version; send tool_choice='none' or leave out tools", "tool_choice"
-        )
+def drop_tools(body: dict[str, Any]) -> None:
+    """Take out tools that are no functions: those run at the copied API. Each counts as an unknown field, which is
+    told. ApiError for a tool_choice that asks for one."""
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else "function"
+    if kind != "function":
+        words = f"tool_choice of type {kind!r} is not supported by this version; name a function, or send 'auto'"
+        raise ApiError(words, "tool_choice")
+    for tool in tools if isinstance(tools, list) else ():
+        if isinstance(tool, dict) and isinstance(tool.get("type"), str) and tool["type"] != "function":
+            body[f"tools[].{tool['type']}"] = None
+    if isinstance(tools, list):
+        body["tools"] = [t for t in tools if not (isinstance(t, dict) and t.get("type", "function") != "function")]
+
+
+def refuse_parts(body: dict[str, Any]) -> None:
+    """ApiError for a part of a message that is no text."""
     for i, message in enumerate(body.get("messages") or () if isinstance(body.get("messages"), list) else ()):
         content = message.get("content") if isinstance(message, dict) else None
         for j, part in enumerate(content if isinstance(content, list) else ()):

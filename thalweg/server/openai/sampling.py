@@ -8,6 +8,7 @@ from typing import Any
 from thalweg.errors import RequestError
 from thalweg.params import RequestOutputKind, SamplingParams
 from thalweg.server.openai.protocol import ChatRequest, CompletionRequest
+from thalweg.server.openai.structured import structured
 
 SHARED = (
     "n",
@@ -77,6 +78,7 @@ def _build(
             fields[name] = value
     if request.logit_bias:
         fields["logit_bias"] = _bias(request.logit_bias)
+    fields["structured_outputs"] = structured(request)
     fields["output_kind"] = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     fields["detokenize"] = detokenize
     return SamplingParams(**fields)

@@ -1,0 +1,214 @@
+"""Tools and reasoning through the official client: whole, streamed, in a loop, and refused in words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from fake_engine import TEMPLATE, ByteTokenizer
+from scripted import CALLS, CHATML, Scripted
+
+from thalweg.text.marks import mark
+
+TOOLS = [
+    {"type": "function", "function": {"name": n, "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}
+    for n in ("get_weather", "get_time")
+]
+ASK: list[Any] = [{"role": "user", "content": "weather?"}]
+
+
+def calls_of(message: Any) -> list[tuple[str, str]]:
+    return [(c.function.name, c.function.arguments) for c in message.tool_calls or ()]
+
+
+def ask(running: Any, **fields: Any) -> Any:
+    return running.client().chat.completions.create(**{"model": "fake", "messages": ASK, "tools": TOOLS, **fields})
+
+
+def test_a_whole_answer(start):
+    r = ask(start(Scripted(CALLS))).choices[0]
+    assert r.finish_reason == "tool_calls"
+    assert r.message.content == "One moment."
+    assert r.message.reasoning == r.message.reasoning_content == "Let me <see>."
+    assert calls_of(r.message) == [("get_weather", '{"city":"Par\\u00eds"}'), ("get_time", "{}")]
+    assert all(c.id and c.type == "function" for c in r.message.tool_calls)
+
+
+def test_a_streamed_answer_equals_the_whole(start):
+    content, reasoning, calls, reasons = "", "", {}, []
+    for chunk in ask(start(Scripted(CALLS)), stream=True):
+        choice = chunk.choices[0]
+        content += choice.delta.content or ""
+        reasoning += getattr(choice.delta, "reasoning", None) or ""
+        reasons.append(choice.finish_reason)
+        for c in choice.delta.tool_calls or ():
+            if c.index not in calls:
+                assert c.id
+                assert c.function.name
+                assert c.type == "function"
+                calls[c.index] = [c.function.name, ""]
+            else:
+                assert c.id is None
+                assert c.function.name is None
+            calls[c.index][1] += c.function.arguments or ""
+    assert (content, reasoning) == ("One moment.", "Let me <see>.")
+    assert calls == {0: ["get_weather", '{"city":"Par\\u00eds"}'], 1: ["get_time", "{}"]}
+    assert reasons[-1] == "tool_calls"
+    assert set(reasons[:-1]) == {None}
+
+
+def test_the_clients_own_accumulator_agrees(start):
+    """`chat.completions.stream` of the official client puts the message together and checks every chunk."""
+    client = start(Scripted(CALLS)).client()
+    with client.chat.completions.stream(model="fake", messages=ASK, tools=TOOLS) as stream:
+        done = stream.get_final_completion().choices[0]
+    assert done.finish_reason == "tool_calls"
+    assert calls_of(done.message) == [("get_weather", '{"city":"Par\\u00eds"}'), ("get_time", "{}")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_loop(start, stream):
+    running = start(Scripted(CALLS, "<think>\nok\n</think>\n\nIt is 20 degrees."))
+    messages = [*ASK]
+    first = running.client().chat.completions.create(model="fake", messages=messages, tools=TOOLS).choices[0].message
+    messages.append(first)
+    for call in first.tool_calls:
+        json.loads(call.function.arguments)
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": f"result of {call.function.name}"})
+    r = running.client().chat.completions.create(model="fake", messages=messages, tools=TOOLS, stream=stream)
+    if stream:
+        chunks = [c.choices[0] for c in r]
+        text, reason = "".join(c.delta.content or "" for c in chunks), chunks[-1].finish_reason
+    else:
+        text, reason = r.choices[0].message.content, r.choices[0].finish_reason
+    assert (text, reason) == ("It is 20 degrees.", "stop")
+    prompt = running.engine.prompts[1]["prompt"]
+    assert "<assistant>Let me <see>.One moment." in prompt
+    assert '"arguments": {"city": "Par' in prompt
+    assert "<tool>" in prompt
+    assert "result of get_time" in prompt
+
+
+def test_without_tools_nothing_is_a_call(start):
+    running = start(Scripted(*[CALLS] * 3))
+    whole = CALLS.split("</think>\n\n")[1]
+    for fields in ({"tools": openai.NOT_GIVEN}, {"tool_choice": "none"}, {"tools": []}):
+        r = ask(running, **fields).choices[0]
+        assert (r.message.content, r.message.tool_calls, r.finish_reason) == (whole, None, "stop")
+        assert r.message.reasoning == "Let me <see>."
+
+
+def test_text_of_a_model_without_reasoning_stays_as_it_is(start):
+    r = ask(start(Scripted("<think>a</think>", template=TEMPLATE)), tools=openai.NOT_GIVEN).choices[0]
+    assert r.message.content == "<think>a</think>"
+
+
+def test_reasoning_may_be_left_out(start):
+    running = start(Scripted(CALLS, CALLS))
+    assert not hasattr(ask(running, extra_body={"include_reasoning": False}).choices[0].message, "reasoning")
+    stream = ask(running, stream=True, extra_body={"include_reasoning": False})
+    assert not any(getattr(c.choices[0].delta, "reasoning", None) for c in stream)
+
+
+def test_one_call_where_no_more_are_wanted(start):
+    running = start(Scripted(CALLS, CALLS))
+    assert len(ask(running, parallel_tool_calls=False).choices[0].message.tool_calls) == 1
+    stream = ask(running, parallel_tool_calls=False, stream=True)
+    assert {c.index for chunk in stream for c in chunk.choices[0].delta.tool_calls or ()} == {0}
+
+
+def test_an_answer_that_was_cut_off_ends_with_length(start):
+    r = ask(start(Scripted(CALLS[: CALLS.index("\\u00")], reason="length"))).choices[0]
+    assert r.finish_reason == "length"
+    assert calls_of(r.message) == [("get_weather", '{"city":"Par')]
+
+
+def test_a_call_that_is_none_is_content(start):
+    r = ask(start(Scripted("<tool_call>nonsense</tool_call>"))).choices[0]
+    assert (r.message.content, r.finish_reason) == ("<tool_call>nonsense</tool_call>", "stop")
+    assert r.message.tool_calls is None
+
+
+def test_several_choices(start):
+    r = ask(start(Scripted(CALLS)), n=2)
+    assert [len(c.message.tool_calls) for c in r.choices] == [2, 2]
+    ids = {c.id for choice in r.choices for c in choice.message.tool_calls}
+    assert len(ids) == 4
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_time"}}])
+def test_a_forced_call_constrains_the_turn(start, choice):
+    engine = Scripted('<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>')
+    r = ask(start(engine), tool_choice=choice).choices[0]
+    assert calls_of(r.message) == [("get_time", "{}")]
+    assert r.finish_reason == ("tool_calls" if choice == "required" else "stop")
+    asked = engine.params[0].structured_outputs
+    assert asked.asked_as == "tool_choice"
+    assert ('"const": "get_weather"' in asked.grammar) == (choice == "required")
+
+
+def test_a_forced_call_and_another_constraint_cannot_both_hold(start):
+    with pytest.raises(openai.BadRequestError, match=r"tool_choice.*response_format") as e:
+        ask(start(Scripted()), tool_choice="required", response_format={"type": "json_object"})
+    assert e.value.param == "tool_choice"
+
+
+def test_structured_outputs_beside_a_forced_call_are_named(start):
+    with pytest.raises(openai.BadRequestError, match=r"tool_choice.*and structured_outputs cannot"):
+        ask(start(Scripted()), tool_choice="required", extra_body={"structured_outputs": {"regex": "a"}})
+
+
+def test_reasoning_that_the_prompt_opened_stays_free_of_constraints_if_a_token_ends_it(start):
+    """This tokenizer has no such token."""
+    running = start(Scripted("x", template=CHATML + "<think>"))
+    with pytest.raises(openai.BadRequestError, match=r"response_format.*single token") as e:
+        ask(running, tools=None, response_format={"type": "json_object"})
+    assert e.value.param == "response_format"
+
+
+def test_a_choice_of_no_tool_is_refused(start):
+    running = start(Scripted())
+    with pytest.raises(openai.BadRequestError, match="no function 'other'"):
+        ask(running, tool_choice={"type": "function", "function": {"name": "other"}})
+    with pytest.raises(openai.BadRequestError, match="a name of its own"):
+        ask(running, tools=[TOOLS[0], TOOLS[0]])
+
+
+def test_a_model_of_no_known_format_is_refused_tools(start):
+    with pytest.raises(openai.BadRequestError, match="--tool-call-parser") as e:
+        ask(start(Scripted(template=TEMPLATE)))
+    assert e.value.param == "tools"
+
+
+def test_a_flag_names_the_format(start):
+    running = start(Scripted(CALLS, template=TEMPLATE), tool_call_parser="hermes", reasoning_parser="none")
+    r = ask(running).choices[0].message
+    assert len(r.tool_calls) == 2
+    assert r.content.startswith("<think>\nLet me")
+
+
+def test_auto_may_be_switched_off(start):
+    with pytest.raises(openai.BadRequestError, match="--no-enable-auto-tool-choice"):
+        ask(start(Scripted(), enable_auto_tool_choice=False))
+
+
+def test_tools_that_are_no_functions_are_dropped_and_told(start):
+    running = start(Scripted(CALLS))
+    body = {"messages": ASK, "tools": [*TOOLS, {"type": "web_search"}], "context_management": {}}
+    r = running.post("/v1/chat/completions", body)
+    assert r.status_code == 200
+    assert r.headers["x-ignored-fields"] == "context_management, tools[].web_search"
+    assert len(r.json()["choices"][0]["message"]["tool_calls"]) == 2
+
+
+def test_tokens_count_where_letters_do_not(start):
+    """`<tool_call>` is a token here: letters that spell it are content."""
+    engine = Scripted("So <tool_call> it is" + mark(9) + '{"name": "get_time", "arguments": {}}')
+    engine.tokenizer = ByteTokenizer()
+    engine.tokenizer.added = {9: "<tool_call>"}
+    r = ask(start(engine)).choices[0].message
+    assert engine.params[0].marked_token_ids == [9]
+    assert r.content == "So <tool_call> it is"
+    assert calls_of(r) == [("get_time", "{}")]

@@ -1,0 +1,119 @@
+"""The grammar of a turn, held against llguidance: it takes what the row's writer writes, and nothing without a call."""
+
+from __future__ import annotations
+
+import random
+
+import llguidance
+import pytest
+
+from thalweg.errors import RequestError
+from thalweg.turns import table
+from thalweg.turns.bind import bind
+from thalweg.turns.events import Call, Message
+from thalweg.turns.format import Turn
+from thalweg.turns.grammar import end_of_reasoning, turn_grammar
+from thalweg.turns.writer import write
+
+TOOLS = {
+    "get_weather": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "soon": {"type": "boolean"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "other": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+UNFORCED = {"minimax_m3"}
+ROWS = {row.name: row for row in (*table.CALLS.values(), *table.SPECIFIC)}
+NAMES = sorted(ROWS)
+ARGUMENTS = [
+    '{"city": "Par"}',
+    '{"city": "x y", "days": 3}',
+    '{"city": "a", "soon": true}',
+    '{"city": "b", "days": 1, "soon": false}',
+]
+
+
+def turn_of(name: str) -> Turn:
+    if ROWS[name].header is not None:
+        return Turn(table.REASONING["openai_gptoss"], ROWS[name])
+    return Turn(table.REASONING["qwen3"], ROWS[name])
+
+
+def accepts(source: str, text: str) -> bool:
+    tokenizer = llguidance.LLTokenizer("byte")
+    assert not llguidance.LLMatcher.validate_grammar(source, tokenizer), source
+    matcher = llguidance.LLMatcher(tokenizer, source, log_level=0)
+    assert not matcher.get_error(), (matcher.get_error(), source)
+    ids = list(text.encode())
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - UNFORCED))
+def test_it_takes_what_is_written_and_nothing_without_a_call(name):
+    rng, turn = random.Random(name), turn_of(name)
+    source = turn_grammar(bind(turn, None), TOOLS)
+    one, row = turn.headers is not None, ROWS[name]
+    leads = row.head is not None and row.head.first == "id" and not row.head.name_in_id[1]
+    id = "call00000" if leads or getattr(row.body, "id_first", False) else ""
+    for reasoning in ("", "Hm, <so>.\nYes."):
+        for arguments in ARGUMENTS:
+            calls = [Call("get_weather", arguments, id)]
+            if not one and rng.random() < 0.5:
+                calls.append(Call("other", "{}", id))
+            text = write(turn, Message("", reasoning, calls))
+            assert accepts(source, text), (text, source)
+            assert not accepts(source, text.replace("get_weather", "get_whether"))
+    assert not accepts(source, "just text")
+    assert not accepts(source, "")
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "kimi_k2", "jamba", "pythonic", "gemma4"])
+def test_a_named_call_is_that_one_and_only_one(name):
+    turn = turn_of(name)
+    source = turn_grammar(bind(turn, None), TOOLS, "other")
+    assert accepts(source, write(turn, Message("", "", [Call("other", "{}")])))
+    assert not accepts(source, write(turn, Message("", "", [Call("get_weather", ARGUMENTS[0])])))
+    assert not accepts(source, write(turn, Message("", "", [Call("other", "{}"), Call("other", "{}")])))
+
+
+def test_reasoning_that_the_prompt_opened_comes_first():
+    turn = turn_of("hermes")
+    source = turn_grammar(bind(turn, None), TOOLS, thinking=True)
+    message = Message("", "so", [Call("other", "{}")])
+    assert accepts(source, write(turn, message, thinking=True))
+    assert not accepts(source, write(turn, Message("", "", [Call("other", "{}")])))
+
+
+def test_tokens_are_written_by_their_ids():
+    class Vocabulary:
+        added = {300: "<tool_call>", 301: "</tool_call>", 302: "</think>"}
+        special_ids = frozenset({300, 301, 302})
+
+    source = turn_grammar(bind(turn_of("hermes"), Vocabulary()), TOOLS)
+    assert "<[300]>" in source
+    assert "<[301]>" in source
+    assert "<[302]>" in source
+    assert "<tool_call>" not in source
+
+
+def test_after_reasoning_that_a_token_ends_the_turn_is_the_calls_alone():
+    class Vocabulary:
+        added = {300: "<tool_call>", 302: "</think>"}
+        special_ids = frozenset({300, 302})
+
+    bound = bind(turn_of("hermes"), Vocabulary())
+    assert end_of_reasoning(bound) == 302
+    after = turn_grammar(bound, TOOLS, thinking=True, thought=True)
+    assert "<[302]>" not in after
+    assert "<[300]>" in after
+    assert end_of_reasoning(bind(turn_of("hermes"), None)) is None
+
+
+def test_formats_that_cannot_be_constrained_are_refused():
+    with pytest.raises(RequestError, match="cannot be forced") as e:
+        turn_grammar(bind(turn_of("minimax_m3"), None), TOOLS)
+    assert e.value.param == "tool_choice"
+    with pytest.raises(RequestError, match="no format"):
+        turn_grammar(bind(Turn(), None), TOOLS)

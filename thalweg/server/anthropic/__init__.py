@@ -1,0 +1,1 @@
+"""The Anthropic dialect: Messages, and the tokens of a conversation."""

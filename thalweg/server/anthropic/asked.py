@@ -1,0 +1,144 @@
+"""A request of the Messages API as the chat it asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from thalweg.errors import RequestError
+from thalweg.server.anthropic.protocol import Block, CountRequest, Message, MessagesRequest
+from thalweg.server.errors import ApiError, translate
+from thalweg.server.openai.protocol import ChatRequest, TokenizeChat
+
+BILLING = "x-anthropic-billing-header:"
+"""A client's first system block may begin so. It differs per request, and no prefix of the prompt would be found cached."""
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+NAMES = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "response_format.json_schema.schema": "output_config.format.schema",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+}
+"""Fields of chat completions as clients of this API write them."""
+
+
+def chat_of(request: MessagesRequest) -> ChatRequest:
+    """ApiError names the field of `request`."""
+    choice, form = request.tool_choice, request.output_config and request.output_config.format
+    fields: dict[str, Any] = {
+        **_prompt_fields(request),
+        "max_tokens": request.max_tokens,
+        "stop": request.stop_sequences or None,
+        "stream": request.stream,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "include_reasoning": not (request.thinking and request.thinking.type == "disabled"),
+    }
+    if choice is not None and request.tools:
+        fields["tool_choice"] = CHOICES.get(choice.type) or {"type": "function", "function": {"name": choice.name}}
+        fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    if form:
+        if form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
+            where = "output_config.format"
+            raise ApiError(f'{where}: must be {{"type": "json_schema", "schema": {{...}}}}', where)
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "output", "schema": form["schema"]}}
+    return ChatRequest.model_validate(fields)
+
+
+def counted_of(request: CountRequest, exclude_tools: bool) -> TokenizeChat:
+    """exclude_tools: where none may be called, the template sees none."""
+    fields = _prompt_fields(request)
+    if exclude_tools and request.tool_choice is not None and request.tool_choice.type == "none":
+        fields["tools"] = None
+    return TokenizeChat.model_validate(fields)
+
+
+def _prompt_fields(request: CountRequest) -> dict[str, Any]:
+    messages = [m for said in request.messages for m in _messages(said)]
+    if system := _system(request.system):
+        messages.insert(0, {"role": "system", "content": system})
+    if not messages:
+        raise ApiError("messages: nothing is said in them", "messages")
+    variables = dict(request.chat_template_kwargs or {})
+    if request.thinking is not None and request.thinking.type != "adaptive":
+        variables.setdefault("enable_thinking", request.thinking.type == "enabled")
+    continued = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+    return {
+        "model": request.model,
+        "messages": messages,
+        "tools": [
+            {"type": "function", "function": {"name": t.name, "description": t.description, "parameters": t.input_schema}}
+            for t in request.tools or ()
+        ] or None,
+        "chat_template_kwargs": variables or None,
+        "continue_final_message": continued,
+        "add_generation_prompt": not continued,
+    }  # fmt: skip
+
+
+def _system(system: str | list[Block] | None) -> Any:
+    if isinstance(system, str):
+        first, _, rest = system.partition("\n")
+        return rest.lstrip("\n") if first.startswith(BILLING) else system
+    return _text([b for b in system or () if not (b.text or "").startswith(BILLING)])
+
+
+def _text(blocks: list[Block]) -> Any:
+    """A text alone as it is, several as parts, which the template's form puts together."""
+    parts = [{"type": "text", "text": b.text} for b in blocks]
+    return parts[0]["text"] if len(parts) == 1 else parts or ""
+
+
+def _messages(message: Message) -> list[dict[str, Any]]:
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    if message.role == "assistant":
+        return _assistant(message.content)
+    out: list[dict[str, Any]] = []
+    texts: list[Block] = []
+    for block in message.content:
+        if block.type == "text":
+            texts.append(block)
+            continue
+        if texts:
+            out.append({"role": message.role, "content": _text(texts)})
+            texts = []
+        out.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)})
+    return [*out, {"role": message.role, "content": _text(texts)}] if texts or not out else out
+
+
+def _result(block: Block) -> str:
+    inner = block.content
+    said = inner if isinstance(inner, str) else "\n".join(b.text or "" for b in inner or ())
+    return f"Error: {said}" if block.is_error else said
+
+
+def _assistant(blocks: list[Block]) -> list[dict[str, Any]]:
+    """One message. Thinking that the client cannot read either is left out."""
+    calls = [
+        {"id": b.id, "type": "function", "function": {"name": b.name, "arguments": orjson.dumps(b.input).decode()}}
+        for b in blocks if b.type == "tool_use"
+    ]  # fmt: skip
+    out: dict[str, Any] = {"role": "assistant", "content": _text([b for b in blocks if b.type == "text"])}
+    if thought := "".join(b.thinking or "" for b in blocks if b.type == "thinking"):
+        out["reasoning"] = thought
+    if calls:
+        out["tool_calls"] = calls
+    return [out]
+
+
+def renamed(error: BaseException) -> BaseException:
+    """An error whose field is named as clients of this API write it. A prompt that is too long is told in the words by
+    which clients know to shorten it."""
+    e = translate(error) if isinstance(error, (RequestError, ApiError)) else error
+    if not isinstance(e, ApiError) or e.param is None:
+        return error
+    message, param = e.message, e.param
+    if param == "prompt":
+        return ApiError(f"prompt is too long: {message.removeprefix('prompt: ')}", "messages", e.status, e.retry_after)
+    if param in NAMES:
+        message = message.replace(param, NAMES[param], 1)
+        return ApiError(message, NAMES[param], e.status, e.retry_after)
+    return error

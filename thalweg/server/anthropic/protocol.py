@@ -1,0 +1,163 @@
+"""Requests of the Messages API as clients may send them. Hints, such as cache_control, are fields nobody here knows."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from thalweg.server.core.fields import refuse_asked
+from thalweg.server.core.schema import Flag, Int32, Label, MaxBytes, Model, Number, Strings, Text, Whole
+from thalweg.server.errors import ApiError
+
+MAX_MESSAGES = 10_000
+MAX_BLOCKS = 4096
+NOT_YET: dict[str, tuple[Any, ...]] = {"mcp_servers": ([],), "container": (), "kv_transfer_params": ()}
+"""Fields that change the answer and are not honoured, each with the values that ask for nothing."""
+BLOCKS = {
+    "text": ("text",),
+    "tool_use": ("id", "name", "input"),
+    "tool_result": ("tool_use_id",),
+    "thinking": ("thinking",),
+    "redacted_thinking": (),
+}
+"""Types of blocks, each with the fields it needs."""
+Json = Annotated[dict[str, Any], MaxBytes(2**20)]
+
+
+class Block(Model):
+    """A block of any type."""
+
+    type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
+    text: Text | None = None
+    id: Label | None = None
+    name: Label | None = None
+    input: Json | None = None
+    tool_use_id: Label | None = None
+    content: Text | Annotated[list[Block], Field(max_length=MAX_BLOCKS)] | None = None
+    is_error: Flag | None = None
+    thinking: Text | None = None
+    signature: Text | None = None
+    data: Text | None = None
+
+    @model_validator(mode="after")
+    def _rules(self) -> Block:
+        lacking = [name for name in BLOCKS[self.type] if getattr(self, name) is None]
+        if lacking:
+            raise ValueError(f"a block of type {self.type} needs {' and '.join(lacking)}")
+        return self
+
+
+Blocks = Annotated[list[Block], Field(max_length=MAX_BLOCKS)]
+
+
+class Message(Model):
+    role: Literal["user", "assistant", "system"]
+    content: Text | Blocks
+
+    @model_validator(mode="after")
+    def _rules(self) -> Message:
+        allowed = {
+            "user": ("text", "tool_result"),
+            "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
+            "system": ("text",),
+        }[self.role]
+        wrong = next((b.type for b in self.content if b.type not in allowed), None) if isinstance(self.content, list) else None
+        if wrong is not None:
+            raise ValueError(f"a message of role {self.role} has no blocks of type {wrong}")
+        return self
+
+
+class Tool(Model):
+    type: Literal["custom"] | None = None
+    name: Label
+    description: Text | None = None
+    input_schema: Json
+
+
+class ToolChoice(Model):
+    type: Literal["auto", "any", "tool", "none"]
+    name: Label | None = None
+    disable_parallel_tool_use: Flag | None = None
+
+
+class Thinking(Model):
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class OutputConfig(Model):
+    format: Json | None = None
+
+
+class CountRequest(Model):
+    """What decides the prompt."""
+
+    model: Label
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: Text | Blocks | None = None
+    tools: Annotated[list[Tool], Field(max_length=1024)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: Annotated[dict[Label, Any], MaxBytes(2**16), Field(max_length=256)] | None = None
+
+    @classmethod
+    def refuse(cls, body: dict[str, Any]) -> None:
+        refuse_asked(body, NOT_YET, {})
+        _refuse_blocks(body.get("system"), "system")
+        messages = body.get("messages")
+        for i, message in enumerate(messages if isinstance(messages, list) else ()):
+            if isinstance(message, dict):
+                _refuse_blocks(message.get("content"), f"messages[{i}].content")
+        _drop_tools(body)
+
+    @model_validator(mode="after")
+    def _rules(self) -> CountRequest:
+        if isinstance(self.system, list) and any(b.type != "text" for b in self.system):
+            raise ApiError("system: its blocks must be of type text", "system")
+        names = [t.name for t in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise ApiError("tools: every tool needs a name of its own", "tools")
+        choice = self.tool_choice
+        if choice is None:
+            return self
+        if choice.type == "tool" and choice.name not in names:
+            raise ApiError(f"tool_choice.name: tools has no tool {choice.name!r}", "tool_choice.name")
+        if choice.type == "any" and not names:
+            raise ApiError("tool_choice: 'any' needs a tool in tools", "tool_choice")
+        return self
+
+
+class MessagesRequest(CountRequest):
+    max_tokens: Annotated[Whole, Field(ge=1, lt=2**31)]
+    metadata: Annotated[dict[Label, Any], MaxBytes(2**16), Field(max_length=1024)] | None = None
+    stop_sequences: Strings | None = None
+    stream: Flag | None = False
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Int32 | None = None
+
+
+def _refuse_blocks(content: Any, where: str) -> None:
+    """ApiError for a block of a type that is not here, such as an image."""
+    for i, block in enumerate(content if isinstance(content, list) else ()):
+        if not isinstance(block, dict):
+            continue
+        kind, at = block.get("type"), f"{where}[{i}]"
+        if isinstance(kind, str) and kind not in BLOCKS:
+            raise ApiError(f"{at}: blocks of type {kind[:64]!r} are not supported by this version; send text", at)
+        _refuse_blocks(block.get("content"), f"{at}.content")
+
+
+def _drop_tools(body: dict[str, Any]) -> None:
+    """Take out tools that run at the copied API. Each counts as an unknown field, which is told."""
+    tools = body.get("tools")
+    if not isinstance(tools, list):
+        return
+    body["tools"] = kept = []
+    for tool in tools:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind != "custom":
+            body[f"tools[].{kind}"] = None
+        else:
+            kept.append(tool)

@@ -1,0 +1,178 @@
+"""Tools and reasoning in chat completions: what a request asks of them, and the model's turn as messages and deltas."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from thalweg.outputs import CompletionOutput
+from thalweg.params import SamplingParams, StructuredOutputsParams
+from thalweg.server.core.serving import Serving
+from thalweg.server.errors import ApiError
+from thalweg.server.openai.protocol import ChatRequest, NamedTool
+from thalweg.turns.bind import Bound, bind
+from thalweg.turns.choose import choose, describe
+from thalweg.turns.events import CallArguments, CallBegun, Content, Event, Message, Thought
+from thalweg.turns.format import Turn
+from thalweg.turns.grammar import end_of_reasoning, turn_grammar
+from thalweg.turns.reader import Reader
+
+log = logging.getLogger(__name__)
+NO_FORMAT = (
+    "tools: nothing says how this model calls tools (its chat template is of no known format); "
+    "start the server with --tool-call-parser, or leave out tools"
+)
+NOT_AUTO = "tool_choice: 'auto' is switched off (--no-enable-auto-tool-choice); send tool_choice='none'"
+NO_END = (
+    "the text of an answer that begins with reasoning cannot be constrained for this model, whose reasoning ends in no single "
+    "token; switch reasoning off (chat_template_kwargs), or leave out the constraint"
+)
+
+
+class Turns:
+    """How the served model's turns are read."""
+
+    def __init__(self, serving: Serving, template: str | None) -> None:
+        """template: the chat template in use. ConfigError if a flag names no format."""
+        settings, tokenizer = serving.settings, serving.engine.tokenizer
+        turn = Turn()
+        if tokenizer is not None:
+            turn = choose(settings.tool_call_parser, settings.reasoning_parser, template, tokenizer.response_template)
+            log.info("%s", describe(turn))
+        self._auto = settings.enable_auto_tool_choice
+        self._with_calls, self._without = bind(turn, tokenizer), bind(turn.without_calls(), tokenizer)
+
+    def bound(self, request: ChatRequest) -> Bound | None:
+        """What reads the answer. None: it is content as it stands. ApiError if the tools cannot be had as asked."""
+        if request.choice == "none":
+            turn = self._without.turn
+            plain = turn.reasoning is None and turn.headers is None and not turn.wraps
+            return None if plain else self._without
+        if self._with_calls.turn.calls is None:
+            raise ApiError(NO_FORMAT, "tools")
+        if request.choice == "auto" and not self._auto:
+            raise ApiError(NOT_AUTO, "tool_choice")
+        return self._with_calls
+
+    def constrain(self, request: ChatRequest, bound: Bound | None, params: SamplingParams, prompt: str) -> None:
+        """Constrain the turn to the calls that the request asks for. Reasoning that the prompt has opened stays free, and a
+        constraint begins after it. RequestError or ApiError, naming the field, where that cannot be."""
+        forced, asked = request.choice not in ("auto", "none"), params.structured_outputs
+        if bound is None or not (forced or asked is not None):
+            return
+        named = (asked.asked_as if asked is not None else "") or "structured_outputs"
+        if forced and asked is not None:
+            raise ApiError(f"tool_choice: a call that must be made and {named} cannot both hold: leave out one", "tool_choice")
+        thinking = Reader(bound, prompt).thinking
+        end = end_of_reasoning(bound) if thinking else None
+        free = None if end is None else [end]
+        if forced:
+            source = self._source(request, thinking, free is not None)
+            params.structured_outputs = StructuredOutputsParams(grammar=source, free_until=free, asked_as="tool_choice")
+        elif thinking and asked is not None:
+            if free is None:
+                raise ApiError(f"{named}: {NO_END}", named)
+            params.structured_outputs = replace(asked, free_until=free)
+
+    def _source(self, request: ChatRequest, thinking: bool, thought: bool) -> str:
+        tools = {t.function.name: t.function.parameters or {} for t in request.tools or ()}
+        named = request.tool_choice.function.name if isinstance(request.tool_choice, NamedTool) else None
+        parallel = request.parallel_tool_calls is not False
+        return turn_grammar(self._with_calls, tools, named, parallel, thinking, thought)
+
+
+class Answer:
+    """The choices of one request as their turns are read. Without a format they are content."""
+
+    def __init__(self, bound: Bound | None, request: ChatRequest, prompt: str) -> None:
+        self._bound, self._request, self._prompt = bound, request, prompt
+        self._schemas = {t.function.name: t.function.parameters or {} for t in request.tools or ()}
+        self._readers: dict[int, Reader] = {}
+        self._one = request.parallel_tool_calls is False
+        self._called: set[int] = set()
+
+    @property
+    def plain(self) -> bool:
+        return self._bound is None
+
+    def message(self, choice: CompletionOutput, echo: str) -> dict[str, Any]:
+        """Fields of a whole choice's message, beside its role."""
+        if self._bound is None:
+            return {"content": echo + choice.text, "refusal": None}
+        said = Message()
+        said.add(self._events(choice.index, choice.text, True))
+        out: dict[str, Any] = {"content": (echo + said.content) or None, "refusal": None}
+        if not said.calls and out["content"] is None:
+            out["content"] = ""
+        if said.reasoning:
+            out |= _reasoning(said.reasoning)
+        if said.calls:
+            out["tool_calls"] = [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in said.calls
+            ]
+        return out
+
+    def deltas(self, choice: CompletionOutput) -> list[dict[str, Any]]:
+        """What is new of a choice, piece by piece."""
+        events = self._events(choice.index, choice.text, choice.finish_reason is not None)
+        return [_delta(e) for e in events]
+
+    def events(self, choice: CompletionOutput) -> list[Event]:
+        """What is new of a choice, for dialects with pieces of their own."""
+        if self._bound is None:
+            return [Content(choice.text)] if choice.text else []
+        return self._events(choice.index, choice.text, choice.finish_reason is not None)
+
+    def called(self, choice: CompletionOutput) -> bool:
+        """Has the choice begun a call?"""
+        return choice.index in self._called
+
+    def finish_reason(self, choice: CompletionOutput) -> str | None:
+        """tool_calls only where there are some, and the turn ended by itself. A call that was named ends with stop."""
+        called = choice.finish_reason == "stop" and choice.index in self._called
+        return "tool_calls" if called and self._request.choice in ("auto", "required") else choice.finish_reason
+
+    def _events(self, index: int, text: str, ended: bool) -> list[Event]:
+        assert self._bound is not None
+        reader = self._readers.get(index)
+        if reader is None:
+            reader = self._readers[index] = Reader(self._bound, self._prompt, self._schemas)
+        events = reader.push(text) + (reader.finish() if ended else [])
+        if any(isinstance(e, CallBegun) for e in events):
+            self._called.add(index)
+        return [e for e in events if self._wanted(e)]
+
+    def _wanted(self, event: Event) -> bool:
+        match event:
+            case Thought():
+                return self._request.include_reasoning is not False
+            case CallBegun(index) | CallArguments(index):
+                return not (self._one and index)
+        return True
+
+
+def _delta(event: Event) -> dict[str, Any]:
+    match event:
+        case Content(text):
+            return {"content": text}
+        case Thought(text):
+            return _reasoning(text)
+        case CallBegun(index, id, name):
+            call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+            return {"tool_calls": [call]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """Under both names that clients read."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def history(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message for templates, its reasoning under both names."""
+    thought = message.get("reasoning") or message.get("reasoning_content")
+    return {**message, **_reasoning(thought)} if thought else dict(message)

@@ -1,0 +1,106 @@
+"""A format held against a vocabulary: terminals that are tokens there become marks, which letters cannot spell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from thalweg.text.marks import MOST, mark
+from thalweg.text.stops import StopStrings
+from thalweg.turns.format import Turn
+
+T = TypeVar("T")
+WORDS = frozenset({"name", "ids", "source", "lead", "around", "section_around", "markers", "role", "names", "args", "after"})
+"""Fields of rows that are no terminals."""
+
+
+class Vocabulary(Protocol):
+    @property
+    def added(self) -> Mapping[int, str]: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """turn: its terminals, with marks in them. Shared by the readers of a server."""
+
+    turn: Turn
+    named: Mapping[str, str]
+    """Mark -> the token's text."""
+    marked: tuple[int, ...]
+    """Tokens that must come as marks."""
+    special: frozenset[str] = frozenset()
+    """Marks of special tokens."""
+    _automata: dict[tuple[str, ...], StopStrings] = field(default_factory=dict, compare=False)
+
+    def unmarked(self, text: str, skip_special: bool) -> str:
+        """Text whose marks are tokens again, special ones left out if they are skipped."""
+        for pair, token in self.named.items():
+            text = text.replace(pair, "" if skip_special and pair in self.special else token)
+        return text
+
+    def automaton(self, terminals: tuple[str, ...]) -> StopStrings:
+        """The same for the same terminals: a turn's machine has a few dozen sets of them."""
+        made = self._automata.get(terminals)
+        if made is None:
+            made = self._automata[terminals] = StopStrings(terminals)
+        return made
+
+
+def bind(turn: Turn, vocabulary: Vocabulary | None) -> Bound:
+    """vocabulary None: every terminal is text."""
+    tokens = _control(vocabulary) if vocabulary is not None else {}
+    used: dict[str, int] = {}
+    found = [(text, id) for text, id in sorted(tokens.items(), key=lambda t: -len(t[0])) if _occurs(text, turn)]
+
+    def marked(text: str) -> str:
+        for token, id in found:
+            if token in text:
+                used[token] = id
+                text = text.replace(token, mark(id))
+        return text
+
+    bound = _map(turn, marked)
+    special = frozenset() if vocabulary is None else vocabulary.special_ids & set(used.values())
+    names = {mark(id): token for token, id in used.items()}
+    return Bound(bound, names, tuple(sorted(used.values())), frozenset(map(mark, special)))
+
+
+def _control(vocabulary: Vocabulary) -> dict[str, int]:
+    """Tokens that stand between things: special ones, and those that look so."""
+    special = vocabulary.special_ids
+    return {t: i for i, t in vocabulary.added.items() if t.strip() and i < MOST and (i in special or _looks_control(t))}
+
+
+def _looks_control(token: str) -> bool:
+    return len(token) > 2 and token[0] in "<[]" and token[-1] in ">]["
+
+
+def _occurs(token: str, value: Any) -> bool:
+    return any(token in text for text in terminals(value))
+
+
+def terminals(value: Any) -> Iterable[str]:
+    """Every string of a row that is, or is part of, a terminal."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from terminals(item)
+    elif is_dataclass(value):
+        for f in fields(value):
+            if f.name not in WORDS:
+                yield from terminals(getattr(value, f.name))
+
+
+def _map(value: Any, change: Any) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, tuple):
+        return tuple(_map(v, change) for v in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _map(getattr(value, f.name), change) for f in fields(value) if f.name not in WORDS})
+    return value

@@ -1,0 +1,1 @@
+"""How arguments are read: a machine for each way of writing them."""

@@ -1,0 +1,77 @@
+"""What a tool's schema says of an argument that is written as bare text: is it a string, or JSON?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from thalweg.turns.bodies.literal import as_json
+
+NOT_STRINGS = frozenset({"integer", "number", "boolean", "object", "array", "null"})
+DEPTH = 8
+
+
+def types(schema: Any, depth: int = 0) -> frozenset[str]:
+    """JSON types that it allows, as far as it says so plainly. Empty: any."""
+    if not isinstance(schema, Mapping) or depth > DEPTH:
+        return frozenset()
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return frozenset({kind})
+    if isinstance(kind, list) and all(isinstance(k, str) for k in kind):
+        return frozenset(kind)
+    if isinstance(schema.get("enum"), list) and schema["enum"]:
+        return frozenset(map(_type, schema["enum"]))
+    if "const" in schema:
+        return frozenset({_type(schema["const"])})
+    for name in ("anyOf", "oneOf"):
+        parts = schema.get(name)
+        if isinstance(parts, list) and parts:
+            found = [types(p, depth + 1) for p in parts]
+            return frozenset().union(*found) if all(found) else frozenset()
+    return frozenset()
+
+
+def property_of(parameters: Any, key: str) -> Any:
+    """The schema of an argument. None: the tool does not name it."""
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    return properties.get(key) if isinstance(properties, Mapping) else None
+
+
+def must_be_string(schema: Any) -> bool:
+    """Is its text the value, whatever it looks like? So is that of an argument that no schema names."""
+    return schema is None or types(schema) == {"string"}
+
+
+def value_of(text: str, schema: Any) -> str:
+    """The JSON of an argument's text."""
+    if must_be_string(schema):
+        return json.dumps(text, ensure_ascii=False)
+    allowed = types(schema)
+    made = _as_json(text.strip())
+    if made is not None:
+        kind = _type(json.loads(made))
+        kinds = {kind, "number"} if kind == "integer" else {kind}
+        if not allowed or kinds & allowed or ("string" not in allowed and kind != "string"):
+            return made
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _as_json(text: str) -> str | None:
+    try:
+        json.loads(text, parse_constant=_refuse)
+        return text
+    except (ValueError, RecursionError):
+        return as_json(text)
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(word)
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    names = {str: "string", int: "integer", float: "number", dict: "object", list: "array", type(None): "null"}
+    return names.get(type(value), "null")

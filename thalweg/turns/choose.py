@@ -1,0 +1,68 @@
+"""Which format a model's turns have: by flag, else by the checkpoint's response_template, else by its chat template."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+from thalweg.errors import ConfigError
+from thalweg.turns import table
+from thalweg.turns.format import Turn
+from thalweg.turns.response_template import UnreadableError, turn_of
+
+log = logging.getLogger(__name__)
+AUTO, NONE = "auto", "none"
+"""Names of parsers: found out, and content alone."""
+
+
+def choose(tool_parser: str | None, reasoning_parser: str | None, template: str | None, response_template: Any = None) -> Turn:
+    """tool_parser, reasoning_parser: names of the table, or auto, none, hf. None and "": auto. template: the chat template's
+    source. response_template: the checkpoint's. ConfigError names the flag."""
+    tool_parser, reasoning_parser = tool_parser or AUTO, reasoning_parser or AUTO
+    hf = (tool_parser == table.TEMPLATE, reasoning_parser == table.TEMPLATE)
+    found = _own(response_template, hf)
+    if found is None:
+        found = table.matched(template) if template else Turn(source="there is no chat template")
+    turn, sources = found, []
+    if tool_parser not in (AUTO, table.TEMPLATE):
+        calls = None if tool_parser == NONE else table.calls_named(tool_parser)
+        turn = replace(turn, calls=calls)
+        sources.append("--tool-call-parser")
+    if reasoning_parser not in (AUTO, table.TEMPLATE):
+        if reasoning_parser == NONE:
+            turn = replace(turn, reasoning=None, wrap=(), header=None)
+        else:
+            reasoning, wraps, header = table.reasoning_named(reasoning_parser)
+            turn = replace(turn, reasoning=reasoning, wrap=wraps, header=header)
+        sources.append("--reasoning-parser")
+    if len(sources) < 2:
+        sources.append(found.source)
+    return replace(turn, source=", ".join(sources))
+
+
+def _own(response_template: Any, hf: tuple[bool, bool]) -> Turn | None:
+    """What the checkpoint says itself. ConfigError if a flag asks for it and it cannot be had."""
+    flag = next((f for f, asked in zip(("--tool-call-parser", "--reasoning-parser"), hf, strict=True) if asked), None)
+    if response_template is None:
+        if flag:
+            raise ConfigError(f"{flag}: this model's tokenizer_config.json has no response_template; name a format, or auto")
+        return None
+    try:
+        return turn_of(response_template)
+    except UnreadableError as e:
+        if flag:
+            raise ConfigError(f"{flag}: response_template: {e}; name a format") from None
+        log.info("the checkpoint's response_template is not read: %s", e)
+        return None
+
+
+def describe(turn: Turn) -> str:
+    """A line for people."""
+    calls = turn.calls.name if turn.calls is not None else "none"
+    reasoning = "none"
+    if turn.headers is not None:
+        reasoning = f"messages whose header has {turn.headers.reasoning}"
+    elif turn.reasoning is not None:
+        reasoning = f"{turn.reasoning.open} ... {turn.reasoning.close}"
+    return f"tool calls: {calls}; reasoning: {reasoning} (by {turn.source})"

@@ -1,0 +1,338 @@
+"""The reader: text as a model makes it, into reasoning, content and calls.
+
+A machine over characters, so where its input was cut cannot matter. It holds back exactly the longest suffix that may
+begin a terminal, and white space that may turn out to stand beside one. It cannot fail: what does not fit is content.
+The end of the text closes what is open. A character costs a bounded number of steps.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from thalweg.text.marks import is_half
+from thalweg.turns.bind import Bound
+from thalweg.turns.bodies.body import WHITE, Body
+from thalweg.turns.bodies.json_body import Items, Verbatim
+from thalweg.turns.bodies.literal import Gemma, Python
+from thalweg.turns.bodies.tagged import Tags
+from thalweg.turns.events import CallArguments, CallBegun, Content, Event, Gathered, Message, Thought
+from thalweg.turns.format import Body as Row
+from thalweg.turns.format import GemmaArgs, JsonCalls, PythonCalls, Tagged
+from thalweg.turns.modes import After, Between, BodyMode, ContentMode, HeaderMode, HeadMode, Mode, Thinking
+
+PIECE = 256
+"""Characters that are looked through at once for the beginning of a terminal."""
+NAME_MOST = 256
+
+
+class Reader:
+    """One turn. `push` its text piece by piece, then `finish`."""
+
+    def __init__(self, bound: Bound, prompt: str = "", tools: Mapping[str, Any] | None = None) -> None:
+        """prompt: what the turn follows. Reasoning may begin in it. tools: name -> JSON schema of its parameters."""
+        self.turn, self._bound, self.tools = bound.turn, bound, tools or {}
+        self.calls = self.turn.calls
+        self.steps = 0
+        """Characters looked at one by one, those looked at again included."""
+        self._found = Gathered()
+        self._held, self._state = "", 0
+        self.raw: list[str] | None = None
+        """All since the first terminal of what may become a call."""
+        self.index = -1
+        """Of the last call that began."""
+        self._white: list[str] = []
+        self.spoke = self.heard = self._called = False
+        self._thought = self._thinks = False
+        self._thought_white: list[str] = []
+        self.in_section = self.strict = False
+        """strict: the call began without a terminal."""
+        self._name, self._first_half = "", ""
+        self._begin(prompt)
+
+    def _begin(self, prompt: str) -> None:
+        reasoning, header, end = self.turn.reasoning, self.turn.headers, prompt.rstrip(WHITE)
+        if header is not None:
+            inside = prompt.rfind(header.open) > prompt.rfind(header.end)
+            self.go(HeaderMode(self) if inside or not prompt else ContentMode(self))
+        elif reasoning is None:
+            self.go(ContentMode(self))
+        elif reasoning.kept:
+            if reasoning.assumed and not end.endswith(self.shown(reasoning.close)):
+                self.content(self.shown(reasoning.open))
+            self.go(ContentMode(self))
+        else:
+            opens = [self.shown(o) for o in (reasoning.open, *reasoning.also) if o]
+            began = any(end.endswith(o.rstrip(WHITE)) for o in opens)
+            ended = end.endswith(self.shown(reasoning.close).rstrip(WHITE))
+            if began or (reasoning.assumed and not ended):
+                self.think()
+            else:
+                self.heard = ended
+                self.go(ContentMode(self))
+
+    @property
+    def thinking(self) -> bool:
+        """Is what comes next reasoning, of which some may have come?"""
+        return isinstance(self.mode, Thinking)
+
+    def shown(self, text: str) -> str:
+        """Text with marks written as tokens."""
+        for mark, token in self._bound.named.items():
+            text = text.replace(mark, token)
+        return text
+
+    def push(self, text: str) -> list[Event]:
+        """What this text completes."""
+        for at in range(0, len(text), PIECE):
+            piece, i = text[at : at + PIECE], 0
+            while i < len(piece):
+                plain = self._plain(piece, i) if not self._held else ""
+                if not plain:
+                    self._feed(piece[i])
+                    i += 1
+                    continue
+                i += len(plain)
+                if self.raw is not None:
+                    self.raw.append(plain)
+                self.mode.run(plain)
+        return self._take()
+
+    def _plain(self, piece: str, at: int) -> str:
+        """Characters from there on that can be taken at once: they begin no terminal, and change nothing."""
+        if not self.mode.bulk:
+            return ""
+        stop = len(piece)
+        for c in self.mode.stops:
+            found = piece.find(c, at, stop)
+            stop = found if found >= 0 else stop
+        plain = piece[at:stop] if at else piece[:stop]
+        return plain if self._first.isdisjoint(plain) else ""
+
+    def finish(self) -> list[Event]:
+        """What is left, now that nothing follows."""
+        while self._held:
+            held, self._held, self._state = self._held, "", 0
+            self._deliver(held)
+        self.mode.finish()
+        if self.raw is not None:
+            self.fail()
+        if not self._called:
+            self._flush_white()
+        return self._take()
+
+    def _take(self) -> list[Event]:
+        return self._found.take()
+
+    def _feed(self, c: str) -> None:
+        self.steps += 1
+        automaton = self._automaton
+        self._held += c
+        self._state = state = automaton.step(self._state, c)
+        hit = automaton.match[state]
+        if hit is None:
+            keep = automaton.held[state]
+            if keep < len(self._held):
+                cut = len(self._held) - keep
+                out, self._held = self._held[:cut], self._held[cut:]
+                self._deliver(out)
+            return
+        before, self._held, self._state = self._held[: -len(hit)], "", 0
+        mode, terminals = self.mode, self._terminals
+        if before and self._deliver(before, hit):
+            return
+        assert (mode, terminals) == (self.mode, self._terminals)
+        if self.raw is not None:
+            self.raw.append(hit)
+        self.mode.hit(hit)
+        self._retune()
+
+    def _deliver(self, text: str, after: str = "") -> bool:
+        """Text that is part of no terminal here. True: it changed what is listened for, and the rest of it, what was
+        held, and `after` were looked at again."""
+        for i, c in enumerate(text):
+            mode, terminals = self.mode, self._terminals
+            if self.raw is not None:
+                self.raw.append(c)
+            if is_half(c):
+                self._half(c)
+            else:
+                mode.text(c)
+            if mode is not self.mode or self.mode.terminals is not terminals:
+                self._retune()
+                again = text[i + 1 :] + self._held + after
+                self._held, self._state = "", 0
+                for r in again:
+                    self._feed(r)
+                return True
+        return False
+
+    def _half(self, c: str) -> None:
+        """Half of a mark that means nothing here: the token is text."""
+        if c < "\udc00":
+            self._first_half = c
+            return
+        for t in self._bound.named.get(self._first_half + c, ""):
+            self.mode.text(t)
+
+    def go(self, mode: Mode) -> None:
+        self.mode = mode
+        self._retune()
+
+    def _retune(self) -> None:
+        self._terminals = self.mode.terminals
+        self._automaton = self._bound.automaton(self._terminals)
+        self._first = self._automaton.first
+
+    # What modes and bodies report.
+
+    def content(self, text: str) -> None:
+        """White space at its ends waits: beside a terminal it is not content."""
+        body = text.rstrip(WHITE)
+        if not body:
+            self._white.append(text)
+            return
+        if self.spoke or not self.heard:
+            self._flush_white()
+        else:
+            self._white.clear()
+            body, text = body.lstrip(WHITE), text.lstrip(WHITE)
+        self.spoke, self._called = True, False
+        self._emit(Content(body))
+        if len(text) > len(body):
+            self._white.append(text[len(body) :])
+
+    def _flush_white(self) -> None:
+        if self._white and (self.spoke or not self.heard):
+            self._emit(Content("".join(self._white)))
+        self._white.clear()
+
+    def marked(self) -> None:
+        """A terminal was read."""
+        self.heard = True
+        if not self.spoke:
+            self._white.clear()
+
+    def think(self) -> None:
+        self.marked()
+        if self._thought:
+            self._thought_white = ["\n"]
+        self._thinks = False
+        self.go(Thinking(self))
+
+    def thought(self, text: str) -> None:
+        body = text.rstrip(WHITE)
+        if not body:
+            if self._thinks:
+                self._thought_white.append(text)
+            return
+        if not self._thinks:
+            body, text = body.lstrip(WHITE), text.lstrip(WHITE)
+        before = "".join(self._thought_white)
+        self._thought_white = [text[len(body) :]]
+        self._thinks = self._thought = True
+        self._emit(Thought(before + body))
+
+    def think_end(self) -> None:
+        self._thought_white = []
+        self.marked()
+
+    def resume(self) -> None:
+        """Whatever comes next: a call of the same section, or content."""
+        self.go(Between(self) if self.in_section else ContentMode(self))
+
+    def section(self, terminal: str) -> None:
+        self.raw = [terminal]
+        self.in_section = True
+        self.go(Between(self))
+
+    def call(self, terminal: str) -> None:
+        """A call's opening terminal, or "" where it begins without one."""
+        calls = self.calls
+        assert calls is not None
+        if self.raw is None:
+            self.raw = [terminal]
+        self.strict = not terminal
+        if calls.head is not None:
+            self.go(HeadMode(self, calls.head))
+        else:
+            self.body(calls.body)
+
+    def body(self, row: Row, in_key: bool = False) -> None:
+        """The arguments, or calls with arguments, begin. in_key: the first key has begun."""
+        self.go(BodyMode(self, self._body(row, in_key)))
+
+    def _body(self, row: Row, in_key: bool) -> Body:
+        match row:
+            case JsonCalls():
+                return Items(self, row, self.strict)
+            case Tagged():
+                return Tags(self, row, self.tools.get(self._name), in_key)
+            case PythonCalls():
+                return Python(self)
+            case GemmaArgs(quote):
+                return Gemma(self, quote)
+        return Verbatim(self)
+
+    def commit(self, name: str, id: str = "") -> bool:
+        name = name.strip(WHITE)
+        if not name or len(name) > NAME_MOST or any(c in WHITE or is_half(c) for c in name) or self._stranger(name):
+            self.fail()
+            return False
+        self.raw, self._name = None, name
+        self.index += 1
+        self._called = True
+        self.marked()
+        self._emit(CallBegun(self.index, id or self._new_id(name), name))
+        return True
+
+    def _stranger(self, name: str) -> bool:
+        """Text that only looks like a call: it began without a terminal, and names no tool."""
+        return bool(self.strict and self.tools and name not in self.tools)
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        calls = self.calls
+        return tuple(o for o in (calls.open, *calls.also) if o) if calls else ()
+
+    def _new_id(self, name: str) -> str:
+        kind = self.calls.ids if self.calls else "random"
+        if kind == "indexed":
+            return f"functions.{name}:{self.index}"
+        if kind == "nine":
+            return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+        return f"chatcmpl-tool-{uuid.uuid4().hex}"
+
+    def args(self, text: str) -> None:
+        if text:
+            self._emit(CallArguments(self.index, text))
+
+    def pause(self) -> None:
+        self.raw = []
+
+    def end(self) -> None:
+        self.raw = []
+        self.go(After(self))
+
+    def fail(self) -> None:
+        raw, self.raw = "".join(self.raw or ()), None
+        self.in_section = False
+        self.go(ContentMode(self))
+        self.content(self.shown(raw))
+
+    def stray(self, c: str) -> None:
+        self.content(c)
+
+    def _emit(self, event: Event) -> None:
+        self._found.add(event)
+
+
+def read(bound: Bound, text: str, prompt: str = "", tools: Mapping[str, Any] | None = None) -> Message:
+    """A whole turn at once."""
+    reader, message = Reader(bound, prompt, tools), Message()
+    message.add(reader.push(text))
+    message.add(reader.finish())
+    return message

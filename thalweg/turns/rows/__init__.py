@@ -1,0 +1,1 @@
+"""Rows of the table: a file for each way of writing calls, and one for reasoning."""
