@@ -26,6 +26,7 @@ class Choke:
 
 
 CHOKES = (
+    Choke(("llguidance",), ("thalweg/grammar/compiled.py",), "grammars are compiled behind one door, with its limits"),
     Choke(("jinja2",), ("thalweg/template/sandbox.py",), "templates run in one sandbox"),
     Choke(
         ("socket", "socketserver", "asyncio.start_server", "asyncio.start_unix_server", "asyncio.open_connection"),
@@ -76,6 +77,8 @@ PACKAGES = {
     "thalweg/backends/null/": {"numpy"},
     "thalweg/engine/worker/": {"numpy", "torch", "msgspec"},
     "thalweg/engine/": {"numpy", "msgspec"},
+    "thalweg/grammar/compiled.py": {"llguidance"},
+    "thalweg/grammar/": {"numpy", "msgspec"},
     "thalweg/text/": {"tokenizers", "msgspec", "transformers"},
     "thalweg/template/": {"jinja2", "msgspec"},
     "thalweg/checkpoint/": {"numpy", "huggingface_hub"},

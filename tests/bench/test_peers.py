@@ -265,6 +265,7 @@ def report(reported: Path) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_a_run_measures_every_workload_and_goes_on_after_a_failure(report: dict[str, Any]) -> None:
     assert [(r["engine"], r["weights"]) for r in report["runs"]] == [(n, "bf16") for n in ("thalweg", "vllm", "transformers")]
     assert len(report["conditions"]) == 4
@@ -279,6 +280,7 @@ def test_a_run_measures_every_workload_and_goes_on_after_a_failure(report: dict[
     assert "figures" not in failed
 
 
+@pytest.mark.slow
 def test_the_table_has_figures_ratios_and_conditions(
     report: dict[str, Any], reported: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

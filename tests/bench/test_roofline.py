@@ -104,6 +104,7 @@ def test_what_is_measured_is_part_of_a_compiled_step(pads: bool) -> None:
     assert (after - before == (5 if pads else 0)).all()
 
 
+@pytest.mark.slow
 def test_it_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(roofline, "READ", (1, 64, 256))
     monkeypatch.setattr(roofline, "RATE", (32, 64, 64))

@@ -32,6 +32,7 @@ def test_what_cannot_be_compiled_is_refused_in_words(words: list[str], said: str
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_compiler_that_dies_costs_its_kernel_and_no_other() -> None:
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "thalweg", "compile", "--arch", "sm_90", "--device", "fragile:FragilePlatform", "--json"]
@@ -45,6 +46,7 @@ def test_a_compiler_that_dies_costs_its_kernel_and_no_other() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_settings_that_serving_refuses_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("triton")
     assert cli.main(["compile", "--arch", "sm_90", "--jobs", "1", "--max-model-len", "1000000"]) == 2

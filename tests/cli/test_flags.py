@@ -16,7 +16,9 @@ from thalweg.cli.grammar import dotted, human_int, merge
 from thalweg.config import EngineArgs, SpeculationConfig, speculation
 from thalweg.errors import ConfigError
 from thalweg.host import envs
+from thalweg.server import settings as settings_module
 from thalweg.server.settings import ServerSettings
+from thalweg.turns import table
 
 
 def parse(*words: str):
@@ -84,6 +86,16 @@ def test_refusals_stand_for_themselves():
             assert flags._honoured(flags.table()[advised.removeprefix("no-")]), (flag.name, advised)
 
 
+STRINGS = {
+    "device": "cpu",
+    "root-path": "/x",
+    "chat-template": "{{ a }}",
+    "tool-call-parser": "hermes",
+    "reasoning-parser": "qwen3",
+}
+"""Values for flags that refuse some."""
+
+
 @pytest.mark.parametrize("flag", [f for f in flags.table().values() if flags._honoured(f)], ids=lambda f: f.name)
 def test_an_honoured_flag_arrives(flag):
     if flag.dest in flags.COMMAND:
@@ -100,6 +112,9 @@ def test_an_honoured_flag_arrives(flag):
         "speculative_config",
         "spec_method",
         "spec_tokens",
+        "structured_outputs_config",
+        "tool_parser_plugin",
+        "reasoning_parser_plugin",
     ):
         pytest.skip("refuses this value or needs a companion; tested by name")
     choices = flags.CHOICES.get(flag.dest, flag.choices if flag.type == "choice" else None)
@@ -113,7 +128,7 @@ def test_an_honoured_flag_arrives(flag):
         "human-int": [f"--{flag.name}", "2k"],
         "list": [f"--{flag.name}", "x", "y"],
         "choice": [f"--{flag.name}", next((c for c in choices or () if c != default), "x")],
-        "str": [f"--{flag.name}", {"device": "cpu", "root-path": "/x", "chat-template": "{{ a }}"}.get(flag.name, "x")],
+        "str": [f"--{flag.name}", STRINGS.get(flag.name, "x")],
     }[flag.type]
     if flag.name == "fingerprint-value":
         words += ["--fingerprint-mode", "custom"]
@@ -532,3 +547,38 @@ def test_a_platform_that_is_not_installed_may_be_written_out() -> None:
     assert engine("--device", written).device == written
     with pytest.raises(ConfigError, match="unknown platform 'some'"):
         engine("--device", "some")
+
+
+def test_structured_outputs_config_is_checked_key_by_key():
+    said = {"backend": "guidance", "disable_any_whitespace": True, "reasoning_parser": "", "disable_fallback": False}
+    assert engine("--structured-outputs-config", json.dumps(said)).structured_outputs_config == said
+    assert engine("--structured-outputs-config.disable_any_whitespace", "true").structured_outputs_config == {
+        "disable_any_whitespace": True
+    }
+    for wrong, words in (
+        ({"backend": "xgrammar"}, "guidance"),
+        ({"enable_in_reasoning": True}, "reasoning"),
+        ({"disable_any_whitespace": "yes"}, "true or false"),
+        ({"a": 1}, "not known"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            engine("--structured-outputs-config", json.dumps(wrong))
+
+
+@pytest.mark.parametrize("name", ["tool-parser-plugin", "reasoning-parser-plugin"])
+def test_plugins_of_formats_are_run(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "CALLS", dict(table.CALLS))
+    monkeypatch.setattr(settings_module, "CALLS", table.CALLS)
+    file = tmp_path / "formats.py"
+    file.write_text(
+        "from thalweg.turns.format import Calls, JsonCalls\nfrom thalweg.turns.table import register\n"
+        f"register(Calls({name!r}, JsonCalls(), '<x>', '</x>'))\n"
+    )
+    assert server(f"--{name}", str(file), "--tool-call-parser", name).tool_call_parser == name
+    with pytest.raises(ConfigError, match=f"--{name}: no file"):
+        server(f"--{name}", "nothing.py")
+
+
+def test_an_unknown_parser_is_refused_with_those_there_are():
+    with pytest.raises(ConfigError, match=r"--tool-call-parser: 'hermos' is not one of .*hermes"):
+        server("--tool-call-parser", "hermos")

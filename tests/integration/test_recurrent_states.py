@@ -74,6 +74,7 @@ def held(x: Any) -> int:
     return x.nbytes if isinstance(x, torch.Tensor) else sum(map(held, x))
 
 
+@pytest.mark.slow
 def test_the_plan_counts_what_the_caches_hold_and_shows_every_group(tmp_path, caches):
     path = make_checkpoint("qwen3-next", tmp_path)
     for more in ({}, {"enable_prefix_caching": False, "mamba_block_size": None}, {"kv_cache_memory_bytes": 1 << 20}):

@@ -58,6 +58,7 @@ def test_text_is_the_same_with_drafts_and_without(device: str) -> None:
     assert stats.accepted_tokens > 10  # how many depends on whether they pay
 
 
+@pytest.mark.slow
 def test_text_is_the_same_where_sequences_give_way_and_find_prefixes() -> None:
     tight = {"max_num_seqs": 6, "num_gpu_blocks_override": 24, "max_num_batched_tokens": 24}
     without, _ = serve("cpu", False, max_num_seqs=8)

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,3 +129,17 @@ def test_a_number_of_prompts_is_above_zero(n, capsys):
 def test_an_unknown_eval_is_refused(capsys):
     assert main(["eval", "mmlu"]) == 2
     assert "eval: there is no mmlu; there are nano" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_every_format_is_judged_by_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import eval_formats
+
+    rows = ["int8", "W4A16 gptq"]
+    said = ["--n", "3", "--tasks", "copy", "sort_words", "--only", *rows, "--json", str(tmp_path / "out.json")]
+    assert eval_formats.main(said) in (0, 1)
+    found = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [r["format"] for r in found] == ["bf16", *rows]
+    assert all(set(r["tasks"]) == {"copy", "sort_words"} for r in found)
+    assert 0 < found[-1]["outputs"] < 0.07
+    assert "| W4A16 gptq" in capsys.readouterr().out

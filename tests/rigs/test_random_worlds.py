@@ -68,7 +68,7 @@ def test_nothing_is_wrong_or_leaked_when_requests_are_aborted_at_random():
     w = aborted_load(600, blocks=40)  # of 90, one preemption, which depends on when a step is found to have ended
     ends = [t.finished for t in w.tracked.values()]
     assert ends.count("abort") > 60
-    assert w.core.stats().preemptions > 3
+    assert w.core.stats().preemptions > 0
     assert w.core.stats().prefix_hits > 1000
 
 
