@@ -63,10 +63,12 @@ class Described:
     """Content types of the answer."""
     needs: str = ""
     """What the model must be able to do (`ModelConfig.tasks`); "": nothing."""
+    said: str = ""
+    """The method, where it is another."""
 
     @property
     def method(self) -> str:
-        return "POST" if self.bodies else "GET"
+        return self.said or ("POST" if self.bodies else "GET")
 
     def route(self) -> Route:
         return Route(self.path, self.endpoint, methods=[self.method])  # adds HEAD to GET

@@ -6,22 +6,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.server.anthropic.asked import counted_of
-from thalweg.server.anthropic.errors import refused
 from thalweg.server.anthropic.protocol import CountRequest
 from thalweg.server.core.serving import Serving
 from thalweg.server.http.answer import respond
-from thalweg.server.openai.conversation import Conversation
 
 
-async def count_tokens(serving: Serving, conversation: Conversation, http: Request) -> Response:
+async def count_tokens(serving: Serving, http: Request) -> Response:
     """The prompt is rendered with its system text, tools and results, of any length, and counted."""
-    try:
-        request = await serving.bodies.parse(http, lambda body: serving.fields.parse(CountRequest, body))
-        serving.model_name(request.model)
-        chat = counted_of(request, serving.settings.exclude_tools_when_tool_choice_none)
-        answer = respond({"input_tokens": len((await conversation.prompt(chat))["prompt_token_ids"])})
-    except Exception as e:
-        return refused(e)
+    request = await serving.bodies.parse(http, lambda body: serving.fields.parse(CountRequest, body))
+    serving.model_name(request.model)
+    chat = counted_of(request, serving.settings.exclude_tools_when_tool_choice_none)
+    answer = respond({"input_tokens": len((await serving.conversation.prompt(chat))["prompt_token_ids"])})
     if request.ignored:
         answer.headers["X-Ignored-Fields"] = ", ".join(request.ignored)
     return answer

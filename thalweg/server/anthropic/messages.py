@@ -11,27 +11,19 @@ from starlette.responses import Response
 from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.server.anthropic.asked import chat_of
 from thalweg.server.anthropic.blocks import Blocks, content_of
-from thalweg.server.anthropic.errors import Events, event, refused
+from thalweg.server.anthropic.errors import Events, event
 from thalweg.server.anthropic.protocol import MessagesRequest
 from thalweg.server.core.serving import Job, Serving
 from thalweg.server.http.answer import or_disconnect
 from thalweg.server.openai.chat import asked
-from thalweg.server.openai.conversation import Conversation
 from thalweg.server.openai.turns import Answer
 
 
-async def messages(serving: Serving, conversation: Conversation, http: Request) -> Response:
-    try:
-        return await _answered(serving, conversation, http)
-    except Exception as e:
-        return refused(e)
-
-
-async def _answered(serving: Serving, conversation: Conversation, http: Request) -> Response:
+async def messages(serving: Serving, http: Request) -> Response:
     request, ticket = await serving.read(http, lambda body: serving.fields.parse(MessagesRequest, body))
     serving.model_name(request.model)
     chat = chat_of(request)
-    params, prompt, answer = await asked(serving, conversation, chat)
+    params, prompt, answer = await asked(serving, chat)
     turn = Turn(serving, serving.job("msg", http, chat, [prompt], params, ticket), answer)
     ignored = {"X-Ignored-Fields": ", ".join(request.ignored)} if request.ignored else {}
     if request.stream:

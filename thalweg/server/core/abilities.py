@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from thalweg.server.errors import ApiError
-from thalweg.server.http.answer import failure
 
 if TYPE_CHECKING:
     from thalweg.server.core.serving import Serving
-    from thalweg.server.description import Described
 
-ROUTES = {
-    "generate": "/v1/completions, /v1/chat/completions", "embed": "/v1/embeddings, /pooling", "classify": "/classify, /pooling",
-    "score": "/score, /rerank",
-}  # fmt: skip
-"""Where a model that can do this is asked for it."""
 NEEDED = {
     "generate": "a model that generates text (...ForCausalLM, served without --runner pooling)",
     "embed": "a model that gives vectors: a text encoder such as BERT, or one that generates, served with --runner pooling",
@@ -31,19 +21,11 @@ NEEDED = {
 
 
 def able(serving: Serving, needs: str) -> bool:
-    """Can the model do what a route needs (`Described.needs`)?"""
+    """Can the model do what a route needs?"""
     tasks = serving.engine.config.model.tasks
     return not needs or needs in tasks or (needs == "pool" and "generate" not in tasks)
 
 
-def refusing(serving: Serving, route: Described) -> Described:
-    """The route, refusing whatever is asked where the model cannot do what it needs."""
-    if able(serving, route.needs):
-        return route
-    tasks = serving.engine.config.model.tasks
-    words = f"model: {route.path} needs {NEEDED[route.needs]}; the model here is asked at {', '.join(ROUTES[t] for t in tasks)}"
-
-    async def refused(request: Request) -> Response:
-        return failure(ApiError(words, "model"))
-
-    return replace(route, endpoint=refused)
+def refusal(path: str, needs: str, instead: Sequence[str]) -> ApiError:
+    """instead: the paths where this model is asked."""
+    return ApiError(f"model: {path} needs {NEEDED[needs]}; the model here is asked at {', '.join(instead)}", "model")

@@ -32,6 +32,8 @@ from thalweg.text.encoder import Encoder
 
 if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
+    from thalweg.server.observe.metrics import HttpMetrics
+    from thalweg.server.openai.conversation import Conversation
     from thalweg.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -74,20 +76,22 @@ class Part(NamedTuple):
 class Serving:
     """The engine as the endpoints see it."""
 
+    conversation: Conversation
+    """Set once, by who makes the application."""
+
     def __init__(
         self,
         engine: AsyncLLM,
         settings: ServerSettings,
         lifecycle: Lifecycle,
-        unknown_field: Callable[[str], None] = lambda name: None,
+        traffic: HttpMetrics,
     ) -> None:
-        """unknown_field: told of request fields nobody here knows."""
-        self.engine, self.settings, self.lifecycle = engine, settings, lifecycle
+        self.engine, self.settings, self.lifecycle, self.traffic = engine, settings, lifecycle, traffic
         context = engine.config.model.max_len
         limit = settings.max_body or min(MAX_BODY, max(MIN_BODY, BYTES_PER_TOKEN * context))
         self.bodies = Bodies(limit, max(MAX_VALUES, 4 * context))
         self.encoder = Encoder(engine.tokenizer, engine.config.model.max_len) if engine.tokenizer else None
-        self.fields = Fields(settings.strict_requests, unknown_field)
+        self.fields = Fields(settings.strict_requests, traffic.unknown_field)
         seqs = engine.config.scheduler.max_seqs
         queue = settings.max_queued_requests
         self.admission = Admission(

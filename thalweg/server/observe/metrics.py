@@ -41,11 +41,6 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 LABELS = ("model_name", "engine")
 ENGINE = "0"
 MOST_TRACKED = 100_000
-WORKING = frozenset((
-    "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank",
-    "/v1/rerank", "/v2/rerank",
-))  # fmt: skip
-"""Routes whose requests go to the engine."""
 UNCOUNTED = ("/metrics", "/health", "/livez", "/readyz", "/load", "/ping", "/version")
 OWN = "thalweg:"
 PREFIXES = {"thalweg": (OWN,), "vllm": ("vllm:",), "both": (OWN, "vllm:")}
@@ -276,9 +271,12 @@ class HttpMetrics:
     """Requests of the server itself, by known path (others count as "other", so that strangers cannot make series)."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
         self.load = 0
         """Requests in flight that go to the engine."""
         self.paths: frozenset[str] = frozenset()
+        self.working: frozenset[str] = frozenset()
+        """Paths whose requests go to the engine."""
         self._requests = Counter("http_requests", "HTTP requests", ("method", "status", "handler"), registry=registry)
         self._seconds = Histogram(
             "http_request_duration_seconds", "HTTP request duration", ("method", "handler"), buckets=REQUEST, registry=registry
@@ -297,7 +295,7 @@ class HttpMetrics:
 
     @contextmanager
     def in_flight(self, path: str) -> Iterator[None]:
-        counted = path in WORKING
+        counted = path in self.working
         self.load += counted
         try:
             yield

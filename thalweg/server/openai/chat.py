@@ -17,16 +17,15 @@ from thalweg.server.http.answer import DONE, STARTED, EventStream, or_disconnect
 from thalweg.server.openai import logprobs
 from thalweg.server.openai.answers import as_ids, finish, usage_of
 from thalweg.server.openai.chunks import ChunkWriter, Counter
-from thalweg.server.openai.conversation import Conversation
 from thalweg.server.openai.protocol import ChatRequest
 from thalweg.server.openai.sampling import chat_name, chat_params
 from thalweg.server.openai.turns import Answer
 
 
-async def chat_completions(serving: Serving, conversation: Conversation, http: Request) -> Response:
+async def chat_completions(serving: Serving, http: Request) -> Response:
     request, ticket = await serving.read(http, lambda body: serving.fields.parse(ChatRequest, body))
     serving.model_name(request.model)
-    params, prompt, answer = await asked(serving, conversation, request)
+    params, prompt, answer = await asked(serving, request)
     endpoint = Chat(serving, request, serving.job("chatcmpl", http, request, [prompt], params, ticket), answer)
     ignored = {"X-Ignored-Fields": ", ".join(request.ignored)} if request.ignored else {}
     if request.stream:
@@ -35,17 +34,15 @@ async def chat_completions(serving: Serving, conversation: Conversation, http: R
     return Response(status_code=499) if body is None else Response(body, 200, ignored, media_type="application/json")
 
 
-async def asked(
-    serving: Serving, conversation: Conversation, request: ChatRequest
-) -> tuple[SamplingParams, dict[str, Any], Answer]:
+async def asked(serving: Serving, request: ChatRequest) -> tuple[SamplingParams, dict[str, Any], Answer]:
     """What a conversation asks of the engine, in any dialect, and who reads the answer: parameters, prompt, reader."""
     params = chat_params(request, serving.engine.default_sampling)
-    bound = conversation.turns.bound(request)
+    bound = serving.conversation.turns.bound(request)
     if bound is not None and bound.marked:
         params.marked_token_ids = list(bound.marked)
-    prompt = await conversation.prompt(request)
+    prompt = await serving.conversation.prompt(request)
     text = prompt.get("prompt") or ""
-    conversation.turns.constrain(request, bound, params, text)
+    serving.conversation.turns.constrain(request, bound, params, text)
     await serving.engine.prepare(params)
     return params, prompt, Answer(bound, request, text)
 

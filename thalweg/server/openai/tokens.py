@@ -11,18 +11,17 @@ from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import respond
 from thalweg.server.http.middleware import tenant_of
-from thalweg.server.openai.conversation import Conversation
 from thalweg.server.openai.protocol import DetokenizeRequest, TokenizeChat, TokenizeText
 
 
-async def tokenize(serving: Serving, conversation: Conversation, http: Request) -> Response:
+async def tokenize(serving: Serving, http: Request) -> Response:
     def read(body: dict[str, Any]) -> TokenizeChat | TokenizeText:
         return serving.fields.parse(TokenizeChat, body) if "messages" in body else serving.fields.parse(TokenizeText, body)
 
     request = await serving.bodies.parse(http, read)
     serving.model_name(request.model)
     if isinstance(request, TokenizeChat):
-        ids = (await conversation.prompt(request))["prompt_token_ids"]
+        ids = (await serving.conversation.prompt(request))["prompt_token_ids"]
     else:  # of any length: who asks may want to know by how much it is too long
         tenant = tenant_of(http.scope)
         (ids,) = await serving.encode([request.prompt], request.add_special_tokens, tenant=tenant, bounded=False)

@@ -1,0 +1,31 @@
+"""/v1/models: what is served, by every name it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.server.core.serving import Serving
+from thalweg.server.http.answer import respond
+
+
+async def models(serving: Serving, http: Request) -> Response:
+    return respond({"object": "list", "data": [_card(serving, name) for name in serving.engine.model_names]})
+
+
+async def model(serving: Serving, http: Request) -> Response:
+    return respond(_card(serving, serving.model_name(http.path_params["name"])))
+
+
+def _card(serving: Serving, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": serving.created,
+        "owned_by": "thalweg",
+        "root": serving.engine.model_names[0],
+        "parent": None,
+        "max_model_len": serving.engine.config.model.max_len,
+    }

@@ -1,0 +1,116 @@
+"""The routes, a row each, but the probes (core/lifecycle) and the description (description.py). What a route does is a
+function in a file of its own: `async def name(serving, http) -> Response`. Errors it raises become answers here."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.plugins import imported
+from thalweg.server.core.abilities import able, refusal
+from thalweg.server.core.serving import Serving
+from thalweg.server.description import EVENTS, Described
+from thalweg.server.http.answer import failure
+
+ROOM = "thalweg.server."
+JSON = ("application/json",)
+STREAMED = (*JSON, EVENTS)
+"""Content types of what can be streamed."""
+MESSAGES_ERRORS = "anthropic.errors:refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Modules are named, below `thalweg.server`, and imported if the model has the route, or when somebody asks for the
+    description: a server loads no dialect that its model does not speak."""
+
+    path: str
+    where: str
+    """"module:function"."""
+    says: str
+    bodies: tuple[str, ...] = ()
+    """Pydantic models as "module:class". A body is one of them."""
+    kinds: tuple[str, ...] = JSON
+    """Content types of the answer."""
+    needs: str = ""
+    """What the model must be able to do (`ModelConfig.tasks`). "": nothing."""
+    also: tuple[str, ...] = ()
+    """Other paths of the same."""
+    method: str = ""
+    """"": POST where there is a body, else GET."""
+    errors: str = ""
+    """"module:function" that makes an answer of an error. "": OpenAI's form."""
+
+
+ROUTES = (
+    Row("/v1/completions", "openai.completions:completions", "Continue text", ("openai.protocol:CompletionRequest",), STREAMED,
+        "generate"),
+    Row("/v1/chat/completions", "openai.chat:chat_completions", "Answer a conversation", ("openai.protocol:ChatRequest",),
+        STREAMED, "generate"),
+    Row("/tokenize", "openai.tokens:tokenize", "Token ids of a text or a conversation",
+        ("openai.protocol:TokenizeText", "openai.protocol:TokenizeChat")),
+    Row("/detokenize", "openai.tokens:detokenize", "The text of token ids", ("openai.protocol:DetokenizeRequest",)),
+    Row("/v1/models", "openai.models:models", "The models served"),
+    Row("/v1/models/{name:path}", "openai.models:model", "One model"),
+    Row("/v1/messages", "anthropic.messages:messages", "Answer a conversation", ("anthropic.protocol:MessagesRequest",),
+        STREAMED, "generate", errors=MESSAGES_ERRORS),
+    Row("/v1/messages/count_tokens", "anthropic.count_tokens:count_tokens", "Tokens of a conversation",
+        ("anthropic.protocol:CountRequest",), errors=MESSAGES_ERRORS),
+    Row("/v1/embeddings", "pooling.embeddings:embeddings", "A vector per input", ("pooling.protocol:EmbeddingRequest",),
+        needs="embed"),
+    Row("/pooling", "pooling.pooling:pooling", "What the model gives of each input", ("pooling.protocol:PoolingRequest",),
+        needs="pool"),
+    Row("/classify", "pooling.classify:classify", "The classes of each input", ("pooling.protocol:ClassifyRequest",),
+        needs="classify"),
+    Row("/score", "pooling.score:score", "How well texts go together", ("pooling.protocol:ScoreRequest",), needs="score",
+        also=("/v1/score",)),
+    Row("/rerank", "pooling.rerank:rerank", "Documents in order of how well they answer", ("pooling.protocol:RerankRequest",),
+        needs="score", also=("/v1/rerank", "/v2/rerank")),
+    Row("/version", "observe.routes:version", "The version of this server"),
+    Row("/load", "observe.routes:load", "Requests in flight that go to the engine"),
+    Row("/metrics", "observe.routes:metrics", "Prometheus metrics", kinds=("text/plain",)),
+)  # fmt: skip
+
+
+def described(serving: Serving) -> list[Described]:
+    """Every route, ready to serve. What the model cannot do is refused with what it can be asked."""
+    rows = [replace(row, path=path) for row in ROUTES for path in (row.path, *row.also)]
+    return [
+        Described(
+            row.path, _endpoint(serving, row), tuple(ROOM + b for b in row.bodies), row.says, row.kinds, row.needs, row.method
+        )
+        for row in rows
+    ]
+
+
+def _endpoint(serving: Serving, row: Row) -> Callable[[Request], Awaitable[Response]]:
+    if not able(serving, row.needs):
+        return _refusing(serving, row)
+    if row.needs:  # now, not when the first request waits for it
+        imported(ROOM + row.where)
+
+    async def answered(http: Request) -> Response:
+        try:
+            made: Response = await imported(ROOM + row.where)(serving, http)
+            return made
+        except Exception as e:
+            return _failed(row, e)
+
+    return answered
+
+
+def _refusing(serving: Serving, row: Row) -> Callable[[Request], Awaitable[Response]]:
+    error = refusal(row.path, row.needs, [r.path for r in ROUTES if r.needs and able(serving, r.needs)])
+
+    async def refused(http: Request) -> Response:
+        return _failed(row, error)
+
+    return refused
+
+
+def _failed(row: Row, error: Exception) -> Response:
+    made: Response = imported(ROOM + row.errors)(error) if row.errors else failure(error)
+    return made
