@@ -160,7 +160,10 @@ def gone_soon(pid: int) -> None:
 
 
 def test_processor_time_and_memory_are_those_of_the_tree() -> None:
-    work = "import time\nx = b'x' * (128 << 20)\nt = time.process_time()\nwhile time.process_time() - t < 0.3: pass\nprint(flush=True)\ninput()"
+    work = (
+        "import time\nx = b'x' * (128 << 20)\nt = time.process_time()\n"
+        "while time.process_time() - t < 0.3: pass\nprint(flush=True)\ninput()"
+    )
     child = subprocess.Popen([sys.executable, "-c", work], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert child.stdout is not None
