@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-ABI = 16
+ABI = 17
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
@@ -43,6 +43,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_bytes": (_L, (_P,)),
     "thalweg_attend": (None, (_P, _P)),
     "thalweg_norm": (None, (_P, _I, _P, _L, _L, _L, _L, _P, _P, _F, _F, _P, _P)),
+    "thalweg_gated_norm": (None, (_P, _I, _P, _P, _L, _L, _P, _F, _P)),
     "thalweg_gate": (None, (_P, _I, _P, _L, _L, _I, _P)),
     "thalweg_turn": (None, (_P, _I, _P, _P, _L, _L, _L, _L, _L, _L, _P, _P, _L, _P, _P)),
     "thalweg_delta": (None, (_P, _P)),
@@ -60,7 +61,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
 }
 REPLAYED = (
     "linear", "attend", "norm", "gate", "turn", "best", "largest", "gather", "draw", "logprobs", "penalties", "experts",
-    "route",
+    "route", "gated_norm",
 )  # fmt: skip
 """Functions that make up a step, which `thalweg_replay` calls again from a list. They are numbered as there."""
 WORDS = 20

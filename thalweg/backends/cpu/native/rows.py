@@ -34,6 +34,7 @@ class RowOps:
     def __init__(self, library: Library) -> None:
         self._context, self._library = library.context, library
         self._norm, self._gate, self._turn = library.norm, library.gate, library.turn
+        self._gated_norm = library.gated_norm
 
     def rms_norm(self, x: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> Tensor:
         if x.dim() == 3 and x.stride(2) == 1 and x.stride(1) == x.shape[2]:  # heads cut out of a wider row
@@ -62,6 +63,19 @@ class RowOps:
             _fit(weight, x).data_ptr(), eps, offset, out.data_ptr(), total.data_ptr(),
         )  # fmt: skip
         return out, total
+
+    def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        x, gate, width = x.contiguous(), gate.contiguous(), x.shape[-1]
+        if gate.shape != x.shape or gate.dtype != x.dtype:
+            raise ValueError(
+                f"gated_rms_norm: a gate of {gate.dtype} {list(gate.shape)} does not fit {x.dtype} {list(x.shape)}"
+            )
+        out = torch.empty_like(x)
+        self._gated_norm(
+            self._context, TYPES[x.dtype], x.data_ptr(), gate.data_ptr(), x.numel() // width, width, _fit(weight, x).data_ptr(),
+            eps, out.data_ptr(),
+        )  # fmt: skip
+        return out
 
     def act_and_mul(self, x: Tensor, *, act: str = "silu") -> Tensor:
         x, width = x.contiguous(), x.shape[-1] // 2
@@ -95,6 +109,7 @@ def kernels(library: Library) -> tuple[Kernel, ...]:
     return (
         Kernel("rms_norm", name, ops.rms_norm, _typed, batch_invariant=True),
         Kernel("add_rms_norm", name, ops.add_rms_norm, _typed, batch_invariant=True),
+        Kernel("gated_rms_norm", name, ops.gated_rms_norm, _typed, batch_invariant=True),
         Kernel("act_and_mul", name, ops.act_and_mul, _gates, batch_invariant=True),
         Kernel("rope", name, ops.rope, _turns, batch_invariant=True),
     )

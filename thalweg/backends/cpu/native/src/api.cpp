@@ -15,7 +15,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 16;
+constexpr int ABI = 17;
 
 // Best first.
 struct Level {
@@ -262,6 +262,15 @@ EXPORT void thalweg_norm(Context* c, int type, const void* x, int64_t outer, int
     by_rows(c, j, c->kernels->norm, width * 8);
 }
 
+// y = x / rms(x) * weight * silu(gate). x, gate and y [rows, width].
+EXPORT void thalweg_gated_norm(Context* c, int type, const void* x, const void* gate, int64_t rows, int64_t width, const void* weight,
+                               float eps, void* y) {
+    Rows j{};
+    j.type = Type(type), j.x = x, j.residual = gate, j.weight = weight, j.y = y, j.rows = rows, j.width = width, j.inner = 1;
+    j.eps = eps;
+    by_rows(c, j, c->kernels->gated_norm, width * 24);
+}
+
 // y [rows, width] = act(x[:, :width]) * x[:, width:]
 EXPORT void thalweg_gate(Context* c, int type, const void* x, int64_t rows, int64_t width, int act, void* y) {
     Rows j{};
@@ -389,6 +398,7 @@ EXPORT void thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
                 thalweg_route(c, (const float*)at(0), (const float*)at(1), a[2], a[3], a[4], int(a[5]), int(a[6]), as_float(a[7]),
                               a[8], a[9], (int32_t*)at(10), (float*)at(11));
                 break;
+            case 13: thalweg_gated_norm(c, int(a[0]), at(1), at(2), a[3], a[4], at(5), as_float(a[6]), at(7)); break;
             default: abort();
         }
     }

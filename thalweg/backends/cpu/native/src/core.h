@@ -219,7 +219,7 @@ struct Kernels {
     Task round_floats;  // inputs to 8-bit floats and back, in their type
     Task planes;        // in two. Null: int8 and int4 are never held in quads
     void (*round_row)(const Weight& w, const void* row, int64_t output, float* wide, uint8_t* codes);
-    Task peak, delta, conv, route, together;
+    Task peak, delta, conv, route, together, gated_norm;
     int64_t peak_operations[4];  // of a round, by kind; 0: none
 };
 
