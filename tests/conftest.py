@@ -7,6 +7,7 @@ import sys
 import zlib
 from pathlib import Path
 
+import amounts
 import hypothesis
 import pytest
 
@@ -27,6 +28,10 @@ gc.disable()
 
 SLOW_SECONDS = 1200
 """What stops a slow test that hangs. A busy machine takes several times as long as a quiet one, and that is no failure."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    amounts.whole = config.option.markexpr != "not slow"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

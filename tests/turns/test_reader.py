@@ -7,6 +7,7 @@ import random
 
 import pytest
 import turn_samples as spec
+from amounts import some
 
 from thalweg.text.marks import mark
 from thalweg.turns import table
@@ -18,7 +19,6 @@ from thalweg.turns.writer import write
 
 ROWS = sorted({row.name: row for row in (*table.CALLS.values(), *table.SPECIFIC)}.items())
 NAMES = [name for name, _ in ROWS]
-FEW_OR_ALL = pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["few", "all"])
 HERMES = bind(Turn(table.REASONING["qwen3"], table.CALLS["hermes"]), None)
 
 
@@ -56,12 +56,11 @@ def speakable(turn: Turn, message: Message) -> bool:
     return not any(p in t for p in parts for t in texts)
 
 
-@FEW_OR_ALL
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_written_is_read(name, few):
+def test_what_is_written_is_read(name):
     rng, turn, said = random.Random(name), turn_of(name), 0
     bound = bind(turn, None)
-    for _ in range(60 if few else 300):
+    for _ in range(some(60, 300)):
         message = spec.message(rng)
         if turn.calls.bare or name == "xlam":
             message.content = "" if message.calls else message.content
@@ -72,12 +71,11 @@ def test_what_is_written_is_read(name, few):
         text = write(turn, message)
         assert spec.plain(read(bound, text, "", spec.SCHEMAS)) == spec.plain(message), text
         said += 1
-    assert said > (4 if few else 20)
+    assert said > some(4, 20)
 
 
-@FEW_OR_ALL
 @pytest.mark.parametrize("name", NAMES)
-def test_streamed_equals_whole_for_every_split(name, few):
+def test_streamed_equals_whole_for_every_split(name):
     rng, turn = random.Random(name), turn_of(name)
     bound = bind(turn, None)
     message = Message(
@@ -87,10 +85,10 @@ def test_streamed_equals_whole_for_every_split(name, few):
     )
     text = write(turn, message)
     whole = _no_ids(read(bound, text, "", spec.SCHEMAS))
-    for i in rng.sample(range(len(text)), 20) if few else range(len(text)):
+    for i in rng.sample(range(len(text)), some(20, len(text))):
         assert _no_ids(in_pieces(bound, [text[:i], text[i:]])) == whole, (text[:i], text[i:])
     assert _no_ids(in_pieces(bound, list(text))) == whole
-    for _ in range(5 if few else 20):
+    for _ in range(some(5, 20)):
         assert _no_ids(in_pieces(bound, cuts(text, rng))) == whole
 
 
@@ -98,9 +96,8 @@ def _no_ids(message: Message) -> tuple[str, str, list[tuple[str, str]]]:
     return message.content, message.reasoning, [(c.name, c.arguments) for c in message.calls]
 
 
-@FEW_OR_ALL
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_makes_it_fail(name, few):
+def test_nothing_makes_it_fail(name):
     """Terminals in any order, cut anywhere, with anything between: read in pieces as at once."""
     rng, turn = random.Random(name), turn_of(name)
     bound = bind(turn, None)
@@ -115,7 +112,7 @@ def test_nothing_makes_it_fail(name, few):
         "\n",
         '"',
     ]
-    for _ in range(50 if few else 200):
+    for _ in range(some(50, 200)):
         text = "".join(rng.choice(parts)[: rng.randrange(1, 40)] for _ in range(rng.randrange(12)))
         assert _no_ids(in_pieces(bound, cuts(text, rng))) == _no_ids(read(bound, text, "", spec.SCHEMAS)), text
 
