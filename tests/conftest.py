@@ -7,12 +7,14 @@ import sys
 import zlib
 from pathlib import Path
 
+import amounts
 import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# No test speaks TLS. An HTTP client reads all certificates of the system when it is made, unless they lie in a folder.
-os.environ.setdefault("SSL_CERT_DIR", str(Path(__file__).parent))
+# No test meets a certificate of the system's. An HTTP client reads all of them when it is made, unless they lie in a folder.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 sys.path.insert(0, str(Path(__file__).parent / "models"))
 
 # A failure must come back when it is looked for: the same examples in every run; THALWEG_TEST_SEED draws others.
@@ -26,6 +28,10 @@ gc.disable()
 
 SLOW_SECONDS = 1200
 """What stops a slow test that hangs. A busy machine takes several times as long as a quiet one, and that is no failure."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    amounts.whole = config.option.markexpr != "not slow"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

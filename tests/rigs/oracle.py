@@ -42,7 +42,8 @@ class Oracle:
         stops = set(p.eos_ids) | set(p.stop_ids)
         while True:
             token = given[len(out)] if len(out) < len(given) else self.pick(h, total)
-            while token in self.banned(p, tokens, len(out), stops):
+            banned = self.banned(p, tokens, len(out), stops)
+            while token in banned:
                 token = (token + 1) % self.vocab
             tokens.append(token)
             out.append(token)

@@ -47,22 +47,24 @@ class Running:
         app = make_app(self.engine, self.settings, metrics)  # type: ignore[arg-type]
         self.app = app
         config = serving_config(app, self.settings)
-        config.timeout_graceful_shutdown = 1
-        self._server = _Server(config, self.settings.header_timeout)
 
         async def main() -> None:
+            self._loop, self._told = asyncio.get_running_loop(), asyncio.Event()
+            self._server = _Server(config, self.settings.header_timeout)
             task = asyncio.create_task(self._server.serve(sockets=[self.sock]))
             while not self._server.started and not task.done():
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.001)
             self._up.set()
-            await task
+            await self._told.wait()
+            await app.serving.cut()
+            await self._server.leave(task)
 
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:  # the event loop that serves, not another
             runner.run(main())
 
     def stop(self) -> None:
         self.http.close()
-        self._server.should_exit = True
+        self._loop.call_soon_threadsafe(self._told.set)
         self._thread.join(10)
         self.sock.close()
         self.engine.chat.close()

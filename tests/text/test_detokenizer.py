@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import vocabularies as v
+from amounts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +29,7 @@ def continuation(tok: Tokenizer, prompt: list[int], ids: list[int], skip: bool =
 
 @pytest.mark.parametrize("family", [*STREAMED, "bert"])
 @given(text=texts, prompt=texts, skip=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(20, 60), deadline=None)
 def test_stream_of_encoded_text_equals_full_decode(family: str, text: str, prompt: str, skip: bool) -> None:
     tok = v.word_piece() if family == "bert" else STREAMED[family]()
     before = tok.encode(prompt + ("." if family == "bert" else ""))
@@ -37,7 +38,7 @@ def test_stream_of_encoded_text_equals_full_decode(family: str, text: str, promp
 
 
 @given(data=st.data(), skip=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(60, 300), deadline=None)
 def test_any_byte_level_tokens_equal_full_decode(data: st.DataObject, skip: bool) -> None:
     """Also bytes that are no UTF-8, special and added tokens, and ids outside the vocabulary."""
     tok = v.byte_level()
@@ -47,7 +48,7 @@ def test_any_byte_level_tokens_equal_full_decode(data: st.DataObject, skip: bool
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=some(40, 200), deadline=None)
 def test_any_byte_fallback_tokens_with_valid_runs_equal_full_decode(data: st.DataObject) -> None:
     tok = v.byte_fallback()
     plain = [i for i in range(1, tok.vocab_size) if not tok.token_of(i).startswith("<0x")]
@@ -66,7 +67,7 @@ def test_invalid_byte_runs_keep_their_valid_characters() -> None:
 
 
 @given(text=texts.filter(lambda t: "\ufffd" not in t))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=some(30, 100), deadline=None)
 def test_no_piece_of_valid_text_shows_a_broken_character(text: str) -> None:
     for make in (v.byte_level, v.byte_fallback):
         tok = make()

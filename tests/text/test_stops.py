@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from amounts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,7 @@ def brute_force(text: str, stops: list[str], include: bool, ignored: int) -> tup
 
 
 @given(st.lists(words, min_size=1, max_size=4), st.lists(st.text("ab<c", max_size=5)), st.booleans(), st.integers(0, 4))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=some(100, 500), deadline=None)
 def test_streamed_text_equals_brute_force(stops: list[str], pieces: list[str], include: bool, free: int) -> None:
     stream, shown = StopStream(StopStrings(stops), include), ""
     for i, piece in enumerate(pieces):
@@ -34,7 +35,7 @@ def test_streamed_text_equals_brute_force(stops: list[str], pieces: list[str], i
 
 
 @given(st.lists(words, min_size=1, max_size=4), st.lists(st.text("ab<c", max_size=5)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(60, 300), deadline=None)
 def test_no_more_is_held_back_than_may_become_a_stop_string(stops: list[str], pieces: list[str]) -> None:
     stream, shown, text = StopStream(StopStrings(stops)), "", ""
     for piece in pieces:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import vocabularies as v
+from amounts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
@@ -36,7 +37,7 @@ def test_ids_and_facts_equal_transformers(tmp_path: Path, make: object, config: 
 
 
 @given(st.lists(st.integers(0, 400), max_size=20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=some(30, 100), deadline=None)
 def test_bytes_of_tokens_join_to_the_text(ids: list[int]) -> None:
     tok = v.byte_level()
     joined = b"".join(map(tok.bytes_of, ids)).decode(errors="replace")
@@ -129,7 +130,7 @@ def test_the_newest_template_file_wins_and_named_ones_are_kept(tmp_path: Path) -
 
 
 @given(st.text(max_size=40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=some(30, 100), deadline=None)
 def test_max_token_chars_bounds_what_a_token_covers(text: str) -> None:
     tok = v.byte_level()
     assert len(text) <= tok.max_token_chars * len(tok.encode(text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import lru_cache
 
 import llguidance
 import pytest
@@ -41,10 +42,15 @@ def turn_of(name: str) -> Turn:
     return Turn(table.REASONING["qwen3"], ROWS[name])
 
 
-def accepts(source: str, text: str) -> bool:
+@lru_cache(maxsize=1)
+def matcher_of(source: str) -> llguidance.LLMatcher:
     tokenizer = llguidance.LLTokenizer("byte")
     assert not llguidance.LLMatcher.validate_grammar(source, tokenizer), source
-    matcher = llguidance.LLMatcher(tokenizer, source, log_level=0)
+    return llguidance.LLMatcher(tokenizer, source, log_level=0)
+
+
+def accepts(source: str, text: str) -> bool:
+    matcher = matcher_of(source).deep_copy()
     assert not matcher.get_error(), (matcher.get_error(), source)
     ids = list(text.encode())
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()

@@ -38,6 +38,8 @@ FAREWELL = 0.4
 """Seconds for the last answers to reach their clients, once every request has ended."""
 GIVE_UP = 0.5
 """Seconds for the engine, or for what is still loading, to end by itself."""
+LOOK_EVERY = 0.005
+"""Seconds between looks at whether the last connection is closed."""
 HEALTH_EVERY = 1.0
 """Seconds between looks at whether the engine still lives."""
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -175,11 +177,13 @@ async def _drain(app: Application, settings: ServerSettings, signals: _Signals) 
 
 
 class _Server(uvicorn.Server):
-    """Signals are handled above, where the engine is ended too."""
+    """Signals are handled above, where the engine is ended too. It ends when it is told to, and when its last connection
+    is closed: uvicorn's own looks every tenth of a second."""
 
     def __init__(self, config: uvicorn.Config, handshake_seconds: float) -> None:
         super().__init__(config)
         self._handshake_seconds = handshake_seconds
+        self._told = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's for sockets that listen, with a bound to TLS handshakes: before that a connection is nobody's."""
@@ -199,6 +203,23 @@ class _Server(uvicorn.Server):
         ]
         self.started = True
 
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # sets the date that answers carry
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._told.wait(), 1)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Nobody new, then the end of every connection that is open; `leave` says how long that may take."""
+        for listening in (*self.servers, *(sockets or ())):
+            listening.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        while (self.server_state.connections or self.server_state.tasks) and not self.force_exit:
+            await asyncio.sleep(LOOK_EVERY)
+        for server in self.servers:
+            await server.wait_closed()
+        await self.lifespan.shutdown()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -206,6 +227,7 @@ class _Server(uvicorn.Server):
     async def leave(self, running: asyncio.Task[None]) -> None:
         """Close every connection (their answers are out, or never will be) and end."""
         self.should_exit = True
+        self._told.set()
         await asyncio.wait({running}, timeout=FAREWELL)
         for connection in list(self.server_state.connections):
             transport = connection.transport

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from amounts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,7 +62,7 @@ def test_a_suspect_whose_client_left_is_skipped():
     assert recovery.ended(1, [3]).submit == [3]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(60, 300), deadline=None)
 @given(
     n=st.integers(1, 12),
     poisons=st.sets(st.integers(0, 11), max_size=3),

@@ -1,6 +1,7 @@
 """The block pool against a model of plain dictionaries: who holds what, and which cached block goes first."""
 
 import pytest
+from amounts import some
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -90,7 +91,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPoolMachine.settings = settings(max_examples=some(20, 60), stateful_step_count=40, deadline=None)
 
 
 def test_check_names_a_lost_block():

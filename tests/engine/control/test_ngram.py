@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from amounts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import World, make_config
@@ -46,7 +47,7 @@ class Rig:
     more=st.lists(st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.booleans()), max_size=12),
     low=st.integers(1, 3), wider=st.integers(0, 3), most=st.integers(1, MOST),
 )  # fmt: skip
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=some(60, 300), deadline=None)
 def test_what_is_proposed_is_what_followed_last_time(prompt, more, low, wider, most):
     rig, said = Rig(prompt, low, low + wider), list(prompt)
     for tokens, look in [([], True), *more]:

@@ -3,6 +3,7 @@
 import hashlib
 
 import pytest
+from amounts import some
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -110,9 +111,9 @@ class CollidingCacheMachine(CacheMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestCacheMachine.settings = settings(max_examples=some(20, 60), stateful_step_count=30, deadline=None)
 TestCollidingCacheMachine = CollidingCacheMachine.TestCase
-TestCollidingCacheMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestCollidingCacheMachine.settings = settings(max_examples=some(20, 60), stateful_step_count=30, deadline=None)
 
 
 def test_salt_and_tokens_cannot_be_read_as_each_other():
