@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from thalweg.checkpoint import gguf, safetensors
+from thalweg.checkpoint.pieces import experts_apart
 
 
 class Weights(Protocol):
@@ -38,4 +39,6 @@ class Weights(Protocol):
 
 def open_weights(path: str | Path) -> Weights:
     """Of a model directory or a GGUF file. CheckpointError names file and reason."""
-    return gguf.open_model(path) if gguf.is_gguf(path) else safetensors.open_checkpoint(path)
+    if gguf.is_gguf(path):
+        return gguf.open_model(path)
+    return experts_apart(safetensors.open_checkpoint(path))

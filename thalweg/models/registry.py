@@ -26,6 +26,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "LlamaForCausalLM": f"{_FAMILIES}.llama:llama",
     "LLaMAForCausalLM": f"{_FAMILIES}.llama:llama",
     "MistralForCausalLM": f"{_FAMILIES}.mistral:mistral",
+    "MixtralForCausalLM": f"{_FAMILIES}.mixtral:mixtral",
     "Qwen2ForCausalLM": f"{_FAMILIES}.qwen2:qwen2",
     "Qwen3ForCausalLM": f"{_FAMILIES}.qwen3:qwen3",
     "Qwen3NextForCausalLM": f"{_FAMILIES}.qwen3_next:qwen3_next",
