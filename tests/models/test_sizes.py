@@ -31,7 +31,7 @@ def config(name: str) -> dict:
 
 ARCHITECTURE = {
     "LlamaConfig": "LlamaForCausalLM", "MistralConfig": "MistralForCausalLM",
-    "MixtralConfig": "MixtralForCausalLM", "Qwen2Config": "Qwen2ForCausalLM",
+    "MinistralConfig": "MinistralForCausalLM", "MixtralConfig": "MixtralForCausalLM", "Qwen2Config": "Qwen2ForCausalLM",
     "Qwen3Config": "Qwen3ForCausalLM", "Qwen3MoeConfig": "Qwen3MoeForCausalLM", "Gemma3TextConfig": "Gemma3ForCausalLM",
     "Glm4Config": "Glm4ForCausalLM", "Qwen3NextConfig": "Qwen3NextForCausalLM", "Qwen3_5TextConfig": "Qwen3_5ForCausalLM",
     "BertConfig": "BertModel",

@@ -37,8 +37,9 @@ class Piece:
 class Pieces:
     """As `safetensors.Checkpoint`, of tensors that are pieces of its."""
 
-    def __init__(self, whole: Checkpoint, pieces: Mapping[str, Piece]) -> None:
-        self.path, self._whole, self._pieces = whole.path, whole, pieces
+    def __init__(self, whole: Checkpoint, pieces: Mapping[str, Piece], path: Path | None = None) -> None:
+        """path: what the model is called, where that is not the folder."""
+        self.path, self._whole, self._pieces = path or whole.path, whole, pieces
         self._left = {p.source: set[str]() for p in pieces.values()}
         for name, piece in pieces.items():
             self._left[piece.source].add(name)

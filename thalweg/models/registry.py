@@ -25,6 +25,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Glm4ForCausalLM": f"{_FAMILIES}.glm4:glm4",
     "LlamaForCausalLM": f"{_FAMILIES}.llama:llama",
     "LLaMAForCausalLM": f"{_FAMILIES}.llama:llama",
+    "MinistralForCausalLM": f"{_FAMILIES}.mistral:mistral",
     "MistralForCausalLM": f"{_FAMILIES}.mistral:mistral",
     "MixtralForCausalLM": f"{_FAMILIES}.mixtral:mixtral",
     "Qwen2ForCausalLM": f"{_FAMILIES}.qwen2:qwen2",
