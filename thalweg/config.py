@@ -24,7 +24,7 @@ BUNDLED_WORDS = (
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 POLICIES = ("fcfs", "priority")
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
-LOAD_FORMATS = ("auto", "safetensors", "hf", "gguf", "dummy", "fastsafetensors", "runai_streamer", "instanttensor")
+LOAD_FORMATS = ("auto", "safetensors", "hf", "gguf", "mistral", "dummy", "fastsafetensors", "runai_streamer", "instanttensor")
 FASTER_READERS = ("fastsafetensors", "runai_streamer", "instanttensor")
 """Values of `load_format` that name other readers of safetensors files. Files and values are the same, so ours serves."""
 _DENSE = "give the safetensors files of the same model (transformers writes them: model.save_pretrained)"
@@ -35,9 +35,17 @@ LOAD_REFUSED = {
     "sharded_state": f"its files are cut for one number of ranks of another engine; {_DENSE}",
     "runai_streamer_sharded": f"its files are cut for one number of ranks of another engine; {_DENSE}",
     "bitsandbytes": "leave it at auto, which reads what the checkpoint is; to round a dense one use --quantization int4",
-    "mistral": "consolidated files are not read; leave it at auto, with the repository's config.json and model*.safetensors",
 }
 """Values of `load_format` that are not honoured, and what to do instead."""
+CONFIG_FORMATS = ("auto", "hf", "mistral")
+TOKENIZER_MODES = ("auto", "hf", "slow", "mistral")
+_TOKENIZER = "the tokenizer of the model's files gives the same tokens; leave the mode at auto"
+TOKENIZER_REFUSED = {
+    "deepseek_v32": f"messages of these models are written by their chat template; {_TOKENIZER}",
+    "deepseek_v4": f"messages of these models are written by their chat template; {_TOKENIZER}",
+    "fastokens": _TOKENIZER,
+}
+"""Values of `tokenizer_mode` that are not honoured, and what to do instead."""
 KV_CACHE_DTYPES = {
     "auto": "", "float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "fp8": "float8_e4m3fn",
     "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "int8_per_token_head": "int8",
@@ -79,6 +87,9 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
 
     model: str = BUNDLED
     tokenizer: str | None = None
+    tokenizer_mode: str = "auto"
+    """mistral: of tekken.json or tokenizer.model.v*. hf (and slow): of tokenizer.json, or what transformers reads. auto:
+    what is there, tokenizer.json first."""
     revision: str | None = None
     tokenizer_revision: str | None = None
     download_dir: str | None = None
@@ -108,6 +119,8 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     (CHECKPOINT_FORMATS): another one is refused. None = as the checkpoint holds them."""
     seed: int = 0
     max_model_len: int | None = None
+    config_format: str = "auto"
+    """hf: config.json. mistral: params.json, with consolidated weights. auto: what is there, config.json first."""
     load_format: str = "auto"
     use_tqdm_on_load: bool = True
     strict_kernels: bool = False
@@ -378,16 +391,19 @@ def check_args(args: EngineArgs) -> None:
         ("dtype", DTYPES),
         ("kv_cache_dtype", KV_CACHE_DTYPES),
         ("load_format", LOAD_FORMATS),
+        ("config_format", CONFIG_FORMATS),
+        ("tokenizer_mode", TOKENIZER_MODES),
         ("prefix_caching_hash_algo", PREFIX_HASHES),
         ("logprobs_mode", LOGPROBS_MODES),
         ("scheduling_policy", POLICIES),
         ("runner", RUNNERS),
         ("convert", CONVERTS),
     ):
-        if name == "load_format" and args.load_format in LOAD_REFUSED:
-            problems.append(f"load_format: {args.load_format}: {LOAD_REFUSED[args.load_format]}")
-        elif getattr(args, name) not in choices:
-            problems.append(f"{name} must be one of {', '.join(choices)}, not {getattr(args, name)!r}")
+        value, refused = getattr(args, name), {"load_format": LOAD_REFUSED, "tokenizer_mode": TOKENIZER_REFUSED}.get(name, {})
+        if value in refused:
+            problems.append(f"{name}: {value}: {refused[value]}")
+        elif value not in choices:
+            problems.append(f"{name} must be one of {', '.join(choices)}, not {value!r}")
     if args.quantization is not None and args.quantization not in QUANTIZATIONS:
         problems.append(
             f"quantization must be one of {', '.join(QUANTIZATIONS)}, not {args.quantization!r} (a checkpoint that is "

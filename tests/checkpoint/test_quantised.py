@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from test_config import GOOD, save
 
 from thalweg.checkpoint.config import facts, read_config
-from thalweg.checkpoint.safetensors import Stored
+from thalweg.checkpoint.weights import Stored
 from thalweg.config import EngineArgs
 from thalweg.errors import UnsupportedModelError
 

@@ -42,6 +42,14 @@ def tensor(begin: int = 0, end: int = 8, dtype: object = "F32", shape: object = 
     return {"dtype": dtype, "shape": list(shape) if isinstance(shape, tuple) else shape, "data_offsets": [begin, end]}
 
 
+@pytest.mark.parametrize("length", [0x0280, 0x0480])
+def test_a_header_whose_length_begins_as_a_pickle_does_is_a_header(length, tmp_path):
+    header = json.dumps({"a": tensor()}).encode()
+    path = build(tmp_path, header + b" " * (length - len(header)), b"\0" * 8)
+    assert (path / "model.safetensors").read_bytes()[0] == 0x80
+    assert open_checkpoint(path).names == ["a"]
+
+
 def test_reads_what_the_formats_library_reads(tmp_path):
     save_file(FULL, tmp_path / "model.safetensors", metadata={"format": "pt"})
     got = open_checkpoint(tmp_path)

@@ -30,7 +30,8 @@ def config(name: str) -> dict:
 
 
 ARCHITECTURE = {
-    "LlamaConfig": "LlamaForCausalLM", "MistralConfig": "MistralForCausalLM", "Qwen2Config": "Qwen2ForCausalLM",
+    "LlamaConfig": "LlamaForCausalLM", "MistralConfig": "MistralForCausalLM",
+    "MinistralConfig": "MinistralForCausalLM", "MixtralConfig": "MixtralForCausalLM", "Qwen2Config": "Qwen2ForCausalLM",
     "Qwen3Config": "Qwen3ForCausalLM", "Qwen3MoeConfig": "Qwen3MoeForCausalLM", "Gemma3TextConfig": "Gemma3ForCausalLM",
     "Glm4Config": "Glm4ForCausalLM", "Qwen3NextConfig": "Qwen3NextForCausalLM", "Qwen3_5TextConfig": "Qwen3_5ForCausalLM",
     "BertConfig": "BertModel",
@@ -52,7 +53,7 @@ def test_the_bytes_counted_are_the_bytes_held(name: str, dtype: str) -> None:
     assert (kept == 0) == (name in ENCODERS)
 
 
-@pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe", "gemma3", "glm4", "qwen3-next", "qwen3.5"])
+@pytest.mark.parametrize("name", ["llama-tied", "mixtral", "qwen3-moe", "gemma3", "glm4", "qwen3-next", "qwen3.5"])
 def test_the_values_counted_are_those_of_the_files(name: str, tmp_path: Path) -> None:
     from zoo import make_checkpoint
 

@@ -61,6 +61,12 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     ),
     "mistral": (transformers.MistralConfig, {"sliding_window": 12, "head_dim": 8}),
     "mistral-full": (transformers.MistralConfig, {"sliding_window": None}),
+    "ministral": (
+        transformers.MinistralConfig,
+        {"sliding_window": 10, "head_dim": 16, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
+    "mixtral": (transformers.MixtralConfig, {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16}),
+    "mixtral-windowed": (transformers.MixtralConfig, {"num_local_experts": 4, "sliding_window": 12}),
     "qwen2": (transformers.Qwen2Config, {"tie_word_embeddings": True}),
     "qwen2-windowed": (
         transformers.Qwen2Config,

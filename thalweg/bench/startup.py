@@ -21,8 +21,8 @@ from urllib import error, request
 import numpy as np
 
 from thalweg.bench.common import at_least, check_output, write
-from thalweg.checkpoint.hub import resolve_model
 from thalweg.config import EngineArgs
+from thalweg.engine.planning import described
 from thalweg.errors import ThalwegError
 from thalweg.host import envs
 
@@ -51,9 +51,7 @@ def main(namespace: argparse.Namespace, args: EngineArgs, flags: Sequence[str] =
     at_least(0, num_iters_cold=a.num_iters_cold, num_iters_warmup=a.num_iters_warmup)
     at_least(1, num_iters_warm=a.num_iters_warm)
     check_output(a.output_json)
-    path = resolve_model(
-        args.model, revision=args.revision, download_dir=args.download_dir, token=args.hf_token, ignore=args.ignore_patterns
-    )
+    path = described.find(args)
     runs: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
     for _ in range(a.num_iters_cold):
         drop_pages(path)
@@ -99,7 +97,7 @@ def drop_pages(path: Path) -> None:
     """Ask the system to forget the model's files. It may decline."""
     if not hasattr(os, "posix_fadvise"):
         return
-    for file in path.iterdir():
+    for file in path.iterdir() if path.is_dir() else path.parent.iterdir():
         if file.is_file():
             fd = os.open(file, os.O_RDONLY)
             try:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from thalweg.checkpoint import gguf, quantised, sentence
-from thalweg.checkpoint.safetensors import Stored, open_checkpoint, strict_json
+from thalweg.checkpoint import gguf, native, quantised, sentence
+from thalweg.checkpoint.safetensors import open_checkpoint, strict_json
 from thalweg.checkpoint.tail import decide
+from thalweg.checkpoint.weights import Stored
 from thalweg.config import Tail
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.platform import ModelInfo
@@ -39,22 +40,21 @@ def read_config(
     windows: Callable[[Config], Collection[int]] | None = None,
     tail: Tail = AUTO,
 ) -> dict[str, Any]:
-    """config.json of a model directory, or what a GGUF file makes of one, with top-level keys replaced by `overrides`. How a
-    model pools stands in `pooling`, as `tail` and what `sentence` finds beside the model have it. CheckpointError names file
-    and key for bad JSON, wrong types, and numbers out of range.
+    """config.json of a model directory, or what a GGUF file or a params.json makes of one, with top-level keys replaced by
+    `overrides`. How a model pools stands in `pooling`, as `tail` and what `sentence` finds beside the model have it.
+    CheckpointError names file and key for bad JSON, wrong types, and numbers out of range.
 
     accept: called with what the checkpoint says of quantised weights, if it has some, and raises if nobody reads them.
     Default: they are refused. A description that is accepted stands in `quantization_config`, its name in `quant_method`, and
     the tensors of the files (`Stored`) in `stored`, if there are files.
     windows: what finds the sliding windows of a model's layers (0 = none). The context is made no longer than the least, so
     that layers see everything."""
-    file = Path(path) if gguf.is_gguf(path) else Path(path) / "config.json"
-    config = gguf.read_config(path) if gguf.is_gguf(path) else _read_object(file)
+    file, config = _described(Path(path))
     for key, value in (overrides or {}).items():
         _finite(value, f"hf_overrides: {key}")
         config[key] = value
     _finite(config, str(file))
-    near = () if gguf.is_gguf(path) else quantised.FILES
+    near = () if file == Path(path) else quantised.FILES
     beside = {name: _read_object(file.with_name(name)) for name in near if file.with_name(name).is_file()}
     found = quantised.described(config, file, beside)
     if found is not None:
@@ -67,8 +67,22 @@ def read_config(
     return config
 
 
+def _described(path: Path) -> tuple[Path, dict[str, Any]]:
+    """(the file that describes a model, what config.json says or would say)."""
+    if gguf.is_gguf(path):
+        return path, gguf.read_config(path)
+    if native.is_native(path):
+        return path, native.read_config(path)
+    return path / "config.json", _read_object(path / "config.json")
+
+
 def _pooling(path: Path) -> dict[str, Any] | None:
-    return gguf.pooling(path) if gguf.is_gguf(path) else sentence.described(path, _read_json)
+    return gguf.pooling(path) if gguf.is_gguf(path) else sentence.described(folder(path), _read_json)
+
+
+def folder(path: Path) -> Path:
+    """That a model lies in: itself, but for one that is named by its params.json."""
+    return path.parent if native.is_native(path) else path
 
 
 def _stored(path: Path) -> dict[str, Any]:
@@ -196,7 +210,7 @@ def generation_defaults(path: str | Path) -> dict[str, Any]:
     """generation_config.json of the directory (or the file itself), or what a GGUF file says. {} if there is none."""
     if gguf.is_gguf(path):
         return gguf.generation_defaults(path)
-    file = Path(path)
+    file = folder(Path(path))
     file = file / "generation_config.json" if file.is_dir() else file
     if not file.exists():
         return {}
@@ -321,9 +335,9 @@ def _weights(path: Path, known_to_be_quantised: bool) -> tuple[str | None, int]:
     configuration names the dtype."""
     if gguf.is_gguf(path):
         return None, gguf.open_model(path).bytes
-    if not any(path.glob("*.safetensors")):
+    if not any(folder(path).glob("*.safetensors")):
         return None, 0
-    checkpoint = open_checkpoint(path)
+    checkpoint = native.open_consolidated(path) if native.is_native(path) else open_checkpoint(path)
     count: dict[str, int] = {}
     for shard in checkpoint.shards:
         for name, e in shard.entries.items():

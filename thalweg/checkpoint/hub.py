@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from thalweg.checkpoint.gguf.names import first_part, is_gguf
+from thalweg.checkpoint.native import PARAMS, WEIGHTS, is_native
 from thalweg.config import BUNDLED_FOLDERS
 from thalweg.errors import CheckpointError
 
-PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
+PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.model.v*", "*.jinja")
 """Files that are downloaded: weights, configuration, tokenizers, templates. Never code, never pickles."""
 BESIDE = ("mmproj", "imatrix")
 """Words in names of GGUF files that are no models."""
@@ -28,12 +30,15 @@ _ELSEWHERE = "give a local directory, or use the bundled model (--model thalweg-
 
 def resolve_model(
     name: str | Path, *, revision: str | None = None, download_dir: str | None = None, token: str | bool | None = None,
-    ignore: Sequence[str] = (),
+    ignore: Sequence[str] = (), native: bool | None = None,
 ) -> Path:  # fmt: skip
     """Where the model called `name` lies: "thalweg-nano", a local directory or GGUF file, or a hub id "org/name". A hub
     id is downloaded unless cached, except files that match a pattern of `ignore`. "org/name:Q4_K_M" is the GGUF file of
     that repository (or directory) whose name says so. CheckpointError says what is wrong with the name or the place,
-    and what to do."""
+    and what to do.
+
+    native: True = as Mistral publishes it, by params.json; then model*.safetensors are not downloaded. False = by
+    config.json. None = by what is there, config.json first."""
     text = str(name)
     if text in BUNDLED_FOLDERS:
         return _found(Path(str(files("thalweg") / "nano" / BUNDLED_FOLDERS[text])))
@@ -51,7 +56,7 @@ def resolve_model(
     except OSError as e:  # a component longer than the file system allows, no permission
         raise CheckpointError(f"model: {text[:200]!r} cannot be looked up: {e.strerror or e}") from e
     if exists:
-        return _found(path)
+        return _found(path, native)
     place, colon, quant = text.rpartition(":")
     if colon and place and _QUANT.fullmatch(quant):
         if Path(place).expanduser().is_dir():
@@ -61,16 +66,28 @@ def resolve_model(
             return _chosen(_download(place, revision, download_dir, token, ignore, patterns), quant)
     if path.is_absolute() or not _HUB_ID.fullmatch(text) or ".." in text:
         raise CheckpointError(f"model: {text[:200]!r} does not exist, and is not a hub id like org/name; {_ELSEWHERE}")
-    return _found(_download(text, revision, download_dir, token, ignore, PATTERNS), downloaded=True)
+    ours = [p for p in ignore if not fnmatch(f"{WEIGHTS}.safetensors", p)] + ["model*.safetensors*"]
+    got = _download(text, revision, download_dir, token, ours if native else ignore, PATTERNS)
+    if native is None and not (got / "config.json").is_file() and (got / PARAMS).is_file():
+        got, native = _download(text, revision, download_dir, token, ours, PATTERNS), True
+    return _found(got, native, downloaded=True)
 
 
-def _found(path: Path, downloaded: bool = False) -> Path:
+def _found(path: Path, native: bool | None = None, downloaded: bool = False) -> Path:
     if path.is_file():
         if is_gguf(path):
             return first_part(path)
+        if is_native(path) and native is not False:
+            return path
         raise CheckpointError(f"model: {path} is a file, not a model directory; give the directory that holds it")
+    if native and not (path / PARAMS).is_file():
+        raise CheckpointError(f"model: {path} has no {PARAMS}, by which Mistral's own format is read; leave the format at auto")
+    if native:
+        return path / PARAMS
     if (path / "config.json").is_file():
         return path
+    if native is None and (path / PARAMS).is_file():
+        return path / PARAMS
     models = _models(path)
     if len(models) == 1:
         return models[0]
@@ -79,7 +96,9 @@ def _found(path: Path, downloaded: bool = False) -> Path:
             f"model: {path} holds {len(models)} GGUF models: name one, as {path}:{models[0].stem} ({_listed(models)})"
         )
     hint = "; of a repository of GGUF files name one, as org/name:Q4_K_M"
-    raise CheckpointError(f"model: {path} is not a model directory: it has no config.json{hint if downloaded else ''}")
+    raise CheckpointError(
+        f"model: {path} is not a model directory: it has no config.json and no {PARAMS}{hint if downloaded else ''}"
+    )
 
 
 def _models(path: Path) -> list[Path]:

@@ -13,7 +13,7 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,47 +154,22 @@ class Checkpoint:
         self._home[name].forget(name)
 
 
-class Stored(Mapping[str, tuple[str, tuple[int, ...]]]):
-    """What headers say of a checkpoint's tensors: name -> (dtype, shape). Small ones may be read: orders of inputs, settings.
-    It travels between processes as the path of its files."""
+def open_checkpoint(path: str | Path, stem: str = "model") -> Checkpoint:
+    """The safetensors of a model directory, one file or several with an index. CheckpointError names file and reason.
 
-    def __init__(self, path: str | Path) -> None:
-        self._files = open_checkpoint(path)
-        self._entries = {name: self._files.entry(name) for name in self._files.names}
-
-    def __getitem__(self, name: str) -> tuple[str, tuple[int, ...]]:
-        return self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __reduce__(self) -> tuple[type[Stored], tuple[Path]]:
-        return Stored, (self._files.path,)
-
-    def read(self, name: str) -> np.ndarray:
-        """A copy of the values, of dtypes that numpy lacks as unsigned integers."""
-        found = self._files.read(name).copy()
-        self._files.forget(name)
-        return found
-
-
-def open_checkpoint(path: str | Path) -> Checkpoint:
-    """The safetensors of a model directory, one file or several with an index. CheckpointError names file and reason."""
-    path = Path(path)
-    index = path / INDEX
+    stem: begins the names of the files. Where it is "model", any single file will do."""
+    path, single = Path(path), f"{stem}.safetensors"
+    index = path / f"{single}.index.json"
     if index.is_file():
         return _open_sharded(path, index)
-    if (path / SINGLE).is_file():
-        return Checkpoint(path, [Shard(path / SINGLE)])
-    found = sorted(p for p in path.glob("*.safetensors") if p.is_file())
+    if (path / single).is_file():
+        return Checkpoint(path, [Shard(path / single)])
+    found = sorted(p for p in path.glob("*.safetensors" if stem == "model" else f"{stem}*.safetensors") if p.is_file())
     if len(found) == 1:
         return Checkpoint(path, [Shard(found[0])])
     if found:
         raise CheckpointError(
-            f"{path}: {len(found)} safetensors files but no {INDEX} that says what belongs together; add the index"
+            f"{path}: {len(found)} safetensors files but no {index.name} that says what belongs together; add the index"
         )
     pickled = sorted(p.name for p in path.glob("*") if p.suffix in PICKLED)
     if pickled:
@@ -202,7 +177,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             f"{path}: holds only pickled weights ({', '.join(pickled[:3])}), which can run code when read and are refused; "
             "convert them to safetensors"
         )
-    raise CheckpointError(f"{path}: no weights: neither {SINGLE} nor {INDEX} is there")
+    raise CheckpointError(f"{path}: no weights: neither {single} nor {index.name} is there")
 
 
 def _open_sharded(path: Path, index: Path) -> Checkpoint:
@@ -222,13 +197,13 @@ def _open_sharded(path: Path, index: Path) -> Checkpoint:
     shards = []
     for file, names in sorted(wanted.items()):
         if not (path / file).is_file():
-            raise CheckpointError(f"{path / file}: listed in {INDEX} but missing; download the model again")
+            raise CheckpointError(f"{path / file}: listed in {index.name} but missing; download the model again")
         shard = Shard(path / file)
         here = set(shard.entries)
         if names - here:
-            raise CheckpointError(f"{path / file}: lacks {_some(names - here)}, which {INDEX} says it holds")
+            raise CheckpointError(f"{path / file}: lacks {_some(names - here)}, which {index.name} says it holds")
         if here - names:
-            raise CheckpointError(f"{path / file}: holds {_some(here - names)}, which {INDEX} does not list there")
+            raise CheckpointError(f"{path / file}: holds {_some(here - names)}, which {index.name} does not list there")
         shards.append(shard)
     return Checkpoint(path, shards)
 
@@ -262,7 +237,7 @@ def strict_json(path: Path, text: bytes) -> Any:
 def _parse(path: Path, f: Any, size: int) -> dict[str, Entry]:
     head = f.read(24)
     for magic, what in _MAGIC:
-        if head.startswith(magic):
+        if head.startswith(magic) and head[8:9] != b"{":  # else they are the length of a header
             raise CheckpointError(f"{path}: is {what}, not safetensors; it is not read")
     if len(head) < 8:
         raise CheckpointError(f"{path}: truncated: {size} bytes, too short for a header; download it again")

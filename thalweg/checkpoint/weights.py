@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from thalweg.checkpoint import gguf, safetensors
+from thalweg.checkpoint import gguf, native, safetensors
+from thalweg.checkpoint.pieces import experts_apart
 
 
 class Weights(Protocol):
@@ -36,6 +38,37 @@ class Weights(Protocol):
         """The tensor's pages no longer count as this process's memory; reading it brings them back."""
 
 
+class Stored(Mapping[str, tuple[str, tuple[int, ...]]]):
+    """What headers say of a checkpoint's tensors: name -> (dtype, shape). Small ones may be read: orders of inputs, settings.
+    It travels between processes as the path of its files."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._files = open_weights(path)
+        self._entries = {name: self._files.entry(name) for name in self._files.names}
+
+    def __getitem__(self, name: str) -> tuple[str, tuple[int, ...]]:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __reduce__(self) -> tuple[type[Stored], tuple[Path]]:
+        return Stored, (self._files.path,)
+
+    def read(self, name: str) -> np.ndarray:
+        """A copy of the values, of dtypes that numpy lacks as unsigned integers."""
+        found = self._files.read(name).copy()
+        self._files.forget(name)
+        return found
+
+
 def open_weights(path: str | Path) -> Weights:
-    """Of a model directory or a GGUF file. CheckpointError names file and reason."""
-    return gguf.open_model(path) if gguf.is_gguf(path) else safetensors.open_checkpoint(path)
+    """Of a model directory, a GGUF file, or the params.json of a folder of Mistral's. CheckpointError names file and reason."""
+    if gguf.is_gguf(path):
+        return gguf.open_model(path)
+    if native.is_native(path):
+        return native.open_model(path)
+    return experts_apart(safetensors.open_checkpoint(path))

@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from thalweg.checkpoint.hub import resolve_model
 from thalweg.cli import common
 from thalweg.config import BUNDLED, EngineArgs
+from thalweg.engine.planning import described
 from thalweg.errors import ConfigError, ThalwegError
 from thalweg.hal import discovery
 from thalweg.host import processes
@@ -36,7 +36,7 @@ def run(words: list[str]) -> int:
     namespace = common.parse("compile", words, _arguments, about="Compile a model's kernels for devices that need not be here.")
     args = common.engine_args(namespace, namespace.model_tag)
     asked = platforms(namespace.arch, namespace.jobs, args.device)
-    path = resolve_model(args.model, revision=args.revision, download_dir=args.download_dir, token=args.hf_token)
+    path = described.find(args)
     reports = []
     for arch, platform in asked:
         report = _Run(msgspec.structs.replace(args, model=str(path)), platform, arch, namespace.cache_dir, namespace.jobs)

@@ -33,6 +33,8 @@ from thalweg.config import (
     PREFIX_HASHES,
     QUANTIZATIONS,
     RUNNERS,
+    TOKENIZER_MODES,
+    TOKENIZER_REFUSED,
     EngineArgs,
     check_args,
 )
@@ -49,22 +51,20 @@ CHOICES = {
     "quantization": QUANTIZATIONS,
     "runner": RUNNERS,
     "scheduling_policy": POLICIES,
+    "tokenizer_mode": TOKENIZER_MODES,
 }
 """Values of flags for which this version has fewer (or other) values than the field."""
-REFUSED_VALUES = {"load_format": LOAD_REFUSED}
+REFUSED_VALUES = {"load_format": LOAD_REFUSED, "tokenizer_mode": TOKENIZER_REFUSED}
 """Values of the field that a flag does not take here -> what to do instead."""
 SAME_AS_NOW: dict[str, tuple[str, ...]] = {
     "attention_backend": ("auto",),
-    "config_format": ("hf",),
     "distributed_executor_backend": ("mp", "uni"),
     "model_impl": ("vllm",),
     "safetensors_load_strategy": ("lazy",),
     "task": ("auto", "generate"),
-    "tokenizer_mode": ("hf", "slow"),
 }
 """Values of flags this version does not have, beside their defaults, that ask for what it does anyway. mp and uni:
-one process beside the server. vllm: implementations of our own. lazy: mapped files. hf, slow: other code for the
-tokenizer of the model's files, with the same tokens."""
+one process beside the server. vllm: implementations of our own. lazy: mapped files."""
 GONE = ("Removed", "Replaced")
 COMMAND = frozenset({"code_revision", "compilation_config", "config", "fail_on_environ_validation", "optimization_level"})
 """Honoured by the command line itself, here or in common.parse. code_revision: of code that is never run, so any is the right

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from thalweg.checkpoint.hub import resolve_model
 from thalweg.cli import common
 from thalweg.config import BUNDLED
+from thalweg.engine.planning import described
 from thalweg.engine.planning.memory import Plan, gib, plan
 
 
@@ -18,9 +18,7 @@ def run(words: list[str]) -> int:
     """0: it fits. 1: it does not, and the plan says which flag to change."""
     namespace = common.parse("plan", words, _arguments, about="What serving a model needs, without a device.")
     args = common.engine_args(namespace, namespace.model_tag)
-    path = resolve_model(
-        args.model, revision=args.revision, download_dir=args.download_dir, token=args.hf_token, ignore=args.ignore_patterns
-    )
+    path = described.find(args)
     made = plan(msgspec.structs.replace(args, model=str(path)))
     if namespace.json:
         print(json.dumps(as_json(made), indent=2))

@@ -441,6 +441,8 @@ class Names:
 
     replace: tuple[tuple[str, str], ...] = ()
     """Prefixes and what takes their place; the first that fits. Bare decoders lack the `root`, which is added."""
+    inside: tuple[tuple[str, str], ...] = ()
+    """Parts of names, anywhere in them, and what takes their place; all of them."""
     skip: tuple[str, ...] = ()
     """Prefixes of tensors that hold nothing of this model, such as another modality's."""
 
@@ -532,6 +534,8 @@ class ModelSpec:
             if name.startswith(old):
                 name = new + name.removeprefix(old)
                 break
+        for old, new in self.names.inside:
+            name = name.replace(old, new)
         if self.tied and name == f"{self.head}.weight":
             return None
         return name if name.startswith((self.root, f"{self.head}.")) else self.root + name

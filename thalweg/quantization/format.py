@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from thalweg.checkpoint.safetensors import Stored
+from thalweg.checkpoint.weights import Stored
 from thalweg.errors import UnsupportedModelError
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 

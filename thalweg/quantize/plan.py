@@ -9,6 +9,7 @@ from typing import Any
 
 from thalweg.checkpoint import gguf
 from thalweg.checkpoint.config import read_config
+from thalweg.checkpoint.native import is_native
 from thalweg.checkpoint.safetensors import Checkpoint, open_checkpoint
 from thalweg.errors import ConfigError
 from thalweg.models import registry
@@ -40,6 +41,8 @@ def planned(path: Path, form: Format, ignore: Sequence[str], calibrated: bool) -
     """ConfigError lists what is wrong with the model or the format for it."""
     if gguf.is_gguf(path):
         raise ConfigError(f"MODEL: {path} is a GGUF file; give a directory of safetensors files with dense weights")
+    if is_native(path):
+        raise ConfigError(f"MODEL: {path.parent} is in Mistral's own format; give the same model in that of transformers")
     config = read_config(path, None, read.check)
     held = read.of_checkpoint(config)
     if held is not None:

@@ -187,10 +187,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
     if not path.is_dir():
         raise CheckpointError(f"tokenizer: {path} is not a directory; give the directory that holds tokenizer.json")
     config = {**_json(path / "special_tokens_map.json"), **_json(path / "tokenizer_config.json")}
-    templates = _templates(path, config)
+    found = templates(path)
     if not (path / "tokenizer.json").exists():
-        return Tokenizer(_from_transformers(path), config, templates)
-    return Tokenizer(_backend(path / "tokenizer.json"), config, templates)
+        return Tokenizer(_from_transformers(path), config, found)
+    return Tokenizer(_backend(path / "tokenizer.json"), config, found)
 
 
 def check_vocab(tokenizer: Tokenizer, model_vocab: int) -> None:
@@ -246,9 +246,11 @@ def _json(file: Path) -> dict[str, Any]:
     return data
 
 
-def _templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Newest place first: chat_template.jinja (+ additional_chat_templates/), chat_template.json, tokenizer_config.json."""
-    found = _template_entry(path / "tokenizer_config.json", config.get("chat_template"))
+def templates(path: Path) -> dict[str, str]:
+    """Chat templates of a model directory, name -> source. Newest place first: chat_template.jinja (+
+    additional_chat_templates/), chat_template.json, tokenizer_config.json."""
+    said = path / "tokenizer_config.json"
+    found = _template_entry(said, _json(said).get("chat_template"))
     old = path / "chat_template.json"
     found |= _template_entry(old, _json(old).get("chat_template"))
     files = {DEFAULT_TEMPLATE: path / "chat_template.jinja"}

@@ -13,9 +13,9 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 ARCHITECTURES = {
-    "llama": gguf.MODEL_ARCH.LLAMA, "mistral": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2,
-    "qwen3": gguf.MODEL_ARCH.QWEN3, "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE, "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
-    "glm4": gguf.MODEL_ARCH.GLM4,
+    "llama": gguf.MODEL_ARCH.LLAMA, "mistral": gguf.MODEL_ARCH.LLAMA, "mixtral": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3, "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3, "glm4": gguf.MODEL_ARCH.GLM4,
 }  # fmt: skip
 SCALES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2),
@@ -56,9 +56,10 @@ def permuted(w: np.ndarray, heads: int) -> np.ndarray:
 def convert(
     source: Path, file: Path, kind: Callable[[str, tuple[int, ...]], str] = lambda name, shape: "F32", *,
     dense: Path | None = None, edit: Callable[[gguf.GGUFWriter], None] | None = None, tokenizer: bool = True,
-    tensors_per_file: int = 0, fused: bool = False,
+    tensors_per_file: int = 0, fused: bool = False, apart: bool = False,
 ) -> Path:  # fmt: skip
-    """kind: (name in transformers, shape) -> the type that a matrix is written in; those that the package cannot write hold
+    """apart: a tensor for each expert, as files of before April 2024 have it.
+    kind: (name in transformers, shape) -> the type that a matrix is written in; those that the package cannot write hold
     random blocks. dense: a directory that gets the same model with the values that the package decodes."""
     config = json.loads((source / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
@@ -80,7 +81,7 @@ def convert(
     for i, (name, w) in enumerate(sorted(weights.items())):
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
-        wanted = kind(name, w.shape) if w.ndim == 2 and not name.endswith("mlp.gate.weight") else "F32"
+        wanted = kind(name, w.shape) if w.ndim == 2 and not name.endswith(("mlp.gate.weight", "moe.gate.weight")) else "F32"
         qtype = gguf.GGMLQuantizationType[wanted]
         if wanted in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "TQ1_0", "TQ2_0", "MXFP4"):
             raw = gguf.quantize(w, qtype)
@@ -107,6 +108,10 @@ def convert(
             layer = name.split(".")[2]
             writer.add_tensor(f"blk.{layer}.attn_qkv.{name.rpartition('.')[2]}", np.concatenate(kept), raw_dtype=qtype)
     for name, each in experts.items():
+        if apart:
+            for e, raw, qtype in each:
+                writer.add_tensor(named(name).replace("_exps.", f".{e}."), raw, raw_dtype=qtype)
+            continue
         stacked = np.stack([raw for _, raw, _ in sorted(each, key=lambda e: e[0])])
         writer.add_tensor(named(name), stacked, raw_dtype=each[0][2])
     if "llama3" in json.dumps(config.get("rope_parameters") or {}):
@@ -203,13 +208,14 @@ def _keys(w: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         w.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
     kind = config["model_type"]
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    if kind in ("llama", "mistral", "glm4"):
+    if kind in ("llama", "mistral", "mixtral", "glm4"):
         w.add_rope_dimension_count(int(head * rope.get("partial_rotary_factor", 0.5 if kind == "glm4" else 1)))
-    if kind == "mistral" and config.get("sliding_window"):
+    if kind in ("mistral", "mixtral") and config.get("sliding_window"):
         w.add_sliding_window(config["sliding_window"])
-    if kind == "qwen3_moe":
+    if kind in ("qwen3_moe", "mixtral"):
         w.add_expert_count(config.get("num_experts") or config["num_local_experts"])
         w.add_expert_used_count(config["num_experts_per_tok"])
+    if kind == "qwen3_moe":
         w.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if kind == "gemma3_text":
         w.add_sliding_window(config["sliding_window"])

@@ -39,7 +39,7 @@ from thalweg.quantization import registry
 DEVICE = load("reference").open(Place())
 FAMILIES = (
     "llama", "llama-biased", "llama-tied", "llama-linear", "llama-yarn", "mistral", "mistral-full", "qwen2", "qwen3",
-    "qwen3-moe", "gemma3", "glm4",
+    "qwen3-moe", "gemma3", "glm4", "mixtral", "mixtral-windowed",
 )  # fmt: skip
 WIDE: dict[str, dict[str, Any]] = {
     "llama": {"num_attention_heads": 4, "num_key_value_heads": 2},
@@ -47,6 +47,7 @@ WIDE: dict[str, dict[str, Any]] = {
     "qwen3-moe": {
         "head_dim": 64, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "norm_topk_prob": True,
     },
+    "mixtral": {"head_dim": 64, "num_local_experts": 4},
     "gemma3": {"head_dim": 64, "tie_word_embeddings": True, "sliding_window": 10, "query_pre_attn_scalar": 64},
 }  # fmt: skip
 """Models whose rows hold whole blocks of 256 values."""
@@ -145,6 +146,18 @@ def test_parts_kept_in_one_tensor_are_taken_apart(tmp_path):
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.parametrize("mix", ["F32", "Q4_K_M"])
+def test_experts_in_tensors_of_their_own_are_read_too(mix, tmp_path):
+    """As files of Mixtral had them before April 2024."""
+    source = wide("mixtral", tmp_path)
+    dense, kind = tmp_path / "dense", of(mix) if mix in MIXES else lambda name, shape: mix
+    file = convert(source, tmp_path / "m.gguf", kind, apart=True, dense=dense)
+    assert "blk.1.ffn_gate.3.weight" in {t.name for t in gguf.GGUFReader(file).tensors}
+    mine, theirs = ({k: w for k, w in parameters(p).items() if ".ffn.weight" not in k and ".ffn." in k} for p in (file, dense))
+    assert len(mine) == 6
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
 def test_split_files_are_one_model(tmp_path):
     source = make_checkpoint("qwen2", tmp_path)
     convert(source, tmp_path / "m.gguf", tensors_per_file=10)
@@ -153,7 +166,7 @@ def test_split_files_are_one_model(tmp_path):
     assert told(parts[0]) == told(parts[-1]) == told(source)
 
 
-Q4_K_M = {"v_proj": "Q6_K", "down_proj": "Q6_K", "embed_tokens": "Q6_K", "lm_head": "Q6_K"}
+Q4_K_M = {"v_proj": "Q6_K", "down_proj": "Q6_K", "w2": "Q6_K", "embed_tokens": "Q6_K", "lm_head": "Q6_K"}
 MIXES = {
     **{name: {"": name} for name in (*SCALES, "MXFP4")},
     "Q4_K_M": {**Q4_K_M, "": "Q4_K"},
@@ -189,7 +202,8 @@ def test_quantised_weights_are_those_that_the_package_decodes(mix, tmp_path):
 @pytest.mark.parametrize(
     ("family", "mix"),
     [("llama", "Q4_K_M"), ("llama", "Q8_0"), ("llama", "odd"), ("qwen3", "Q4_K_M"), ("gemma3", "Q5_0"), ("qwen3", "Q4_1"),
-     ("llama", "IQ3_S"), ("qwen3-moe", "Q4_K"), ("qwen3-moe", "Q4_K_M")],
+     ("llama", "IQ3_S"), ("qwen3-moe", "Q4_K"), ("qwen3-moe", "Q4_K_M"),
+     ("mixtral", "Q8_0")],
 )  # fmt: skip
 def test_text_of_quantised_files_is_that_of_their_decoded_weights(device, family, mix, tmp_path):
     source = wide(family, tmp_path)
@@ -292,7 +306,7 @@ def _with(key: str, value: Any):
         (_with("llama.block_count", "two"), CheckpointError, "llama.block_count: must be an integer, not 'two'"),
         (_with("llama.block_count", 1), CheckpointError, "tensor 'blk.1.* is none that this version knows"),
         (_with("llama.block_count", 0), CheckpointError, "llama.block_count: must be between 1 and 10000, not 0"),
-        (_with("llama.expert_count", 8), UnsupportedModelError, "Mixtral is not served"),
+        (_with("llama.expert_count", 8), UnsupportedModelError, "layer 0 has no router"),
         (_with("llama.rope.scaling.type", "longrope"), UnsupportedModelError, "rope.scaling.type: 'longrope' is not read"),
         (_with("llama.embedding_length", 64), CheckpointError, "has shape .* config.json makes it"),
     ],

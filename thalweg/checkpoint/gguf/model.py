@@ -36,8 +36,10 @@ _READ_APART = ("rope_freqs.weight", "attn_rot_embd.weight")
 """Ends of names of tensors whose values stand in the configuration, or can be computed."""
 EXPERTS = ".experts."
 """In the names of experts' tensors, after the layer's part that they belong to."""
-DOWN = ".ffn_down_exps."
+DOWN = ".ffn_down"
 """In the names that files give their down projections."""
+_EXPERT = re.compile(r"(ffn_(?:gate|up|down))\.(\d{1,4})")
+"""One expert's, as files of before April 2024 have them."""
 _COMPANIONS = (".scale", ".input_scale")
 """Ends of names of what NVFP4 keeps beside its blocks."""
 
@@ -156,6 +158,8 @@ def _of_layer(
         if len(shape) != 3:
             return None
         return [(target(experts[part].format(e)), Piece(tensor.name, shape[1:], e)) for e in range(shape[0])]
+    if experts and (old := _EXPERT.fullmatch(part)):
+        return [(target(experts[f"{old[1]}_exps"].format(int(old[2]))), Piece(tensor.name, shape))]
     if part not in architecture.layer:
         return None
     return [(target(architecture.layer[part]), Piece(tensor.name, shape, heads=_turned(architecture, part, heads, kv)))]

@@ -73,9 +73,7 @@ class Located:
 def locate(args: EngineArgs) -> Located:
     """CheckpointError or ConfigError, naming file or field, before any process is told to load."""
     check_args(args)
-    path = hub.resolve_model(
-        args.model, revision=args.revision, download_dir=args.download_dir, token=args.hf_token, ignore=args.ignore_patterns
-    )
+    path = described.find(args)
     config = described.read(args, path)
     return Located(msgspec.structs.replace(args, model=str(path)), args, path, config, hf.facts(config, path))
 
@@ -92,7 +90,7 @@ def load_frontend(located: Located) -> Frontend:
             where = hub.resolve_model(
                 args.tokenizer, revision=args.tokenizer_revision, download_dir=args.download_dir, token=args.hf_token
             )
-        tokenizer = load_tokenizer(where)
+        tokenizer = load_tokenizer(where, "hf" if args.tokenizer_mode == "slow" else args.tokenizer_mode)
         check_vocab(tokenizer, located.facts.vocab)
     eos = hf.eos_ids(path, located.config) or (tokenizer.eos_ids if tokenizer else ())
     return Frontend(

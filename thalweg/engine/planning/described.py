@@ -8,15 +8,38 @@ from typing import Any
 
 from thalweg.checkpoint import gguf
 from thalweg.checkpoint.config import read_config
+from thalweg.checkpoint.hub import resolve_model
+from thalweg.checkpoint.native import is_native
 from thalweg.config import EngineArgs
 from thalweg.errors import ConfigError
 from thalweg.quantization import registry as formats
 
 
+def native(args: EngineArgs) -> bool | None:
+    """Is a model to be read as Mistral publishes it? None: by what is there. ConfigError where two flags differ."""
+    config, load = args.config_format, args.load_format
+    if (config == "hf" and load == "mistral") or (config == "mistral" and load not in ("auto", "dummy", "mistral")):
+        raise ConfigError(
+            f"config_format {config} and load_format {load} are of different formats: Mistral's configuration and weights "
+            "belong together, so set both to mistral, or leave both out"
+        )
+    return True if "mistral" in (config, load) else False if "hf" in (config, load) else None
+
+
+def find(args: EngineArgs) -> Path:
+    """Where the model lies, downloaded if it has to be. CheckpointError or ConfigError."""
+    return resolve_model(
+        args.model, revision=args.revision, download_dir=args.download_dir, token=args.hf_token, ignore=args.ignore_patterns,
+        native=native(args),
+    )  # fmt: skip
+
+
 def read(args: EngineArgs, path: Path) -> dict[str, Any]:
     """`read_config` of a local model. CheckpointError or UnsupportedModelError, naming the key, and ConfigError where its files
     are not what `load_format` says."""
-    found = "gguf" if gguf.is_gguf(path) else "safetensors"
+    found = "gguf" if gguf.is_gguf(path) else "mistral" if is_native(path) else "safetensors"
+    if native(args) and found != "mistral":
+        raise ConfigError(f"config_format, load_format: mistral is not what {path} is ({found}); leave them at auto")
     if args.load_format not in ("auto", "dummy", found) and "gguf" in (found, args.load_format):
         raise ConfigError(f"load_format: {args.load_format} is not what {path} is ({found}); leave it at auto")
     return read_config(

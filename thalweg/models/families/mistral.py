@@ -1,11 +1,14 @@
-"""Mistral 7B and its kin: Llama with a sliding window on every layer (null = none; absent = 4096, the family's default)."""
+"""Mistral 7B and its kin: Llama with a sliding window (null = none; absent = 4096, the family's default) on every layer, or on
+those that `layer_types` names."""
 
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config
-from thalweg.models.families.common import layer_count, mlp, sliding_window, windowed
+from thalweg.models.families.common import layer_count, layer_types, mlp, sliding_window, windowed
 from thalweg.models.spec import ModelSpec
 
 
 def mistral(config: Config) -> ModelSpec:
-    return windowed(config, (sliding_window(config),) * layer_count(config), mlp(config))
+    types = layer_types(config, ["sliding_attention"] * layer_count(config))
+    window = sliding_window(config)
+    return windowed(config, [window if t == "sliding_attention" else 0 for t in types], mlp(config))

@@ -1,18 +1,16 @@
-"""Llama 1 to 3.3, Mistral, and the many models that are converted as Llama."""
+"""Llama 1 to 3.3, Mistral, Mixtral, and the many models that are converted as Llama."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from thalweg.checkpoint.gguf.architectures.common import LAYER, Architecture, has, rope
+from thalweg.checkpoint.gguf.architectures.common import LAYER, Architecture, has, layers, rope
 from thalweg.checkpoint.gguf.files import Files
 from thalweg.checkpoint.gguf.keys import Keys
 from thalweg.errors import UnsupportedModelError
 
 
 def _config(keys: Keys, files: Files) -> dict[str, Any]:
-    if keys.integer("expert_count", default=0):
-        raise UnsupportedModelError(f"{files.path}: llama.expert_count: Mixtral is not served by this version")
     hidden, heads = keys.integer("embedding_length", low=1), keys.integer("attention.head_count", low=1)
     head_dim = keys.integer("attention.key_length", default=keys.integer("rope.dimension_count", default=hidden // heads))
     made = {
@@ -23,7 +21,31 @@ def _config(keys: Keys, files: Files) -> dict[str, Any]:
     window = keys.integer("attention.sliding_window", default=0)
     if window:  # as Mistral 7B 0.1 has it
         made |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
-    return made
+    experts = keys.integer("expert_count", default=0, high=1 << 16)
+    return made | _mixture(keys, files, experts, made) if experts else made
 
 
-LLAMA = Architecture(config=_config, layer=LAYER, turned=True)
+def _mixture(keys: Keys, files: Files, experts: int, made: dict[str, Any]) -> dict[str, Any]:
+    """What a file of Mixtral says besides. llama.cpp always divides the shares of the chosen experts by their sum."""
+    if made["attention_bias"] or made["mlp_bias"]:
+        raise UnsupportedModelError(f"{files.path}: llama.expert_count: mixtures of experts with biases are not read")
+    plain = [i for i in range(layers(keys)) if f"blk.{i}.ffn_gate_inp.weight" not in files.tensors]
+    if plain:
+        raise UnsupportedModelError(f"{files.path}: layer {plain[0]} has no router: layers without experts are not read here")
+    return {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": experts,
+        "num_experts_per_tok": keys.integer("expert_used_count", low=1, high=experts),
+    }  # fmt: skip
+
+
+LLAMA = Architecture(
+    config=_config,
+    layer={**LAYER, "ffn_gate_inp": "block_sparse_moe.gate"},
+    experts={
+        "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+        "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    },
+    dense=("ffn_gate_inp",),
+    turned=True,
+)

@@ -1,0 +1,213 @@
+"""Checkpoints as Mistral publishes them: `params.json` and `consolidated*.safetensors`, with names and orders of their own.
+
+Such a folder is named by its params.json, as a GGUF model is by its file. What it holds becomes what transformers has for the
+same model: a configuration, and tensors whose q and k have the two halves of a head apart, where these files have the values
+that turn together side by side.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from thalweg.checkpoint.pieces import Piece, Pieces
+from thalweg.checkpoint.safetensors import Checkpoint, open_checkpoint, strict_json
+from thalweg.errors import CheckpointError, UnsupportedModelError
+
+logger = logging.getLogger(__name__)
+
+PARAMS = "params.json"
+WEIGHTS = "consolidated"
+"""Begins the names of the files that hold the weights."""
+MAX_PARAMS = 16_000_000
+POSITIONS = 128_000
+"""Where no file says how long a context may be: what Mistral's own code computes positions for."""
+_SAME = {
+    "dim": "hidden_size", "n_layers": "num_hidden_layers", "hidden_dim": "intermediate_size", "head_dim": "head_dim",
+    "n_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads", "norm_eps": "rms_norm_eps", "dtype": "dtype",
+    "vocab_size": "vocab_size", "activation": "hidden_act", "tied_embeddings": "tie_word_embeddings",
+}  # fmt: skip
+"""Keys of params.json -> those of config.json."""
+_READ = ("rope_theta", "sliding_window", "yarn", "moe", "quantization", "max_seq_len", "max_position_embeddings", "model_type")
+_MEAN_NOTHING = ("max_batch_size", "model_parallel", "causal", "ragged_attention", "use_cache", "transformers_version")
+_ELSEWHERE = {
+    "multimodal": "images and sound", "vision_encoder": "images", "qk_nope_head_dim": "latent attention",
+    "qk_rope_head_dim": "latent attention", "llama_4_scaling": "queries scaled by position", "lora": "adapters",
+    "use_biases": "biases",
+}  # fmt: skip
+"""Keys of what this version does not serve in these files, where they are not null or false."""
+_ONE = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
+_LAYER = {
+    "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attention.wq": "self_attn.q_proj",
+    "attention.wk": "self_attn.k_proj", "attention.wv": "self_attn.v_proj", "attention.wo": "self_attn.o_proj",
+    "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj", "feed_forward.w3": "mlp.up_proj",
+    "feed_forward.gate": "block_sparse_moe.gate",
+}  # fmt: skip
+_KINDS = {"weight": "weight", "qscale_weight": "weight_scale", "qscale_act": "input_scale"}
+_NAME = re.compile(r"layers\.(\d{1,5})\.(.+)\.(\w+)")
+_EXPERT = re.compile(r"feed_forward\.experts\.(\d{1,4})\.(w[123])")
+_CACHE = re.compile(r"attention\.(kv|[qkv])_fake_quantizer")
+
+
+def is_native(path: str | Path) -> bool:
+    """Is this the name of such a folder's params.json?"""
+    return Path(path).name == PARAMS
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """What config.json would say. CheckpointError, UnsupportedModelError name the key."""
+    params = _params(Path(path))
+    for key, what in _ELSEWHERE.items():
+        if params.get(key):
+            raise UnsupportedModelError(f"{path}: {key}: {what} are not read from params.json by this version{_with_hf(path)}")
+    if (kind := params.get("model_type") or "transformer") != "transformer":
+        raise UnsupportedModelError(f"{path}: model_type: {kind!r:.40} is not read from params.json{_with_hf(path)}")
+    known = {*_SAME, *_READ, *_MEAN_NOTHING, *_ELSEWHERE}
+    if unknown := sorted(key for key, value in params.items() if value and key not in known):
+        logger.warning("%s: not known to this version, and not honoured: %s", path, ", ".join(unknown)[:400])
+    made = {ours: params[theirs] for theirs, ours in _SAME.items() if params.get(theirs) is not None}
+    made |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
+    made |= _window(Path(path), params) | _rope(Path(path), params) | _positions(Path(path), params)
+    if params.get("moe"):
+        made |= _mixture(Path(path), params["moe"])
+    if params.get("quantization"):
+        made["quantization_config"] = _quantised(Path(path), params["quantization"])
+    return made
+
+
+def open_model(path: str | Path) -> Pieces:
+    """Every tensor by the name, and with the values, that transformers has for it."""
+    path = Path(path)
+    whole, params = open_consolidated(path), _params(path)
+    made: dict[str, Piece] = {}
+    for name in whole.names:
+        shape = whole.entry(name)[1]
+        target = _target(name)
+        if target is None:
+            raise CheckpointError(f"{whole.file(name)}: tensor {name!r} is none that this version knows of Mistral's files")
+        made[target] = Piece(name, shape, heads=_paired(path, name, shape, params))
+    return Pieces(whole, made, path)
+
+
+def _paired(path: Path, name: str, shape: tuple[int, ...], params: Mapping[str, Any]) -> int:
+    """The heads whose rows a tensor has in pairs; 0: it has none."""
+    found = _NAME.fullmatch(name)
+    keys = {"attention.wq": ("n_heads",), "attention.wk": ("n_kv_heads", "n_heads")}.get(found[2] if found else "", ())
+    heads = next((params[k] for k in keys if params.get(k)), 0)
+    if not heads or not shape or shape[0] == 1:
+        return 0
+    if not isinstance(heads, int) or heads < 1 or shape[0] % (2 * heads):
+        raise CheckpointError(f"{path}: {heads!r:.20} heads do not divide the {shape[0]} rows of {name}")
+    return heads
+
+
+def open_consolidated(path: Path) -> Checkpoint:
+    """The files beside params.json, as they are."""
+    return open_checkpoint(path.parent, WEIGHTS)
+
+
+def _target(name: str) -> str | None:
+    """The name that transformers has for a tensor. None: there is none."""
+    stem, _, kind = name.rpartition(".")
+    if stem in _ONE:
+        return f"{_ONE[stem]}.{_KINDS[kind]}" if kind in _KINDS else None
+    found = _NAME.fullmatch(name)
+    if found is None or found[3] not in _KINDS:
+        return None
+    at, part = f"model.layers.{int(found[1])}", found[2]
+    if (cache := _CACHE.fullmatch(part)) is not None:
+        return f"{at}.self_attn.{cache[1]}_scale" if kind == "qscale_act" else None
+    if (expert := _EXPERT.fullmatch(part)) is not None:
+        return f"{at}.block_sparse_moe.experts.{int(expert[1])}.{expert[2]}.{_KINDS[kind]}"
+    return f"{at}.{_LAYER[part]}.{_KINDS[kind]}" if part in _LAYER else None
+
+
+def _params(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_PARAMS:
+            raise CheckpointError(f"{path}: larger than {MAX_PARAMS} bytes; not a configuration file")
+        content = strict_json(path, path.read_bytes())
+    except OSError as e:
+        raise CheckpointError(f"{path}: cannot be read: {e.strerror or e}") from e
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+def _window(path: Path, params: Mapping[str, Any]) -> dict[str, Any]:
+    """One window for all layers, or a list that repeats itself: null where a layer sees everything."""
+    said = params.get("sliding_window")
+    if isinstance(said, str) and said.isdecimal():
+        said = int(said)
+    if said is None or isinstance(said, int):
+        return {"sliding_window": said}
+    windows = set(said) - {None} if isinstance(said, list) and all(n is None or isinstance(n, int) for n in said) else set()
+    layers = params.get("n_layers")
+    if not windows or len(windows) > 1 or not isinstance(layers, int) or layers % len(said):
+        raise UnsupportedModelError(
+            f"{path}: sliding_window: must be a number, or a list of one number and nulls that repeats among layers"
+        )
+    types = ["full_attention" if n is None else "sliding_attention" for n in said] * (layers // len(said))
+    return {"sliding_window": windows.pop(), "layer_types": types}
+
+
+def _rope(path: Path, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Without a base: 10,000 with a window, as the first of these models was published, and else a million."""
+    made: dict[str, Any] = {"rope_type": "default", "rope_theta": params.get("rope_theta")}
+    if made["rope_theta"] is None:
+        made["rope_theta"] = 10_000.0 if params.get("sliding_window") else 1_000_000.0
+    yarn = params.get("yarn")
+    if not yarn:
+        return {"rope_parameters": made}
+    names = {"factor": "factor", "original_max_position_embeddings": "original_max_position_embeddings", "beta": "beta_fast",
+             "alpha": "beta_slow"}  # fmt: skip
+    if not isinstance(yarn, dict) or (odd := sorted(yarn.keys() - {*names, "apply_scale"})):
+        raise UnsupportedModelError(
+            f"{path}: yarn: must have {', '.join((*names, 'apply_scale'))}, not {odd if yarn else yarn!r:.80}"
+        )
+    made |= {"rope_type": "yarn"} | {ours: yarn[theirs] for theirs, ours in names.items() if theirs in yarn}
+    if not yarn.get("apply_scale", True):
+        made["attention_factor"] = 1.0
+    return {"rope_parameters": made}
+
+
+def _positions(path: Path, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Of params.json, or of a config.json beside it."""
+    key = "max_position_embeddings"
+    found = params.get(key) or params.get("max_seq_len")
+    beside = path.with_name("config.json")
+    if found is None and beside.is_file():
+        found = _params(beside).get(key)
+    if found is None:
+        logger.warning("%s: names no length of contexts: %d is assumed (--max-model-len sets it)", path, POSITIONS)
+    return {key: POSITIONS if found is None else found}
+
+
+def _mixture(path: Path, moe: Any) -> dict[str, Any]:
+    names = {"num_experts": "num_local_experts", "num_experts_per_tok": "num_experts_per_tok"}
+    if not isinstance(moe, dict) or not names.keys() <= moe.keys():
+        raise CheckpointError(f"{path}: moe: must be an object with {' and '.join(names)}")
+    if more := sorted(k for k, v in moe.items() if v and k not in names):
+        raise UnsupportedModelError(
+            f"{path}: moe: {', '.join(more)[:200]}: this version reads Mixtral's mixtures{_with_hf(path)}"
+        )
+    return {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", **{ours: moe[n] for n, ours in names.items()}}
+
+
+def _quantised(path: Path, said: Any) -> dict[str, Any]:
+    """Weights in float8 with a scale for each tensor, and inputs by a scale of the file, or by their own."""
+    acts = {"TENSOR": "static", None: "static", "NO_SCALES": "dynamic"}
+    if not isinstance(said, dict) or said.get("qformat_weight") != "fp8_e4m3" or said.get("qscheme_act") not in acts:
+        raise UnsupportedModelError(
+            f"{path}: quantization: {said!r:.120} is not read: this version reads qformat_weight fp8_e4m3, with qscheme_act "
+            f"TENSOR or NO_SCALES{_with_hf(path)}"
+        )
+    return {"quant_method": "fp8", "activation_scheme": acts[said.get("qscheme_act")]}
+
+
+def _with_hf(path: str | Path) -> str:
+    there = Path(path).with_name("config.json").is_file()
+    return "; use the config.json beside it (--config-format hf)" if there else "; use the model in the format of transformers"

@@ -1,0 +1,124 @@
+"""Tensors of a checkpoint under other names: parts of one, in another order of rows. Nothing is copied that lies as it should.
+
+Here too: experts that a checkpoint keeps in one tensor for all of them, as transformers 5 does, taken apart by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from thalweg.checkpoint.safetensors import Checkpoint
+from thalweg.errors import CheckpointError
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+_EXPERTS = re.compile(r"(?P<at>.*\.experts)\.(?P<part>gate_up_proj|down_proj)")
+"""One tensor for all experts: [experts, 2 inner, hidden], gate before up, and [experts, hidden, inner]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A tensor by the name that it is asked for, and what it is made of."""
+
+    source: str
+    shape: tuple[int, ...]
+    index: int | None = None
+    """Which matrix of a tensor that holds several."""
+    first: int = 0
+    """The first of its rows in the source's."""
+    heads: int = 0
+    """Whose rows were written in pairs, so that the two values that turn together lie side by side; 0 = as they should."""
+
+
+class Pieces:
+    """As `safetensors.Checkpoint`, of tensors that are pieces of its."""
+
+    def __init__(self, whole: Checkpoint, pieces: Mapping[str, Piece], path: Path | None = None) -> None:
+        """path: what the model is called, where that is not the folder."""
+        self.path, self._whole, self._pieces = path or whole.path, whole, pieces
+        self._left = {p.source: set[str]() for p in pieces.values()}
+        for name, piece in pieces.items():
+            self._left[piece.source].add(name)
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._pieces)
+
+    @property
+    def bytes(self) -> int:
+        return self._whole.bytes
+
+    @property
+    def values(self) -> int:
+        return self._whole.values
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._pieces
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def file(self, name: str) -> Path:
+        return self._whole.file(self._pieces[name].source)
+
+    def entry(self, name: str) -> tuple[str, tuple[int, ...]]:
+        if name not in self._pieces:
+            raise CheckpointError(f"{self.path}: has no tensor {name!r}")
+        piece = self._pieces[name]
+        return self._whole.entry(piece.source)[0], piece.shape
+
+    def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> np.ndarray:
+        piece = self._pieces[name]
+        raw = self._whole.read(piece.source)
+        if piece.index is not None:
+            raw = raw[piece.index]
+        if piece.shape:
+            raw = raw[piece.first : piece.first + piece.shape[0]]
+        if piece.heads:
+            order = neighbours_apart(piece.shape[0], piece.heads)
+            raw = raw[order if rows is None else order[rows]]
+        elif rows is not None:
+            raw = raw[rows]
+        if cols is not None:
+            if len(piece.shape) < 2:
+                raise ValueError(f"{name}: columns asked of a tensor of shape {piece.shape}")
+            raw = raw[:, cols]
+        return raw
+
+    def forget(self, name: str) -> None:
+        """Pages of a tensor that holds several pieces are kept until the last of them is done with."""
+        source = self._pieces[name].source
+        self._left[source].discard(name)
+        if not self._left[source]:
+            self._whole.forget(source)
+
+
+def neighbours_apart(rows: int, heads: int) -> np.ndarray:
+    """Where each row lies in a file that has row i of a head's first half and row i of its second side by side."""
+    found: np.ndarray = np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+    return found
+
+
+def experts_apart(whole: Checkpoint) -> Checkpoint | Pieces:
+    """The same checkpoint with a matrix of gate, up and down for each expert, where it keeps dense ones in one tensor.
+    What lies otherwise there (gpt-oss, which has biases beside them) is left as it is."""
+    made: dict[str, Piece] = {}
+    for name in whole.names:
+        found, (dtype, shape) = _EXPERTS.fullmatch(name), whole.entry(name)
+        if found is None or len(shape) != 3 or dtype not in FLOATS or f"{name}_bias" in whole:
+            made[name] = Piece(name, shape)
+            continue
+        if found["part"] == "down_proj":
+            parts = {"down_proj": (0, shape[1])}
+        elif shape[1] % 2 == 0:
+            parts = {"gate_proj": (0, shape[1] // 2), "up_proj": (shape[1] // 2, shape[1] // 2)}
+        else:
+            raise CheckpointError(f"{whole.file(name)}: tensor {name}: {shape[1]} rows are no gate and up of equal size")
+        for e in range(shape[0]):
+            for part, (first, rows) in parts.items():
+                made[f"{found['at']}.{e}.{part}.weight"] = Piece(name, (rows, shape[2]), e, first)
+    return whole if len(made) == len(whole.names) else Pieces(whole, made)
