@@ -148,7 +148,10 @@ def test_whitespace_and_digits_are_bounded() -> None:
     assert rig.accepts(free, '{\n  "a": [1, 2]\n}')
     assert not rig.accepts(free, "[" + " " * 50 + "1]")
     assert not rig.accepts(free, "[1]" + "\n" * 5)
-    assert rig.accepts(free, "1234567890.1234567890")
+    assert rig.accepts(free, "1234567890.12345")
+    assert not rig.accepts(free, "1234567890.123456")
+    assert rig.accepts(free, "1" * 24)
+    assert rig.accepts(free, "1" * 24 + ".5")
     assert not rig.accepts(free, "1" * 60)
     assert rig.accepts(free, '["' + "1" * 60 + '"]')
 

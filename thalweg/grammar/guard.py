@@ -1,12 +1,14 @@
 """What a JSON grammar cannot say, watched byte by byte: no object has a key twice, and no number is without end.
 
 A grammar of any key allows one that was there before, and readers of JSON then keep one of the two values. And it bounds
-no number: a model that is in doubt may write digits to the end of its budget. So this narrows a mask, never widens it.
+no number: a model that is in doubt may write digits to the end of its budget. Fractions have as many digits as readers hold
+apart in 64 bits, and exponents are none that they take for infinite. So this narrows a mask, never widens it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,10 +22,12 @@ if TYPE_CHECKING:
 
     U32 = NDArray[np.uint32]
 
-MOST_DIGITS = 24
-"""Digits in a row outside strings, about."""
+WHOLE, FRACTION, EXPONENT = range(3)
+MOST_DIGITS = (24, 15, 2)
+"""Of a number without a fraction, of one with it, and of an exponent."""
+_HUGE = re.compile(rb"(^|[0-9])[eE][+-]?[0-9]{3}")
 KEY, STRING, OUT = range(3)
-_QUOTE, _ESCAPE, _DIGITS = ord('"'), ord("\\"), frozenset(b"0123456789")
+_QUOTE, _ESCAPE, _DIGITS, _SIGNS = ord('"'), ord("\\"), frozenset(b"0123456789"), frozenset(b"+-")
 
 
 class Guard:
@@ -35,7 +39,12 @@ class Guard:
         order = sorted((t, i) for i, t in enumerate(tokens) if t)
         self._sorted = [t for t, _ in order]
         self._ids = np.array([i for _, i in order], np.int64)
-        self.digits = self.mask([i for i, t in enumerate(tokens) if t and t[0] in _DIGITS])
+        begins: dict[int, list[int]] = {}
+        for i, t in enumerate(tokens):
+            begins.setdefault(len(t) - len(t.lstrip(b"0123456789")), []).append(i)
+        self.longer = [self.mask([i for n in begins if n > most for i in begins[n]]) for most in range(max(begins, default=0))]
+        """By number of digits: the tokens that begin with more."""
+        self.huge = self.mask([i for i, t in enumerate(tokens) if _HUGE.search(t)])
         self.escapes = self.mask([i for i, t in enumerate(tokens) if _ESCAPE in t.split(b'"')[0]])
         self.keys = [i for i, t in enumerate(tokens) if t.count(b'"') > 1]
         """Tokens that may hold a whole key."""
@@ -62,7 +71,7 @@ class Guard:
 class Watch:
     """One text."""
 
-    __slots__ = ("_digits", "_escaped", "_guard", "_key", "_keys", "_place", "_wants_key")
+    __slots__ = ("_digits", "_escaped", "_guard", "_key", "_keys", "_part", "_place", "_wants_key")
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -70,13 +79,14 @@ class Watch:
         """Keys of the open objects, each with its spelling; None: an array."""
         self._place, self._escaped, self._wants_key = OUT, False, False
         self._key = bytearray()
-        self._digits = 0
+        self._part, self._digits = WHOLE, 0
+        """Of the number that is being written: where it is, and how many digits count there."""
 
     def _copy(self) -> Watch:
         new = Watch(self._guard)
         new._keys = [None if k is None else dict(k) for k in self._keys]
         new._place, new._escaped, new._wants_key = self._place, self._escaped, self._wants_key
-        new._key, new._digits = bytearray(self._key), self._digits
+        new._key, new._part, new._digits = bytearray(self._key), self._part, self._digits
         return new
 
     def accept(self, tokens: Sequence[int]) -> None:
@@ -114,7 +124,7 @@ class Watch:
         return fresh
 
     def _outside(self, byte: int) -> None:
-        self._digits = self._digits + 1 if byte in _DIGITS else 0
+        self._number(byte)
         if byte == _QUOTE:
             self._place = KEY if self._wants_key else STRING
             self._key.clear()
@@ -131,12 +141,26 @@ class Watch:
         elif byte == ord(","):
             self._wants_key = bool(self._keys) and self._keys[-1] is not None
 
+    def _number(self, byte: int) -> None:
+        if byte in _DIGITS:
+            self._digits += 1
+        elif byte == ord(".") and self._digits:
+            self._part = FRACTION
+        elif byte in b"eE" and self._digits:
+            self._part, self._digits = EXPONENT, 0
+        elif not (byte in _SIGNS and self._part == EXPONENT):
+            self._part, self._digits = WHOLE, 0
+
     def narrow(self, words: U32) -> None:
         """Take out of a mask what would repeat a key, or go on with a number that is long enough. GrammarError where every
         sentence would have a key twice."""
         guard = self._guard
-        if self._digits >= MOST_DIGITS:
-            _prefer_without(words, guard.digits)
+        if self._place == OUT:
+            left = max(MOST_DIGITS[self._part] - self._digits, 0)
+            if left < len(guard.longer):
+                _prefer_without(words, guard.longer[left])
+            if self._digits:
+                _prefer_without(words, guard.huge)
         if self._place == KEY:
             # A key has one spelling, so that it is known by its bytes. A schema's own may need escapes.
             _prefer_without(words, guard.escapes)

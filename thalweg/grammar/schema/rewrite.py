@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from thalweg.grammar.schema.opposite import TYPES, disjoint, listed, opposite, same
+from thalweg.grammar.schema.readers import bounds, dates
 from thalweg.grammar.schema.unevaluated import unevaluated
 from thalweg.grammar.schema.walk import Silent
 from thalweg.grammar.source import GrammarError
@@ -193,5 +194,12 @@ def evaluated(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
     return unevaluated(schema, seen.found, seen.at)
 
 
-STEPS: tuple[Step, ...] = (names, dependents, contains, unique, negation, condition, one_of, evaluated)
+def read_back(schema: dict[str, Any], seen: Seen) -> dict[str, Any]:
+    """Numbers and dates that readers take for what the schema forbids."""
+    patterns = [Silent(pattern=p) for p in dates(schema)]
+    rest = bounds(schema)
+    return _with(rest, *patterns) if patterns else rest
+
+
+STEPS: tuple[Step, ...] = (read_back, names, dependents, contains, unique, negation, condition, one_of, evaluated)
 """In the order in which they apply. What is evaluated is seen last, where only allOf, anyOf and references are left."""
