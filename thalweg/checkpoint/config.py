@@ -38,6 +38,7 @@ def read_config(
     *,
     windows: Callable[[Config], Collection[int]] | None = None,
     tail: Tail = AUTO,
+    described_in: str | Path | None = None,
 ) -> dict[str, Any]:
     """config.json of a model directory, or what a GGUF file makes of one, with top-level keys replaced by `overrides`. How a
     model pools stands in `pooling`, as `tail` and what `sentence` finds beside the model have it. CheckpointError names file
@@ -47,8 +48,9 @@ def read_config(
     Default: they are refused. A description that is accepted stands in `quantization_config`, its name in `quant_method`, and
     the tensors of the files (`Stored`) in `stored`, if there are files.
     windows: what finds the sliding windows of a model's layers (0 = none). The context is made no longer than the least, so
-    that layers see everything."""
-    file = Path(path) if gguf.is_gguf(path) else Path(path) / "config.json"
+    that layers see everything.
+    described_in: the directory of config.json, and of the files about quantised weights beside it. None: the model's own."""
+    file = Path(path) if gguf.is_gguf(path) else Path(described_in or path) / "config.json"
     config = gguf.read_config(path) if gguf.is_gguf(path) else _read_object(file)
     for key, value in (overrides or {}).items():
         _finite(value, f"hf_overrides: {key}")
