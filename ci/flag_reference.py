@@ -1,4 +1,4 @@
-"""docs/flags.md, made of the table of flags (thalweg/cli/flags.json) and of the settings classes.
+"""docs/flags.md, made of the table of flags (thalweg/assets/flags.json) and of the settings classes.
 
 python ci/flag_reference.py            # writes the page
 python ci/flag_reference.py --check    # exit status 1 where the page is not what would be written
@@ -16,6 +16,7 @@ import msgspec
 from thalweg.cli import flags
 from thalweg.cli.flags import Flag
 from thalweg.config import EngineArgs
+from thalweg.flag_table import GONE
 from thalweg.server.settings import ServerSettings
 
 PAGE = Path(__file__).parents[1] / "docs" / "flags.md"
@@ -44,9 +45,9 @@ def main(argv: list[str]) -> int:
 
 def page() -> str:
     """The whole of docs/flags.md."""
-    every = [f for f in flags.table().values() if f.group not in flags.GONE]
-    known = [f for f in every if flags._honoured(f)]
-    others = [f for f in every if not flags._honoured(f)]
+    every = [f for f in flags.table().values() if f.group not in GONE]
+    known = [f for f in every if flags.is_honoured(f)]
+    others = [f for f in every if not flags.is_honoured(f)]
     parts = [HEAD.format(honoured=len(known), refused=len(others)), "## Honoured\n"]
     for group in sorted({f.group for f in known}):
         rows = [_honoured(f) for f in known if f.group == group]

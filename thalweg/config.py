@@ -51,6 +51,9 @@ KV_CACHE_DTYPES = {
     "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "int8_per_token_head": "int8",
 }  # fmt: skip
 """By name: `AttnSpec.kv_dtype`."""
+LOAD_STRATEGIES = ("lazy", "eager", "prefetch")
+"""How weight files are read: mapped, whole before the first tensor, or ahead in the background."""
+PERFORMANCE_MODES = ("balanced", "interactivity", "throughput")
 RUNNERS = ("auto", "generate", "pooling")
 CONVERTS = ("auto", "none", "embed", "classify")
 PREFIX_HASHES = ("blake2b", "sha256")
@@ -102,6 +105,8 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     """Accepted only as False: code from model repositories is never run."""
     served_model_name: list[str] | None = None
     hf_overrides: dict[str, Any] | None = None
+    hf_config_path: str | None = None
+    """A directory whose config.json describes the model, in place of the one beside its weights."""
     runner: str = "auto"
     """What the model is for: generate, or pooling (vectors, classes, scores); auto: what its files say."""
     convert: str = "auto"
@@ -122,6 +127,11 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     config_format: str = "auto"
     """hf: config.json. mistral: params.json, with consolidated weights. auto: what is there, config.json first."""
     load_format: str = "auto"
+    safetensors_load_strategy: str | None = None
+    """One of LOAD_STRATEGIES. None: lazy."""
+    safetensors_prefetch_num_threads: int = 8
+    safetensors_prefetch_block_size: int = 1 << 24
+    """Bytes of one read of eager and prefetch."""
     use_tqdm_on_load: bool = True
     strict_kernels: bool = False
     batch_invariant: bool | None = None
@@ -154,12 +164,20 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
 
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    max_num_active_seqs: int | None = None
+    """Sequences that run at once, at most max_num_seqs. None: as many."""
+    max_num_scheduled_tokens: int | None = None
+    """Tokens of a step, at most max_num_batched_tokens. None: as many."""
+    performance_mode: str = "balanced"
+    """interactivity: steps of half the tokens, and streams slowed by prompts at most by a quarter. throughput: twice the
+    sequences and tokens, and no bound on how prompts slow streams. Settings that are given win over it."""
     enable_chunked_prefill: bool = True
     max_num_partial_prefills: int = 4
     """Prompts in progress at once. They share a step's tokens fairly."""
     max_long_partial_prefills: int = 1
-    max_prefill_slowdown: float = 2.0
-    """Running streams are slowed at most by this factor while other requests' prompts are computed. 0 = no limit."""
+    max_prefill_slowdown: float | None = None
+    """Running streams are slowed at most by this factor while other requests' prompts are computed. 0 = no limit. None: by
+    performance_mode, 2 where that is balanced."""
     long_prefill_token_threshold: int = 0
     scheduling_policy: str = "fcfs"
     stream_interval: int = 1
@@ -310,7 +328,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
 
 _POSITIVE = ("max_model_len", "block_size", "mamba_block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override",
              "max_num_seqs", "max_num_batched_tokens", "threads", "tensor_parallel_size", "max_num_partial_prefills",
-             "max_long_partial_prefills", "stream_interval")  # fmt: skip
+             "max_long_partial_prefills", "stream_interval", "max_num_active_seqs", "max_num_scheduled_tokens",
+             "safetensors_prefetch_num_threads", "safetensors_prefetch_block_size")  # fmt: skip
 
 
 _SPECULATION = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
@@ -398,12 +417,14 @@ def check_args(args: EngineArgs) -> None:
         ("scheduling_policy", POLICIES),
         ("runner", RUNNERS),
         ("convert", CONVERTS),
+        ("performance_mode", PERFORMANCE_MODES),
+        ("safetensors_load_strategy", (*LOAD_STRATEGIES, None)),
     ):
         value, refused = getattr(args, name), {"load_format": LOAD_REFUSED, "tokenizer_mode": TOKENIZER_REFUSED}.get(name, {})
         if value in refused:
             problems.append(f"{name}: {value}: {refused[value]}")
         elif value not in choices:
-            problems.append(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+            problems.append(f"{name} must be one of {', '.join(filter(None, choices))}, not {value!r}")
     if args.quantization is not None and args.quantization not in QUANTIZATIONS:
         problems.append(
             f"quantization must be one of {', '.join(QUANTIZATIONS)}, not {args.quantization!r} (a checkpoint that is "
@@ -411,6 +432,10 @@ def check_args(args: EngineArgs) -> None:
         )
     if not 0 < args.gpu_memory_utilization <= 1:
         problems.append(f"gpu_memory_utilization must be in (0, 1], not {args.gpu_memory_utilization}")
+    for part, whole in (("max_num_active_seqs", "max_num_seqs"), ("max_num_scheduled_tokens", "max_num_batched_tokens")):
+        least, most = getattr(args, part), getattr(args, whole)
+        if least is not None and most is not None and least > most:
+            problems.append(f"{part} ({least}) must not exceed {whole} ({most})")
     if args.max_logprobs < -1:
         problems.append(f"max_logprobs must be -1 (no limit) or at least 0, not {args.max_logprobs}")
     if args.long_prefill_token_threshold < 0:

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from thalweg import flag_table
 from thalweg.cli import common, flags, main
 from thalweg.cli import serve as serve_command
 from thalweg.cli.grammar import dotted, human_int, merge
@@ -55,12 +56,12 @@ def value_for(flag: flags.Flag) -> list[str]:
     }[flag.type]
 
 
-NOT_HONOURED = [f for f in flags.table().values() if not flags._honoured(f)]
+NOT_HONOURED = [f for f in flags.table().values() if not flags.is_honoured(f)]
 
 
 @pytest.mark.parametrize("flag", [f for f in NOT_HONOURED if f.group != "Removed"], ids=lambda f: f.name)
 def test_a_flag_that_is_not_honoured_is_refused_with_why_and_what_to_do(flag):
-    same = flags.SAME_AS_NOW.get(flag.dest, ())
+    same = flag_table.SAME_AS_NOW.get(flag.dest, ())
     value = value_for(flag) if not same or flag.type != "choice" else ["something-else"]
     with pytest.raises(ConfigError) as e:
         parse(f"--{'no-' if flag.default is True else ''}{flag.name}", *value)
@@ -83,7 +84,7 @@ def test_refusals_stand_for_themselves():
             known = named.removeprefix("no-") in flags.table() or named in ("cpunodebind", "membind")
             assert known, (flag.name, named)
         for advised in re.findall(r"use --([a-z-]+)", flag.refusal):
-            assert flags._honoured(flags.table()[advised.removeprefix("no-")]), (flag.name, advised)
+            assert flags.is_honoured(flags.table()[advised.removeprefix("no-")]), (flag.name, advised)
 
 
 STRINGS = {
@@ -96,7 +97,7 @@ STRINGS = {
 """Values for flags that refuse some."""
 
 
-@pytest.mark.parametrize("flag", [f for f in flags.table().values() if flags._honoured(f)], ids=lambda f: f.name)
+@pytest.mark.parametrize("flag", [f for f in flags.table().values() if flags.is_honoured(f)], ids=lambda f: f.name)
 def test_an_honoured_flag_arrives(flag):
     if flag.dest in flags.COMMAND:
         pytest.skip("no field of either; tested by name")
@@ -108,6 +109,7 @@ def test_an_honoured_flag_arrives(flag):
         "ssl_certfile",
         "ssl_ca_certs",
         "ssl_cert_reqs",
+        "enable_ssl_refresh",
         "fingerprint_mode",
         "speculative_config",
         "spec_method",
@@ -151,9 +153,7 @@ def test_every_engine_argument_and_server_setting_has_a_flag():
 def test_a_flag_that_asks_for_what_happens_anyway_is_accepted(capsys):
     parse("--no-enable-lora", "--no-enforce-eager", "--tensor-parallel-size", "1", "--runner", "generate", "-pp", "1")
     parse("--tokenizer-mode", "slow", "--code-revision", "main", "--scheduler-reserve-full-isl", "--limit-mm-per-prompt", "{}")
-    parse(
-        "--task", "generate", "--max-lora-rank", "16", "--distributed-executor-backend", "mp", "--performance-mode", "balanced"
-    )
+    parse("--task", "generate", "--max-lora-rank", "16", "--distributed-executor-backend", "mp")
     assert capsys.readouterr().err == ""
     for words in (["-pp"], ["--pipeline-parallel-size", "2"], ["--no-scheduler-reserve-full-isl"], ["--enable-lora"]):
         with pytest.raises(ConfigError):

@@ -160,6 +160,16 @@ def test_outputs_are_logged_once_each_with_their_request(start, caplog, stream):
     assert lines == [f"answer cmpl-mine choice {i}: 4 tokens, length, {texts[i][:9]!r}" for i in (0, 1)]
 
 
+def test_pieces_of_a_stream_are_logged_where_asked_for(start, caplog):
+    caplog.set_level(logging.INFO)
+    running = start(enable_log_requests=True, enable_log_outputs=True, enable_log_deltas=True)
+    for stream in (True, False):
+        running.post(TEXT, {"prompt": "a", "max_tokens": 4, "stream": stream}, headers={"x-request-id": f"s{stream}"})
+    lines = [r.getMessage() for r in caplog.records if " goes on: " in r.getMessage()]
+    assert lines
+    assert all(line.startswith("answer cmpl-sTrue") for line in lines)  # one that is not streamed has no pieces
+
+
 def test_outputs_are_not_logged_unless_asked_for(start, caplog):
     caplog.set_level(logging.INFO)
     start(enable_log_requests=True).post(TEXT, {"prompt": "a", "max_tokens": 4})

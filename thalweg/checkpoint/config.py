@@ -39,6 +39,7 @@ def read_config(
     *,
     windows: Callable[[Config], Collection[int]] | None = None,
     tail: Tail = AUTO,
+    described_in: str | Path | None = None,
 ) -> dict[str, Any]:
     """config.json of a model directory, or what a GGUF file or a params.json makes of one, with top-level keys replaced by
     `overrides`. How a model pools stands in `pooling`, as `tail` and what `sentence` finds beside the model have it.
@@ -48,8 +49,9 @@ def read_config(
     Default: they are refused. A description that is accepted stands in `quantization_config`, its name in `quant_method`, and
     the tensors of the files (`Stored`) in `stored`, if there are files.
     windows: what finds the sliding windows of a model's layers (0 = none). The context is made no longer than the least, so
-    that layers see everything."""
-    file, config = _described(Path(path))
+    that layers see everything.
+    described_in: the directory of config.json, and of the files about quantised weights beside it. None: the model's own."""
+    file, config = _described(Path(path), Path(described_in) if described_in else None)
     for key, value in (overrides or {}).items():
         _finite(value, f"hf_overrides: {key}")
         config[key] = value
@@ -67,13 +69,14 @@ def read_config(
     return config
 
 
-def _described(path: Path) -> tuple[Path, dict[str, Any]]:
-    """(the file that describes a model, what config.json says or would say)."""
+def _described(path: Path, elsewhere: Path | None) -> tuple[Path, dict[str, Any]]:
+    """(the file that describes a model, what config.json says or would say). elsewhere: the directory of config.json."""
     if gguf.is_gguf(path):
         return path, gguf.read_config(path)
     if native.is_native(path):
         return path, native.read_config(path)
-    return path / "config.json", _read_object(path / "config.json")
+    file = (elsewhere or path) / "config.json"
+    return file, _read_object(file)
 
 
 def _pooling(path: Path) -> dict[str, Any] | None:

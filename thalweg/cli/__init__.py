@@ -20,9 +20,12 @@ COMMANDS = {
     "plan": "what serving a model needs: memory, what fits, which flag to change",
     "quantize": "write a dense model again with quantised weights: rounded, or calibrated on a text",
     "compile": "a model's kernels for devices that need not be here, so that the first start does not wait for them",
+    "flags": "every flag of the server, honoured or refused, and how many of each",
     "bench": "measure: latency, throughput, serve, startup, host",
     "eval": "judge: how many held-out answers of the bundled model's tasks are right",
 }
+MODULES = {"flags": "flag_status"}
+"""Commands whose file has another name."""
 NOT_HERE = ("complete", "run-batch", "launch", "serve-sla", "sweep", "server", "list", "pull", "run", "embed", "score")
 """Commands users of the field may try."""
 
@@ -47,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(
             level=envs.log_level(), format="%(levelname)s %(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"
         )
-        command = import_module(f"thalweg.cli.{name.replace('-', '_')}")
+        command = import_module(f"thalweg.cli.{MODULES.get(name, name.replace('-', '_'))}")
         return int(command.run(words[1:]) or 0)
     except ThalwegError as e:
         for problem in e.problems if isinstance(e, ConfigError) else (str(e),):

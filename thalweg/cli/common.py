@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import shutil
 import sys
 from collections.abc import Callable
@@ -42,6 +43,9 @@ def parse(
         if flags.given(namespace, "fail_on_environ_validation"):
             raise ConfigError(f"--fail-on-environ-validation: {set_elsewhere}")
         print(f"warning: {set_elsewhere}", file=sys.stderr)
+    if (level := flags.given(namespace, "log_level")) is not None:
+        logging.getLogger().setLevel(level.upper())
+        envs.set_log_level(level)
     flags.check_given(namespace)
     return namespace
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from thalweg.cli import flags
 from thalweg.errors import ConfigError
+from thalweg.flag_table import table
 
 MAX_BYTES = 1_000_000
 MODEL = ("model", "model_tag", "model-tag")
@@ -25,7 +26,7 @@ def fill(namespace: argparse.Namespace, parser: flags.Parser) -> None:
     parser.where = ""
     if flags.given(there, "config") is not None:
         raise ConfigError(f"{file}: config: a file cannot name another one")
-    for flag in flags.table().values():
+    for flag in table().values():
         value = flags.given(there, flag.dest)
         if value is not None and flags.given(namespace, flag.dest) is None:
             setattr(namespace, flag.dest, value)
@@ -34,7 +35,7 @@ def fill(namespace: argparse.Namespace, parser: flags.Parser) -> None:
 def words_of(file: Path) -> list[str]:
     """The file as words of a command line. true is the bare flag, false its --no- form, null nothing, a list several
     values, an object JSON. Names have dashes or underscores."""
-    known = {option[2:] for f in flags.table().values() for option in f.options if option.startswith("--")}
+    known = {option[2:] for f in table().values() for option in f.options if option.startswith("--")}
     words: list[str] = []
     for key, value in _read(file).items():
         name = "model" if key in MODEL else str(key).replace("_", "-")
@@ -42,7 +43,7 @@ def words_of(file: Path) -> list[str]:
             raise ConfigError(f"{file}: {key}: there is no such flag; keys are names of flags, without dashes in front")
         if value is True or value is False:
             words.append(f"--{'' if value else 'no-'}{name}")
-        elif isinstance(value, dict) or (isinstance(value, list) and flags.table().get(name, flags.UNKNOWN).type == "json"):
+        elif isinstance(value, dict) or (isinstance(value, list) and table().get(name, flags.UNKNOWN).type == "json"):
             words += [f"--{name}", json.dumps(value)]
         elif isinstance(value, list):
             words += [f"--{name}", *map(str, value)] if value else []

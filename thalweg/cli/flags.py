@@ -1,11 +1,8 @@
-"""The flags of `serve` and of every command that starts an engine: one table (flags.json), three fates.
+"""The flags of `serve` and of every command that starts an engine: one table (thalweg.flag_table), three fates.
 
 A flag is honoured (a field of EngineArgs or ServerSettings, or one of COMMAND), or refused with a reason, or unknown
-and refused with the nearest name. Nothing is parsed and ignored. The rows of the table are
-[name, aliases, type, choices, default, group, help]. The defaults are the field's, shown in help. A flag that is
-honoured takes its default from the settings class. One that is not has an eighth part, the refusal: why, and what to
-do instead. Flags that the field has removed are of two groups. Those of group Removed had no effect any more and are
-named in a warning. Those of group Replaced asked for something, and are refused.
+and refused with the nearest name. Nothing is parsed and ignored. A flag that is honoured takes its default from the
+settings class.
 """
 
 from __future__ import annotations
@@ -15,9 +12,6 @@ import difflib
 import json
 import re
 import sys
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any, NoReturn
 
 import msgspec
@@ -28,6 +22,7 @@ from thalweg.config import (
     KV_CACHE_DTYPES,
     LOAD_FORMATS,
     LOAD_REFUSED,
+    LOAD_STRATEGIES,
     LOGPROBS_MODES,
     POLICIES,
     PREFIX_HASHES,
@@ -39,6 +34,7 @@ from thalweg.config import (
     check_args,
 )
 from thalweg.errors import ConfigError
+from thalweg.flag_table import GONE, REMOVED, Flag, table
 from thalweg.host import envs
 from thalweg.server.settings import ServerSettings
 
@@ -49,24 +45,21 @@ CHOICES = {
     "logprobs_mode": LOGPROBS_MODES,
     "prefix_caching_hash_algo": PREFIX_HASHES,
     "quantization": QUANTIZATIONS,
+    "safetensors_load_strategy": LOAD_STRATEGIES,
     "runner": RUNNERS,
     "scheduling_policy": POLICIES,
     "tokenizer_mode": TOKENIZER_MODES,
 }
 """Values of flags for which this version has fewer (or other) values than the field."""
-REFUSED_VALUES = {"load_format": LOAD_REFUSED, "tokenizer_mode": TOKENIZER_REFUSED}
-"""Values of the field that a flag does not take here -> what to do instead."""
-SAME_AS_NOW: dict[str, tuple[str, ...]] = {
-    "attention_backend": ("auto",),
-    "distributed_executor_backend": ("mp", "uni"),
-    "model_impl": ("vllm",),
-    "safetensors_load_strategy": ("lazy",),
-    "task": ("auto", "generate"),
+REFUSED_VALUES = {
+    "load_format": LOAD_REFUSED,
+    "safetensors_load_strategy": {"torchao": "torchao's checkpoints are known by their config.json; leave it out"},
+    "tokenizer_mode": TOKENIZER_REFUSED,
 }
-"""Values of flags this version does not have, beside their defaults, that ask for what it does anyway. mp and uni:
-one process beside the server. vllm: implementations of our own. lazy: mapped files."""
-GONE = ("Removed", "Replaced")
-COMMAND = frozenset({"code_revision", "compilation_config", "config", "fail_on_environ_validation", "optimization_level"})
+"""Values of the field that a flag does not take here -> what to do instead."""
+COMMAND = frozenset(
+    {"code_revision", "compilation_config", "config", "fail_on_environ_validation", "log_level", "optimization_level"}
+)
 """Honoured by the command line itself, here or in common.parse. code_revision: of code that is never run, so any is the right
 one."""
 NO_COMPILER = "the platform decides what is compiled and captured; of this object mode, level and cudagraph_mode are read"
@@ -74,34 +67,7 @@ GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEW
 _UNSET = object()
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
-    name: str
-    aliases: tuple[str, ...]
-    type: str
-    choices: tuple[str, ...] | None
-    default: Any
-    group: str
-    help: str
-    refusal: str = ""
-
-    @property
-    def dest(self) -> str:
-        return self.name.replace("-", "_")
-
-    @property
-    def options(self) -> list[str]:
-        return [f"--{self.name}", *self.aliases]
-
-
-@cache
-def table() -> dict[str, Flag]:
-    """Every known flag, by name without dashes in front."""
-    rows = json.loads(files(__package__).joinpath("flags.json").read_text(encoding="utf-8"))
-    return {r[0]: Flag(r[0], tuple(r[1]), r[2], tuple(r[3]) if r[3] else None, *r[4:]) for r in rows}
-
-
-UNKNOWN = Flag("", (), "str", None, None, "", "")
+UNKNOWN = Flag("", (), "str", None, None, "", "", "")
 ENGINE = frozenset(EngineArgs.__struct_fields__)
 SERVER = frozenset(ServerSettings.__struct_fields__)
 
@@ -131,7 +97,7 @@ def add_flags(parser: argparse.ArgumentParser, *, server: bool, skip: frozenset[
             parser.add_argument(*options, f"--no-{flag.name}", action=_OnOff, nargs=0, **kwargs)
             continue
         nargs = {"list": "+"}.get(flag.type)
-        if flag.name == "hf-token" or not _honoured(flag):
+        if flag.name == "hf-token" or not is_honoured(flag):
             nargs = "*" if flag.type == "list" else "?"
             kwargs["const"] = True
         if nargs == "*":
@@ -139,12 +105,13 @@ def add_flags(parser: argparse.ArgumentParser, *, server: bool, skip: frozenset[
         parser.add_argument(*options, nargs=nargs, type=_value(flag), metavar=flag.type.upper(), action=_Last, **kwargs)
 
 
-def _honoured(flag: Flag) -> bool:
+def is_honoured(flag: Flag) -> bool:
+    """Does this version do what the flag asks?"""
     return flag.group not in GONE and (flag.dest in ENGINE or flag.dest in SERVER or flag.dest in COMMAND)
 
 
 def _value(flag: Flag) -> Any:
-    if not _honoured(flag):
+    if not is_honoured(flag):
         return str
     choices = CHOICES.get(flag.dest, flag.choices if flag.type == "choice" else None)
     read = OWN_VALUES.get(flag.name, VALUES[flag.type])
@@ -230,25 +197,14 @@ def check_given(namespace: argparse.Namespace) -> None:
     problems = []
     for flag in table().values():
         value = getattr(namespace, flag.dest, _UNSET)
-        if value is _UNSET or _honoured(flag) or _changes_nothing(flag, value):
+        if value is _UNSET or is_honoured(flag) or flag.asks_nothing(value):
             continue
-        if flag.group == "Removed":
+        if flag.group == REMOVED:
             print(f"warning: --{flag.name} has no effect: {flag.refusal}", file=sys.stderr)
         else:
             problems.append(f"--{flag.name}: {flag.refusal}")
     if problems:
         raise ConfigError(*problems)
-
-
-def _changes_nothing(flag: Flag, value: Any) -> bool:
-    """Does the flag, so given, ask for what happens anyway? Its default says no more than leaving it out."""
-    if flag.group == "Removed":
-        return False
-    if flag.type == "bool":
-        return bool(value) is bool(flag.default)
-    if flag.type == "json":
-        return flag.default is not None and str(value).replace(" ", "") == json.dumps(flag.default)
-    return str(value) == str(flag.default) or str(value) in SAME_AS_NOW.get(flag.dest, ())
 
 
 def _presets(namespace: argparse.Namespace) -> dict[str, Any]:
@@ -311,8 +267,8 @@ def show_help(prog: str, usage: str, own: str, topic: str | None, *, server: boo
         groups: dict[str, list[Flag]] = {}
         for f in flags:
             groups.setdefault(f.group, []).append(f)
-        lines = [f"  {g:26} {sum(map(_honoured, fs)):3} of {len(fs):3} flags supported" for g, fs in sorted(groups.items())]
-        main = "\n".join(_line(f) for f in flags if _honoured(f))
+        lines = [f"  {g:26} {sum(map(is_honoured, fs)):3} of {len(fs):3} flags supported" for g, fs in sorted(groups.items())]
+        main = "\n".join(_line(f) for f in flags if is_honoured(f))
         more = f"{prog} --help=all | --help=<Group> | --help=<keyword>"
         return f"usage: {usage}\n\n{own}\nflags supported:\n{main}\n\ngroups (more: {more}):\n" + "\n".join(lines) + "\n"
     word = topic.lower().replace("_", "-")
@@ -320,7 +276,7 @@ def show_help(prog: str, usage: str, own: str, topic: str | None, *, server: boo
     chosen = chosen or [f for f in flags if word.lstrip("-") in f.name or word in f.help.lower()]
     if not chosen:
         return f"no flag or group matches {topic!r}; {prog} --help lists the groups\n"
-    return "\n".join(_line(f) + ("" if _honoured(f) else f"\n      [not supported: {f.refusal}]") for f in chosen) + "\n"
+    return "\n".join(_line(f) + ("" if is_honoured(f) else f"\n      [not supported: {f.refusal}]") for f in chosen) + "\n"
 
 
 def _line(flag: Flag) -> str:

@@ -78,6 +78,11 @@ def log_level() -> str:
     return value
 
 
+def set_log_level(level: str) -> None:
+    """THALWEG_LOGGING_LEVEL for processes that this one starts: `--log-level`."""
+    os.environ["THALWEG_LOGGING_LEVEL"] = level.upper()
+
+
 def keep_alive_seconds() -> int:
     """THALWEG_HTTP_TIMEOUT_KEEP_ALIVE: seconds an idle HTTP connection stays open. Default 5."""
     return int(_number("THALWEG_HTTP_TIMEOUT_KEEP_ALIVE", 5, 0))

@@ -26,6 +26,7 @@ from thalweg.engine.client.standby import Standby
 from thalweg.errors import EngineDeadError
 from thalweg.host import envs
 from thalweg.server.app import Application
+from thalweg.server.http.certificates import refresh
 from thalweg.server.http.connection import Connection, Limits
 from thalweg.server.http.listen import connection_limit, url
 from thalweg.server.observe.metrics import EngineMetrics
@@ -98,6 +99,7 @@ async def _main(args: EngineArgs, settings: ServerSettings, sock: socket.socket,
     signals = _Signals(app)
     server = _Server(_config(app, settings), settings.header_timeout)
     running = asyncio.create_task(server.serve(sockets=[sock]))
+    refreshing = asyncio.create_task(_refreshed(server, settings)) if settings.enable_ssl_refresh else None
     where = settings.uds or url(settings, sock)
     log.info("listening on %s; the model is loading", where)
     try:
@@ -111,7 +113,15 @@ async def _main(args: EngineArgs, settings: ServerSettings, sock: socket.socket,
         await _unless_late(engine.shutdown())
         return status
     finally:
+        if refreshing is not None:
+            refreshing.cancel()
         await server.leave(running)
+
+
+async def _refreshed(server: uvicorn.Server, settings: ServerSettings) -> None:
+    while server.config.ssl is None:  # made when the server begins to listen
+        await asyncio.sleep(0.05)
+    await refresh(server.config.ssl, settings)
 
 
 async def _unless_stopped(work: Any, stop: asyncio.Event) -> Any:

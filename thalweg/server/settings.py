@@ -50,6 +50,8 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     ssl_ca_certs: str | None = None
     ssl_cert_reqs: int = 0
     ssl_ciphers: str | None = None
+    enable_ssl_refresh: bool = False
+    """Read certificate and key again when their files change. Connections that are open keep theirs."""
 
     uvicorn_log_level: str = "info"
     disable_uvicorn_access_log: bool = False
@@ -62,6 +64,8 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     enable_log_requests: bool = False
     enable_log_outputs: bool = False
     """The text of every finished choice too, up to max_log_len characters."""
+    enable_log_deltas: bool = False
+    """Of a streamed answer each piece too, at once, where enable_log_outputs is set."""
     max_log_len: int | None = None
     shutdown_timeout: int = 30
     """Seconds open requests get to finish once the server is told to stop."""
@@ -178,6 +182,8 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
             yield "--ssl-keyfile: needs --ssl-certfile too"
         if self.ssl_cert_reqs not in tuple(ssl.VerifyMode):
             yield f"--ssl-cert-reqs: {self.ssl_cert_reqs} is not one of 0 (none), 1 (optional), 2 (required)"
+        if self.enable_ssl_refresh and not self.ssl_certfile:
+            yield "--enable-ssl-refresh: needs --ssl-certfile"
         if self.ssl_cert_reqs and not self.ssl_ca_certs:
             yield "--ssl-cert-reqs: asking clients for certificates needs --ssl-ca-certs"
 

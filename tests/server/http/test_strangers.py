@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import socket
 import ssl
 import subprocess
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 from fake_engine import FakeEngine
 
 from thalweg.errors import ConfigError
+from thalweg.server.http.certificates import refresh
 from thalweg.server.settings import ServerSettings
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -188,3 +191,33 @@ def test_a_tls_connection_that_says_nothing_is_closed_with_the_header_timeout(st
         assert s.recv(1) == b""  # else after a minute
     answer = httpx.get(running.url.replace("http:", "https:") + "/livez", verify=False)
     assert answer.status_code == 200
+
+
+async def test_a_certificate_is_read_again_when_its_file_changes_and_a_bad_one_changes_nothing(certificate, tmp_path):
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    shutil.copy(certificate["ssl_certfile"], cert)
+    shutil.copy(certificate["ssl_keyfile"], key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    read: list[bytes] = []
+
+    class Watched:
+        def load_cert_chain(self, file, keyfile):
+            context.load_cert_chain(file, keyfile)  # ssl.SSLError for what is none
+            read.append(Path(file).read_bytes())
+
+    settings = ServerSettings(ssl_certfile=str(cert), ssl_keyfile=str(key), enable_ssl_refresh=True)
+    task = asyncio.create_task(refresh(Watched(), settings, every=0.01))
+    whole = cert.read_bytes()
+    await asyncio.sleep(0.05)
+    assert read == []  # nothing changed
+    cert.write_bytes(whole[:200])
+    await asyncio.sleep(0.1)
+    assert read == []
+    cert.write_bytes(whole + b"\n")
+    for _ in range(200):
+        if read:
+            break
+        await asyncio.sleep(0.01)
+    task.cancel()
+    assert read == [whole + b"\n"]

@@ -42,8 +42,15 @@ def read(args: EngineArgs, path: Path) -> dict[str, Any]:
         raise ConfigError(f"config_format, load_format: mistral is not what {path} is ({found}); leave them at auto")
     if args.load_format not in ("auto", "dummy", found) and "gguf" in (found, args.load_format):
         raise ConfigError(f"load_format: {args.load_format} is not what {path} is ({found}); leave it at auto")
+    if args.hf_config_path is not None and found == "gguf":
+        raise ConfigError("hf_config_path: a GGUF file holds its configuration itself; leave it out")
     return read_config(
-        path, args.hf_overrides, formats.check, windows=_windows if args.disable_sliding_window else None, tail=args.tail
+        path,
+        args.hf_overrides,
+        formats.check,
+        windows=_windows if args.disable_sliding_window else None,
+        tail=args.tail,
+        described_in=args.hf_config_path,
     )
 
 

@@ -24,6 +24,18 @@ MAX_SEQS = 128
 MAX_BATCHED_TOKENS = 2048
 """Global defaults, where neither user nor platform says otherwise."""
 
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """What performance_mode changes where the user says nothing: factors of sequences and of tokens in a step, and the
+    most that prompts slow running streams (0 = no limit)."""
+
+    seqs: float = 1.0
+    tokens: float = 1.0
+    slowdown: float = 2.0
+
+
+MODES = {"balanced": Mode(), "interactivity": Mode(tokens=0.5, slowdown=1.25), "throughput": Mode(2.0, 2.0, 0.0)}
 _ALIASES = {"half": "float16", "float": "float32"}
 
 
@@ -121,8 +133,11 @@ def max_len(args: EngineArgs, facts: ModelInfo) -> int:
 
 def scheduler(args: EngineArgs, defaults: Defaults, length: int) -> SchedulerConfig:
     """max_num_seqs never exceeds what one step may hold; without chunked prefill a step holds the longest prompt."""
-    seqs = args.max_num_seqs or defaults.max_num_seqs or MAX_SEQS
-    tokens = args.max_num_batched_tokens or defaults.max_num_batched_tokens or MAX_BATCHED_TOKENS
+    mode = MODES[args.performance_mode]
+    seqs = args.max_num_seqs or int((defaults.max_num_seqs or MAX_SEQS) * mode.seqs)
+    tokens = args.max_num_batched_tokens or int((defaults.max_num_batched_tokens or MAX_BATCHED_TOKENS) * mode.tokens)
+    seqs = min(seqs, args.max_num_active_seqs or seqs)
+    tokens = min(tokens, args.max_num_scheduled_tokens or tokens)
     if not args.enable_chunked_prefill and tokens < length:
         if args.max_num_batched_tokens:
             raise ConfigError(
@@ -144,7 +159,7 @@ def scheduler(args: EngineArgs, defaults: Defaults, length: int) -> SchedulerCon
         chunked_prefill=args.enable_chunked_prefill,
         max_partial_prefills=args.max_num_partial_prefills,
         max_long_partial_prefills=args.max_long_partial_prefills,
-        max_prefill_slowdown=args.max_prefill_slowdown,
+        max_prefill_slowdown=mode.slowdown if args.max_prefill_slowdown is None else args.max_prefill_slowdown,
         long_prefill_threshold=args.long_prefill_token_threshold,
         pipeline_depth=depth,
         speculation=speculation(args),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thalweg.checkpoint import ahead
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.config import (
     FASTER_READERS,
@@ -163,10 +164,11 @@ def _build_model(job: _Job) -> Worker:
     size = resolve.cache_size(args, model.groups, room, length, schedule.max_seqs)
     step = make_step(model, binder, logprobs_mode=args.logprobs_mode)
     before = device.used()
-    params = load_params(
-        model, job.path, device, load_format=args.load_format, seed=args.seed, progress=args.use_tqdm_on_load,
-        ranks=range(device.comm.size),
-    )  # fmt: skip
+    with ahead.reading(args):
+        params = load_params(
+            model, job.path, device, load_format=args.load_format, seed=args.seed, progress=args.use_tqdm_on_load,
+            ranks=range(device.comm.size),
+        )  # fmt: skip
     mark("weights loaded")
     _tell_memory(job, device.used() - before)
     slots = schedule.max_seqs + 1

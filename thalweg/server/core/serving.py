@@ -253,7 +253,7 @@ class Serving:
             await held.enter_async_context(turn)
             request_id = held.enter_context(self.under_way(job.id))
             stream = self.engine.generate(prompt, params, request_id, priority=job.priority, first_choice=part.first)
-            said = Transcript(job.params) if self.settings.enable_log_outputs else None
+            said = self._transcript(job) if self.settings.enable_log_outputs else None
             try:
                 async for output in stream:
                     self._raise_if_failed(output)
@@ -266,6 +266,9 @@ class Serving:
                 if said is not None:
                     said.tell(job.id, self.settings.max_log_len)
                 await stream.aclose()
+
+    def _transcript(self, job: Job) -> Transcript:
+        return Transcript(job.params, job.id, self.settings.enable_log_deltas, self.settings.max_log_len)
 
     async def cut(self) -> None:
         """The time to drain is over: whoever waits or runs gets an error with code 503."""

@@ -13,8 +13,11 @@ log = logging.getLogger(__name__)
 class Transcript:
     """The choices of one prompt."""
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: SamplingParams, id: str = "", pieces: bool = False, most: int | None = None) -> None:
+        """pieces: log what is streamed at once, `most` characters of each piece."""
+        self._id, self._most = id, most
         self._delta = params.output_kind is RequestOutputKind.DELTA
+        self._pieces = pieces and self._delta
         self._texts: dict[int, list[str]] = {}
         self._tokens: dict[int, int] = {}
         self._ended: dict[int, str] = {}
@@ -27,6 +30,8 @@ class Transcript:
         i = choice.index
         if not self._delta:
             self._texts[i], self._tokens[i] = [], 0
+        if self._pieces and choice.text:
+            log.info("answer %s choice %d goes on: %r", self._id, i, choice.text[: self._most])
         self._texts.setdefault(i, []).append(choice.text)
         self._tokens[i] = self._tokens.get(i, 0) + len(choice.token_ids)
         if choice.finish_reason is not None:
