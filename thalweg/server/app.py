@@ -21,7 +21,7 @@ from thalweg.server.http.answer import failure
 from thalweg.server.http.middleware import Counted, HostGuard, KeyGuard, RequestIds, RootPath
 from thalweg.server.observe.metrics import EngineMetrics, HttpMetrics
 from thalweg.server.openai.conversation import Conversation
-from thalweg.server.routes import described
+from thalweg.server.routes import described, lines_of
 from thalweg.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Application:
             self._engine_metrics.queued = lambda: self.serving.admission.waiting
         self.serving.conversation = Conversation(self.serving)
         listed = described(self.serving)
+        self.serving.lines = lines_of(listed, self.serving)
         pages = [] if self._settings.disable_fastapi_docs else pages_of(listed)
         routes = Starlette(
             routes=[*(d.route() for d in listed), *pages, Route("/", _root, methods=["HEAD", "GET"])],

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from thalweg.plugins import imported
 from thalweg.server.core.abilities import able, refusal
+from thalweg.server.core.lines import Lines
 from thalweg.server.core.serving import Serving
 from thalweg.server.description import EVENTS, Described
 from thalweg.server.http.answer import failure
@@ -84,6 +85,12 @@ def described(serving: Serving) -> list[Described]:
         )
         for row in rows
     ]
+
+
+def lines_of(listed: list[Described], serving: Serving) -> Lines:
+    """What answers lines of batch files: the routes that the served model has something to give for."""
+    paths = {d.path: d.endpoint for d in listed if d.bodies and d.needs and able(serving, d.needs)}
+    return Lines(paths, serving.bodies.values)
 
 
 def _endpoint(serving: Serving, row: Row) -> Callable[[Request], Awaitable[Response]]:

@@ -22,6 +22,7 @@ from thalweg.params import MAX_N, SamplingParams
 from thalweg.server.core.admission import Admission, Ticket
 from thalweg.server.core.fields import Fields
 from thalweg.server.core.lifecycle import Lifecycle
+from thalweg.server.core.lines import Lines
 from thalweg.server.core.schema import Asked
 from thalweg.server.core.transcript import Transcript
 from thalweg.server.errors import ApiError
@@ -77,6 +78,8 @@ class Serving:
     """The engine as the endpoints see it."""
 
     conversation: Conversation
+    """Set once, by who makes the application."""
+    lines: Lines
     """Set once, by who makes the application."""
 
     def __init__(

@@ -36,7 +36,7 @@ class Bodies:
 
     def __init__(self, limit: int, values: int = MAX_VALUES, most: int = MAX_WAITING) -> None:
         """limit: bytes of one body. values: of one body. most: bytes of all."""
-        self.limit, self._values, self._most, self.held = limit, values, max(most, limit), 0
+        self.limit, self.values, self._most, self.held = limit, values, max(most, limit), 0
         self._one = asyncio.Lock()
         """One large body at a time: each holds the interpreter for moments the event loop would like to have."""
 
@@ -59,9 +59,9 @@ class Bodies:
             if arrived is not None:
                 arrived()
             if size <= SMALL:
-                return parse(load(b"".join(pieces), self._values))
+                return parse(load(b"".join(pieces), self.values))
             async with self._one:
-                return await asyncio.to_thread(lambda: parse(load(b"".join(pieces), self._values)))
+                return await asyncio.to_thread(lambda: parse(load(b"".join(pieces), self.values)))
         except ClientDisconnect:
             log.debug("a client left after %d bytes of a body", size)
             raise ApiError("the client left", status=499) from None
