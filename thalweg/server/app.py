@@ -21,6 +21,7 @@ from thalweg.server.http.answer import failure
 from thalweg.server.http.middleware import Counted, HostGuard, KeyGuard, RequestIds, RootPath
 from thalweg.server.observe.metrics import EngineMetrics, HttpMetrics
 from thalweg.server.openai.conversation import Conversation
+from thalweg.server.responses.store import Store
 from thalweg.server.routes import described, lines_of
 from thalweg.server.settings import ServerSettings
 
@@ -60,6 +61,7 @@ class Application:
             self._engine_metrics.bind(engine.model_names[0], engine.config)
             self._engine_metrics.queued = lambda: self.serving.admission.waiting
         self.serving.conversation = Conversation(self.serving)
+        self.serving.responses = Store(self._settings.responses_store_bytes)
         listed = described(self.serving)
         self.serving.lines = lines_of(listed, self.serving)
         pages = [] if self._settings.disable_fastapi_docs else pages_of(listed)

@@ -21,6 +21,7 @@ JSON = ("application/json",)
 STREAMED = (*JSON, EVENTS)
 """Content types of what can be streamed."""
 MESSAGES_ERRORS = "anthropic.errors:refused"
+RESPONSES_ERRORS = "responses.errors:refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,14 @@ ROUTES = (
         STREAMED, "generate", errors=MESSAGES_ERRORS),
     Row("/v1/messages/count_tokens", "anthropic.count_tokens:count_tokens", "Tokens of a conversation",
         ("anthropic.protocol:CountRequest",), errors=MESSAGES_ERRORS),
+    Row("/v1/responses", "responses.responses:responses", "Answer a conversation", ("responses.protocol:ResponsesRequest",),
+        STREAMED, "generate", errors=RESPONSES_ERRORS),
+    Row("/v1/responses/input_tokens", "responses.input_tokens:input_tokens", "Tokens of a conversation",
+        ("responses.protocol:Conversed",), errors=RESPONSES_ERRORS),
+    Row("/v1/responses/{id}", "responses.kept:retrieve", "A response that is kept", (), STREAMED),
+    Row("/v1/responses/{id}", "responses.kept:delete", "Forget a response", method="DELETE"),
+    Row("/v1/responses/{id}/cancel", "responses.cancel:cancel", "End a response in the background", method="POST"),
+    Row("/v1/responses/{id}/input_items", "responses.input_items:input_items", "What went into a response"),
     Row("/v1/embeddings", "pooling.embeddings:embeddings", "A vector per input", ("pooling.protocol:EmbeddingRequest",),
         needs="embed"),
     Row("/pooling", "pooling.pooling:pooling", "What the model gives of each input", ("pooling.protocol:PoolingRequest",),

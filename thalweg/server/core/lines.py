@@ -71,26 +71,26 @@ class Lines:
     def read(self, raw: bytes) -> Line:
         return read(raw, self.endpoints, self._values)
 
-    async def answer(self, raw: bytes, tenant: str = "") -> Answered:
-        """The line that answers the line `raw`. Never fails: what is wrong becomes the answer. tenant: who asks, for
-        fairness at the server's door."""
+    async def answer(self, raw: bytes, client: str = "", owner: str = "") -> Answered:
+        """The line that answers the line `raw`. Never fails: what is wrong becomes the answer. client, owner: who asks, as
+        the host and the key that a request over HTTP comes with."""
         try:
             line = self.read(raw)
         except Exception as e:
             return written(custom_id_of(raw), failure(e))
-        return written(line.custom_id, await self.ask(line, tenant))
+        return written(line.custom_id, await self.ask(line, client, owner))
 
-    async def ask(self, line: Line, tenant: str = "") -> Response:
+    async def ask(self, line: Line, client: str = "", owner: str = "") -> Response:
         """The route's own answer. A full queue is waited for."""
         for _ in range(MOST_WAITS):
-            answer = await _call(self.endpoints[line.url], line, tenant)
+            answer = await _call(self.endpoints[line.url], line, client, owner)
             if answer.status_code != 429:
                 break
             await asyncio.sleep(min(1.0, float(answer.headers.get("retry-after", 1)) / 4))
         return answer
 
 
-async def _call(endpoint: Endpoint, line: Line, tenant: str) -> Response:
+async def _call(endpoint: Endpoint, line: Line, client: str, owner: str) -> Response:
     messages: list[Message] = [{"type": "http.request", "body": line.body, "more_body": False}]
     never = asyncio.Event()
 
@@ -106,9 +106,9 @@ async def _call(endpoint: Endpoint, line: Line, tenant: str) -> Response:
         "path": line.url,
         "query_string": b"",
         "headers": [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(line.body))],
-        "client": (tenant, 0),
+        "client": (client, 0),
         "thalweg.visit": visit,
-        "thalweg.tenant": tenant,
+        "thalweg.tenant": owner,
     }
     try:
         return await endpoint(Request(scope, receive))

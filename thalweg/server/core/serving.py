@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
     from thalweg.server.observe.metrics import HttpMetrics
     from thalweg.server.openai.conversation import Conversation
+    from thalweg.server.responses.store import Store
     from thalweg.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -77,10 +78,10 @@ class Part(NamedTuple):
 class Serving:
     """The engine as the endpoints see it."""
 
+    # Set once, by who makes the application.
     conversation: Conversation
-    """Set once, by who makes the application."""
     lines: Lines
-    """Set once, by who makes the application."""
+    responses: Store
 
     def __init__(
         self,
@@ -156,8 +157,10 @@ class Serving:
         prompts: list[dict[str, Any]],
         params: SamplingParams,
         ticket: Ticket,
+        id: str = "",
     ) -> Job:
-        """A Job from its parts, after the checks that need the engine's configuration; its whole cost is charged."""
+        """A Job from its parts, after the checks that need the engine's configuration; its whole cost is charged. id: what
+        the answer is called, where clients have no say in it."""
         self.check_priority(request.priority)
         if len(prompts) * params.n > MAX_N:
             raise ApiError(f"n times the number of prompts must not exceed {MAX_N}", "n")
@@ -166,7 +169,7 @@ class Serving:
             if request.cache_salt is not None:
                 prompt["cache_salt"] = request.cache_salt
         job = Job(
-            id=self.request_id(kind, http, request.request_id),
+            id=id or self.request_id(kind, http, request.request_id),
             model=self.model_name(request.model),
             created=int(time.time()),
             prompts=prompts,
