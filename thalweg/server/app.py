@@ -13,6 +13,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from thalweg.server.batches.kept import Kept
+from thalweg.server.batches.store import Files
 from thalweg.server.core.lifecycle import PROBES, Gate, Lifecycle
 from thalweg.server.core.serving import Serving
 from thalweg.server.description import pages_of
@@ -43,6 +45,7 @@ class Application:
         self._metrics = metrics or EngineMetrics()
         self._http = HttpMetrics(self._metrics.registry)
         self._gate = Gate(self.lifecycle, settings.root_path.rstrip("/"))
+        self._files = Files(settings.files_store_bytes, settings.files_directory or "")
         self._app = _surround(self._gate, settings, self._http)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,6 +67,8 @@ class Application:
         self.serving.responses = Store(self._settings.responses_store_bytes)
         listed = described(self.serving)
         self.serving.lines = lines_of(listed, self.serving)
+        together = max(1, engine.config.scheduler.max_seqs // 2)
+        self.serving.batches = Kept(self._files, self.serving.lines, together)
         pages = [] if self._settings.disable_fastapi_docs else pages_of(listed)
         routes = Starlette(
             routes=[*(d.route() for d in listed), *pages, Route("/", _root, methods=["HEAD", "GET"])],

@@ -33,6 +33,7 @@ from thalweg.text.encoder import Encoder
 
 if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
+    from thalweg.server.batches.kept import Kept
     from thalweg.server.observe.metrics import HttpMetrics
     from thalweg.server.openai.conversation import Conversation
     from thalweg.server.responses.store import Store
@@ -82,6 +83,7 @@ class Serving:
     conversation: Conversation
     lines: Lines
     responses: Store
+    batches: Kept
 
     def __init__(
         self,
