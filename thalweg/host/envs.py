@@ -28,6 +28,7 @@ INSTEAD = {
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "--threads",
     "VLLM_CPU_OMP_THREADS_BIND": "--threads, and taskset",
     "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "--enable-log-requests --enable-log-outputs",
+    "VLLM_ENABLE_RESPONSES_API_STORE": "--responses-store-bytes; without it, 64 MiB are kept",
     "VLLM_ENGINE_ITERATION_TIMEOUT_S": "--hang-timeout",
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "--hang-timeout",
     "VLLM_TARGET_DEVICE": "--device",

@@ -13,6 +13,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from thalweg.server.batches.kept import Kept
+from thalweg.server.batches.store import Files
 from thalweg.server.core.lifecycle import PROBES, Gate, Lifecycle
 from thalweg.server.core.serving import Serving
 from thalweg.server.description import pages_of
@@ -21,7 +23,8 @@ from thalweg.server.http.answer import failure
 from thalweg.server.http.middleware import Counted, HostGuard, KeyGuard, RequestIds, RootPath
 from thalweg.server.observe.metrics import EngineMetrics, HttpMetrics
 from thalweg.server.openai.conversation import Conversation
-from thalweg.server.routes import described
+from thalweg.server.responses.store import Store
+from thalweg.server.routes import described, lines_of
 from thalweg.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ class Application:
         self._metrics = metrics or EngineMetrics()
         self._http = HttpMetrics(self._metrics.registry)
         self._gate = Gate(self.lifecycle, settings.root_path.rstrip("/"))
+        self._files = Files(settings.files_store_bytes, settings.files_directory or "")
         self._app = _surround(self._gate, settings, self._http)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,7 +64,11 @@ class Application:
             self._engine_metrics.bind(engine.model_names[0], engine.config)
             self._engine_metrics.queued = lambda: self.serving.admission.waiting
         self.serving.conversation = Conversation(self.serving)
+        self.serving.responses = Store(self._settings.responses_store_bytes)
         listed = described(self.serving)
+        self.serving.lines = lines_of(listed, self.serving)
+        together = max(1, engine.config.scheduler.max_seqs // 2)
+        self.serving.batches = Kept(self._files, self.serving.lines, together)
         pages = [] if self._settings.disable_fastapi_docs else pages_of(listed)
         routes = Starlette(
             routes=[*(d.route() for d in listed), *pages, Route("/", _root, methods=["HEAD", "GET"])],

@@ -107,7 +107,9 @@ def _schema(model: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 def document(described: list[Described]) -> dict[str, Any]:
     """OpenAPI 3.1."""
     schemas: dict[str, Any] = {"Error": ERROR}
-    paths = {re.sub(r":\w+}", "}", d.path): {d.method.lower(): d.operation(schemas)} for d in described}
+    paths: dict[str, dict[str, Any]] = {}
+    for d in described:
+        paths.setdefault(re.sub(r":\w+}", "}", d.path), {})[d.method.lower()] = d.operation(schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "thalweg", "version": thalweg.__version__},

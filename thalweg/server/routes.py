@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from thalweg.plugins import imported
 from thalweg.server.core.abilities import able, refusal
+from thalweg.server.core.lines import Lines
 from thalweg.server.core.serving import Serving
 from thalweg.server.description import EVENTS, Described
 from thalweg.server.http.answer import failure
@@ -20,6 +21,7 @@ JSON = ("application/json",)
 STREAMED = (*JSON, EVENTS)
 """Content types of what can be streamed."""
 MESSAGES_ERRORS = "anthropic.errors:refused"
+RESPONSES_ERRORS = "responses.errors:refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,14 @@ ROUTES = (
         STREAMED, "generate", errors=MESSAGES_ERRORS),
     Row("/v1/messages/count_tokens", "anthropic.count_tokens:count_tokens", "Tokens of a conversation",
         ("anthropic.protocol:CountRequest",), errors=MESSAGES_ERRORS),
+    Row("/v1/responses", "responses.responses:responses", "Answer a conversation", ("responses.protocol:ResponsesRequest",),
+        STREAMED, "generate", errors=RESPONSES_ERRORS),
+    Row("/v1/responses/input_tokens", "responses.input_tokens:input_tokens", "Tokens of a conversation",
+        ("responses.protocol:Conversed",), errors=RESPONSES_ERRORS),
+    Row("/v1/responses/{id}", "responses.kept:retrieve", "A response that is kept", (), STREAMED),
+    Row("/v1/responses/{id}", "responses.kept:delete", "Forget a response", method="DELETE"),
+    Row("/v1/responses/{id}/cancel", "responses.cancel:cancel", "End a response in the background", method="POST"),
+    Row("/v1/responses/{id}/input_items", "responses.input_items:input_items", "What went into a response"),
     Row("/v1/embeddings", "pooling.embeddings:embeddings", "A vector per input", ("pooling.protocol:EmbeddingRequest",),
         needs="embed"),
     Row("/pooling", "pooling.pooling:pooling", "What the model gives of each input", ("pooling.protocol:PoolingRequest",),
@@ -69,6 +79,15 @@ ROUTES = (
         also=("/v1/score",)),
     Row("/rerank", "pooling.rerank:rerank", "Documents in order of how well they answer", ("pooling.protocol:RerankRequest",),
         needs="score", also=("/v1/rerank", "/v2/rerank")),
+    Row("/v1/files", "batches.files:upload", "Send a file of requests", method="POST"),
+    Row("/v1/files", "batches.files:listing", "Files that are kept"),
+    Row("/v1/files/{id}", "batches.files:retrieve", "One file"),
+    Row("/v1/files/{id}", "batches.files:delete", "Forget a file", method="DELETE"),
+    Row("/v1/files/{id}/content", "batches.files:content", "What is in a file", kinds=("application/octet-stream",)),
+    Row("/v1/batches", "batches.batches:create", "Answer a file of requests", ("batches.batches:BatchRequest",)),
+    Row("/v1/batches", "batches.batches:listing", "Batches"),
+    Row("/v1/batches/{id}", "batches.batches:retrieve", "One batch"),
+    Row("/v1/batches/{id}/cancel", "batches.batches:cancel", "End a batch", method="POST"),
     Row("/version", "observe.routes:version", "The version of this server"),
     Row("/load", "observe.routes:load", "Requests in flight that go to the engine"),
     Row("/metrics", "observe.routes:metrics", "Prometheus metrics", kinds=("text/plain",)),
@@ -84,6 +103,12 @@ def described(serving: Serving) -> list[Described]:
         )
         for row in rows
     ]
+
+
+def lines_of(listed: list[Described], serving: Serving) -> Lines:
+    """What answers lines of batch files: the routes that the served model has something to give for."""
+    paths = {d.path: d.endpoint for d in listed if d.bodies and d.needs and able(serving, d.needs)}
+    return Lines(paths, serving.bodies.values)
 
 
 def _endpoint(serving: Serving, row: Row) -> Callable[[Request], Awaitable[Response]]:

@@ -74,6 +74,12 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     max_queued_requests: int | None = None
     """Prompts that may wait for the engine. None: four times the sequences it runs at once."""
     max_queued_tokens: int = 2**21
+    responses_store_bytes: int = 64 * 2**20
+    """Bytes of responses that are kept, of all clients. 0 keeps none."""
+    files_store_bytes: int = 64 * 2**20
+    """Bytes of files of each key, batches' answers included. 0: there are no files."""
+    files_directory: str | None = None
+    """Where they are kept while the server runs. None: in memory."""
     slow_client_timeout: float = 60.0
     """Seconds an answer may wait for a client that takes nothing of it."""
     header_timeout: float = 10.0
@@ -136,6 +142,11 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
         for name in ("max_body", "max_queued_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 yield f"--{name.replace('_', '-')}: {getattr(self, name)} must be at least 1"
+        for name in ("responses_store_bytes", "files_store_bytes"):
+            if getattr(self, name) < 0:
+                yield f"--{name.replace('_', '-')}: {getattr(self, name)} must not be negative (0 keeps nothing)"
+        if self.files_directory is not None and not Path(self.files_directory).is_dir():
+            yield f"--files-directory: no folder {self.files_directory!r}"
         if self.max_queued_requests is not None and self.max_queued_requests < 0:
             yield f"--max-queued-requests: {self.max_queued_requests} must not be negative"
         for name in ("slow_client_timeout", "header_timeout", "body_timeout"):

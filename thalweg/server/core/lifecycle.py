@@ -90,6 +90,12 @@ class Visit:
     def at_end(self, action: Callable[[], None]) -> None:
         self._last.append(action)
 
+    def handed_over(self) -> Visit:
+        """What belongs to it, for work that goes on after the answer."""
+        other = Visit()
+        other._last, self._last = self._last, []
+        return other
+
     def close(self) -> None:
         while self._last:
             self._last.pop()()

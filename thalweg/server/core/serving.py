@@ -22,6 +22,7 @@ from thalweg.params import MAX_N, SamplingParams
 from thalweg.server.core.admission import Admission, Ticket
 from thalweg.server.core.fields import Fields
 from thalweg.server.core.lifecycle import Lifecycle
+from thalweg.server.core.lines import Lines
 from thalweg.server.core.schema import Asked
 from thalweg.server.core.transcript import Transcript
 from thalweg.server.errors import ApiError
@@ -32,8 +33,10 @@ from thalweg.text.encoder import Encoder
 
 if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
+    from thalweg.server.batches.kept import Kept
     from thalweg.server.observe.metrics import HttpMetrics
     from thalweg.server.openai.conversation import Conversation
+    from thalweg.server.responses.store import Store
     from thalweg.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -76,8 +79,11 @@ class Part(NamedTuple):
 class Serving:
     """The engine as the endpoints see it."""
 
+    # Set once, by who makes the application.
     conversation: Conversation
-    """Set once, by who makes the application."""
+    lines: Lines
+    responses: Store
+    batches: Kept
 
     def __init__(
         self,
@@ -153,8 +159,10 @@ class Serving:
         prompts: list[dict[str, Any]],
         params: SamplingParams,
         ticket: Ticket,
+        id: str = "",
     ) -> Job:
-        """A Job from its parts, after the checks that need the engine's configuration; its whole cost is charged."""
+        """A Job from its parts, after the checks that need the engine's configuration; its whole cost is charged. id: what
+        the answer is called, where clients have no say in it."""
         self.check_priority(request.priority)
         if len(prompts) * params.n > MAX_N:
             raise ApiError(f"n times the number of prompts must not exceed {MAX_N}", "n")
@@ -163,7 +171,7 @@ class Serving:
             if request.cache_salt is not None:
                 prompt["cache_salt"] = request.cache_salt
         job = Job(
-            id=self.request_id(kind, http, request.request_id),
+            id=id or self.request_id(kind, http, request.request_id),
             model=self.model_name(request.model),
             created=int(time.time()),
             prompts=prompts,

@@ -10,7 +10,8 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import orjson
@@ -36,7 +37,7 @@ class Bodies:
 
     def __init__(self, limit: int, values: int = MAX_VALUES, most: int = MAX_WAITING) -> None:
         """limit: bytes of one body. values: of one body. most: bytes of all."""
-        self.limit, self._values, self._most, self.held = limit, values, max(most, limit), 0
+        self.limit, self.values, self._most, self.held = limit, values, max(most, limit), 0
         self._one = asyncio.Lock()
         """One large body at a time: each holds the interpreter for moments the event loop would like to have."""
 
@@ -45,36 +46,50 @@ class Bodies:
     ) -> T:
         """The body as a JSON object, given to `parse`. arrived: called when the body is there, before it is read. ApiError:
         not JSON (400, 415), too long (413), too much at once (429), the client left (499)."""
+        self._check_kind(request)
+        async with self._arriving(request, self.limit) as data:
+            if arrived is not None:
+                arrived()
+            if len(data) <= SMALL:
+                return parse(load(data, self.values))
+            async with self._one:
+                return await asyncio.to_thread(lambda: parse(load(data, self.values)))
+
+    async def raw(self, request: Request, limit: int) -> bytes:
+        """A body of any type, of at most `limit` bytes. ApiError as `parse`."""
+        async with self._arriving(request, limit) as data:
+            return data
+
+    @asynccontextmanager
+    async def _arriving(self, request: Request, limit: int) -> AsyncIterator[bytes]:
+        """The body's bytes, which are charged while the block runs."""
         size, pieces = 0, []
         try:
-            self._check_head(request)
+            self._check_length(request, limit)
             async for piece in request.stream():
                 size += len(piece)
                 self.held += len(piece)
-                if size > self.limit:
-                    raise ApiError(f"the body has more than {self.limit} bytes, which is the limit", status=413)
+                if size > limit:
+                    raise ApiError(f"the body has more than {limit} bytes, which is the limit", status=413)
                 if self.held > self._most:
                     raise ApiError("too many long requests at once; try again later", status=429, retry_after=2)
                 pieces.append(piece)
-            if arrived is not None:
-                arrived()
-            if size <= SMALL:
-                return parse(load(b"".join(pieces), self._values))
-            async with self._one:
-                return await asyncio.to_thread(lambda: parse(load(b"".join(pieces), self._values)))
+            yield b"".join(pieces)
         except ClientDisconnect:
             log.debug("a client left after %d bytes of a body", size)
             raise ApiError("the client left", status=499) from None
         finally:
             self.held -= size
 
-    def _check_head(self, request: Request) -> None:
+    def _check_kind(self, request: Request) -> None:
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             raise ApiError(f"Content-Type must be application/json, not {kind[:100] or 'absent'!r}", status=415)
+
+    def _check_length(self, request: Request, limit: int) -> None:
         length = request.headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self.limit:
-            raise ApiError(f"the body has {length} bytes; the limit is {self.limit}", status=413)
+        if length.isdecimal() and int(length) > limit:
+            raise ApiError(f"the body has {length} bytes; the limit is {limit}", status=413)
         if length.isdecimal() and self.held + int(length) > self._most:
             raise ApiError("too many long requests at once; try again later", status=429, retry_after=2)
 

@@ -97,6 +97,11 @@ def tenant_of(scope: Scope) -> str:
     return str(scope.get("thalweg.tenant") or (client[0] if client else ""))
 
 
+def owner_of(scope: Scope) -> str:
+    """Whose things are whose: the key where there are several. "" : everybody's."""
+    return str(scope.get("thalweg.tenant") or "")
+
+
 class RootPath:
     """Tells routes which prefix the reverse proxy serves them under, whether or not it strips it."""
 

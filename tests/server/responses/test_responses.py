@@ -1,0 +1,332 @@
+"""The Responses API through the official client: whole, streamed, in a tool loop, kept, and refused in words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import openai
+import pydantic
+import pytest
+from fake_engine import TEMPLATE, FakeEngine
+from openai.types.responses import Response, ResponseStreamEvent
+from scripted import CALLS, Scripted
+
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS: list[Any] = [
+    {"type": "function", "name": n, "description": f"says {n}", "parameters": PARAMETERS, "strict": False}
+    for n in ("get_weather", "get_time")
+]
+SAID = [
+    ("reasoning", "Let me <see>."),
+    ("message", "One moment."),
+    ("get_weather", '{"city":"Par\\u00eds"}'),
+    ("get_time", "{}"),
+]
+EVENTS = {get_args(c.model_fields["type"].annotation)[0]: c for c in get_args(get_args(ResponseStreamEvent)[0])}
+"""The client's own types of events, by name."""
+
+
+def ask(running: Any, **fields: Any) -> Response:
+    return running.client().responses.create(**{"model": "fake", "input": "weather?", **fields})
+
+
+def said(response: Response) -> list[tuple[str, str]]:
+    found = []
+    for item in response.output:
+        match item.type:
+            case "function_call":
+                found.append((item.name, item.arguments))
+            case "custom_tool_call":
+                found.append((item.name, item.input))
+            case kind:
+                found.append((kind, "".join(p.text for p in item.content)))
+    return found
+
+
+def raw(running: Any, **fields: Any) -> list[dict[str, Any]]:
+    """The events of a stream, each as the client's types have it."""
+    body = {"model": "fake", "input": "weather?", "stream": True, **fields}
+    return frames(running.post("/v1/responses", body).text)
+
+
+def frames(text: str) -> list[dict[str, Any]]:
+    pairs = [f.split("\n") for f in text.split("\n\n") if f]
+    bodies = [json.loads(b.removeprefix("data: ")) for _, b in pairs]
+    assert [a.removeprefix("event: ") for a, _ in pairs] == [b["type"] for b in bodies]
+    for body in bodies:
+        EVENTS[body["type"]].model_validate(body)
+    return bodies
+
+
+def put_together(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Items from added, deltas and done alone, each checked against the others."""
+    items: list[dict[str, Any]] = []
+    pieces: list[str] = []
+    opened = False
+    for e in events:
+        kind = e["type"].removeprefix("response.")
+        if kind in ("created", "queued", "in_progress", "completed", "incomplete"):
+            continue
+        if kind == "output_item.added":
+            assert not opened
+            items.append(e["item"])
+            pieces, opened = [], True
+            assert e["item"]["status"] == "in_progress"
+        assert e["output_index"] == len(items) - 1
+        if kind.endswith(".delta"):
+            pieces.append(e["delta"])
+        if kind in ("output_text.done", "reasoning_text.done"):
+            assert e["text"] == "".join(pieces)
+        if kind in ("function_call_arguments.done", "custom_tool_call_input.done"):
+            assert e.get("arguments", e.get("input")) == "".join(pieces)
+        if kind == "output_item.done":
+            assert e["item"]["id"] == items[-1]["id"]
+            items[-1], opened = e["item"], False
+        elif kind != "output_item.added":
+            assert e["item_id"] == items[-1]["id"]
+    assert not opened
+    return items
+
+
+def test_a_whole_answer(start):
+    r = ask(start(Scripted(CALLS)), tools=TOOLS, metadata={"a": "b"}, user="u", temperature=0.5, instructions="be brief")
+    assert said(r) == SAID
+    Response.model_validate(r.model_dump(), strict=False)
+    assert (r.object, r.status, r.model, r.error, r.incomplete_details) == ("response", "completed", "fake", None, None)
+    assert r.id.startswith("resp_")
+    assert len({i.id for i in r.output}) == 4
+    assert len({i.call_id for i in r.output[2:]}) == 2
+    assert all(i.status == "completed" for i in r.output)
+    assert (r.metadata, r.user, r.temperature, r.instructions, r.store) == ({"a": "b"}, "u", 0.5, "be brief", True)
+    assert [t.name for t in r.tools] == ["get_weather", "get_time"]
+    assert r.usage.output_tokens == len(CALLS)
+    assert r.usage.total_tokens == r.usage.input_tokens + len(CALLS)
+    assert r.usage.output_tokens_details.reasoning_tokens == len("Let me <see>.")
+    assert r.output_text == "One moment."
+
+
+def test_a_stream_is_whole_and_dense(start):
+    running = start(Scripted(CALLS, CALLS))
+    whole = ask(running, tools=TOOLS)
+    events = raw(running, tools=TOOLS)
+    assert [e["sequence_number"] for e in events] == list(range(len(events)))
+    assert [e["type"] for e in events[:2]] == ["response.created", "response.in_progress"]
+    assert events[-1]["type"] == "response.completed"
+    final = events[-1]["response"]
+    assert put_together(events) == final["output"]
+    assert {events[0]["response"]["id"], final["id"]} == {final["id"]}
+    assert said(Response.model_validate(final)) == said(whole) == SAID
+    assert final["usage"] == whole.usage.model_dump(exclude_unset=True)
+
+
+def test_the_clients_own_accumulator(start):
+    with start(Scripted(CALLS)).client().responses.stream(model="fake", input="weather?", tools=TOOLS) as stream:
+        names = [e.type for e in stream]
+        final = stream.get_final_response()
+    assert said(final) == SAID
+    assert names.count("response.output_item.done") == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_max_output_tokens_leave_it_incomplete(start, stream):
+    running = start(Scripted("<think>\nok\n</think>\n\nIt is", reason="length"))
+    if stream:
+        last = raw(running, max_output_tokens=9)[-1]
+        assert last["type"] == "response.incomplete"
+        r = Response.model_validate(last["response"])
+    else:
+        r = ask(running, max_output_tokens=9)
+    assert (r.status, r.incomplete_details.reason, r.max_output_tokens) == ("incomplete", "max_output_tokens", 9)
+    assert [i.status for i in r.output] == ["completed", "incomplete"]
+    assert running.engine.params[0].max_tokens == 9
+
+
+def test_a_tool_loop_by_items(start):
+    running = start(Scripted(CALLS, "<think>\nok\n</think>\n\nIt is 20 degrees."))
+    first = ask(running, tools=TOOLS, store=False)
+    results: list[Any] = [
+        {"type": "function_call_output", "call_id": first.output[2].call_id, "output": "20 degrees"},
+        {
+            "type": "function_call_output",
+            "call_id": first.output[3].call_id,
+            "output": [{"type": "input_text", "text": "noon"}],
+        },
+    ]
+    history = [{"role": "user", "content": "weather?"}, *(i.model_dump(exclude_none=True) for i in first.output), *results]
+    r = ask(running, input=history, tools=TOOLS)
+    assert said(r) == [("reasoning", "ok"), ("message", "It is 20 degrees.")]
+    prompt = running.engine.prompts[1]["prompt"]
+    assert "<user>weather?" in prompt
+    assert "<assistant>Let me <see>.One moment." in prompt
+    assert '"name": "get_weather"' in prompt
+    assert prompt.count("<assistant>") == 2, "reasoning, text and calls are one message"
+    assert prompt.index("<tool>20 degrees") < prompt.index("<tool>noon")
+
+
+def test_previous_responses_bring_all_turns_back(start):
+    running = start(Scripted(CALLS, "<think>\nok\n</think>\n\nIt is 20 degrees.", "Bye."))
+    first = ask(running, tools=TOOLS, instructions="be brief")
+    outputs: list[Any] = [
+        {"type": "function_call_output", "call_id": i.call_id, "output": f"<{i.name}>"} for i in first.output[2:]
+    ]
+    second = ask(running, input=outputs, previous_response_id=first.id, tools=TOOLS)
+    third = ask(running, input="thanks", previous_response_id=second.id)
+    assert third.previous_response_id == second.id
+    before, prompt = (p["prompt"] for p in running.engine.prompts[1:])
+    assert prompt.startswith(before), "what was said stays as it is, for the prefix cache"
+    for piece in (
+        "<user>weather?",
+        '"get_time"',
+        "<tool><get_weather>",
+        "<tool><get_time>",
+        "It is 20 degrees.",
+        "<user>thanks",
+    ):
+        assert piece in prompt
+    assert "be brief" not in prompt, "instructions hold for their own response"
+
+
+def test_roles_and_instructions(start):
+    running = start(Scripted("a", "b"))
+    items: list[Any] = [
+        {"role": "developer", "content": [{"type": "input_text", "text": "D"}]},
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": [{"type": "input_text", "text": "1"}, {"type": "input_text", "text": "2"}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "A", "annotations": []}]},
+        {"role": "developer", "content": "late"},
+        {"role": "user", "content": "U"},
+    ]
+    ask(running, input=items, instructions="I")
+    prompt = running.engine.prompts[0]["prompt"]
+    assert prompt == "<system>I\n\nD\n\nS<user>1\n2<assistant>A<system>late<user>U<assistant>"
+
+
+def test_reasoning_that_a_client_keeps_for_itself_comes_back(start):
+    running = start(Scripted("<think>\nDeep.\n</think>\n\nHi.", "ok", "ok"))
+    first = ask(running, store=False, include=["reasoning.encrypted_content"])
+    kept = first.output[0].model_dump(exclude_none=True)
+    assert kept["encrypted_content"]
+    del kept["content"]
+    ask(running, input=[kept, {"role": "user", "content": "more"}])
+    assert "<assistant>Deep." in running.engine.prompts[1]["prompt"]
+    ask(running, input=[{**kept, "encrypted_content": "gAAAA foreign"}, {"role": "user", "content": "more"}])
+    assert running.engine.prompts[2]["prompt"] == "<user>more<assistant>"
+
+
+def test_custom_tools_and_namespaces(start):
+    patch = "*** Begin\n+é\n*** End"
+    text = "".join(
+        f"<tool_call>\n{json.dumps({'name': n, 'arguments': a})}\n</tool_call>\n"
+        for n, a in (("apply_patch", {"input": patch}), ("agents__spawn", {"n": 1}))
+    )
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}
+    tools = [
+        {"type": "custom", "name": "apply_patch", "description": "Edit", "format": grammar},
+        {"type": "namespace", "name": "agents", "description": "", "tools": [{**TOOLS[0], "name": "spawn"}]},
+        {"type": "web_search"},
+    ]
+    running = start(Scripted(text, text, "ok"))
+    whole = ask(running, tools=tools)
+    assert said(whole) == [("apply_patch", patch), ("spawn", '{"n": 1}')]
+    assert whole.output[1].namespace == "agents"
+    assert [t.type for t in whole.tools] == ["custom", "namespace"]
+    events = raw(running, tools=tools)
+    assert put_together(events) == events[-1]["response"]["output"]
+    assert [i["type"] for i in events[-1]["response"]["output"]] == ["custom_tool_call", "function_call"]
+    sent = running.post("/v1/responses", {"model": "fake", "input": "x", "tools": tools})
+    assert sent.headers["x-ignored-fields"] == "tools[].web_search"
+    items = [i.model_dump(exclude_none=True) for i in whole.output]
+    items += [{"type": "custom_tool_call_output", "call_id": whole.output[0].call_id, "output": "done"}]
+    counted = running.client().responses.input_tokens.count(model="fake", input=items, tools=tools)
+    assert counted.input_tokens > len(patch)
+
+
+def test_tool_choice(start):
+    running = start(Scripted(CALLS, CALLS, CALLS, CALLS))
+    ask(running, tools=TOOLS, tool_choice="required")
+    ask(running, tools=TOOLS, tool_choice={"type": "function", "name": "get_time"}, parallel_tool_calls=False)
+    one = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_time"}]}
+    ask(running, tools=TOOLS, tool_choice=one)
+    ask(running, tools=TOOLS, tool_choice="none")
+    grammars = [p.structured_outputs and p.structured_outputs.grammar for p in running.engine.params]
+    assert "get_weather" in grammars[0]
+    assert "get_time" in grammars[0]
+    assert "get_weather" not in grammars[1] + grammars[2]
+    assert grammars[3] is None
+
+
+def test_a_schema_becomes_the_grammar_and_parse_reads_it(start):
+    class Weather(pydantic.BaseModel):
+        degrees: int
+
+    running = start(Scripted('{"degrees": 20}'))
+    r = running.client().responses.parse(model="fake", input="?", text_format=Weather)
+    assert r.output_parsed == Weather(degrees=20)
+    asked = running.engine.params[0].structured_outputs
+    assert (asked.json["required"], asked.asked_as) == (["degrees"], "response_format.json_schema.schema")
+    assert r.text.format.name == "Weather"
+
+
+def test_effort_and_verbosity_are_variables_of_the_template(start):
+    template = "{{ reasoning_effort }} {{ verbosity }} {{ enable_thinking }} {{ messages[0].content }}"
+    running = start(FakeEngine(template=template))
+    r = ask(running, reasoning={"effort": "high"}, text={"verbosity": "low"}, max_output_tokens=1)
+    assert r.reasoning.effort == "high"
+    ask(running, reasoning={"effort": "none"}, max_output_tokens=1)
+    assert [p["prompt"] for p in running.engine.prompts] == ["high low  weather?", "none  False weather?"]
+
+
+def test_truncation_drops_the_oldest_turns(start):
+    running = start(FakeEngine(template=TEMPLATE))
+    turns = [{"role": r, "content": f"{r}{i} {'x' * 20}"} for i in range(9) for r in ("user", "assistant")]
+    items = [{"role": "system", "content": "S"}, *turns, {"role": "user", "content": "last"}]
+    with pytest.raises(openai.BadRequestError, match="input"):
+        ask(running, input=items, max_output_tokens=16)
+    assert ask(running, input=items, truncation="auto", max_output_tokens=16).usage.output_tokens == 16
+    prompt = running.engine.prompts[-1]["prompt"]
+    assert prompt.startswith("<system>S\n<user>user")
+    assert "user0" not in prompt
+    assert "<user>last" in prompt
+    assert len(prompt) + 16 <= 256 < len(prompt) + 16 + len("<user>userN \n<assistant>assistantN \n") + 40
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"type": "computer_call"}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+        ({"input": [{"type": "function_call", "name": "x"}]}, "input[0]"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "x"}}, "prompt.id"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format"),
+        ({"background": True, "store": False}, "background"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": -1}, "temperature"),
+    ],
+)
+def test_refusals_name_the_field(server, fields, param):
+    with pytest.raises(openai.BadRequestError) as e:
+        ask(server, **fields)
+    assert e.value.body["param"] == param
+
+
+def test_errors_in_a_stream_are_a_failed_response(start):
+    running = start(FakeEngine())
+    events = raw(running, input="!fail")
+    assert events[-1]["type"] == "response.failed"
+    assert events[-1]["response"]["status"] == "failed"
+    assert events[-1]["response"]["error"]["code"] == "server_error"
+    assert [e["sequence_number"] for e in events] == list(range(len(events)))
+    with pytest.raises(openai.InternalServerError):
+        ask(running, input="!fail")
+    with pytest.raises(openai.NotFoundError):
+        ask(running, model="other", stream=True)

@@ -1,0 +1,1 @@
+"""Files, and batches of requests that are read from them and answered into them."""

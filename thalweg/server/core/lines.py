@@ -1,0 +1,141 @@
+"""Requests as lines of a batch file, answered by the same route functions as over HTTP, and without a socket.
+
+A line is `{"custom_id", "method": "POST", "url", "body"}`. The answer's line has the answer's status and body. The Batches
+API and `thalweg run-batch` share this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
+
+from thalweg.server.core.lifecycle import Visit
+from thalweg.server.errors import ApiError, translate
+from thalweg.server.http.answer import failure
+from thalweg.server.http.bodies import MAX_VALUES, load
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+MOST_WAITS = 10_000
+"""Times that a line waits for a place in the server's queue before its refusal is its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One request of a batch file, checked."""
+
+    custom_id: str
+    url: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    line: bytes
+    """JSON, without the line's end."""
+    ok: bool
+    """Was the answer's status 200?"""
+
+
+def read(raw: bytes, urls: Mapping[str, Endpoint], values: int = MAX_VALUES) -> Line:
+    """A line checked. ApiError names the key that is wrong. values: see http/bodies."""
+    asked = load(raw, values)
+    custom_id, method, url, body = (asked.get(k) for k in ("custom_id", "method", "url", "body"))
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= 512:
+        raise ApiError("custom_id: must be a string of 1 to 512 characters", "custom_id")
+    if method not in (None, "POST"):
+        raise ApiError(f"method: must be POST, not {str(method)[:40]!r}", "method")
+    if not isinstance(url, str) or url not in urls:
+        raise ApiError(f"url: must be one of {', '.join(sorted(urls))}, not {str(url)[:80]!r}", "url")
+    if not isinstance(body, dict):
+        raise ApiError("body: must be an object, the request itself", "body")
+    for name in ("stream", "background"):
+        if body.get(name):
+            raise ApiError(f"body.{name}: an answer in a file cannot be asked for so; leave it out", f"body.{name}")
+    return Line(custom_id, url, orjson.dumps(body))
+
+
+class Lines:
+    """Answers lines. endpoints: the routes a line may name, by path, as `routes.described` makes them."""
+
+    def __init__(self, endpoints: Mapping[str, Endpoint], values: int = MAX_VALUES) -> None:
+        self.endpoints, self._values = dict(endpoints), values
+
+    def read(self, raw: bytes) -> Line:
+        return read(raw, self.endpoints, self._values)
+
+    async def answer(self, raw: bytes, client: str = "", owner: str = "") -> Answered:
+        """The line that answers the line `raw`. Never fails: what is wrong becomes the answer. client, owner: who asks, as
+        the host and the key that a request over HTTP comes with."""
+        try:
+            line = self.read(raw)
+        except Exception as e:
+            return written(custom_id_of(raw), failure(e))
+        return written(line.custom_id, await self.ask(line, client, owner))
+
+    async def ask(self, line: Line, client: str = "", owner: str = "") -> Response:
+        """The route's own answer. A full queue is waited for."""
+        for _ in range(MOST_WAITS):
+            answer = await _call(self.endpoints[line.url], line, client, owner)
+            if answer.status_code != 429:
+                break
+            await asyncio.sleep(min(1.0, float(answer.headers.get("retry-after", 1)) / 4))
+        return answer
+
+
+async def _call(endpoint: Endpoint, line: Line, client: str, owner: str) -> Response:
+    messages: list[Message] = [{"type": "http.request", "body": line.body, "more_body": False}]
+    never = asyncio.Event()
+
+    async def receive() -> Message:
+        if not messages:
+            await never.wait()  # nobody leaves
+        return messages.pop()
+
+    visit = Visit()
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": line.url,
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(line.body))],
+        "client": (client, 0),
+        "thalweg.visit": visit,
+        "thalweg.tenant": owner,
+    }
+    try:
+        return await endpoint(Request(scope, receive))
+    except Exception as e:  # rows make answers of errors; this is for endpoints of other makers
+        return failure(translate(e))
+    finally:
+        visit.close()
+
+
+def written(custom_id: str | None, answer: Response) -> Answered:
+    """`answer` as a line."""
+    number = uuid.uuid4().hex
+    body: Any = orjson.loads(answer.body) if answer.body else None
+    out = {
+        "id": f"batch_req_{number}",
+        "custom_id": custom_id,
+        "response": {"status_code": answer.status_code, "request_id": f"req_{number}", "body": body},
+        "error": None,
+    }
+    return Answered(orjson.dumps(out), answer.status_code == 200)
+
+
+def custom_id_of(raw: bytes) -> str | None:
+    """The id of a line that may be wrong otherwise."""
+    try:
+        given = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+    found = given.get("custom_id") if isinstance(given, dict) else None
+    return found if isinstance(found, str) else None

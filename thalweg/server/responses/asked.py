@@ -1,0 +1,122 @@
+"""A request of the Responses API as the chat it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from thalweg.errors import RequestError
+from thalweg.server.core.serving import Serving
+from thalweg.server.errors import ApiError, translate
+from thalweg.server.openai.protocol import ChatRequest, TokenizeChat
+from thalweg.server.responses.items import messages_of
+from thalweg.server.responses.protocol import Conversed, Item, ResponsesRequest
+from thalweg.server.responses.tools import Tools
+
+NAMES = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "prompt": "input",
+    "response_format": "text.format",
+    "response_format.json_schema.schema": "text.format.schema",
+}
+"""Fields of chat completions as clients of this API write them."""
+SAME = (
+    "temperature", "top_p", "top_k", "repetition_penalty", "seed", "logit_bias", "stop", "ignore_eos", "skip_special_tokens",
+    "include_stop_str_in_output", "structured_outputs", "priority", "cache_salt", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+ROOM = 8
+"""truncation: auto leaves one part in so many of the context for the answer, where max_output_tokens does not say."""
+
+
+def tools_of(request: Conversed) -> Tools:
+    return Tools(request.tools or [], request.tool_choice)
+
+
+def chat_of(request: ResponsesRequest, tools: Tools, items: Sequence[Item]) -> ChatRequest:
+    """items: of earlier turns and of this one. ApiError names the field of `request`."""
+    fields = _prompt_fields(request, tools, items)
+    fields |= {name: getattr(request, name) for name in SAME}
+    fields |= {
+        "max_tokens": request.max_output_tokens,
+        "stream": bool(request.stream or request.background),
+        "tool_choice": tools.choice if tools.functions else None,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "response_format": _format(request),
+        "reasoning_effort": request.reasoning.effort if request.reasoning else None,
+    }
+    return ChatRequest.model_validate(fields)
+
+
+def counted_of(request: Conversed, tools: Tools, items: Sequence[Item], exclude_tools: bool) -> TokenizeChat:
+    """exclude_tools: where none may be called, the template sees none."""
+    fields = _prompt_fields(request, tools, items)
+    if exclude_tools and tools.choice == "none":
+        fields["tools"] = None
+    if request.reasoning and request.reasoning.effort:
+        fields["chat_template_kwargs"] = {
+            "reasoning_effort": request.reasoning.effort, **(fields["chat_template_kwargs"] or {})
+        }  # fmt: skip
+    return TokenizeChat.model_validate(fields)
+
+
+def _prompt_fields(request: Conversed, tools: Tools, items: Sequence[Item]) -> dict[str, Any]:
+    variables = dict(request.chat_template_kwargs or {})
+    if request.reasoning and request.reasoning.effort == "none":
+        variables.setdefault("enable_thinking", False)
+    if request.text and request.text.verbosity:
+        variables.setdefault("verbosity", request.text.verbosity)
+    messages = messages_of(items, request.instructions)
+    if not messages:
+        raise ApiError("input: nothing is said in it", "input")
+    return {
+        "model": request.model,
+        "messages": messages,
+        "tools": tools.functions or None,
+        "chat_template_kwargs": variables or None,
+    }
+
+
+def _format(request: Conversed) -> dict[str, Any] | None:
+    form = request.text and request.text.format
+    if not form:
+        return None
+    if form.get("type") != "json_schema":
+        return form
+    if not isinstance(form.get("schema"), dict):
+        raise ApiError("text.format.schema: must be an object: the JSON schema", "text.format.schema")
+    return {"type": "json_schema", "json_schema": {"name": form.get("name"), "schema": form["schema"]}}
+
+
+async def shortened(serving: Serving, request: ResponsesRequest, tools: Tools, items: Sequence[Item]) -> Sequence[Item]:
+    """truncation: auto. `items` without as many of the oldest turns as must go for the answer to have room. System texts
+    at the beginning stay, and so does the last turn."""
+    context = serving.engine.config.model.max_len
+    room = min(request.max_output_tokens or context // ROOM, context // 2)
+    exclude = serving.settings.exclude_tools_when_tool_choice_none
+
+    async def fits(kept: Sequence[Item]) -> bool:
+        prompt = await serving.conversation.prompt(counted_of(request, tools, kept, exclude))
+        return len(prompt["prompt_token_ids"]) + room <= context
+
+    if await fits(items):
+        return items
+    head = next((i for i, item in enumerate(items) if item.role not in ("system", "developer")), len(items))
+    turns = [i for i, item in enumerate(items) if item.role == "user" and i >= head] or [head]
+    low, high = 0, len(turns) - 1  # the turns that go: the fewest that are enough, at most all but the last
+    while low < high:
+        middle = (low + high) // 2
+        if await fits([*items[:head], *items[turns[middle] :]]):
+            high = middle
+        else:
+            low = middle + 1
+    return [*items[:head], *items[turns[low] :]]
+
+
+def renamed(error: BaseException) -> BaseException:
+    """An error whose field is named as clients of this API write it."""
+    e = translate(error) if isinstance(error, (RequestError, ApiError)) else error
+    if not isinstance(e, ApiError) or e.param not in NAMES:
+        return error
+    name = NAMES[e.param]
+    return ApiError(e.message.replace(e.param, name, 1), name, e.status, e.retry_after)

@@ -1,0 +1,34 @@
+"""GET /v1/responses/{id}/input_items: what went into one response, without the turns before it."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.server.core.serving import Serving
+from thalweg.server.errors import ApiError
+from thalweg.server.http.answer import respond
+from thalweg.server.responses.kept import found
+
+MOST = 100
+
+
+async def input_items(serving: Serving, http: Request) -> Response:
+    turn, query = found(serving, http), http.query_params
+    limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
+    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= MOST:
+        raise ApiError(f"limit: must be between 1 and {MOST}", "limit")
+    if order not in ("asc", "desc"):
+        raise ApiError("order: must be asc or desc", "order")
+    items = orjson.loads(turn.input)
+    if order == "desc":
+        items.reverse()
+    if after:
+        at = next((i for i, item in enumerate(items) if item["id"] == after), None)
+        if at is None:
+            raise ApiError(f"after: no item {after[:80]!r} in this response's input", "after")
+        items = items[at + 1 :]
+    page = items[: int(limit)]
+    ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
+    return respond({"object": "list", "data": page, "has_more": len(page) < len(items), **ends})

@@ -1,0 +1,45 @@
+"""Responses that are kept: GET and DELETE /v1/responses/{id}."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.server.core.serving import Serving
+from thalweg.server.errors import ApiError
+from thalweg.server.http.answer import respond
+from thalweg.server.http.middleware import owner_of
+from thalweg.server.responses.errors import Events
+from thalweg.server.responses.run import missing
+from thalweg.server.responses.store import Turn
+
+NOT_STREAMED = "stream: only a response of background=true can be streamed again; fetch it without stream"
+
+
+def found(serving: Serving, http: Request) -> Turn:
+    """The response that the path names. ApiError 404, for another owner's too."""
+    id = http.path_params["id"]
+    turn = serving.responses.get(owner_of(http.scope), id)
+    if turn is None:
+        raise missing(id, serving.responses.limit)
+    return turn
+
+
+async def retrieve(serving: Serving, http: Request) -> Response:
+    turn, query = found(serving, http), http.query_params
+    if query.get("stream", "false").lower() != "true":
+        return Response(turn.body, media_type="application/json")
+    after = query.get("starting_after", "-1")
+    if not after.removeprefix("-").isdecimal() or len(after) > 9:
+        raise ApiError("starting_after: must be the number of an event", "starting_after")
+    if turn.log is None:
+        raise ApiError(NOT_STREAMED, "stream")
+    return Events(turn.log.read(max(0, int(after) + 1)))
+
+
+async def delete(serving: Serving, http: Request) -> Response:
+    turn = found(serving, http)
+    serving.responses.delete(owner_of(http.scope), turn.id)
+    if turn.task is not None:
+        turn.task.cancel()
+    return respond({"id": turn.id, "object": "response", "deleted": True})

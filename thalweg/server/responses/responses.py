@@ -1,0 +1,76 @@
+"""POST /v1/responses."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.server.core.serving import Serving
+from thalweg.server.errors import ApiError
+from thalweg.server.http.answer import or_disconnect
+from thalweg.server.http.middleware import owner_of
+from thalweg.server.openai.chat import asked
+from thalweg.server.responses.asked import chat_of, shortened, tools_of
+from thalweg.server.responses.errors import Events
+from thalweg.server.responses.items import listed
+from thalweg.server.responses.protocol import Conversed, Item, ResponsesRequest
+from thalweg.server.responses.run import Run, missing
+from thalweg.server.responses.store import Turn
+
+NO_STORE = "background: this server keeps no responses (--responses-store-bytes 0), so nobody could fetch the answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """All items of a conversation, the last turn's as they are kept."""
+
+    items: list[Item]
+    new: list[dict[str, object]]
+    before: Turn | None
+
+
+async def responses(serving: Serving, http: Request) -> Response:
+    request, ticket = await serving.read(http, lambda body: serving.fields.parse(ResponsesRequest, body))
+    serving.model_name(request.model)
+    if request.background and not serving.responses.limit:
+        raise ApiError(NO_STORE, "background")
+    tools, owner = tools_of(request), owner_of(http.scope)
+    said = conversation(serving, request, owner)
+    items = await shortened(serving, request, tools, said.items) if request.truncation == "auto" else said.items
+    chat = chat_of(request, tools, items)
+    params, prompt, answer = await asked(serving, chat)
+    id = f"resp_{uuid.uuid4().hex}"
+    job = serving.job("resp", http, chat, [prompt], params, ticket, id)
+    turn = Turn(id, orjson.dumps(said.new), b"", said.before, bool(request.background))
+    run = Run(serving, request, job, answer, tools, turn, owner)
+    ignored = {"X-Ignored-Fields": ", ".join(request.ignored)} if request.ignored else {}
+    if request.background:
+        visit = http.scope["thalweg.visit"].handed_over()
+        body = run.begin()
+        assert turn.task is not None
+        turn.task.add_done_callback(lambda _: visit.close())
+        if request.stream and turn.log is not None:
+            return Events(turn.log.read(), ignored)
+        return Response(body, 200, ignored, media_type="application/json")
+    if request.stream:
+        return Events(run.stream(), ignored)
+    whole = await or_disconnect(http.receive, run.whole())
+    return Response(status_code=499) if whole is None else Response(whole, 200, ignored, media_type="application/json")
+
+
+def conversation(serving: Serving, request: Conversed, owner: str) -> Said:
+    """ApiError 404 if previous_response_id is not kept, 400 if it has not ended."""
+    before = None
+    if (id := request.previous_response_id) is not None:
+        before = serving.responses.get(owner, id)
+        if before is None:
+            e = missing(id, serving.responses.limit)
+            raise ApiError(f"previous_response_id: {e.message}", "previous_response_id", 404)
+        if before.running:
+            raise ApiError("previous_response_id: that response has not ended yet", "previous_response_id")
+    earlier = [Item.model_validate(item) for item in before.history()] if before is not None else []
+    return Said([*earlier, *request.items], [listed(item) for item in request.items], before)

@@ -1,0 +1,160 @@
+"""Tools of the Responses API as functions that a model is told of, and back again by the names it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from thalweg.server.errors import ApiError
+
+KINDS = ("function", "custom", "namespace")
+INPUT = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+"""The parameters of a custom tool, which takes free text."""
+CHOICES = ("function", "custom", "allowed_tools")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A tool as the client named it."""
+
+    kind: str
+    """function | custom"""
+    name: str
+    namespace: str | None = None
+
+
+def drop_tools(body: dict[str, Any]) -> None:
+    """Take out tools that run at the copied API. Each counts as an unknown field, which is told. ApiError for a tool_choice
+    that asks for one, and for a tool that lacks its name."""
+    choice = body.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else "function"
+    if kind not in CHOICES:
+        words = f"tool_choice: type {str(kind)[:64]!r} is not supported by this version; name a function, or send 'auto'"
+        raise ApiError(words, "tool_choice")
+    tools = body.get("tools")
+    if not isinstance(tools, list):
+        return
+    body["tools"] = kept = []
+    for i, tool in enumerate(tools):
+        said = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(said, str) and said not in KINDS:
+            body[f"tools[].{said}"] = None
+            continue
+        _check(tool, f"tools[{i}]")
+        kept.append(tool)
+
+
+def _check(tool: Any, where: str) -> None:
+    if not isinstance(tool, dict):
+        raise ApiError(f"{where}: must be an object with type and name", where)
+    name, kind = tool.get("name"), tool.get("type")
+    if not isinstance(kind, str):
+        raise ApiError(f"{where}.type: must be function or custom", f"{where}.type")
+    if not isinstance(name, str) or not 0 < len(name) <= 256:
+        raise ApiError(f"{where}.name: must be a string of 1 to 256 characters", f"{where}.name")
+    if kind == "namespace":
+        for j, inner in enumerate(_list(tool, "tools", where)):
+            _check(inner, f"{where}.tools[{j}]")
+            if inner["type"] not in ("function", "custom"):
+                at = f"{where}.tools[{j}].type"
+                raise ApiError(f"{at}: must be function or custom", at)
+        return
+    if not isinstance(tool.get("description") or "", str):
+        raise ApiError(f"{where}.description: must be a string", f"{where}.description")
+    if not isinstance(tool.get("parameters") or {}, dict):
+        raise ApiError(f"{where}.parameters: must be an object: a JSON schema", f"{where}.parameters")
+
+
+def _list(tool: dict[str, Any], name: str, where: str) -> list[Any]:
+    found = tool.get(name)
+    if not isinstance(found, list):
+        raise ApiError(f"{where}.{name}: must be a list", f"{where}.{name}")
+    return found
+
+
+class Tools:
+    """The tools of one request."""
+
+    def __init__(self, tools: list[dict[str, Any]], choice: Any) -> None:
+        """tools: as `drop_tools` left them. ApiError if the choice names none of them."""
+        self.functions: list[dict[str, Any]] = []
+        """As chat completions have them."""
+        self.known: dict[str, Known] = {}
+        """By the names that the model is told."""
+        for tool in tools:
+            for known, inner in _flat(tool):
+                self.known[told(known.namespace, known.name)] = known
+                self.functions.append(_function(known, inner))
+        self.choice = self._choice(choice)
+
+    def of(self, name: str) -> Known:
+        """The tool that the model called by `name`. A model may make up names."""
+        return self.known.get(name) or Known("function", name)
+
+    def _choice(self, choice: Any) -> Any:
+        """`choice` as chat completions have it. Of allowed tools the others are taken out."""
+        if not isinstance(choice, dict):
+            return choice
+        if choice["type"] != "allowed_tools":
+            return {"type": "function", "function": {"name": self._named(choice, "tool_choice")}}
+        allowed = [self._named(t, "tool_choice.tools") for t in choice.get("tools") or () if isinstance(t, dict)]
+        self.functions = [f for f in self.functions if f["function"]["name"] in allowed]
+        mode = choice.get("mode", "auto")
+        if mode not in ("auto", "required"):
+            raise ApiError("tool_choice.mode: must be auto or required", "tool_choice.mode")
+        return mode
+
+    def _named(self, tool: dict[str, Any], where: str) -> str:
+        name = tool.get("name")
+        found = told(tool.get("namespace"), name) if isinstance(name, str) else ""
+        if found not in self.known:
+            raise ApiError(f"{where}: tools has no tool {str(name)[:80]!r}", where)
+        return found
+
+
+def told(namespace: str | None, name: str) -> str:
+    """What the model is told that a tool is called."""
+    if not namespace:
+        return name
+    return f"{namespace.removesuffix('__')}__{name}"
+
+
+def _flat(tool: dict[str, Any]) -> Iterator[tuple[Known, dict[str, Any]]]:
+    if tool["type"] != "namespace":
+        yield Known(tool["type"], tool["name"]), tool
+        return
+    for inner in tool["tools"]:
+        yield Known(inner["type"], inner["name"], tool["name"]), inner
+
+
+def _function(known: Known, tool: dict[str, Any]) -> dict[str, Any]:
+    says, parameters = tool.get("description"), tool.get("parameters")
+    if known.kind == "custom":
+        parameters, form = INPUT, tool.get("format")
+        if isinstance(form, dict) and isinstance(form.get("definition"), str):
+            says = f"{says or ''}\n\nThe input follows this {form.get('syntax', '')} grammar:\n{form['definition']}".strip()
+    function = {"name": told(known.namespace, known.name), "description": says, "parameters": parameters}
+    return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+
+
+def input_of(arguments: str) -> str:
+    """A custom tool's text out of the arguments of its function. Arguments of another form are the text."""
+    try:
+        read = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return arguments
+    said = read.get("input") if isinstance(read, dict) and len(read) == 1 else None
+    return said if isinstance(said, str) else arguments
+
+
+def arguments_of(text: str) -> str:
+    """`input_of`'s inverse."""
+    return orjson.dumps({"input": text}).decode()
