@@ -23,6 +23,7 @@ from thalweg.server.http.answer import failure
 from thalweg.server.http.middleware import Counted, HostGuard, KeyGuard, RequestIds, RootPath
 from thalweg.server.observe.metrics import EngineMetrics, HttpMetrics
 from thalweg.server.openai.conversation import Conversation
+from thalweg.server.page import assets
 from thalweg.server.responses.store import Store
 from thalweg.server.routes import described, lines_of
 from thalweg.server.settings import ServerSettings
@@ -70,8 +71,9 @@ class Application:
         together = max(1, engine.config.scheduler.max_seqs // 2)
         self.serving.batches = Kept(self._files, self.serving.lines, together)
         pages = [] if self._settings.disable_fastapi_docs else pages_of(listed)
+        root = assets.routes() if self._settings.webui else [Route(assets.ROOT, assets.root)]
         routes = Starlette(
-            routes=[*(d.route() for d in listed), *pages, Route("/", _root, methods=["HEAD", "GET"])],
+            routes=[*(d.route() for d in listed), *pages, *root],
             exception_handlers=dict.fromkeys((Exception, HTTPException, ApiError), _on_error),
         )
         self._http.paths = frozenset(getattr(r, "path", "") for r in routes.routes) | PROBES
@@ -90,7 +92,8 @@ def make_app(engine: AsyncLLM, settings: ServerSettings, metrics: EngineMetrics 
 def _surround(app: ASGIApp, settings: ServerSettings, http: HttpMetrics) -> ASGIApp:
     """Middleware, innermost first."""
     if settings.api_key:
-        app = KeyGuard(app, keys=settings.api_key, root_path=settings.root_path.rstrip("/"))
+        public = assets.is_asset if settings.webui else None
+        app = KeyGuard(app, keys=settings.api_key, root_path=settings.root_path.rstrip("/"), public=public)
     if settings.allowed_origins:  # outside the guard: a browser's preflight carries no key
         app = CORSMiddleware(
             app,
@@ -116,10 +119,3 @@ async def _on_error(request: Request, error: Exception) -> Response:
         fields = {k: v for k, v in (error.headers or {}).items() if k == "Allow"}
         return failure(ApiError(words.get(error.status_code, str(error.detail)), status=error.status_code), fields)
     return failure(error)
-
-
-async def _root(request: Request) -> Response:
-    """Clients ask whether somebody is here."""
-    if request.method == "HEAD":
-        return Response()
-    raise HTTPException(404)

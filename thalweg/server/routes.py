@@ -45,6 +45,8 @@ class Row:
     """"": POST where there is a body, else GET."""
     errors: str = ""
     """"module:function" that makes an answer of an error. "": OpenAI's form."""
+    given: str = ""
+    """What the server must have been told (a field of ServerSettings that is true) to have the route. "": nothing."""
 
 
 ROUTES = (
@@ -91,12 +93,14 @@ ROUTES = (
     Row("/version", "observe.routes:version", "The version of this server"),
     Row("/load", "observe.routes:load", "Requests in flight that go to the engine"),
     Row("/metrics", "observe.routes:metrics", "Prometheus metrics", kinds=("text/plain",)),
+    Row("/page/state", "page.state:state", "What the web page shows of the server", given="webui"),
 )  # fmt: skip
 
 
 def described(serving: Serving) -> list[Described]:
     """Every route, ready to serve. What the model cannot do is refused with what it can be asked."""
-    rows = [replace(row, path=path) for row in ROUTES for path in (row.path, *row.also)]
+    given = [row for row in ROUTES if not row.given or getattr(serving.settings, row.given)]
+    rows = [replace(row, path=path) for row in given for path in (row.path, *row.also)]
     return [
         Described(
             row.path, _endpoint(serving, row), tuple(ROOM + b for b in row.bodies), row.says, row.kinds, row.needs, row.method

@@ -249,8 +249,8 @@ class _Server(uvicorn.Server):
 
 def _config(app: Any, s: ServerSettings) -> uvicorn.Config:
     quiet = {p.strip() for p in (s.disable_access_log_for_endpoints or "").split(",") if p.strip()}
-    if quiet:
-        logging.getLogger("uvicorn.access").addFilter(lambda record: not _is_of(record, quiet))
+    quiet.add("/page/state")  # an open page asks once a second
+    logging.getLogger("uvicorn.access").addFilter(lambda record: not _is_of(record, quiet))
     trusted = s.forwarded_allow_ips or envs.forwarded_allow_ips()
     limits = Limits(
         s.header_timeout, s.body_timeout, s.slow_client_timeout, connection_limit(),

@@ -57,6 +57,8 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     disable_uvicorn_access_log: bool = False
     disable_access_log_for_endpoints: str | None = None
     disable_fastapi_docs: bool = False
+    webui: bool = True
+    """A page to chat with at `/`, for browsers."""
     log_config_file: str | None = None
     """JSON of logging.config.dictConfig, for this process and the web server in it. It names what it changes."""
     log_error_stack: bool = False

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import time
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from ipaddress import ip_address
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,8 +23,11 @@ MOST_ID = 256
 class KeyGuard:
     """Refuses requests without one of the keys. Default deny: a new route is guarded without anyone thinking of it."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], root_path: str = "") -> None:
-        self.app, self.root_path = app, root_path
+    def __init__(
+        self, app: ASGIApp, keys: Sequence[str], root_path: str = "", public: Callable[[Scope, str], bool] | None = None
+    ) -> None:
+        """public(scope, root_path): is it one of the files anyone may read?"""
+        self.app, self.root_path, self._public = app, root_path, public
         self._digests = [hashlib.sha256(k.encode()).digest() for k in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -32,13 +35,16 @@ class KeyGuard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return  # no websockets here
-        if probe_of(scope["path"].removeprefix(self.root_path)) or self._allowed(scope):
+        if probe_of(scope["path"].removeprefix(self.root_path)) or self._allowed(scope) or self._is_public(scope):
             await self.app(scope, receive, send)
             return
         error = ApiError(
             "missing or wrong API key; send the header Authorization: Bearer <key>, or x-api-key: <key>", status=401
         )
         await failure(error)(scope, receive, send)
+
+    def _is_public(self, scope: Scope) -> bool:
+        return self._public is not None and self._public(scope, self.root_path)
 
     def _allowed(self, scope: Scope) -> bool:
         found = [i for key in _keys(scope["headers"]) for i in self._matching(key)]

@@ -41,7 +41,7 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 LABELS = ("model_name", "engine")
 ENGINE = "0"
 MOST_TRACKED = 100_000
-UNCOUNTED = ("/metrics", "/health", "/livez", "/readyz", "/load", "/ping", "/version")
+UNCOUNTED = ("/metrics", "/health", "/livez", "/readyz", "/load", "/ping", "/version", "/page/state")
 OWN = "thalweg:"
 PREFIXES = {"thalweg": (OWN,), "vllm": ("vllm:",), "both": (OWN, "vllm:")}
 """Values of --metrics-prefix."""
