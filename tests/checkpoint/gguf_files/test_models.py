@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-import transformers
 from converted import SCALES, convert
-from zoo import CONFIGS, SMALL, load_reference, make_checkpoint, make_tokenizer, spread
+from zoo import load_reference, make_causal, make_checkpoint
 
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import eos_ids, generation_defaults, read_config
@@ -53,13 +51,7 @@ WIDE: dict[str, dict[str, Any]] = {
 
 
 def wide(family: str, directory: Path) -> Path:
-    config = CONFIGS[family][0](**{**SMALL, "hidden_size": 256, "intermediate_size": 512, **WIDE[family]})
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    spread(model, zlib.crc32(family.encode()))
-    path = directory / family
-    model.save_pretrained(path)
-    make_tokenizer(path)
-    return path
+    return make_causal(family, directory, hidden_size=256, intermediate_size=512, **WIDE[family])
 
 
 def built(path: Path):
