@@ -8,6 +8,7 @@ string. Prints a table. Run: python ci/guests.py [REPOSITORY]
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import sys
 from collections.abc import Iterator
@@ -114,6 +115,7 @@ def _registered(source: Source) -> dict[str, str]:
 
 
 def main() -> int:
+    gc.disable()  # as in source.main
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
     found = list(guests(root))
     print(f"{'kind':<10}{'guest':<28}{'lines':>6}{'files elsewhere':>17}")

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from source import Finding, sources
+from source import Finding, sources, statements
 
 GENERATED = frozenset({"docs/flags.md", "docs/evidence/support.md"})
 LABEL = 4
@@ -116,21 +116,12 @@ def markdown(path: str, text: str) -> Iterator[Sentence]:
 
 def docstrings(path: str, tree: ast.Module) -> Iterator[Sentence]:
     """Every string that stands alone as a statement. An indented block of one, as an example, does not count."""
-    for node in _statements(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             lines = node.value.value.expandtabs().splitlines()
             kept = [*lines[:1], *(x[node.col_offset :] for x in lines[1:])]
             plain = "\n".join("" if x.startswith("    ") else x for x in kept)
             yield from (Sentence(s.path, s.line + node.lineno - 1, s.text) for s in markdown(path, plain))
-
-
-def _statements(tree: ast.AST) -> Iterator[ast.stmt]:
-    """Statements in order, those within others too. Faster than `ast.walk`, which visits expressions."""
-    for part in ("body", "handlers", "cases", "orelse", "finalbody"):
-        for node in getattr(tree, part, ()):
-            if isinstance(node, ast.stmt):
-                yield node
-            yield from _statements(node)
 
 
 def comments(path: str, text: str) -> Iterator[Sentence]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -40,14 +41,23 @@ def sources(root: Path, *folders: str) -> Iterator[Source]:
             text = file.read_text(encoding="utf-8")
             tree = ast.parse(text, filename=str(file))
             docs = frozenset(
-                id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)
+                id(n.value) for n in statements(tree) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)
             )
             yield Source(file.relative_to(root).as_posix(), text, tree, docs)
 
 
+def statements(tree: ast.AST) -> Iterator[ast.stmt]:
+    """Statements in order, those within others too. Faster than `ast.walk`, which visits expressions."""
+    for part in ("body", "handlers", "cases", "orelse", "finalbody"):
+        for node in getattr(tree, part, ()):
+            if isinstance(node, ast.stmt):
+                yield node
+            yield from statements(node)
+
+
 def imports(tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
     """Every absolute import as (statement, dotted name); `from a import b` gives a and a.b."""
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             yield from ((node, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -67,6 +77,7 @@ def dotted(node: ast.expr) -> str:
 
 def main(rule: Rule, *folders: str, argv: list[str] | None = None) -> int:
     """Run a rule over a repository (first argument; default: the one this file is in). 1 if anything was found."""
+    gc.disable()  # trees are millions of objects, and the process ends soon
     args = sys.argv[1:] if argv is None else argv
     root = Path(args[0]) if args else Path(__file__).parents[1]
     findings = [finding for source in sources(root, *folders) for finding in rule(source)]

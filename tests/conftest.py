@@ -32,6 +32,8 @@ SLOW_SECONDS = 1200
 
 def pytest_configure(config: pytest.Config) -> None:
     amounts.whole = config.option.markexpr != "not slow"
+    hypothesis.settings.register_profile("amount", hypothesis.settings(), max_examples=amounts.some(30, 100))
+    hypothesis.settings.load_profile("amount")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from amounts import some
 
 from thalweg.backends.torch_native.linear import LINEAR
 from thalweg.hal.weights import DENSE, QTensor
@@ -18,7 +19,7 @@ def held() -> int:
 
 
 def test_prompts_of_every_length_leave_no_scratch_memory_behind() -> None:
-    """One product of 300 rows needs 4.6 MB of results; kept for each of 150 row counts that would be 500 MB."""
+    """One product of 300 rows needs 4.6 MB of results; kept for each of 75 row counts that would be 250 MB."""
     kernel = next(k for k in LINEAR if k.name == "onednn")
     assert kernel.pack is not None
     weight = kernel.pack(QTensor(DENSE, (4096, 256), {"weight": torch.randn(4096, 256)}))
@@ -26,9 +27,9 @@ def test_prompts_of_every_length_leave_no_scratch_memory_behind() -> None:
         for n in (64, 128, 192, 256, 300):
             kernel.run(torch.ones(n, 256), weight)
         before = held()
-        for n in range(150, 300):
+        for n in range(150, 300, some(2, 1)):
             kernel.run(torch.ones(n, 256), weight)
-    assert held() - before < 150 * MIB  # what the results themselves leave in the heap
+    assert held() - before < some(75, 150) * MIB  # what the results themselves leave in the heap
 
 
 def test_rows_have_the_same_bits_whatever_tile_they_fall_into() -> None:

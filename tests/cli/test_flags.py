@@ -91,6 +91,7 @@ STRINGS = {
     "device": "cpu",
     "root-path": "/x",
     "chat-template": "{{ a }}",
+    "files-directory": ".",
     "tool-call-parser": "hermes",
     "reasoning-parser": "qwen3",
 }

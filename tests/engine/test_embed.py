@@ -41,7 +41,7 @@ def wanted(path: Path, ids: list[int], normalise: bool = True) -> np.ndarray:
     return (torch.nn.functional.normalize(mean, dim=0) if normalise else mean).numpy()
 
 
-@pytest.mark.parametrize("device", ["reference", "cpu"])
+@pytest.mark.parametrize("device", [pytest.param("reference", marks=pytest.mark.slow), "cpu"])
 @pytest.mark.parametrize("more", [{}, {"max_num_seqs": 2, "max_num_batched_tokens": 64}, {"async_scheduling": True}])
 def test_vectors_are_those_of_transformers(device: str, more: dict, path: Path) -> None:
     """Also where few texts fit a step, and where steps are launched ahead of results."""

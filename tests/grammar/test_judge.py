@@ -52,7 +52,9 @@ def judge() -> Iterator[Judge]:
     judge.close()
 
 
-@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in ("many values", "many alternatives") else n for n in BOMBS]
+)
 def test_a_bomb_is_refused_and_the_next_grammar_is_served(judge: Judge, name: str) -> None:
     kind, text = BOMBS[name]
     with pytest.raises(GrammarError) as caught:

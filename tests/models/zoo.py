@@ -6,8 +6,11 @@ Weights are drawn wider than transformers would, so that logits are spread and a
 from __future__ import annotations
 
 import json
+import shutil
 import string
+import tempfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +137,42 @@ def make_checkpoint(
 ) -> Path:
     """Save the model of this name, with a byte-level tokenizer, into directory/name."""
     kind, different = CONFIGS[name]
-    config = kind(**{**SMALL, **different})
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    spread(model, zlib.crc32(name.encode()))
-    path = directory / name
-    model.to(dtype).save_pretrained(path, max_shard_size=max_shard_size)
+
+    def make(path: Path) -> None:
+        save(kind(**{**SMALL, **different}), path, dtype=dtype, max_shard_size=max_shard_size)
+
+    path = _copied((name, dtype, max_shard_size), make, directory / name)
     if tokenizer:
         make_tokenizer(path)
+    return path
+
+
+def make_causal(name: str, directory: Path, **changes: Any) -> Path:
+    """The same with another configuration."""
+
+    def make(path: Path) -> None:
+        save(CONFIGS[name][0](**{**SMALL, **changes}), path)
+        make_tokenizer(path)
+
+    return _copied((name, json.dumps(changes)), make, directory / name)
+
+
+def save(config: Any, path: Path, dtype: torch.dtype = torch.float32, **more: Any) -> None:
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    spread(model, zlib.crc32(path.name.encode()))
+    model.to(dtype).save_pretrained(path, **more)
+
+
+_made: dict[Any, tempfile.TemporaryDirectory[str]] = {}
+
+
+def _copied(key: Any, make: Callable[[Path], None], path: Path) -> Path:
+    """What `make` writes, written once in a process: a test may change its copy, and draws the same numbers afterwards."""
+    if key not in _made:
+        _made[key] = tempfile.TemporaryDirectory(prefix="thalweg-zoo-")
+        with torch.random.fork_rng(devices=[]):
+            make(Path(_made[key].name) / path.name)
+    shutil.copytree(Path(_made[key].name) / path.name, path, dirs_exist_ok=True)
     return path
 
 
@@ -148,11 +180,14 @@ def make_encoder(name: str, directory: Path, auto: Any = transformers.AutoModel,
     """Save the encoder of this name into directory/name, or what `auto` makes of it. It has no tokenizer. more: of its
     configuration."""
     kind, different = {**CONFIGS, **ENCODERS}[name]
-    model = auto.from_config(kind(**{**SMALL, **different, **more}), dtype=torch.float32)
-    spread(model, zlib.crc32(name.encode()))
+
+    def make(path: Path) -> None:
+        model = auto.from_config(kind(**{**SMALL, **different, **more}), dtype=torch.float32)
+        spread(model, zlib.crc32(name.encode()))
+        model.save_pretrained(path)
+
     path = directory / f"{name}{'' if auto is transformers.AutoModel else '-' + auto.__name__}"
-    model.save_pretrained(path)
-    return path
+    return _copied((name, auto, json.dumps(more)), make, path)
 
 
 def make_classifier(name: str, directory: Path, labels: int, **more: Any) -> Path:

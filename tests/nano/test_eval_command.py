@@ -64,7 +64,7 @@ class Oracle(BaseHTTPRequestHandler):
 def url() -> Iterator[str]:
     Oracle.asked = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Oracle)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/v1"
     server.shutdown()
     server.server_close()

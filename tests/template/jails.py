@@ -18,18 +18,31 @@ class _Shared(Jail):
         super().close()
 
 
+class Jails:
+    """`used()`: until then every `Chat` has its jails in common with the others. `end()`: no child is left."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, float], _Shared] = {}
+
+    def _jail(self, cells: int, seconds: float) -> Jail:
+        return self._made.setdefault((cells, seconds), _Shared(cells, seconds))
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("thalweg.template.chat.Jail", self._jail)
+            yield
+
+    def end(self) -> None:
+        for one in self._made.values():
+            one.end()
+
+
 @contextmanager
 def shared() -> Iterator[None]:
-    """Until the end every `Chat` has its jails in common with the others. No child is left."""
-    made: dict[tuple[int, float], _Shared] = {}
-
-    def jail(cells: int, seconds: float) -> Jail:
-        return made.setdefault((cells, seconds), _Shared(cells, seconds))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("thalweg.template.chat.Jail", jail)
-        try:
+    jails = Jails()
+    try:
+        with jails.used():
             yield
-        finally:
-            for one in made.values():
-                one.end()
+    finally:
+        jails.end()

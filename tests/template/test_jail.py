@@ -10,13 +10,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import vocabularies as v
+from amounts import some
+from jails import Jails
 from test_template import CHAT, CHATML, ESCAPES, TEMPLATES, TOOLS
 
 from thalweg.errors import CheckpointError, RequestError, TemplateLimitError, UnavailableError
@@ -210,6 +212,21 @@ def test_no_template_library_is_loaded_outside_the_child() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.fixture(scope="module")
+def jails() -> Iterator[Jails]:
+    made = Jails()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def shared(jails: Jails) -> Iterator[None]:
+    """Children are those of the tests before: for what breaks none."""
+    with jails.used():
+        yield
+
+
+@pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("source", ESCAPES)
 def test_templates_of_clients_cannot_reach_python(source: str) -> None:
     chat = Chat(v.byte_level(), None)
@@ -229,6 +246,7 @@ def outcome(render: Callable[[], Any]) -> Any:
         return str(e), e.param
 
 
+@pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("format", [None, "string", "openai"])
 def test_the_jail_changes_nothing_about_a_rendering(name: str, format: Any) -> None:
@@ -248,12 +266,12 @@ def test_every_filter_works_where_no_file_can_be_opened() -> None:
     jail = Jail(1, 2)
     words = []
     for name in sorted(_environment().filters):
-        for value in ("'a b'", "3", "[1, 2]", "{'k': 'v'}"):
+        for value in some(("'a b'", "[1, 2]"), ("'a b'", "3", "[1, 2]", "{'k': 'v'}")):
             for arguments in ("", "(2)", "('a')", "('a', 'b')"):
                 words.append(said(jail, "{{ " + f"{value} | {name}{arguments}" + " }}"))
     missing = [w for w in words if any(e in w for e in ("open files", "OSError", "ImportError", "LookupError"))]
     assert missing == []
-    assert sum(w == "" for w in words) > 100, "most calls are right"
+    assert sum(w == "" for w in words) > some(50, 100), "most calls are right"
     assert jail.run(job("{{ strftime_now('%d %b %Y') }}", now="2031-02-03T00:00:00")) == "03 Feb 2031"
     jail.close()
 

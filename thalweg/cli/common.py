@@ -30,12 +30,14 @@ def parse(
     """The command's own arguments (added by `own`) and the flags of the table, all checked. --help ends the program."""
     # Left to itself argparse asks for the terminal's width at every flag, of which there are hundreds.
     form = partial(argparse.HelpFormatter, width=shutil.get_terminal_size().columns - 2)
-    parser = flags.Parser(
-        prog=f"thalweg {command}", add_help=False, allow_abbrev=False, description=about, formatter_class=form
+    made = partial(
+        flags.Parser, prog=f"thalweg {command}", add_help=False, allow_abbrev=False, description=about, formatter_class=form
     )
-    own(parser)
-    _maybe_help(parser, words, server)
-    flags.add_flags(parser, server=server, skip=skip)
+    first = made()
+    own(first)
+    _maybe_help(first, words, server)
+    taken = frozenset(o for a in first._actions for o in a.option_strings)
+    parser = made(parents=[first, flags.known(taken, server=server, skip=skip)])
     namespace = parser.parse_args(flags.normalise(words, parser))
     if server:
         config_file.fill(namespace, parser)

@@ -12,6 +12,7 @@ import difflib
 import json
 import re
 import sys
+from functools import cache, partial
 from typing import Any, NoReturn
 
 import msgspec
@@ -84,10 +85,12 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def add_flags(parser: argparse.ArgumentParser, *, server: bool, skip: frozenset[str] = frozenset()) -> None:
-    """Every flag of the table, honoured or not, so that each is recognised. Hidden from argparse's own help, which
-    would be pages long. `server` False: the server's own flags are not known. `skip`: names the command uses itself."""
-    taken = {o for a in parser._actions for o in a.option_strings}
+@cache
+def known(taken: frozenset[str], *, server: bool, skip: frozenset[str]) -> argparse.ArgumentParser:
+    """A parser, to be another's parent, of every flag of the table, honoured or not, so that each is recognised. Hidden from
+    argparse's own help, which would be pages long. `taken`: options of the command's own, and `skip`: names of its own.
+    `server` False: the server's own flags are not known."""
+    parser = argparse.ArgumentParser(add_help=False, formatter_class=partial(argparse.HelpFormatter, width=80))
     for flag in table().values():
         if flag.name in skip or (not server and flag.group == "Frontend"):
             continue
@@ -103,6 +106,7 @@ def add_flags(parser: argparse.ArgumentParser, *, server: bool, skip: frozenset[
         if nargs == "*":
             del kwargs["const"]
         parser.add_argument(*options, nargs=nargs, type=_value(flag), metavar=flag.type.upper(), action=_Last, **kwargs)
+    return parser
 
 
 def is_honoured(flag: Flag) -> bool:

@@ -6,7 +6,6 @@ import json
 import re
 from typing import Any
 
-import anthropic
 import pytest
 from fake_engine import TEMPLATE, FakeEngine
 from scripted import CALLS, CHATML, Scripted
@@ -19,8 +18,15 @@ ASK: list[Any] = [{"role": "user", "content": "weather?"}]
 SAID = [("thinking", "Let me <see>."), ("text", "One moment."), ("get_weather", {"city": "París"}), ("get_time", {})]
 
 
+def sdk() -> Any:
+    """The official client. Its import takes longer than that of most tests, so it is left to who runs these."""
+    import anthropic
+
+    return anthropic
+
+
 def client(running: Any, key: str = "none", **more: Any) -> Any:
-    return anthropic.Anthropic(base_url=running.url, api_key=key, max_retries=0, timeout=10, **more)
+    return sdk().Anthropic(base_url=running.url, api_key=key, max_retries=0, timeout=10, **more)
 
 
 def ask(running: Any, **fields: Any) -> Any:
@@ -195,7 +201,7 @@ def test_a_schema_of_the_answer_constrains_it(start):
     form = {"type": "json_schema", "schema": {"type": "object"}}
     ask(running, extra_body={"output_config": {"format": form, "effort": "low"}})
     assert running.engine.params[0].structured_outputs.json == {"type": "object"}
-    with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format"):
+    with pytest.raises(sdk().BadRequestError, match=r"output_config\.format"):
         ask(running, extra_body={"output_config": {"format": {"type": "yaml"}}})
 
 
@@ -249,10 +255,10 @@ def test_refusals_name_the_field(start, fields, names, stream):
 
 def test_errors_have_this_apis_types(start):
     running = start(FakeEngine())
-    with pytest.raises(anthropic.NotFoundError) as e:
+    with pytest.raises(sdk().NotFoundError) as e:
         ask(running, model="other")
     assert e.value.body["error"]["type"] == "not_found_error"
-    with pytest.raises(anthropic.InternalServerError) as e:
+    with pytest.raises(sdk().InternalServerError) as e:
         ask(running, messages=[{"role": "user", "content": "!fail"}])
     assert e.value.body["error"]["type"] == "api_error"
 
@@ -265,7 +271,7 @@ def test_an_error_in_the_middle_of_a_stream(start):
 
 
 def test_a_model_of_no_known_format_is_refused_tools(start):
-    with pytest.raises(anthropic.BadRequestError, match="--tool-call-parser"):
+    with pytest.raises(sdk().BadRequestError, match="--tool-call-parser"):
         ask(start(Scripted(template=TEMPLATE)), tools=TOOLS)
 
 
@@ -283,16 +289,16 @@ def test_tokens_are_counted_with_system_tools_and_results(start):
     assert counted.input_tokens == len(prompt.encode())
     long = client(running).messages.count_tokens(model="fake", messages=[{"role": "user", "content": "x" * 9000}])
     assert long.input_tokens > 9000
-    with pytest.raises(anthropic.BadRequestError, match="messages"):
+    with pytest.raises(sdk().BadRequestError, match="messages"):
         client(running).messages.count_tokens(model="fake", messages=[])
 
 
 def test_either_header_carries_the_key(start):
     running = start(Scripted("x", "x"), api_key=("s3cret",))
     assert said(client(running, "s3cret").messages.create(model="fake", messages=ASK, max_tokens=5)) == [("text", "x")]
-    bearer = anthropic.Anthropic(base_url=running.url, auth_token="s3cret", api_key=None, max_retries=0)
+    bearer = sdk().Anthropic(base_url=running.url, auth_token="s3cret", api_key=None, max_retries=0)
     assert said(bearer.messages.create(model="fake", messages=ASK, max_tokens=5)) == [("text", "x")]
-    with pytest.raises(anthropic.AuthenticationError):
+    with pytest.raises(sdk().AuthenticationError):
         client(running, "wrong").messages.create(model="fake", messages=ASK, max_tokens=5)
 
 

@@ -245,7 +245,7 @@ def _invariant(job: _Job) -> bool:
 
 def _tell_memory(job: _Job, loaded: int) -> None:
     """One line: what was planned, and what the weights really take."""
-    if job.platform.describe() is None:
+    if job.platform.describe() is None or not logger.isEnabledFor(logging.INFO):
         return
     p = plan(job.args)
     logger.info(
