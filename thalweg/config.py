@@ -148,7 +148,9 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
 
     block_size: int | None = None
     kv_cache_dtype: str = "auto"
-    """Type of keys and values in the cache. auto: the model's dtype."""
+    """Type of keys and values in the cache. auto: what the checkpoint means them to be cached in, else the model's dtype."""
+    kv_cache_dtype_skip_layers: list[str] = msgspec.field(default_factory=list)
+    """Layers whose keys and values keep the model's dtype: their numbers, and "sliding_window" for those that have one."""
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     gpu_memory_utilization: float = 0.92
@@ -454,6 +456,8 @@ def check_args(args: EngineArgs) -> None:
     except ConfigError as e:
         problems += e.problems
     problems += _structured(args.structured_outputs_config or {})
+    if odd := [s for s in args.kv_cache_dtype_skip_layers if not s.isdecimal() and s != "sliding_window"]:
+        problems.append(f"kv_cache_dtype_skip_layers: {odd[0]!r:.40} is neither a layer's number nor sliding_window")
     if args.trust_remote_code:
         problems.append("trust_remote_code: code from model repositories is never run; leave it out")
     if problems:

@@ -19,6 +19,7 @@ from thalweg.checkpoint.config import read_config
 from thalweg.errors import UnsupportedModelError
 from thalweg.hal.ops.quantise import round_rows
 from thalweg.quantization import registry
+from thalweg.quantization.cache import scales
 
 HERE = Path(__file__).parent / "modelopt"
 NAMES = sorted(p.name for p in HERE.iterdir() if (p / "oracle.safetensors").exists())
@@ -135,13 +136,22 @@ def test_one_algorithm_for_each_layer(tmp_path):
     assert counted(path)[0] == counted(path)[1]
 
 
-def test_scales_of_a_cache_are_left_out_and_the_log_says_so(caplog):
-    """This engine's caches of 8-bit floats have no scale."""
+def test_scales_of_a_cache_that_is_no_float8_are_left_out_and_the_log_says_so(caplog):
     with caplog.at_level(logging.WARNING, "thalweg.models.files"):
         weights(HERE / "nvfp4_mlp_kv")
     said = " ".join(r.getMessage() for r in caplog.records)
     assert "self_attn.k_proj.k_scale, model.layers.0.self_attn.v_proj.v_scale of the checkpoint are not used" in said
-    assert "at scale 1" in said
+    assert "where those are cached in float8 (--kv-cache-dtype fp8)" in said
+
+
+def test_scales_of_a_float8_cache_are_those_of_the_file():
+    config = read_config(HERE / "nvfp4_mlp_kv", None, registry.check)
+    form, stored = registry.of_checkpoint(config), load_file(HERE / "nvfp4_mlp_kv" / "model.safetensors")
+    assert form.cache() == "fp8_e4m3"
+    at = "model.layers.0.self_attn"
+    found = scales(form, at)
+    assert (found.key, found.value) == tuple(float(stored[f"{at}.{p}_proj.{p}_scale"]) for p in "kv")
+    assert found.key > 0 < found.value
 
 
 @pytest.mark.parametrize(

@@ -141,10 +141,13 @@ def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
     after = ceilings(llm.device, dtype, form)
     limit = Ceilings((before.read + after.read) / 2, (before.rate + after.rate) / 2, _mean(before.peak, after.peak))
     steps = n.output_len - 1
-    shared, kept = (spec, dtype, scheme, n.batch_size), args.kv_dtype
+    shared, kept = (spec, dtype, scheme, n.batch_size), llm.config.cache.dtype
     phases = {
-        "prefill": (step_work(*shared, n.input_len, 0, kept), first),
-        "decode": (step_work(*shared, 1, n.input_len + steps // 2, kept), (whole - first) / steps),
+        "prefill": (step_work(*shared, n.input_len, 0, kept, args.kv_cache_dtype_skip_layers), first),
+        "decode": (
+            step_work(*shared, 1, n.input_len + steps // 2, kept, args.kv_cache_dtype_skip_layers),
+            (whole - first) / steps,
+        ),
     }
     result = {
         "device": llm.device.info.name, "cores": llm.device.info.cores, "dtype": dtype, "quantization": method,

@@ -30,12 +30,13 @@ def build(
     block_tokens: int,
     quantization: str | None = None,
     kv_dtype: str = "",
+    kv_skip: Sequence[str] = (),
     state_tokens: int = 0,
 ) -> Model:
     """The model of a config.json, every op bound to the device's kernels (the choices are in `binder.bindings`).
 
     max_len: longest sequence served. quantization: a name of quantization.online.METHODS; dense weights
-    are rounded at load. kv_dtype: as in AttnSpec. state_tokens: see Context; 0 = block_tokens.
+    are rounded at load. kv_dtype: as in AttnSpec. kv_skip: as in Context. state_tokens: see Context; 0 = block_tokens.
     Raises UnsupportedModelError, CheckpointError (the configuration), ConfigError (it does not
     divide among the ranks), DeviceError (no attention backend fits)."""
     for name, value in (("max_len", max_len), ("block_tokens", block_tokens)):
@@ -43,6 +44,6 @@ def build(
             raise ConfigError(f"{name}: must be at least 1, not {value}")
     ctx = Context(
         binder, attention, comm, dtype, max_len, block_tokens, scheme(config, quantization), kv_dtype,
-        state_tokens or block_tokens,
+        tuple(kv_skip), state_tokens or block_tokens,
     )  # fmt: skip
     return Decoder(ctx, family(config)(config))

@@ -31,6 +31,8 @@ class Context:
     """What linear layers hold their weights in."""
     kv_dtype: str = ""
     """What caches hold (`AttnSpec.kv_dtype`)."""
+    kv_skip: tuple[str, ...] = ()
+    """Layers whose caches hold the model's type, as `sizes.skipped` has them."""
     state_tokens: int = 1
     """The distance, in tokens, at which states of recurrent layers are kept for others: a multiple of block_tokens."""
 

@@ -7,6 +7,7 @@ its declaration: `MIXERS` and `FFNS` are the two lists that a new kind of layer 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -81,6 +82,11 @@ class Block:
         return x if self._multiplier == 1.0 else x * self._multiplier
 
 
+def _for(ctx: Context, index: int, layer: spec.Layer) -> Context:
+    """What a layer is built with: its cache may hold the model's own type, where others' do not."""
+    return replace(ctx, kv_dtype="") if ctx.kv_dtype and sizes.skipped(index, layer, ctx.kv_skip) else ctx
+
+
 def _entered(norm: BoundNorm | None, p: Any, x: Array, residual: Array | None) -> tuple[Array, Array]:
     """What enters a part of a layer, and the residual stream it is made of."""
     if norm is not None:
@@ -95,16 +101,18 @@ class Decoder:
     def __init__(self, ctx: Context, s: spec.ModelSpec) -> None:
         self.spec, self.comm, self.max_len, self.formats = s, ctx.comm, ctx.max_len, ctx.formats
         self.vocab, self.hidden = s.vocab, s.hidden
-        kinds = sizes.kept(s, ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
+        kinds = sizes.kept(s, ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size, ctx.kv_skip)
         weights: Mapping[str, Any] = s.weights()
         self.layer_group = tuple(list(dict.fromkeys(kinds)).index(k) for k in kinds)
         """Per layer: its index in `groups`."""
         ropes = s.ropes
         self._embed = Embedding(ctx, s, weights["embed"])
         self.blocks = [
-            Block(ctx, layer, weights["layers"][i], Place(i, self.layer_group[i], _table(ropes, layer)))
+            Block(_for(ctx, i, layer), layer, weights["layers"][i], Place(i, self.layer_group[i], _table(ropes, layer)))
             for i, layer in enumerate(s.layers)
         ]
+        self.cache_scales = frozenset(n for b in self.blocks for n in getattr(b.mixer, "cache_scales", ()))
+        """Names of tensors of the checkpoint that were read while the model was built: scales of keys and values."""
         self._learned = [Added(ctx, each, s.hidden, weights["learned"][i]) for i, each in enumerate(s.learned)]
         self._embed_norm = None if s.embed_norm is None else bound(ctx, s.embed_norm, weights["embed_norm"])
         self._norm = None if s.norm is None else bound(ctx, s.norm, weights["norm"])

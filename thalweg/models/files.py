@@ -113,11 +113,11 @@ class Files:
             if missing == ["lm_head.weight"]:
                 problems[-1] += ' (if its embedding is the output matrix, config.json must say "tie_word_embeddings": true)'
         extra = sorted(stored[n] for n in stored.keys() - wanted.keys() if not (self._format and self._format.ignores(n)))
-        unread = sorted(stored[n] for n in stored.keys() - wanted.keys() if CACHE.search(n))
+        unread = sorted(stored[n] for n in stored.keys() - wanted.keys() - model.cache_scales if CACHE.search(n))
         if unread and self._format is not None:
             logger.warning(
-                "%s of the checkpoint are not used: keys and values are cached as they are, or at scale 1 with "
-                "--kv-cache-dtype fp8", _some(unread),
+                "%s of the checkpoint are not used: of such tensors this version takes the scales of keys and values, where "
+                "those are cached in float8 (--kv-cache-dtype fp8)", _some(unread),
             )  # fmt: skip
         if extra:
             problems.append(f"has {_some(extra)}, which the architecture of config.json does not")

@@ -10,7 +10,7 @@ from thalweg.hal.attention import AttnSpec
 from thalweg.hal.kv import BYTES, KVSpec, StateSpec, kept_bytes
 from thalweg.hal.platform import StepSizes
 from thalweg.hal.weights import DENSE
-from thalweg.models.spec import ModelSpec, MoE
+from thalweg.models.spec import Layer, ModelSpec, MoE
 from thalweg.models.weights import HEADS, Weight, divided, products, walk
 from thalweg.quantization.format import Scheme
 from thalweg.quantization.online import CHUNK, DENSE_FORMATS
@@ -84,9 +84,17 @@ Kept = AttnSpec | StateSpec
 """What a layer keeps of a sequence: keys and values by token, or a state."""
 
 
-def kept(spec: ModelSpec, dtype: str, kv_dtype: str, max_len: int, ranks: int = 1) -> tuple[Kept, ...]:
-    """Per layer."""
-    return tuple(each.mixer.keeps(dtype, kv_dtype, max_len, ranks) for each in spec.layers)
+def kept(
+    spec: ModelSpec, dtype: str, kv_dtype: str, max_len: int, ranks: int = 1, skip: Sequence[str] = ()
+) -> tuple[Kept, ...]:
+    """Per layer. skip: layers whose keys and values keep the model's type, as `skipped` has them."""
+    held = ["" if skipped(i, each, skip) else kv_dtype for i, each in enumerate(spec.layers)]
+    return tuple(each.mixer.keeps(dtype, k, max_len, ranks) for each, k in zip(spec.layers, held, strict=True))
+
+
+def skipped(index: int, layer: Layer, skip: Sequence[str]) -> bool:
+    """Is a layer among these: numbers of layers, and "sliding_window" for those that have a window?"""
+    return bool(skip) and (str(index) in skip or ("sliding_window" in skip and getattr(layer.mixer, "window", 0) > 0))
 
 
 def kv_groups(
@@ -145,7 +153,10 @@ class StepWork:
     """A multiplication and an addition are two."""
 
 
-def step_work(spec: ModelSpec, dtype: str, use: Scheme, requests: int, new: int, context: int, kv_dtype: str = "") -> StepWork:
+def step_work(
+    spec: ModelSpec, dtype: str, use: Scheme, requests: int, new: int, context: int, kv_dtype: str = "",
+    skip: Sequence[str] = (),
+) -> StepWork:  # fmt: skip
     """One step of `requests` sequences with `new` tokens each after `context` known ones. Every matrix is read once (of
     experts as many as tokens can choose), of the output matrix only the last rows are computed, keys and values of the
     context are read and those of new tokens written, a state is read and written. Scores and weighted values count as
@@ -165,7 +176,7 @@ def step_work(spec: ModelSpec, dtype: str, use: Scheme, requests: int, new: int,
         read += size
         products += 2 * computed * count
     attended = 0.0
-    for s in kept(spec, dtype, kv_dtype, 1 << 62):
+    for s in kept(spec, dtype, kv_dtype, 1 << 62, skip=skip):
         if isinstance(s, StateSpec):
             attended += 6 * rows * prod(s.parts[-1].shape)
             read += 2 * requests * s.bytes_per_block

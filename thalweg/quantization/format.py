@@ -33,8 +33,8 @@ class Scheme(Protocol):
 CACHE = re.compile(
     r"\.((q|k|v|kv)_scale|[qkv]_zero_point|prob_output_scale|[kv]_cache\.scale|(q|k|v|qkv)_proj\.output_scale|[kv]_proj\.[kv]_bias)$"
 )
-"""Ends the names of tensors with which a checkpoint would have its KV cache scaled. This engine's caches have scales of their
-own (int8), or none."""
+"""Ends the names of tensors with which a checkpoint would have its KV cache scaled: those of keys and values, which
+`quantization.cache` reads, and some that are not used."""
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 """What dense weights are stored in."""
 
@@ -89,6 +89,11 @@ class Format(ABC):
     def ignores(self, name: str) -> bool:
         """May a tensor that is no part of any weight be left unread? Default: scales of a quantised KV cache (CACHE)."""
         return CACHE.search(name) is not None
+
+    def cache(self) -> str:
+        """In what the checkpoint means keys and values to be cached: a name of `config.KV_CACHE_DTYPES`; "": it does not say.
+        UnsupportedModelError is not raised: what cannot be is a reason to keep them as they are. Default: it does not say."""
+        return ""
 
     def multiplied(self, method: str) -> Format | None:
         """The same weights, whose products take their inputs as an online method of this name does. None: not with this format.

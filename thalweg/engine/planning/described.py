@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from thalweg.checkpoint import gguf
 from thalweg.checkpoint.config import read_config
@@ -13,6 +15,9 @@ from thalweg.checkpoint.native import is_native
 from thalweg.config import EngineArgs
 from thalweg.errors import ConfigError
 from thalweg.quantization import registry as formats
+
+if TYPE_CHECKING:
+    from thalweg.models.spec import ModelSpec
 
 
 def native(args: EngineArgs) -> bool | None:
@@ -52,6 +57,17 @@ def read(args: EngineArgs, path: Path) -> dict[str, Any]:
         tail=args.tail,
         described_in=args.hf_config_path,
     )
+
+
+def cached(args: EngineArgs, config: Mapping[str, Any], spec: ModelSpec) -> EngineArgs:
+    """The arguments with the type of keys and values in place of auto, where the checkpoint says one. ConfigError names a
+    layer to skip that is not there."""
+    beyond = [s for s in args.kv_cache_dtype_skip_layers if s.isdecimal() and int(s) >= len(spec.layers)]
+    if beyond:
+        raise ConfigError(f"kv_cache_dtype_skip_layers: {beyond[0]}: the model's layers are 0 to {len(spec.layers) - 1}")
+    held = formats.of_checkpoint(config)
+    said = held.cache() if held is not None and args.kv_cache_dtype == "auto" and spec.causal else ""
+    return msgspec.structs.replace(args, kv_cache_dtype=said) if said else args
 
 
 def _windows(config: Mapping[str, Any]) -> list[int]:

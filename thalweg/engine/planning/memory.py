@@ -112,6 +112,7 @@ def _known(args: EngineArgs, platform: Platform) -> _Known:
     facts = resolve.within(read_facts(hf, path), spec)
     resolve.check_values(args, platform)
     args = resolve.for_tail(args, spec)
+    args = described.cached(args, hf, spec) if platform.runs_models else args
     platform = resolve.configured(args, platform)
     info = platform.describe()
     if info is None:
@@ -196,7 +197,9 @@ def _groups(k: _Known, length: int, block_tokens: int, dtype: str) -> tuple[KVSp
     if not k.platform.runs_models:
         return (sizes.stand_in_group(k.spec, block_tokens),)
     states = resolve.state_tokens(k.args, k.spec, block_tokens)
-    return sizes.kv_groups(sizes.kept(k.spec, dtype, k.args.kv_dtype, length, k.ranks), block_tokens, states)
+    return sizes.kv_groups(
+        sizes.kept(k.spec, dtype, k.args.kv_dtype, length, k.ranks, k.args.kv_cache_dtype_skip_layers), block_tokens, states
+    )
 
 
 def _check_stored(k: _Known) -> None:

@@ -117,6 +117,8 @@ def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
     configured = functools.partial(resolve.configured, args)
     platform = configured(platform) if platform else discovery.choose(args.device, configured)
     resolve.check_values(args, platform)
+    if platform.runs_models:
+        args = _cached(args, hf, spec)
     device = platform.open(resolve.place(args, platform))
     job = _Job(args, path, hf, facts, spec, platform, device, platform.defaults(facts, device.info))
     try:
@@ -132,6 +134,16 @@ def build(args: EngineArgs, platform: Platform | None = None) -> Worker:
     mark("engine built")
     worker.load_seconds = time.monotonic() - start
     return worker
+
+
+def _cached(args: EngineArgs, hf: dict[str, Any], spec: ModelSpec) -> EngineArgs:
+    said = described.cached(args, hf, spec)
+    if said.kv_cache_dtype != args.kv_cache_dtype:
+        logger.info(
+            "keys and values are cached in %s, as the checkpoint says; --kv-cache-dtype with the model's own type (bfloat16, "
+            "float16) keeps them as they are", said.kv_cache_dtype,
+        )  # fmt: skip
+    return said
 
 
 def _build_model(job: _Job) -> Worker:
@@ -156,6 +168,7 @@ def _build_model(job: _Job) -> Worker:
     model = build_model(
         job.hf, binder=binder, attention=device.attention, comm=device.comm, dtype=dtype, max_len=length,
         block_tokens=block_tokens, quantization=method, kv_dtype=args.kv_dtype,
+        kv_skip=args.kv_cache_dtype_skip_layers,
         state_tokens=resolve.state_tokens(args, job.spec, block_tokens),
     )  # fmt: skip
     # Everything a user can have got wrong about sizes is refused before a weight is read.

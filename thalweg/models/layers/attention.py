@@ -18,6 +18,7 @@ from thalweg.models.flow import Flow, Place
 from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.norm import RMSNorm, norm_facts
 from thalweg.models.weights import ParamSpec
+from thalweg.quantization.cache import FLOAT8, CacheScales, scales
 
 
 class Attention:
@@ -40,7 +41,12 @@ class Attention:
                 raise ConfigError("tensor_parallel_size: the norms of q and k cover all heads of this model: leave it at 1")
             self._wide = {k: RMSNorm(ctx, _norm_of(spec.norm, w), w) for k, w in norms.items()}
         self.specs |= {k: {"weight": ParamSpec(w["weight"], ctx.dtype)} for k, w in norms.items()}
-        self._attend = _attending(ctx, spec, self.backend, self.spec)
+        name = weights["out"]["weight"].sources[0].name.removesuffix(f".{spec.out}.weight")
+        found = scales(ctx.formats, name) if self.spec.kv_dtype in FLOAT8 else None
+        self.cache_scales = found.names if found else ()
+        """Names of the checkpoint's tensors that hold scales of this layer's cache."""
+        change = found if found and (found.key, found.value) != (1.0, 1.0) else None
+        self._attend = _attending(ctx, spec, self.backend, self.spec, change)
         self._gate = ctx.bind(ops.sigmoid_mul, size=self.spec.heads * spec.head_dim) if spec.gated else None
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
@@ -57,26 +63,28 @@ class Attention:
 
 
 class _Fused:
-    """Norms, rotary positions and attention, all the backend's."""
+    """Norms, rotary positions and attention, all the backend's. Scales come before the norms, so there must be none."""
 
-    def __init__(self, backend: AttentionBackend, spec: AttnSpec, prologue: QKPrologue) -> None:
-        self._backend, self._spec, self._prologue = backend, spec, prologue
+    def __init__(self, backend: AttentionBackend, spec: AttnSpec, prologue: QKPrologue, scales: CacheScales | None) -> None:
+        self._backend, self._spec, self._prologue, self._scales = backend, spec, prologue, scales
 
     def __call__(self, p: Mapping[str, Any], q: Array, k: Array, v: Array, flow: Flow, at: Place) -> Array:
+        q, k, v = _divided(self._scales, q, k, v)
         weights = None if self._prologue.eps is None else (p["q_norm"]["weight"], p["k_norm"]["weight"])
         out, flow.caches[at.layer] = self._backend.attend_fused(
             q, k, v, flow.caches[at.layer], flow.batch, at.group, self._spec, self._prologue, flow.tables[at.table], weights
         )
-        return out
+        return out if self._scales is None else out * self._scales.value
 
 
 class _Ops:
     """The same with an op for each, for backends that attend and no more. prologue None: positions are not told."""
 
     def __init__(
-        self, ctx: Context, backend: AttentionBackend, spec: AttnSpec, prologue: QKPrologue | None, norm: QKPrologue | None
-    ) -> None:
-        self._backend, self._spec = backend, spec
+        self, ctx: Context, backend: AttentionBackend, spec: AttnSpec, prologue: QKPrologue | None, norm: QKPrologue | None,
+        scales: CacheScales | None,
+    ) -> None:  # fmt: skip
+        self._backend, self._spec, self._scales = backend, spec, scales
         self._rope = self._norm = None
         if prologue is not None:
             self._rope = ctx.bind(
@@ -92,22 +100,32 @@ class _Ops:
             q, k = self._norm(q, p["q_norm"]["weight"]), self._norm(k, p["k_norm"]["weight"])
         if self._rope is not None:
             q, k = self._rope(q, k, flow.batch.positions, flow.tables[at.table])
+        q, k, v = _divided(self._scales, q, k, v)
         out, flow.caches[at.layer] = self._backend.attend(q, k, v, flow.caches[at.layer], flow.batch, at.group, self._spec)
-        return out
+        return out if self._scales is None else out * self._scales.value
+
+
+def _divided(scales: CacheScales | None, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
+    """Keys and values as they are cached. The scale of keys goes into q, so that scores stay what they are; that of values
+    is owed by what attention gives."""
+    return (q, k, v) if scales is None else (q * scales.key, k / scales.key, v / scales.value)
 
 
 def _norm_of(norm: declared.HeadNorm, weights: Mapping[str, Any]) -> declared.Norm:
     return declared.Norm("", weights["weight"].sources[0].shape[0], norm.eps, norm.offset)
 
 
-def _attending(ctx: Context, spec: declared.Attention, backend: AttentionBackend, attn: AttnSpec) -> _Fused | _Ops:
+def _attending(
+    ctx: Context, spec: declared.Attention, backend: AttentionBackend, attn: AttnSpec, scales: CacheScales | None
+) -> _Fused | _Ops:
     per_head = spec.norm if spec.norm is not None and not spec.norm.whole else None
     eps, offset = (per_head.eps, per_head.offset) if per_head else (None, 0.0)
     rope = spec.rope
     prologue = QKPrologue(rope.dim if rope else 0, rope.interleaved if rope else False, eps, offset)
-    if rope is not None and _offered(ctx, backend, attn, prologue):
-        return _Fused(backend, attn, prologue)
-    return _Ops(ctx, backend, attn, prologue if rope else None, prologue)
+    between = scales is not None and eps is not None  # norms would undo what comes before them
+    if rope is not None and not between and _offered(ctx, backend, attn, prologue):
+        return _Fused(backend, attn, prologue, scales)
+    return _Ops(ctx, backend, attn, prologue if rope else None, prologue, scales)
 
 
 def _offered(ctx: Context, backend: AttentionBackend, spec: AttnSpec, prologue: QKPrologue) -> bool:

@@ -19,7 +19,7 @@ from thalweg.quantization.format import FLOATS, Format, Get, Part
 from thalweg.quantization.formats import activations
 from thalweg.quantization.formats.floats import E2M3, by_rows, float4, float6, per_row, whole, wide
 from thalweg.quantization.formats.patterns import CLASSES, matches
-from thalweg.quantization.formats.settings import names, number, table
+from thalweg.quantization.formats.settings import float8_cache, names, number, table
 from thalweg.quantization.formats.words import WORD, stream, words
 
 INTEGERS, BYTES, POWERS = ("int8",), ("uint8",), ("uint8", "float8_e8m0fnu")
@@ -73,7 +73,8 @@ class CompressedTensors(Format):
     def __init__(self, description: Mapping[str, Any]) -> None:
         super().__init__(description)
         groups = table(description, "config_groups")
-        if not groups:
+        self._cache = table(description, "kv_cache_scheme")
+        if not groups and not self._cache:
             raise UnsupportedModelError("quantization_config: config_groups: must name the groups of quantised layers")
         default = str(description.get("format") or "")
         sparse = table(description, "sparsity_config")
@@ -89,6 +90,9 @@ class CompressedTensors(Format):
         self._groups = [_group(name, g, default) for name, g in groups.items()]
         self._ignore = names(description, "ignore")
         self._padded = _version(description.get("version")) < (0, 18)
+
+    def cache(self) -> str:
+        return float8_cache(self._cache)
 
     def scheme(self, layer: str) -> WeightFormat | None:
         group = self._group(layer)

@@ -16,7 +16,7 @@ from thalweg.hal.weights import QTensor, WeightFormat
 from thalweg.quantization.format import FLOATS, Format, Get, Part
 from thalweg.quantization.formats.floats import by_rows, float4, per_row, whole, wide
 from thalweg.quantization.formats.patterns import globs, spellings
-from thalweg.quantization.formats.settings import names, number, table, tables
+from thalweg.quantization.formats.settings import float8_cache, names, number, table, tables
 
 BLOCK = 128
 Shape = tuple[int, int]
@@ -85,6 +85,11 @@ class ModelOpt(Format):
                     f"quantization_config: quant_algo: {algo!r:.80}: this version reads {', '.join(ALGOS)}, and {MIXED} with "
                     "quantized_layers"
                 )
+
+    def cache(self) -> str:
+        """By an algorithm's name in hf_quant_config.json, as compressed-tensors has it in config.json."""
+        named = str(self._said.get("kv_cache_quant_algo")).upper() == "FP8"
+        return "fp8_e4m3" if named else float8_cache(table(self._said, "kv_cache_scheme"))
 
     def scheme(self, layer: str) -> WeightFormat | None:
         settings = self._settings(layer)

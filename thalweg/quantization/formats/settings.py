@@ -35,6 +35,12 @@ def tables(said: Mapping[str, Any], key: str) -> Mapping[str, Mapping[str, Any]]
     return {name: table(table(said, key), name) for name in table(said, key)}
 
 
+def float8_cache(scheme: Mapping[str, Any]) -> str:
+    """`Format.cache` of a `kv_cache_scheme`: float8 with a scale for each layer, stored in the files, or nothing."""
+    one = scheme.get("strategy", "tensor") == "tensor" and not scheme.get("dynamic")
+    return "fp8_e4m3" if (scheme.get("type"), scheme.get("num_bits")) == ("float", 8) and one else ""
+
+
 def number(value: object, key: str, least: int = 1) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < MOST:
         _wrong(key, f"a whole number of {least} or more", value)
