@@ -22,6 +22,7 @@ from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor
 from thalweg.engine.client.pooled import AllOpen, PoolingOutputs
 from thalweg.engine.client.process import EngineProcess
+from thalweg.engine.client.resting import NO_SLEEP, Resting
 from thalweg.engine.client.standby import Standby
 from thalweg.engine.client.stream import Stream
 from thalweg.engine.client.supervisor import Supervisor
@@ -76,6 +77,7 @@ class AsyncLLM:
             frontend.args, AllOpen(self._outputs, self._pooled), self._handles,
             on_outputs=self._take, on_convicted=self._convict, on_dead=self._die, vocabulary=self._vocabulary,
         )  # fmt: skip
+        self._resting = Resting(self._supervisor, self._open_ids, self.abort)
 
     @classmethod
     async def start(cls, args: EngineArgs, *, loggers: Sequence[StatLogger] = (), standby: Standby | None = None) -> AsyncLLM:
@@ -143,7 +145,7 @@ class AsyncLLM:
 
     @property
     def state(self) -> str:
-        """starting | ready | restarting | failed | stopped"""
+        """starting | ready | restarting | sleeping | failed | stopped"""
         return self._supervisor.state
 
     @property
@@ -183,6 +185,7 @@ class AsyncLLM:
         request that is run in parts, and get the seeds of those."""
         prompt = await self._encoded(prompt)
         await self._prepared(sampling_params)
+        await self._resting.admitted(request_id)
         if self._dead:
             raise EngineDeadError(str(self._dead))
         if request_id in self._streams:
@@ -213,6 +216,7 @@ class AsyncLLM:
         """What a pooling model gives of the prompt: one output, for which `generate` says the rest. One that could not be
         made says why in `error`."""
         prompt = await self._encoded(prompt)
+        await self._resting.admitted(request_id)
         if self._dead:
             raise EngineDeadError(str(self._dead))
         if request_id in self._pooling:
@@ -260,6 +264,7 @@ class AsyncLLM:
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests. Their readers get a last output with finish_reason "abort". Unknown ids are fine."""
         for one in [request_id] if isinstance(request_id, str) else list(request_id):
+            self._resting.aborted(one)
             last = self._drop(one)
             if last is not None:
                 self._deliver(last)
@@ -280,7 +285,38 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
-        return await self._supervisor.control("reset_prefix_cache")
+        return await self._supervisor.reset_prefix_cache()
+
+    # ------------------------------------------------------------------ pause and sleep
+
+    async def pause(self, mode: str = "abort", clear_cache: bool = True) -> None:
+        """Start no step until `resume`. Requests under way are ended ("abort"), finished first ("wait") or held ("keep"). New
+        ones wait. RequestError names a wrong argument."""
+        await self._resting.pause(mode, clear_cache)
+
+    async def resume(self) -> None:
+        """Go on after `pause`. A sleeping engine stays asleep."""
+        await self._resting.resume()
+
+    async def is_paused(self) -> bool:
+        return self._resting.paused
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """End the engine's process, and give back all its memory, until `wake_up`. mode: as for `pause`. level 2 also ends the
+        process that stands by. RequestError without `enable_sleep_mode`. UnavailableError while the engine is restarting."""
+        if not self._frontend.args.enable_sleep_mode:
+            raise RequestError(NO_SLEEP, "enable_sleep_mode")
+        await self._resting.sleep(level, mode)
+
+    async def wake_up(self) -> None:
+        """Start the engine again, with the weights its model has now. Returns when it serves. Requests that were kept go on."""
+        await self._resting.wake_up()
+
+    async def is_sleeping(self) -> bool:
+        return self._resting.asleep
+
+    def _open_ids(self) -> list[str]:
+        return [*self._streams, *self._pooling]
 
     async def shutdown(self) -> None:
         """End the engine process. Open requests get EngineDeadError."""
@@ -333,6 +369,7 @@ class AsyncLLM:
 
     def _die(self, why: ThalwegError) -> None:
         self._dead = self._dead or why
+        self._resting.close()
         self._outputs.fail_all(str(why))
         for stream in self._streams.values():
             stream.fail(EngineDeadError(str(why)))

@@ -208,6 +208,9 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     """Of every request's structured output: {"backend": "guidance", "disable_any_whitespace": true,
     "disable_additional_properties": true}."""
 
+    enable_sleep_mode: bool = False
+    """May the engine be put to sleep, and give its memory back until it is woken?"""
+
     logprobs_mode: str = "raw_logprobs"
     max_logprobs: int = 20
     disable_log_stats: bool = False

@@ -24,8 +24,8 @@ from thalweg.engine.client.pairs import matched, pair_prompt, score_text, shorte
 from thalweg.engine.client.pooled import PoolingOutputs, compared
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import Stats
-from thalweg.engine.worker.build import build
-from thalweg.errors import ConfigError, RequestError
+from thalweg.engine.worker.build import Worker, build
+from thalweg.errors import ConfigError, RequestError, UnavailableError
 from thalweg.grammar.grammars import Grammars
 from thalweg.hal.device import Device
 from thalweg.host import envs
@@ -71,12 +71,11 @@ class LLM:
     def _open(self, args: EngineArgs) -> None:
         with _uncollected():
             self._frontend = load_frontend(locate(args))
-            self._worker = build(self._frontend.args)
-        structured = self._frontend.structured(self._worker.config)
-        grammars = None if structured is None else Grammars(lambda: structured.judge.vocabulary)
-        self._core = EngineCore(self._worker.config, self._worker.launch, grammars=grammars)
+            worker = build(self._frontend.args)
+        self._structured = structured = self._frontend.structured(worker.config)
+        self._engine: tuple[Worker, EngineCore] | None = self._with_core(worker)
         self._inputs = InputProcessor(
-            self._worker.config, self._frontend.tokenizer, eos_ids=self._frontend.eos_ids, seed_source=random.Random(args.seed),
+            worker.config, self._frontend.tokenizer, eos_ids=self._frontend.eos_ids, seed_source=random.Random(args.seed),
             structured=structured,
         )  # fmt: skip
         self._outputs = OutputProcessor(self._frontend.tokenizer, args.stream_interval)
@@ -84,6 +83,24 @@ class LLM:
         self._handles = itertools.count(1)
         self._ids = itertools.count()
         self._waiting: list[str] = []
+
+    def _with_core(self, worker: Worker) -> tuple[Worker, EngineCore]:
+        structured = self._structured
+        grammars = None if structured is None else Grammars(lambda: structured.judge.vocabulary)
+        return worker, EngineCore(worker.config, worker.launch, grammars=grammars)
+
+    @property
+    def _worker(self) -> Worker:
+        return self._awake()[0]
+
+    @property
+    def _core(self) -> EngineCore:
+        return self._awake()[1]
+
+    def _awake(self) -> tuple[Worker, EngineCore]:
+        if self._engine is None:
+            raise UnavailableError("the engine sleeps: call wake_up() first")
+        return self._engine
 
     @property
     def config(self) -> EngineConfig:
@@ -359,11 +376,35 @@ class LLM:
         """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
         return self._core.reset_prefix_cache()
 
+    def sleep(self, level: int = 1) -> None:
+        """Give back weights, cache and device until `wake_up`. Levels 1 and 2 do the same: weights are read again from their
+        files. ConfigError without `enable_sleep_mode`, RequestError while requests wait."""
+        if not self._frontend.args.enable_sleep_mode:
+            raise ConfigError("enable_sleep_mode: sleeping needs LLM(..., enable_sleep_mode=True)")
+        if level not in (1, 2):
+            raise RequestError(f"level: {level} is not 1 or 2", "level")
+        if self._waiting:
+            raise RequestError(f"{len(self._waiting)} requests are enqueued: call wait_for_completion() first")
+        if self._engine is not None:
+            self._engine[0].close()
+            self._engine = None
+            gc.collect()
+
+    def wake_up(self) -> None:
+        """Load the model again. Equal prompts get the text they had. Raises what the constructor raises."""
+        if self._engine is None:
+            with _uncollected():
+                self._engine = self._with_core(build(self._frontend.args))
+
+    def is_sleeping(self) -> bool:
+        return self._engine is None
+
     def shutdown(self) -> None:
         """Give the device back. The object is not used again."""
         if self._frontend.chat:
             self._frontend.chat.close()
-        self._worker.close()
+        if self._engine is not None:
+            self._engine[0].close()
 
 
 def _engine_args(model: str, fields: dict[str, Any]) -> EngineArgs:

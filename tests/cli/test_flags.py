@@ -370,6 +370,7 @@ VARIABLES = [
     ("HTTP_TIMEOUT_KEEP_ALIVE", "7", envs.keep_alive_seconds, 7, 5),
     ("LOGGING_LEVEL", "debug", envs.log_level, "DEBUG", "INFO"),
     ("LOG_STATS_INTERVAL", "3", envs.log_stats_seconds, 3, 10),
+    ("SERVER_DEV_MODE", "1", lambda: server().server_dev_mode, True, False),
 ]
 
 

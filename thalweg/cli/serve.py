@@ -32,6 +32,8 @@ def run(words: list[str]) -> int:
     args = common.engine_args(namespace, namespace.model_tag)
     made = settings(flags.server_settings(namespace))
     _logging(made)
+    if args.enable_sleep_mode and not made.server_dev_mode:
+        print("warning: --enable-sleep-mode: /sleep and /wake_up need --server-dev-mode", file=sys.stderr)
     common.say_bundled(args)
     # In this order: a taken port is told at once, and the engine's code loads while the web framework does here.
     with listening(made) as sock, Standby(args.device, args) as standby:
@@ -49,6 +51,7 @@ def settings(given: dict[str, Any]) -> ServerSettings:
     """ServerSettings of the flags and the environment. --chat-template as a file is read here."""
     given = dict(given)
     given.setdefault("api_key", envs.api_keys())
+    given.setdefault("server_dev_mode", envs.dev_mode())
     if "middleware" in given:
         given["middleware"] = [_loaded(path) for path in given["middleware"]]
     for name in ("tool_parser_plugin", "reasoning_parser_plugin"):

@@ -154,6 +154,9 @@ class _Loop:
     def _control(self, message: m.Control) -> None:
         if message.op == "reset_prefix_cache":
             self._channel.send(m.Reply(message.id, self._core.reset_prefix_cache()))
+        elif message.op in ("pause", "resume"):
+            self._core.paused = message.op == "pause"
+            self._channel.send(m.Reply(message.id, True))
         elif message.op == "shutdown":
             self._stopping = True
         else:

@@ -107,7 +107,7 @@ class Control(msgspec.Struct, frozen=True, tag=True):
 
     id: int
     op: str
-    """reset_prefix_cache | shutdown"""
+    """reset_prefix_cache | pause | resume | shutdown"""
 
 
 ToCore = Expect | Start | Vocabulary | Add | Abort | Control

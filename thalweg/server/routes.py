@@ -22,6 +22,7 @@ STREAMED = (*JSON, EVENTS)
 """Content types of what can be streamed."""
 MESSAGES_ERRORS = "anthropic.errors:refused"
 RESPONSES_ERRORS = "responses.errors:refused"
+DEV = "server_dev_mode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,13 @@ ROUTES = (
     Row("/version", "observe.routes:version", "The version of this server"),
     Row("/load", "observe.routes:load", "Requests in flight that go to the engine"),
     Row("/metrics", "observe.routes:metrics", "Prometheus metrics", kinds=("text/plain",)),
+    Row("/sleep", "operators.sleep:sleep", "Give the engine's memory back", method="POST", given=DEV),
+    Row("/wake_up", "operators.sleep:wake_up", "Start the engine again", method="POST", given=DEV),
+    Row("/is_sleeping", "operators.sleep:is_sleeping", "Does the engine sleep?", given=DEV),
+    Row("/pause", "operators.pause:pause", "Start no step until /resume", method="POST", given=DEV),
+    Row("/resume", "operators.pause:resume", "Go on after /pause", method="POST", given=DEV),
+    Row("/is_paused", "operators.pause:is_paused", "Is the engine paused?", given=DEV),
+    Row("/reset_prefix_cache", "operators.pause:reset_prefix_cache", "Forget cached prefixes", method="POST", given=DEV),
     Row("/page/state", "page.state:state", "What the web page shows of the server", given="webui"),
 )  # fmt: skip
 

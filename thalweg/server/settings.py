@@ -103,6 +103,8 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     reasoning_parser: str | None = None
     reasoning_parser_plugin: str | None = None
 
+    server_dev_mode: bool = False
+    """Routes for operators too (also THALWEG_SERVER_DEV_MODE=1): sleep, pause, profiles."""
     enable_request_id_headers: bool = False
     enable_prompt_tokens_details: bool = False
     enable_force_include_usage: bool = False

@@ -24,7 +24,7 @@ from thalweg.engine import messages as m
 from thalweg.engine.client.process import EngineProcess
 from thalweg.engine.client.recovery import Recovery, Verdict
 from thalweg.engine.client.standby import Standby
-from thalweg.errors import EngineDeadError, ThalwegError
+from thalweg.errors import EngineDeadError, ThalwegError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,10 @@ WINDOW_SECONDS = 600.0
 """`max_restarts` are counted over this long."""
 SILENT_SECONDS = 2.0
 """Seconds without a sign of life after which the engine does not count as ready. Several heartbeats are then missing."""
+PAUSE_AGAIN = 0
+"""Number of an operation whose reply nobody waits for."""
 LOOK_SECONDS = 0.25
+WAKE_LOOK_SECONDS = 0.02
 STANDBY_AFTER = 2.0
 """Seconds from an engine's being ready to the start of the process that would replace it."""
 STANDBY_AT_LAST = 60.0
@@ -87,6 +90,10 @@ class Supervisor:
         self._replies: dict[int, asyncio.Future[bool]] = {}
         self.state = "starting"
         self.restarts = 0
+        self.paused = False
+        self._woken = asyncio.Event()
+        self._held: list[int] | None = None
+        """Sequences that a paused engine gets when its canary has answered. None: it has them."""
         self._why = "the engine is starting"
 
     # ------------------------------------------------------------------ what others ask
@@ -119,7 +126,10 @@ class Supervisor:
     def submit(self, requests: Sequence[m.EngineRequest]) -> None:
         """Now, or when the engine can take them: they are open in `outputs`, so nothing is lost by waiting."""
         if self._engine is not None and self._recovery.on_trial is None:
-            self._add(list(requests))
+            if self._held is None:
+                self._add(list(requests))
+            else:
+                self._held += [r.handle for r in requests]
 
     @property
     def recovering(self) -> bool:
@@ -131,12 +141,50 @@ class Supervisor:
             self._post(m.Abort(list(handles)))
 
     async def control(self, op: str) -> bool:
-        """Do `op` in the engine. EngineDeadError if it dies before it answers."""
+        """Do `op` in the engine. EngineDeadError if it dies before it answers, UnavailableError if there is none now."""
+        if self._engine is None:
+            raise UnavailableError(self._why)
         i = next(self._handles)
         reply: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._replies[i] = reply
         self._post(m.Control(i, op))
         return await reply
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix. A process that is not there has none."""
+        try:
+            return await self.control("reset_prefix_cache")
+        except (EngineDeadError, UnavailableError):
+            return True
+
+    async def pause(self, yes: bool) -> None:
+        """Launch no step from now on, or go on. It holds for the engine that replaces this one too."""
+        self.paused = yes
+        with contextlib.suppress(EngineDeadError, UnavailableError):
+            await self.control("pause" if yes else "resume")
+
+    async def sleep(self, standby_too: bool) -> None:
+        """End the engine's process until `wake_up`. What is open stays open. UnavailableError while it cannot be told whether
+        all is well: during a restart, and while suspects of a crash run alone."""
+        engine = self._engine
+        if self.state != "ready" or engine is None or self._recovery.on_trial is not None:
+            raise UnavailableError(self._why or "the engine is recovering from a crash; try again later")
+        self._woken.clear()
+        self._forget(EngineDeadError("the engine was put to sleep"), "sleeping", "the engine sleeps")
+        await engine.stop()
+        if standby_too and self._standby is not None:
+            self._standby.end()
+        logger.info("the engine sleeps: process %d has ended", engine.pid)
+
+    async def wake_up(self) -> None:
+        """Start an engine, and give it everything that is open. Returns when it answers. EngineDeadError if none starts."""
+        if self.state == "sleeping":
+            self.state, self._why = "restarting", "the engine is waking up"
+            self._woken.set()
+        while self.state == "restarting":
+            await asyncio.sleep(WAKE_LOOK_SECONDS)
+        if self.state != "ready":
+            raise EngineDeadError(self._why)
 
     async def stop(self) -> None:
         """End the engine process, and the one that stands by."""
@@ -158,7 +206,12 @@ class Supervisor:
             self._hello(self._outputs.open_handles())
             while True:
                 why = await self._serve()
-                await self._replace(why)
+                if self._woken_later():
+                    await self._woken.wait()
+                    await self._another(None)
+                    self._welcome(self._outputs.open_handles())
+                else:
+                    await self._replace(why)
         except ThalwegError as e:
             self.state, self._why = "failed", str(e)
             if not self._first_ready.done():
@@ -174,7 +227,8 @@ class Supervisor:
             while True:
                 message = await engine.receive()
                 if isinstance(message, m.Reply):
-                    self._replies.pop(message.id).set_result(message.ok)
+                    if message.id in self._replies:
+                        self._replies.pop(message.id).set_result(message.ok)
                 else:
                     self._take(message)
         except EngineDeadError as e:
@@ -191,30 +245,50 @@ class Supervisor:
         crashed = dead.stuck is None and dead.returncode != -signal.SIGKILL
         if self.state == "starting":
             raise why
-        self._engine, self.state, self._why = None, "restarting", f"the engine is being restarted: {why}"
         logger.error("engine process %d is gone: %s", dead.pid, why)
-        for reply in self._replies.values():
-            reply.set_exception(why)
-        self._replies.clear()
-        verdict = self._recovery.died(list(self._running), self._outputs.open_handles(), crashed=crashed)
-        self._running.clear()
+        ran = list(self._running)
+        self._forget(why, "restarting", f"the engine is being restarted: {why}")
+        verdict = self._recovery.died(ran, self._outputs.open_handles(), crashed=crashed)
         for handle in verdict.convicted:
             self._on_convicted(handle, CONVICTED)
-        while True:
-            await self._afford(why)
-            try:
-                self._engine = await EngineProcess.start(self._args, self._standby)
-                break
-            except ThalwegError as e:
-                why = EngineDeadError(f"the engine did not start again: {e}")
-                logger.error("%s", why)
+        await self._another(why)
         self.restarts += 1
         everyone = self._outputs.open_handles()
         accused = self._recovery.on_trial
         if accused is not None and accused not in everyone:  # its client went away meanwhile
             verdict = self._recovery.ended(accused, everyone)
             accused = self._recovery.on_trial
-        self._hello(everyone if accused is None else verdict.submit)
+        self._welcome(everyone if accused is None else verdict.submit)
+
+    def _forget(self, why: EngineDeadError, state: str, words: str) -> None:
+        """The engine is no longer there, or shall not be."""
+        self._engine, self.state, self._why = None, state, words
+        for reply in self._replies.values():
+            reply.set_exception(why)
+        self._replies.clear()
+        self._running.clear()
+
+    def _woken_later(self) -> bool:
+        """Did the engine end because it was put to sleep? It may have been woken meanwhile."""
+        return self.state == "sleeping" or self._woken.is_set()
+
+    async def _another(self, why: EngineDeadError | None) -> None:
+        """Start an engine. why: what ended the one before, None if it slept. EngineDeadError when the budget is used up."""
+        while True:
+            if why is not None:
+                await self._afford(why)
+            try:
+                self._engine = await EngineProcess.start(self._args, self._standby)
+                self._woken.clear()
+                return
+            except ThalwegError as e:
+                why = EngineDeadError(f"the engine did not start again: {e}")
+                logger.error("%s", why)
+
+    def _welcome(self, handles: Sequence[int]) -> None:
+        """As `_hello`. A paused engine gets its canary alone, and the rest when it has been told to pause."""
+        self._held = list(handles) if self.paused else None
+        self._hello([] if self.paused else handles)
 
     async def _afford(self, why: EngineDeadError) -> None:
         """Count this restart. Wait before it if those before brought nothing."""
@@ -294,6 +368,10 @@ class Supervisor:
 
     def _become_ready(self) -> None:
         self.state, self._why = "ready", ""
+        if self._held is not None:
+            self._post(m.Control(PAUSE_AGAIN, "pause"))
+            self._add(self._outputs.resubmit(self._held))
+            self._held = None
         if not self._first_ready.done():
             self._first_ready.set_result(None)
         if self._args.standby_engine and self._args.max_restarts and self._reserve is None:

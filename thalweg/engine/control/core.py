@@ -81,6 +81,8 @@ class EngineCore:
         self._started: list[Started] = []
         self._finished: list[Finished] = []
         self._arrivals = itertools.count()
+        self.paused = False
+        """No step is launched. Those in flight are read, and requests wait."""
         self._steps = 0
         self._last_result = 0.0
         self._generated = 0
@@ -137,7 +139,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests or self._in_flight or self._finished)
+        return bool((self._requests and not self.paused) or self._in_flight or self._finished)
 
     def step(self) -> Outputs | None:
         """Launch until the pipeline is full or nothing can be scheduled, then read the oldest step. None: nothing to say."""
@@ -153,7 +155,7 @@ class EngineCore:
                 break
             self._start(schedule)
         if not self._in_flight:
-            if self._requests and not self.kv.withheld and not self._finished:
+            if self._requests and not self.kv.withheld and not self._finished and not self.paused:
                 raise InvariantError(f"nothing can be scheduled, but {len(self._requests)} requests wait")
             return self._outputs(None) if self._finished else None
         oldest = self._in_flight.popleft()
@@ -176,7 +178,7 @@ class EngineCore:
         """Is there room in the pipeline? A long step is not followed by another ahead of time: that would save the device a
         moment, and cost whoever arrives meanwhile a whole step."""
         flying = self._in_flight
-        if len(flying) >= self.config.scheduler.pipeline_depth:
+        if self.paused or len(flying) >= self.config.scheduler.pipeline_depth:
             return False
         return not flying or not self.scheduler.pace.is_long(flying[-1].prompt_tokens)
 

@@ -25,6 +25,7 @@ PROBES = READINESS | {"/livez"}
 REASONS = {
     "starting": "the model is loading",
     "restarting": "the engine is restarting; open requests go on when it is back",
+    "sleeping": "the engine sleeps until /wake_up; requests wait",
     "failed": "the engine has failed; the server's log says why",
     "stopped": "the engine is stopped",
     "draining": "the server is shutting down",

@@ -1,0 +1,105 @@
+"""Routes for operators: there on demand, strict about what they are told, closed to other pages."""
+
+from __future__ import annotations
+
+import pytest
+from fake_engine import FakeEngine
+
+PATHS = ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache")
+
+
+class Resting(FakeEngine):
+    """Keeps what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[object] = []
+
+    async def sleep(self, level: int, mode: str) -> None:
+        self.told.append(("sleep", level, mode))
+
+    async def wake_up(self) -> None:
+        self.told.append("wake_up")
+
+    async def is_sleeping(self) -> bool:
+        return self.told[-1][0] == "sleep"
+
+    async def pause(self, mode: str, clear_cache: bool) -> None:
+        self.told.append(("pause", mode, clear_cache))
+
+    async def resume(self) -> None:
+        self.told.append("resume")
+
+    async def is_paused(self) -> bool:
+        return self.told[-1] != "resume"
+
+    async def reset_prefix_cache(self) -> bool:
+        self.told.append("reset")
+        return True
+
+
+def test_without_dev_mode_there_are_none(server) -> None:
+    assert [server.post(p).status_code for p in PATHS] == [404] * len(PATHS)
+    assert "/sleep" not in server.get("/openapi.json").json()["paths"]
+
+
+def test_what_they_say_reaches_the_engine(start) -> None:
+    running = start(Resting(), server_dev_mode=True)
+    told = running.engine.told
+    assert running.post("/sleep?level=2&mode=keep").json() == {"status": "sleeping"}
+    assert running.get("/is_sleeping").json() == {"is_sleeping": True}
+    for query in ("", "?tags=weights&tags=kv_cache"):
+        assert running.post(f"/wake_up{query}").json() == {"status": "awake"}
+    assert running.post("/pause?mode=keep&clear_cache=false").json() == {"status": "paused"}
+    assert running.get("/is_paused").json() == {"is_paused": True}
+    running.post("/pause?wait_for_inflight_requests=true")
+    assert running.post("/resume").json() == {"status": "resumed"}
+    assert running.post("/reset_prefix_cache").json() == {"success": True}
+    running.post("/sleep")
+    expected = [
+        "wake_up",
+        "wake_up",
+        ("pause", "keep", False),
+        ("pause", "wait", True),
+        "resume",
+        "reset",
+        ("sleep", 1, "abort"),
+    ]
+    assert told == [("sleep", 2, "keep"), *expected]
+
+
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        ("/sleep?level=deep", "level"),
+        ("/sleep?depth=1", "depth"),
+        ("/wake_up?tags=weights", "tags"),
+        ("/wake_up?tags=soul", "tags"),
+        ("/pause?clear_cache=maybe", "clear_cache"),
+        ("/pause?mode=keep&wait_for_inflight_requests=1", "wait_for_inflight_requests"),
+        ("/reset_prefix_cache?reset_external=true", "reset_external"),
+        ("/reset_prefix_cache?reset_running_requests=1", "reset_running_requests"),
+        ("/resume?now=1", "now"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(operators, path: str, param: str) -> None:
+    answer = operators.post(path)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_pages_of_other_origins_operate_nothing(operators) -> None:
+    assert operators.post("/sleep", headers={"origin": "https://evil.example"}).status_code == 403
+    assert operators.post("/resume", headers={"origin": operators.url}).status_code == 200
+    assert ("sleep", 1, "abort") not in operators.engine.told
+
+
+@pytest.fixture(scope="module")
+def operators():
+    from conftest import Running
+
+    from thalweg.server.settings import ServerSettings
+
+    running = Running(Resting(), ServerSettings(server_dev_mode=True))
+    yield running
+    running.stop()

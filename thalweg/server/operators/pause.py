@@ -1,0 +1,45 @@
+"""/pause, /resume, /is_paused and /reset_prefix_cache."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.server.core.serving import Serving
+from thalweg.server.errors import ApiError
+from thalweg.server.http.answer import respond
+from thalweg.server.operators.query import checked, flag
+
+
+async def pause(serving: Serving, http: Request) -> Response:
+    checked(http, ("mode", "wait_for_inflight_requests", "clear_cache"))
+    mode = http.query_params.get("mode", "abort")
+    if flag(http, "wait_for_inflight_requests", False):  # what mode=wait was called before
+        if "mode" in http.query_params and mode != "wait":
+            raise ApiError("wait_for_inflight_requests: means mode=wait; give one of them", "wait_for_inflight_requests")
+        mode = "wait"
+    await serving.engine.pause(mode, flag(http, "clear_cache", True))
+    return respond({"status": "paused"})
+
+
+async def resume(serving: Serving, http: Request) -> Response:
+    checked(http, ())
+    await serving.engine.resume()
+    return respond({"status": "resumed"})
+
+
+async def is_paused(serving: Serving, http: Request) -> Response:
+    return respond({"is_paused": await serving.engine.is_paused()})
+
+
+async def reset_prefix_cache(serving: Serving, http: Request) -> Response:
+    """Running requests go on. What they have computed is not found by others."""
+    checked(http, ("reset_running_requests", "reset_external"))
+    if flag(http, "reset_running_requests", False):
+        raise ApiError(
+            "reset_running_requests: running requests keep their own cache here; use /pause?mode=abort to end them",
+            "reset_running_requests",
+        )
+    if flag(http, "reset_external", False):
+        raise ApiError("reset_external: there is no external cache", "reset_external")
+    return respond({"success": await serving.engine.reset_prefix_cache()})

@@ -1,0 +1,35 @@
+"""/sleep, /wake_up and /is_sleeping."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.server.core.serving import Serving
+from thalweg.server.errors import ApiError
+from thalweg.server.http.answer import respond
+from thalweg.server.operators.query import checked, number
+
+TAGS = ("weights", "kv_cache")
+
+
+async def sleep(serving: Serving, http: Request) -> Response:
+    checked(http, ("level", "mode"))
+    await serving.engine.sleep(number(http, "level", 1), http.query_params.get("mode", "abort"))
+    return respond({"status": "sleeping"})
+
+
+async def wake_up(serving: Serving, http: Request) -> Response:
+    """Answered when the engine serves."""
+    checked(http, ("tags",))
+    tags = set(http.query_params.getlist("tags"))
+    if unknown := sorted(tags - set(TAGS)):
+        raise ApiError(f"tags: {unknown[0]!r} is not one of {', '.join(TAGS)}", "tags")
+    if tags and tags != set(TAGS):
+        raise ApiError("tags: this engine wakes whole; leave tags out, or give both", "tags")
+    await serving.engine.wake_up()
+    return respond({"status": "awake"})
+
+
+async def is_sleeping(serving: Serving, http: Request) -> Response:
+    return respond({"is_sleeping": await serving.engine.is_sleeping()})
