@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from rig import ON_DEVICE, Rig, Seq
-from zoo import CONFIGS, VOCAB, edit_config, load_reference, make_checkpoint
+from zoo import ALL, VOCAB, edit_config, load_reference, make_checkpoint
 
 from thalweg.hal.step import StepShape
 
@@ -29,7 +29,7 @@ def greedy(model: torch.nn.Module, prompt: list[int], new: int) -> tuple[list[in
 
 
 @pytest.mark.parametrize("platform", [pytest.param("reference", marks=pytest.mark.slow), "cpu"])
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", sorted(ALL))
 def test_greedy_tokens_and_logprobs_are_those_of_transformers(name, platform, tmp_path):
     path = make_checkpoint(name, tmp_path, tokenizer=False)
     oracle = load_reference(path, torch.float32)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from zoo import CONFIGS, ENCODERS, SMALL
+from zoo import ALL, ENCODERS, SMALL
 
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.hal.comm import Solo
@@ -23,24 +23,20 @@ LENGTH = 48
 
 
 def config(name: str) -> dict:
-    kind, different = (CONFIGS | ENCODERS)[name]
+    kind, different = (ALL | ENCODERS)[name]
     made = kind(**{**SMALL, **different}).to_dict()
-    made["architectures"] = [ARCHITECTURE[kind.__name__]]
+    made["architectures"] = [
+        ARCHITECTURE.get(name) or f"{kind.__name__.removesuffix('Config').removesuffix('Text')}ForCausalLM"
+    ]
     return made
 
 
-ARCHITECTURE = {
-    "LlamaConfig": "LlamaForCausalLM", "MistralConfig": "MistralForCausalLM",
-    "MinistralConfig": "MinistralForCausalLM", "MixtralConfig": "MixtralForCausalLM", "Qwen2Config": "Qwen2ForCausalLM",
-    "Qwen3Config": "Qwen3ForCausalLM", "Qwen3MoeConfig": "Qwen3MoeForCausalLM", "Gemma3TextConfig": "Gemma3ForCausalLM",
-    "Glm4Config": "Glm4ForCausalLM", "Qwen3NextConfig": "Qwen3NextForCausalLM", "Qwen3_5TextConfig": "Qwen3_5ForCausalLM",
-    "BertConfig": "BertModel",
-    "RobertaConfig": "RobertaModel", "XLMRobertaConfig": "XLMRobertaModel",
-}  # fmt: skip
+ARCHITECTURE = {"bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel"}
+"""Where it does not follow from the configuration's name."""
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", sorted(CONFIGS | ENCODERS))
+@pytest.mark.parametrize("name", sorted(ALL | ENCODERS))
 def test_the_bytes_counted_are_the_bytes_held(name: str, dtype: str) -> None:
     read = config(name)
     model = build(read, binder=Binder(()), attention=DEVICE.attention, comm=Solo(), dtype=dtype, max_len=LENGTH, block_tokens=4)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from zoo_more import MORE
 
 VOCAB = 288
 SPECIAL = {"<|endoftext|>": 256, "<|im_start|>": 257, "<|im_end|>": 258}
@@ -124,6 +125,7 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 """Name -> (configuration class, what differs from SMALL)."""
+ALL: dict[str, tuple[Any, dict[str, Any]]] = CONFIGS | MORE
 ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "bert": (transformers.BertConfig, {"num_hidden_layers": 3, "type_vocab_size": 2, "hidden_act": "gelu"}),
     "roberta": (transformers.RobertaConfig, {"max_position_embeddings": 258, "pad_token_id": 1, "type_vocab_size": 1}),
@@ -136,7 +138,7 @@ def make_checkpoint(
     name: str, directory: Path, *, dtype: torch.dtype = torch.float32, max_shard_size: str = "1GB", tokenizer: bool = True
 ) -> Path:
     """Save the model of this name, with a byte-level tokenizer, into directory/name."""
-    kind, different = CONFIGS[name]
+    kind, different = ALL[name]
 
     def make(path: Path) -> None:
         save(kind(**{**SMALL, **different}), path, dtype=dtype, max_shard_size=max_shard_size)

@@ -21,16 +21,20 @@ from thalweg.models.spec import HeadNorm, Layer, ModelSpec, Norm, Norms
 
 
 def gemma3(config: Config) -> ModelSpec:
-    if flag(config, "use_bidirectional_attention", False):
-        raise UnsupportedModelError(
-            "config.json: use_bidirectional_attention: this version serves causal models of this family"
-        )
+    config = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, **config}
+    every = integer(config, "sliding_window_pattern", default=6)
+    return sandwiched(config, every, HeadNorm(eps(config), offset=1.0), caps=(0.0, 0.0))
+
+
+def sandwiched(config: Config, every: int, norm: HeadNorm | None, caps: tuple[float, float]) -> ModelSpec:
+    """every: of so many layers one sees everything, where the configuration does not say. norm: of q and k. caps: of scores and
+    of logits, where the configuration does not say."""
+    causal_only(config)
     hidden, e = hidden_size(config), eps(config)
     head_dim = integer(config, "head_dim", high=1 << 16, default=256)
     norms = Norms(*(Norm(name, hidden, e, offset=1.0) for name in (
         "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
     )))  # fmt: skip
-    every = integer(config, "sliding_window_pattern", default=6)
     absent = ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(layer_count(config))]
     inner = mlp(config, act=act(config, "hidden_activation", "gelu_pytorch_tanh"))
     kinds = {
@@ -39,9 +43,8 @@ def gemma3(config: Config) -> ModelSpec:
                 config, head_dim=head_dim, rope=rope(config, head_dim, kind=kind),
                 window=sliding_window(config) if kind == "sliding_attention" else 0,
                 scale=real(config, "query_pre_attn_scalar", 1e-6, 1e6, default=256.0) ** -0.5,
-                softcap=real(config, "attn_logit_softcapping", 0, 1e6, default=0.0),
-                bias=flag(config, "attention_bias", False), out_bias=flag(config, "attention_bias", False),
-                norm=HeadNorm(e, offset=1.0),
+                softcap=_cap(config, "attn_logit_softcapping", caps[0]),
+                bias=flag(config, "attention_bias", False), out_bias=flag(config, "attention_bias", False), norm=norm,
             ),
             inner, norms,
         )
@@ -50,5 +53,17 @@ def gemma3(config: Config) -> ModelSpec:
     return decoder(
         config, [kinds[kind] for kind in layer_types(config, absent)],
         norm=Norm("norm", hidden, e, offset=1.0), tied=flag(config, "tie_word_embeddings", True), embed_scale=hidden**0.5,
-        logit_softcap=real(config, "final_logit_softcapping", 0, 1e6, default=0.0),
+        logit_softcap=_cap(config, "final_logit_softcapping", caps[1]),
     )  # fmt: skip
+
+
+def causal_only(config: Config) -> None:
+    if flag(config, "use_bidirectional_attention", False):
+        raise UnsupportedModelError(
+            "config.json: use_bidirectional_attention: this version serves causal models of this family"
+        )
+
+
+def _cap(config: Config, key: str, absent: float) -> float:
+    """null = none, which is not what an absent key means."""
+    return 0.0 if config.get(key, absent) is None else real(config, key, 0, 1e6, default=absent)

@@ -12,6 +12,7 @@ MERGED = ((".mlp.", ".block_sparse_moe."), (".gate_proj.", ".w1."), (".up_proj."
 
 
 def mixtral(config: Config) -> ModelSpec:
+    config = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, **config}
     experts = integer(config, "num_local_experts", high=1 << 16, default=8)
     moe = MoE(
         experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts, default=min(2, experts)),

@@ -1,0 +1,23 @@
+"""A key that is absent from config.json means what the family's configuration class of transformers makes of it."""
+
+from __future__ import annotations
+
+import pytest
+from zoo import ALL
+
+from thalweg.models import registry
+
+SAID = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "max_position_embeddings",
+)  # fmt: skip
+"""What published files of these families say."""
+
+
+@pytest.mark.parametrize("kind", sorted({kind for kind, _ in ALL.values()}, key=lambda kind: kind.__name__))
+def test_an_absent_key_means_what_it_means_to_transformers(kind) -> None:
+    whole = kind(num_hidden_layers=9).to_dict()
+    name = f"{kind.__name__.removesuffix('Config').removesuffix('Text')}ForCausalLM"
+    said = {"architectures": [name], **{key: whole[key] for key in SAID if key in whole}}
+    whole["architectures"] = [name]
+    assert registry.family(said)(said) == registry.family(whole)(whole)
