@@ -39,7 +39,10 @@ MOST_WAITING = 256
 """Tokens and log-probabilities a streaming reader may leave untaken before its request stops being computed, until it reads
 again. Then it goes on where it was: the engine finds most of it in its prefix cache."""
 
-JUDGES = 4
+WARM_AFTER = 2.0
+"""Seconds from the start to when an engine is told the vocabulary, for grammars to come. Not at once: who waits for a start
+asks for text first."""
+JUDGES = 16
 """Grammars that wait for their verdict at once. Others wait for a thread."""
 SHORT = 256
 """Characters of stop strings and bad words that are read at once, in a quarter of a millisecond."""
@@ -111,6 +114,8 @@ class AsyncLLM:
             ready.config, frontend.tokenizer, eos_ids=frontend.eos_ids, seed_source=random.SystemRandom(),
             structured=made._structured,
         )  # fmt: skip
+        if made._structured is not None:
+            made._warm = asyncio.create_task(made._tell_vocabulary())
         made._encoder = Encoder(frontend.tokenizer, ready.config.model.max_len) if frontend.tokenizer else None
         return made
 
@@ -120,6 +125,12 @@ class AsyncLLM:
     _inputs: InputProcessor
     _encoder: Encoder | None
     _structured: StructuredOutputs | None = None
+    _warm: asyncio.Task[None] | None = None
+
+    async def _tell_vocabulary(self) -> None:
+        await asyncio.sleep(WARM_AFTER)
+        with contextlib.suppress(RequestError):  # this model can follow no grammar
+            self._supervisor.tell(await asyncio.to_thread(self._vocabulary))
 
     def _vocabulary(self) -> m.Vocabulary:
         assert self._structured is not None, "a request with a grammar was judged"
@@ -320,6 +331,8 @@ class AsyncLLM:
 
     async def shutdown(self) -> None:
         """End the engine process. Open requests get EngineDeadError."""
+        if self._warm is not None:
+            self._warm.cancel()
         await self._supervisor.stop()
         if self._frontend.chat:
             self._frontend.chat.close()

@@ -7,13 +7,18 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grammar_rig as rig
+import msgspec
 import pytest
 
-from thalweg.grammar.judge import MEMORY, Judge
+from thalweg.errors import UnavailableError
+from thalweg.grammar.judge import MEMORY, QUICK, Judge
 from thalweg.grammar.source import GrammarError
+from thalweg.grammar.wire import Job
 
 
 def chain(n: int) -> dict[str, Any]:
@@ -45,6 +50,13 @@ BOMBS = {
 }
 
 
+def worker(pid: int) -> int:
+    """The fork that does the jobs of a child."""
+    while not (found := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        time.sleep(0.01)  # the one before has just ended
+    return int(found[0])
+
+
 @pytest.fixture(scope="module")
 def judge() -> Iterator[Judge]:
     judge = Judge(lambda: rig.VOCABULARY)
@@ -73,7 +85,7 @@ def test_children_keep_to_their_memory(judge: Judge) -> None:
     for kind, text in list(BOMBS.values())[:6]:
         with pytest.raises(GrammarError):
             judge.source(rig.Asked(kind=kind, text=text + " "))
-    for pid in judge.pids():
+    for pid in (*judge.pids(), *map(worker, judge.pids())):
         with open(f"/proc/{pid}/status") as f:
             peak = next(int(line.split()[1]) for line in f if line.startswith("VmHWM"))
         assert peak << 10 < 2 * MEMORY, "512 MiB"
@@ -99,9 +111,58 @@ def test_a_child_that_is_killed_is_replaced(judge: Judge) -> None:
     assert judge.source(rig.asked("regex", "abcd"))
 
 
+SLOW = ("grammar", "root ::= " + " ".join(['"a"'] * 69_000))
+"""Takes all the time there is."""
+
+
+def test_a_bomb_does_not_cost_the_next_grammar_a_new_process(judge: Judge) -> None:
+    judge.source(rig.asked("regex", "first"))
+    before = judge.pids()
+    with pytest.raises(GrammarError, match="took longer"):
+        judge.source(rig.Asked(kind=SLOW[0], text=SLOW[1]))
+    assert judge.pids() == before
+    assert judge.source(rig.asked("regex", "second"))
+    assert judge.pids() == before
+
+
+@pytest.mark.slow
+def test_bombs_take_turns_and_a_grammar_beside_them_does_not_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in jobs: of the bombs, one at a time has a process for longer than the quick try. The other process is free."""
+    judge, at_work, most = Judge(lambda: rig.VOCABULARY, seconds=0.3), [], []
+    ask = judge._cells.ask
+
+    def watched(data: bytes, wall: float) -> bytes:
+        job = msgspec.msgpack.decode(data[4:], type=Job)
+        at_work.append(job.seconds)
+        most.append(sum(s > QUICK for s in at_work))
+        try:
+            return ask(data, wall)
+        finally:
+            at_work.remove(job.seconds)
+
+    monkeypatch.setattr(judge._cells, "ask", watched)
+    with ThreadPoolExecutor(8) as pool:
+        bombs = [pool.submit(judge.source, rig.Asked(kind=SLOW[0], text=SLOW[1] + " " * i)) for i in range(3)]
+        while not any(s > QUICK for s in at_work):
+            time.sleep(0.005)
+        assert judge.source(rig.asked("json", {"type": "integer"}))
+        assert not all(b.done() for b in bombs)
+        assert all(isinstance(b.exception(), GrammarError | UnavailableError) for b in bombs), "the second: on a busy machine"
+    assert max(most) == 1
+    judge.close()
+
+
+def test_bombs_that_would_wait_too_long_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thalweg.grammar.judge.MOST_SLOW", 0)
+    judge = Judge(lambda: rig.VOCABULARY)
+    with pytest.raises(UnavailableError, match="try again"):
+        judge.source(rig.Asked(kind=SLOW[0], text=SLOW[1]))
+    judge.close()
+
+
 def test_the_child_may_open_nothing(judge: Judge) -> None:
     judge.source(rig.asked("regex", "abcde"))
-    pid = judge.pids()[0]
+    pid = worker(judge.pids()[0])
     with open(f"/proc/{pid}/limits") as f:
         limits = {line[:26].strip(): line[26:].split()[:2] for line in f}
     for name in ("Max open files", "Max processes", "Max file size", "Max core file size"):

@@ -145,6 +145,20 @@ def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+async def test_an_engine_is_told_the_vocabulary_before_a_grammar_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thalweg.async_llm.WARM_AFTER", 0.0)
+    engine = await AsyncLLM.start(EngineArgs(device="null", max_model_len=64, use_tqdm_on_load=False, standby_engine=False))
+    try:
+        while not engine._supervisor._told:
+            await asyncio.sleep(0.01)
+        async for out in engine.generate("a", params(regex="[ab]{3}"), "r"):
+            last = out
+        assert re.fullmatch("[ab]{3}", last.outputs[0].text)
+    finally:
+        await engine.shutdown()
+
+
+@pytest.mark.slow
 async def test_an_engine_killed_in_the_middle_goes_on_with_the_same_text() -> None:
     engine = await AsyncLLM.start(EngineArgs(**ARGS, standby_engine=False))
 

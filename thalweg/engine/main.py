@@ -117,12 +117,17 @@ class _Loop:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._compiling = Compiling(grammars, self._inbox.put)
         self._stopping = False
+        self._cold = False
+        """The vocabulary is here, and was not read yet."""
         self._steps = 0
 
     def run(self) -> None:
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         while not self._stopping:
+            if self._cold and not self._core.has_work:
+                self._cold = False
+                self._compiling.warm()
             self._take(wait=not self._core.has_work)
             if self._stopping or not self._core.has_work:
                 continue
@@ -145,7 +150,7 @@ class _Loop:
                 self._compiling.abort(message.handles)
                 self._core.abort(message.handles)
             elif isinstance(message, m.Vocabulary):
-                self._words.sent = message
+                self._words.sent, self._cold = message, True
             elif isinstance(message, m.Control):
                 self._control(message)
             else:

@@ -2,6 +2,9 @@
 
 To judge is to convert what a client asked for, to compile it and to make its first mask. What takes too much time is
 killed, and what takes too much memory cannot have it: the library is native code, which nothing else interrupts.
+
+Jobs are done by a fork. To make the library's view of a vocabulary takes longer than to judge most grammars, and so one that
+was killed costs the next none of it.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from thalweg.grammar.compiled import Compiler
 from thalweg.grammar.convert import located, source_of
 from thalweg.grammar.source import Asked, GrammarError, Source, Vocabulary
 from thalweg.grammar.wire import Job, Judged, Refused, frame
-from thalweg.host.confined import Confined, write
+from thalweg.host.confined import AGAIN, Confined, write
+from thalweg.host.processes import in_forks
 
 KEPT_BYTES = 128 << 20
 """Bytes of growth after which a process retires: what it keeps counts against the next job."""
@@ -50,30 +54,29 @@ def _answer(process: Confined, compiler: Compiler, job: Job) -> Judged | Refused
     return Judged(source, last=process.grown() > KEPT_BYTES)
 
 
-def main() -> int:
+def _work(compiler: Compiler) -> int:
+    """In a fork: the jobs, up to one that leaves too much behind."""
     process = Confined()
-    decoder: msgspec.msgpack.Decoder[Vocabulary | Job] = msgspec.msgpack.Decoder(Vocabulary | Job)
-    compiler = None
-    confined = False
+    decoder = msgspec.msgpack.Decoder(Job)
+    process.confine()
     try:
         while (body := process.next()) is not None:
-            message = decoder.decode(body)
-            if isinstance(message, Vocabulary):
-                compiler = Compiler(message)
-                gc.freeze()
-                continue
-            assert compiler is not None, "a vocabulary comes first"
-            if not confined:
-                process.settle()
-                process.confine()
-                confined = True
-            reply = _answer(process, compiler, message)
+            reply = _answer(process, compiler, decoder.decode(body))
             write(frame(reply))
             if reply.last:
-                return 0
+                return AGAIN
     except OSError:  # the parent is gone
         return 1
     return 0
+
+
+def main() -> int:
+    body = Confined().next()
+    if body is None:
+        return 0
+    compiler = Compiler(msgspec.msgpack.decode(body, type=Vocabulary))
+    gc.freeze()
+    return in_forks(lambda: _work(compiler))
 
 
 if __name__ == "__main__":

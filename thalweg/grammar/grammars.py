@@ -39,6 +39,12 @@ class Grammars:
             return f"structured_outputs: {e}"
         return None
 
+    def warm(self) -> None:
+        """Have the vocabulary read. The library holds Python's lock meanwhile, a quarter of a second for 150,000 tokens: every
+        thread of the process stands still."""
+        with self._one:
+            self._compiler()
+
     def matcher(self, source: Source) -> Matcher:
         """At the start of a text. GrammarError."""
         from thalweg.grammar.matcher import Matcher
@@ -54,13 +60,16 @@ class Grammars:
         return Matcher(inner, source, made[1])
 
     def _compile(self, text: str) -> None:
+        self._compiler().compile(text)
+
+    def _compiler(self) -> Compiler:
         from thalweg.grammar.compiled import Compiler  # loads the library, which few engines need
         from thalweg.grammar.guard import Guard
 
         if self._made is None:
             compiler = Compiler(self._vocabulary())
             self._made = compiler, Guard(compiler.tokens)
-        self._made[0].compile(text)
+        return self._made[0]
 
 
 def _deep(work: Callable[[], None]) -> None:

@@ -18,13 +18,19 @@ from thalweg.host.cells import Cells, CrashedError, LostError, OverranError, Sto
 
 MOST_CHARS = 1 << 20
 """Of a grammar's text. Larger ones are refused unread."""
-SECONDS = 0.75
-"""Processor time for one grammar. The slowest of 8,846 real schemas takes a sixth."""
-WALL = 20
+SECONDS = 0.5
+"""Processor time for one grammar. The slowest of 8,846 real schemas takes a third."""
+QUICK = 0.15
+"""Seconds of those that a grammar has at first. One that needs more is judged again, in a queue of such: others do not wait
+behind it."""
+WALL = 30
 """Seconds of the clock for a second of processor time."""
 MEMORY = 256 << 20
 """Bytes that one grammar may take while it is compiled."""
 CHILDREN = 2
+"""One of them at most has a grammar that needs more than QUICK."""
+MOST_SLOW = 8
+"""Of those that wait, at once."""
 KEPT = 256
 """Verdicts kept, refusals too."""
 KEPT_CHARS = 16 << 20
@@ -41,7 +47,8 @@ class Judge:
         self._made: Vocabulary | None = None
         self._making = threading.Lock()
         self._decoder: msgspec.msgpack.Decoder[Judged | Refused] = msgspec.msgpack.Decoder(Judged | Refused)
-        self._cells = Cells("thalweg.grammar.cell", CHILDREN, self._last, lambda: frame(self.vocabulary))
+        self._cells = Cells("thalweg.grammar.cell", CHILDREN, lambda reply: False, lambda: frame(self.vocabulary))
+        self._slow, self._slowly = threading.Semaphore(1), threading.Semaphore(MOST_SLOW)
         self._kept: OrderedDict[Asked, Source | GrammarError] = OrderedDict()
         self._chars = 0
         self._lock = threading.Lock()
@@ -72,11 +79,9 @@ class Judge:
         if len(asked.text) > MOST_CHARS:
             return GrammarError(f"has {len(asked.text)} characters; the limit is {MOST_CHARS}", at)
         try:
-            job = frame(Job(asked=asked, seconds=self._seconds, wall=WALL * self._seconds, memory=MEMORY))
+            reply = self._reply(asked)
         except UnicodeEncodeError:
             return GrammarError("not valid Unicode text; remove the lone surrogate", at)
-        try:
-            reply = self._decoder.decode(self._cells.ask(job, WALL * self._seconds))
         except OverranError:
             return GrammarError(f"took longer than {self._seconds:g} seconds to compile; make it simpler", at)
         except CrashedError:
@@ -87,8 +92,23 @@ class Judge:
             return reply.source
         return GrammarError(reply.why, reply.pointer or at)
 
-    def _last(self, reply: bytes) -> bool:
-        return self._decoder.decode(reply).last
+    def _reply(self, asked: Asked) -> Judged | Refused:
+        try:
+            return self._asked(asked, min(QUICK, self._seconds))
+        except OverranError:
+            if self._seconds <= QUICK:
+                raise
+        if not self._slowly.acquire(blocking=False):
+            raise UnavailableError("too many large grammars wait to be compiled; try again")
+        try:
+            with self._slow:
+                return self._asked(asked, self._seconds)
+        finally:
+            self._slowly.release()
+
+    def _asked(self, asked: Asked, seconds: float) -> Judged | Refused:
+        job = frame(Job(asked=asked, seconds=seconds, wall=WALL * self._seconds, memory=MEMORY))
+        return self._decoder.decode(self._cells.ask(job, WALL * self._seconds))
 
     def _keep(self, asked: Asked, found: Source | GrammarError) -> None:
         with self._lock:

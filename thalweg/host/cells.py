@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from thalweg.host import processes
-from thalweg.host.confined import HEADER, MAX_FRAME
+from thalweg.host.confined import FELL, HEADER, MAX_FRAME
 from thalweg.host.processes import ChildGoneError, ChildTimeoutError
 
 START_SECONDS = 20.0
@@ -39,6 +39,14 @@ class CrashedError(Exception):
     """The job crashed its process."""
 
 
+class FellError(Exception):
+    """A signal ended the fork that did the job. Its process is ready for the next."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(f"signal {number}")
+
+
 class Cell:
     """One child. Used by one thread at a time."""
 
@@ -49,12 +57,15 @@ class Cell:
         self.pid = self._child.pid
 
     def ask(self, data: bytes, wall: float) -> bytes:
-        """The answer to a frame: a body. ChildGoneError, ChildTimeoutError."""
+        """The answer to a frame: a body. ChildGoneError, ChildTimeoutError, FellError."""
         until = time.monotonic() + (GRACE_SECONDS if self._started else START_SECONDS) + wall
         if not self._started:
             data = self._opening + data
         self._child.write(data, until)
         (size,) = HEADER.unpack(self._child.read(HEADER.size, until))
+        if size & FELL:
+            self._started, self._opening = True, b""
+            raise FellError(size & ~FELL)
         if size > MAX_FRAME:
             raise ChildGoneError(self._child.kill())
         body = self._child.read(size, until)
@@ -107,6 +118,14 @@ class Cells:
         except ChildTimeoutError:
             cell.end()
             raise StoodStillError from None
+        except FellError as e:
+            error = _verdict(-e.number)
+            if error is None:
+                cell.end()
+                return None
+            with self._lock:
+                self._idle.append(cell)
+            raise error from None
         except ChildGoneError as e:
             cell.end()
             error = _verdict(e.status)

@@ -18,6 +18,10 @@ from contextlib import contextmanager
 HEADER = struct.Struct("!I")
 MAX_FRAME = 256 << 20
 """Bytes of one frame. A longer one is not sent and not read."""
+FELL = 1 << 31
+"""Bit of a header without a body: a signal ended the fork that did the job. Its number is in the other bits."""
+AGAIN = 3
+"""Exit status of a fork that retires. Another takes its place."""
 PARENT_SECONDS = 2.0
 """Seconds between looks of an idle process whether its parent is still there. Its pipe tells sooner, unless it was
 inherited."""
@@ -44,6 +48,7 @@ class Confined:
         """No file, no process, no core dump from here on."""
         for number in (signal.SIGPROF, signal.SIGALRM, signal.SIGIO):  # each ends the process
             signal.signal(number, signal.SIG_DFL)
+        _end_with_input(False)  # a fork before this one may have ended in the middle of a job
         fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and then closes the pipe
         for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE):
@@ -80,7 +85,9 @@ class Confined:
 
     def next(self) -> bytes | None:
         """The next frame's body. None when there are no more."""
-        while not select.select([0], [], [], PARENT_SECONDS)[0]:
+        came = False
+        while not came:
+            came = bool(select.select([0], [], [], PARENT_SECONDS)[0])
             if os.getppid() != self._parent:
                 return None
         head = _read(HEADER.size)

@@ -1,6 +1,6 @@
 """The one module that starts processes: the engine (`Process`), and small helpers that talk over two pipes (`Child`).
 
-Every process is `python -m` a module of ours. Nothing else is ever run. Knows nothing of what they do.
+Every process is `python -m` a module of ours, or a fork of a helper. Nothing else is ever run. Knows nothing of what they do.
 """
 
 from __future__ import annotations
@@ -8,15 +8,17 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import thalweg
 from thalweg.host import envs
+from thalweg.host.confined import AGAIN, FELL, HEADER, write
 
 POLL_SECONDS = 0.005
 """Between looks at a process that is about to end."""
@@ -147,3 +149,24 @@ def _environment() -> dict[str, str]:
     """The import path of this process, and nothing else."""
     places = [p for p in sys.path if os.path.isabs(p)]
     return {"PYTHONPATH": os.pathsep.join([*places, str(Path(thalweg.__file__).parents[1])])}
+
+
+def in_forks(work: Callable[[], int]) -> int:
+    """Run `work` in a fork of this process, and in another whenever one is ended or retires: all that was built here is built
+    there. Returns an exit status when a fork ends by itself, as it does with its input, or the parent is gone."""
+    while True:
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                status = work()
+            finally:
+                os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status in (-signal.SIGIO, -signal.SIGPIPE) or (status >= 0 and status != AGAIN):
+            return max(status, 0)
+        if status < 0:
+            try:
+                write(HEADER.pack(FELL | -status))
+            except OSError:
+                return 1

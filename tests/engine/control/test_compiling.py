@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import sys
+import threading
+import time
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from thalweg.engine.control.compiling import Compiling
+from thalweg.engine.ipc.socket import ChannelClosedError
+from thalweg.engine.main import _Loop, _Words
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.grammar.grammars import Grammars
 from thalweg.grammar.source import Source
@@ -50,3 +55,56 @@ def test_a_grammar_that_does_not_compile_comes_back_for_the_core_to_refuse() -> 
     compiling = Compiling(Grammars(lambda: rig.VOCABULARY), given.put)
     assert compiling.start([request(1, Source(text="start: ((("))]) == []
     assert handles(compiling.ready(given.get(timeout=60))) == [1]
+
+
+class Idle:
+    """As much of an engine core as a loop asks for: it has work for so many steps."""
+
+    def __init__(self, steps: int, grammars: Grammars) -> None:
+        self.left, self.grammars = steps, grammars
+        self.cold_while_busy: list[bool] = []
+
+    @property
+    def has_work(self) -> bool:
+        return self.left > 0
+
+    def step(self) -> None:
+        self.left -= 1
+        self.cold_while_busy.append(self.grammars._made is None)
+
+
+class Wire:
+    """A channel whose other end says these, and then is gone when told."""
+
+    def __init__(self, *said: object) -> None:
+        self.said = queue.SimpleQueue[object]()
+        for message in said:
+            self.said.put(message)
+
+    def receive(self) -> object:
+        message = self.said.get()
+        if message is None:
+            raise ChannelClosedError
+        return message
+
+    def send(self, message: object) -> None: ...
+
+
+def test_an_engine_reads_the_vocabulary_when_it_has_nothing_else_to_do() -> None:
+    wire, words = Wire(rig.VOCABULARY), _Words()
+    grammars = Grammars(words.get)
+    core = Idle(5, grammars)
+    loop = _Loop(core, wire, grammars, words)  # type: ignore[arg-type]
+    thread = threading.Thread(target=_until_closed, args=(loop,))
+    thread.start()
+    while grammars._made is None:
+        time.sleep(0.005)
+    wire.said.put(None)
+    thread.join()
+    assert core.cold_while_busy == [True] * 5
+    assert words.sent is not None
+
+
+def _until_closed(loop: _Loop) -> None:
+    with contextlib.suppress(ChannelClosedError):
+        loop.run()

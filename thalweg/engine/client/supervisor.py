@@ -398,11 +398,16 @@ class Supervisor:
                 standby.end()
 
     def _add(self, requests: list[m.EngineRequest]) -> None:
-        """Each engine is told the vocabulary once, when it is first needed."""
-        if not self._told and self._vocabulary is not None and any(r.sampling.grammar is not None for r in requests):
-            self._post(self._vocabulary())
-            self._told = self._engine is not None
+        """Each engine is told the vocabulary once, at the latest when it is needed."""
+        if self._vocabulary is not None and any(r.sampling.grammar is not None for r in requests):
+            self.tell(self._vocabulary())
         self._post(m.Add(requests))
+
+    def tell(self, vocabulary: m.Vocabulary) -> None:
+        """The engine reads it when it has nothing else to do, or with the first grammar."""
+        if not self._told:
+            self._post(vocabulary)
+            self._told = self._engine is not None
 
     def _post(self, message: m.ToCore) -> None:
         """To a dead engine nothing needs to be said: the next one is told everything."""

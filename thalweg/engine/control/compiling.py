@@ -40,6 +40,10 @@ class Compiling:
         finally:
             self._give(requests)  # what failed fails again, where it is said
 
+    def warm(self) -> None:
+        """Make ready for the first grammar. Whoever calls it has nothing else to do now."""
+        self._pool.submit(self._grammars.warm)
+
     def abort(self, handles: Sequence[int]) -> None:
         with self._lock:
             self._waiting.difference_update(handles)
