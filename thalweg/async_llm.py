@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from thalweg.config import EngineArgs, EngineConfig
+from thalweg.config import EngineArgs, EngineConfig, profiling
 from thalweg.engine import messages as m
 from thalweg.engine.client.frontend import Frontend, load_frontend, locate
 from thalweg.engine.client.grammars import StructuredOutputs
@@ -297,6 +297,20 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
         return await self._supervisor.reset_prefix_cache()
+
+    @property
+    def profiles(self) -> bool:
+        """May steps be profiled?"""
+        return profiling(self._frontend.args) is not None
+
+    async def start_profile(self) -> None:
+        """Record the operations of steps from now on. RequestError without `profiler_config`, on a device without torch, and
+        while a profile runs."""
+        await self._supervisor.control("start_profile")
+
+    async def stop_profile(self) -> None:
+        """Write the trace to the folder of `profiler_config`. RequestError if no profile runs, or the folder takes none."""
+        await self._supervisor.control("stop_profile")
 
     # ------------------------------------------------------------------ pause and sleep
 

@@ -6,7 +6,7 @@ process. `None` in EngineArgs means "not said". Knows no device and no tensor fr
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -211,6 +211,9 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     enable_sleep_mode: bool = False
     """May the engine be put to sleep, and give its memory back until it is woken?"""
 
+    profiler_config: dict[str, Any] | None = None
+    """What /start_profile records: {"profiler": "torch", "torch_profiler_dir": folder}, and fields of `ProfilerConfig`."""
+
     logprobs_mode: str = "raw_logprobs"
     max_logprobs: int = 20
     disable_log_stats: bool = False
@@ -224,6 +227,33 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     def kv_dtype(self) -> str:
         """`kv_cache_dtype` as backends know it (`AttnSpec.kv_dtype`). "": the model's dtype."""
         return KV_CACHE_DTYPES[self.kv_cache_dtype]
+
+
+class ProfilerConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Of torch.profiler, in the engine's process."""
+
+    profiler: Literal["torch"]
+    torch_profiler_dir: str
+    torch_profiler_with_stack: bool = True
+    torch_profiler_with_flops: bool = False
+    torch_profiler_use_gzip: bool = True
+    torch_profiler_record_shapes: bool = False
+    torch_profiler_with_memory: bool = False
+
+
+def profiling(args: EngineArgs) -> ProfilerConfig | None:
+    """What profiles record. None: there are none. ConfigError names the field."""
+    said = args.profiler_config
+    if not said or said.get("profiler", "") is None:
+        return None
+    try:
+        made = msgspec.convert(said, ProfilerConfig)
+    except msgspec.ValidationError as e:
+        known = ", ".join(ProfilerConfig.__struct_fields__)
+        raise ConfigError(f"profiler_config: {e}; this version has {known}, and the profiler torch alone") from None
+    if not made.torch_profiler_dir.startswith("/"):
+        raise ConfigError(f"profiler_config: torch_profiler_dir: {made.torch_profiler_dir!r} must be an absolute folder")
+    return made
 
 
 class PoolingConfig(msgspec.Struct, kw_only=True, frozen=True):
@@ -454,10 +484,11 @@ def check_args(args: EngineArgs) -> None:
         problems.append(f"max_prefill_slowdown must be above 1, or 0 for no limit, not {args.max_prefill_slowdown}")
     if args.max_restarts < 0:
         problems.append(f"max_restarts must be at least 0, not {args.max_restarts}")
-    try:
-        speculation(args)
-    except ConfigError as e:
-        problems += e.problems
+    for parse in (speculation, profiling):
+        try:
+            parse(args)
+        except ConfigError as e:
+            problems += e.problems
     problems += _structured(args.structured_outputs_config or {})
     if odd := [s for s in args.kv_cache_dtype_skip_layers if not s.isdecimal() and s != "sliding_window"]:
         problems.append(f"kv_cache_dtype_skip_layers: {odd[0]!r:.40} is neither a layer's number nor sliding_window")

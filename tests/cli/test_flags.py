@@ -114,6 +114,7 @@ def test_an_honoured_flag_arrives(flag):
         "enable_ssl_refresh",
         "fingerprint_mode",
         "speculative_config",
+        "profiler_config",
         "spec_method",
         "spec_tokens",
         "structured_outputs_config",
@@ -370,6 +371,7 @@ VARIABLES = [
     ("HTTP_TIMEOUT_KEEP_ALIVE", "7", envs.keep_alive_seconds, 7, 5),
     ("LOGGING_LEVEL", "debug", envs.log_level, "DEBUG", "INFO"),
     ("LOG_STATS_INTERVAL", "3", envs.log_stats_seconds, 3, 10),
+    ("TORCH_PROFILER_DIR", "/p", lambda: (engine().profiler_config or {}).get("torch_profiler_dir"), "/p", None),
     ("SERVER_DEV_MODE", "1", lambda: server().server_dev_mode, True, False),
 ]
 
@@ -550,6 +552,13 @@ def test_a_platform_that_is_not_installed_may_be_written_out() -> None:
     assert engine("--device", written).device == written
     with pytest.raises(ConfigError, match="unknown platform 'some'"):
         engine("--device", "some")
+
+
+def test_a_profilers_folder_comes_whole_or_by_keys():
+    said = {"profiler": "torch", "torch_profiler_dir": "/p"}
+    assert engine("--profiler-config", json.dumps(said)).profiler_config == said
+    parts = engine("--profiler-config.profiler", "torch", "--profiler-config.torch_profiler_dir", "/p")
+    assert parts.profiler_config == said
 
 
 def test_structured_outputs_config_is_checked_key_by_key():

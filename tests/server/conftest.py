@@ -17,6 +17,7 @@ from fake_engine import FakeEngine
 
 from thalweg.server.app import make_app
 from thalweg.server.observe.metrics import EngineMetrics
+from thalweg.server.observe.traces import Traces
 from thalweg.server.serve import _config as serving_config
 from thalweg.server.serve import _loop_factory, _Server
 from thalweg.server.settings import ServerSettings
@@ -31,8 +32,8 @@ def _jails() -> Iterator[None]:
 class Running:
     """One server. `engine` is the fake behind it; `client()` an official OpenAI client."""
 
-    def __init__(self, engine: FakeEngine, settings: ServerSettings) -> None:
-        self.engine, self.settings = engine, settings
+    def __init__(self, engine: FakeEngine, settings: ServerSettings, traces: Traces | None = None) -> None:
+        self.engine, self.settings, self.traces = engine, settings, traces
         self.sock = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.sock.getsockname()[1]}"
         self.http = httpx.Client(base_url=self.url, timeout=10)
@@ -43,8 +44,8 @@ class Running:
 
     def _main(self) -> None:
         metrics = EngineMetrics()
-        self.engine.loggers = (metrics,)
-        app = make_app(self.engine, self.settings, metrics)  # type: ignore[arg-type]
+        self.engine.loggers = (metrics,) if self.traces is None else (metrics, self.traces)
+        app = make_app(self.engine, self.settings, metrics, self.traces)  # type: ignore[arg-type]
         self.app = app
         config = serving_config(app, self.settings)
 

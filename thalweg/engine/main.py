@@ -34,19 +34,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from thalweg.config import ProfilerConfig, profiling
 from thalweg.engine import messages as m
 from thalweg.engine.control.compiling import Compiling
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.ipc.codec import Codec, FrameError
 from thalweg.engine.ipc.socket import Channel, ChannelClosedError
 from thalweg.engine.worker.build import build, prepare
-from thalweg.errors import ThalwegError
+from thalweg.engine.worker.profiling import Profiler
+from thalweg.errors import RequestError, ThalwegError
 from thalweg.grammar.grammars import Grammars
 from thalweg.hal.device import Pending
 from thalweg.hal.step import StepBatch
 from thalweg.host import envs
 from thalweg.host.failpoints import fp
 
+log = logging.getLogger(__name__)
 M = TypeVar("M")
 HEARTBEAT_SECONDS = 0.5
 LOG_FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
@@ -78,7 +81,7 @@ def main(fd: int, device: str) -> int:
     gc.freeze()
     gc.enable()
     try:
-        _Loop(core, channel, grammars, words).run()
+        _Loop(core, channel, grammars, words, profiling(start.args)).run()
     except ChannelClosedError:
         return 0
     except Exception as e:
@@ -112,8 +115,11 @@ class _Words:
 class _Loop:
     """Messages in, steps, outputs out. A reader thread fills the inbox, so a step never waits for the socket."""
 
-    def __init__(self, core: EngineCore, channel: Channel, grammars: Grammars, words: _Words) -> None:
+    def __init__(
+        self, core: EngineCore, channel: Channel, grammars: Grammars, words: _Words, profiles: ProfilerConfig | None
+    ) -> None:
         self._core, self._channel, self._words = core, channel, words
+        self._profiler = None if profiles is None else Profiler(profiles)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._compiling = Compiling(grammars, self._inbox.put)
         self._stopping = False
@@ -159,6 +165,8 @@ class _Loop:
     def _control(self, message: m.Control) -> None:
         if message.op == "reset_prefix_cache":
             self._channel.send(m.Reply(message.id, self._core.reset_prefix_cache()))
+        elif message.op in ("start_profile", "stop_profile"):
+            self._channel.send(m.Reply(message.id, True, self._profile(message.op)))
         elif message.op in ("pause", "resume"):
             self._core.paused = message.op == "pause"
             self._channel.send(m.Reply(message.id, True))
@@ -166,6 +174,19 @@ class _Loop:
             self._stopping = True
         else:
             raise FrameError(f"unknown control operation {message.op!r}")
+
+    def _profile(self, op: str) -> str:
+        """ "", or why not, in words for who asked."""
+        if self._profiler is None:
+            return "no profiler is configured: --profiler-config"
+        try:
+            if op == "start_profile":
+                self._profiler.start()
+            else:
+                log.info("a profile was written: %s", self._profiler.stop())
+        except (RequestError, OSError) as e:
+            return str(e)
+        return ""
 
     def _beat(self) -> None:
         """Shows that the process lives and whether its loop moves. A step in native code does not hold it up."""

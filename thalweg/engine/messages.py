@@ -107,7 +107,7 @@ class Control(msgspec.Struct, frozen=True, tag=True):
 
     id: int
     op: str
-    """reset_prefix_cache | pause | resume | shutdown"""
+    """reset_prefix_cache | pause | resume | start_profile | stop_profile | shutdown"""
 
 
 ToCore = Expect | Start | Vocabulary | Add | Abort | Control
@@ -227,6 +227,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 class Reply(msgspec.Struct, frozen=True, tag=True):
     id: int
     ok: bool
+    refused: str = ""
+    """Why it was not done, in words for who asked."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

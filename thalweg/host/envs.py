@@ -9,6 +9,7 @@ the variable. A deployment of vLLM brings variables of its own: `TWINS` are hono
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from thalweg.errors import ConfigError
 
@@ -19,6 +20,7 @@ TWINS = {
     "VLLM_LOGGING_LEVEL": "THALWEG_LOGGING_LEVEL",
     "VLLM_LOG_STATS_INTERVAL": "THALWEG_LOG_STATS_INTERVAL",
     "VLLM_SERVER_DEV_MODE": "THALWEG_SERVER_DEV_MODE",
+    "VLLM_TORCH_PROFILER_DIR": "THALWEG_TORCH_PROFILER_DIR",
 }
 """vLLM's name: ours."""
 AS_IT_IS = ("VLLM_DO_NOT_TRACK", "VLLM_NO_USAGE_STATS")
@@ -62,10 +64,19 @@ def dev_mode() -> bool:
     return _switch("THALWEG_SERVER_DEV_MODE")
 
 
-def engine_fields() -> dict[str, bool]:
+def profiler_folder() -> str:
+    """THALWEG_TORCH_PROFILER_DIR: `--profiler-config` with torch's profiler and this folder, where that flag is not given."""
+    return _get("THALWEG_TORCH_PROFILER_DIR")[1]
+
+
+def engine_fields() -> dict[str, Any]:
     """Fields of EngineArgs that the environment gives, where the caller does not."""
-    invariant = batch_invariant()
-    return {} if invariant is None else {"batch_invariant": invariant}
+    made: dict[str, Any] = {}
+    if (invariant := batch_invariant()) is not None:
+        made["batch_invariant"] = invariant
+    if folder := profiler_folder():
+        made["profiler_config"] = {"profiler": "torch", "torch_profiler_dir": folder}
+    return made
 
 
 def client_api_key() -> str | None:
@@ -101,6 +112,21 @@ def forwarded_allow_ips() -> list[str]:
 def log_stats_seconds() -> float:
     """THALWEG_LOG_STATS_INTERVAL: seconds between two statistics lines. Default 10."""
     return _number("THALWEG_LOG_STATS_INTERVAL", 10, 0.1)
+
+
+def otlp_protocol() -> str:
+    """OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, or OTEL_EXPORTER_OTLP_PROTOCOL: how traces are sent. Default grpc."""
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        if value := os.environ.get(name):
+            if value not in ("grpc", "http/protobuf"):
+                raise ConfigError(f"{name}: {value!r} is neither grpc nor http/protobuf")
+            return value
+    return "grpc"
+
+
+def otel_service_name() -> str:
+    """OTEL_SERVICE_NAME: what traces call this service. The library reads it itself."""
+    return os.environ.get("OTEL_SERVICE_NAME", "")
 
 
 def failpoints() -> str:

@@ -22,6 +22,7 @@ from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import failure
 from thalweg.server.http.middleware import Counted, HostGuard, KeyGuard, RequestIds, RootPath
 from thalweg.server.observe.metrics import EngineMetrics, HttpMetrics
+from thalweg.server.observe.traces import Traced, Traces
 from thalweg.server.openai.conversation import Conversation
 from thalweg.server.page import assets
 from thalweg.server.responses.store import Store
@@ -38,16 +39,16 @@ class Application:
     serving: Serving
     """Set by `open`."""
 
-    def __init__(self, settings: ServerSettings, metrics: EngineMetrics | None = None) -> None:
+    def __init__(self, settings: ServerSettings, metrics: EngineMetrics | None = None, traces: Traces | None = None) -> None:
         """metrics: the StatLogger the engine is started with. None leaves the engine's series out of /metrics
-        (--disable-log-stats)."""
+        (--disable-log-stats). traces: another, if there are to be any."""
         self.lifecycle = Lifecycle()
-        self._settings, self._engine_metrics = settings, metrics
+        self._settings, self._engine_metrics, self._traces = settings, metrics, traces
         self._metrics = metrics or EngineMetrics()
         self._http = HttpMetrics(self._metrics.registry)
         self._gate = Gate(self.lifecycle, settings.root_path.rstrip("/"))
         self._files = Files(settings.files_store_bytes, settings.files_directory or "")
-        self._app = _surround(self._gate, settings, self._http)
+        self._app = _surround(self._gate, settings, self._http, traced=traces is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":  # there is nothing to do
@@ -61,6 +62,9 @@ class Application:
     def open(self, engine: AsyncLLM) -> None:
         """Serve with a started engine, which stays its owner's."""
         self.serving = Serving(engine, self._settings, self.lifecycle, self._http)
+        if self._traces is not None:
+            self._traces.model = engine.model_names[0]
+            self.serving.watchers.append(self._traces)
         if self._engine_metrics is not None:
             self._engine_metrics.bind(engine.model_names[0], engine.config)
             self._engine_metrics.queued = lambda: self.serving.admission.waiting
@@ -82,15 +86,19 @@ class Application:
         self.lifecycle.open(engine)
 
 
-def make_app(engine: AsyncLLM, settings: ServerSettings, metrics: EngineMetrics | None = None) -> Application:
+def make_app(
+    engine: AsyncLLM, settings: ServerSettings, metrics: EngineMetrics | None = None, traces: Traces | None = None
+) -> Application:
     """An application that serves at once."""
-    app = Application(settings, metrics)
+    app = Application(settings, metrics, traces)
     app.open(engine)
     return app
 
 
-def _surround(app: ASGIApp, settings: ServerSettings, http: HttpMetrics) -> ASGIApp:
+def _surround(app: ASGIApp, settings: ServerSettings, http: HttpMetrics, traced: bool) -> ASGIApp:
     """Middleware, innermost first."""
+    if traced:
+        app = Traced(app)
     if settings.api_key:
         public = assets.is_asset if settings.webui else None
         app = KeyGuard(app, keys=settings.api_key, root_path=settings.root_path.rstrip("/"), public=public)

@@ -47,7 +47,7 @@ class Row:
     errors: str = ""
     """"module:function" that makes an answer of an error. "": OpenAI's form."""
     given: str = ""
-    """What the server must have been told (a field of ServerSettings that is true) to have the route. "": nothing."""
+    """What must be true for the server to have the route: a field of ServerSettings, or of the engine. "": nothing."""
 
 
 ROUTES = (
@@ -101,13 +101,15 @@ ROUTES = (
     Row("/resume", "operators.pause:resume", "Go on after /pause", method="POST", given=DEV),
     Row("/is_paused", "operators.pause:is_paused", "Is the engine paused?", given=DEV),
     Row("/reset_prefix_cache", "operators.pause:reset_prefix_cache", "Forget cached prefixes", method="POST", given=DEV),
+    Row("/start_profile", "operators.profile:start", "Record the operations of steps", method="POST", given="profiles"),
+    Row("/stop_profile", "operators.profile:stop", "Write what was recorded", method="POST", given="profiles"),
     Row("/page/state", "page.state:state", "What the web page shows of the server", given="webui"),
 )  # fmt: skip
 
 
 def described(serving: Serving) -> list[Described]:
     """Every route, ready to serve. What the model cannot do is refused with what it can be asked."""
-    given = [row for row in ROUTES if not row.given or getattr(serving.settings, row.given)]
+    given = [row for row in ROUTES if not row.given or _given(serving, row.given)]
     rows = [replace(row, path=path) for row in given for path in (row.path, *row.also)]
     return [
         Described(
@@ -121,6 +123,11 @@ def lines_of(listed: list[Described], serving: Serving) -> Lines:
     """What answers lines of batch files: the routes that the served model has something to give for."""
     paths = {d.path: d.endpoint for d in listed if d.bodies and d.needs and able(serving, d.needs)}
     return Lines(paths, serving.bodies.values)
+
+
+def _given(serving: Serving, name: str) -> bool:
+    of = serving.settings if hasattr(serving.settings, name) else serving.engine
+    return bool(getattr(of, name, False))
 
 
 def _endpoint(serving: Serving, row: Row) -> Callable[[Request], Awaitable[Response]]:

@@ -31,6 +31,7 @@ from thalweg.server.http.connection import Connection, Limits
 from thalweg.server.http.listen import connection_limit, url
 from thalweg.server.observe.metrics import EngineMetrics
 from thalweg.server.observe.stats_line import StatsLine
+from thalweg.server.observe.traces import Traces, exporter
 from thalweg.server.settings import ServerSettings
 from thalweg.template.chat import check_template
 
@@ -60,13 +61,18 @@ def serve(args: EngineArgs, settings: ServerSettings, sock: socket.socket, stand
     signal, 1 the engine died. ConfigError before any model work if the chat template does not parse."""
     if settings.chat_template:
         check_template(settings.chat_template)
+    traces = Traces(exporter(settings.otlp_traces_endpoint)) if settings.otlp_traces_endpoint else None
     runner = asyncio.Runner(loop_factory=_loop_factory())
     try:
-        status = runner.run(_main(args, settings, sock, standby))
+        status = runner.run(_main(args, settings, sock, standby, traces))
     except _AbandonedError:
+        if traces is not None:
+            traces.close()
         logging.shutdown()
         os._exit(0)
     runner.close()
+    if traces is not None:
+        traces.close()
     return status
 
 
@@ -92,10 +98,14 @@ class _Signals:
         self._app.lifecycle.drain()  # at once: readiness drops before anything else happens
 
 
-async def _main(args: EngineArgs, settings: ServerSettings, sock: socket.socket, standby: Standby | None) -> int:
+async def _main(
+    args: EngineArgs, settings: ServerSettings, sock: socket.socket, standby: Standby | None, traces: Traces | None
+) -> int:
     metrics = None if args.disable_log_stats else EngineMetrics()
     loggers: list[StatLogger] = [] if metrics is None else [metrics, StatsLine(envs.log_stats_seconds())]
-    app = Application(settings, metrics)
+    if traces is not None:
+        loggers.append(traces)
+    app = Application(settings, metrics, traces)
     signals = _Signals(app)
     server = _Server(_config(app, settings), settings.header_timeout)
     running = asyncio.create_task(server.serve(sockets=[sock]))

@@ -111,6 +111,8 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     enable_server_load_tracking: bool = False
     metrics_prefix: str = "both"
     """thalweg | vllm | both: what series are called in /metrics."""
+    otlp_traces_endpoint: str | None = None
+    """Collector of traces: http://host:4317 by gRPC, or a whole address over HTTP."""
     strict_requests: bool = False
     """Refuse request fields nobody here knows, rather than count them."""
     return_tokens_as_token_ids: bool = False

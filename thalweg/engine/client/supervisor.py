@@ -24,7 +24,7 @@ from thalweg.engine import messages as m
 from thalweg.engine.client.process import EngineProcess
 from thalweg.engine.client.recovery import Recovery, Verdict
 from thalweg.engine.client.standby import Standby
-from thalweg.errors import EngineDeadError, ThalwegError, UnavailableError
+from thalweg.errors import EngineDeadError, RequestError, ThalwegError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,8 @@ class Supervisor:
             self._post(m.Abort(list(handles)))
 
     async def control(self, op: str) -> bool:
-        """Do `op` in the engine. EngineDeadError if it dies before it answers, UnavailableError if there is none now."""
+        """Do `op` in the engine. RequestError if it refuses, EngineDeadError if it dies before it answers, UnavailableError if
+        there is none now."""
         if self._engine is None:
             raise UnavailableError(self._why)
         i = next(self._handles)
@@ -227,8 +228,7 @@ class Supervisor:
             while True:
                 message = await engine.receive()
                 if isinstance(message, m.Reply):
-                    if message.id in self._replies:
-                        self._replies.pop(message.id).set_result(message.ok)
+                    self._answer(message)
                 else:
                     self._take(message)
         except EngineDeadError as e:
@@ -237,6 +237,15 @@ class Supervisor:
             return EngineDeadError(str(e))
         finally:
             watch.cancel()
+
+    def _answer(self, message: m.Reply) -> None:
+        reply = self._replies.pop(message.id, None)
+        if reply is None or reply.done():  # nobody waits for it, or no longer
+            return
+        if message.refused:
+            reply.set_exception(RequestError(message.refused))
+        else:
+            reply.set_result(message.ok)
 
     async def _replace(self, why: EngineDeadError) -> None:
         """Another engine, and everything open given to it. EngineDeadError when the budget is used up."""
@@ -264,7 +273,8 @@ class Supervisor:
         """The engine is no longer there, or shall not be."""
         self._engine, self.state, self._why = None, state, words
         for reply in self._replies.values():
-            reply.set_exception(why)
+            if not reply.done():
+                reply.set_exception(why)
         self._replies.clear()
         self._running.clear()
 

@@ -9,8 +9,8 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import orjson
@@ -76,6 +76,13 @@ class Part(NamedTuple):
     choices: int
 
 
+class Watcher(Protocol):
+    """Told which requests the engine has, by its ids, in the context of the HTTP request that asked."""
+
+    def under_way(self, request_id: str) -> AbstractContextManager[None]:
+        """While the engine has it."""
+
+
 class Serving:
     """The engine as the endpoints see it."""
 
@@ -108,6 +115,7 @@ class Serving:
         )
         self.created = int(time.time())
         self.fingerprint = _fingerprint(engine, settings)
+        self.watchers: list[Watcher] = []
         self.running: set[str] = set()
         """The engine's ids of what is under way."""
         self._count = itertools.count()
@@ -242,10 +250,13 @@ class Serving:
         engine's are made unique."""
         request_id = f"{job_id}-{next(self._count)}"
         self.running.add(request_id)
-        try:
-            yield request_id
-        finally:
-            self.running.discard(request_id)
+        with ExitStack() as watched:
+            for watcher in self.watchers:
+                watched.enter_context(watcher.under_way(request_id))
+            try:
+                yield request_id
+            finally:
+                self.running.discard(request_id)
 
     def _parts(self, job: Job) -> list[Part]:
         return job.parts(self.admission.most_together)

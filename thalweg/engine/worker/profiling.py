@@ -1,0 +1,57 @@
+"""Profiles of steps by torch.profiler, for the engine's own process: a trace for chrome://tracing or Perfetto, and a table."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+from thalweg.config import ProfilerConfig
+from thalweg.errors import RequestError
+
+ROWS = 60
+"""Lines of the table."""
+
+
+class Profiler:
+    """One profile at a time, of the thread that starts and stops it."""
+
+    def __init__(self, config: ProfilerConfig) -> None:
+        self._config = config
+        self._profile: Any = None
+        self._numbers = itertools.count(1)
+
+    def start(self) -> None:
+        """RequestError if one runs, or there is nothing that torch could see."""
+        if self._profile is not None:
+            raise RequestError("a profile is running: stop it first")
+        if "torch" not in sys.modules:
+            raise RequestError("this device runs no torch, so there is nothing to profile")
+        import torch.profiler
+
+        config, kit = self._config, cast(Any, torch.profiler)  # partly without types
+        self._profile = kit.profile(
+            activities=kit.supported_activities(),
+            record_shapes=config.torch_profiler_record_shapes,
+            profile_memory=config.torch_profiler_with_memory,
+            with_stack=config.torch_profiler_with_stack,
+            with_flops=config.torch_profiler_with_flops,
+        )
+        self._profile.start()
+
+    def stop(self) -> Path:
+        """The trace's file, written. RequestError if no profile runs, OSError if the folder takes none."""
+        if self._profile is None:
+            raise RequestError("no profile is running: start one first")
+        profile, self._profile = self._profile, None
+        profile.stop()
+        folder = Path(self._config.torch_profiler_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"thalweg-{os.getpid()}-{next(self._numbers)}"
+        trace = folder / f"{name}.pt.trace.json{'.gz' if self._config.torch_profiler_use_gzip else ''}"
+        profile.export_chrome_trace(str(trace))
+        table = profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=ROWS)
+        (folder / f"{name}.txt").write_text(table, encoding="utf-8")
+        return trace
