@@ -10,26 +10,31 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from thalweg.config import EngineArgs, EngineConfig
 from thalweg.engine import messages as m
+from thalweg.engine.client.about import About
 from thalweg.engine.client.frontend import Frontend, load_frontend, locate
 from thalweg.engine.client.grammars import StructuredOutputs
 from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor
+from thalweg.engine.client.pairs import shortened, tokenization
+from thalweg.engine.client.pause import Gate, Pausing
 from thalweg.engine.client.pooled import AllOpen, PoolingOutputs
 from thalweg.engine.client.process import EngineProcess
 from thalweg.engine.client.standby import Standby
 from thalweg.engine.client.stream import Stream
 from thalweg.engine.client.supervisor import Supervisor
-from thalweg.errors import EngineDeadError, RequestError, ThalwegError
+from thalweg.errors import ConfigError, EngineDeadError, RequestError, ThalwegError
 from thalweg.host.marks import mark
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
+from thalweg.refused import no_adapter
 from thalweg.template.chat import Chat
+from thalweg.text.cut import asked as cuts
 from thalweg.text.encoder import INLINE, Encoder
 from thalweg.text.tokenizer import Tokenizer
 
@@ -54,15 +59,17 @@ class StatLogger(Protocol):
         """Every finished request, its metrics filled in. A pooling model's are PoolingRequestOutput."""
 
 
-class AsyncLLM:
-    """Many requests at once over one engine process. Make one with `await AsyncLLM.start(args)`, end it with `shutdown`.
+class AsyncLLM(Pausing, About):
+    """Many requests at once over one engine process. Make one with `await AsyncLLM.start(args)`, or with `from_engine_args`
+    where nothing can be awaited. End it with `shutdown`.
 
     An engine that dies or hangs is replaced, and open requests go on where they were: their readers see a pause.
     """
 
     def __init__(self, frontend: Frontend, loggers: Sequence[StatLogger]) -> None:
-        """Use `start`."""
+        """Use `start` or `from_engine_args`."""
         self._frontend, self._loggers = frontend, tuple(loggers)
+        self._opening: asyncio.Task[None] | None = None
         self._outputs = OutputProcessor(frontend.tokenizer, frontend.args.stream_interval)
         self._pooled = PoolingOutputs()
         self._pooling: dict[str, tuple[asyncio.Future[Pooled], PoolingParams]] = {}
@@ -72,10 +79,74 @@ class AsyncLLM:
         self._dead: ThalwegError | None = None
         self._reader = ThreadPoolExecutor(1, "parameters")
         self._judges = ThreadPoolExecutor(JUDGES, "grammars")
-        self._supervisor = Supervisor(
-            frontend.args, AllOpen(self._outputs, self._pooled), self._handles,
+        self._supervisor: Supervisor | None = None
+        """None: the engine has not started yet, or sleeps."""
+        self._gate = Gate()
+
+    def _supervised(self) -> Supervisor:
+        return Supervisor(
+            self._frontend.args, AllOpen(self._outputs, self._pooled), self._handles,
             on_outputs=self._take, on_convicted=self._convict, on_dead=self._die, vocabulary=self._vocabulary,
         )  # fmt: skip
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        start_engine_loop: bool = True,
+        usage_context: Any = None,
+        stat_loggers: Sequence[StatLogger] | None = None,
+    ) -> AsyncLLM:
+        """An engine that starts when it is first used; what is wrong with the model's files is told now. start_engine_loop:
+        start it as soon as an event loop runs. usage_context: nothing is reported to anyone."""
+        made = cls(load_frontend(locate(engine_args)), stat_loggers or ())
+        if start_engine_loop:
+            with contextlib.suppress(RuntimeError):  # no event loop runs
+                made._opened()
+        return made
+
+    def _opened(self) -> asyncio.Task[None]:
+        """The task that starts the engine: one for all who wait."""
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(self._open(None))
+        return self._opening
+
+    async def _open(self, engine: asyncio.Task[EngineProcess] | None) -> None:
+        """Starts the engine, or takes the one that is starting. Raises what it said if it could not."""
+        if engine is None:
+            engine = asyncio.create_task(EngineProcess.start(self._frontend.args, None))
+        supervisor = self._supervisor = self._supervised()
+        try:
+            ready = (await supervisor.start(engine)).ready
+        except BaseException:
+            # Both. The supervisor ends what it made and the engine it holds. But when cancelled as the engine becomes
+            # ready, only the task holds it. To end it twice does no harm.
+            await supervisor.stop()
+            await _abandon(engine)
+            raise
+        mark("canary answered")
+        self.config, self.kernel_plan, self.load_seconds = ready.config, ready.plan, ready.load_seconds
+        tokenizer = self._frontend.tokenizer
+        if self._structured is None:
+            self._structured = self._frontend.structured(ready.config)
+        self._inputs = InputProcessor(
+            ready.config, tokenizer, eos_ids=self._frontend.eos_ids, seed_source=random.SystemRandom(),
+            structured=self._structured,
+        )  # fmt: skip
+        self._encoder = Encoder(tokenizer, ready.config.model.max_len) if tokenizer else None
+
+    async def _serving(self) -> Supervisor:
+        """The engine, started and awake. Waits while it starts or generation is paused. EngineDeadError."""
+        await self._started()
+        await self._gate.passed()
+        if self._dead or self._supervisor is None:
+            raise EngineDeadError(str(self._dead or "the engine sleeps"))
+        return self._supervisor
+
+    async def _started(self) -> None:
+        starting = self._opening is not None and not self._opening.done()
+        if starting or (self._supervisor is None and not self._gate.asleep and not self._dead):
+            await asyncio.shield(self._opened())
 
     @classmethod
     async def start(cls, args: EngineArgs, *, loggers: Sequence[StatLogger] = (), standby: Standby | None = None) -> AsyncLLM:
@@ -93,23 +164,11 @@ class AsyncLLM:
         if frontend.chat:
             frontend.chat.check_ahead()
         try:
-            ready = (await made._supervisor.start(engine)).ready
+            await made._open(engine)
         except BaseException:
-            # Both. The supervisor ends what it made and the engine it holds. But when cancelled as the engine becomes
-            # ready, only the task holds it. To end it twice does no harm.
-            await made._supervisor.stop()
-            await _abandon(engine)
             if frontend.chat:
                 frontend.chat.close()
             raise
-        mark("canary answered")
-        made.config, made.kernel_plan, made.load_seconds = ready.config, ready.plan, ready.load_seconds
-        made._structured = frontend.structured(ready.config)
-        made._inputs = InputProcessor(
-            ready.config, frontend.tokenizer, eos_ids=frontend.eos_ids, seed_source=random.SystemRandom(),
-            structured=made._structured,
-        )  # fmt: skip
-        made._encoder = Encoder(frontend.tokenizer, ready.config.model.max_len) if frontend.tokenizer else None
         return made
 
     config: EngineConfig
@@ -143,26 +202,30 @@ class AsyncLLM:
 
     @property
     def state(self) -> str:
-        """starting | ready | restarting | failed | stopped"""
-        return self._supervisor.state
+        """starting | ready | restarting | asleep | failed | stopped"""
+        if self._supervisor is not None:
+            return self._supervisor.state
+        return "stopped" if self._dead else "asleep" if self._gate.asleep else "starting"
 
     @property
     def ready(self) -> bool:
         """Could a request be served now?"""
-        return not self._supervisor.why_not_ready
+        return not self.why_not_ready
 
     @property
     def why_not_ready(self) -> str:
+        if self._supervisor is None:
+            return "the engine sleeps" if self._gate.asleep else "the engine is starting"
         return self._supervisor.why_not_ready
 
     @property
     def restarts(self) -> int:
         """How many times the engine process has been replaced."""
-        return self._supervisor.restarts
+        return self._supervisor.restarts if self._supervisor else 0
 
     @property
     def engine_pid(self) -> int | None:
-        return self._supervisor.pid
+        return self._supervisor.pid if self._supervisor else None
 
     def stats(self) -> m.Stats | None:
         """The engine's latest snapshot. None before its first step."""
@@ -174,17 +237,24 @@ class AsyncLLM:
         sampling_params: SamplingParams,
         request_id: str,
         *,
+        prompt_text: str | None = None,
+        lora_request: None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        data_parallel_rank: int | None = None,
         first_choice: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs as they come, the last with `finished`. A slow reader gets several as one. RequestError before the
         first if the request is wrong. EngineDeadError if this request crashes the engine, or there is no engine any
         more. Closing the generator aborts the request. first_choice: these are choices `first_choice` onwards of a
-        request that is run in parts, and get the seeds of those."""
+        request that is run in parts, and get the seeds of those. prompt_text: the text of a prompt of ids."""
+        _only_here(lora_request, trace_headers, data_parallel_rank)
+        await self._started()
+        prompt = self._cut(_with_text(prompt, prompt_text), tokenization_kwargs)
         prompt = await self._encoded(prompt)
         await self._prepared(sampling_params)
-        if self._dead:
-            raise EngineDeadError(str(self._dead))
+        supervisor = await self._serving()
         if request_id in self._streams:
             raise RequestError(f"request_id {request_id!r} is already running", "request_id")
         submission = self._inputs.process(
@@ -192,13 +262,13 @@ class AsyncLLM:
         )
         stream = self._streams[request_id] = Stream(sampling_params)
         self._outputs.add(submission, time.monotonic())
-        self._supervisor.submit(submission.requests)
+        supervisor.submit(submission.requests)
         try:
             while True:
                 output = await stream.get()
                 if stream.suspended and not output.finished:
                     stream.suspended = False
-                    self._supervisor.submit(self._outputs.resume(request_id))
+                    self._resumed(request_id)
                 yield output
                 if output.finished:
                     return
@@ -208,29 +278,47 @@ class AsyncLLM:
                 self._drop(request_id)
 
     async def encode(
-        self, prompt: str | dict[str, Any] | list[int], pooling_params: PoolingParams, request_id: str, *, priority: int = 0
+        self,
+        prompt: str | dict[str, Any] | list[int],
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        lora_request: None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Pooled, None]:
         """What a pooling model gives of the prompt: one output, for which `generate` says the rest. One that could not be
         made says why in `error`."""
-        prompt = await self._encoded(prompt)
-        if self._dead:
-            raise EngineDeadError(str(self._dead))
+        _only_here(lora_request, trace_headers, None)
+        await self._started()
+        prompt = await self._encoded(self._cut(prompt, tokenization_kwargs))
+        supervisor = await self._serving()
         if request_id in self._pooling:
             raise RequestError(f"request_id {request_id!r} is already running", "request_id")
         submission = self._inputs.process_pooling(request_id, prompt, pooling_params, priority=priority, handles=self._handles)
         answer: asyncio.Future[Pooled] = asyncio.get_running_loop().create_future()
         self._pooling[request_id] = answer, pooling_params
         self._pooled.add(submission, time.monotonic())
-        self._supervisor.submit([submission.request])
+        supervisor.submit([submission.request])
         try:
             yield await answer
         finally:
             if self._pooling.pop(request_id, None) is not None:  # not finished: the reader went away
-                self._supervisor.abort(list(self._pooled.abort([request_id])))
+                self._stop_computing(list(self._pooled.abort([request_id])))
 
     def check_pooling(self, params: PoolingParams) -> None:
         """RequestError, naming the field, for what the model cannot do of these, whatever the prompt."""
         self._inputs.check_pooling(params)
+
+    def _cut(self, prompt: Any, said: Mapping[str, Any] | None) -> Any:
+        """The prompt as tokenization_kwargs say."""
+        if not said:
+            return prompt
+        tokenizer = self._frontend.tokenizer
+        keep, side, special = tokenization(said)
+        cut = cuts(keep, side, self.config.model.max_len, tokenizer.truncation_side if tokenizer else "right")
+        return shortened(tokenizer, prompt, cut, special)
 
     async def _encoded(self, prompt: Any) -> Any:
         """The prompt, its ids added if it is so long a text that encoding it would hold up the event loop."""
@@ -257,20 +345,21 @@ class AsyncLLM:
         if sum(map(len, params.stop or ())) + sum(map(len, params.bad_words or ())) > SHORT:
             await asyncio.get_running_loop().run_in_executor(self._reader, self._inputs.prepare, params)
 
-    async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End requests. Their readers get a last output with finish_reason "abort". Unknown ids are fine."""
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """End requests. Their readers get a last output with finish_reason "abort". Unknown ids are fine. internal: there is
+        one form of ids here."""
         for one in [request_id] if isinstance(request_id, str) else list(request_id):
             last = self._drop(one)
             if last is not None:
                 self._deliver(last)
             stopped = self._pooled.abort([one])
-            self._supervisor.abort(list(stopped))
+            self._stop_computing(list(stopped))
             for output in stopped.values():
                 self._answer(output)
 
     def _drop(self, request_id: str) -> RequestOutput | None:
         handles, last = self._outputs.abort(request_id)
-        self._supervisor.abort(handles)
+        self._stop_computing(handles)
         return last
 
     async def check_health(self) -> None:
@@ -278,24 +367,51 @@ class AsyncLLM:
         if self._dead or self.state in ("failed", "stopped"):
             raise EngineDeadError(str(self._dead or self.why_not_ready))
 
-    async def reset_prefix_cache(self) -> bool:
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
-        return await self._supervisor.control("reset_prefix_cache")
+        if reset_running_requests or reset_connector:
+            name = "reset_running_requests" if reset_running_requests else "reset_connector"
+            raise ConfigError(f"{name}: running requests keep their blocks, and there is no connector; leave it out")
+        await self._started()
+        return self._supervisor is None or await self._supervisor.control("reset_prefix_cache")
 
-    async def shutdown(self) -> None:
-        """End the engine process. Open requests get EngineDeadError."""
-        await self._supervisor.stop()
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """What may be asked of the model."""
+        await self._started()
+        return self.config.model.tasks
+
+    def get_tokenizer(self) -> Tokenizer:
+        """ConfigError if the tokenizer was skipped."""
+        if self._frontend.tokenizer is None:
+            raise ConfigError("skip_tokenizer_init: there is no tokenizer")
+        return self._frontend.tokenizer
+
+    def shutdown(self, timeout: float | None = None) -> asyncio.Task[None]:
+        """End the engine process. Open requests get EngineDeadError. It begins at once, and what is returned can be awaited.
+        timeout: seconds for it; None: as long as it takes."""
+        return asyncio.get_running_loop().create_task(self._shut(timeout))
+
+    async def _shut(self, timeout: float | None) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        if self._supervisor is not None:
+            await asyncio.wait_for(self._supervisor.stop(), timeout)
         if self._frontend.chat:
             self._frontend.chat.close()
         if self._structured is not None:
             self._structured.close()
         self._die(EngineDeadError("the engine was shut down"))
 
+    @property
+    def _recovering(self) -> bool:
+        return self._supervisor is None or self._supervisor.recovering
+
     def _take(self, frame: m.Outputs) -> None:
         if frame.stats is not None:
             self._stats = frame.stats
         processed = self._outputs.process(frame)
-        self._supervisor.abort(processed.abort)
+        self._stop_computing(processed.abort)
         for logger in self._loggers:
             logger.record(frame)
         for output in processed.outputs:
@@ -319,9 +435,9 @@ class AsyncLLM:
             for logger in self._loggers:
                 logger.finished(output, stream.params)
         stream.put(output)
-        if stream.waiting > MOST_WAITING and not (output.finished or stream.suspended or self._supervisor.recovering):
+        if stream.waiting > MOST_WAITING and not (output.finished or stream.suspended or self._recovering):
             stream.suspended = True
-            self._supervisor.abort(self._outputs.suspend(output.request_id, self._handles))
+            self._stop_computing(self._outputs.suspend(output.request_id, self._handles))
 
     def _convict(self, handle: int, why: str) -> None:
         closed = self._outputs.fail(handle, why)
@@ -341,6 +457,21 @@ class AsyncLLM:
         for answer, _ in self._pooling.values():
             _fail(answer, str(why))
         self._pooling.clear()
+
+
+def _only_here(lora_request: object, trace_headers: object, data_parallel_rank: int | None) -> None:
+    """What requests of the field may say, and this version has not. NotSupportedError, RequestError."""
+    no_adapter(lora_request)
+    if trace_headers:
+        raise RequestError("trace_headers: this version exports no traces; leave it out", "trace_headers")
+    if data_parallel_rank:
+        raise RequestError("data_parallel_rank: there is one engine, rank 0; leave it out", "data_parallel_rank")
+
+
+def _with_text(prompt: Any, text: str | None) -> Any:
+    if text is None:
+        return prompt
+    return {**prompt, "prompt": text} if isinstance(prompt, Mapping) else {"prompt_token_ids": prompt, "prompt": text}
 
 
 def _fail(answer: asyncio.Future[Pooled], why: str) -> None:

@@ -1,6 +1,7 @@
 """The one module that starts processes: the engine (`Process`), and small helpers that talk over two pipes (`Child`).
 
-Every process is `python -m` a module of ours. Nothing else is ever run. Knows nothing of what they do.
+Every process is `python -m` a module of ours. Nothing else is ever run, but what a user names on the command line (`become`).
+Knows nothing of what they do.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import thalweg
 from thalweg.host import envs
@@ -147,3 +150,12 @@ def _environment() -> dict[str, str]:
     """The import path of this process, and nothing else."""
     places = [p for p in sys.path if os.path.isabs(p)]
     return {"PYTHONPATH": os.pathsep.join([*places, str(Path(thalweg.__file__).parents[1])])}
+
+
+def become(command: list[str], environment: dict[str, str]) -> NoReturn:
+    """This process goes on as another program. FileNotFoundError if there is none of that name."""
+    found = shutil.which(command[0], path=environment.get("PATH"))
+    if found is None:
+        raise FileNotFoundError(command[0])
+    sys.stdout.flush()
+    os.execve(found, command, environment)
