@@ -27,26 +27,46 @@ _HOMES = {
     "PoolingRequestOutput": "thalweg.outputs",
     "ScoringOutput": "thalweg.outputs",
     "ScoringRequestOutput": "thalweg.outputs",
+    "LLMEngine": "thalweg.offline.engine",
+    "BeamSearchParams": "thalweg.params",
+    "RepetitionDetectionParams": "thalweg.params",
+    "BeamSearchOutput": "thalweg.outputs",
+    "BeamSearchSequence": "thalweg.outputs",
+    "FlatLogprobs": "thalweg.outputs",
+    "TextPrompt": "thalweg.prompts",
+    "TokensPrompt": "thalweg.prompts",
+    "EmbedsPrompt": "thalweg.prompts",
+    "PromptType": "thalweg.prompts",
 }
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "EmbedsPrompt",
     "EngineArgs",
+    "FlatLogprobs",
+    "LLMEngine",
     "Logprob",
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
+    "PromptType",
+    "RepetitionDetectionParams",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
     "ScoringOutput",
     "ScoringRequestOutput",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
 ]
 
@@ -54,12 +74,16 @@ if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
     from thalweg.config import EngineArgs
     from thalweg.llm import LLM
+    from thalweg.offline.engine import LLMEngine
     from thalweg.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
         ClassificationOutput,
         ClassificationRequestOutput,
         CompletionOutput,
         EmbeddingOutput,
         EmbeddingRequestOutput,
+        FlatLogprobs,
         Logprob,
         PoolingOutput,
         PoolingRequestOutput,
@@ -67,7 +91,15 @@ if TYPE_CHECKING:
         ScoringOutput,
         ScoringRequestOutput,
     )
-    from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
+    from thalweg.params import (
+        BeamSearchParams,
+        PoolingParams,
+        RepetitionDetectionParams,
+        RequestOutputKind,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
+    from thalweg.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
 
 
 def __getattr__(name: str) -> Any:

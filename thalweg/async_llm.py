@@ -10,27 +10,31 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from thalweg.config import EngineArgs, EngineConfig, profiling
 from thalweg.engine import messages as m
+from thalweg.engine.client.about import About
 from thalweg.engine.client.frontend import Frontend, load_frontend, locate
 from thalweg.engine.client.grammars import StructuredOutputs
 from thalweg.engine.client.inputs import InputProcessor
 from thalweg.engine.client.outputs import OutputProcessor
+from thalweg.engine.client.pairs import shortened, tokenization
 from thalweg.engine.client.pooled import AllOpen, PoolingOutputs
 from thalweg.engine.client.process import EngineProcess
-from thalweg.engine.client.resting import NO_SLEEP, Resting
+from thalweg.engine.client.resting import LOOK_SECONDS, NO_SLEEP, Resting
 from thalweg.engine.client.standby import Standby
 from thalweg.engine.client.stream import Stream
 from thalweg.engine.client.supervisor import Supervisor
-from thalweg.errors import EngineDeadError, RequestError, ThalwegError
+from thalweg.errors import ConfigError, EngineDeadError, RequestError, ThalwegError
 from thalweg.host.marks import mark
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
+from thalweg.refused import no_adapter
 from thalweg.template.chat import Chat
+from thalweg.text.cut import asked as cuts
 from thalweg.text.encoder import INLINE, Encoder
 from thalweg.text.tokenizer import Tokenizer
 
@@ -58,15 +62,18 @@ class StatLogger(Protocol):
         """Every finished request, its metrics filled in. A pooling model's are PoolingRequestOutput."""
 
 
-class AsyncLLM:
-    """Many requests at once over one engine process. Make one with `await AsyncLLM.start(args)`, end it with `shutdown`.
+class AsyncLLM(About):
+    """Many requests at once over one engine process. Make one with `await AsyncLLM.start(args)`, or with `from_engine_args`
+    where nothing can be awaited. End it with `shutdown`.
 
     An engine that dies or hangs is replaced, and open requests go on where they were: their readers see a pause.
     """
 
     def __init__(self, frontend: Frontend, loggers: Sequence[StatLogger]) -> None:
-        """Use `start`."""
+        """Use `start` or `from_engine_args`."""
         self._frontend, self._loggers = frontend, tuple(loggers)
+        self._opening: asyncio.Task[None] | None = None
+        self._open_for_requests = False
         self._outputs = OutputProcessor(frontend.tokenizer, frontend.args.stream_interval)
         self._pooled = PoolingOutputs()
         self._pooling: dict[str, tuple[asyncio.Future[Pooled], PoolingParams]] = {}
@@ -81,6 +88,64 @@ class AsyncLLM:
             on_outputs=self._take, on_convicted=self._convict, on_dead=self._die, vocabulary=self._vocabulary,
         )  # fmt: skip
         self._resting = Resting(self._supervisor, self._open_ids, self.abort)
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        start_engine_loop: bool = True,
+        usage_context: Any = None,
+        stat_loggers: Sequence[StatLogger] | None = None,
+    ) -> AsyncLLM:
+        """An engine that starts when it is first used; what is wrong with the model's files is told now. start_engine_loop:
+        start it as soon as an event loop runs. usage_context: nothing is reported to anyone."""
+        made = cls(load_frontend(locate(engine_args)), stat_loggers or ())
+        if start_engine_loop:
+            with contextlib.suppress(RuntimeError):  # no event loop runs
+                made._opened()
+        return made
+
+    def _opened(self) -> asyncio.Task[None]:
+        """The task that starts the engine: one for all who wait."""
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(self._open(None))
+        return self._opening
+
+    async def _open(self, engine: asyncio.Task[EngineProcess] | None) -> None:
+        """Starts the engine, or takes the one that is starting. Raises what it said if it could not."""
+        if engine is None:
+            engine = asyncio.create_task(EngineProcess.start(self._frontend.args, None))
+        try:
+            ready = (await self._supervisor.start(engine)).ready
+        except BaseException:
+            # Both. The supervisor ends what it made and the engine it holds. But when cancelled as the engine becomes
+            # ready, only the task holds it. To end it twice does no harm.
+            await self._supervisor.stop()
+            await _abandon(engine)
+            raise
+        mark("canary answered")
+        self.config, self.kernel_plan, self.load_seconds = ready.config, ready.plan, ready.load_seconds
+        tokenizer = self._frontend.tokenizer
+        self._structured = self._frontend.structured(ready.config)
+        self._inputs = InputProcessor(
+            ready.config, tokenizer, eos_ids=self._frontend.eos_ids, seed_source=random.SystemRandom(),
+            structured=self._structured,
+        )  # fmt: skip
+        if self._structured is not None:
+            self._warm = asyncio.create_task(self._tell_vocabulary())
+        self._encoder = Encoder(tokenizer, ready.config.model.max_len) if tokenizer else None
+        self._open_for_requests = True
+
+    async def _admitted(self, request_id: str) -> None:
+        """Returns when the engine takes requests. EngineDeadError if it never will again."""
+        await self._resting.admitted(request_id)
+        if self._dead:
+            raise EngineDeadError(str(self._dead))
+
+    async def _started(self) -> None:
+        """Returns when the engine has started: this starts it if nobody did. Raises what it said if it could not."""
+        if not (self._open_for_requests or self._dead):
+            await asyncio.shield(self._opened())
 
     @classmethod
     async def start(cls, args: EngineArgs, *, loggers: Sequence[StatLogger] = (), standby: Standby | None = None) -> AsyncLLM:
@@ -98,25 +163,11 @@ class AsyncLLM:
         if frontend.chat:
             frontend.chat.check_ahead()
         try:
-            ready = (await made._supervisor.start(engine)).ready
+            await made._open(engine)
         except BaseException:
-            # Both. The supervisor ends what it made and the engine it holds. But when cancelled as the engine becomes
-            # ready, only the task holds it. To end it twice does no harm.
-            await made._supervisor.stop()
-            await _abandon(engine)
             if frontend.chat:
                 frontend.chat.close()
             raise
-        mark("canary answered")
-        made.config, made.kernel_plan, made.load_seconds = ready.config, ready.plan, ready.load_seconds
-        made._structured = frontend.structured(ready.config)
-        made._inputs = InputProcessor(
-            ready.config, frontend.tokenizer, eos_ids=frontend.eos_ids, seed_source=random.SystemRandom(),
-            structured=made._structured,
-        )  # fmt: skip
-        if made._structured is not None:
-            made._warm = asyncio.create_task(made._tell_vocabulary())
-        made._encoder = Encoder(frontend.tokenizer, ready.config.model.max_len) if frontend.tokenizer else None
         return made
 
     config: EngineConfig
@@ -162,7 +213,7 @@ class AsyncLLM:
     @property
     def ready(self) -> bool:
         """Could a request be served now?"""
-        return not self._supervisor.why_not_ready
+        return not self.why_not_ready
 
     @property
     def why_not_ready(self) -> str:
@@ -187,18 +238,24 @@ class AsyncLLM:
         sampling_params: SamplingParams,
         request_id: str,
         *,
+        prompt_text: str | None = None,
+        lora_request: None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        data_parallel_rank: int | None = None,
         first_choice: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs as they come, the last with `finished`. A slow reader gets several as one. RequestError before the
         first if the request is wrong. EngineDeadError if this request crashes the engine, or there is no engine any
         more. Closing the generator aborts the request. first_choice: these are choices `first_choice` onwards of a
-        request that is run in parts, and get the seeds of those."""
+        request that is run in parts, and get the seeds of those. prompt_text: the text of a prompt of ids."""
+        _only_here(lora_request, trace_headers, data_parallel_rank)
+        await self._started()
+        prompt = self._cut(_with_text(prompt, prompt_text), tokenization_kwargs)
         prompt = await self._encoded(prompt)
         await self._prepared(sampling_params)
-        await self._resting.admitted(request_id)
-        if self._dead:
-            raise EngineDeadError(str(self._dead))
+        await self._admitted(request_id)
         if request_id in self._streams:
             raise RequestError(f"request_id {request_id!r} is already running", "request_id")
         submission = self._inputs.process(
@@ -222,14 +279,22 @@ class AsyncLLM:
                 self._drop(request_id)
 
     async def encode(
-        self, prompt: str | dict[str, Any] | list[int], pooling_params: PoolingParams, request_id: str, *, priority: int = 0
+        self,
+        prompt: str | dict[str, Any] | list[int],
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        lora_request: None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Pooled, None]:
         """What a pooling model gives of the prompt: one output, for which `generate` says the rest. One that could not be
         made says why in `error`."""
-        prompt = await self._encoded(prompt)
-        await self._resting.admitted(request_id)
-        if self._dead:
-            raise EngineDeadError(str(self._dead))
+        _only_here(lora_request, trace_headers, None)
+        await self._started()
+        prompt = await self._encoded(self._cut(prompt, tokenization_kwargs))
+        await self._admitted(request_id)
         if request_id in self._pooling:
             raise RequestError(f"request_id {request_id!r} is already running", "request_id")
         submission = self._inputs.process_pooling(request_id, prompt, pooling_params, priority=priority, handles=self._handles)
@@ -246,6 +311,15 @@ class AsyncLLM:
     def check_pooling(self, params: PoolingParams) -> None:
         """RequestError, naming the field, for what the model cannot do of these, whatever the prompt."""
         self._inputs.check_pooling(params)
+
+    def _cut(self, prompt: Any, said: Mapping[str, Any] | None) -> Any:
+        """The prompt as tokenization_kwargs say."""
+        if not said:
+            return prompt
+        tokenizer = self._frontend.tokenizer
+        keep, side, special = tokenization(said)
+        cut = cuts(keep, side, self.config.model.max_len, tokenizer.truncation_side if tokenizer else "right")
+        return shortened(tokenizer, prompt, cut, special)
 
     async def _encoded(self, prompt: Any) -> Any:
         """The prompt, its ids added if it is so long a text that encoding it would hold up the event loop."""
@@ -272,8 +346,9 @@ class AsyncLLM:
         if sum(map(len, params.stop or ())) + sum(map(len, params.bad_words or ())) > SHORT:
             await asyncio.get_running_loop().run_in_executor(self._reader, self._inputs.prepare, params)
 
-    async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End requests. Their readers get a last output with finish_reason "abort". Unknown ids are fine."""
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """End requests. Their readers get a last output with finish_reason "abort". Unknown ids are fine. internal: there is
+        one form of ids here."""
         for one in [request_id] if isinstance(request_id, str) else list(request_id):
             self._resting.aborted(one)
             last = self._drop(one)
@@ -294,9 +369,24 @@ class AsyncLLM:
         if self._dead or self.state in ("failed", "stopped"):
             raise EngineDeadError(str(self._dead or self.why_not_ready))
 
-    async def reset_prefix_cache(self) -> bool:
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
+        if reset_running_requests or reset_connector:
+            name = "reset_running_requests" if reset_running_requests else "reset_connector"
+            raise ConfigError(f"{name}: running requests keep their blocks, and there is no connector; leave it out")
+        await self._started()
         return await self._supervisor.reset_prefix_cache()
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """What may be asked of the model."""
+        await self._started()
+        return self.config.model.tasks
+
+    def get_tokenizer(self) -> Tokenizer:
+        """ConfigError if the tokenizer was skipped."""
+        if self._frontend.tokenizer is None:
+            raise ConfigError("skip_tokenizer_init: there is no tokenizer")
+        return self._frontend.tokenizer
 
     @property
     def profiles(self) -> bool:
@@ -314,40 +404,60 @@ class AsyncLLM:
 
     # ------------------------------------------------------------------ pause and sleep
 
-    async def pause(self, mode: str = "abort", clear_cache: bool = True) -> None:
-        """Start no step until `resume`. Requests under way are ended ("abort"), finished first ("wait") or held ("keep"). New
-        ones wait. RequestError names a wrong argument."""
-        await self._resting.pause(mode, clear_cache)
+    async def pause_generation(
+        self, mode: str = "abort", wait_for_inflight_requests: bool | None = None, clear_cache: bool = True
+    ) -> None:
+        """Start no step until `resume_generation`. Requests under way are ended ("abort"), finished first ("wait") or held
+        ("keep"). New ones wait. wait_for_inflight_requests: the old name of "wait". RequestError names a wrong argument."""
+        await self._started()
+        await self._resting.pause("wait" if wait_for_inflight_requests else mode, clear_cache)
 
-    async def resume(self) -> None:
-        """Go on after `pause`. A sleeping engine stays asleep."""
+    async def resume_generation(self) -> None:
+        """Go on after `pause_generation`. A sleeping engine stays asleep."""
         await self._resting.resume()
 
     async def is_paused(self) -> bool:
         return self._resting.paused
 
     async def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """End the engine's process, and give back all its memory, until `wake_up`. mode: as for `pause`. level 2 also ends the
-        process that stands by. RequestError without `enable_sleep_mode`. UnavailableError while the engine is restarting."""
+        """End the engine's process, and give back all its memory, until `wake_up`. mode: as for `pause_generation`. level 2
+        also ends the process that stands by, level 0 only pauses. RequestError without `enable_sleep_mode`. UnavailableError
+        while the engine is restarting."""
         if not self._frontend.args.enable_sleep_mode:
             raise RequestError(NO_SLEEP, "enable_sleep_mode")
-        await self._resting.sleep(level, mode)
+        await self._started()
+        await (self._resting.sleep(level, mode) if level else self._resting.pause(mode, False))
 
-    async def wake_up(self) -> None:
+    async def wake_up(self, tags: list[str] | None = None) -> None:
         """Start the engine again, with the weights its model has now. Returns when it serves. Requests that were kept go on."""
-        await self._resting.wake_up()
+        if tags:
+            raise RequestError("tags: weights and cache come back together; leave it out", "tags")
+        await (self._resting.wake_up() if self._resting.asleep else self._resting.resume())
 
     async def is_sleeping(self) -> bool:
         return self._resting.asleep
 
+    async def wait_for_requests_to_drain(self, drain_timeout: float | None = 300) -> None:
+        """Returns when no request is open. TimeoutError after so many seconds."""
+        async with asyncio.timeout(drain_timeout):
+            while self._open_ids():
+                await asyncio.sleep(LOOK_SECONDS)
+
     def _open_ids(self) -> list[str]:
         return [*self._streams, *self._pooling]
 
-    async def shutdown(self) -> None:
-        """End the engine process. Open requests get EngineDeadError."""
+    def shutdown(self, timeout: float | None = None) -> asyncio.Task[None]:
+        """End the engine process. Open requests get EngineDeadError. It begins at once, and what is returned can be awaited.
+        timeout: seconds for it; None: as long as it takes."""
+        return asyncio.get_running_loop().create_task(self._shut(timeout))
+
+    async def _shut(self, timeout: float | None) -> None:
         if self._warm is not None:
             self._warm.cancel()
-        await self._supervisor.stop()
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        await asyncio.wait_for(self._supervisor.stop(), timeout)
         if self._frontend.chat:
             self._frontend.chat.close()
         if self._structured is not None:
@@ -405,6 +515,21 @@ class AsyncLLM:
         for answer, _ in self._pooling.values():
             _fail(answer, str(why))
         self._pooling.clear()
+
+
+def _only_here(lora_request: object, trace_headers: object, data_parallel_rank: int | None) -> None:
+    """What requests of the field may say, and this version has not. NotSupportedError, RequestError."""
+    no_adapter(lora_request)
+    if trace_headers:
+        raise RequestError("trace_headers: this version exports no traces; leave it out", "trace_headers")
+    if data_parallel_rank:
+        raise RequestError("data_parallel_rank: there is one engine, rank 0; leave it out", "data_parallel_rank")
+
+
+def _with_text(prompt: Any, text: str | None) -> Any:
+    if text is None:
+        return prompt
+    return {**prompt, "prompt": text} if isinstance(prompt, Mapping) else {"prompt_token_ids": prompt, "prompt": text}
 
 
 def _fail(answer: asyncio.Future[Pooled], why: str) -> None:

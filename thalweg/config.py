@@ -297,6 +297,11 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     """None: it generates tokens."""
 
     @property
+    def max_model_len(self) -> int:
+        """`max_len` under the name of its flag."""
+        return self.max_len
+
+    @property
     def tasks(self) -> tuple[str, ...]:
         """What may be asked of it: generate, or embed, classify and score. A model that gives vectors scores pairs by their
         angle, one with a single class as it was trained to."""

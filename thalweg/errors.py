@@ -45,3 +45,7 @@ class UnavailableError(ThalwegError, RuntimeError):
 
 class EngineDeadError(ThalwegError, RuntimeError):
     """The engine process ended. The message holds its last words."""
+
+
+class NotSupportedError(ThalwegError, NotImplementedError):
+    """A name of the field that this version knows and does not have. The message says why, and what to do instead."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import logging
-import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,120 +15,110 @@ from tqdm import tqdm
 
 from thalweg.config import BUNDLED, BUNDLED_WORDS, EngineArgs, EngineConfig
 from thalweg.engine.client.chat_turns import ChatTurns
-from thalweg.engine.client.frontend import load_frontend, locate
-from thalweg.engine.client.inputs import InputProcessor
-from thalweg.engine.client.outputs import OutputProcessor
-from thalweg.engine.client.pairs import matched, pair_prompt, score_text, shortened, tokenization
-from thalweg.engine.client.pooled import PoolingOutputs, compared
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import Stats
-from thalweg.engine.worker.build import Worker, build
-from thalweg.errors import ConfigError, RequestError, UnavailableError
-from thalweg.grammar.grammars import Grammars
+from thalweg.engine.planning.arguments import engine_args as engine_args_of
+from thalweg.engine.worker.build import Worker
+from thalweg.errors import ConfigError, NotSupportedError, RequestError
 from thalweg.hal.device import Device
-from thalweg.host import envs
-from thalweg.outputs import (
-    ClassificationOutput,
-    ClassificationRequestOutput,
-    EmbeddingOutput,
-    EmbeddingRequestOutput,
-    PoolingOutput,
-    PoolingRequestOutput,
-    RequestOutput,
-    ScoringOutput,
-    ScoringRequestOutput,
-)
+from thalweg.offline.beams import BeamMethods
+from thalweg.offline.engine import LLMEngine
+from thalweg.offline.metrics import Metric
+from thalweg.offline.pooling import PoolingMethods
+from thalweg.offline.prompts import Prompt, as_list, per_prompt
+from thalweg.outputs import RequestOutput
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
-from thalweg.text.cut import asked as cuts
+from thalweg.refused import NoCode, NoNewWeights, no_adapter
+from thalweg.template.messages import FORMATS
 from thalweg.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-Prompt = str | Mapping[str, Any] | list[int]
-"""Text, {"prompt": text}, {"prompt_token_ids": ids}, or ids. Mappings may add "cache_salt"."""
 
-
-class LLM:
+class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
     """Loads a model and generates from it, batch by batch, in the calling thread.
 
-    Keyword arguments are the fields of `EngineArgs`. Raises ConfigError, CheckpointError, UnsupportedModelError or
-    DeviceError, each naming the field or file. Not thread-safe: share one through AsyncLLM instead.
+    Keyword arguments are the fields of `EngineArgs`. Arguments of vLLM that are not among them are accepted where they ask for
+    what happens anyway. chat_template: used by `chat` in place of the model's. tool_call_parser, reasoning_parser: what `chat`
+    uses where it is told none. profiler_config: for `start_profile`.
+    Raises ConfigError, CheckpointError, UnsupportedModelError or DeviceError, each naming the field or file. Not
+    thread-safe: share one through AsyncLLM instead.
     """
 
-    def __init__(self, model: str = BUNDLED, **engine_args: Any) -> None:
+    def __init__(
+        self,
+        model: str | Path = BUNDLED,
+        *,
+        chat_template: str | None = None,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        profiler_config: Mapping[str, Any] | None = None,
+        **engine_args: Any,
+    ) -> None:
         if model == BUNDLED:
             logger.warning(BUNDLED_WORDS.format(how="LLM(MODEL), a directory or a hub id,"))
-        self._open(_engine_args(model, engine_args))
+        engine = LLMEngine(engine_args_of({"model": model, **engine_args}), profiler_config)
+        self._open(engine, chat_template, (tool_call_parser, reasoning_parser))
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
         made = cls.__new__(cls)
-        made._open(engine_args)
+        made._open(LLMEngine(engine_args))
         return made
 
-    def _open(self, args: EngineArgs) -> None:
-        with _uncollected():
-            self._frontend = load_frontend(locate(args))
-            worker = build(self._frontend.args)
-        self._structured = structured = self._frontend.structured(worker.config)
-        self._engine: tuple[Worker, EngineCore] | None = self._with_core(worker)
-        self._inputs = InputProcessor(
-            worker.config, self._frontend.tokenizer, eos_ids=self._frontend.eos_ids, seed_source=random.Random(args.seed),
-            structured=structured,
-        )  # fmt: skip
-        self._outputs = OutputProcessor(self._frontend.tokenizer, args.stream_interval)
-        self._pooled = PoolingOutputs()
-        self._handles = itertools.count(1)
+    def _open(
+        self, engine: LLMEngine, chat_template: str | None = None, parsers: tuple[str | None, str | None] = (None, None)
+    ) -> None:
+        self.llm_engine = engine
+        self._template = None if chat_template is None else _source(chat_template)
         self._ids = itertools.count()
         self._waiting: list[str] = []
-
-    def _with_core(self, worker: Worker) -> tuple[Worker, EngineCore]:
-        structured = self._structured
-        grammars = None if structured is None else Grammars(lambda: structured.judge.vocabulary)
-        return worker, EngineCore(worker.config, worker.launch, grammars=grammars)
-
-    @property
-    def _worker(self) -> Worker:
-        return self._awake()[0]
+        self._parsers: tuple[str | None, str | None] = parsers
 
     @property
     def _core(self) -> EngineCore:
-        return self._awake()[1]
+        return self.llm_engine.core
 
-    def _awake(self) -> tuple[Worker, EngineCore]:
-        if self._engine is None:
-            raise UnavailableError("the engine sleeps: call wake_up() first")
-        return self._engine
+    @property
+    def _worker(self) -> Worker:
+        return self.llm_engine.worker
 
     @property
     def config(self) -> EngineConfig:
         """What the engine decided."""
-        return self._worker.config
+        return self.llm_engine.config
 
     @property
     def device(self) -> Device:
         """What the model runs on."""
-        return self._worker.device
+        return self.llm_engine.worker.device
 
     @property
     def kernel_plan(self) -> list[str]:
         """Which kernel serves each op, and why not the others, a line each."""
-        return self._worker.plan
+        return self.llm_engine.worker.plan
 
     @property
     def chat_template(self) -> str | None:
         """The model's own, as text."""
-        return self._frontend.chat.source if self._frontend.chat else None
+        return self.llm_engine.frontend.chat.source if self.llm_engine.frontend.chat else None
 
     def get_tokenizer(self) -> Tokenizer:
         """ConfigError if the tokenizer was skipped."""
-        if self._frontend.tokenizer is None:
-            raise ConfigError("skip_tokenizer_init: there is no tokenizer")
-        return self._frontend.tokenizer
+        return self.llm_engine.get_tokenizer()
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Devices that share the model. include_dp: there are no replicas to count."""
+        return self.llm_engine.frontend.args.tensor_parallel_size
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """What may be asked of the model."""
+        return self.llm_engine.get_supported_tasks()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own defaults (generation config) over the general ones."""
-        return self._frontend.sampling()
+        return self.llm_engine.frontend.sampling()
 
     def generate(
         self,
@@ -138,113 +126,18 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: None = None,
         priority: Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Complete every prompt. Results come in prompt order. RequestError, naming the field, before anything runs."""
-        self.enqueue(prompts, sampling_params, priority=priority)
+        """Complete every prompt. Results come in prompt order. RequestError, naming the field, before anything runs.
+        tokenization_kwargs: {"truncate_prompt_tokens": 100, "add_special_tokens": False}."""
+        self.enqueue(
+            prompts, sampling_params, lora_request=lora_request, priority=priority, tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
+        )  # fmt: skip
         return self.wait_for_completion(use_tqdm=use_tqdm)
-
-    def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        use_tqdm: bool | Callable[..., Any] = True,
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[EmbeddingRequestOutput]:
-        """The vector of every prompt, in prompt order, from a model that gives those. RequestError, naming the field, before
-        anything runs. A prompt longer than the model takes is refused, unless it is to be cut: tokenization_kwargs
-        {"truncate_prompt_tokens": -1}."""
-        outs = self._pool(prompts, pooling_params, "embed", tokenization_kwargs, use_tqdm)
-        return [EmbeddingRequestOutput.made(o, EmbeddingOutput.from_base(o.outputs)) for o in outs]
-
-    def classify(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        use_tqdm: bool | Callable[..., Any] = True,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[ClassificationRequestOutput]:
-        """The probability of every class, for every prompt, from a model with a head for that. Otherwise as `embed`."""
-        outs = self._pool(prompts, pooling_params, "classify", tokenization_kwargs, use_tqdm)
-        return [ClassificationRequestOutput.made(o, ClassificationOutput.from_base(o.outputs)) for o in outs]
-
-    def encode(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        use_tqdm: bool | Callable[..., Any] = True,
-        pooling_task: str | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """What a pooling model gives of every prompt, as an array: a vector or class numbers, by pooling_task (None: what the
-        model does). Otherwise as `embed`."""
-        return self._pool(prompts, pooling_params, pooling_task, tokenization_kwargs, use_tqdm)
-
-    def score(
-        self,
-        data_1: Any,
-        data_2: Any,
-        /,
-        *,
-        use_tqdm: bool | Callable[..., Any] = True,
-        pooling_params: PoolingParams | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[ScoringRequestOutput]:
-        """How well texts go together: one with one, one with each of many, or each with its own. A cross-encoder reads both
-        texts at once; of a model that gives vectors, it is the cosine of their angle. Otherwise as `embed`."""
-        pooling = self._inputs.check_pools("score")
-        sides = [_texts(data, name) for data, name in ((data_1, "data_1"), (data_2, "data_2"))]
-        first, second = sides
-        which = matched(len(first), len(second), ("data_1", "data_2"))
-        if pooling.task == "embed":
-            vectors = self._pool([*first, *second], pooling_params, "score", tokenization_kwargs, use_tqdm)
-            return [compared(vectors[i], vectors[len(first) + j]) for i, j in which]
-        keep, side, special = tokenization(tokenization_kwargs)
-        if not special:
-            raise RequestError("tokenization_kwargs: add_special_tokens: pairs need what is around them", "tokenization_kwargs")
-        tokenizer = self.get_tokenizer()
-        cut = cuts(keep, side, self.config.model.max_len, tokenizer.truncation_side)
-        pairs = [pair_prompt(tokenizer, first[i], second[j], cut, pooling.types) for i, j in which]
-        outs = self._pool(pairs, pooling_params, "score", None, use_tqdm)
-        return [ScoringRequestOutput.made(o, ScoringOutput.from_base(o.outputs)) for o in outs]
-
-    def _pool(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
-        task: str | None,
-        tokenization_kwargs: Mapping[str, Any] | None,
-        use_tqdm: bool | Callable[..., Any],
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        self._inputs.check_pools(task)
-        items = _as_list(prompts)
-        params = _per_prompt("pooling_params", pooling_params, len(items), PoolingParams)
-        keep, side, special = tokenization(tokenization_kwargs)
-        tokenizer = self._frontend.tokenizer
-        cut = cuts(keep, side, self.config.model.max_len, tokenizer.truncation_side if tokenizer else "right")
-        submissions = [
-            self._inputs.process_pooling(str(next(self._ids)), shortened(tokenizer, p, cut, special), s, handles=self._handles)
-            for p, s in zip(items, params, strict=True)
-        ]
-        now = time.monotonic()
-        for s in submissions:
-            self._pooled.add(s, now)
-        self._core.add([s.request for s in submissions])
-        bar = (use_tqdm if callable(use_tqdm) else tqdm)(total=len(items), disable=not use_tqdm, desc="requests", unit="req")
-        done: dict[str, PoolingRequestOutput[PoolingOutput]] = {}
-        try:
-            with contextlib.closing(bar):
-                while len(done) < len(items):
-                    news = self._core.step()
-                    for out in self._pooled.process(news) if news is not None else ():
-                        done[out.request_id] = out
-                        bar.update()
-        finally:
-            self._core.abort(list(self._pooled.abort(s.request_id for s in submissions)))
-        return [done[s.request_id] for s in submissions]
 
     def chat(
         self,
@@ -252,11 +145,15 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: None = None,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
     ) -> list[RequestOutput]:
@@ -266,19 +163,28 @@ class LLM:
         output. Special tokens written inside messages are text. Outputs have `content`, `reasoning` and, with tools,
         `tool_calls` beside the whole `text`. tool_call_parser, reasoning_parser: names of turn formats. None: found out,
         as docs/tools-and-reasoning.md says."""
+        no_adapter(lora_request)
+        _no_media(mm_processor_kwargs)
         turns = ChatTurns(
-            self._frontend, _source(chat_template) if chat_template else None, tools, tool_call_parser, reasoning_parser
+            self.llm_engine.frontend,
+            _source(chat_template) if chat_template else self._template,
+            tools,
+            tool_call_parser or self._parsers[0],
+            reasoning_parser or self._parsers[1],
         )
         prompts = self.preprocess_chat(
             messages,
             chat_template=chat_template,
+            chat_template_content_format=chat_template_content_format,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
         )
-        params = _per_prompt("sampling_params", sampling_params, len(prompts), self.get_default_sampling_params)
-        outputs = self.generate(prompts, [turns.marking(p) for p in params], use_tqdm=use_tqdm)
+        params = per_prompt("sampling_params", sampling_params, len(prompts), self.get_default_sampling_params)
+        outputs = self.generate(
+            prompts, [turns.marking(p) for p in params], use_tqdm=use_tqdm, tokenization_kwargs=tokenization_kwargs
+        )
         for output, param in zip(outputs, params, strict=True):
             turns.read(output, param)
         return outputs
@@ -288,17 +194,22 @@ class LLM:
         messages: Sequence[Any],
         *,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Prompt]:
         """The prompts `chat` would generate from, for `generate`: one per conversation."""
-        self._inputs.check_generates()
+        self.llm_engine.inputs.check_generates()
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        chat = self._frontend.chat
+        chat = self.llm_engine.frontend.chat
         if chat is None:
             raise ConfigError("skip_tokenizer_init: there is no tokenizer")
+        if chat_template_content_format not in FORMATS:
+            said = f"chat_template_content_format must be one of {', '.join(FORMATS)}, not {chat_template_content_format!r:.80}"
+            raise RequestError(said, "chat_template_content_format")
+        chat_template = chat_template if chat_template is not None else self._template
         if chat.source is None and chat_template is None:
             raise RequestError("chat_template: the model has none; pass chat_template=, or use generate()", "chat_template")
         template = None if chat_template is None else _source(chat_template)
@@ -309,6 +220,7 @@ class LLM:
                 template=template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                content_format=FORMATS[chat_template_content_format],
                 kwargs=chat_template_kwargs,
             )
             for conversation in conversations
@@ -317,142 +229,112 @@ class LLM:
     def enqueue(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | PoolingParams | Sequence[SamplingParams] | Sequence[PoolingParams] | None = None,
         *,
+        lora_request: None = None,
         priority: Sequence[int] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[str]:
-        """Add requests without running them. Returns their ids. All are checked before any is added."""
-        items = _as_list(prompts)
-        params = _per_prompt("sampling_params", sampling_params, len(items), self.get_default_sampling_params)
-        ranks = _per_prompt("priority", priority, len(items), int)
+        """Add requests without running them. Returns their ids. All are checked before any is added. use_tqdm: a bar is shown
+        by `wait_for_completion`."""
+        no_adapter(lora_request)
+        _no_media(mm_processor_kwargs)
+        items = as_list(prompts)
+        params = per_prompt("sampling_params", sampling_params, len(items), self.get_default_sampling_params)
+        ranks = per_prompt("priority", priority, len(items), int)
         submissions = [
-            self._inputs.process(str(next(self._ids)), p, _final_only(s), priority=r, handles=self._handles)
+            self.llm_engine.prepare(
+                str(next(self._ids)), p, _final_only(s), priority=r, tokenization_kwargs=tokenization_kwargs
+            )
             for p, s, r in zip(items, params, ranks, strict=True)
         ]
-        now = time.monotonic()
-        for s in submissions:
-            self._outputs.add(s, now)
-            self._core.add(s.requests)
+        self.llm_engine.submit(submissions)
         ids = [s.request_id for s in submissions]
         self._waiting += ids
         return ids
 
-    def wait_for_completion(self, *, use_tqdm: bool | Callable[..., Any] = True) -> list[RequestOutput]:
-        """Run until everything enqueued is finished. Results come in the order enqueued. Interrupted (Ctrl-C), the
-        engine drops what is left and stays usable."""
-        done: dict[str, RequestOutput] = {}
+    def wait_for_completion(
+        self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: bool | Callable[..., Any] = True
+    ) -> list[Any]:
+        """Run until everything enqueued is finished. Results come in the order enqueued. output_type: what all of them must be.
+        Interrupted (Ctrl-C), the engine drops what is left and stays usable."""
+        engine = self.llm_engine
+        done: dict[str, Any] = {}
         order, self._waiting = self._waiting, []
         bar = (use_tqdm if callable(use_tqdm) else tqdm)(total=len(order), disable=not use_tqdm, desc="requests", unit="req")
         made, start = 0, time.monotonic()
         try:
             with contextlib.closing(bar):
                 while len(done) < len(order):
-                    for out in self._step():
+                    for out in engine.step():
+                        if not out.finished:
+                            continue
                         done[out.request_id] = out
-                        made += sum(len(c.token_ids) for c in out.outputs)
-                        bar.set_postfix_str(f"{made / (time.monotonic() - start):.1f} tok/s", refresh=False)
+                        if isinstance(out, RequestOutput):
+                            made += sum(len(c.token_ids) for c in out.outputs)
+                            bar.set_postfix_str(f"{made / (time.monotonic() - start):.1f} tok/s", refresh=False)
                         bar.update()
         finally:
             for request_id in order:
                 if request_id not in done:
-                    handles, _ = self._outputs.abort(request_id)
-                    self._core.abort(handles)
-        return [done[i] for i in order]
-
-    def _step(self) -> Iterable[RequestOutput]:
-        news = self._core.step()
-        if news is None:
-            return []
-        processed = self._outputs.process(news)
-        if processed.abort:
-            self._core.abort(processed.abort)
-        return [o for o in processed.outputs if o.finished]
+                    engine.drop(request_id)
+        outputs = [done[i] for i in order]
+        wrong = next((o for o in outputs if output_type is not None and not isinstance(o, output_type)), None)
+        if wrong is not None:
+            raise RequestError(f"output_type: request {wrong.request_id} gave {type(wrong).__name__}", "output_type")
+        return outputs
 
     def stats(self) -> Stats:
         """What the engine holds and has done so far."""
-        return self._core.stats()
+        return self.llm_engine.stats()
 
-    def reset_prefix_cache(self) -> bool:
+    def get_metrics(self) -> list[Metric]:
+        """Counters and gauges since the engine started, under the names of the server's /metrics."""
+        return self.llm_engine.get_metrics()
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
-        return self._core.reset_prefix_cache()
+        return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
-    def sleep(self, level: int = 1) -> None:
-        """Give back weights, cache and device until `wake_up`. Levels 1 and 2 do the same: weights are read again from their
-        files. ConfigError without `enable_sleep_mode`, RequestError while requests wait."""
-        if not self._frontend.args.enable_sleep_mode:
-            raise ConfigError("enable_sleep_mode: sleeping needs LLM(..., enable_sleep_mode=True)")
-        if level not in (1, 2):
-            raise RequestError(f"level: {level} is not 1 or 2", "level")
-        if self._waiting:
-            raise RequestError(f"{len(self._waiting)} requests are enqueued: call wait_for_completion() first")
-        if self._engine is not None:
-            self._engine[0].close()
-            self._engine = None
-            gc.collect()
+    def reset_mm_cache(self) -> None:
+        """There is no cache of media: nothing to forget."""
 
-    def wake_up(self) -> None:
-        """Load the model again. Equal prompts get the text they had. Raises what the constructor raises."""
-        if self._engine is None:
-            with _uncollected():
-                self._engine = self._with_core(build(self._frontend.args))
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record operations, until `stop_profile` writes them to the folder of profiler_config."""
+        self.llm_engine.start_profile(profile_prefix)
+
+    def stop_profile(self) -> None:
+        self.llm_engine.stop_profile()
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give the device's memory back. See `LLMEngine.sleep`."""
+        self.llm_engine.sleep(level, mode)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Load the model again."""
+        self.llm_engine.wake_up(tags)
 
     def is_sleeping(self) -> bool:
-        return self._engine is None
+        return self.llm_engine.is_sleeping()
 
     def shutdown(self) -> None:
         """Give the device back. The object is not used again."""
-        if self._frontend.chat:
-            self._frontend.chat.close()
-        if self._engine is not None:
-            self._engine[0].close()
+        self.llm_engine.shutdown()
 
 
-def _engine_args(model: str, fields: dict[str, Any]) -> EngineArgs:
-    unknown = sorted(set(fields) - set(EngineArgs.__struct_fields__))
-    if unknown:
-        raise ConfigError(
-            *(
-                f"{name}: not an engine argument this version honours; `thalweg serve --help={name}` says why, if it is one"
-                for name in unknown
-            )
-        )
-    name = fields.get("served_model_name")
-    if isinstance(name, str):
-        fields = {**fields, "served_model_name": [name]}
-    if isinstance(model, Path):
-        model = str(model)
-    try:
-        return msgspec.convert({"model": model, **envs.engine_fields(), **fields}, EngineArgs)
-    except msgspec.ValidationError as e:
-        raise ConfigError(f"engine argument: {e}") from None
-
-
-def _as_list(prompts: Any) -> list[Any]:
-    """One prompt or many. A list of ints is one prompt."""
-    if isinstance(prompts, str | Mapping) or (isinstance(prompts, list) and prompts and isinstance(prompts[0], int)):
-        return [prompts]
-    return list(prompts)
-
-
-def _texts(data: Any, name: str) -> list[str]:
-    """What `LLM.score` was given on one side."""
-    return [score_text(item, name) for item in (data if isinstance(data, list | tuple) else [data])]
-
-
-def _per_prompt(name: str, given: Any, n: int, default: Callable[[], Any]) -> list[Any]:
-    if given is None:
-        return [default() for _ in range(n)]
-    if not isinstance(given, Sequence):
-        return [given] * n
-    if len(given) != n:
-        raise RequestError(f"{name}: {len(given)} given for {n} prompts", name)
-    return list(given)
-
-
-def _final_only(params: SamplingParams) -> SamplingParams:
+def _final_only(params: SamplingParams | PoolingParams) -> SamplingParams | PoolingParams:
+    if isinstance(params, PoolingParams):
+        return params
     if not isinstance(params, SamplingParams):
         raise RequestError(f"sampling_params must be SamplingParams, not {type(params).__name__}", "sampling_params")
     return msgspec.structs.replace(params, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+def _no_media(mm_processor_kwargs: Mapping[str, Any] | None) -> None:
+    if mm_processor_kwargs:
+        raise NotSupportedError("mm_processor_kwargs: this version serves text only; leave it out")
 
 
 def _source(template: str) -> str:
@@ -460,15 +342,3 @@ def _source(template: str) -> str:
     if "{" not in template and Path(template).is_file():
         return Path(template).read_text(encoding="utf-8")
     return template
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Loading makes next to no garbage, and walking what it makes takes a tenth of its time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -4,13 +4,13 @@ its kinds. Names follow the field's."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 import numpy as np
 
-FINISH_REASONS = ("stop", "length", "abort", "error")
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 ABORTED = "the request was aborted"
 """`PoolingRequestOutput.error` of one that its caller ended."""
 
@@ -26,6 +26,50 @@ class Logprob:
 
 PositionLogprobs = Mapping[int, Logprob]
 """Token id -> Logprob. The chosen token is always among them, and first."""
+
+
+class FlatLogprobs(Sequence[PositionLogprobs]):
+    """Log-probabilities of many positions in a few lists. As a sequence, it gives each position as a mapping."""
+
+    def __init__(self, positions: Iterable[PositionLogprobs] = ()) -> None:
+        self.start_indices: list[int] = []
+        self.end_indices: list[int] = []
+        """Position i is [start_indices[i], end_indices[i]) of the lists below."""
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.ranks: list[int | None] = []
+        self.decoded_tokens: list[str | None] = []
+        self.extend(positions)
+
+    def append(self, position: PositionLogprobs) -> None:
+        self.start_indices.append(len(self.token_ids))
+        for token, entry in position.items():
+            self.token_ids.append(token)
+            self.logprobs.append(entry.logprob)
+            self.ranks.append(entry.rank)
+            self.decoded_tokens.append(entry.decoded_token)
+        self.end_indices.append(len(self.token_ids))
+
+    def extend(self, positions: Iterable[PositionLogprobs]) -> None:
+        for position in positions:
+            self.append(position)
+
+    def __len__(self) -> int:
+        return len(self.start_indices)
+
+    @overload
+    def __getitem__(self, at: int) -> PositionLogprobs: ...
+    @overload
+    def __getitem__(self, at: slice) -> FlatLogprobs: ...
+    def __getitem__(self, at: int | slice) -> PositionLogprobs | FlatLogprobs:
+        if isinstance(at, slice):
+            return FlatLogprobs(self[i] for i in range(*at.indices(len(self))))
+        begin, end = self.start_indices[at], self.end_indices[at]
+        entries = zip(
+            self.token_ids[begin:end], self.logprobs[begin:end], self.ranks[begin:end], self.decoded_tokens[begin:end],
+            strict=True,
+        )  # fmt: skip
+        return {token: Logprob(value, rank, text) for token, value, rank, text in entries}
 
 
 @dataclass(slots=True)
@@ -46,7 +90,7 @@ class CompletionOutput:
     text: str
     token_ids: Sequence[int]
     cumulative_logprob: float | None = None
-    logprobs: list[PositionLogprobs] | None = None
+    logprobs: list[PositionLogprobs] | FlatLogprobs | None = None
     finish_reason: str | None = None
     """None while running, then one of FINISH_REASONS."""
     stop_reason: int | str | None = None
@@ -60,6 +104,14 @@ class CompletionOutput:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def lora_request(self) -> None:
+        """There are no adapters."""
+
+    @property
+    def routed_experts(self) -> None:
+        """Which experts tokens went to is not told."""
 
 
 @dataclass(slots=True)
@@ -77,6 +129,11 @@ class RequestMetrics:
     num_preemptions: int = 0
     """Preemptions of its choices, together."""
 
+    @property
+    def first_token_latency(self) -> float:
+        """Seconds from arrival to the first token. 0 = not reached."""
+        return max(0.0, self.first_token_ts - self.arrival_time) if self.first_token_ts else 0.0
+
 
 @dataclass(slots=True)
 class RequestOutput:
@@ -92,6 +149,45 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     error: str | None = field(default=None)
     """finish_reason "error": what happened, in words a client may see."""
+
+    @property
+    def lora_request(self) -> None:
+        """There are no adapters."""
+
+    @property
+    def encoder_prompt(self) -> None:
+        """No model here has an encoder before its decoder."""
+
+    @property
+    def encoder_prompt_token_ids(self) -> None:
+        """As `encoder_prompt`."""
+
+    @property
+    def kv_transfer_params(self) -> None:
+        """Keys and values go to no other engine."""
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """One beam: the prompt's tokens and those after them."""
+
+    orig_prompt: Any
+    tokens: list[int]
+    logprobs: list[PositionLogprobs]
+    """Of each token that was added, the candidates, most likely first."""
+    lora_request: None = None
+    cum_logprob: float = 0.0
+    text: str | None = None
+    finish_reason: str | None = None
+    """stop: the end token. length: max_tokens."""
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The best beams of a prompt, best first."""
+
+    sequences: list[BeamSearchSequence]
 
 
 @dataclass(slots=True, eq=False)

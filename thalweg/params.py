@@ -7,6 +7,7 @@ No tensor framework, no tokenizer: `engine.client.inputs` resolves text-valued f
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -23,6 +24,18 @@ MAX_STOP_CHARS = 4096
 MAX_BAD_CHARS = 16384
 """Characters of all bad words together: a token each, at worst, sent with every choice."""
 MAX_LIST = 100_000
+REFUSED_PARAMS = {
+    "logprob_token_ids": "log-probabilities are told of the most likely tokens: ask for logprobs; leave it out",
+    "thinking_token_budget": "no thinking budget is kept by this version: bound the whole answer with max_tokens; leave it out",
+    "routed_experts_prompt_start": "which experts a token went to is not told by this version; leave it out",
+}
+"""Fields of SamplingParams that this version knows and has not -> why, and what to do instead."""
+REFUSED_POOLING = {
+    "step_tag_id": "rewards per step are not given by this version; leave it out",
+    "returned_token_ids": "a result has all its values: choose among them; leave it out",
+    "late_interaction_params": "vectors per token are not given by this version; leave it out",
+    "extra_kwargs": "no plugin of the engine takes more arguments; leave it out",
+}
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy. Between it and MIN_TEMPERATURE they are raised, to keep logits finite."""
 MIN_TEMPERATURE = 1e-2
@@ -34,6 +47,45 @@ class RequestOutputKind(Enum):
     CUMULATIVE = 0
     DELTA = 1
     FINAL_ONLY = 2
+
+
+class SamplingType(Enum):
+    """GREEDY: the argmax. RANDOM: drawn. RANDOM_SEED: drawn, by a seed of the request's own."""
+
+    GREEDY = 0
+    RANDOM = 1
+    RANDOM_SEED = 2
+
+
+class RepetitionDetectionParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """End a choice whose last tokens are one pattern, again and again. Checked when made: RequestError names the field."""
+
+    max_pattern_size: int = 0
+    """Tokens of the longest pattern. 0: nothing is looked for."""
+    min_pattern_size: int = 0
+    """Tokens of the shortest. 0: one."""
+    min_count: int = 0
+    """Times a pattern stands there: 2 or more."""
+
+    def __post_init__(self) -> None:
+        _int("max_pattern_size", self.max_pattern_size, 0, 1024)
+        _int("min_pattern_size", self.min_pattern_size, 0, 1024)
+        if not self.max_pattern_size:
+            return
+        _int("min_count", self.min_count, 2, 2**20)
+        if self.min_pattern_size > self.max_pattern_size:
+            raise RequestError("min_pattern_size must not exceed max_pattern_size", "min_pattern_size")
+
+    def found(self, tokens: list[int]) -> bool:
+        """Do the tokens end so?"""
+        for size in range(max(1, self.min_pattern_size), self.max_pattern_size + 1):
+            span = size * self.min_count
+            if span > len(tokens):
+                return False
+            # Equal to itself, moved by the pattern's size: the last token first, which mostly settles it.
+            if tokens[-1] == tokens[-1 - size] and tokens[-span:-size] == tokens[-span + size :]:
+                return True
+        return False
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -116,6 +168,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     structured_outputs: StructuredOutputsParams | None = None
     marked_token_ids: list[int] | None = None
     """Tokens that come out as marks (thalweg.text.marks), for readers of turns, whatever is skipped."""
+    flat_logprobs: bool = False
+    """Outputs have their logprobs as `FlatLogprobs`, which take less memory."""
+    repetition_detection: RepetitionDetectionParams | None = None
+    skip_clone: bool = False
+    """Parameters are never changed here, so they need no copy."""
+    logprob_token_ids: list[int] | None = None
+    thinking_token_budget: int | None = None
+    routed_experts_prompt_start: int | None = None
+    """These three are known and refused (REFUSED_PARAMS)."""
     extra_args: dict[str, Any] | None = None
     """Arguments of features that installed packages add (docs/adding-a-feature.md). One that none of them takes is refused."""
 
@@ -123,6 +184,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
         if self.seed == -1:
             self.seed = None
+        for name, why in REFUSED_PARAMS.items():
+            if getattr(self, name) is not None:
+                raise RequestError(f"{name}: {why}", name)
+        if isinstance(self.repetition_detection, dict):
+            self.repetition_detection = RepetitionDetectionParams(**self.repetition_detection)
         self._check_numbers()
         self._check_lists()
         if self.temperature < GREEDY_BELOW:
@@ -194,6 +260,20 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     def clone(self) -> SamplingParams:
         return msgspec.structs.replace(self)
 
+    @property
+    def sampling_type(self) -> SamplingType:
+        if self.temperature < GREEDY_BELOW:
+            return SamplingType.GREEDY
+        return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
+
+    def update_from_generation_config(self, generation_config: Mapping[str, Any], eos_token_id: int | None = None) -> None:
+        """Stop at the end tokens that a generation_config.json names beside `eos_token_id`, unless ignore_eos. The engine does
+        so by itself for the model's own file."""
+        named = generation_config.get("eos_token_id")
+        ids = {named} if isinstance(named, int) else set(named or ())
+        if not self.ignore_eos:
+            self.stop_token_ids = sorted({*(self.stop_token_ids or ()), *(ids - {eos_token_id})})
+
     @staticmethod
     def from_optional(**fields: Any) -> SamplingParams:
         """From fields of which any may be None, meaning "the default"."""
@@ -229,6 +309,27 @@ def _budget(name: str, values: list[str], most: int) -> None:
         raise RequestError(f"{name}: {size} characters together; the limit is {most}; send fewer or shorter ones", name)
 
 
+class BeamSearchParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Of `LLM.beam_search`. Checked when made: RequestError names the field."""
+
+    beam_width: int
+    """Sequences that are kept in each round, and returned."""
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    """Draws nothing: beams are ranked by the log-probabilities that logprobs_mode tells."""
+    length_penalty: float = 1.0
+    """Sums of log-probabilities are divided by the length to this power. 0: not at all."""
+    include_stop_str_in_output: bool = False
+    """Keep the end token of a finished beam."""
+
+    def __post_init__(self) -> None:
+        _int("beam_width", self.beam_width, 1, 1024)
+        _int("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _float("temperature", self.temperature, 0, 1e6)
+        _float("length_penalty", self.length_penalty, -1e3, 1e3)
+
+
 POOLING_TASKS = ("embed", "classify", "score")
 
 
@@ -242,8 +343,20 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     task: str | None = None
     """One of POOLING_TASKS; None: what the model does."""
     skip_reading_prefix_cache: bool | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
+    """There is one output: no other value is taken."""
+    step_tag_id: int | None = None
+    returned_token_ids: list[int] | None = None
+    late_interaction_params: Any = None
+    extra_kwargs: dict[str, Any] | None = None
+    """These four are known and refused (REFUSED_POOLING)."""
 
     def __post_init__(self) -> None:
+        for name, why in REFUSED_POOLING.items():
+            if getattr(self, name) is not None:
+                raise RequestError(f"{name}: {why}", name)
+        if self.output_kind is not RequestOutputKind.FINAL_ONLY:
+            raise RequestError("output_kind: a pooling request has one output; leave it out", "output_kind")
         for name in ("use_activation", "skip_reading_prefix_cache"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, bool):

@@ -13,9 +13,9 @@ import pytest
 from thalweg import flag_table
 from thalweg.cli import common, flags, main
 from thalweg.cli import serve as serve_command
-from thalweg.cli.grammar import dotted, human_int, merge
 from thalweg.config import EngineArgs, SpeculationConfig, speculation
 from thalweg.errors import ConfigError
+from thalweg.flag_values import dotted, human_int, merge
 from thalweg.host import envs
 from thalweg.server import settings as settings_module
 from thalweg.server.settings import ServerSettings

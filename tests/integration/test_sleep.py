@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from thalweg import LLM, AsyncLLM, EngineArgs, SamplingParams
-from thalweg.errors import ConfigError, RequestError, UnavailableError
+from thalweg.errors import ConfigError, UnavailableError
 from thalweg.params import RequestOutputKind
 
 pytestmark = pytest.mark.slow
@@ -85,7 +85,7 @@ async def test_asleep_it_is_gone_and_awake_it_says_the_same(engine) -> None:
 async def test_paused_it_stands_still_also_when_it_is_replaced(engine) -> None:
     before = await text(engine, "before")
     said, kept = await begun(engine, "kept")
-    await engine.pause(mode="keep", clear_cache=False)
+    await engine.pause_generation(mode="keep", clear_cache=False)
     await asyncio.sleep(0.2)
     made = len(said)
     os.kill(engine.engine_pid, 9)
@@ -95,7 +95,7 @@ async def test_paused_it_stands_still_also_when_it_is_replaced(engine) -> None:
         await asyncio.sleep(0.02)
     await asyncio.sleep(0.3)
     assert len(said) == made
-    await engine.resume()
+    await engine.resume_generation()
     assert await kept == (before, "length")
 
 
@@ -115,10 +115,6 @@ def test_offline(device: str) -> None:
         return list(llm.generate(["The river"], params, use_tqdm=False)[0].outputs[0].token_ids)
 
     before = made()
-    llm.enqueue(["a"], params)
-    with pytest.raises(RequestError, match="enqueued"):
-        llm.sleep()
-    llm.wait_for_completion(use_tqdm=False)
     llm.sleep(level=2)
     assert llm.is_sleeping()
     with pytest.raises(UnavailableError, match="wake_up"):

@@ -24,10 +24,10 @@ class Resting(FakeEngine):
     async def is_sleeping(self) -> bool:
         return self.told[-1][0] == "sleep"
 
-    async def pause(self, mode: str, clear_cache: bool) -> None:
+    async def pause_generation(self, mode: str, *, clear_cache: bool) -> None:
         self.told.append(("pause", mode, clear_cache))
 
-    async def resume(self) -> None:
+    async def resume_generation(self) -> None:
         self.told.append("resume")
 
     async def is_paused(self) -> bool:

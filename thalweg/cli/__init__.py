@@ -21,6 +21,7 @@ COMMANDS = {
     "quantize": "write a dense model again with quantised weights: rounded, or calibrated on a text",
     "compile": "a model's kernels for devices that need not be here, so that the first start does not wait for them",
     "flags": "every flag of the server, honoured or refused, and how many of each",
+    "as-vllm": "run a program written for vLLM, with thalweg under that name",
     "bench": "measure: latency, throughput, serve, startup, host",
     "eval": "judge: how many held-out answers of the bundled model's tasks are right",
 }

@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from thalweg.cli.grammar import OWN_VALUES, VALUES, dotted, merge
 from thalweg.config import (
     DTYPES,
     KV_CACHE_DTYPES,
@@ -34,8 +33,10 @@ from thalweg.config import (
     EngineArgs,
     check_args,
 )
+from thalweg.engine.planning.arguments import compiling
 from thalweg.errors import ConfigError
 from thalweg.flag_table import GONE, REMOVED, Flag, table
+from thalweg.flag_values import OWN_VALUES, VALUES, dotted, merge
 from thalweg.host import envs
 from thalweg.server.settings import ServerSettings
 
@@ -63,8 +64,6 @@ COMMAND = frozenset(
 )
 """Honoured by the command line itself, here or in common.parse. code_revision: of code that is never run, so any is the right
 one."""
-NO_COMPILER = "the platform decides what is compiled and captured; of this object mode, level and cudagraph_mode are read"
-GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 _UNSET = object()
 
 
@@ -211,24 +210,6 @@ def check_given(namespace: argparse.Namespace) -> None:
         raise ConfigError(*problems)
 
 
-def _presets(namespace: argparse.Namespace) -> dict[str, Any]:
-    """What -O and --compilation-config mean as fields of EngineArgs. Levels and modes above 0 tune a compiler that
-    this engine does not have. 0 means no compiling and no capture, as does cudagraph_mode NONE."""
-    given = dict(_given(namespace, COMMAND).get("compilation_config", {}))
-    modes = {name: given.pop(name) for name in ("mode", "level") if name in given}
-    graphs = str(given.pop("cudagraph_mode", "FULL")).upper()
-    problems = [f"--compilation-config.{key}: {NO_COMPILER}" for key in sorted(given)]
-    for name, value in modes.items():
-        if str(value) not in ("0", "1", "2", "3"):
-            problems.append(f"--compilation-config.{name}: {value!r} is not one of 0, 1, 2, 3")
-    if graphs not in GRAPH_MODES:
-        problems.append(f"--compilation-config.cudagraph_mode: {graphs!r} is not one of {', '.join(GRAPH_MODES)}")
-    if problems:
-        raise ConfigError(*problems)
-    eager = graphs == "NONE" or str(_given(namespace, COMMAND).get("optimization_level")) == "0"
-    return {"enforce_eager": True} if eager else {}
-
-
 def given(namespace: argparse.Namespace, dest: str) -> Any:
     """The value of a flag that was given. None if it was not."""
     value = getattr(namespace, dest, _UNSET)
@@ -242,7 +223,9 @@ def given_names(namespace: argparse.Namespace) -> list[str]:
 
 def engine_args(namespace: argparse.Namespace) -> EngineArgs:
     """The engine's share of the flags, checked."""
-    fields = {**envs.engine_fields(), **_presets(namespace), **_given(namespace, ENGINE)}
+    said = _given(namespace, COMMAND)
+    presets = compiling(said.get("compilation_config"), said.get("optimization_level"))
+    fields = {**envs.engine_fields(), **presets, **_given(namespace, ENGINE)}
     try:
         args = msgspec.convert(fields, EngineArgs)
     except msgspec.ValidationError as e:

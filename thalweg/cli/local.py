@@ -36,9 +36,12 @@ class Local:
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._runner.run(self.engine.shutdown())
+            self._runner.run(self._end())
         finally:
             self._runner.close()
+
+    async def _end(self) -> None:
+        await self.engine.shutdown()
 
     def say(self, prompt: str | dict[str, Any], params: SamplingParams, write: Callable[[str], object]) -> str:
         """The answer. Each piece also goes to `write` when it arrives. Ctrl-C ends the request and raises

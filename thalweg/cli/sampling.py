@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from thalweg.cli.grammar import human_int, integer, number
 from thalweg.errors import ConfigError, RequestError
+from thalweg.flag_values import human_int, integer, number
 from thalweg.params import SamplingParams
 
 FLAGS = {

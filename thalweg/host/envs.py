@@ -144,6 +144,11 @@ def with_startup_marks(path: str) -> dict[str, str]:
     return {**os.environ, "THALWEG_STARTUP_MARKS": path}
 
 
+def everything() -> dict[str, str]:
+    """The whole environment, for a program that takes this one's place."""
+    return dict(os.environ)
+
+
 def without_api_keys() -> dict[str, str]:
     """The environment of a child that serves no client: without any variable named *API_KEY."""
     return {k: v for k, v in os.environ.items() if not k.upper().endswith("API_KEY")}

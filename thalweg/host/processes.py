@@ -1,6 +1,7 @@
 """The one module that starts processes: the engine (`Process`), and small helpers that talk over two pipes (`Child`).
 
-Every process is `python -m` a module of ours, or a fork of a helper. Nothing else is ever run. Knows nothing of what they do.
+Every process is `python -m` a module of ours, or a fork of a helper. Nothing else is ever run, but what a user names on the
+command line (`become`). Knows nothing of what they do.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import thalweg
 from thalweg.host import envs
@@ -170,3 +173,12 @@ def in_forks(work: Callable[[], int]) -> int:
                 write(HEADER.pack(FELL | -status))
             except OSError:
                 return 1
+
+
+def become(command: list[str], environment: dict[str, str]) -> NoReturn:
+    """This process goes on as another program. FileNotFoundError if there is none of that name."""
+    found = shutil.which(command[0], path=environment.get("PATH"))
+    if found is None:
+        raise FileNotFoundError(command[0])
+    sys.stdout.flush()
+    os.execve(found, command, environment)

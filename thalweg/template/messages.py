@@ -9,6 +9,8 @@ from typing import Any, Literal
 from thalweg.errors import RequestError
 
 ContentFormat = Literal["string", "openai"]
+FORMATS: dict[str, ContentFormat | None] = {"auto": None, "string": "string", "openai": "openai"}
+"""Names users know -> formats. auto: what the template reads."""
 """Form in which a template reads message content: one string, or a list of typed parts."""
 ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "content_format"})
 FUNCTIONS = frozenset({"raise_exception", "strftime_now", "namespace", "range", "dict", "lipsum", "cycler", "joiner"})

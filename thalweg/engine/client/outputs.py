@@ -16,7 +16,7 @@ import numpy as np
 
 from thalweg.engine.client.inputs import Submission
 from thalweg.engine.messages import EngineRequest, Finished, Outputs, PromptScores, Started, TokenLogprobs
-from thalweg.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
+from thalweg.outputs import CompletionOutput, FlatLogprobs, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
 from thalweg.params import RequestOutputKind
 from thalweg.text.detokenizer import Detokenizer
 from thalweg.text.stops import StopStream, StopStrings, automaton
@@ -44,6 +44,10 @@ class OutputProcessor:
     @property
     def open_requests(self) -> int:
         return len(self._requests)
+
+    def open_ids(self) -> list[str]:
+        """Oldest first."""
+        return list(self._requests)
 
     def add(self, submission: Submission, now: float) -> None:
         """Before its EngineRequests reach the engine. now: monotonic seconds. ValueError if the id is open already."""
@@ -162,7 +166,8 @@ class _Choice:
     """One sequence: everything emitted so far, and how far its caller has been told."""
 
     __slots__ = (
-        "_after_min", "_detokenizer", "_include", "_new_text", "_sent_tokens", "_stop_ids", "_stops", "_text", "_told_end",
+        "_after_min", "_detokenizer", "_include", "_new_text", "_repeats", "_sent_tokens", "_stop_ids", "_stops", "_text",
+        "_told_end",
         "cumulative_logprob", "engine_request", "finish_reason", "handle", "index", "logprobs", "request", "stop_reason",
         "tokens", "wants_logprobs",
     )  # fmt: skip
@@ -180,6 +185,7 @@ class _Choice:
             )  # fmt: skip
         self._stops = StopStream(stops, p.include_stop_str_in_output) if stops is not None else None
         self._include, self._after_min = p.include_stop_str_in_output, p.min_tokens
+        self._repeats = p.repetition_detection
         self._stop_ids = frozenset(sampling.eos_ids) | frozenset(sampling.stop_ids)
         self.tokens: list[int] = []
         self._text, self._new_text = "", list[str]()
@@ -200,6 +206,15 @@ class _Choice:
         """One new token. stopping: the engine ended the sequence by a stop token in this frame."""
         self.tokens.append(token)
         self.request.made += 1
+        if self._repeats is not None and not stopping and self._repeats.found(self.tokens):
+            self._push_text(token, stopping)
+            if self.finish_reason is None:
+                self.finish(Finished(self.handle, "repetition"))
+                self.stop_reason = "repetition_detected"
+            return
+        self._push_text(token, stopping)
+
+    def _push_text(self, token: int, stopping: bool) -> None:
         if self._detokenizer is None or (stopping and not self._include and token in self._stop_ids):
             return
         text = self._detokenizer.push_one(token)
@@ -238,9 +253,11 @@ class _Choice:
         """Everything so far, or what was not told yet."""
         sent, text = self._sent_tokens, "".join(self._new_text)
         self._new_text.clear()
-        logprobs: list[PositionLogprobs] | None = None
+        logprobs: list[PositionLogprobs] | FlatLogprobs | None = None
         if self.wants_logprobs:
             logprobs = self.logprobs if delta else self.logprobs.copy()
+            if self.request.params.flat_logprobs:
+                logprobs = FlatLogprobs(logprobs)
             if delta:  # told once, and never asked for again
                 self.logprobs = []
         if not delta:

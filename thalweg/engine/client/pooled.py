@@ -33,6 +33,10 @@ class PoolingOutputs:
         self._handles: dict[str, int] = {}
         """By request id."""
 
+    def open_ids(self) -> list[str]:
+        """Oldest first."""
+        return list(self._handles)
+
     def add(self, submission: PoolingSubmission, now: float) -> None:
         """Before its request reaches the engine. now: monotonic seconds."""
         self._open[submission.request.handle] = _Open(submission, now)

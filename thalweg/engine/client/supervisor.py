@@ -86,7 +86,7 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._standby: Standby | None = None
         self._reserve: asyncio.Task[None] | None = None
-        self._first_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._first_ready: asyncio.Future[None]
         self._replies: dict[int, asyncio.Future[bool]] = {}
         self.state = "starting"
         self.restarts = 0
@@ -117,6 +117,7 @@ class Supervisor:
 
     async def start(self, engine: Awaitable[EngineProcess]) -> EngineProcess:
         """The first engine, once a canary generation went through it. Raises what it said if it could not start."""
+        self._first_ready = asyncio.get_running_loop().create_future()
         self._engine = await engine
         self._config: EngineConfig = self._engine.ready.config
         self._task = asyncio.create_task(self._run())

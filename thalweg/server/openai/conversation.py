@@ -10,10 +10,8 @@ from thalweg.server.errors import ApiError
 from thalweg.server.openai.protocol import ChatFields, ChatRequest, Message
 from thalweg.server.openai.turns import Turns, history
 from thalweg.template.chat import Chat
-from thalweg.template.messages import ContentFormat
+from thalweg.template.messages import FORMATS
 from thalweg.text.encoder import last_chars
-
-FORMATS: dict[str, ContentFormat | None] = {"auto": None, "string": "string", "openai": "openai"}
 
 
 class Conversation:

@@ -18,13 +18,13 @@ async def pause(serving: Serving, http: Request) -> Response:
         if "mode" in http.query_params and mode != "wait":
             raise ApiError("wait_for_inflight_requests: means mode=wait; give one of them", "wait_for_inflight_requests")
         mode = "wait"
-    await serving.engine.pause(mode, flag(http, "clear_cache", True))
+    await serving.engine.pause_generation(mode, clear_cache=flag(http, "clear_cache", True))
     return respond({"status": "paused"})
 
 
 async def resume(serving: Serving, http: Request) -> Response:
     checked(http, ())
-    await serving.engine.resume()
+    await serving.engine.resume_generation()
     return respond({"status": "resumed"})
 
 

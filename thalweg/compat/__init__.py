@@ -1,0 +1,48 @@
+"""vLLM's names for programs that were written for it: `import vllm` gives thalweg, where a program or its user asks for that.
+
+Nothing happens on import. `as_vllm()` puts a folder with a package `vllm` on the path, for this process. `environment()` does
+so for processes that it starts, which is what `thalweg as-vllm COMMAND` is made of. Where the real vllm is installed both
+refuse: one name must not mean two things. `arguments` and `names` hold what the package `vllm` there is made of.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from thalweg.errors import ConfigError
+
+PATH = Path(__file__).parent / "path"
+"""The folder that holds the package `vllm`, and what packaging tools read of its version."""
+INSTALLED = "the real vllm is installed here, and is not hidden: uninstall it, or use an environment without it"
+
+
+def as_vllm() -> None:
+    """`import vllm` means thalweg from now on, in this process. ConfigError if the real one is installed or imported."""
+    if str(PATH) in sys.path:
+        return
+    if _imported() or _real(sys.path):
+        raise ConfigError(f"as_vllm: {INSTALLED}")
+    sys.path.insert(0, str(PATH))
+
+
+def environment(of: dict[str, str]) -> dict[str, str]:
+    """Environment variables of a process in which `import vllm` means thalweg. Its Python must find thalweg by itself."""
+    if _real(sys.path):
+        raise ConfigError(f"as-vllm: {INSTALLED}")
+    rest = [p for p in of.get("PYTHONPATH", "").split(os.pathsep) if p and p != str(PATH)]
+    return {**of, "PYTHONPATH": os.pathsep.join([str(PATH), *rest])}
+
+
+def _imported() -> bool:
+    """Has this process imported another vllm than ours?"""
+    found = sys.modules.get("vllm")
+    return found is not None and not str(getattr(found, "__file__", None) or "").startswith(str(PATH))
+
+
+def _real(path: list[str]) -> bool:
+    """Is there a vllm that is not ours?"""
+    found = PathFinder.find_spec("vllm", [p for p in path if Path(p or ".").resolve() != PATH.resolve()])
+    return found is not None and found.origin is not None

@@ -1,0 +1,60 @@
+"""EngineArgs under vLLM's names: the honoured ones, those that ask for what happens anyway, and refusals in words."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from thalweg import config
+from thalweg.engine.planning.arguments import engine_args
+from thalweg.flag_table import GONE, Flag, table
+from thalweg.flag_values import OWN_VALUES, VALUES
+
+
+class EngineArgs:
+    """Makes a thalweg EngineArgs: `EngineArgs(model=..., dtype=...)`. Arguments of vLLM that this version has not are accepted
+    where they ask for what happens anyway. ConfigError names the others, with why and what to do instead."""
+
+    def __new__(cls, model: str = config.BUNDLED, **fields: Any) -> config.EngineArgs:  # type: ignore[misc]
+        return engine_args({"model": model, **fields})
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Every engine flag of vLLM, with values written as for `thalweg serve`. What is not given is None."""
+        taken = {o for a in parser._actions for o in a.option_strings}
+        for flag in _flags():
+            options = [o for o in flag.options if o not in taken]
+            if not options:
+                continue
+            if flag.type == "bool":
+                parser.add_argument(*options, dest=flag.dest, action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
+            else:
+                nargs = "+" if flag.type == "list" else None
+                parser.add_argument(*options, dest=flag.dest, nargs=nargs, type=_value(flag), help=argparse.SUPPRESS)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> config.EngineArgs:
+        """Of what `add_cli_args` parsed. Other names of the namespace are the program's own."""
+        known = {f.dest for f in _flags()}
+        return engine_args({name: value for name, value in vars(args).items() if name in known and value is not None})
+
+
+class AsyncEngineArgs(EngineArgs):
+    """The same. enable_log_requests: in Python the program logs its requests."""
+
+
+def _flags() -> list[Flag]:
+    return [f for f in table().values() if f.group != "Frontend" and f.group not in GONE and f.tier != "own"]
+
+
+def _value(flag: Flag) -> Any:
+    read = OWN_VALUES.get(flag.name, VALUES[flag.type])
+
+    def convert(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as e:
+            raise argparse.ArgumentTypeError(str(e)) from None
+
+    return convert

@@ -1,0 +1,112 @@
+"""What vLLM calls things, where thalweg has no class of the same name and form."""
+
+from __future__ import annotations
+
+import argparse
+import uuid
+from enum import StrEnum
+from typing import Any
+
+from thalweg import llm
+from thalweg.errors import NotSupportedError
+from thalweg.params import StructuredOutputsParams
+from thalweg.refused import ADAPTERS, refused
+
+FAMILIES = "a family of models comes as an entry point of the group thalweg.models (docs/adding-a-model.md)"
+
+
+class LLM(llm.LLM):
+    """thalweg's, with the tokenizer of transformers where that is installed: programs call it as one."""
+
+    def get_tokenizer(self) -> Any:
+        try:
+            import transformers
+        except ImportError:
+            return super().get_tokenizer()
+        super().get_tokenizer()  # ConfigError if it was skipped
+        args = self.llm_engine.frontend.args
+        return transformers.AutoTokenizer.from_pretrained(args.tokenizer or args.model)
+
+
+class UsageContext(StrEnum):
+    """Who starts an engine. Nothing is reported to anyone."""
+
+    UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
+    LLM_CLASS = "LLM_CLASS"
+    API_SERVER = "API_SERVER"
+    OPENAI_API_SERVER = "OPENAI_API_SERVER"
+    OPENAI_BATCH_RUNNER = "OPENAI_BATCH_RUNNER"
+    ENGINE_CONTEXT = "ENGINE_CONTEXT"
+
+
+class GuidedDecodingParams:
+    """The old name of StructuredOutputsParams."""
+
+    def __new__(cls, **fields: Any) -> StructuredOutputsParams:  # type: ignore[misc]
+        return StructuredOutputsParams(**fields)
+
+
+class LoRARequest:
+    """Can be named, so that programs import, and not made."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise NotSupportedError(f"LoRARequest: {ADAPTERS}")
+
+
+class ModelRegistry:
+    """Families come as packages here."""
+
+    register_model = refused(FAMILIES)
+
+    @staticmethod
+    def get_supported_archs() -> set[str]:
+        """Architectures that can be served."""
+        from thalweg.models.registry import ARCHITECTURES
+
+        return set(ARCHITECTURES)
+
+
+class FlexibleArgumentParser(argparse.ArgumentParser):
+    """Takes names of flags with underscores, too."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        import sys
+
+        words = list(sys.argv[1:] if args is None else args)
+        known = {o for a in self._actions for o in a.option_strings}
+        return super().parse_known_args([_dashed(w, known) for w in words], namespace)
+
+
+def _dashed(word: str, known: set[str]) -> str:
+    name, equals, value = word.partition("=")
+    dashed = name.replace("_", "-")
+    return dashed + equals + value if name.startswith("--") and name not in known and dashed in known else word
+
+
+def random_uuid() -> str:
+    return uuid.uuid4().hex
+
+
+def get_tokenizer(tokenizer_name: str, *_: Any, tokenizer_mode: str = "auto", **options: Any) -> Any:
+    """transformers' tokenizer of a model. ConfigError without transformers."""
+    from thalweg.checkpoint.hub import resolve_model
+    from thalweg.errors import ConfigError
+
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigError("get_tokenizer: it is transformers' tokenizer; install transformers") from None
+    options = {k: v for k, v in options.items() if k not in ("trust_remote_code", "download_dir")}
+    return transformers.AutoTokenizer.from_pretrained(
+        resolve_model(tokenizer_name), use_fast=tokenizer_mode != "slow", **options
+    )
+
+
+def resolve_chat_template(tokenizer: Any, chat_template: str | None = None, tools: Any = None, **_: Any) -> str | None:
+    """The template that chats are rendered with: the given one, else the tokenizer's own."""
+    if chat_template is not None:
+        return chat_template
+    own = getattr(tokenizer, "chat_template", None)
+    if isinstance(own, dict):
+        return own.get("tool_use") if tools and "tool_use" in own else own.get("default")
+    return own

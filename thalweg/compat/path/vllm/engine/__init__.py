@@ -1,0 +1,1 @@
+"""Names of vllm.engine, served by thalweg (thalweg.compat)."""

@@ -1,0 +1,1 @@
+"""Names of vllm.entrypoints, served by thalweg (thalweg.compat)."""

@@ -1,0 +1,1 @@
+"""Names of vllm.lora, served by thalweg (thalweg.compat)."""

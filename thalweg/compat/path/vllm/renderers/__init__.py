@@ -1,0 +1,1 @@
+"""Names of vllm.renderers, served by thalweg (thalweg.compat)."""

@@ -1,0 +1,1 @@
+"""Names of vllm.transformers_utils, served by thalweg (thalweg.compat)."""

@@ -1,0 +1,1 @@
+"""Names of vllm.usage, served by thalweg (thalweg.compat)."""

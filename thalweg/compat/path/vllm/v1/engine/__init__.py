@@ -1,0 +1,1 @@
+"""Names of vllm.v1.engine, served by thalweg (thalweg.compat)."""

@@ -1,0 +1,94 @@
+"""Engine arguments from Python, by the names of the field: honoured, without effect, or refused with the table's reason."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from thalweg.config import EngineArgs
+from thalweg.errors import ConfigError
+from thalweg.flag_table import GONE, REMOVED, Flag, table
+from thalweg.host import envs
+
+logger = logging.getLogger(__name__)
+NO_COMPILER = "the platform decides what is compiled and captured; of this object mode, level and cudagraph_mode are read"
+GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+COMPILING = ("compilation_config", "optimization_level")
+AS_IT_IS = {
+    "enable_sleep_mode": "sleep() and wake_up() need no leave",
+    "enable_prompt_embeds": "generate() takes prompt_embeds as it is",
+    "code_revision": "of code that is never run, any revision is right",
+    "enable_log_requests": "requests in Python are logged by whoever makes them",
+}
+"""Arguments that ask in Python for what happens anyway, whatever their value."""
+
+
+def engine_args(fields: Mapping[str, Any]) -> EngineArgs:
+    """EngineArgs of arguments by name, over what the environment says. ConfigError lists everything that is not honoured, with
+    why and what to do instead, and every value of a wrong type."""
+    fields = dict(fields)
+    if fields.pop("fail_on_environ_validation", False) and (elsewhere := envs.foreign()):
+        raise ConfigError(f"fail_on_environ_validation: {elsewhere}")
+    known = set(EngineArgs.__struct_fields__)
+    presets = compiling(fields.pop("compilation_config", None), fields.pop("optimization_level", None), "{name}")
+    problems = [p for name in sorted(set(fields) - known) if (p := _problem(name, fields[name])) is not None]
+    if problems:
+        raise ConfigError(*problems)
+    kept = {name: value for name, value in fields.items() if name in known}
+    if isinstance(kept.get("served_model_name"), str):
+        kept["served_model_name"] = [kept["served_model_name"]]
+    for name in ("model", "tokenizer", "download_dir", "hf_config_path"):
+        if isinstance(kept.get(name), Path):
+            kept[name] = str(kept[name])
+    try:
+        return msgspec.convert({**envs.engine_fields(), **presets, **kept}, EngineArgs)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"engine argument: {e}") from None
+
+
+def _problem(name: str, value: Any) -> str | None:
+    """Why the argument is not honoured. None: it asks for what happens anyway."""
+    flag = _flags().get(name)
+    if flag is not None and not flag.refusal:
+        return f"{name}: it is a setting of the server: `thalweg serve --{flag.name}`; leave it out"
+    if flag is None:
+        near = difflib.get_close_matches(name, EngineArgs.__struct_fields__, n=1, cutoff=0.6)
+        hint = f"; did you mean {near[0]}?" if near else "; `thalweg flags` lists them"
+        return f"{name}: not an engine argument this version honours{hint}"
+    if name in AS_IT_IS or flag.asks_nothing(value) or (value is None and flag.group not in GONE):
+        return None
+    if flag.group == REMOVED:
+        logger.warning("%s has no effect any more: %s", name, flag.refusal)
+        return None
+    return f"{name}: {flag.refusal}"
+
+
+def _flags() -> dict[str, Flag]:
+    return {f.dest: f for f in table().values()}
+
+
+def compiling(config: Any, level: Any, said: str = "--{name}") -> dict[str, Any]:
+    """What -O and --compilation-config mean as fields of EngineArgs. Levels and modes above 0 tune a compiler that this engine
+    does not have. 0 means no compiling and no capture, as does cudagraph_mode NONE. said: how messages write a name."""
+    where = said.format(name="compilation-config" if said.startswith("--") else "compilation_config")
+    if isinstance(config, int):
+        config = {"mode": config}
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError(f"{where}: must be an object or a mode from 0 to 3, not {config!r:.80}")
+    given = dict(config or {})
+    modes = {name: given.pop(name) for name in ("mode", "level") if name in given}
+    graphs = str(given.pop("cudagraph_mode", "FULL")).upper()
+    problems = [f"{where}.{key}: {NO_COMPILER}" for key in sorted(given)]
+    for name, value in modes.items():
+        if str(value) not in ("0", "1", "2", "3"):
+            problems.append(f"{where}.{name}: {value!r} is not one of 0, 1, 2, 3")
+    if graphs not in GRAPH_MODES:
+        problems.append(f"{where}.cudagraph_mode: {graphs!r} is not one of {', '.join(GRAPH_MODES)}")
+    if problems:
+        raise ConfigError(*problems)
+    return {"enforce_eager": True} if graphs == "NONE" or str(level) == "0" else {}

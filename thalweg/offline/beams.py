@@ -1,0 +1,151 @@
+"""Beam search over the engine: each round asks for the most likely next tokens of every beam, all prompts together."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tqdm import tqdm
+
+from thalweg.errors import RequestError
+from thalweg.offline.engine import LLMEngine
+from thalweg.offline.prompts import Prompt, as_list
+from thalweg.outputs import BeamSearchOutput, BeamSearchSequence, PositionLogprobs, RequestOutput
+from thalweg.params import BeamSearchParams, RequestOutputKind, SamplingParams
+from thalweg.refused import no_adapter
+
+
+@dataclass
+class _Search:
+    """The beams of one prompt."""
+
+    prompt: Any
+    text: str | None
+    ids: list[int]
+    live: list[BeamSearchSequence]
+    done: list[BeamSearchSequence] = field(default_factory=list)
+
+
+class BeamMethods:
+    """The part of `LLM` that searches."""
+
+    llm_engine: LLMEngine
+    _ids: itertools.count[int]
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best continuations of every prompt, best first, by the sum of log-probabilities over the number of
+        tokens (prompt included, end token not) to the power of length_penalty. `tokens` and `text` hold the prompt too.
+        concurrency_limit: prompts searched at once. RequestError, naming the field, before anything runs."""
+        no_adapter(lora_request)
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"params must be BeamSearchParams, not {type(params).__name__}", "params")
+        if concurrency_limit is not None and concurrency_limit < 1:
+            raise RequestError(f"concurrency_limit must be at least 1, not {concurrency_limit}", "concurrency_limit")
+        searches = [self._search(p, params) for p in as_list(prompts)]
+        at_once = concurrency_limit or max(1, len(searches))
+        bar = (use_tqdm if callable(use_tqdm) else tqdm)(
+            total=len(searches), disable=not use_tqdm, desc="beam searches", unit="req"
+        )
+        with contextlib.closing(bar):
+            for first in range(0, len(searches), at_once):
+                self._run(searches[first : first + at_once], params)
+                bar.update(len(searches[first : first + at_once]))
+        return [self._best(s, params) for s in searches]
+
+    def _search(self, prompt: Any, params: BeamSearchParams) -> _Search:
+        one = SamplingParams(max_tokens=1, logprobs=2 * params.beam_width, temperature=params.temperature, detokenize=False)
+        checked = self.llm_engine.prepare(str(next(self._ids)), prompt, one)
+        if isinstance(prompt, dict) and "prompt_embeds" in prompt:
+            raise RequestError("prompt_embeds: beams are continued by token ids; send text or ids", "prompt_embeds")
+        ids = list(checked.prompt_ids)
+        longest = self.llm_engine.config.model.max_len
+        if len(ids) + params.max_tokens > longest:
+            raise RequestError(
+                f"max_tokens: {len(ids)} tokens of prompt and {params.max_tokens} more exceed the context of {longest}",
+                "max_tokens",
+            )
+        return _Search(prompt, checked.prompt, ids, [BeamSearchSequence(prompt, ids, [])])
+
+    def _run(self, searches: Sequence[_Search], params: BeamSearchParams) -> None:
+        ends = frozenset() if params.ignore_eos else frozenset(self.llm_engine.frontend.eos_ids)
+        for _ in range(params.max_tokens):
+            beams = [(s, beam) for s in searches for beam in s.live]
+            if not beams:
+                return
+            nexts = self._next([beam for _, beam in beams], params)
+            grown: dict[int, list[BeamSearchSequence]] = {id(s): [] for s in searches}
+            for (search, beam), tokens in zip(beams, nexts, strict=True):
+                # The greedy choice is told beside the most likely ones, and is the first of them.
+                for token, logprob in itertools.islice(tokens.items(), 2 * params.beam_width):
+                    total, logprobs = beam.cum_logprob + logprob.logprob, [*beam.logprobs, tokens]
+                    if token not in ends:
+                        more = BeamSearchSequence(beam.orig_prompt, [*beam.tokens, token], logprobs, cum_logprob=total)
+                        grown[id(search)].append(more)
+                        continue
+                    ids = [*beam.tokens, token] if params.include_stop_str_in_output else beam.tokens
+                    search.done.append(
+                        BeamSearchSequence(
+                            beam.orig_prompt, ids, logprobs, None, total, finish_reason="stop", stop_reason=token
+                        )
+                    )
+            for search in searches:
+                search.live = _top(grown[id(search)], ends, params)
+
+    def _next(self, beams: Iterable[BeamSearchSequence], params: BeamSearchParams) -> list[PositionLogprobs]:
+        """The most likely next tokens of every beam."""
+        engine = self.llm_engine
+        one = SamplingParams(
+            max_tokens=1, logprobs=2 * params.beam_width, temperature=params.temperature, detokenize=False, ignore_eos=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )  # fmt: skip
+        asked = [engine.prepare(str(next(self._ids)), {"prompt_token_ids": b.tokens}, one) for b in beams]
+        engine.submit(asked)
+        done: dict[str, PositionLogprobs] = {}
+        try:
+            while len(done) < len(asked):
+                for out in engine.step():
+                    if isinstance(out, RequestOutput) and out.finished:
+                        done[out.request_id] = _ranked(out)
+        finally:
+            for s in asked:
+                engine.drop(s.request_id)
+        return [done[s.request_id] for s in asked]
+
+    def _best(self, search: _Search, params: BeamSearchParams) -> BeamSearchOutput:
+        ends = frozenset() if params.ignore_eos else frozenset(self.llm_engine.frontend.eos_ids)
+        for beam in search.live:
+            beam.finish_reason = "length"
+        best = _top([*search.done, *search.live], ends, params)
+        tokenizer = self.llm_engine.frontend.tokenizer
+        for beam in best:
+            beam.text = tokenizer.decode(beam.tokens, False) if tokenizer is not None else None
+        return BeamSearchOutput(best)
+
+
+def _ranked(output: RequestOutput) -> PositionLogprobs:
+    if output.outputs[0].finish_reason == "error":
+        raise RequestError(output.error or "the engine could not finish this request")
+    found = output.outputs[0].logprobs
+    assert found is not None, "asked for"
+    # A token that was drawn stands first, wherever it ranks.
+    return dict(sorted(found[0].items(), key=lambda item: -item[1].logprob))
+
+
+def _top(beams: list[BeamSearchSequence], ends: frozenset[int], params: BeamSearchParams) -> list[BeamSearchSequence]:
+    return sorted(beams, key=lambda b: score(b, ends, params.length_penalty), reverse=True)[: params.beam_width]
+
+
+def score(beam: BeamSearchSequence, ends: frozenset[int], length_penalty: float) -> float:
+    """What beams are ranked by."""
+    length = len(beam.tokens) - (beam.tokens[-1] in ends)
+    return float(beam.cum_logprob / max(1, length) ** length_penalty)

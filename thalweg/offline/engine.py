@@ -1,0 +1,276 @@
+"""LLMEngine: one engine in the calling thread, a step at a time. `LLM` is a loop around it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import random
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from thalweg.config import EngineArgs, EngineConfig
+from thalweg.engine.client.frontend import load_frontend, locate
+from thalweg.engine.client.inputs import InputProcessor, PoolingSubmission, Submission
+from thalweg.engine.client.outputs import OutputProcessor
+from thalweg.engine.client.pairs import shortened, tokenization
+from thalweg.engine.client.pooled import PoolingOutputs
+from thalweg.engine.control.core import EngineCore
+from thalweg.engine.messages import Stats
+from thalweg.engine.worker.build import Worker, build
+from thalweg.errors import ConfigError, RequestError, UnavailableError
+from thalweg.grammar.grammars import Grammars
+from thalweg.offline.metrics import Metric, snapshot
+from thalweg.offline.profile import Profiler
+from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from thalweg.params import PoolingParams, SamplingParams
+from thalweg.refused import NoAdapters, NoCode, no_adapter
+from thalweg.text.cut import asked as cuts
+from thalweg.text.tokenizer import Tokenizer
+
+Output = RequestOutput | PoolingRequestOutput[PoolingOutput]
+NO_SLEEP = "enable_sleep_mode: sleeping needs an engine made with enable_sleep_mode=True"
+SLEEPS = "the engine sleeps; call wake_up() first"
+
+
+class LLMEngine(NoAdapters, NoCode):
+    """Requests in with `add_request`, news out with each `step`. Not thread-safe.
+
+    Raises ConfigError, CheckpointError, UnsupportedModelError or DeviceError when made, each naming the field or file.
+    """
+
+    def __init__(self, args: EngineArgs, profiler_config: Mapping[str, Any] | None = None) -> None:
+        self.profiler = Profiler(profiler_config)
+        with _uncollected():
+            self.frontend = load_frontend(locate(args))
+        self._seeds = random.Random(args.seed)
+        self.outputs = OutputProcessor(self.frontend.tokenizer, args.stream_interval)
+        self.pooled = PoolingOutputs()
+        self.handles = itertools.count(1)
+        self._closed: list[Output] = []
+        self._asleep = self._judged = False
+        self._start()
+
+    def _start(self) -> None:
+        with _uncollected():
+            self.worker: Worker = build(self.frontend.args)
+        self.config: EngineConfig = self.worker.config
+        if not self._judged:
+            self._structured, self._judged = self.frontend.structured(self.config), True
+        structured = self._structured
+        grammars = None if structured is None else Grammars(lambda: structured.judge.vocabulary)
+        self.core = EngineCore(self.config, self.worker.launch, grammars=grammars)
+        self.inputs = InputProcessor(
+            self.config, self.frontend.tokenizer, eos_ids=self.frontend.eos_ids, seed_source=self._seeds, structured=structured
+        )
+
+    @classmethod
+    def from_engine_args(
+        cls, engine_args: EngineArgs, usage_context: Any = None, stat_loggers: Any = None, enable_multiprocessing: bool = False
+    ) -> LLMEngine:
+        """usage_context: nothing is reported to anyone. For an engine in a process of its own use AsyncLLM."""
+        if stat_loggers:
+            raise ConfigError("stat_loggers: an engine in the calling thread tells nobody; read get_metrics()")
+        if enable_multiprocessing:
+            raise ConfigError("enable_multiprocessing: this engine runs in the calling thread; use AsyncLLM")
+        return cls(engine_args)
+
+    # ------------------------------------------------------------ what it is
+
+    @property
+    def model_config(self) -> Any:
+        return self.config.model
+
+    def get_tokenizer(self) -> Tokenizer:
+        """ConfigError if the tokenizer was skipped."""
+        if self.frontend.tokenizer is None:
+            raise ConfigError("skip_tokenizer_init: there is no tokenizer")
+        return self.frontend.tokenizer
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.frontend.tokenizer
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        return self.config.model.tasks
+
+    # ------------------------------------------------------------ requests
+
+    def prepare(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | PoolingParams,
+        *,
+        priority: int = 0,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> Submission | PoolingSubmission:
+        """A checked request, for `submit`. RequestError names the field."""
+        keep, side, special = tokenization(tokenization_kwargs)
+        tokenizer = self.frontend.tokenizer
+        cut = cuts(keep, side, self.config.model.max_len, tokenizer.truncation_side if tokenizer else "right")
+        prompt = shortened(tokenizer, prompt, cut, special)
+        if isinstance(params, PoolingParams):
+            return self.inputs.process_pooling(request_id, prompt, params, priority=priority, handles=self.handles)
+        return self.inputs.process(request_id, prompt, params, priority=priority, handles=self.handles)
+
+    def submit(self, submissions: Iterable[Submission | PoolingSubmission]) -> None:
+        """Run these from the next step on. UnavailableError while it sleeps."""
+        if self._asleep:
+            raise UnavailableError(SLEEPS)
+        now = time.monotonic()
+        for s in submissions:
+            if isinstance(s, PoolingSubmission):
+                self.pooled.add(s, now)
+                self.core.add([s.request])
+            else:
+                self.outputs.add(s, now)
+                self.core.add(s.requests)
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | PoolingParams,
+        arrival_time: float | None = None,
+        lora_request: None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        prompt_text: str | None = None,
+    ) -> str:
+        """One request, by an id that no open one has: the id. RequestError names the field."""
+        no_adapter(lora_request)
+        if trace_headers:
+            raise RequestError("trace_headers: this version exports no traces; leave it out", "trace_headers")
+        if arrival_time is not None:
+            raise RequestError("arrival_time: requests arrive when they are added; leave it out", "arrival_time")
+        if not isinstance(request_id, str) or request_id in self.open_ids:
+            raise RequestError(f"request_id: {request_id!r:.80} must be text that no open request has", "request_id")
+        if prompt_text is not None:
+            prompt = {**prompt, "prompt": prompt_text} if isinstance(prompt, Mapping) else prompt
+        said = self.prepare(request_id, prompt, params, priority=priority, tokenization_kwargs=tokenization_kwargs)
+        self.submit([said])
+        return request_id
+
+    @property
+    def open_ids(self) -> list[str]:
+        """Requests that have not finished."""
+        return [*self.outputs.open_ids(), *self.pooled.open_ids()]
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+        """End requests. The next `step` returns their last outputs, with finish_reason "abort". Unknown ids are fine."""
+        for one in [request_ids] if isinstance(request_ids, str) else list(request_ids):
+            last = self.drop(one)
+            if last is not None:
+                self._closed.append(last)
+
+    def drop(self, request_id: str) -> Output | None:
+        """End a request: its last output. None if it is not open."""
+        handles, last = self.outputs.abort(request_id)
+        stopped = self.pooled.abort([request_id])
+        if hasattr(self, "core"):
+            self.core.abort([*handles, *stopped])
+        return next(iter(stopped.values()), last)
+
+    def step(self) -> list[Output]:
+        """What one step brought: outputs by each request's output_kind, and of pooling requests those that are done."""
+        closed, self._closed = self._closed, []
+        news = None if self._asleep else self.core.step()
+        if news is None:
+            return closed
+        processed = self.outputs.process(news)
+        if processed.abort:
+            self.core.abort(processed.abort)
+        self.profiler.stepped()
+        return [*closed, *processed.outputs, *self.pooled.process(news)]
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._closed or self.open_ids)
+
+    def get_num_unfinished_requests(self) -> int:
+        return len(self.open_ids)
+
+    # ------------------------------------------------------------ the engine itself
+
+    def stats(self) -> Stats:
+        return self.core.stats()
+
+    def get_metrics(self) -> list[Metric]:
+        """Counters and gauges since the engine started, under the names of the server's /metrics."""
+        return snapshot(self.frontend.names[0], self.core.stats())
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget every cached prefix. Running requests go on. Others do not find what they have computed."""
+        if reset_running_requests or reset_connector:
+            name = "reset_running_requests" if reset_running_requests else "reset_connector"
+            raise ConfigError(f"{name}: running requests keep their blocks, and there is no connector; leave it out")
+        return self.core.reset_prefix_cache()
+
+    def reset_mm_cache(self) -> None:
+        """There is no cache of media: nothing to forget."""
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record operations until `stop_profile`, by torch's profiler. ConfigError without a profiler_config."""
+        self.profiler.start(profile_prefix)
+
+    def stop_profile(self) -> None:
+        """Write the trace."""
+        self.profiler.stop()
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give the device's memory back, weights and cache. What is open is aborted ("abort"), finished first ("wait"), or
+        goes on after `wake_up` ("keep"). Both levels read the weights from their files again."""
+        if not self.frontend.args.enable_sleep_mode:
+            raise ConfigError(NO_SLEEP)
+        if level not in (0, 1, 2):
+            raise ConfigError(f"level: {level!r} is not one of 0 (only pause), 1, 2")
+        if mode not in ("abort", "wait", "keep"):
+            raise ConfigError(f"mode: {mode!r} is not one of abort, wait, keep")
+        if self._asleep:
+            return
+        if mode == "abort":
+            self.abort_request(self.open_ids)
+        while mode == "wait" and self.outputs.open_requests + len(self.pooled.open_ids()):
+            self._closed = self.step()
+        self._asleep = True
+        if level == 0:
+            return
+        self.worker.close()
+        del self.worker, self.core
+        gc.collect()
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """As before `sleep`, with an empty prefix cache. What was kept goes on."""
+        if tags:
+            raise ConfigError("tags: weights and cache come back together; leave it out")
+        if not self._asleep:
+            return
+        self._asleep = False
+        if hasattr(self, "core"):
+            return
+        self._start()
+        self.core.add([*self.outputs.resubmit(), *self.pooled.resubmit(self.pooled.open_handles())])
+
+    def is_sleeping(self) -> bool:
+        return self._asleep
+
+    def shutdown(self) -> None:
+        """Give the device back. The object is not used again."""
+        if self.frontend.chat:
+            self.frontend.chat.close()
+        if hasattr(self, "worker"):
+            self.worker.close()
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Loading makes next to no garbage, and walking what it makes takes a tenth of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

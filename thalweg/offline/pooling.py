@@ -1,0 +1,156 @@
+"""What `LLM` offers of pooling models: vectors, classes, scores."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from thalweg.engine.client.pairs import matched, pair_prompt, score_text, tokenization
+from thalweg.engine.client.pooled import compared
+from thalweg.errors import ConfigError, RequestError
+from thalweg.offline.engine import LLMEngine
+from thalweg.offline.prompts import Prompt, as_list, per_prompt
+from thalweg.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from thalweg.params import PoolingParams
+from thalweg.refused import no_adapter, refused
+from thalweg.text.cut import asked as cuts
+
+
+class PoolingMethods:
+    """The half of `LLM` for models that give vectors or classes."""
+
+    llm_engine: LLMEngine
+    _ids: itertools.count[int]
+
+    reward = refused("results per token are not given by this version: encode() gives one vector or the classes of a text")
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vector of every prompt, in prompt order, from a model that gives those. RequestError, naming the field, before
+        anything runs. A prompt longer than the model takes is refused, unless it is to be cut: tokenization_kwargs
+        {"truncate_prompt_tokens": -1}."""
+        no_adapter(lora_request)
+        outs = self._pool(prompts, pooling_params, "embed", tokenization_kwargs, use_tqdm)
+        return [EmbeddingRequestOutput.made(o, EmbeddingOutput.from_base(o.outputs)) for o in outs]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """The probability of every class, for every prompt, from a model with a head for that. Otherwise as `embed`."""
+        no_adapter(lora_request)
+        outs = self._pool(prompts, pooling_params, "classify", tokenization_kwargs, use_tqdm)
+        return [ClassificationRequestOutput.made(o, ClassificationOutput.from_base(o.outputs)) for o in outs]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: None = None,
+        pooling_task: str | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """What a pooling model gives of every prompt, as an array: a vector or class numbers, by pooling_task (None: what the
+        model does). Otherwise as `embed`."""
+        no_adapter(lora_request)
+        return self._pool(prompts, pooling_params, pooling_task, tokenization_kwargs, use_tqdm)
+
+    def score(
+        self,
+        data_1: Any,
+        data_2: Any,
+        /,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts go together: one with one, one with each of many, or each with its own. A cross-encoder reads both
+        texts at once; of a model that gives vectors, it is the cosine of their angle. Otherwise as `embed`."""
+        no_adapter(lora_request)
+        if chat_template is not None:
+            raise ConfigError("chat_template: pairs are given to the model as its tokenizer joins them; leave it out")
+        pooling = self.llm_engine.inputs.check_pools("score")
+        sides = [texts(data, name) for data, name in ((data_1, "data_1"), (data_2, "data_2"))]
+        first, second = sides
+        which = matched(len(first), len(second), ("data_1", "data_2"))
+        if pooling.task == "embed":
+            vectors = self._pool([*first, *second], pooling_params, "score", tokenization_kwargs, use_tqdm)
+            return [compared(vectors[i], vectors[len(first) + j]) for i, j in which]
+        keep, side, special = tokenization(tokenization_kwargs)
+        if not special:
+            raise RequestError("tokenization_kwargs: add_special_tokens: pairs need what is around them", "tokenization_kwargs")
+        tokenizer = self.llm_engine.get_tokenizer()
+        cut = cuts(keep, side, self.llm_engine.config.model.max_len, tokenizer.truncation_side)
+        pairs = [pair_prompt(tokenizer, first[i], second[j], cut, pooling.types) for i, j in which]
+        outs = self._pool(pairs, pooling_params, "score", None, use_tqdm)
+        return [ScoringRequestOutput.made(o, ScoringOutput.from_base(o.outputs)) for o in outs]
+
+    def _pool(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
+        task: str | None,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        use_tqdm: bool | Callable[..., Any],
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        engine = self.llm_engine
+        engine.inputs.check_pools(task)
+        items = as_list(prompts)
+        params = per_prompt("pooling_params", pooling_params, len(items), PoolingParams)
+        wrong = next((p for p in params if not isinstance(p, PoolingParams)), None)
+        if wrong is not None:
+            raise RequestError(f"pooling_params must be a PoolingParams, not {type(wrong).__name__}", "pooling_params")
+        submissions = [
+            engine.prepare(str(next(self._ids)), p, s, tokenization_kwargs=tokenization_kwargs)
+            for p, s in zip(items, params, strict=True)
+        ]
+        engine.submit(submissions)
+        ids = [s.request_id for s in submissions]
+        bar = (use_tqdm if callable(use_tqdm) else tqdm)(total=len(items), disable=not use_tqdm, desc="requests", unit="req")
+        done: dict[str, PoolingRequestOutput[PoolingOutput]] = {}
+        try:
+            with contextlib.closing(bar):
+                while len(done) < len(items):
+                    for out in engine.step():
+                        assert isinstance(out, PoolingRequestOutput), "a pooling model generates nothing"
+                        done[out.request_id] = out
+                        bar.update()
+        finally:
+            for request_id in ids:
+                engine.drop(request_id)
+        return [done[i] for i in ids]
+
+
+def texts(data: Any, name: str) -> list[str]:
+    """What `LLM.score` was given on one side."""
+    return [score_text(item, name) for item in (data if isinstance(data, list | tuple) else [data])]

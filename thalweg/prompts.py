@@ -1,0 +1,41 @@
+"""Prompts as mappings, in the field's names. Text alone and a list of token ids are prompts too."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class _Common(TypedDict, total=False):
+    cache_salt: str
+    """Prompts share cached prefixes only with those of the same salt."""
+
+
+class _Text(TypedDict):
+    prompt: str
+
+
+class _Tokens(TypedDict):
+    prompt_token_ids: list[int]
+
+
+class _Embeds(TypedDict):
+    prompt_embeds: Any
+
+
+class TextPrompt(_Text, _Common):
+    """{"prompt": text}"""
+
+
+class TokensPrompt(_Tokens, _Common, total=False):
+    """{"prompt_token_ids": ids}, with the text beside them if it is to be told back."""
+
+    prompt: str
+    token_type_ids: list[int]
+    """Of a pooling model: which of two texts a token is of."""
+
+
+class EmbedsPrompt(_Embeds, _Common):
+    """{"prompt_embeds": f32[tokens, hidden]}, of numpy or torch."""
+
+
+PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt

@@ -1,0 +1,63 @@
+"""Methods of the field that this version knows by name and does not have. Calling one raises NotSupportedError with the reason
+and the remedy, so that a program written for vLLM ends with an answer instead of an AttributeError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from thalweg.errors import NotSupportedError
+
+ADAPTERS = "adapters are not served by this version: merge the adapter into the weights (peft: merge_and_unload), and load that"
+CODE = "no code of yours runs inside the engine: results come as outputs and get_metrics(), weights as files"
+WEIGHTS = "weights are not changed in a running engine by this version: make a new one of the new checkpoint"
+
+
+def refused(why: str) -> Callable[..., Any]:
+    """A method that raises NotSupportedError, naming itself. Its `__refused__` is the reason."""
+
+    class Refused:
+        __refused__ = why
+        name = ""
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            self.name = name
+
+        def __get__(self, instance: object, owner: type) -> Refused:
+            return self
+
+        def __call__(self, *_: Any, **__: Any) -> Any:
+            raise NotSupportedError(f"{self.name}: {why}")
+
+    return Refused()
+
+
+class NoAdapters:
+    """LoRA by methods."""
+
+    add_lora = refused(ADAPTERS)
+    remove_lora = refused(ADAPTERS)
+    pin_lora = refused(ADAPTERS)
+    list_loras = refused(ADAPTERS)
+
+
+class NoCode:
+    """Functions that vLLM runs in its workers."""
+
+    collective_rpc = refused(CODE)
+    apply_model = refused(CODE)
+
+
+class NoNewWeights:
+    """Weights sent from a trainer."""
+
+    init_weight_transfer_engine = refused(WEIGHTS)
+    start_weight_update = refused(WEIGHTS)
+    update_weights = refused(WEIGHTS)
+    finish_weight_update = refused(WEIGHTS)
+
+
+def no_adapter(lora_request: object) -> None:
+    """NotSupportedError if there is one."""
+    if lora_request is not None:
+        raise NotSupportedError(f"lora_request: {ADAPTERS}")
