@@ -52,8 +52,11 @@ def test_hidden_states_are_those_of_transformers(family: str, tmp_path: Path) ->
             torch.testing.assert_close(got, want, atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize("family", ["qwen3-moe", "qwen3.5"])
-@pytest.mark.parametrize("method", ["awq", "gptq"])
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [("qwen3-moe", "awq"), ("qwen3.5", "gptq"),
+     *(pytest.param(*case, marks=pytest.mark.slow) for case in (("qwen3-moe", "gptq"), ("qwen3.5", "awq")))],
+)  # fmt: skip
 def test_every_kind_of_layer_is_calibrated_but_experts(family: str, method: str, tmp_path: Path) -> None:
     source = make_checkpoint(family, tmp_path)
     (tmp_path / "text").write_text("pack my box with five dozen liquor jugs " * 20)

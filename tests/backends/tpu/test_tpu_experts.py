@@ -114,7 +114,11 @@ def test_tiles_without_rows_cost_no_product() -> None:
 
 
 @pytest.mark.parametrize("kind", CHIPS)
-@pytest.mark.parametrize("format", FORMATS, ids=str)
+@pytest.mark.parametrize(
+    "format",
+    [pytest.param(f, marks=() if f == DENSE or (f.bits == 4 and not f.symmetric) else pytest.mark.slow) for f in FORMATS],
+    ids=str,
+)
 def test_it_lowers_for_hardware(format: WeightFormat, kind: str) -> None:
     def packed(out: int, fan_in: int) -> dict[str, jax.Array]:
         placed = _weight(np.random.default_rng(0), format, out, fan_in)[0]

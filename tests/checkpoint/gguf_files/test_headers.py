@@ -147,7 +147,7 @@ def test_every_truncation_is_refused(tmp_path):
             Header(path)
 
 
-@pytest.mark.parametrize("turns", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("turns", [200, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_damaged_headers_crash_nothing_and_take_no_memory(turns, tmp_path):
     """Bytes, words and lengths replaced at random: what is not refused still lies within the file."""
     whole = file(tmp_path / "whole.gguf").read_bytes()
