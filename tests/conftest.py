@@ -1,6 +1,7 @@
 """Shared by every test: the zoo of tiny models is importable as `zoo`, torch stays on one thread, chance is seeded."""
 
 import gc
+import logging
 import os
 import random
 import sys
@@ -19,8 +20,6 @@ sys.path.insert(0, str(Path(__file__).parent / "models"))
 
 # A failure must come back when it is looked for: the same examples in every run; THALWEG_TEST_SEED draws others.
 EXTRA_SEED = int(os.environ.get("THALWEG_TEST_SEED", "0"))
-hypothesis.settings.register_profile("same-each-time", derandomize=not EXTRA_SEED, deadline=None)
-hypothesis.settings.load_profile("same-each-time")
 
 # Collection imports a million objects that live to the end: the garbage collector need not look for them, then or later.
 gc.disable()
@@ -32,8 +31,10 @@ SLOW_SECONDS = 1200
 
 def pytest_configure(config: pytest.Config) -> None:
     amounts.whole = config.option.markexpr != "not slow"
-    hypothesis.settings.register_profile("amount", hypothesis.settings(), max_examples=amounts.some(30, 100))
-    hypothesis.settings.load_profile("amount")
+    hypothesis.settings.register_profile(
+        "same-each-time", derandomize=not EXTRA_SEED, deadline=None, max_examples=amounts.some(30, 100)
+    )
+    hypothesis.settings.load_profile("same-each-time")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,6 +44,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    for known in list(logging.root.manager.loggerDict.values()):
+        if isinstance(known, logging.Logger):
+            known.propagate = True  # else pytest adds handlers to each before every test: torch makes dozens
     gc.freeze()
     gc.enable()
 

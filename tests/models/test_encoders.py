@@ -41,7 +41,7 @@ def hidden(path: Path, ids: list[int]) -> np.ndarray:
 POOL = {"cls_token": lambda h: h[0], "mean_tokens": lambda h: h.mean(0), "lasttoken": lambda h: h[-1]}
 
 
-@pytest.mark.parametrize("platform", ["reference", "cpu"])
+@pytest.mark.parametrize("platform", [pytest.param("reference", marks=pytest.mark.slow), "cpu"])
 @pytest.mark.parametrize("mode", sorted(POOL))
 def test_pooled_vectors_are_those_of_transformers(mode: str, platform: str, tmp_path: Path) -> None:
     path = make_encoder("bert", tmp_path)

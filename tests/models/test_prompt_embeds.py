@@ -54,7 +54,7 @@ def tokens(llm: LLM, prompts: list, params: SamplingParams = GREEDY) -> list[lis
     return [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)]
 
 
-@pytest.mark.parametrize("device", ["reference", "cpu", pytest.param(HOST, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("device", ["cpu", *(pytest.param(d, marks=pytest.mark.slow) for d in ("reference", HOST))])
 def test_text_is_that_of_transformers_in_chunks_from_the_cache_and_beside_others(device: str, case: tuple) -> None:
     path, vectors, want = case
     llm = LLM(

@@ -232,6 +232,7 @@ def test_a_kind_of_kv_group_asked_for_outside_the_policies_is_found(tmp_path: Pa
     assert f"asks {words}" in found
 
 
+@pytest.mark.slow  # `make check` runs the command
 def test_nobody_outside_the_policies_asks_what_kind_a_kv_group_is() -> None:
     found = [str(f) for source in sources(ROOT, "thalweg/engine") for f in group_kinds.check(source)]
     assert found == []
@@ -258,6 +259,7 @@ def test_a_second_byte_formula_is_found(tmp_path: Path, line: str, words: str) -
     assert bool(words) == bool(found)
 
 
+@pytest.mark.slow  # the same
 def test_there_is_one_byte_formula() -> None:
     rooms = ("thalweg/engine", "thalweg/cli", "thalweg/bench", "thalweg/checkpoint", "thalweg/server")
     assert [str(f) for s in sources(ROOT, *rooms) for f in byte_formulas.check(s)] == []

@@ -29,6 +29,7 @@ from thalweg.template.messages import RESERVED
 from thalweg.template.sandbox import ChatTemplate, _environment
 from thalweg.template.wire import Job
 
+TESTS = os.pathsep.join(str(p) for p in Path(__file__).parents[:2])
 FULL = "{% for m in messages %}{{ m.content }}{% endfor %}"
 SPIN = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 BOMBS = [
@@ -108,7 +109,7 @@ print(json.dumps({"words": words, "worst": max(used), "resident": children}))
 @pytest.mark.slow
 def test_bombs_are_stopped_in_half_a_second_and_128_megabytes() -> None:
     """In a process of its own, whose only children are the ones measured."""
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    env = {**os.environ, "PYTHONPATH": TESTS}
     done = subprocess.run([sys.executable, "-c", RUN_BOMBS], capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
@@ -373,7 +374,7 @@ jail.run(job("x"))
 print(jail.pids()[0], flush=True)
 jail.run(job(SPIN)) if {busy} else time.sleep(60)
 """
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    env = {**os.environ, "PYTHONPATH": TESTS}
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env)
     assert parent.stdout
     pid = int(parent.stdout.readline())

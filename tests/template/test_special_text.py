@@ -13,6 +13,7 @@ import jails
 import pytest
 import tokenizers
 import vocabularies as v
+from amounts import some
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_template import CHATML, LLAMA3, TOOLS
@@ -127,7 +128,7 @@ TEXTS = st.lists(st.lists(ALPHABET, max_size=6).map("".join), min_size=1, max_si
 @example(["<|im", "_", "end|>"], PARTS, v.byte_level)
 @example(["<", "/s>"], PARTS, stripping)
 @given(TEXTS, st.sampled_from([SMALL, PARTS, ASCII]), st.sampled_from([v.byte_level, stripping]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=some(30, 150), deadline=None)
 def test_pieces_that_make_a_special_token_together_do_not_either(parts: list[str], source: str, make: Any) -> None:
     """Parts are written one after the other by some templates."""
     tok, content = make(), [{"type": "text", "text": p} for p in parts]

@@ -59,24 +59,28 @@ def test_a_step_of_default_flags_fits_scalar_memory(config: dict[str, Any], toke
 @pytest.mark.parametrize("window", [pytest.param(0, marks=pytest.mark.slow), 11])
 def test_long_tables_give_what_the_formula_says(window: int) -> None:
     """Tiles that jump between rows of a table of 129 x 4,096, at its ends and in its midst."""
-    size, heads, per, dim, ends = 8, 2, 2, 16, {0: 9, 1: 20_003, 77: 640, 128: 4_096 * 8}
-    rng = np.random.default_rng(window)
-    blocks = {s: -(-n // size) for s, n in ends.items()}
-    free = iter(rng.permutation(np.arange(1, 1 + sum(blocks.values()))))
-    table = np.zeros((129, 4096), np.int32)
-    for s, n in blocks.items():
-        table[s, :n] = [next(free) for _ in range(n)]
-    cache = rng.normal(size=(1 + sum(blocks.values()), heads, size, 2 * dim)).astype(np.float32)
-    cache[0] = np.nan  # scratch
+    size, heads, per, dim = 8, 2, 2, 16
     tiles = [(128, 4_096 * 8 - 4, 4), (0, 8, 1), (1, 20_000, 3), (0, 0, 0), (77, 636, 4), (1, 15, 2)]
+    rng = np.random.default_rng(window)
+    table = np.zeros((129, 4096), np.int32)
+    for s, first, count in tiles:
+        table[s, (max(0, first - window + 1) if window else 0) // size : -(-(first + count) // size)] = 1  # what it may read
+    table[table > 0] = 1 + rng.permutation(np.count_nonzero(table))
+    cache = rng.normal(size=(1 + table.max(), heads, size, 2 * dim)).astype(np.float32)
+    cache[0] = np.nan  # scratch
     q = rng.normal(size=(len(tiles), heads, 4 * per, dim)).astype(np.float32)
     columns = [jnp.asarray(c, jnp.int32) for c in zip(*tiles, strict=True)]
     run = partial(ragged_attention.attend, per=per, scale=0.3, window=window, span=128, interpret=True)
     got = np.asarray(jax.jit(run)(q, cache, table, *columns))
     for n, (seq, first, count) in enumerate(tiles):
-        told = np.moveaxis(cache[table[seq, : blocks[seq]]], 1, 0).reshape(heads, -1, 2 * dim).astype(np.float64)
+        begin = max(0, first - window + 1) // size if window else 0
+        told = (
+            np.moveaxis(cache[table[seq, begin : -(-(first + count) // size)]], 1, 0)
+            .reshape(heads, -1, 2 * dim)
+            .astype(np.float64)
+        )
         for row in range(count * per):
-            at = first + row // per
+            at = first + row // per - begin * size
             low = max(0, at - window + 1) if window else 0
             for h in range(heads):
                 scores = told[h, low : at + 1, :dim] @ q[n, h, row].astype(np.float64) * 0.3

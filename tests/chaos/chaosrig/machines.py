@@ -14,6 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "engine" / "control"))
 sys.path.insert(1, str(Path(__file__).parents[2] / "rigs"))
+sys.path.insert(2, str(Path(__file__).parents[2]))
 
 import test_block_pool
 import test_prefix_cache

@@ -103,7 +103,7 @@ def answers(speculation: SpeculationConfig | None, depth: int) -> tuple[dict[int
     return {h: t.tokens[: t.got] for h, t in w.tracked.items()}, w
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("depth", [2, *(pytest.param(d, marks=pytest.mark.slow) for d in (1, 3))])
 def test_what_is_said_is_the_same_with_drafts_and_without(depth):
     without, _ = answers(None, depth)
     with_drafts, w = answers(SpeculationConfig(tokens=3, lookup_min=1, lookup_max=3), depth)

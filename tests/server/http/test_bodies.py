@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from amounts import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ def refused(data: bytes) -> ApiError:
     return e.value
 
 
-@settings(max_examples=50)
+@settings(max_examples=some(20, 50))
 @given(st.dictionaries(st.text(), VALUES, max_size=6), st.sampled_from([None, 2]), st.booleans())
 def test_json_is_read_as_the_standard_library_reads_it(value, indent, ascii_only):
     try:
@@ -37,7 +38,7 @@ def test_json_is_read_as_the_standard_library_reads_it(value, indent, ascii_only
     assert load(text) == json.loads(text)
 
 
-@settings(max_examples=50)
+@settings(max_examples=some(20, 50))
 @given(st.lists(st.tuples(st.text(max_size=3), VALUES), min_size=1, max_size=5))
 def test_a_key_given_twice_is_refused_wherever_it_is(pairs):
     seen: list[str] = []
