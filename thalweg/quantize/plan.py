@@ -17,7 +17,7 @@ from thalweg.models.spec import ModelSpec
 from thalweg.models.weights import walk
 from thalweg.quantization import registry as read
 from thalweg.quantization.formats.patterns import matches
-from thalweg.quantize.formats import Format
+from thalweg.quantize.formats import WORDS, Format
 
 FLOATS = ("float32", "float16", "bfloat16")
 QUANTISED = ("linear", "experts", "head")
@@ -61,6 +61,11 @@ def planned(path: Path, form: Format, ignore: Sequence[str], calibrated: bool) -
             problems.append(f"MODEL: {known[name]} is stored as {dtype}; this version quantises {', '.join(FLOATS)}")
         elif form.group and not form.block and shape[1] % form.group:
             problems.append(_divides(known[name], shape[1], form))
+        elif form.layout in WORDS and any(n % (32 // form.bits) for n in shape):
+            problems.append(
+                f"--layout: {known[name].removesuffix('.weight')} is {list(shape)}, and {form.layout} keeps {32 // form.bits} "
+                "codes to a word: leave it dense (--ignore), or leave out --layout"
+            )
         else:
             chosen[name] = role
     if not chosen and not problems:
