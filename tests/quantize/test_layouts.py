@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig
-from zoo import CONFIGS, make_checkpoint
+from zoo import CONFIGS, load_reference, make_checkpoint
 
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import read_config
@@ -126,6 +126,20 @@ def test_what_a_layout_does_not_hold_is_refused(tmp_path, monkeypatch):
     odd = make_checkpoint("odd", tmp_path)
     with pytest.raises(ConfigError, match=r"mlp.*_proj is \[.*84.*\], and awq keeps 8 codes to a word"):
         quantize(odd, tmp_path / "q", Options(form=chosen("W4A16", 0, "awq"), name="W4A16"), progress=False)
+
+
+@torch.inference_mode()
+def test_experts_in_one_tensor_are_written_each(tmp_path):
+    """As other readers expect them, and as the same model with a tensor for each expert is written."""
+    apart = make_checkpoint("qwen3-moe", tmp_path / "apart")
+    merged = tmp_path / "merged"
+    load_reference(apart, torch.float32).save_pretrained(merged, save_original_format=False)
+    for source, out in ((apart, "a"), (merged, "b")):
+        quantize(source, tmp_path / out, Options(form=chosen("W4A16", 0, "gptq"), name="W4A16"), progress=False)
+    one, other = open_checkpoint(tmp_path / "a"), open_checkpoint(tmp_path / "b")
+    assert one.names == other.names
+    assert any(".experts.3.down_proj.qweight" in n for n in one.names)
+    assert all(np.array_equal(one.read(n), other.read(n)) for n in one.names)
 
 
 def test_scales_that_float16_has_no_number_for_are_its_smallest():

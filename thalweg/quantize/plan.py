@@ -10,6 +10,7 @@ from typing import Any
 from thalweg.checkpoint import gguf
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.native import is_native
+from thalweg.checkpoint.pieces import Pieces, experts_apart
 from thalweg.checkpoint.safetensors import Checkpoint, open_checkpoint
 from thalweg.errors import ConfigError
 from thalweg.models import registry
@@ -28,7 +29,7 @@ QUANTISED = ("linear", "experts", "head")
 class Planned:
     config: Mapping[str, Any]
     spec: ModelSpec
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | Pieces
     known: Mapping[str, str]
     """Names that layers use -> names of the file."""
     roles: Mapping[str, str]
@@ -47,7 +48,7 @@ def planned(path: Path, form: Format, ignore: Sequence[str], calibrated: bool) -
     held = read.of_checkpoint(config)
     if held is not None:
         raise ConfigError(f"MODEL: {path} is quantised already ({held.name}); give the checkpoint that it was made from")
-    spec, checkpoint = registry.family(config)(config), open_checkpoint(path)
+    spec, checkpoint = registry.family(config)(config), experts_apart(open_checkpoint(path))
     if calibrated and (spec.pooling is not None or not spec.causal):
         raise ConfigError("--method: only models that generate text are calibrated; use --method rtn")
     known = {k: name for name in checkpoint.names if (k := spec.known(name)) is not None}
