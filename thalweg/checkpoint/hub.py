@@ -68,7 +68,7 @@ def resolve_model(
         raise CheckpointError(f"model: {text[:200]!r} does not exist, and is not a hub id like org/name; {_ELSEWHERE}")
     ours = [p for p in ignore if not fnmatch(f"{WEIGHTS}.safetensors", p)] + ["model*.safetensors*"]
     got = _download(text, revision, download_dir, token, ours if native else ignore, PATTERNS)
-    if native is None and not (got / "config.json").is_file() and (got / PARAMS).is_file():
+    if native is None and _only_native(got, downloaded=True):
         got, native = _download(text, revision, download_dir, token, ours, PATTERNS), True
     return _found(got, native, downloaded=True)
 
@@ -84,10 +84,10 @@ def _found(path: Path, native: bool | None = None, downloaded: bool = False) -> 
         raise CheckpointError(f"model: {path} has no {PARAMS}, by which Mistral's own format is read; leave the format at auto")
     if native:
         return path / PARAMS
+    if native is None and _only_native(path):
+        return path / PARAMS
     if (path / "config.json").is_file():
         return path
-    if native is None and (path / PARAMS).is_file():
-        return path / PARAMS
     models = _models(path)
     if len(models) == 1:
         return models[0]
@@ -99,6 +99,15 @@ def _found(path: Path, native: bool | None = None, downloaded: bool = False) -> 
     raise CheckpointError(
         f"model: {path} is not a model directory: it has no config.json and no {PARAMS}{hint if downloaded else ''}"
     )
+
+
+def _only_native(path: Path, downloaded: bool = False) -> bool:
+    """Is params.json all there is to go by: no config.json, or one without weights of its format? downloaded: Mistral's
+    weights were left out."""
+    files = [f.name for f in path.glob("*.safetensors")]
+    none = not files if downloaded else any(name.startswith(WEIGHTS) for name in files)
+    ours = (path / "config.json").is_file() and (not none or any(name.startswith("model") for name in files))
+    return (path / PARAMS).is_file() and not ours
 
 
 def _models(path: Path) -> list[Path]:

@@ -9,12 +9,12 @@ from pathlib import Path
 from thalweg.cli import flags
 from thalweg.errors import ConfigError
 
-ABOUT = "Write a dense checkpoint again with quantised weights, in the layouts of compressed-tensors."
+ABOUT = "Write a dense checkpoint again with quantised weights, in the layouts of compressed-tensors, AWQ or GPTQ."
 
 
 def run(words: list[str]) -> int:
     from thalweg.checkpoint.hub import resolve_model
-    from thalweg.quantize.formats import FORMATS, METHODS, ORDERS, chosen
+    from thalweg.quantize.formats import FORMATS, LAYOUTS, METHODS, ORDERS, chosen
 
     parser = flags.Parser(prog="thalweg quantize", allow_abbrev=False, description=ABOUT)
     parser.add_argument("model", metavar="MODEL", help="directory or hub id of a dense model")
@@ -23,6 +23,10 @@ def run(words: list[str]) -> int:
     parser.add_argument(
         "--group-size", type=int, help="inputs that share a scale, of W4A16, W4A16_ASYM and W8A16 (default 128)"
     )
+    parser.add_argument(
+        "--layout", choices=LAYOUTS, default=LAYOUTS[0],
+        help="how files hold 4 and 8 bits: compressed-tensors (the default), awq or gptq",
+    )  # fmt: skip
     parser.add_argument("--method", choices=METHODS, default="rtn", help="round to nearest, AWQ or GPTQ (default rtn)")
     parser.add_argument("--calibration", type=Path, metavar="FILE", help="text for awq and gptq, and to report outputs' errors")
     parser.add_argument("--num-samples", type=_positive, default=128, help="pieces of that text (default 128)")
@@ -39,7 +43,7 @@ def run(words: list[str]) -> int:
     said = parser.parse_args(words)
     if not 0 < said.damp < 1:
         raise ConfigError(f"--damp: must be between 0 and 1, not {said.damp}")
-    form = chosen(said.format, said.group_size)
+    form = chosen(said.format, said.group_size, said.layout)
     path = resolve_model(said.model)
     from thalweg.quantize.run import Options, quantize, table
 

@@ -1,8 +1,9 @@
-"""What `thalweg quantize` writes: layouts of the compressed-tensors library, under the names of its presets. Loads no tensor
-framework."""
+"""What `thalweg quantize` writes, under the names that the compressed-tensors library has for it: in its layouts, or those of
+AWQ and GPTQ. Loads no tensor framework."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -17,7 +18,7 @@ class Format:
     """How the weights of every quantised layer are held, and what their inputs are rounded to when it is served."""
 
     layout: str
-    """`format` of the library."""
+    """`format` of the library, or "awq" or "gptq"."""
     kind: Kind
     bits: int
     group: int = 0
@@ -33,7 +34,7 @@ class Format:
     @property
     def grouped(self) -> bool:
         """May --group-size change the group?"""
-        return self.layout == "pack-quantized"
+        return self.layout in ("pack-quantized", *WORDS)
 
     def weights(self, actorder: str | None = None) -> dict[str, Any]:
         """`config_groups.*.weights` of the library."""
@@ -56,6 +57,9 @@ class Format:
         return said | ({"strategy": "group", "group_size": self.group} if self.block else {"strategy": "token"})
 
 
+WORDS = {"awq": ("W4A16", "W4A16_ASYM"), "gptq": ("W4A16", "W4A16_ASYM", "W8A16")}
+"""Other layouts, in which words hold several outputs: what they can hold."""
+LAYOUTS = ("compressed-tensors", *WORDS)
 FORMATS: Mapping[str, Format] = {
     "W4A16": Format("pack-quantized", "int", 4, 128),
     "W4A16_ASYM": Format("pack-quantized", "int", 4, 128, symmetric=False),
@@ -66,18 +70,25 @@ FORMATS: Mapping[str, Format] = {
     "NVFP4A16": Format("nvfp4-pack-quantized", "float", 4, 16, scales="float8_e4m3fn"),
     "MXFP4A16": Format("mxfp4-pack-quantized", "float", 4, 32, scales="e8m0"),
 }
+HEAD = "lm_head"
 GROUPS = (0, 32, 64, 128)
 METHODS = ("rtn", "awq", "gptq")
 ORDERS = ("none", "static")
 """Orders in which GPTQ takes inputs: as they come, or those that matter most first. Both leave groups where they are."""
 
 
-def chosen(name: str, group: int | None) -> Format:
-    """ConfigError for a name or a group that is not written."""
+def chosen(name: str, group: int | None, layout: str = LAYOUTS[0]) -> Format:
+    """ConfigError for a name, a group or a layout that is not written."""
     spelled = {n.lower().replace("_", "-"): n for n in FORMATS}.get(name.lower().replace("_", "-"))
     if spelled is None:
         raise ConfigError(f"--format: {name!r} is none of {', '.join(FORMATS)}")
     made = FORMATS[spelled]
+    if layout not in LAYOUTS:
+        raise ConfigError(f"--layout: {layout!r} is none of {', '.join(LAYOUTS)}")
+    if layout in WORDS:
+        if spelled not in WORDS[layout]:
+            raise ConfigError(f"--layout: {layout} holds {', '.join(WORDS[layout])}, not {spelled}; leave it out")
+        made = replace(made, layout=layout)
     if group is None:
         return made
     if not made.grouped:
@@ -89,6 +100,18 @@ def chosen(name: str, group: int | None) -> Format:
 
 def described(form: Format, ignore: Sequence[str], actorder: str | None) -> dict[str, Any]:
     """`quantization_config` of the written checkpoint."""
+    if form.layout == "awq":
+        return {
+            "quant_method": "awq", "bits": form.bits, "group_size": form.group or -1, "zero_point": True, "version": "gemm",
+            "modules_to_not_convert": list(ignore),
+        }  # fmt: skip
+    if form.layout == "gptq":
+        dense: dict[str, Any] = {f"-:^{re.escape(layer)}$": {} for layer in ignore if layer != HEAD}
+        return {
+            "quant_method": "gptq", "bits": form.bits, "group_size": form.group or -1, "sym": form.symmetric, "desc_act": False,
+            "checkpoint_format": "gptq" if form.symmetric else "gptq_v2", "lm_head": HEAD not in ignore,
+            **({"dynamic": dense} if dense else {}),
+        }  # fmt: skip
     group = {
         "targets": ["Linear"],
         "weights": form.weights(actorder),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from thalweg.hal.ops.quantise import E2M1, _to_e2m1
-from thalweg.quantize.formats import Format
+from thalweg.quantize.formats import WORDS, Format
 
 FP8 = torch.float8_e4m3fn
 FP8_TOP, FP4_TOP = torch.finfo(FP8).max, E2M1[-1]
@@ -33,7 +33,7 @@ class Grid:
     """Of one weight [out, in]. dtype: that of the model's files, and of scales where the format says nothing else."""
 
     def __init__(self, form: Format, weight: Tensor, dtype: torch.dtype) -> None:
-        self.form, self._dtype = form, dtype
+        self.form, self._dtype = form, torch.float16 if form.layout in WORDS else dtype
         self.group = form.group or weight.shape[1]
         top = weight.abs().amax().float()
         self.outer = FP8_TOP * FP4_TOP / top if top > 0 else torch.ones(())
@@ -45,7 +45,7 @@ class Grid:
         if not form.symmetric:
             low, high = w.amin(1, keepdim=True).clamp(max=0) * shrink, w.amax(1, keepdim=True).clamp(min=0) * shrink
             most = (1 << form.bits) - 1
-            held = _filled((high - low) / most).to(self._dtype)
+            held = self._kept((high - low) / most)
             scale = held.float()
             return Params(scale, torch.round(-low / scale).clamp(0, most), held)
         top = w.abs().amax(1, keepdim=True) * shrink
@@ -66,8 +66,13 @@ class Grid:
             ends = torch.finfo(FP8)
             held = (top / FP4_TOP * self.outer).clamp(ends.smallest_normal * ends.eps, FP8_TOP).to(FP8)
             return held.float() / self.outer, held
-        held = _filled(top / (FP8_TOP if form.kind == "float" else ((1 << form.bits) - 1) / 2)).to(self._dtype)
+        held = self._kept(top / (FP8_TOP if form.kind == "float" else ((1 << form.bits) - 1) / 2))
         return held.float(), held
+
+    def _kept(self, scales: Tensor) -> Tensor:
+        """In the type of files, in which none becomes 0."""
+        held, ends = _filled(scales).to(self._dtype), torch.finfo(self._dtype)
+        return held.clamp(min=ends.smallest_normal * ends.eps)
 
     def codes(self, w: Tensor, p: Params) -> Tensor:
         """The nearest codes, in float32, of inputs [out, n]. Integers with a zero point count from 0."""

@@ -1,4 +1,5 @@
-"""Codes as files of compressed-tensors keep them (its version 0.20): the tensors of one layer, by suffix."""
+"""Codes as files of compressed-tensors keep them (its version 0.20), or those of AWQ and GPTQ: the tensors of one layer, by
+suffix."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import torch
 from torch import Tensor
 
 from thalweg.hal.ops.quantise import E2M1
-from thalweg.quantize.formats import Format
+from thalweg.quantization.formats.awq import NIBBLES
+from thalweg.quantize.formats import WORDS, Format
 from thalweg.quantize.grids import FP8, Rounded
 
 WORD = 32
@@ -14,6 +16,8 @@ WORD = 32
 
 def tensors(form: Format, made: Rounded) -> dict[str, Tensor]:
     out, fan_in = made.codes.shape
+    if form.layout in WORDS:
+        return _by_outputs(form, made)
     if form.layout == "int-quantized":
         return {"weight": made.codes.to(torch.int8), "weight_scale": made.held}
     if form.layout == "float-quantized":
@@ -30,6 +34,29 @@ def tensors(form: Format, made: Rounded) -> dict[str, Tensor]:
     if made.zeros is not None:
         packed["weight_zero_point"] = words(made.zeros.T, form.bits).T.contiguous()
     return packed
+
+
+def _by_outputs(form: Format, made: Rounded) -> dict[str, Tensor]:
+    """Words of AWQ hold eight outputs of one input, those of GPTQ several inputs of one output. Both have zero points, which
+    are in the middle where weights are symmetric: readers of AWQ know no other files. GPTQ keeps one less than they are, but
+    not in the files of its version 2, because of those that are 0."""
+    middle = 1 << (form.bits - 1)
+    codes = made.codes if made.zeros is not None else made.codes + middle
+    zeros = torch.full_like(made.held, middle, dtype=torch.float32) if made.zeros is None else made.zeros
+    scales = made.held.T.contiguous()
+    if form.layout == "awq":
+        return {"qweight": _interleaved(codes.T), "qzeros": _interleaved(zeros.T), "scales": scales}
+    groups = torch.arange(codes.shape[1], dtype=torch.int32) // (form.group or codes.shape[1])
+    return {
+        "qweight": words(codes, form.bits).T.contiguous(), "qzeros": words(zeros.T - int(form.symmetric), form.bits),
+        "scales": scales, "g_idx": groups,
+    }  # fmt: skip
+
+
+def _interleaved(codes: Tensor) -> Tensor:
+    """[rows, outputs] -> int32 [rows, outputs / 8]."""
+    places = torch.tensor(NIBBLES).argsort()
+    return words(codes.reshape(len(codes), -1, len(places))[..., places].flatten(1), 4)
 
 
 def words(codes: Tensor, bits: int) -> Tensor:

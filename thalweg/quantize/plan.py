@@ -10,6 +10,7 @@ from typing import Any
 from thalweg.checkpoint import gguf
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.native import is_native
+from thalweg.checkpoint.pieces import Pieces, experts_apart
 from thalweg.checkpoint.safetensors import Checkpoint, open_checkpoint
 from thalweg.errors import ConfigError
 from thalweg.models import registry
@@ -17,7 +18,7 @@ from thalweg.models.spec import ModelSpec
 from thalweg.models.weights import walk
 from thalweg.quantization import registry as read
 from thalweg.quantization.formats.patterns import matches
-from thalweg.quantize.formats import Format
+from thalweg.quantize.formats import WORDS, Format
 
 FLOATS = ("float32", "float16", "bfloat16")
 QUANTISED = ("linear", "experts", "head")
@@ -28,7 +29,7 @@ QUANTISED = ("linear", "experts", "head")
 class Planned:
     config: Mapping[str, Any]
     spec: ModelSpec
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | Pieces
     known: Mapping[str, str]
     """Names that layers use -> names of the file."""
     roles: Mapping[str, str]
@@ -47,7 +48,7 @@ def planned(path: Path, form: Format, ignore: Sequence[str], calibrated: bool) -
     held = read.of_checkpoint(config)
     if held is not None:
         raise ConfigError(f"MODEL: {path} is quantised already ({held.name}); give the checkpoint that it was made from")
-    spec, checkpoint = registry.family(config)(config), open_checkpoint(path)
+    spec, checkpoint = registry.family(config)(config), experts_apart(open_checkpoint(path))
     if calibrated and (spec.pooling is not None or not spec.causal):
         raise ConfigError("--method: only models that generate text are calibrated; use --method rtn")
     known = {k: name for name in checkpoint.names if (k := spec.known(name)) is not None}
@@ -61,6 +62,11 @@ def planned(path: Path, form: Format, ignore: Sequence[str], calibrated: bool) -
             problems.append(f"MODEL: {known[name]} is stored as {dtype}; this version quantises {', '.join(FLOATS)}")
         elif form.group and not form.block and shape[1] % form.group:
             problems.append(_divides(known[name], shape[1], form))
+        elif form.layout in WORDS and any(n % (32 // form.bits) for n in shape):
+            problems.append(
+                f"--layout: {known[name].removesuffix('.weight')} is {list(shape)}, and {form.layout} keeps {32 // form.bits} "
+                "codes to a word: leave it dense (--ignore), or leave out --layout"
+            )
         else:
             chosen[name] = role
     if not chosen and not problems:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +171,46 @@ def both(folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "both"
 
 
+def test_a_folder_whose_only_weights_are_mistrals_is_read_by_params_json(folder, tmp_path):
+    path = both(folder, tmp_path)
+    assert hub.resolve_model(path) == path / "params.json"
+    (path / "model.safetensors").touch()
+    assert hub.resolve_model(path) == path
+
+
+@pytest.mark.parametrize(
+    ("there", "native", "asked"),
+    [
+        (["config.json", "model.safetensors", "params.json", "consolidated.safetensors"], None, ["hf"]),
+        (["config.json", "model.safetensors", "params.json", "consolidated.safetensors"], True, ["mistral"]),
+        (["params.json", "consolidated.safetensors"], None, ["hf", "mistral"]),
+        (["params.json", "consolidated.safetensors"], True, ["mistral"]),
+        (["config.json", "params.json", "consolidated.safetensors"], None, ["hf", "mistral"]),
+    ],
+)  # fmt: skip
+def test_a_repository_is_downloaded_without_the_other_formats_weights(there, native, asked, tmp_path, monkeypatch):
+    """As `huggingface_hub` would: files that match a pattern, and none that is to be ignored."""
+    calls = []
+
+    def download(repo, *, allow_patterns, ignore_patterns, **more):
+        found = [f for f in there if any(fnmatch(f, p) for p in allow_patterns)]
+        for f in found:
+            if not any(fnmatch(f, p) for p in ignore_patterns):
+                (tmp_path / f).touch()
+        calls.append("hf" if any(fnmatch("consolidated.safetensors", p) for p in ignore_patterns) else "mistral")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    got = hub.resolve_model("org/name", ignore=EngineArgs().ignore_patterns, native=native)
+    assert calls == asked
+    assert got == (tmp_path if asked == ["hf"] else tmp_path / "params.json")
+    weights = sorted(f.name for f in tmp_path.glob("*.safetensors"))
+    assert weights == (["model.safetensors"] if asked == ["hf"] else ["consolidated.safetensors"])
+
+
 def test_the_flags_choose_between_the_formats_of_a_folder(folder, tmp_path):
     path = both(folder, tmp_path)
+    (path / "model.safetensors").touch()
     assert hub.resolve_model(path) == path
     assert hub.resolve_model(path, native=True) == path / "params.json"
     assert hub.resolve_model(folder) == folder / "params.json"
