@@ -178,7 +178,7 @@ def spread(model: torch.nn.Module, seed: int) -> None:
     for name, p in model.named_parameters():
         if name.endswith("A_log"):
             p.uniform_(-3, 0.5, generator=g)  # from heads that forget little to heads that forget much
-        elif "norm" in name.lower():
+        elif "norm" in name.lower() or ".ln_" in name:
             p.add_(torch.empty_like(p).normal_(0, 0.2, generator=g))  # about where they begin: 1, or 0 where 1 is added
         elif "conv1d" in name:
             p.normal_(0, 0.6, generator=g)
