@@ -11,6 +11,7 @@ from typing import Any
 
 from thalweg.checkpoint import gguf, quantised, sentence
 from thalweg.checkpoint.safetensors import Stored, open_checkpoint, strict_json
+from thalweg.checkpoint.spelling import settled
 from thalweg.checkpoint.tail import decide
 from thalweg.config import Tail
 from thalweg.errors import CheckpointError, UnsupportedModelError
@@ -39,9 +40,10 @@ def read_config(
     windows: Callable[[Config], Collection[int]] | None = None,
     tail: Tail = AUTO,
 ) -> dict[str, Any]:
-    """config.json of a model directory, or what a GGUF file makes of one, with top-level keys replaced by `overrides`. How a
-    model pools stands in `pooling`, as `tail` and what `sentence` finds beside the model have it. CheckpointError names file
-    and key for bad JSON, wrong types, and numbers out of range.
+    """config.json of a model directory, or what a GGUF file makes of one, with top-level keys replaced by `overrides`. Of
+    models that also see it is that of the text part, of which `text_config` replaces keys too. How a model pools stands in
+    `pooling`, as `tail` and what `sentence` finds beside the model have it. CheckpointError names file and key for bad JSON,
+    wrong types, and numbers out of range.
 
     accept: called with what the checkpoint says of quantised weights, if it has some, and raises if nobody reads them.
     Default: they are refused. A description that is accepted stands in `quantization_config`, its name in `quant_method`, and
@@ -49,10 +51,10 @@ def read_config(
     windows: what finds the sliding windows of a model's layers (0 = none). The context is made no longer than the least, so
     that layers see everything."""
     file = Path(path) if gguf.is_gguf(path) else Path(path) / "config.json"
-    config = gguf.read_config(path) if gguf.is_gguf(path) else _read_object(file)
+    config = gguf.read_config(path) if gguf.is_gguf(path) else settled(_read_object(file))
     for key, value in (overrides or {}).items():
         _finite(value, f"hf_overrides: {key}")
-        config[key] = value
+        config.update(value if key == "text_config" and isinstance(value, dict) else {key: value})
     _finite(config, str(file))
     near = () if gguf.is_gguf(path) else quantised.FILES
     beside = {name: _read_object(file.with_name(name)) for name in near if file.with_name(name).is_file()}
