@@ -96,6 +96,33 @@ MORE: dict[str, tuple[Any, dict[str, Any]]] = {
             },
         },
     ),
+    "olmoe": (transformers.OlmoeConfig, {"num_experts": 6, "num_experts_per_tok": 2}),
+    "qwen2-moe": (
+        transformers.Qwen2MoeConfig,
+        {
+            "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 32,
+            "mlp_only_layers": [1], "num_hidden_layers": 3,
+        },
+    ),
+    "glm4-moe": (
+        transformers.Glm4MoeConfig,
+        {
+            "head_dim": 24, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 2,
+            "n_group": 4, "topk_group": 2, "use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 1.7,
+            "pad_token_id": 0,
+        },
+    ),
+    "minimax-m2": (
+        transformers.MiniMaxM2Config,
+        {"head_dim": 24, "rotary_dim": 12, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24},
+    ),
+    "ernie4.5-moe": (
+        transformers.Ernie4_5_MoeConfig,
+        {
+            "num_hidden_layers": 3, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "moe_layer_interval": 2,
+            "pad_token_id": 0,
+        },
+    ),
     "ernie4.5": (transformers.Ernie4_5Config, {"head_dim": 16, "use_bias": True}),
 }  # fmt: skip
 """Name -> (configuration class, what differs from `zoo.SMALL`)."""

@@ -325,6 +325,13 @@ class MoE:
     """The matrix of one output whose sigmoid multiplies what `shared` gives; "" = none."""
     name: str = "mlp"
     router: str = "gate"
+    correction: str = ""
+    """The tensor of a number per expert, added to its score where experts are chosen and not to its share; "" = none."""
+    correction_rows: int = 0
+    """Rows of that tensor; 0 = it has one dimension."""
+    groups: int = 1
+    """Groups of experts, of which the best `top_groups` count."""
+    top_groups: int = 1
     expert: str = "experts.{}"
     """{}: the expert's index."""
     gate: str = "gate_proj"
@@ -342,6 +349,9 @@ class MoE:
         more: dict[str, Weights] = {} if self.shared is None else {"shared": self.shared.weights(at, hidden)}
         if self.shared_gate:
             more["shared_gate"] = {"weight": Weight((Source(f"{at}{self.shared_gate}.weight", (1, hidden)),))}
+        if self.correction:
+            shape = (self.correction_rows, self.experts) if self.correction_rows else (self.experts,)
+            more["correction"] = {"bias": Weight((Source(f"{at}{self.correction}", shape),), fill="zeros", dtype="float32")}
         return {
             "router": {"weight": Weight((Source(f"{at}{self.router}.weight", (self.experts, hidden)),))},
             "gate_up": {"weight": matrices(gates, hidden, shard=0, role="experts")},
