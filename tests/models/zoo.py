@@ -216,10 +216,11 @@ def describe_pooling(path: Path, mode: str, normalise: bool = True, max_len: int
 def spread(model: torch.nn.Module, seed: int) -> None:
     """Random weights whose logits differ by a few units; biases and norm weights that matter."""
     g = torch.Generator().manual_seed(seed)
-    for name, p in model.named_parameters():
+    buffers = ((name, b) for name, b in model.named_buffers() if name.endswith("e_score_correction_bias"))
+    for name, p in (*model.named_parameters(), *buffers):
         if name.endswith("A_log"):
             p.uniform_(-3, 0.5, generator=g)  # from heads that forget little to heads that forget much
-        elif "norm" in name.lower():
+        elif "norm" in name.lower() or ".ln_" in name:
             p.add_(torch.empty_like(p).normal_(0, 0.2, generator=g))  # about where they begin: 1, or 0 where 1 is added
         elif "conv1d" in name:
             p.normal_(0, 0.6, generator=g)

@@ -7,6 +7,7 @@ from typing import Any
 
 import transformers
 
+_EIGHTS = {"hidden_size": 64}  # a quarter of a head is an even number
 _PHI = [1.0 + 0.5 * i for i in range(3)]
 MORE: dict[str, tuple[Any, dict[str, Any]]] = {
     "gemma": (transformers.GemmaConfig, {"head_dim": 16, "tie_word_embeddings": True, "num_key_value_heads": 1}),
@@ -54,6 +55,74 @@ MORE: dict[str, tuple[Any, dict[str, Any]]] = {
     "seed-oss": (transformers.SeedOssConfig, {"head_dim": 16, "attention_out_bias": True}),
     "exaone4": (transformers.Exaone4Config, {"num_hidden_layers": 5, "sliding_window": 9}),
     "exaone4-full": (transformers.Exaone4Config, {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "nemotron": (transformers.NemotronConfig, {"mlp_bias": True}),
+    "arcee": (transformers.ArceeConfig, {"attention_bias": True}),
+    "starcoder2": (transformers.Starcoder2Config, {"sliding_window": 12}),
+    "cohere": (transformers.CohereConfig, {"logit_scale": 0.3, "pad_token_id": 0}),
+    "cohere2": (
+        transformers.Cohere2Config, {"logit_scale": 0.3, "num_hidden_layers": 5, "sliding_window": 9, "pad_token_id": 0}
+    ),
+    "stablelm": (transformers.StableLmConfig, {"use_qkv_bias": True, **_EIGHTS}),
+    "stablelm-parallel": (transformers.StableLmConfig, {"use_parallel_residual": True, "num_hidden_layers": 1, **_EIGHTS}),
+    "phi": (transformers.PhiConfig, {}),
+    "gpt-neox": (transformers.GPTNeoXConfig, {**_EIGHTS}),
+    "gpt-neox-sequential": (
+        transformers.GPTNeoXConfig, {"use_parallel_residual": False, "num_hidden_layers": 1, **_EIGHTS}
+    ),
+    "opt": (transformers.OPTConfig, {"ffn_dim": 80, "word_embed_proj_dim": 48, "pad_token_id": 1}),
+    "opt-post-norm": (
+        transformers.OPTConfig,
+        {"ffn_dim": 80, "word_embed_proj_dim": 48, "do_layer_norm_before": False, "num_hidden_layers": 1, "pad_token_id": 1},
+    ),
+    "falcon": (transformers.FalconConfig, {}),
+    "falcon-40b": (transformers.FalconConfig, {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-2": (
+        transformers.FalconConfig,
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1, "num_hidden_layers": 1},
+    ),
+    "falcon-rw": (
+        transformers.FalconConfig, {"multi_query": False, "parallel_attn": False, "bias": True, "num_hidden_layers": 1}
+    ),
+    "hunyuan": (
+        transformers.HunYuanDenseV1Config,
+        {"head_dim": 16, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}},
+    ),
+    "ministral3": (
+        transformers.Ministral3Config,
+        {
+            "head_dim": 16, "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1000.0, "factor": 16.0, "original_max_position_embeddings": 16,
+                "beta_fast": 4.0, "beta_slow": 0.5, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4,
+            },
+        },
+    ),
+    "olmoe": (transformers.OlmoeConfig, {"num_experts": 6, "num_experts_per_tok": 2}),
+    "qwen2-moe": (
+        transformers.Qwen2MoeConfig,
+        {
+            "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 32,
+            "mlp_only_layers": [1], "num_hidden_layers": 3,
+        },
+    ),
+    "glm4-moe": (
+        transformers.Glm4MoeConfig,
+        {
+            "head_dim": 24, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 2,
+            "n_group": 4, "topk_group": 2, "use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 1.7,
+            "pad_token_id": 0,
+        },
+    ),
+    "minimax-m2": (
+        transformers.MiniMaxM2Config,
+        {"head_dim": 24, "rotary_dim": 12, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24},
+    ),
+    "ernie4.5-moe": (
+        transformers.Ernie4_5_MoeConfig,
+        {
+            "num_hidden_layers": 3, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "moe_layer_interval": 2,
+            "pad_token_id": 0,
+        },
+    ),
     "ernie4.5": (transformers.Ernie4_5Config, {"head_dim": 16, "use_bias": True}),
 }  # fmt: skip
 """Name -> (configuration class, what differs from `zoo.SMALL`)."""

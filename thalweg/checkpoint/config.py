@@ -11,6 +11,7 @@ from typing import Any
 
 from thalweg.checkpoint import gguf, native, quantised, sentence
 from thalweg.checkpoint.safetensors import open_checkpoint, strict_json
+from thalweg.checkpoint.spelling import settled
 from thalweg.checkpoint.tail import decide
 from thalweg.checkpoint.weights import Stored
 from thalweg.config import Tail
@@ -42,8 +43,9 @@ def read_config(
     described_in: str | Path | None = None,
 ) -> dict[str, Any]:
     """config.json of a model directory, or what a GGUF file or a params.json makes of one, with top-level keys replaced by
-    `overrides`. How a model pools stands in `pooling`, as `tail` and what `sentence` finds beside the model have it.
-    CheckpointError names file and key for bad JSON, wrong types, and numbers out of range.
+    `overrides`. Of models that also see it is that of the text part, of which `text_config` replaces keys too. How a model
+    pools stands in `pooling`, as `tail` and what `sentence` finds beside the model have it. CheckpointError names file and key
+    for bad JSON, wrong types, and numbers out of range.
 
     accept: called with what the checkpoint says of quantised weights, if it has some, and raises if nobody reads them.
     Default: they are refused. A description that is accepted stands in `quantization_config`, its name in `quant_method`, and
@@ -54,7 +56,7 @@ def read_config(
     file, config = _described(Path(path), Path(described_in) if described_in else None)
     for key, value in (overrides or {}).items():
         _finite(value, f"hf_overrides: {key}")
-        config[key] = value
+        config.update(value if key == "text_config" and isinstance(value, dict) else {key: value})
     _finite(config, str(file))
     near = () if file == Path(path) else quantised.FILES
     beside = {name: _read_object(file.with_name(name)) for name in near if file.with_name(name).is_file()}
@@ -76,7 +78,7 @@ def _described(path: Path, elsewhere: Path | None) -> tuple[Path, dict[str, Any]
     if native.is_native(path):
         return path, native.read_config(path)
     file = (elsewhere or path) / "config.json"
-    return file, _read_object(file)
+    return file, settled(_read_object(file))
 
 
 def _pooling(path: Path) -> dict[str, Any] | None:

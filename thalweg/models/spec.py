@@ -50,18 +50,24 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """Layer normalisation, with a bias, over the last `size` values (`ops.layer_norm`)."""
+    """Layer normalisation over the last `size` values (`ops.layer_norm`)."""
 
     name: str
     size: int
     eps: float
+    bias: bool = True
+    weight: bool = True
+    offset: float = 0.0
+    """Added to the weight (Nemotron: 1)."""
+
+    def __post_init__(self) -> None:
+        if self.bias and not self.weight:
+            raise ValueError("LayerNorm: this version has no norm with a bias and no weight")
 
     def weights(self, at: str) -> Weights:
         at = f"{at}{self.name}"
-        return {
-            "weight": vector(f"{at}.weight", self.size, fill="ones"),
-            "bias": vector(f"{at}.bias", self.size, fill="zeros"),
-        }
+        made = {"weight": vector(f"{at}.weight", self.size, fill="zeros" if self.offset else "ones")} if self.weight else {}
+        return made | ({"bias": vector(f"{at}.bias", self.size, fill="zeros")} if self.bias else {})
 
 
 AnyNorm = Norm | LayerNorm
@@ -82,10 +88,12 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """RMSNorm of q and k before rotation."""
+    """RMSNorm of q and k."""
 
     eps: float
     offset: float = 0.0
+    after: bool = False
+    """After rotation, not before it."""
     whole: bool = False
     """Over all heads at once, not each head's own. Its sum crosses ranks, so such a model runs on one."""
     q: str = "q_norm"
@@ -118,9 +126,19 @@ class Attention:
     parts: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
     fused: str = ""
     """The tensor that holds q, k and v, one after the other; "" = one tensor each."""
+    grouped: bool = False
+    """The fused tensor holds of each head of keys in turn its heads of q, its k and its v."""
     out: str = "o_proj"
+    sinks: str = ""
+    """The tensor of a logit per head that joins the softmax's denominator; "" = none."""
+    grows: tuple[float, int] | None = None
+    """(beta, n): q at position p is multiplied by 1 + beta * log(1 + floor(p / n))."""
 
     def __post_init__(self) -> None:
+        if self.grouped and (self.gated or not self.fused):
+            raise ValueError("Attention: heads are grouped in a fused tensor, and without gates")
+        if self.norm is not None and self.norm.after and self.norm.whole:
+            raise ValueError("Attention: this version has no norm over all heads after rotation")
         if self.window and not self.causal:
             raise ValueError("Attention: this version has no windows of tokens that see both ways")
 
@@ -141,21 +159,27 @@ class Attention:
         return AttnSpec(
             heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, head_dim=self.head_dim,
             scale=self.scale or self.head_dim**-0.5, dtype=dtype, kind="window" if window else "full", window=window,
-            softcap=self.softcap, kv_dtype=kv_dtype,
+            softcap=self.softcap, kv_dtype=kv_dtype, sinks=bool(self.sinks),
         )  # fmt: skip
 
     def weights(self, at: str, hidden: int) -> Weights:
         at, d = f"{at}{self.name}.", self.head_dim
         outputs = (self.heads * d * (2 if self.gated else 1), self.kv_heads * d, self.kv_heads * d)
-        parts = {f"{at}{part}": n for part, n in zip(self.parts, outputs, strict=True)}
+        parts, fused = {f"{at}{part}": n for part, n in zip(self.parts, outputs, strict=True)}, ""
+        if self.grouped:
+            parts = {f"{at}{self.fused}": sum(outputs)}
+        elif self.fused:
+            fused = f"{at}{self.fused}"
         made: dict[str, Any] = {
-            "qkv": linear(parts, hidden, shard=0, bias=self.bias, fused=f"{at}{self.fused}" if self.fused else ""),
+            "qkv": linear(parts, hidden, shard=0, bias=self.bias, fused=fused),
             "out": linear({f"{at}{self.out}": hidden}, self.heads * d, shard=1, bias=self.out_bias),
         }
         if self.norm is not None:
             widths = (self.heads * d, self.kv_heads * d) if self.norm.whole else (d, d)
             for key, name, size in zip(("q_norm", "k_norm"), (self.norm.q, self.norm.k), widths, strict=True):
                 made[key] = Norm(name, size, self.norm.eps, self.norm.offset).weights(at)
+        if self.sinks:
+            made["sinks"] = vector(f"{at}{self.sinks}", self.heads, shard=0)
         return made
 
 
@@ -301,6 +325,13 @@ class MoE:
     """The matrix of one output whose sigmoid multiplies what `shared` gives; "" = none."""
     name: str = "mlp"
     router: str = "gate"
+    correction: str = ""
+    """The tensor of a number per expert, added to its score where experts are chosen and not to its share; "" = none."""
+    correction_rows: int = 0
+    """Rows of that tensor; 0 = it has one dimension."""
+    groups: int = 1
+    """Groups of experts, of which the best `top_groups` count."""
+    top_groups: int = 1
     expert: str = "experts.{}"
     """{}: the expert's index."""
     gate: str = "gate_proj"
@@ -318,6 +349,9 @@ class MoE:
         more: dict[str, Weights] = {} if self.shared is None else {"shared": self.shared.weights(at, hidden)}
         if self.shared_gate:
             more["shared_gate"] = {"weight": Weight((Source(f"{at}{self.shared_gate}.weight", (1, hidden)),))}
+        if self.correction:
+            shape = (self.correction_rows, self.experts) if self.correction_rows else (self.experts,)
+            more["correction"] = {"bias": Weight((Source(f"{at}{self.correction}", shape),), fill="zeros", dtype="float32")}
         return {
             "router": {"weight": Weight((Source(f"{at}{self.router}.weight", (self.experts, hidden)),))},
             "gate_up": {"weight": matrices(gates, hidden, shard=0, role="experts")},
@@ -467,6 +501,8 @@ class ModelSpec:
     embed_scale: float = 1.0
     """Of embedded tokens, rounded to the model's dtype."""
     logit_scale: float = 1.0
+    head_bias: bool = False
+    """Of the output matrix."""
     logit_softcap: float = 0.0
     """0 = off; else logits become cap * tanh(logits / cap)."""
     root: str = "model."
@@ -479,7 +515,7 @@ class ModelSpec:
         """Every parameter, by the keys that loaded parameters have."""
         table = f"{self.root}{self.embed}"
         shape = {table if self.tied else self.head: self.vocab}
-        made: dict[str, Weights] = {
+        made: dict[str, Any] = {
             "embed": {"weight": matrices({table: self.vocab}, self.hidden, shard=1, role="embedding")},
             "layers": {i: each.weights(self.root + self.layer.format(i), self.hidden) for i, each in enumerate(self.layers)},
         }
@@ -490,6 +526,8 @@ class ModelSpec:
                 made[key] = norm.weights(self.root)
         if self.pooling is None:
             made["head"] = {"weight": matrices(shape, self.hidden, shard=0, role="tied" if self.tied else "head")}
+            if self.head_bias:
+                made["head"]["bias"] = vector(f"{self.head}.bias", self.vocab, shard=0)
         elif self.pooling.classes is not None:
             made["classes"] = self.pooling.classes.weights(self.root, self.hidden)
         return made

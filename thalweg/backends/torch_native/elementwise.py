@@ -67,8 +67,13 @@ def _rms_norm(x: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> 
     return (wide * scale).to(x.dtype).mul_(weight)
 
 
-def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
-    return F.layer_norm(x, weight.shape, weight, bias, eps)
+def _layer_norm(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float, offset: float = 0.0
+) -> Tensor:
+    if offset:
+        out: Tensor = ops.layer_norm.reference(x, weight, bias, eps=eps, offset=offset)
+        return out
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
 ELEMENTWISE = (

@@ -10,6 +10,8 @@ from thalweg.hal.op import Sample, op
 from thalweg.hal.ops.pointwise import gelu, sigmoid, silu
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+"""Of gated layers."""
+UNGATED = (*ACTIVATIONS, "relu", "relu2")
 
 
 def activate(x: Tensor, act: str) -> Tensor:
@@ -20,7 +22,11 @@ def activate(x: Tensor, act: str) -> Tensor:
         return gelu(x, "tanh")
     if act == "gelu":
         return gelu(x)
-    raise ValueError(f"unknown activation {act!r}; known: {', '.join(ACTIVATIONS)}")
+    if act == "relu":
+        return torch.relu(x)
+    if act == "relu2":
+        return torch.relu(x).square()
+    raise ValueError(f"unknown activation {act!r}; known: {', '.join(UNGATED)}")
 
 
 def _gated_sample(act: str) -> Sample:
@@ -34,9 +40,9 @@ def act_and_mul(x: Tensor, *, act: str = "silu") -> Tensor:
     return activate(gate, act) * up
 
 
-@op(samples=[_gated_sample(a) for a in ACTIVATIONS], tolerances={"float32": 1e-6, "bfloat16": 1e-2})
+@op(samples=[_gated_sample(a) for a in UNGATED], tolerances={"float32": 1e-6, "bfloat16": 1e-2})
 def activation(x: Tensor, *, act: str) -> Tensor:
-    """act(x), value by value: x [..., F] -> [..., F]. act: silu, gelu or gelu_tanh."""
+    """act(x), value by value: x [..., F] -> [..., F]. act: silu, gelu, gelu_tanh, relu, or relu2, which is relu squared."""
     return activate(x, act)
 
 

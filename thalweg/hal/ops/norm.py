@@ -48,22 +48,33 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, off
     return rms_norm.reference(total, weight, eps=eps, offset=offset), total
 
 
-def _layer_norm_sample(*shape: int, eps: float = 1e-12, mean: float = 0.0) -> Sample:
-    def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-        weight, bias = 1 + 0.1 * rng.normal(size=shape[-1]), 0.3 * rng.normal(size=shape[-1])
-        return tuple(a.astype(np.float16) for a in (mean + rng.normal(size=shape), weight, bias))
+def _layer_norm_sample(*shape: int, eps: float = 1e-12, mean: float = 0.0, offset: float = 0.0, given: int = 2) -> Sample:
+    """given: 2 = weight and bias, 1 = weight alone, 0 = neither."""
 
-    return Sample("x".join(map(str, shape)) + ("-far" if mean else ""), make, {"eps": eps})
+    def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        weight, bias = 1 - offset + 0.1 * rng.normal(size=shape[-1]), 0.3 * rng.normal(size=shape[-1])
+        return tuple(a.astype(np.float16) for a in (mean + rng.normal(size=shape), weight, bias)[: 1 + given])
+
+    named = ("-far" if mean else "") + ("-offset" if offset else "") + ("", "-no-bias", "-plain")[2 - given]
+    return Sample("x".join(map(str, shape)) + named, make, {"eps": eps} | ({"offset": offset} if offset else {}))
 
 
 @op(
-    samples=[_layer_norm_sample(1, 64), _layer_norm_sample(7, 384), _layer_norm_sample(5, 96, eps=1e-5, mean=4.0)],
+    samples=[_layer_norm_sample(1, 64), _layer_norm_sample(7, 384), _layer_norm_sample(5, 96, eps=1e-5, mean=4.0),
+             _layer_norm_sample(7, 64, eps=1e-5, offset=1.0), _layer_norm_sample(7, 64, eps=1e-5, given=1),
+             _layer_norm_sample(7, 64, eps=1e-5, given=0)],
     tolerances=TOLERANCES,
-)
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
-    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dimension, in float32, cast to x.dtype last: x [..., H],
-    weight and bias [H] -> [..., H]. The variance is that of the values themselves, divided by H."""
+)  # fmt: skip
+def layer_norm(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float, offset: float = 0.0
+) -> Tensor:
+    """(x - mean(x)) / sqrt(var(x) + eps) * (weight + offset) + bias over the last dimension, in float32, cast to x.dtype last:
+    x [..., H], weight and bias [H] -> [..., H]. The variance is that of the values themselves, divided by H. Without a weight,
+    or a bias, nothing is multiplied, or added."""
     wide = x.to(torch.float32)
     wide = wide - wide.mean(-1, keepdim=True)
     scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
-    return (wide * scale * weight.to(torch.float32) + bias.to(torch.float32)).to(x.dtype)
+    wide = wide * scale
+    if weight is not None:
+        wide = wide * (weight.to(torch.float32) + offset)
+    return (wide if bias is None else wide + bias.to(torch.float32)).to(x.dtype)

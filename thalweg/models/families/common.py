@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, max_len, real, rope_parameters, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.models.spec import MLP, POOLING, Attention, Classes, Layer, ModelSpec, Norm, Norms, Pooling, Rope, rope_type
+from thalweg.models.spec import (
+    MLP,
+    POOLING,
+    Attention,
+    Classes,
+    Layer,
+    ModelSpec,
+    Norm,
+    Norms,
+    Pooling,
+    Rope,
+    UngatedMLP,
+    rope_type,
+)
 
 MAX_LABELS = 65_536
 ACTIVATIONS = {
@@ -16,8 +29,11 @@ ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
 }
 """`hidden_act` of a configuration -> `act` of the op act_and_mul."""
+UNGATED = {**ACTIVATIONS, "relu": "relu", "relu2": "relu2"}
+"""The same of the op activation."""
 
 
 def layer_count(config: Config) -> int:
@@ -32,11 +48,11 @@ def eps(config: Config, default: float = 1e-6) -> float:
     return real(config, "rms_norm_eps", 0, 1, default=default)
 
 
-def act(config: Config, key: str = "hidden_act", default: str = "silu") -> str:
+def act(config: Config, key: str = "hidden_act", default: str = "silu", known: Mapping[str, str] = ACTIVATIONS) -> str:
     name = text(config, key, default)
-    if name not in ACTIVATIONS:
-        raise UnsupportedModelError(f"config.json: {key}: {name!r:.80} is none of {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+    if name not in known:
+        raise UnsupportedModelError(f"config.json: {key}: {name!r:.80} is none of {', '.join(known)}")
+    return known[name]
 
 
 def rope(config: Config, head_dim: int, *, kind: str = "", partial: bool = False, interleaved: bool = False) -> Rope:
@@ -72,6 +88,13 @@ def head_size(config: Config) -> int:
 def mlp(config: Config, **more: Any) -> MLP:
     said: dict[str, Any] = {"inner": integer(config, "intermediate_size", high=1 << 24), "act": act(config)}
     return MLP(**(said | more))
+
+
+def ungated(config: Config, **more: Any) -> UngatedMLP:
+    said: dict[str, Any] = {"inner": integer(config, "intermediate_size", high=1 << 24)}
+    if "act" not in more:
+        said["act"] = act(config, known=UNGATED)
+    return UngatedMLP(**(said | more))
 
 
 def pre_norms(config: Config) -> Norms:

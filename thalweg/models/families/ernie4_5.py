@@ -1,10 +1,11 @@
-"""Ernie 4.5, dense: Llama with rotary positions in neighbouring pairs; one setting adds biases everywhere."""
+"""Ernie 4.5: Llama with rotary positions in neighbouring pairs; one setting adds biases everywhere. Its mixtures choose experts
+by a softmax and a correction, and begin at a layer of their own."""
 
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, flag, integer
-from thalweg.models.families.common import attention, decoder, eps, layer_count, mlp, pre_norms, rope
-from thalweg.models.spec import Attention, Layer, ModelSpec
+from thalweg.models.families.common import act, attention, decoder, eps, head_size, layer_count, mlp, pre_norms, rope
+from thalweg.models.spec import Attention, Layer, ModelSpec, MoE
 
 
 def ernie4_5(config: Config) -> ModelSpec:
@@ -12,6 +13,26 @@ def ernie4_5(config: Config) -> ModelSpec:
     inner = mlp(config, bias=flag(config, "use_bias", False))
     layer = Layer(heads(config, integer(config, "head_dim", high=1 << 16, default=128)), inner, pre_norms(config))
     return decoder(config, [layer] * layer_count(config), tied=flag(config, "tie_word_embeddings", True))
+
+
+def ernie4_5_moe(config: Config) -> ModelSpec:
+    config, layers = defaults(config), layer_count(config)
+    bias, each = flag(config, "use_bias", False), integer(config, "moe_intermediate_size", high=1 << 24, default=1536)
+    experts, shared = (
+        integer(config, "moe_num_experts", high=1 << 16, default=64),
+        integer(config, "moe_num_shared_experts", low=0, default=2),
+    )
+    moe = MoE(
+        experts=experts, top_k=integer(config, "moe_k", high=experts, default=6), inner=each, act=act(config), renormalise=True,
+        correction="moe_statics.e_score_correction_bias", correction_rows=1,
+        shared=mlp(config, inner=shared * each, name="shared_experts", bias=bias) if shared else None,
+    )  # fmt: skip
+    first, every = integer(config, "moe_layer_start_index", low=0, default=1), integer(config, "moe_layer_interval", default=1)
+    last = integer(config, "moe_layer_end_index", low=-1, default=-1)
+    last, plain = layers - 1 if last == -1 else last, mlp(config, bias=bias)
+    parts = [moe if (i + 1) % every == 0 and first <= i <= last else plain for i in range(layers)]
+    attend, norms = heads(config, head_size(config)), pre_norms(config)
+    return decoder(config, [Layer(attend, part, norms) for part in parts], tied=flag(config, "tie_word_embeddings", True))
 
 
 def defaults(config: Config) -> Config:

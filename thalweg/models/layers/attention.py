@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import torch
+
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal import ops
 from thalweg.hal.attention import NOT_FUSED, AttentionBackend, AttnSpec, QKPrologue, choose_attention
@@ -25,7 +27,7 @@ class Attention:
     """x [T, hidden] -> [T, hidden]."""
 
     def __init__(self, ctx: Context, spec: declared.Attention, weights: Mapping[str, Any], place: Place) -> None:
-        self._head_dim, self._place = spec.head_dim, place
+        self._head_dim, self._place, self._grouped, self._grows = spec.head_dim, place, spec.grouped, spec.grows
         ctx.share(spec.heads, "attention heads")
         ctx.share(spec.kv_heads, "key-value heads")
         self._qkv = Linear(ctx, weights["qkv"])
@@ -41,6 +43,8 @@ class Attention:
                 raise ConfigError("tensor_parallel_size: the norms of q and k cover all heads of this model: leave it at 1")
             self._wide = {k: RMSNorm(ctx, _norm_of(spec.norm, w), w) for k, w in norms.items()}
         self.specs |= {k: {"weight": ParamSpec(w["weight"], ctx.dtype)} for k, w in norms.items()}
+        if "sinks" in weights:
+            self.specs["sinks"] = ParamSpec(weights["sinks"], ctx.dtype)
         name = weights["out"]["weight"].sources[0].name.removesuffix(f".{spec.out}.weight")
         found = scales(ctx.formats, name) if self.spec.kv_dtype in FLOAT8 else None
         self.cache_scales = found.names if found else ()
@@ -50,16 +54,30 @@ class Attention:
         self._gate = ctx.bind(ops.sigmoid_mul, size=self.spec.heads * spec.head_dim) if spec.gated else None
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        q, k, v = self._qkv(p["qkv"], x).split(self._qkv.outputs, dim=-1)
+        q, k, v = self._apart(self._qkv(p["qkv"], x))
         gate = None
         if self._gate is not None:
             q, gate = (t.flatten(-2) for t in q.unflatten(-1, (-1, 2, self._head_dim)).unbind(-2))
         if self._wide:
             q, k = self._wide["q_norm"](p["q_norm"], q), self._wide["k_norm"](p["k_norm"], k)
         q, k, v = (t.unflatten(-1, (-1, self._head_dim)) for t in (q, k, v))
+        if self._grows is not None:  # before rotation, which changes no lengths, so that backends may fuse that
+            beta, every = self._grows
+            growth = 1 + beta * torch.log(1 + torch.div(flow.batch.positions, every, rounding_mode="floor").to(torch.float32))
+            q = q * growth.to(q.dtype)[:, None, None]
         out = self._attend(p, q, k, v, flow, self._place)
         out = out.flatten(-2)
         return self._out(p["out"], out if self._gate is None else self._gate(out, gate))
+
+    def _apart(self, qkv: Array) -> tuple[Array, Array, Array]:
+        """What the projection gives: q, k and v [T, heads * head_dim] each."""
+        if not self._grouped:
+            q, k, v = qkv.split(self._qkv.outputs, dim=-1)
+            return q, k, v
+        per = self.spec.heads // self.spec.kv_heads
+        parts = qkv.unflatten(-1, (self.spec.kv_heads, per + 2, self._head_dim)).split((per, 1, 1), dim=-2)
+        q, k, v = (part.flatten(-3) for part in parts)
+        return q, k, v
 
 
 class _Fused:
@@ -72,7 +90,17 @@ class _Fused:
         q, k, v = _divided(self._scales, q, k, v)
         weights = None if self._prologue.eps is None else (p["q_norm"]["weight"], p["k_norm"]["weight"])
         out, flow.caches[at.layer] = self._backend.attend_fused(
-            q, k, v, flow.caches[at.layer], flow.batch, at.group, self._spec, self._prologue, flow.tables[at.table], weights
+            q,
+            k,
+            v,
+            flow.caches[at.layer],
+            flow.batch,
+            at.group,
+            self._spec,
+            self._prologue,
+            flow.tables[at.table],
+            weights,
+            p.get("sinks"),
         )
         return out if self._scales is None else out * self._scales.value
 
@@ -82,9 +110,10 @@ class _Ops:
 
     def __init__(
         self, ctx: Context, backend: AttentionBackend, spec: AttnSpec, prologue: QKPrologue | None, norm: QKPrologue | None,
-        scales: CacheScales | None,
+        scales: CacheScales | None, after: bool = False,
     ) -> None:  # fmt: skip
-        self._backend, self._spec, self._scales = backend, spec, scales
+        """after: the norms follow rotation."""
+        self._backend, self._spec, self._scales, self._after = backend, spec, scales, after
         self._rope = self._norm = None
         if prologue is not None:
             self._rope = ctx.bind(
@@ -96,13 +125,20 @@ class _Ops:
             self._norm = ctx.bind(ops.rms_norm, size=spec.head_dim, **norm_facts(norm.eps, norm.offset))
 
     def __call__(self, p: Mapping[str, Any], q: Array, k: Array, v: Array, flow: Flow, at: Place) -> Array:
-        if self._norm is not None:
-            q, k = self._norm(q, p["q_norm"]["weight"]), self._norm(k, p["k_norm"]["weight"])
+        if not self._after:
+            q, k = self._normed(p, q, k)
         if self._rope is not None:
             q, k = self._rope(q, k, flow.batch.positions, flow.tables[at.table])
+        if self._after:
+            q, k = self._normed(p, q, k)
         q, k, v = _divided(self._scales, q, k, v)
-        out, flow.caches[at.layer] = self._backend.attend(q, k, v, flow.caches[at.layer], flow.batch, at.group, self._spec)
+        out, flow.caches[at.layer] = self._backend.attend(
+            q, k, v, flow.caches[at.layer], flow.batch, at.group, self._spec, p.get("sinks")
+        )
         return out if self._scales is None else out * self._scales.value
+
+    def _normed(self, p: Mapping[str, Any], q: Array, k: Array) -> tuple[Array, Array]:
+        return (q, k) if self._norm is None else (self._norm(q, p["q_norm"]["weight"]), self._norm(k, p["k_norm"]["weight"]))
 
 
 def _divided(scales: CacheScales | None, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
@@ -123,9 +159,10 @@ def _attending(
     rope = spec.rope
     prologue = QKPrologue(rope.dim if rope else 0, rope.interleaved if rope else False, eps, offset)
     between = scales is not None and eps is not None  # norms would undo what comes before them
-    if rope is not None and not between and _offered(ctx, backend, attn, prologue):
+    after = per_head is not None and per_head.after
+    if rope is not None and not (between or after) and _offered(ctx, backend, attn, prologue):
         return _Fused(backend, attn, prologue, scales)
-    return _Ops(ctx, backend, attn, prologue if rope else None, prologue, scales)
+    return _Ops(ctx, backend, attn, prologue if rope else None, prologue, scales, after)
 
 
 def _offered(ctx: Context, backend: AttentionBackend, spec: AttnSpec, prologue: QKPrologue) -> bool:

@@ -45,14 +45,15 @@ class Added:
     def __init__(self, ctx: Context, spec: Learned, hidden: int, weights: Mapping[str, Any]) -> None:
         if spec.by == "position" and spec.positions < ctx.max_len:
             raise ConfigError(f"max_model_len: the model has {spec.positions} learned positions, not {ctx.max_len}: lower it")
-        self._by, self._first = spec.by, spec.first
+        self._by, self._first, self._last = spec.by, spec.first, spec.rows - 1
         self._op = ctx.bind(ops.embed, vocab=spec.rows, size=hidden)
         self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack)}
 
     def __call__(self, p: Mapping[str, Any], batch: StepBatch, types: Array | None) -> Array:
         """[T, hidden]. types: i32[T]; None: all tokens are of type 0."""
         if self._by == "position":
-            return self._op(batch.positions + self._first if self._first else batch.positions, p["weight"])
+            # Padding of a step counts its positions on and on.
+            return self._op((batch.positions + self._first).clamp(max=self._last), p["weight"])
         return self._op(torch.zeros_like(batch.positions) if types is None else types, p["weight"])
 
 
@@ -67,12 +68,14 @@ class LMHead:
         said = {"in_features": spec.hidden, "out_features": here, **linear_spec(form)}
         self._op = ctx.bind(ops.linear, **said)
         # A positive scale and a cap change no order, but the logits that are given.
-        plain = ctx.comm.size == 1 and spec.logit_scale == 1.0 and not spec.logit_softcap
+        plain = ctx.comm.size == 1 and spec.logit_scale == 1.0 and not spec.logit_softcap and not spec.head_bias
         self._argmax = ctx.binder.offer(ops.linear_argmax, self._op, dtype=ctx.dtype, **said) if plain else None
         self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype, self._op.pack, form)}
+        if "bias" in weights:
+            self.specs["bias"] = ParamSpec(weights["bias"], ctx.dtype)
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
-        logits = self._comm.all_gather(self._op(x, p["weight"], None), -1).to(torch.float32)
+        logits = self._comm.all_gather(self._op(x, p["weight"], p.get("bias")), -1).to(torch.float32)
         if self._scale != 1.0:
             logits = logits * self._scale
         return torch.tanh(logits / self._cap) * self._cap if self._cap else logits

@@ -27,9 +27,11 @@ class Experts:
         router, first, second = (weights[k]["weight"] for k in ("router", "gate_up", "down"))
         hidden = router.sources[0].shape[1]
         self._router = ctx.bind(ops.linear, in_features=hidden, out_features=spec.experts, **linear_spec(DENSE))
+        grouped = {"groups": spec.groups, "top_groups": spec.top_groups} if spec.groups > 1 else {}
         self._route = ctx.bind(
-            ops.route, k=spec.top_k, scores=spec.scores, renormalise=spec.renormalise, scale=spec.scale, experts=spec.experts
-        )
+            ops.route, k=spec.top_k, scores=spec.scores, renormalise=spec.renormalise, scale=spec.scale, experts=spec.experts,
+            **grouped,
+        )  # fmt: skip
         form, down = ctx.format(first), ctx.format(second)
         self._experts = ctx.bind(
             ops.experts, experts=spec.experts, act=spec.act, weight=form, group=form.group, down_weight=down,
@@ -44,6 +46,8 @@ class Experts:
             "gate_up": packed(first, form),
             "down": packed(second, down),
         }
+        if spec.correction:
+            self.specs["correction"] = {"bias": ParamSpec(weights["correction"]["bias"], "float32")}
         self._shared = GatedMLP(ctx, spec.shared, weights["shared"]) if spec.shared else None
         if self._shared is not None:
             self.specs["shared"] = self._shared.specs
@@ -54,7 +58,7 @@ class Experts:
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         logits = self._router(x, p["router"]["weight"], None).to(torch.float32)
-        ids, shares = self._route(logits)
+        ids, shares = self._route(logits, p["correction"]["bias"].reshape(-1)) if "correction" in p else self._route(logits)
         out = self._comm.all_reduce(self._experts(x, ids, shares, p["gate_up"]["weight"], p["down"]["weight"]))
         if self._shared is None:
             return out

@@ -38,19 +38,20 @@ class RMSNorm:
 
 
 class MeanNorm:
-    """Layer normalisation with a bias: x [T, size] -> [T, size]."""
+    """Layer normalisation: x [T, size] -> [T, size]."""
 
     def __init__(self, ctx: Context, spec: LayerNorm, weights: Mapping[str, Any]) -> None:
-        self._norm = ctx.bind(ops.layer_norm, size=spec.size, eps=spec.eps)
-        self.specs = {name: ParamSpec(w, ctx.dtype) for name, w in weights.items()}
+        self._norm = ctx.bind(ops.layer_norm, size=spec.size, **norm_facts(spec.eps, spec.offset))
+        self._names = tuple(name for name in ("weight", "bias") if name in weights)
+        self.specs = {name: ParamSpec(weights[name], ctx.dtype) for name in self._names}
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
-        return self._norm(x, p["weight"], p["bias"])
+        return self._norm(x, *(p[name] for name in self._names))
 
     def add(self, p: Mapping[str, Any], x: Array, residual: Array | None) -> tuple[Array, Array]:
         """As RMSNorm.add."""
         total = x if residual is None else x + residual
-        return self._norm(total, p["weight"], p["bias"]), total
+        return self(p, total), total
 
 
 BoundNorm = RMSNorm | MeanNorm

@@ -1,0 +1,23 @@
+"""Ministral 3: Mistral with positions scaled by YaRN, and queries that grow with the length of the text."""
+
+from __future__ import annotations
+
+from thalweg.checkpoint.config import Config, integer, real
+from thalweg.errors import CheckpointError
+from thalweg.models.families.common import attention, decoder, eps, layer_count, mlp, pre_norms
+from thalweg.models.spec import Layer, ModelSpec
+
+
+def ministral3(config: Config) -> ModelSpec:
+    said = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(said, dict):
+        raise CheckpointError("config.json: rope_parameters: missing")
+    config = {**config, "rms_norm_eps": eps(config, default=1e-5)}
+    where = "config.json: rope_parameters"
+    beta = real(said, "llama_4_scaling_beta", 0, 1e6, default=0.0, where=where)
+    heads = attention(
+        config, head_dim=integer(config, "head_dim", high=1 << 16, default=128),
+        window=integer(config, "sliding_window", default=0),
+        grows=(beta, integer(said, "original_max_position_embeddings", where=where)) if beta else None,
+    )  # fmt: skip
+    return decoder(config, [Layer(heads, mlp(config), pre_norms(config))] * layer_count(config))
