@@ -91,10 +91,11 @@ def _opencode(url: str, model: str) -> dict[str, str]:
 
 CODEX = 'model_providers.local={{name="local",base_url="{url}/v1",env_key="OPENAI_API_KEY",wire_api="responses"}}'
 LONG = (
-    *("--override-generation-config", '{"max_new_tokens": 32}'),
+    *("--override-generation-config", json.dumps({"eos_token_id": list(range(2, 2560, 8))})),
     *("--hf-overrides", '{"max_position_embeddings": 65536}', "--max-model-len", "65536"),
 )
-"""The bundled model knows 2,048 positions. Clients need more, and what it says does not matter here."""
+"""The bundled model knows 2,048 positions. Clients need more, where it says nothing of sense and would not end: so many
+tokens end it."""
 CLIENTS = (
     Client(
         "codex",

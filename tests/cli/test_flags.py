@@ -88,6 +88,7 @@ def test_refusals_stand_for_themselves():
 
 STRINGS = {
     "device": "cpu",
+    "files-directory": "/tmp",
     "root-path": "/x",
     "chat-template": "{{ a }}",
     "tool-call-parser": "hermes",
@@ -145,7 +146,7 @@ def test_an_honoured_flag_arrives(flag):
 
 def test_every_engine_argument_and_server_setting_has_a_flag():
     names = {f.dest for f in flags.table().values()}
-    assert names >= flags.ENGINE | flags.SERVER
+    assert names >= (flags.ENGINE | flags.SERVER) - {"server_dev_mode"}, "that one is the environment's alone"
 
 
 def test_a_flag_that_asks_for_what_happens_anyway_is_accepted(capsys):
@@ -368,6 +369,7 @@ VARIABLES = [
     ("HTTP_TIMEOUT_KEEP_ALIVE", "7", envs.keep_alive_seconds, 7, 5),
     ("LOGGING_LEVEL", "debug", envs.log_level, "DEBUG", "INFO"),
     ("LOG_STATS_INTERVAL", "3", envs.log_stats_seconds, 3, 10),
+    ("SERVER_DEV_MODE", "1", lambda: server().server_dev_mode, True, False),
 ]
 
 

@@ -49,6 +49,7 @@ def settings(given: dict[str, Any]) -> ServerSettings:
     """ServerSettings of the flags and the environment. --chat-template as a file is read here."""
     given = dict(given)
     given.setdefault("api_key", envs.api_keys())
+    given.setdefault("server_dev_mode", envs.dev_mode())
     if "middleware" in given:
         given["middleware"] = [_loaded(path) for path in given["middleware"]]
     for name in ("tool_parser_plugin", "reasoning_parser_plugin"):

@@ -18,6 +18,7 @@ TWINS = {
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "THALWEG_HTTP_TIMEOUT_KEEP_ALIVE",
     "VLLM_LOGGING_LEVEL": "THALWEG_LOGGING_LEVEL",
     "VLLM_LOG_STATS_INTERVAL": "THALWEG_LOG_STATS_INTERVAL",
+    "VLLM_SERVER_DEV_MODE": "THALWEG_SERVER_DEV_MODE",
 }
 """vLLM's name: ours."""
 AS_IT_IS = ("VLLM_DO_NOT_TRACK", "VLLM_NO_USAGE_STATS")
@@ -53,10 +54,12 @@ def api_keys() -> list[str]:
 
 def batch_invariant() -> bool | None:
     """THALWEG_BATCH_INVARIANT: 1 is `--batch-invariant` where neither form of that flag is given. 0, empty: not said."""
-    name, value = _get("THALWEG_BATCH_INVARIANT")
-    if value not in ("", "0", "1"):
-        raise ConfigError(f"{name}: {value!r} must be 0 or 1")
-    return True if value == "1" else None
+    return True if _switch("THALWEG_BATCH_INVARIANT") else None
+
+
+def dev_mode() -> bool:
+    """THALWEG_SERVER_DEV_MODE: 1 gives the server its routes for operators."""
+    return _switch("THALWEG_SERVER_DEV_MODE")
 
 
 def engine_fields() -> dict[str, bool]:
@@ -113,6 +116,13 @@ def with_startup_marks(path: str) -> dict[str, str]:
 def without_api_keys() -> dict[str, str]:
     """The environment of a child that serves no client: without any variable named *API_KEY."""
     return {k: v for k, v in os.environ.items() if not k.upper().endswith("API_KEY")}
+
+
+def _switch(ours: str) -> bool:
+    name, value = _get(ours)
+    if value not in ("", "0", "1"):
+        raise ConfigError(f"{name}: {value!r} must be 0 or 1")
+    return value == "1"
 
 
 def _get(name: str) -> tuple[str, str]:

@@ -97,6 +97,11 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     reasoning_parser: str | None = None
     reasoning_parser_plugin: str | None = None
 
+    server_dev_mode: bool = False
+    """Routes for operators too (THALWEG_SERVER_DEV_MODE)."""
+    enable_tokenizer_info_endpoint: bool = False
+    tokens_only: bool = False
+    """No routes for texts: token ids in and out, and requests ended by name."""
     enable_request_id_headers: bool = False
     enable_prompt_tokens_details: bool = False
     enable_force_include_usage: bool = False

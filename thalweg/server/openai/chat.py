@@ -75,7 +75,7 @@ class Chat:
             "object": "chat.completion",
             "created": self.job.created,
             "model": self.job.model,
-            "choices": [self._choice(c) for c in sorted(output.outputs, key=lambda c: c.index)],
+            "choices": [self.choice(c) for c in sorted(output.outputs, key=lambda c: c.index)],
             "usage": self.serving.total_usage(self.job, outputs),
         }
         if self.serving.fingerprint is not None:
@@ -86,7 +86,7 @@ class Chat:
             body["prompt_token_ids"] = self.job.prompts[0]["prompt_token_ids"]
         return body
 
-    def _choice(self, choice: CompletionOutput) -> dict[str, Any]:
+    def choice(self, choice: CompletionOutput) -> dict[str, Any]:
         out = {
             "index": choice.index,
             "message": {"role": self.role, **self.answer.message(choice, self.echo)},
