@@ -150,20 +150,18 @@ def main(words: list[str]) -> int:
     parser.add_argument("--timeout", type=float, default=180)
     parser.add_argument("--keep", action="store_true", help="print what clients say")
     args = parser.parse_args(words)
-    rows = []
+    wrong = False
     for client in (c for c in CLIENTS if c.name in args.only.split(",")):
         program = args.agents if client.name == "agents" else _found(client.program, args.bin)
         if program is None:
-            rows.append((client.name, "not installed", 0.0))
+            print(f"{client.name:9} not installed", flush=True)
             continue
         with _nano() if args.nano else _scripted(client) as server:
             began = time.monotonic()
             why = _run(client, program, server, args)
-            rows.append((client.name, why or "ok", time.monotonic() - began))
-    width = max(len(name) for name, *_ in rows)
-    for name, said, seconds in rows:
-        print(f"{name:{width}}  {seconds:6.1f} s  {said}")
-    return any(said not in ("ok", "not installed") for _, said, _ in rows)
+        print(f"{client.name:9} {time.monotonic() - began:6.1f} s  {why or 'ok'}", flush=True)
+        wrong = wrong or bool(why)
+    return wrong
 
 
 def _found(program: str, folder: Path | None) -> str | None:

@@ -146,7 +146,7 @@ def test_an_honoured_flag_arrives(flag):
 
 def test_every_engine_argument_and_server_setting_has_a_flag():
     names = {f.dest for f in flags.table().values()}
-    assert names >= (flags.ENGINE | flags.SERVER) - {"server_dev_mode"}, "that one is the environment's alone"
+    assert names >= flags.ENGINE | flags.SERVER
 
 
 def test_a_flag_that_asks_for_what_happens_anyway_is_accepted(capsys):
