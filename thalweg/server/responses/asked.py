@@ -96,7 +96,7 @@ async def shortened(serving: Serving, request: ResponsesRequest, tools: Tools, i
     exclude = serving.settings.exclude_tools_when_tool_choice_none
 
     async def fits(kept: Sequence[Item]) -> bool:
-        prompt = await serving.conversation.prompt(counted_of(request, tools, kept, exclude))
+        prompt = await serving.conversation.forgiving_prompt(counted_of(request, tools, kept, exclude))
         return len(prompt["prompt_token_ids"]) + room <= context
 
     if await fits(items):

@@ -42,7 +42,7 @@ async def responses(serving: Serving, http: Request) -> Response:
     said = conversation(serving, request, owner)
     items = await shortened(serving, request, tools, said.items) if request.truncation == "auto" else said.items
     chat = chat_of(request, tools, items)
-    params, prompt, answer = await asked(serving, chat)
+    params, prompt, answer = await asked(serving, chat, forgiving=True)
     id = f"resp_{uuid.uuid4().hex}"
     job = serving.job("resp", http, chat, [prompt], params, ticket, id)
     turn = Turn(id, orjson.dumps(said.new), b"", said.before, bool(request.background))
