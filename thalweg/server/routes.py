@@ -21,6 +21,7 @@ JSON = ("application/json",)
 STREAMED = (*JSON, EVENTS)
 """Content types of what can be streamed."""
 MESSAGES_ERRORS = "anthropic.errors:refused"
+COHERE_ERRORS = "cohere.errors:refused"
 RESPONSES_ERRORS = "responses.errors:refused"
 
 
@@ -80,7 +81,11 @@ ROUTES = (
     Row("/score", "pooling.score:score", "How well texts go together", ("pooling.protocol:ScoreRequest",), needs="score",
         also=("/v1/score",)),
     Row("/rerank", "pooling.rerank:rerank", "Documents in order of how well they answer", ("pooling.protocol:RerankRequest",),
-        needs="score", also=("/v1/rerank", "/v2/rerank")),
+        needs="score", also=("/v1/rerank", "/v2/rerank", "/cohere/v2/rerank")),
+    Row("/v2/chat", "cohere.chat:chat", "Answer a conversation", ("cohere.protocol:ChatV2Request",), STREAMED, "generate",
+        ("/cohere/v2/chat",), errors=COHERE_ERRORS),
+    Row("/v2/embed", "cohere.embed:embed", "A vector per text", ("cohere.protocol:EmbedRequest",), needs="embed",
+        also=("/cohere/v2/embed",), errors=COHERE_ERRORS),
     Row("/v1/chat/completions/batch", "openai.chat_batch:chat_batch", "Answer several conversations",
         ("openai.chat_batch:BatchChatRequest",), needs="generate"),
     Row("/v1/chat/completions/render", "inference.render:chat", "A conversation as token ids and parameters",
