@@ -142,6 +142,11 @@ def test_max_output_tokens_leave_it_incomplete(start, stream):
     assert running.engine.params[0].max_tokens == 9
 
 
+def test_what_is_ended_from_elsewhere_is_incomplete(start):
+    r = ask(start(Scripted("It is", reason="abort")))
+    assert (r.status, r.incomplete_details.reason, r.output_text) == ("incomplete", None, "It is")
+
+
 def test_a_tool_loop_by_items(start):
     running = start(Scripted(CALLS, "<think>\nok\n</think>\n\nIt is 20 degrees."))
     first = ask(running, tools=TOOLS, store=False)

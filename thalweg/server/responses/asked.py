@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from thalweg.errors import RequestError
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError, translate
 from thalweg.server.openai.protocol import ChatRequest, TokenizeChat
-from thalweg.server.responses.items import messages_of
+from thalweg.server.responses.items import messages_of, text_of
 from thalweg.server.responses.protocol import Conversed, Item, ResponsesRequest
 from thalweg.server.responses.tools import Tools
 
@@ -95,7 +96,12 @@ async def shortened(serving: Serving, request: ResponsesRequest, tools: Tools, i
     room = min(request.max_output_tokens or context // ROOM, context // 2)
     exclude = serving.settings.exclude_tools_when_tool_choice_none
 
+    tokenizer = serving.engine.tokenizer
+    most_chars = context * tokenizer.max_token_chars if tokenizer is not None else math.inf
+
     async def fits(kept: Sequence[Item]) -> bool:
+        if sum(len(text_of(i.content)) + len(text_of(i.output)) for i in kept) > most_chars:
+            return False  # it need not be rendered
         prompt = await serving.conversation.forgiving_prompt(counted_of(request, tools, kept, exclude))
         return len(prompt["prompt_token_ids"]) + room <= context
 

@@ -22,7 +22,8 @@ from thalweg.server.responses.store import EventLog, Turn
 from thalweg.server.responses.tools import Tools
 
 Json = dict[str, Any]
-REASONS = {"length": "max_output_tokens"}
+REASONS: dict[str | None, str | None] = {"length": "max_output_tokens", "abort": None}
+"""Why an answer is incomplete, by how it ended."""
 ECHOED = (
     "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key", "prompt_cache_retention",
     "safety_identifier", "user", "presence_penalty", "frequency_penalty",
@@ -115,7 +116,7 @@ class Run:
 
     async def _ended(self, choice: CompletionOutput) -> tuple[bytes, list[Json]]:
         """The final body, which is kept if that was asked for, and the last events before it."""
-        incomplete = REASONS.get(choice.finish_reason or "")
+        incomplete = choice.finish_reason in REASONS
         pieces = list(self._output.finish("incomplete" if incomplete else "completed"))
         thought = "".join(self._output.thought)
         tokens = 0
@@ -124,7 +125,7 @@ class Run:
             tokens = min(len(ids), self._made)
         body = self._body("incomplete" if incomplete else "completed", self._usage(tokens))
         if incomplete:
-            body["incomplete_details"] = {"reason": incomplete}
+            body["incomplete_details"] = {"reason": REASONS[choice.finish_reason]}
         return self._settle(body), pieces
 
     def _settle(self, body: Json) -> bytes:
