@@ -4,7 +4,7 @@ Run: python ci/clients.py [--bin FOLDER] [--python PYTHON] [--only NAME,...] [--
 
 Each client is asked to use its shell. The engine behind the server is scripted: it calls the shell, and says that it is
 done once the prompt has what the shell printed. So a row is right when the client's tool ran, its result came back in the
-prompt, and the client ended well with the text. --nano serves the bundled model instead, whose answers say nothing: then a
+prompt, and the client ended well with the text. --nano serves the draft of the bundled model, whose answers say nothing: then a
 row is right when the client ends well.
 
 Needs: npm install @openai/codex @anthropic-ai/claude-code opencode-ai in FOLDER/../.. (FOLDER is node_modules/.bin), and a
@@ -117,9 +117,9 @@ def _opencode(url: str, model: str) -> dict[str, str]:
 CODEX = 'model_providers.local={{name="local",base_url="{url}/v1",env_key="OPENAI_API_KEY",wire_api="responses"}}'
 LONG = (
     *("--hf-overrides", json.dumps({"max_position_embeddings": 65536, "eos_token_id": list(range(2, 2560, 8))})),
-    *("--max-model-len", "65536"),
+    *("--max-model-len", "65536", "--served-model-name", "nano"),
 )
-"""The bundled model knows 2,048 positions. Clients need more, where it says nothing of sense and would not end: so many
+"""That model knows 2,048 positions. Clients need more, where it says nothing of sense and would not end: so many
 tokens end it."""
 CLIENTS = (
     Client(
@@ -179,7 +179,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--bin", type=Path, help="a folder of programs, such as node_modules/.bin")
     parser.add_argument("--python", help="a Python that has openai-agents and cohere")
     parser.add_argument("--only", default=",".join(c.name for c in CLIENTS))
-    parser.add_argument("--nano", action="store_true", help="serve the bundled model")
+    parser.add_argument("--nano", action="store_true", help="serve the bundled model's draft")
     parser.add_argument("--timeout", type=float, default=180)
     parser.add_argument("--keep", action="store_true", help="print what clients say")
     args = parser.parse_args(words)
@@ -283,17 +283,17 @@ def _scripted(client: Client) -> Iterator[Server]:
 
 @contextmanager
 def _nano() -> Iterator[Server]:
-    """`thalweg serve` with the bundled model, on a free port."""
+    """`thalweg serve` on a free port."""
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    words = [sys.executable, "-m", "thalweg", "serve", "--port", str(port), *LONG]
+    words = [sys.executable, "-m", "thalweg", "serve", str(ROOT / "thalweg/nano/draft"), "--port", str(port), *LONG]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
         try:
             _wait(port, process)
-            yield Server(f"http://127.0.0.1:{port}", "thalweg-nano", None)
+            yield Server(f"http://127.0.0.1:{port}", "nano", None)
         finally:
             process.terminate()
             process.wait(60)

@@ -44,6 +44,8 @@ def chat_of(request: ResponsesRequest, tools: Tools, items: Sequence[Item]) -> C
         "tool_choice": tools.choice if tools.functions else None,
         "parallel_tool_calls": request.parallel_tool_calls,
         "response_format": _format(request),
+        "logprobs": bool(request.scored),
+        "top_logprobs": request.top_logprobs or None,
         "reasoning_effort": request.reasoning.effort if request.reasoning else None,
     }
     return ChatRequest.model_validate(fields)

@@ -13,6 +13,7 @@ from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.server.core.serving import Job, Serving
 from thalweg.server.errors import ApiError, translate
 from thalweg.server.http.answer import STARTED
+from thalweg.server.openai import logprobs
 from thalweg.server.openai.turns import Answer
 from thalweg.server.responses.asked import renamed
 from thalweg.server.responses.errors import event, told
@@ -49,7 +50,7 @@ class Run:
         (output,) = await self.serving.run(self.job)
         (choice,) = output.outputs
         self._count(output)
-        for _ in self._output.push(self.answer.events(choice)):
+        for _ in self._output.push(self.answer.events(choice), self._scores(choice)):
             pass
         return (await self._ended(choice))[0]
 
@@ -99,7 +100,7 @@ class Run:
                     yield STARTED
                     for frame in first:
                         yield frame
-                for piece in self._output.push(self.answer.events(choice)):
+                for piece in self._output.push(self.answer.events(choice), self._scores(choice)):
                     yield self._numbered(piece)
                 if choice.finish_reason is not None:
                     body, pieces = await self._ended(choice)
@@ -160,6 +161,14 @@ class Run:
         if output.num_cached_tokens is not None:
             self._cached = output.num_cached_tokens
 
+    def _scores(self, choice: CompletionOutput) -> list[Json]:
+        if not self.request.scored or not choice.logprobs:
+            return []
+        names, as_ids = self.serving.engine.tokenizer, self.serving.settings.return_tokens_as_token_ids
+        top = self.request.top_logprobs or 0
+        found: list[Json] = logprobs.chat(choice.logprobs, top, as_ids, names.bytes_of if names else None)["content"]
+        return found
+
     def _usage(self, reasoning: int) -> Json:
         prompt = self.job.prompt_tokens
         return {
@@ -192,7 +201,7 @@ class Run:
             "text": text,
             "tool_choice": r.tool_choice or "auto",
             "tools": [_whole(t) for t in r.tools or ()],
-            "top_logprobs": 0,
+            "top_logprobs": r.top_logprobs or 0,
             "top_p": params.top_p,
             "truncation": r.truncation or "disabled",
         }
