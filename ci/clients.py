@@ -1,14 +1,14 @@
-"""Real clients against this server, a row each: Codex, Claude Code, OpenCode, the Agents SDK. Those that are installed.
+"""Real clients against this server, a row each: Codex, Claude Code, OpenCode, the Agents SDK, Cohere. If they are installed.
 
-Run: python ci/clients.py [--bin FOLDER] [--agents PYTHON] [--only NAME,...] [--nano] [--keep]
+Run: python ci/clients.py [--bin FOLDER] [--python PYTHON] [--only NAME,...] [--nano] [--keep]
 
 Each client is asked to use its shell. The engine behind the server is scripted: it calls the shell, and says that it is
 done once the prompt has what the shell printed. So a row is right when the client's tool ran, its result came back in the
-prompt, and the client ended well with the text. --nano serves the bundled model instead, whose answers say nothing: then a
+prompt, and the client ended well with the text. --nano serves the draft of the bundled model, whose answers say nothing: then a
 row is right when the client ends well.
 
 Needs: npm install @openai/codex @anthropic-ai/claude-code opencode-ai in FOLDER/../.. (FOLDER is node_modules/.bin), and a
-Python with openai-agents. Clients get an empty home, a key that opens nothing, and addresses on loopback.
+Python with openai-agents and cohere. Clients get an empty home, a key that opens nothing, and addresses on loopback.
 """
 
 from __future__ import annotations
@@ -63,6 +63,31 @@ async def main():
 asyncio.run(main())
 """
 
+COHERE = """
+import json, subprocess, sys
+import cohere
+client = cohere.ClientV2(base_url=sys.argv[1] + "/cohere", api_key="none")
+parameters = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
+tools = [{"type": "function", "function": {"name": "shell", "description": "Run", "parameters": parameters}}]
+messages = [{"role": "user", "content": sys.argv[3]}]
+asked = dict(model=sys.argv[2], messages=messages, max_tokens=200)
+if "--once" in sys.argv:
+    print(client.chat(**asked).message)
+    sys.exit()
+first = client.chat(tools=tools, **asked).message
+messages.append(first)
+for call in first.tool_calls:
+    command = json.loads(call.function.arguments)["command"]
+    said = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    content = [{"type": "document", "document": {"data": said.stdout}}]
+    messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+deltas = [e.delta.message.content for e in client.chat_stream(tools=tools, **asked) if e.type == "content-delta"]
+streamed = "".join(d.text or "" for d in deltas)
+whole = client.chat(tools=tools, **asked).message
+assert streamed == whole.content[-1].text, streamed
+print(streamed)
+"""
+
 
 @dataclass(frozen=True)
 class Client:
@@ -91,10 +116,11 @@ def _opencode(url: str, model: str) -> dict[str, str]:
 
 CODEX = 'model_providers.local={{name="local",base_url="{url}/v1",env_key="OPENAI_API_KEY",wire_api="responses"}}'
 LONG = (
-    *("--override-generation-config", '{"max_new_tokens": 32}'),
-    *("--hf-overrides", '{"max_position_embeddings": 65536}', "--max-model-len", "65536"),
+    *("--hf-overrides", json.dumps({"max_position_embeddings": 65536, "eos_token_id": list(range(2, 2560, 8))})),
+    *("--max-model-len", "65536", "--served-model-name", "nano"),
 )
-"""The bundled model knows 2,048 positions. Clients need more, and what it says does not matter here."""
+"""That model knows 2,048 positions. Clients need more, where it says nothing of sense and would not end: so many
+tokens end it."""
 CLIENTS = (
     Client(
         "codex",
@@ -137,32 +163,38 @@ CLIENTS = (
         lambda url, model, folder: ["-c", AGENT, url, model, ASK],
         lambda url, model: {},
     ),
+    Client(
+        "cohere",
+        "",
+        "shell",
+        {"command": COMMAND},
+        lambda url, model, folder: ["-c", COHERE, url, model, ASK],
+        lambda url, model: {},
+    ),
 )
 
 
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--bin", type=Path, help="a folder of programs, such as node_modules/.bin")
-    parser.add_argument("--agents", help="a Python that has openai-agents")
+    parser.add_argument("--python", help="a Python that has openai-agents and cohere")
     parser.add_argument("--only", default=",".join(c.name for c in CLIENTS))
-    parser.add_argument("--nano", action="store_true", help="serve the bundled model")
+    parser.add_argument("--nano", action="store_true", help="serve the bundled model's draft")
     parser.add_argument("--timeout", type=float, default=180)
     parser.add_argument("--keep", action="store_true", help="print what clients say")
     args = parser.parse_args(words)
-    rows = []
+    wrong = False
     for client in (c for c in CLIENTS if c.name in args.only.split(",")):
-        program = args.agents if client.name == "agents" else _found(client.program, args.bin)
+        program = args.python if not client.program else _found(client.program, args.bin)
         if program is None:
-            rows.append((client.name, "not installed", 0.0))
+            print(f"{client.name:9} not installed", flush=True)
             continue
         with _nano() if args.nano else _scripted(client) as server:
             began = time.monotonic()
             why = _run(client, program, server, args)
-            rows.append((client.name, why or "ok", time.monotonic() - began))
-    width = max(len(name) for name, *_ in rows)
-    for name, said, seconds in rows:
-        print(f"{name:{width}}  {seconds:6.1f} s  {said}")
-    return any(said not in ("ok", "not installed") for _, said, _ in rows)
+        print(f"{client.name:9} {time.monotonic() - began:6.1f} s  {why or 'ok'}", flush=True)
+        wrong = wrong or bool(why)
+    return wrong
 
 
 def _found(program: str, folder: Path | None) -> str | None:
@@ -178,9 +210,7 @@ def _run(client: Client, program: str, server: Server, args: argparse.Namespace)
         subprocess.run(["git", "init", "-q"], cwd=work, check=False)
         environment = {"HOME": str(home), "PATH": os.environ["PATH"], "NO_PROXY": "*", "LANG": "C.UTF-8"}
         environment |= client.environment(server.url, server.model)
-        words = client.command(server.url, server.model, str(work)) + (
-            ["--once"] if args.nano and client.name == "agents" else []
-        )
+        words = client.command(server.url, server.model, str(work)) + (["--once"] if args.nano and not client.program else [])
         process = subprocess.Popen(
             [program, *words], cwd=work, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, start_new_session=True,
@@ -253,17 +283,17 @@ def _scripted(client: Client) -> Iterator[Server]:
 
 @contextmanager
 def _nano() -> Iterator[Server]:
-    """`thalweg serve` with the bundled model, on a free port."""
+    """`thalweg serve` on a free port."""
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    words = [sys.executable, "-m", "thalweg", "serve", "--port", str(port), *LONG]
+    words = [sys.executable, "-m", "thalweg", "serve", str(ROOT / "thalweg/nano/draft"), "--port", str(port), *LONG]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
         try:
             _wait(port, process)
-            yield Server(f"http://127.0.0.1:{port}", "thalweg-nano", None)
+            yield Server(f"http://127.0.0.1:{port}", "nano", None)
         finally:
             process.terminate()
             process.wait(60)

@@ -181,6 +181,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Arguments of features that installed packages add (docs/adding-a-feature.md). One that none of them takes is refused."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.stop, str | list | tuple | None):
+            raise RequestError(f"stop must be a string or a list of strings, not {self.stop!r:.80}", "stop")
         self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
         if self.seed == -1:
             self.seed = None

@@ -33,6 +33,7 @@ class ByteTokenizer:
     special_texts = ()
     added: dict[int, str] = {}
     response_template = None
+    config: dict[str, Any] = {}
     max_token_chars = 1
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -152,7 +153,7 @@ class FakeEngine:
             for i in range(p.n):
                 if ended[i]:
                     continue
-                token = token_at(ids, first + i, k, p.seed)
+                token = p.allowed_token_ids[0] if p.allowed_token_ids else token_at(ids, first + i, k, p.seed)
                 kept[i].append(token)
                 before = len(texts[i])
                 texts[i] += chr(token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -226,6 +227,20 @@ async def test_many_at_once_with_some_leaving(bundled):
         await asyncio.sleep(0.1)
         httpx.post(url + "/v1/completions", json={"prompt": "a", "max_tokens": 1})
     assert 'kv_cache_usage_perc{engine="0",model_name="thalweg-nano"}' in metrics
+
+
+def test_generative_scoring_is_the_models_own_distribution(bundled):
+    url = bundled.url()
+    prompt = "The capital of France is"
+    asked = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 5, "return_tokens_as_token_ids": True}
+    top = httpx.post(url + "/v1/completions", json=asked).json()["choices"][0]["logprobs"]["top_logprobs"][0]
+    chances = {int(t.removeprefix("token_id:")): math.exp(v) for t, v in top.items()}
+    labels = sorted(chances)[:3]
+    body = {"query": "The capital of", "items": [" France is"], "label_token_ids": labels}
+    scored = [httpx.post(url + "/generative_scoring", json=body | m).json() for m in ({}, {"apply_softmax": False})]
+    normal, alone = (s["data"][0]["score"] for s in scored)
+    assert math.isclose(alone, chances[labels[0]], rel_tol=1e-3)
+    assert math.isclose(normal, chances[labels[0]] / sum(chances[t] for t in labels), rel_tol=1e-3)
 
 
 def test_messages(bundled):

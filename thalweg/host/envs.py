@@ -154,19 +154,19 @@ def without_api_keys() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.upper().endswith("API_KEY")}
 
 
+def _switch(ours: str) -> bool:
+    name, value = _get(ours)
+    if value not in ("", "0", "1"):
+        raise ConfigError(f"{name}: {value!r} must be 0 or 1")
+    return value == "1"
+
+
 def _get(name: str) -> tuple[str, str]:
     """(the name it was set under, its value) of a variable of ours or of its twin. "" where neither is set."""
     for n in (name, *(theirs for theirs, ours in TWINS.items() if ours == name)):
         if value := os.environ.get(n):
             return n, value
     return name, ""
-
-
-def _switch(ours: str) -> bool:
-    name, value = _get(ours)
-    if value not in ("", "0", "1"):
-        raise ConfigError(f"{name}: {value!r} must be 0 or 1")
-    return value == "1"
 
 
 def _number(ours: str, default: float, least: float) -> float:

@@ -21,6 +21,7 @@ JSON = ("application/json",)
 STREAMED = (*JSON, EVENTS)
 """Content types of what can be streamed."""
 MESSAGES_ERRORS = "anthropic.errors:refused"
+COHERE_ERRORS = "cohere.errors:refused"
 RESPONSES_ERRORS = "responses.errors:refused"
 DEV = "server_dev_mode"
 
@@ -48,6 +49,7 @@ class Row:
     """"module:function" that makes an answer of an error. "": OpenAI's form."""
     given: str = ""
     """What must be true for the server to have the route: a field of ServerSettings, or of the engine. "": nothing."""
+    """What the server must have been told (a field of ServerSettings that is true) to have the route. "": nothing."""
 
 
 ROUTES = (
@@ -81,7 +83,26 @@ ROUTES = (
     Row("/score", "pooling.score:score", "How well texts go together", ("pooling.protocol:ScoreRequest",), needs="score",
         also=("/v1/score",)),
     Row("/rerank", "pooling.rerank:rerank", "Documents in order of how well they answer", ("pooling.protocol:RerankRequest",),
-        needs="score", also=("/v1/rerank", "/v2/rerank")),
+        needs="score", also=("/v1/rerank", "/v2/rerank", "/cohere/v2/rerank")),
+    Row("/v2/chat", "cohere.chat:chat", "Answer a conversation", ("cohere.protocol:ChatV2Request",), STREAMED, "generate",
+        ("/cohere/v2/chat",), errors=COHERE_ERRORS),
+    Row("/v2/embed", "cohere.embed:embed", "A vector per text", ("cohere.protocol:EmbedRequest",), needs="embed",
+        also=("/cohere/v2/embed",), errors=COHERE_ERRORS),
+    Row("/v1/chat/completions/batch", "openai.chat_batch:chat_batch", "Answer several conversations",
+        ("openai.chat_batch:BatchChatRequest",), needs="generate"),
+    Row("/v1/chat/completions/render", "inference.render:chat", "A conversation as token ids and parameters",
+        ("openai.protocol:ChatRequest",), needs="generate"),
+    Row("/v1/completions/render", "inference.render:completions", "Prompts as token ids and parameters",
+        ("openai.protocol:CompletionRequest",), needs="generate"),
+    Row("/inference/v1/generate", "inference.generate:generate", "Token ids in, token ids out",
+        ("inference.protocol:GenerateRequest",), STREAMED, "generate"),
+    Row("/abort_requests", "inference.abort:abort_requests", "End requests by name", ("inference.protocol:AbortRequest",),
+        given="tokens_only"),
+    Row("/generative_scoring", "inference.scoring:generative_scoring", "How probable a token is after each item",
+        ("inference.scoring:ScoringRequest",), needs="generate"),
+    Row("/invocations", "openai.invocations:invocations", "The route that the body's form tells", (), STREAMED, method="POST"),
+    Row("/tokenizer_info", "observe.info:tokenizer_info", "The tokenizer's settings", given="enable_tokenizer_info_endpoint"),
+    Row("/server_info", "observe.info:server_info", "What this server runs with", given=DEV),
     Row("/v1/files", "batches.files:upload", "Send a file of requests", method="POST"),
     Row("/v1/files", "batches.files:listing", "Files that are kept"),
     Row("/v1/files/{id}", "batches.files:retrieve", "One file"),
@@ -107,9 +128,17 @@ ROUTES = (
 )  # fmt: skip
 
 
+TOKENS_ONLY = frozenset({"/inference/v1/generate", "/abort_requests", "/v1/models", "/version", "/load", "/metrics"})
+"""Routes of a server without texts (--tokens-only)."""
+
+
 def described(serving: Serving) -> list[Described]:
     """Every route, ready to serve. What the model cannot do is refused with what it can be asked."""
     given = [row for row in ROUTES if not row.given or _given(serving, row.given)]
+    settings = serving.settings
+    given = [row for row in ROUTES if not row.given or getattr(settings, row.given)]
+    if settings.tokens_only:
+        given = [row for row in given if row.path in TOKENS_ONLY]
     rows = [replace(row, path=path) for row in given for path in (row.path, *row.also)]
     return [
         Described(

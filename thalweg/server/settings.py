@@ -105,6 +105,9 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
 
     server_dev_mode: bool = False
     """Routes for operators too (also THALWEG_SERVER_DEV_MODE=1): sleep, pause, profiles."""
+    enable_tokenizer_info_endpoint: bool = False
+    tokens_only: bool = False
+    """No routes for texts: token ids in and out, and requests ended by name."""
     enable_request_id_headers: bool = False
     enable_prompt_tokens_details: bool = False
     enable_force_include_usage: bool = False

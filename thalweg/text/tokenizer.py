@@ -38,6 +38,7 @@ class Tokenizer:
         """config: what tokenizer_config.json holds. templates: name -> source. The backend's truncation and padding
         are switched off: serving refuses what does not fit."""
         config = config or {}
+        self.config = dict(config)
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend

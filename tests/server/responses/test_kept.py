@@ -107,6 +107,8 @@ def test_in_the_background(start):
     rest = list(client.responses.retrieve(r.id, stream=True, starting_after=4))
     assert [e.sequence_number for e in rest] == list(range(5, len(events)))
     assert running.get(f"/v1/responses/{r.id}?stream=true&starting_after=x").status_code == 400
+    nothing = running.get(f"/v1/responses/{r.id}?stream=true&starting_after={events[-1]['sequence_number']}")
+    assert (nothing.status_code, nothing.text) == (200, "")
     assert running.app.serving.admission.places == 0
 
 

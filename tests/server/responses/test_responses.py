@@ -142,6 +142,11 @@ def test_max_output_tokens_leave_it_incomplete(start, stream):
     assert running.engine.params[0].max_tokens == 9
 
 
+def test_what_is_ended_from_elsewhere_is_incomplete(start):
+    r = ask(start(Scripted("It is", reason="abort")))
+    assert (r.status, r.incomplete_details.reason, r.output_text) == ("incomplete", None, "It is")
+
+
 def test_a_tool_loop_by_items(start):
     running = start(Scripted(CALLS, "<think>\nok\n</think>\n\nIt is 20 degrees."))
     first = ask(running, tools=TOOLS, store=False)
@@ -300,8 +305,8 @@ def test_truncation_drops_the_oldest_turns(start):
         ({"input": [{"type": "function_call", "name": "x"}]}, "input[0]"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "x"}}, "prompt.id"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"include": ["x"]}, "include"),
         ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
@@ -330,3 +335,27 @@ def test_errors_in_a_stream_are_a_failed_response(start):
         ask(running, input="!fail")
     with pytest.raises(openai.NotFoundError):
         ask(running, model="other", stream=True)
+
+
+def test_log_probabilities_of_text_alone(start):
+    running = start(FakeEngine())
+    asked: dict[str, Any] = {"top_logprobs": 2, "max_output_tokens": 5, "include": ["message.output_text.logprobs"]}
+    r = ask(running, **asked)
+    (part,) = r.output[0].content
+    assert "".join(s.token for s in part.logprobs) == part.text
+    assert [len(s.top_logprobs) for s in part.logprobs] == [2] * 5
+    chat = running.client().chat.completions.create(
+        model="fake", messages=[{"role": "user", "content": "weather?"}], max_tokens=5, logprobs=True, top_logprobs=2
+    )
+    assert [s.logprob for s in part.logprobs] == [s.logprob for s in chat.choices[0].logprobs.content]
+    events = raw(running, **asked)
+    deltas = [s for e in events if e["type"] == "response.output_text.delta" for s in e["logprobs"]]
+    done = next(e for e in events if e["type"] == "response.output_text.done")
+    final = events[-1]["response"]["output"][0]["content"][0]["logprobs"]
+    assert deltas == done["logprobs"] == final
+    assert len(final) == 5
+    thinking = start(Scripted("x"))
+    for fields, param in (({"top_logprobs": 1}, "top_logprobs"), ({"include": asked["include"]}, "include")):
+        with pytest.raises(openai.BadRequestError, match="text alone") as e:
+            ask(thinking, **fields)
+        assert e.value.body["param"] == param

@@ -34,13 +34,17 @@ async def chat_completions(serving: Serving, http: Request) -> Response:
     return Response(status_code=499) if body is None else Response(body, 200, ignored, media_type="application/json")
 
 
-async def asked(serving: Serving, request: ChatRequest) -> tuple[SamplingParams, dict[str, Any], Answer]:
-    """What a conversation asks of the engine, in any dialect, and who reads the answer: parameters, prompt, reader."""
+async def asked(
+    serving: Serving, request: ChatRequest, forgiving: bool = False
+) -> tuple[SamplingParams, dict[str, Any], Answer]:
+    """What a conversation asks of the engine, in any dialect, and who reads the answer: parameters, prompt, reader.
+    forgiving: see Conversation.forgiving_prompt."""
     params = chat_params(request, serving.engine.default_sampling)
     bound = serving.conversation.turns.bound(request)
     if bound is not None and bound.marked:
         params.marked_token_ids = list(bound.marked)
-    prompt = await serving.conversation.prompt(request)
+    render = serving.conversation.forgiving_prompt if forgiving else serving.conversation.prompt
+    prompt = await render(request)
     text = prompt.get("prompt") or ""
     serving.conversation.turns.constrain(request, bound, params, text)
     await serving.engine.prepare(params)
@@ -75,7 +79,7 @@ class Chat:
             "object": "chat.completion",
             "created": self.job.created,
             "model": self.job.model,
-            "choices": [self._choice(c) for c in sorted(output.outputs, key=lambda c: c.index)],
+            "choices": [self.choice(c) for c in sorted(output.outputs, key=lambda c: c.index)],
             "usage": self.serving.total_usage(self.job, outputs),
         }
         if self.serving.fingerprint is not None:
@@ -86,7 +90,7 @@ class Chat:
             body["prompt_token_ids"] = self.job.prompts[0]["prompt_token_ids"]
         return body
 
-    def _choice(self, choice: CompletionOutput) -> dict[str, Any]:
+    def choice(self, choice: CompletionOutput) -> dict[str, Any]:
         out = {
             "index": choice.index,
             "message": {"role": self.role, **self.answer.message(choice, self.echo)},

@@ -24,7 +24,7 @@ async def completions(serving: Serving, http: Request) -> Response:
     serving.model_name(request.model)
     params = completion_params(request, serving.engine.default_sampling, serving.engine.tokenizer is not None)
     await serving.engine.prepare(params)
-    job = serving.job("cmpl", http, request, await _prompts(serving, request, ticket.tenant), params, ticket)
+    job = serving.job("cmpl", http, request, await prompts(serving, request, ticket.tenant), params, ticket)
     endpoint = Completions(serving, request, job)
     if request.stream:
         return EventStream(endpoint.stream())
@@ -32,7 +32,7 @@ async def completions(serving: Serving, http: Request) -> Response:
     return Response(status_code=499) if body is None else Response(body, media_type="application/json")
 
 
-async def _prompts(serving: Serving, request: CompletionRequest, tenant: str) -> list[dict[str, Any]]:
+async def prompts(serving: Serving, request: CompletionRequest, tenant: str) -> list[dict[str, Any]]:
     """The prompts, each with its token ids. Text of prompts given as ids is filled in only where echo needs it."""
     given: list[Any] = [request.prompt]
     if isinstance(request.prompt, list) and request.prompt and not isinstance(request.prompt[0], int):

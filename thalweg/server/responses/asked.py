@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from thalweg.errors import RequestError
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError, translate
 from thalweg.server.openai.protocol import ChatRequest, TokenizeChat
-from thalweg.server.responses.items import messages_of
+from thalweg.server.responses.items import messages_of, text_of
 from thalweg.server.responses.protocol import Conversed, Item, ResponsesRequest
 from thalweg.server.responses.tools import Tools
 
@@ -43,6 +44,8 @@ def chat_of(request: ResponsesRequest, tools: Tools, items: Sequence[Item]) -> C
         "tool_choice": tools.choice if tools.functions else None,
         "parallel_tool_calls": request.parallel_tool_calls,
         "response_format": _format(request),
+        "logprobs": bool(request.scored),
+        "top_logprobs": request.top_logprobs or None,
         "reasoning_effort": request.reasoning.effort if request.reasoning else None,
     }
     return ChatRequest.model_validate(fields)
@@ -95,8 +98,13 @@ async def shortened(serving: Serving, request: ResponsesRequest, tools: Tools, i
     room = min(request.max_output_tokens or context // ROOM, context // 2)
     exclude = serving.settings.exclude_tools_when_tool_choice_none
 
+    tokenizer = serving.engine.tokenizer
+    most_chars = context * tokenizer.max_token_chars if tokenizer is not None else math.inf
+
     async def fits(kept: Sequence[Item]) -> bool:
-        prompt = await serving.conversation.prompt(counted_of(request, tools, kept, exclude))
+        if sum(len(text_of(i.content)) + len(text_of(i.output)) for i in kept) > most_chars:
+            return False  # it need not be rendered
+        prompt = await serving.conversation.forgiving_prompt(counted_of(request, tools, kept, exclude))
         return len(prompt["prompt_token_ids"]) + room <= context
 
     if await fits(items):

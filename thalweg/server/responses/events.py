@@ -32,9 +32,14 @@ class Output:
         """White space that may begin an item of this type."""
         self.thought: list[str] = []
         """All reasoning, in pieces."""
+        self._scores: list[Json] = []
+        """Log-probabilities of tokens whose text has not come."""
+        self._all_scores: list[Json] = []
 
-    def push(self, events: Iterable[Event]) -> Iterator[Json]:
-        """Events of the stream, without their numbers."""
+    def push(self, events: Iterable[Event], scores: Iterable[Json] = ()) -> Iterator[Json]:
+        """Events of the stream, without their numbers. scores: log-probabilities of the tokens behind them, where all of
+        the answer is text."""
+        self._scores.extend(scores)
         for event in events:
             match event:
                 case Content(text):
@@ -57,9 +62,13 @@ class Output:
         kind, text, item = self._open, "".join(self._pieces), self.items[-1]
         match kind:
             case "message" | "reasoning":
-                item["content"] = [_part(kind, text)]
+                part = _part(kind, text)
+                if kind == "message":
+                    self._all_scores += self._scores
+                    part["logprobs"], self._all_scores, self._scores = self._all_scores, [], []
+                item["content"] = [part]
                 name = f"response.{TEXTS[kind]}.done"
-                yield self._at(name, content_index=0, text=text, **({"logprobs": []} if kind == "message" else {}))
+                yield self._at(name, content_index=0, text=text, **{k: v for k, v in part.items() if k == "logprobs"})
                 yield self._at("response.content_part.done", content_index=0, part=item["content"][0])
                 if kind == "reasoning" and self._encoding:
                     item["encrypted_content"] = encoded(text)
@@ -89,7 +98,10 @@ class Output:
             yield self._at("response.content_part.added", content_index=0, part=_part(kind, ""))
         self._hold("")
         self._pieces.append(text)
-        scores: Json = {"logprobs": []} if kind == "message" else {}
+        scores: Json = {}
+        if kind == "message":
+            scores["logprobs"], self._scores = self._scores, []
+            self._all_scores += scores["logprobs"]
         yield self._at(f"response.{TEXTS[kind]}.delta", content_index=0, delta=text, **scores)
 
     def _call(self, call_id: str, name: str) -> Iterator[Json]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
-from thalweg.server.http.answer import respond
+from thalweg.server.http.answer import STARTED, respond
 from thalweg.server.http.middleware import owner_of
 from thalweg.server.responses.errors import Events
 from thalweg.server.responses.run import missing
-from thalweg.server.responses.store import Turn
+from thalweg.server.responses.store import EventLog, Turn
 
 NOT_STREAMED = "stream: only a response of background=true can be streamed again; fetch it without stream"
 
@@ -34,7 +36,14 @@ async def retrieve(serving: Serving, http: Request) -> Response:
         raise ApiError("starting_after: must be the number of an event", "starting_after")
     if turn.log is None:
         raise ApiError(NOT_STREAMED, "stream")
-    return Events(turn.log.read(max(0, int(after) + 1)))
+    return Events(_again(turn.log, max(0, int(after) + 1)))
+
+
+async def _again(log: EventLog, at: int) -> AsyncGenerator[bytes, None]:
+    """Frames from number `at` on. There may be none, and the answer begins all the same."""
+    yield STARTED
+    async for frame in log.read(at):
+        yield frame
 
 
 async def delete(serving: Serving, http: Request) -> Response:

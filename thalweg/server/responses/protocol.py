@@ -17,7 +17,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "conversation": (),
     "moderation": (),
     "image": (),
-    "top_logprobs": (0,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "enable_response_messages": (False,),
@@ -30,6 +29,7 @@ INSTEAD = {"conversation": "previous_response_id", "previous_input_messages": "p
 INCLUDABLE = frozenset(
     {
         "reasoning.encrypted_content",
+        "message.output_text.logprobs",
         "file_search_call.results",
         "web_search_call.results",
         "web_search_call.action.sources",
@@ -38,7 +38,7 @@ INCLUDABLE = frozenset(
         "code_interpreter_call.outputs",
     }
 )
-"""What may be asked to be included. All but the first belong to items that an answer here never has."""
+"""What may be asked to be included. All but the first two belong to items that an answer here never has."""
 ITEMS = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
@@ -163,6 +163,7 @@ class ResponsesRequest(Conversed):
     include: Annotated[list[Label], Field(max_length=64)] | None = None
     max_output_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
     max_tool_calls: Annotated[Whole, Field(ge=0)] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: Int32 | None = None
@@ -184,6 +185,13 @@ class ResponsesRequest(Conversed):
     service_tier: Label | None = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
+
+    @property
+    def scored(self) -> str:
+        """The field that asks for log-probabilities. "": none does."""
+        if self.top_logprobs:
+            return "top_logprobs"
+        return "include" if "message.output_text.logprobs" in (self.include or ()) else ""
 
     @model_validator(mode="after")
     def _more_rules(self) -> ResponsesRequest:

@@ -23,6 +23,11 @@ from thalweg.server.responses.store import Turn
 
 NO_STORE = "background: this server keeps no responses (--responses-store-bytes 0), so nobody could fetch the answer"
 
+NOT_SCORED = (
+    "log-probabilities are told of answers that are text alone, and this model's turns may have reasoning or calls; use "
+    "/v1/chat/completions"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Said:
@@ -42,7 +47,9 @@ async def responses(serving: Serving, http: Request) -> Response:
     said = conversation(serving, request, owner)
     items = await shortened(serving, request, tools, said.items) if request.truncation == "auto" else said.items
     chat = chat_of(request, tools, items)
-    params, prompt, answer = await asked(serving, chat)
+    params, prompt, answer = await asked(serving, chat, forgiving=True)
+    if request.scored and not answer.plain:
+        raise ApiError(f"{request.scored}: {NOT_SCORED}", request.scored)
     id = f"resp_{uuid.uuid4().hex}"
     job = serving.job("resp", http, chat, [prompt], params, ticket, id)
     turn = Turn(id, orjson.dumps(said.new), b"", said.before, bool(request.background))

@@ -13,6 +13,7 @@ from thalweg.outputs import CompletionOutput, RequestOutput
 from thalweg.server.core.serving import Job, Serving
 from thalweg.server.errors import ApiError, translate
 from thalweg.server.http.answer import STARTED
+from thalweg.server.openai import logprobs
 from thalweg.server.openai.turns import Answer
 from thalweg.server.responses.asked import renamed
 from thalweg.server.responses.errors import event, told
@@ -22,7 +23,8 @@ from thalweg.server.responses.store import EventLog, Turn
 from thalweg.server.responses.tools import Tools
 
 Json = dict[str, Any]
-REASONS = {"length": "max_output_tokens"}
+REASONS: dict[str | None, str | None] = {"length": "max_output_tokens", "abort": None}
+"""Why an answer is incomplete, by how it ended."""
 ECHOED = (
     "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key", "prompt_cache_retention",
     "safety_identifier", "user", "presence_penalty", "frequency_penalty",
@@ -48,7 +50,7 @@ class Run:
         (output,) = await self.serving.run(self.job)
         (choice,) = output.outputs
         self._count(output)
-        for _ in self._output.push(self.answer.events(choice)):
+        for _ in self._output.push(self.answer.events(choice), self._scores(choice)):
             pass
         return (await self._ended(choice))[0]
 
@@ -98,7 +100,7 @@ class Run:
                     yield STARTED
                     for frame in first:
                         yield frame
-                for piece in self._output.push(self.answer.events(choice)):
+                for piece in self._output.push(self.answer.events(choice), self._scores(choice)):
                     yield self._numbered(piece)
                 if choice.finish_reason is not None:
                     body, pieces = await self._ended(choice)
@@ -115,7 +117,7 @@ class Run:
 
     async def _ended(self, choice: CompletionOutput) -> tuple[bytes, list[Json]]:
         """The final body, which is kept if that was asked for, and the last events before it."""
-        incomplete = REASONS.get(choice.finish_reason or "")
+        incomplete = choice.finish_reason in REASONS
         pieces = list(self._output.finish("incomplete" if incomplete else "completed"))
         thought = "".join(self._output.thought)
         tokens = 0
@@ -124,7 +126,7 @@ class Run:
             tokens = min(len(ids), self._made)
         body = self._body("incomplete" if incomplete else "completed", self._usage(tokens))
         if incomplete:
-            body["incomplete_details"] = {"reason": incomplete}
+            body["incomplete_details"] = {"reason": REASONS[choice.finish_reason]}
         return self._settle(body), pieces
 
     def _settle(self, body: Json) -> bytes:
@@ -159,6 +161,14 @@ class Run:
         if output.num_cached_tokens is not None:
             self._cached = output.num_cached_tokens
 
+    def _scores(self, choice: CompletionOutput) -> list[Json]:
+        if not self.request.scored or not choice.logprobs:
+            return []
+        names, as_ids = self.serving.engine.tokenizer, self.serving.settings.return_tokens_as_token_ids
+        top = self.request.top_logprobs or 0
+        found: list[Json] = logprobs.chat(choice.logprobs, top, as_ids, names.bytes_of if names else None)["content"]
+        return found
+
     def _usage(self, reasoning: int) -> Json:
         prompt = self.job.prompt_tokens
         return {
@@ -191,7 +201,7 @@ class Run:
             "text": text,
             "tool_choice": r.tool_choice or "auto",
             "tools": [_whole(t) for t in r.tools or ()],
-            "top_logprobs": 0,
+            "top_logprobs": r.top_logprobs or 0,
             "top_p": params.top_p,
             "truncation": r.truncation or "disabled",
         }

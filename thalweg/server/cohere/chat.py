@@ -1,0 +1,146 @@
+"""/v2/chat of Cohere's API, translated to the chat it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.outputs import CompletionOutput, RequestOutput
+from thalweg.server.cohere.errors import Events, event
+from thalweg.server.cohere.pieces import Pieces
+from thalweg.server.cohere.protocol import ChatV2Request, Message, Part
+from thalweg.server.core.serving import Job, Serving
+from thalweg.server.errors import ApiError
+from thalweg.server.http.answer import STARTED, or_disconnect
+from thalweg.server.openai.chat import asked
+from thalweg.server.openai.protocol import ChatRequest
+from thalweg.server.openai.turns import Answer
+
+SAME = ("model", "max_tokens", "stream", "temperature", "seed", "frequency_penalty", "presence_penalty", "tools", "priority")
+
+
+async def chat(serving: Serving, http: Request) -> Response:
+    request, ticket = await serving.read(http, lambda body: serving.fields.parse(ChatV2Request, body))
+    serving.model_name(request.model)
+    chat = chat_of(request)
+    params, prompt, answer = await asked(serving, chat, forgiving=True)
+    turn = Turn(serving, serving.job("chat", http, chat, [prompt], params, ticket), answer)
+    ignored = {"X-Ignored-Fields": ", ".join(request.ignored)} if request.ignored else {}
+    if request.stream:
+        return Events(turn.stream(), ignored)
+    body = await or_disconnect(http.receive, turn.whole())
+    return Response(status_code=499) if body is None else Response(body, 200, ignored, media_type="application/json")
+
+
+def chat_of(request: ChatV2Request) -> ChatRequest:
+    fields: dict[str, Any] = {name: getattr(request, name) for name in SAME}
+    fields |= {
+        "messages": [_message(m) for m in request.messages],
+        "stop": request.stop_sequences or None,
+        "top_k": request.k,
+        "top_p": request.p,
+        "response_format": _format(request.response_format),
+        "include_reasoning": not (request.thinking and request.thinking.type == "disabled"),
+    }
+    if request.thinking:
+        fields["chat_template_kwargs"] = {"enable_thinking": request.thinking.type == "enabled"}
+    if request.tools and request.tool_choice:
+        fields["tool_choice"] = request.tool_choice.lower()
+    elif request.tool_choice == "REQUIRED":
+        raise ApiError("tool_choice: REQUIRED needs a function in tools", "tool_choice")
+    return ChatRequest.model_validate(fields)
+
+
+def _format(form: dict[str, Any] | None) -> dict[str, Any] | None:
+    schema = form.get("json_schema") if form else None
+    if schema is None:
+        return form
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+def _message(message: Message) -> dict[str, Any]:
+    content = message.content
+    parts = content if isinstance(content, list) else ()
+    text = content if isinstance(content, str) else "\n".join(_said(p) for p in parts if p.type != "thinking")
+    out: dict[str, Any] = {"role": message.role, "content": text}
+    if thought := "".join(p.thinking or "" for p in parts) or message.tool_plan:
+        out["reasoning"] = thought
+    if message.tool_calls:
+        out["tool_calls"] = [c.model_dump(exclude_none=True) for c in message.tool_calls]
+    if message.tool_call_id:
+        out["tool_call_id"] = message.tool_call_id
+    return out
+
+
+def _said(part: Part) -> str:
+    if part.type != "document":
+        return part.text or ""
+    return part.document if isinstance(part.document, str) else orjson.dumps(part.document).decode()
+
+
+class Turn:
+    """One request: its output as one body or as a stream."""
+
+    def __init__(self, serving: Serving, job: Job, answer: Answer) -> None:
+        self.serving, self.job, self.answer = serving, job, answer
+        self._pieces = Pieces()
+        self._made = self._cached = 0
+
+    async def whole(self) -> bytes:
+        return await self.serving.written(self.job, await self.serving.run(self.job), self._body)
+
+    def _body(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        (output,) = outputs
+        (choice,) = output.outputs
+        self._count(output)
+        for _ in self._pieces.push(self.answer.events(choice)):
+            pass
+        message: dict[str, Any] = {"role": "assistant"}
+        if self._pieces.content or not self._pieces.calls:
+            message["content"] = self._pieces.content or [{"type": "text", "text": ""}]
+        if self._pieces.calls:
+            message["tool_calls"] = self._pieces.calls
+        return {"id": self.job.id, "message": message, **self._ending(choice)}
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        outputs = self.serving.stream(self.job)
+        begun = False
+        try:
+            async for _, output in outputs:
+                (choice,) = output.outputs
+                self._count(output)
+                if not begun:
+                    begun = True
+                    yield STARTED
+                    said = {"role": "assistant", "content": [], "tool_plan": "", "tool_calls": [], "citations": []}
+                    yield event({"type": "message-start", "id": self.job.id, "delta": {"message": said}})
+                for piece in self._pieces.push(self.answer.events(choice)):
+                    yield event(piece)
+                if choice.finish_reason is not None:
+                    for piece in self._pieces.finish():
+                        yield event(piece)
+                    yield event({"type": "message-end", "id": self.job.id, "delta": self._ending(choice)})
+        finally:
+            await outputs.aclose()
+
+    def _count(self, output: RequestOutput) -> None:
+        self._made += sum(len(c.token_ids) for c in output.outputs)
+        if output.num_cached_tokens is not None:
+            self._cached = output.num_cached_tokens
+
+    def _ending(self, choice: CompletionOutput) -> dict[str, Any]:
+        tokens = {"input_tokens": self.job.prompt_tokens, "output_tokens": self._made}
+        if choice.finish_reason == "length":
+            reason = "MAX_TOKENS"
+        elif isinstance(choice.stop_reason, str):
+            reason = "STOP_SEQUENCE"
+        elif choice.finish_reason == "abort":
+            reason = "ERROR"
+        else:
+            reason = "TOOL_CALL" if self.answer.called(choice) else "COMPLETE"
+        usage = {"billed_units": tokens, "tokens": tokens, "cached_tokens": self._cached}
+        return {"finish_reason": reason, "usage": usage}

@@ -1,0 +1,76 @@
+"""/v2/embed of Cohere's API: a vector per text, in each of the types that were asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import numpy as np
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.params import PoolingParams
+from thalweg.server.cohere.protocol import EmbedRequest
+from thalweg.server.core.serving import Serving
+from thalweg.server.errors import ApiError
+from thalweg.server.pooling import work
+from thalweg.server.pooling.protocol import EmbeddingRequest
+
+SIDES = {"START": "left", "END": "right"}
+
+
+async def embed(serving: Serving, http: Request) -> Response:
+    request, ticket = await serving.read(http, lambda body: serving.fields.parse(EmbedRequest, body))
+    serving.model_name(request.model)
+    asked = _asked(serving, request)
+    params = PoolingParams(task="embed", dimensions=request.output_dimension)
+    prompts = await work.inputs(serving, asked, ticket.tenant)
+    job = work.job(serving, "embd", http, asked, prompts, params, ticket)
+    ignored = [*request.ignored, *(["input_type"] if request.input_type else [])]  # no model here has instructions for it
+    answer = await work.answer(http, _body(serving, request, job))
+    if ignored:
+        answer.headers["X-Ignored-Fields"] = ", ".join(ignored)
+    return answer
+
+
+def _asked(serving: Serving, request: EmbedRequest) -> EmbeddingRequest:
+    """The request as /v1/embeddings has it."""
+    longest = serving.engine.config.model.max_len
+    if request.max_tokens is not None and request.truncate == "NONE":
+        raise ApiError("max_tokens: with truncate=NONE nothing is cut; leave out one", "max_tokens")
+    keep = None if request.truncate == "NONE" else min(request.max_tokens or longest, longest)
+    side: Any = SIDES.get(request.truncate)
+    return EmbeddingRequest(
+        model=request.model, input=request.given, truncate_prompt_tokens=keep, truncation_side=side, priority=request.priority
+    )
+
+
+async def _body(serving: Serving, request: EmbedRequest, job: work.Job) -> bytes:
+    outputs = await work.run(serving, job)
+
+    def write() -> bytes:
+        vectors = [o.outputs.data for o in outputs]
+        kinds = dict.fromkeys(request.embedding_types or ["float"])
+        body = {
+            "id": job.id,
+            "embeddings": {kind: [written(kind, v) for v in vectors] for kind in kinds},
+            "texts": request.given,
+            "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": job.prompt_tokens}},
+            "response_type": "embeddings_by_type",
+        }
+        return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    heavy = sum(o.outputs.data.size for o in outputs) > work.HEAVY
+    return await asyncio.to_thread(write) if heavy else write()
+
+
+def written(kind: str, vector: np.ndarray) -> Any:
+    """f32[N] as `kind` has it. binary and ubinary: a bit for each number, 1 where it is above 0, eight to a number."""
+    if kind == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
+    if kind == "float":
+        return vector
+    bits = np.packbits(vector > 0).astype(np.int64)
+    return (bits if kind == "ubinary" else bits - 128).tolist()

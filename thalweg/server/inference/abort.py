@@ -1,0 +1,19 @@
+"""/abort_requests: requests ended by name, for front-ends that serve clients of their own."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.server.core.serving import Serving
+from thalweg.server.http.answer import respond
+from thalweg.server.inference.protocol import AbortRequest
+
+
+async def abort_requests(serving: Serving, http: Request) -> Response:
+    """Their answers end with the reason "abort". Ids that nothing runs under are passed over."""
+    request = await serving.bodies.parse(http, lambda body: serving.fields.parse(AbortRequest, body))
+    asked = set(request.request_ids)
+    found = [r for r in serving.running if (name := r.rpartition("-")[0]) in asked or name.partition("-")[2] in asked]
+    await serving.engine.abort(found)
+    return respond({"aborted": len(found)})

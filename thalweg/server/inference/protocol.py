@@ -1,0 +1,65 @@
+"""A generation in tokens: what rendering gives, and /inference/v1/generate takes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import Field
+
+from thalweg.errors import RequestError
+from thalweg.params import RequestOutputKind, SamplingParams
+from thalweg.server.core.fields import refuse_asked
+from thalweg.server.core.schema import Asked, Flag, Label, MaxBytes, Model, TokenIds
+from thalweg.server.errors import ApiError
+from thalweg.server.openai.protocol import StreamOptions
+
+NOT_YET: dict[str, tuple[Any, ...]] = {"features": ({},), "kv_transfer_params": ()}
+"""Fields that change the answer and are not honoured, each with the values that ask for nothing."""
+OURS = ("output_kind", "detokenize", "marked_token_ids")
+"""Parameters that say how outputs reach the route: its own business."""
+FIELDS = frozenset(SamplingParams.__struct_fields__) - {"extra_args", *OURS}
+Json = Annotated[dict[str, Any], MaxBytes(2**22)]
+
+
+class GenerateRequest(Asked):
+    token_ids: Annotated[TokenIds, Field(min_length=1)]
+    sampling_params: Json
+    stream: Flag | None = False
+    stream_options: StreamOptions | None = None
+
+    @classmethod
+    def refuse(cls, body: dict[str, Any]) -> None:
+        refuse_asked(body, NOT_YET, {})
+
+
+class AbortRequest(Model):
+    request_ids: Annotated[list[Label], Field(max_length=100_000)]
+
+
+def written(params: SamplingParams) -> dict[str, Any]:
+    """Parameters as JSON has them, without those that say nothing."""
+    made: dict[str, Any] = msgspec.to_builtins(params, str_keys=True)
+    return {k: v for k, v in made.items() if k in FIELDS and v != []}
+
+
+def read(given: dict[str, Any], stream: bool) -> SamplingParams:
+    """ApiError names the parameter. One that is not known here may ask for nothing."""
+    given = {k: v for k, v in given.items() if k not in OURS}
+    for name in sorted(given.keys() - FIELDS):
+        if given.pop(name) not in (None, False, 0, "", [], {}):
+            where = f"sampling_params.{name[:80]}"
+            raise ApiError(f"{where} is not supported by this version; leave it out", where)
+    try:
+        params = SamplingParams.from_optional(**given)
+    except RequestError as e:
+        raise _named(str(e), e.param) from None
+    except TypeError as e:  # a name within structured_outputs that is none of its fields
+        raise ApiError(f"sampling_params: {e}", "sampling_params") from None
+    params.detokenize = bool(params.stop)
+    params.output_kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
+    return params
+
+
+def _named(message: str, param: str | None) -> ApiError:
+    return ApiError(f"sampling_params.{message}", f"sampling_params.{param}" if param else "sampling_params")

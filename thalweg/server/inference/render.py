@@ -1,0 +1,52 @@
+"""Prompts rendered and checked, and not run: what /inference/v1/generate would be sent. None has a place in the queue."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.params import SamplingParams
+from thalweg.server.core.serving import Serving
+from thalweg.server.http.answer import respond
+from thalweg.server.http.middleware import tenant_of
+from thalweg.server.inference.protocol import written
+from thalweg.server.openai.chat import asked
+from thalweg.server.openai.completions import prompts
+from thalweg.server.openai.protocol import ChatRequest, CompletionRequest
+from thalweg.server.openai.protocol import Request as Fields
+from thalweg.server.openai.sampling import completion_params
+
+
+async def chat(serving: Serving, http: Request) -> Response:
+    request = await serving.bodies.parse(http, lambda body: serving.fields.parse(ChatRequest, body))
+    serving.model_name(request.model)
+    params, prompt, _ = await asked(serving, request)
+    return respond(_rendered(request, prompt, params, 0))
+
+
+async def completions(serving: Serving, http: Request) -> Response:
+    request = await serving.bodies.parse(http, lambda body: serving.fields.parse(CompletionRequest, body))
+    serving.model_name(request.model)
+    params = completion_params(request, serving.engine.default_sampling, serving.engine.tokenizer is not None)
+    await serving.engine.prepare(params)
+    found = await prompts(serving, request, tenant_of(http.scope))
+    return respond([_rendered(request, prompt, params, i) for i, prompt in enumerate(found)])
+
+
+def _rendered(request: Fields, prompt: dict[str, Any], params: SamplingParams, i: int) -> dict[str, Any]:
+    id = request.request_id or uuid.uuid4().hex
+    return {
+        "request_id": f"{id}-{i}" if i else id,
+        "token_ids": prompt["prompt_token_ids"],
+        "features": None,
+        "sampling_params": written(params),
+        "model": request.model,
+        "stream": bool(request.stream),
+        "stream_options": request.stream_options.model_dump() if request.stream_options else None,
+        "cache_salt": request.cache_salt,
+        "priority": request.priority,
+        "kv_transfer_params": None,
+    }

@@ -1,0 +1,68 @@
+"""/v1/chat/completions/batch: several conversations in one call, whole, without tools."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.outputs import RequestOutput
+from thalweg.server.core.schema import MAX_PROMPTS
+from thalweg.server.core.serving import Serving
+from thalweg.server.errors import ApiError
+from thalweg.server.http.answer import or_disconnect
+from thalweg.server.openai.chat import Chat, asked
+from thalweg.server.openai.protocol import ChatRequest
+
+ONE = ("stream", "tools", "tool_choice", "prompt_logprobs", "return_token_ids")
+"""Fields that one conversation may have, and several together not."""
+
+
+class BatchChatRequest(ChatRequest):
+    """As the chat of one, and `messages` of each."""
+
+    messages: Annotated[list[list[Any]], Field(min_length=1, max_length=MAX_PROMPTS)]  # type: ignore[assignment]
+
+
+async def chat_batch(serving: Serving, http: Request) -> Response:
+    chats, ticket = await serving.read(http, lambda body: _chats(serving, body))
+    serving.model_name(chats[0].model)
+    found = [await asked(serving, chat) for chat in chats]
+    params = found[0][0]
+    if any(p.structured_outputs != params.structured_outputs for p, *_ in found):
+        raise ApiError("messages: the form of the answer differs between them; send them one by one", "messages")
+    job = serving.job("chatcmpl", http, chats[0], [prompt for _, prompt, _ in found], params, ticket)
+    readers = [Chat(serving, chat, job, answer) for chat, (_, _, answer) in zip(chats, found, strict=True)]
+
+    def body(outputs: list[RequestOutput]) -> dict[str, Any]:
+        choices = [r.choice(o.outputs[0]) | {"index": i} for i, (r, o) in enumerate(zip(readers, outputs, strict=True))]
+        return {
+            "id": job.id,
+            "object": "chat.completion",
+            "created": job.created,
+            "model": job.model,
+            "choices": choices,
+            "usage": serving.total_usage(job, outputs),
+        }
+
+    async def whole() -> bytes:
+        return await serving.written(job, await serving.run(job), body)
+
+    made = await or_disconnect(http.receive, whole())
+    return Response(status_code=499) if made is None else Response(made, media_type="application/json")
+
+
+def _chats(serving: Serving, body: dict[str, Any]) -> list[ChatRequest]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages or not all(isinstance(m, list) for m in messages):
+        raise ApiError("messages: must be a list of conversations, each a list of messages", "messages")
+    if len(messages) > MAX_PROMPTS:
+        raise ApiError(f"messages: at most {MAX_PROMPTS} conversations", "messages")
+    for name in ONE:
+        if body.get(name):
+            raise ApiError(f"{name} is not for several conversations; use /v1/chat/completions", name)
+    if body.get("n") not in (None, 1):
+        raise ApiError("n must be 1 for several conversations", "n")
+    return [serving.fields.parse(ChatRequest, {**body, "messages": m}) for m in messages]
