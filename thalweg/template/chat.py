@@ -6,13 +6,17 @@ The one way chat templates are used, offline and in the server. Imports no templ
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, Protocol
 
+import msgspec
+
 from thalweg.errors import CheckpointError, RequestError, TemplateLimitError
+from thalweg.template.fold import folded, shows
 from thalweg.template.jail import BrokenTemplateError, Jail, LimitError
 from thalweg.template.messages import ContentFormat, check_variables, normalise
 from thalweg.template.specials import Span, SpecialText
@@ -153,13 +157,15 @@ class Chat:
         content_format: ContentFormat | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[str, list[Span]]:
-        """The prompt's text, and the spans of it in which callers wrote special tokens out. Errors as `prompt`."""
+        """The prompt's text, and the spans of it in which callers wrote special tokens out. Errors as `prompt`. Where the
+        template refuses system messages, they are told by users' turns (`fold`)."""
         source = template if template is not None else self.source
         if source is None:
             raise RequestError("chat_template: the model has none; send one with the request", "chat_template")
         check_variables(kwargs or {}, self.variables)
         # The richer form: a template that reads strings gets them from it unchanged.
-        given = [normalise(messages, "openai"), list(tools) if tools else None, dict(kwargs or {})]
+        checked = normalise(messages, "openai")
+        given = [checked, list(tools) if tools else None, dict(kwargs or {})]
         (chat, schemas, variables), marks = self._specials.mark(given)
         job = Job(
             source=source,
@@ -172,8 +178,9 @@ class Chat:
             kwargs=variables,
             now=datetime.now().isoformat(),
         )
+        jail = self._own if template is None else self._guests
         try:
-            text = (self._own if template is None else self._guests).run(job)
+            text = self._folding(jail, job) if any(m["role"] == "system" for m in checked) else jail.run(job)
         except BrokenTemplateError as e:
             if template is None:
                 raise CheckpointError(str(e)) from None
@@ -185,6 +192,28 @@ class Chat:
         except RequestError as e:  # may quote the messages
             raise RequestError(marks.remove(str(e)) if marks else str(e), e.param) from None
         return marks.take(text) if marks else (text, [])
+
+    def _folding(self, jail: Jail, job: Job) -> str:
+        """Rendered as it is, or else with its system messages folded. RequestError as without, if nothing helps."""
+        assert job.messages is not None
+        why: RequestError | None = None
+        text = ""
+        try:
+            text = jail.run(job)
+            if shows(text, job.messages):
+                return text
+        except LimitError:
+            raise
+        except RequestError as e:
+            why = e
+        for messages in folded(job.messages):
+            with contextlib.suppress(RequestError):
+                found = jail.run(msgspec.structs.replace(job, messages=messages))
+                if why is not None or shows(found, job.messages):
+                    return found
+        if why is not None:
+            raise why
+        return text
 
 
 def _end(text: str, data: list[Span], last: int | None) -> tuple[str, list[Span]]:

@@ -17,6 +17,8 @@ import pytest
 from oracle import Oracle
 from world import World, make_config
 
+from thalweg.engine.control.parts.grammar import Followers
+from thalweg.engine.control.slots import Slots
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.grammar.source import Source
 
@@ -62,7 +64,7 @@ class GrammarOracle(Oracle):
 def world(depth: int = 2, **config: Any) -> World:
     sizes: dict[str, Any] = {"vocab": rig.VOCAB, "max_len": 96, "blocks": 120, "depth": depth, "max_seqs": 6}
     made = World(make_config(**(sizes | config)), deferred=True)
-    made.oracle = GrammarOracle(0, rig.VOCAB)
+    made.oracle = GrammarOracle(0, rig.VOCAB, made.windows)
     made.kwargs["grammars"] = rig.grammars()
     made.boot()
     return made
@@ -219,3 +221,52 @@ def test_random_worlds_with_grammars() -> None:
             if rng.random() < 0.1:
                 w.abort(h)
         w.drain()
+
+
+ANY = msgspec.structs.replace(rig.source("regex", "x"), free_until=(rig.VOCAB - 1,))
+"""Allows everything, as no text has its mark."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "whole"),
+    [
+        pytest.param({}, True, id="greedy"),
+        pytest.param({"temperature": 1.0}, True, id="drawn"),
+        pytest.param({"temperature": 1.0, "top_p": 0.9}, False, id="top_p"),
+        pytest.param({"temperature": 1.0, "top_k": 5}, False, id="top_k"),
+    ],
+)
+def test_a_sequence_whose_tokens_are_allowed_is_in_every_step_unless_it_is_truncated(fields, whole: bool) -> None:
+    w = world(depth=2)
+    w.submit(request(1, ANY, max_tokens=30, **fields))
+    w.submit(request(2, None, max_tokens=80, eos_ids=()))
+    while w.tracked[1].finished is None:
+        w.step()
+    assert w.tracked[1].got == 30
+    assert abs(w.tracked[2].got - (30 if whole else 60)) <= 3, "tokens of one that does not wait"
+    w.drain()
+
+
+@pytest.mark.parametrize("depth", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_tokens_that_are_taken_back_change_nothing(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token is compared with the oracle's. Half of the hash model's bytes are in the grammar."""
+    kept, back = [], []
+    refuses = Followers.refuses
+    rewind = Slots.rewind
+    monkeypatch.setattr(Followers, "refuses", lambda *a: kept.append(refuses(*a)) or kept[-1])
+    monkeypatch.setattr(Slots, "rewind", lambda self, slot: back.append(slot) or rewind(self, slot))
+    most = rig.served("regex", r"(?s:.){5,80}x?")
+    w = world(depth, blocks=24, max_len=80)
+    for h in range(9):
+        w.submit(request(h, most if h % 3 else None, max_tokens=50, logprobs=2 if h % 2 else -1, min_tokens=h % 4))
+    w.drain()
+    assert w.core.stats().preemptions
+    assert len(back) == sum(kept) > 10
+    assert len(kept) - sum(kept) > 40, "and most are right"
+
+
+def test_nothing_is_drawn_ahead_where_it_cannot_be_taken_back() -> None:
+    recurrent = world(windows=(0, -1), block_tokens=(4, 4), blocks=(120, 40))
+    assert not recurrent.core.slots.may_hope
+    recurrent.submit(request(1, ANY, max_tokens=9))
+    recurrent.drain()

@@ -52,6 +52,19 @@ def raw(running: Any, **fields: Any) -> list[tuple[str, dict[str, Any]]]:
     return [(a.removeprefix("event: "), json.loads(b.removeprefix("data: "))) for a, b in pairs]
 
 
+ONE_SYSTEM = """{% for m in messages %}
+{%- if m.role == 'system' and not loop.first %}{{ raise_exception('first alone') }}{% endif %}
+{{- m.role + ':' + m.content + '|' }}{% endfor %}"""
+
+
+def test_a_system_message_in_the_middle_reaches_models_whose_template_takes_none(start):
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "system", "content": "be brief"}]
+    fake = FakeEngine(template=ONE_SYSTEM)
+    r = ask(start(fake), system="S", messages=[*said, {"role": "user", "content": "c"}])
+    assert r.type == "message"
+    assert fake.prompts[0]["prompt"] == "system:S|user:a|assistant:b|user:<system>\nbe brief\n</system>\nc|"
+
+
 def test_a_whole_answer(start):
     r = ask(start(Scripted(CALLS)), tools=TOOLS)
     assert said(r) == SAID

@@ -16,7 +16,7 @@ import numpy as np
 from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.parts.builder import FOREVER, Builder, Scored, Work
 from thalweg.engine.control.scheduler import Schedule
-from thalweg.engine.control.slots import RANDOM, TRUNCATE, Slots
+from thalweg.engine.control.slots import RANDOM, TRUNCATE, WAITS, Slots
 from thalweg.hal.device import Pending
 from thalweg.hal.fields import Part
 from thalweg.hal.step import ON_DEVICE, Features, SamplingArrays, StepBatch, TableRows, features_of
@@ -47,6 +47,8 @@ class Launched:
     launched: float = 0.0
     drafts: I32 | None = None
     """Per row; None: no row has any."""
+    hoped: I64 | None = None
+    """Rows whose tokens were drawn without what they wait for. None: no row."""
     streams: int = 0
     """Sequences past their prompt, in the step or not."""
 
@@ -116,12 +118,22 @@ class BatchBuilder:
     def build(self, schedule: Schedule) -> tuple[StepBatch, Launched]:
         """Its batch; the slots' scheduled progress moves on. The record's `pending` is the caller's to fill."""
         s, decode = self._slots, schedule.decode
-        n = decode.size
         positions = s.scheduled[decode]
         tokens = s.tokens[decode, positions]
-        tokens[s.known[decode] <= positions] = ON_DEVICE
-        if schedule.chunks or schedule.drafted:
-            return self._mixed(schedule, positions, tokens)
+        ahead = s.known[decode] <= positions
+        tokens[ahead] = ON_DEVICE
+        hoped = np.nonzero(ahead & (s.flags[decode] & WAITS != 0))[0]
+        batch, record = (
+            self._mixed(schedule, positions, tokens)
+            if schedule.chunks or schedule.drafted
+            else self._decoding(decode, positions, tokens)
+        )
+        record.hoped = hoped if hoped.size else None
+        return batch, record
+
+    def _decoding(self, decode: I32, positions: I32, tokens: I32) -> tuple[StepBatch, Launched]:
+        """A step in which every sequence decodes one token."""
+        s, n = self._slots, decode.size
         members = self._who(decode, positions)
         members.age += 1
         reached = positions + self._ones[:n]

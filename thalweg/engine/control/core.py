@@ -62,6 +62,7 @@ class EngineCore:
         self.kv = KVCache(
             cache.groups, cache.blocks, self.slots, config.model.max_len, cache.prefix_caching, hash_fn, cache.prefix_hash
         )
+        self.slots.may_hope = self.kv.rewinds and not config.model.logprobs_mode.startswith("processed")
         if drafter is None and scheduler.speculation is not None:
             drafter = partial(NGramDrafter, scheduler.speculation)
         guesses = None if drafter is None else drafter(self.slots)
@@ -72,7 +73,7 @@ class EngineCore:
         most = guesses.most if guesses is not None else 0
         self._grammars, self._parts = grammars, parts
         self._builder = BatchBuilder(self.slots, self.kv, parts, most, config.cache.tables_kept)
-        self._reader = ResultReader(self.slots, self.kv, self.scheduler)
+        self._reader = ResultReader(self.slots, self.kv, self.scheduler, parts)
         self._launch = launch
         self._announce = announce
         self._clock = clock
@@ -168,6 +169,7 @@ class EngineCore:
             self.scheduler.gain.observe(oldest.streams, counts, seconds)
         for request, how in news.ended:
             self._end(request, how)
+        self._end_failed()
         self._steps += 1
         self._generated += news.tokens.size
         out = self._outputs(news)
@@ -200,9 +202,14 @@ class EngineCore:
         record.launched = self._clock()
         record.pending = self._launch(batch)
         self._in_flight.append(record)
+        self._end_failed()
+
+    def _end_failed(self) -> None:
+        """Those that a part cannot go on with."""
         for builder in self._parts:
             for request, why in builder.failed():
-                self._end(request, Finished(request.handle, "error", error=why))
+                if request.handle in self._requests:
+                    self._end(request, Finished(request.handle, "error", error=why))
 
     def _observe(self, done: Launched) -> float:
         """Seconds a step took: from its launch, or from the end of the one before it, to its result."""

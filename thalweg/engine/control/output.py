@@ -9,6 +9,7 @@ for why nothing else has to be undone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ from thalweg.hal.step import StepResult
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from thalweg.engine.control.parts.builder import Builder
 
     I32 = NDArray[np.int32]
     I64 = NDArray[np.int64]
@@ -46,7 +49,9 @@ class News:
 
 
 class ResultReader:
-    def __init__(self, slots: Slots, kv: KVCache, scheduler: Scheduler) -> None:
+    def __init__(self, slots: Slots, kv: KVCache, scheduler: Scheduler, builders: Sequence[Builder] = ()) -> None:
+        """builders: of the parts of a step, which may refuse tokens that were drawn without them."""
+        self._builders = builders
         self._slots = slots
         self._kv = kv
         self._scheduler = scheduler
@@ -61,6 +66,8 @@ class ResultReader:
                 request = self._request(slot)
                 ended.append((request, Finished(request.handle, "error", error=NOT_A_NUMBER)))
             live &= ~invalid
+        if step.hoped is not None:
+            live = self._allowed(step, result, live)
         if step.drafts is not None:
             return self._read_ranges(step, result, live, ended)
         self._advance(step, live, step.reached)
@@ -117,6 +124,18 @@ class ResultReader:
         if step.scored:
             self._scores(step, result, news)
         return news
+
+    def _allowed(self, step: Launched, result: StepResult, live: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """`live`, less the rows whose tokens turn out not to be allowed. Those are taken back."""
+        assert step.hoped is not None
+        live, s = live.copy(), self._slots
+        for row in step.hoped[live[step.hoped]].tolist():
+            slot, token = int(step.slots[row]), int(np.asarray(result.tokens)[row, 0])
+            request, flags = self._request(slot), int(s.flags[slot])
+            if any(b.refuses(s, request, token) for b in self._builders if flags & b.flag):
+                s.rewind(slot)
+                live[row] = False
+        return live
 
     def _pooled(
         self, step: Launched, vectors: NDArray[np.float32], rows: NDArray[np.int64], ended: list[tuple[Request, Finished]]

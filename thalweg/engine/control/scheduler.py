@@ -198,7 +198,7 @@ class Scheduler:
         scheduled, length = s.scheduled[order], s.length[order]
         ready = (length - scheduled == 1) & (length < s.limit[order])
         if in_flight:
-            ready &= ((s.flags[order] & WAITS) == 0) | (s.known[order] == length)
+            ready &= ((s.flags[order] & WAITS) == 0) | (s.known[order] == length) | s.hopes[order]
         if drafter is not None and in_flight:
             ready &= ~self._sits_out(drafter, order, ready)
         decode = order if ready.all() else order[ready]

@@ -13,7 +13,8 @@ prefilled has more. One with scheduled == length has nothing left to schedule: i
 tokens are in flight.
 
 `serial` names one stay of one sequence in a slot: the results of a step belong to whoever was in the slot when it was
-launched, and to nobody if the serial has changed since.
+launched, and to nobody if the serial has changed since. A sequence whose last token turns out not to be allowed goes back by
+that token and gets another serial (`rewind`), so what was launched after it belongs to nobody.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ STOP_WIDTH = 8
 RANDOM, TRUNCATE, MANY_STOPS, LOOKBACK, PER_TOKEN, WAITS, PARTS = (1 << i for i in range(7))
 """Bits of `Slots.flags`: what a sequence asks for beyond greedy tokens. LOOKBACK: the step reads its history. PER_TOKEN:
 something changes its logits from one token to the next. WAITS: what changes them follows from the token before, so the sequence
-is in no step until that has returned. PARTS: the first of the bits that parts of a step have, one each."""
+is in no step until that has returned, unless it hopes. PARTS: the first of the bits that parts of a step have, one each."""
 
 
 class Slots:
@@ -70,6 +71,10 @@ class Slots:
         """When `returned` reaches this, the KV cache has something to do: a block to publish or to drop."""
         self.stops: I32 = np.full((n, STOP_WIDTH), -1, np.int32)
         self.flags: I64 = np.zeros(n, np.int64)
+        self.hopes: NDArray[np.bool_] = np.zeros(n, np.bool_)
+        """Of those that wait: its next token may be drawn before what it waits for is known, and again if that forbids it."""
+        self.may_hope = False
+        """Can the cache and what is told of tokens be taken back by one?"""
         self.logprobs: I32 = np.full(n, -1, np.int32)
         self.sampling = SamplingArrays.greedy(n)
         self.requests: list[Request | None] = [None] * n
@@ -105,8 +110,12 @@ class Slots:
         self._fill_sampling(slot, request)
         self.requests[slot] = request
         request.slot = slot
+        # The best of all tokens is the best of the allowed ones, if it is one. Truncation comes after a mask, and would not be
+        # the same without.
+        self.hopes[slot] = self.may_hope and not self.flags[slot] & TRUNCATE
         for builder in self._builders:
             if builder.asked(sampling):
+                self.hopes[slot] &= not builder.waits(sampling) or builder.hopes(sampling)
                 self.flags[slot] |= builder.flags | WAITS * builder.waits(sampling)
                 builder.enter(slot, request)
         return slot
@@ -127,6 +136,13 @@ class Slots:
         self.serial[slot] = 0
         self.requests[slot] = None
         self._free.append(slot)
+
+    def rewind(self, slot: int) -> None:
+        """The token that just returned is not allowed, and was not noted. What was launched after it is void."""
+        ensure(self.returned[slot] == self.known[slot] - 1, f"slot {slot}: more than one token to take back")
+        self._serials += 1
+        self.serial[slot] = self._serials
+        self.scheduled[slot], self.length[slot] = self.returned[slot], self.known[slot]
 
     def gather(self, slots: I32) -> SamplingArrays:
         """The sampling parameters of these slots, in this order."""

@@ -109,6 +109,15 @@ class Builder(ABC):
         """Does the part for a token follow from the token before, where a request asks for it? Default: no."""
         return False
 
+    def hopes(self, p: TokenSampling) -> bool:
+        """Where it waits: may a token be drawn without the part, which then says whether it forbids it (`refuses`)? Only for
+        parts that do nothing but forbid. Default: no."""
+        return False
+
+    def refuses(self, state: Slots, request: Request, token: int) -> bool:
+        """Does the part for a token, now that it follows, forbid this one?"""
+        return False
+
     def enter(self, slot: int, request: Request) -> None:
         """A sequence that asks for it has got this slot. Default: nothing."""
         return

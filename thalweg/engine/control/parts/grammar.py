@@ -1,8 +1,11 @@
 """Sequences that follow a grammar. Each has a matcher while it has a slot, made anew from its tokens when it enters one.
 
-Such a sequence is in no step before its last token has returned (`Builder.waits`), so every token is known when its mask
-is made. What else forbids tokens is done here too, token by token: bad words, allowed_token_ids, and stop ids up to
-min_tokens. Where a grammar and those leave nothing, the grammar counts: there is no other way to go on.
+Where every token is known when a step is made, its mask is there. Else the next token may be drawn without one, ahead of its
+time. If the grammar forbids it, it is taken back and drawn again with its mask (`Slots.hopes`). The result is the token that
+a mask from the first would have given. A sequence whose hopes fail waits for its last token, longer each time.
+
+What else forbids tokens is done here too, token by token: bad words, allowed_token_ids, and stop ids up to min_tokens. Where a
+grammar and those leave nothing, the grammar counts: there is no other way to go on.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     U32 = NDArray[np.uint32]
 
 ALL = np.uint32(0xFFFFFFFF)
+MOST_FAILURES = 5
+"""That count."""
 
 
 @dataclass(slots=True)
@@ -34,6 +39,10 @@ class _Follower:
     matcher: Matcher
     fed: int
     """Tokens of the sequence, prompt included, that the matcher knows."""
+    patience: int = 0
+    """Tokens that it still waits for."""
+    failures: int = 0
+    """In a row, about."""
 
 
 class Followers:
@@ -57,6 +66,28 @@ class Followers:
     def fill(self, state: Slots, request: Request, words: U32) -> None:
         """The mask of the next token of a sequence. One that fails gets every token, and an end with a reason."""
         follower = self._at[request.slot]
+        if follower.patience:
+            follower.patience -= 1
+            state.hopes[request.slot] = not follower.patience
+        self._mask(state, follower, words)
+
+    def refuses(self, state: Slots, request: Request, token: int, words: int) -> bool:
+        """Does the mask of the next token, which was drawn without, forbid it?"""
+        follower = self._at[request.slot]
+        mask = np.zeros(words, np.uint32)
+        if not self._mask(state, follower, mask):
+            return True
+        if mask[token // 32] >> np.uint32(token % 32) & 1:
+            follower.failures = max(follower.failures - 1, 0)
+            return False
+        follower.failures = min(follower.failures + 1, MOST_FAILURES)
+        follower.patience = 1 << follower.failures
+        state.hopes[request.slot] = False
+        return True
+
+    def _mask(self, state: Slots, follower: _Follower, words: U32) -> bool:
+        """False: it fails."""
+        request = follower.request
         known = int(state.known[request.slot])
         tokens = state.tokens[request.slot]
         try:
@@ -66,8 +97,9 @@ class Followers:
         except GrammarError as e:
             words[:] = ALL
             self._failed.append((request, f"structured_outputs: {e}"))
-            return
+            return False
         _narrow(request, tokens[:known], words)
+        return True
 
 
 def _narrow(request: Request, tokens: NDArray[np.int32], words: U32) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, Work
 from thalweg.engine.control.parts.grammar import Followers
 from thalweg.engine.control.request import Request
+from thalweg.engine.control.slots import Slots
 from thalweg.engine.messages import TokenSampling
 from thalweg.hal.parts.mask import Mask
 
@@ -24,6 +25,12 @@ class MaskBuilder(Builder):
     def waits(self, p: TokenSampling) -> bool:
         return p.grammar is not None
 
+    def hopes(self, p: TokenSampling) -> bool:
+        return True
+
+    def refuses(self, state: Slots, request: Request, token: int) -> bool:
+        return self._followers.refuses(state, request, token, self._words)
+
     def enter(self, slot: int, request: Request) -> None:
         if request.sampling.grammar is not None:
             self._followers.enter(slot, request)
@@ -34,16 +41,19 @@ class MaskBuilder(Builder):
     def failed(self) -> list[tuple[Request, str]]:
         return self._followers.failed()
 
-    def build(self, work: Work) -> tuple[Mask, int]:
-        """A grammar's rows are right for one step."""
-        mask, lasts = Mask.blank({"S": work.slots.size, "words": self._words}), FOREVER
+    def build(self, work: Work) -> tuple[Mask | None, int]:
+        """A grammar's rows are right for one step. One whose last token is not known hopes, and has every token."""
+        mask, lasts, masked = Mask.blank({"S": work.slots.size, "words": self._words}), FOREVER, False
         for row, request in work.rows(self.flag):
             p = request.sampling
+            known = work.state.known[request.slot] >= work.context[row] + work.query[row]
+            masked |= p.grammar is None or bool(known)
             if p.grammar is not None:
                 lasts = 1
-                self._followers.fill(work.state, request, mask.allowed[row])
+                if known:
+                    self._followers.fill(work.state, request, mask.allowed[row])
                 continue
             mask.allowed[row] = 0
             ids = np.array(p.allowed_ids, np.int64)
             np.bitwise_or.at(mask.allowed[row], ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
-        return mask, lasts
+        return (mask if masked else None), lasts
