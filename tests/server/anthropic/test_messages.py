@@ -340,33 +340,3 @@ def test_white_space_alone_makes_no_block(start, stream):
         assert names == ["message_start", "message_delta", "message_stop"]
     else:
         assert ask(running).content == []
-
-
-STRICT = (
-    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('System first.') }}{% endif %}"
-    "{% if not loop.first and messages[loop.index0 - 1].role == m.role %}{{ raise_exception('Roles alternate.') }}{% endif %}"
-    "<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
-)
-
-
-def test_late_system_messages_become_the_users_where_the_template_takes_none(start):
-    """Claude Code sends one in the middle."""
-    running = start(FakeEngine(template=STRICT))
-    late: list[Any] = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b"},
-        {"role": "system", "content": "S"},
-        {"role": "user", "content": [{"type": "text", "text": "c"}]},
-    ]
-    body = {"model": "fake", "max_tokens": 2, "system": "first", "messages": late}
-    running.post("/v1/messages", body).raise_for_status()
-    prompt = "<system>first<user>a<assistant>b<user>S\n\nc<assistant>"
-    assert running.engine.prompts[0]["prompt"] == prompt
-    counted = running.post("/v1/messages/count_tokens", {"model": "fake", "messages": late, "system": "first"}).json()
-    assert counted == {"input_tokens": len(prompt)}
-    items = [{"role": "developer", "content": "first"}, *late]
-    running.post("/v1/responses", {"input": items, "max_output_tokens": 2}).raise_for_status()
-    assert running.engine.prompts[1]["prompt"] == prompt
-    wrong = {**body, "messages": [late[0], late[0]]}
-    assert "Roles alternate" in running.post("/v1/messages", wrong).json()["error"]["message"]
-    assert running.post("/v1/chat/completions", {"messages": late, "max_tokens": 2}).status_code == 400

@@ -16,7 +16,7 @@ async def count_tokens(serving: Serving, http: Request) -> Response:
     request = await serving.bodies.parse(http, lambda body: serving.fields.parse(CountRequest, body))
     serving.model_name(request.model)
     chat = counted_of(request, serving.settings.exclude_tools_when_tool_choice_none)
-    answer = respond({"input_tokens": len((await serving.conversation.forgiving_prompt(chat))["prompt_token_ids"])})
+    answer = respond({"input_tokens": len((await serving.conversation.prompt(chat))["prompt_token_ids"])})
     if request.ignored:
         answer.headers["X-Ignored-Fields"] = ", ".join(request.ignored)
     return answer

@@ -23,7 +23,7 @@ async def messages(serving: Serving, http: Request) -> Response:
     request, ticket = await serving.read(http, lambda body: serving.fields.parse(MessagesRequest, body))
     serving.model_name(request.model)
     chat = chat_of(request)
-    params, prompt, answer = await asked(serving, chat, forgiving=True)
+    params, prompt, answer = await asked(serving, chat)
     turn = Turn(serving, serving.job("msg", http, chat, [prompt], params, ticket), answer)
     ignored = {"X-Ignored-Fields": ", ".join(request.ignored)} if request.ignored else {}
     if request.stream:

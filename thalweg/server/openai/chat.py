@@ -34,17 +34,13 @@ async def chat_completions(serving: Serving, http: Request) -> Response:
     return Response(status_code=499) if body is None else Response(body, 200, ignored, media_type="application/json")
 
 
-async def asked(
-    serving: Serving, request: ChatRequest, forgiving: bool = False
-) -> tuple[SamplingParams, dict[str, Any], Answer]:
-    """What a conversation asks of the engine, in any dialect, and who reads the answer: parameters, prompt, reader.
-    forgiving: see Conversation.forgiving_prompt."""
+async def asked(serving: Serving, request: ChatRequest) -> tuple[SamplingParams, dict[str, Any], Answer]:
+    """What a conversation asks of the engine, in any dialect, and who reads the answer: parameters, prompt, reader."""
     params = chat_params(request, serving.engine.default_sampling)
     bound = serving.conversation.turns.bound(request)
     if bound is not None and bound.marked:
         params.marked_token_ids = list(bound.marked)
-    render = serving.conversation.forgiving_prompt if forgiving else serving.conversation.prompt
-    prompt = await render(request)
+    prompt = await serving.conversation.prompt(request)
     text = prompt.get("prompt") or ""
     serving.conversation.turns.constrain(request, bound, params, text)
     await serving.engine.prepare(params)

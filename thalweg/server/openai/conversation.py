@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from thalweg.errors import RequestError
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.openai.protocol import ChatFields, ChatRequest, Message
-from thalweg.server.openai.soften import softened
 from thalweg.server.openai.turns import Turns, history
 from thalweg.template.chat import Chat
 from thalweg.template.messages import FORMATS
@@ -33,16 +31,6 @@ class Conversation:
         elif self.chat is not None:
             self.chat.check()
         self.turns = Turns(serving, self.chat.source if self.chat is not None else None)
-
-    async def forgiving_prompt(self, request: ChatFields) -> dict[str, Any]:
-        """As `prompt`. A conversation that the template refuses is tried again with late system messages as a user's."""
-        try:
-            return await self.prompt(request)
-        except RequestError as e:
-            other = softened(request) if e.param == "messages" else None
-            if other is None:
-                raise
-            return await self.prompt(other)
 
     async def prompt(self, request: ChatFields) -> dict[str, Any]:
         """The rendered conversation and its token ids, as the engine takes them."""

@@ -104,7 +104,7 @@ async def shortened(serving: Serving, request: ResponsesRequest, tools: Tools, i
     async def fits(kept: Sequence[Item]) -> bool:
         if sum(len(text_of(i.content)) + len(text_of(i.output)) for i in kept) > most_chars:
             return False  # it need not be rendered
-        prompt = await serving.conversation.forgiving_prompt(counted_of(request, tools, kept, exclude))
+        prompt = await serving.conversation.prompt(counted_of(request, tools, kept, exclude))
         return len(prompt["prompt_token_ids"]) + room <= context
 
     if await fits(items):

@@ -47,7 +47,7 @@ async def responses(serving: Serving, http: Request) -> Response:
     said = conversation(serving, request, owner)
     items = await shortened(serving, request, tools, said.items) if request.truncation == "auto" else said.items
     chat = chat_of(request, tools, items)
-    params, prompt, answer = await asked(serving, chat, forgiving=True)
+    params, prompt, answer = await asked(serving, chat)
     if request.scored and not answer.plain:
         raise ApiError(f"{request.scored}: {NOT_SCORED}", request.scored)
     id = f"resp_{uuid.uuid4().hex}"
