@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import lru_cache
 
 import llguidance
@@ -13,7 +14,7 @@ from thalweg.turns import table
 from thalweg.turns.bind import bind
 from thalweg.turns.events import Call, Message
 from thalweg.turns.format import Turn
-from thalweg.turns.grammar import end_of_reasoning, turn_grammar
+from thalweg.turns.grammar import beginning_of_calls, begun_grammar, end_of_reasoning, turn_grammar
 from thalweg.turns.writer import write
 
 TOOLS = {
@@ -123,3 +124,54 @@ def test_formats_that_cannot_be_constrained_are_refused():
     assert e.value.param == "tool_choice"
     with pytest.raises(RequestError, match="no format"):
         turn_grammar(bind(Turn(), None), TOOLS)
+
+
+MARK = 7
+"""Id, and byte, of the token that begins calls."""
+
+
+class OneToken:
+    """A vocabulary in which what begins calls of a row is a token."""
+
+    special_ids = frozenset({MARK})
+
+    def __init__(self, opened: str) -> None:
+        self.added = {MARK: opened}
+
+
+@pytest.mark.parametrize("name", sorted(n for n in set(NAMES) - UNFORCED if not ROWS[n].bare and ROWS[n].header is None))
+def test_a_call_that_has_begun_is_one_of_the_tools_and_fits_its_schema(name):
+    row = ROWS[name]
+    opened = row.section[0] or row.open
+    turn, rng = Turn(table.REASONING["mimo"], row), random.Random(name)
+    bound = bind(turn, OneToken(opened))
+    if beginning_of_calls(bound) is None:
+        assert not opened
+        return
+    assert beginning_of_calls(bound) == MARK
+    source = begun_grammar(bound, TOOLS)
+    leads = row.head is not None and row.head.first == "id" and not row.head.name_in_id[1]
+    id = "call00000" if leads or getattr(row.body, "id_first", False) else ""
+    for arguments in ARGUMENTS:
+        calls = [Call("get_weather", arguments, id)]
+        if rng.random() < 0.5:
+            calls.append(Call("other", "{}", id))
+        text = write(turn, Message("", "", calls)).lstrip()
+        before, _, after = text.partition(opened)
+        assert not before
+        taken = after.replace(opened, chr(MARK))
+        assert accepts(source, taken), (taken, source)
+        assert not accepts(source, taken.replace("get_weather", "get_whether"))
+        assert not accepts(source, taken + "more text")
+    assert not accepts(source, "")
+
+
+def test_what_begins_calls_is_a_token_and_ends_reasoning():
+    hermes = ROWS["hermes"]
+    token = OneToken(hermes.open)
+    assert beginning_of_calls(bind(Turn(None, hermes), token)) == MARK
+    assert beginning_of_calls(bind(Turn(table.REASONING["qwen3"], hermes), None)) is None
+    within = replace(table.REASONING["qwen3"], implicit_ends=False)
+    assert beginning_of_calls(bind(Turn(within, hermes), token)) is None
+    assert beginning_of_calls(bind(Turn(None, ROWS["llama3_json"]), OneToken("<|python_tag|>"))) is None
+    assert beginning_of_calls(bind(Turn(), token)) is None

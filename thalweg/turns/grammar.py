@@ -42,6 +42,24 @@ def end_of_reasoning(bound: Bound) -> int | None:
     return id_of(close) if len(close) == 2 and all(map(is_half, close)) else None
 
 
+def beginning_of_calls(bound: Bound) -> int | None:
+    """The token that begins calls, and nothing else of a turn. None: text does, or a call may also stand in reasoning that it
+    does not end."""
+    calls, reasoning = bound.turn.calls, bound.turn.reasoning
+    if calls is None or calls.bare or bound.turn.headers is not None:
+        return None
+    if reasoning is not None and not (reasoning.implicit_ends or reasoning.kept):
+        return None
+    opened = calls.section[0] or calls.open
+    return id_of(opened) if is_half(opened[:1] or " ") else None
+
+
+def begun_grammar(bound: Bound, tools: Mapping[str, Any], parallel: bool = True) -> str:
+    """Source of what follows the token of `beginning_of_calls`: the rest of that call, others, and the end. Errors as
+    `turn_grammar`."""
+    return _Grammar(bound, tools, parallel).begun(beginning_of_calls(bound))
+
+
 class _Grammar:
     def __init__(self, bound: Bound, tools: Mapping[str, Any], parallel: bool) -> None:
         calls = bound.turn.calls
@@ -61,6 +79,16 @@ class _Grammar:
                 before = _literal(reasoning.after) if thought else self._reasoning(reasoning, thinking)
             start = f"{before} {self._section()}"
         return "\n".join([f"start: {start}", *(f"{name}: {rule}" for name, rule in self._rules.items())]) + "\n"
+
+    def begun(self, token: int | None) -> str:
+        start, opened = self._section().strip(), f"<[{token}]>"
+        if start.startswith("call"):  # the first of several: the others begin with the token too
+            self._rule("first", self._rules["call"].strip().removeprefix(opened))
+            start = start.replace("call", "first", 1)
+        elif not start.startswith(opened):
+            raise RequestError(f"tools: a call in the format {self._calls.name} cannot be held to a schema", "tools")
+        lines = [f"start: {start.removeprefix(opened)}", *(f"{name}: {rule}" for name, rule in self._rules.items())]
+        return "\n".join(lines) + "\n"
 
     def _rule(self, name: str, body: str) -> str:
         self._rules[name] = body

@@ -21,6 +21,12 @@ from thalweg.engine.control.parts.grammar import Followers
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.grammar.source import Source
+from thalweg.text.marks import mark
+from thalweg.turns import table
+from thalweg.turns.bind import bind
+from thalweg.turns.format import Turn
+from thalweg.turns.grammar import begun_grammar
+from thalweg.turns.reader import read
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "grammar"))
 import grammar_rig as rig
@@ -270,3 +276,32 @@ def test_nothing_is_drawn_ahead_where_it_cannot_be_taken_back() -> None:
     assert not recurrent.core.slots.may_hope
     recurrent.submit(request(1, ANY, max_tokens=9))
     recurrent.drain()
+
+
+@pytest.mark.slow
+def test_a_call_that_begins_in_free_text_is_one_of_the_tools() -> None:
+    """What the server asks for strict tools: nothing is held before the token, everything after it."""
+    turn = bind(Turn(None, table.CALLS["hermes"]), MarkIsACall())
+    tool = {"type": "object", "properties": {"n": {"enum": [1, 22]}}, "required": ["n"], "additionalProperties": False}
+    source = rig.served("grammar", begun_grammar(turn, {"go": tool, "come": tool}, False))
+    w = world(max_len=420, blocks=300)
+    w.submit(request(0, None, max_tokens=40))
+    w.drain()
+    free = w.tracked[0].tokens
+    w = world(max_len=420, blocks=300)
+    w.submit(request(0, msgspec.structs.replace(source, free_until=(free[7],)), max_tokens=400))
+    w.drain()
+    first = free.index(free[7])
+    assert w.tracked[0].tokens[: first + 1] == free[: first + 1]
+    call = b"".join(rig.VOCABULARY.tokens[i] for i in w.tracked[0].tokens[first + 1 : -1]).decode()
+    said = read(turn, mark(rig.MARK) + call, "", {"go": tool, "come": tool})
+    assert w.tracked[0].finished == "stop"
+    for made in said.calls:
+        jsonschema.validate(json.loads(made.arguments), tool)
+    assert {c.name for c in said.calls} <= {"go", "come"}
+    assert said.calls
+
+
+class MarkIsACall:
+    added = {rig.MARK: "<tool_call>"}
+    special_ids = frozenset({rig.MARK})

@@ -212,3 +212,36 @@ def test_tokens_count_where_letters_do_not(start):
     assert engine.params[0].marked_token_ids == [9]
     assert r.content == "So <tool_call> it is"
     assert calls_of(r) == [("get_time", "{}")]
+
+
+def strict(*names: str) -> list[dict[str, Any]]:
+    return [{**t, "function": {**t["function"], "strict": t["function"]["name"] in names}} for t in TOOLS]
+
+
+def test_a_strict_tool_is_held_to_its_schema_from_where_a_call_begins(start):
+    engine = Scripted("So." + mark(9) + '{"name": "get_time", "arguments": {}}')
+    engine.tokenizer = ByteTokenizer()
+    engine.tokenizer.added = {9: "<tool_call>"}
+    r = ask(start(engine), tools=strict("get_weather")).choices[0]
+    assert r.finish_reason == "tool_calls"
+    held = engine.params[0].structured_outputs
+    assert (held.free_until, held.asked_as) == ([9], "tools")
+    assert held.grammar.count('"city"') == 1, "the other takes any object"
+    assert {'"const": "get_weather"' in held.grammar, '"const": "get_time"' in held.grammar} == {True}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": strict()},
+        {"tools": strict("get_time"), "tool_choice": "none"},
+        {"tools": strict("get_time"), "response_format": {"type": "json_object"}},
+    ],
+)
+def test_nothing_else_is_held_beside_strict_tools(start, fields):
+    engine = Scripted(CALLS)
+    engine.tokenizer = ByteTokenizer()
+    engine.tokenizer.added = {9: "<tool_call>"}
+    ask(start(engine), **fields)
+    held = engine.params[0].structured_outputs
+    assert held is None or held.grammar is None

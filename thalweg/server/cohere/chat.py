@@ -27,7 +27,7 @@ async def chat(serving: Serving, http: Request) -> Response:
     request, ticket = await serving.read(http, lambda body: serving.fields.parse(ChatV2Request, body))
     serving.model_name(request.model)
     chat = chat_of(request)
-    params, prompt, answer = await asked(serving, chat, forgiving=True)
+    params, prompt, answer = await asked(serving, chat)
     turn = Turn(serving, serving.job("chat", http, chat, [prompt], params, ticket), answer)
     ignored = {"X-Ignored-Fields": ", ".join(request.ignored)} if request.ignored else {}
     if request.stream:

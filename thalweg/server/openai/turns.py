@@ -16,8 +16,8 @@ from thalweg.server.openai.protocol import ChatRequest, NamedTool
 from thalweg.turns.bind import Bound, bind
 from thalweg.turns.choose import choose, describe
 from thalweg.turns.events import CallArguments, CallBegun, Content, Event, Message, Thought
-from thalweg.turns.format import Turn
-from thalweg.turns.grammar import end_of_reasoning, turn_grammar
+from thalweg.turns.format import JsonArgs, JsonCalls, Turn
+from thalweg.turns.grammar import beginning_of_calls, begun_grammar, end_of_reasoning, turn_grammar
 from thalweg.turns.reader import Reader
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,8 @@ class Turns:
         """Constrain the turn to the calls that the request asks for. Reasoning that the prompt has opened stays free, and a
         constraint begins after it. RequestError or ApiError, naming the field, where that cannot be."""
         forced, asked = request.choice not in ("auto", "none"), params.structured_outputs
+        if bound is not None and asked is None and request.choice == "auto":
+            self._hold(request, bound, params)
         if bound is None or not (forced or asked is not None):
             return
         named = (asked.asked_as if asked is not None else "") or "structured_outputs"
@@ -76,6 +78,17 @@ class Turns:
             if free is None:
                 raise ApiError(f"{named}: {NO_END}", named)
             params.structured_outputs = replace(asked, free_until=free)
+
+    def _hold(self, request: ChatRequest, bound: Bound, params: SamplingParams) -> None:
+        """Tools that are strict: text is free up to the token that begins a call, and then calls follow their schemas. Other
+        tools of the request are called with any object, where the format says which keys a call has without the schema."""
+        functions, token = [t.function for t in request.tools or ()], beginning_of_calls(bound)
+        if token is None or not any(f.strict for f in functions):
+            return
+        named = isinstance(bound.turn.calls.body, JsonCalls | JsonArgs) if bound.turn.calls is not None else False
+        tools = {f.name: (f.parameters if f.strict or not named else None) or {} for f in functions}
+        source = begun_grammar(bound, tools, request.parallel_tool_calls is not False)
+        params.structured_outputs = StructuredOutputsParams(grammar=source, free_until=[token], asked_as="tools")
 
     def _source(self, request: ChatRequest, thinking: bool, thought: bool) -> str:
         tools = {t.function.name: t.function.parameters or {} for t in request.tools or ()}
