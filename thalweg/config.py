@@ -139,6 +139,12 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     None: wherever the device has them. True: refuse to start where it has not. False: the fastest kernels."""
     enforce_eager: bool = False
     """Run every step as it is written: no graph is captured, nothing is recorded. Refused where a compiler makes every step."""
+    cudagraph_capture_sizes: list[int] | None = None
+    """Sequences of the decoding steps that graphs are captured for. None: the platform's choice. Refused where none are."""
+    max_cudagraph_capture_size: int | None = None
+    """Sequences of the largest of them. Steps of more run uncaptured."""
+    renderer_num_workers: int = 2
+    """Processes that render chat templates."""
     threads: int | None = None
     """CPU threads of the engine process. None = the platform's choice."""
     additional_config: dict[str, Any] | None = None
@@ -369,7 +375,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
 _POSITIVE = ("max_model_len", "block_size", "mamba_block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override",
              "max_num_seqs", "max_num_batched_tokens", "threads", "tensor_parallel_size", "max_num_partial_prefills",
              "max_long_partial_prefills", "stream_interval", "max_num_active_seqs", "max_num_scheduled_tokens",
-             "safetensors_prefetch_num_threads", "safetensors_prefetch_block_size")  # fmt: skip
+             "safetensors_prefetch_num_threads", "safetensors_prefetch_block_size", "max_cudagraph_capture_size",
+             "renderer_num_workers")  # fmt: skip
 
 
 _SPECULATION = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
@@ -476,6 +483,11 @@ def check_args(args: EngineArgs) -> None:
         least, most = getattr(args, part), getattr(args, whole)
         if least is not None and most is not None and least > most:
             problems.append(f"{part} ({least}) must not exceed {whole} ({most})")
+    sizes = args.cudagraph_capture_sizes
+    if sizes is not None and (not sizes or min(sizes) < 1):
+        problems.append(f"cudagraph_capture_sizes must be sizes of at least 1, not {sizes}")
+    if args.renderer_num_workers > 64:
+        problems.append(f"renderer_num_workers must be at most 64, not {args.renderer_num_workers}")
     if args.max_logprobs < -1:
         problems.append(f"max_logprobs must be -1 (no limit) or at least 0, not {args.max_logprobs}")
     if args.long_prefill_token_threshold < 0:

@@ -108,5 +108,7 @@ VALUES: dict[str, Callable[[str], Any]] = {
     "json": json_value,
     "human-int": human_int,
 }
-OWN_VALUES: dict[str, Callable[[str], Any]] = {"compilation-config": compilation, "max-model-len": context_length}
+OWN_VALUES: dict[str, Callable[[str], Any]] = {
+    "compilation-config": compilation, "cudagraph-capture-sizes": integer, "max-model-len": context_length,
+}  # fmt: skip
 """Parsers of flags whose values are read in a way of their own."""

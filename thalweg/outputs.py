@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeVar, overload
 
 import numpy as np
 
-FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+FINISH_REASONS = ("stop", "length", "abort", "error")
 ABORTED = "the request was aborted"
 """`PoolingRequestOutput.error` of one that its caller ended."""
 
@@ -92,7 +92,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     logprobs: list[PositionLogprobs] | FlatLogprobs | None = None
     finish_reason: str | None = None
-    """None while running, then one of FINISH_REASONS."""
+    """None while running, then one of FINISH_REASONS, or "repetition" (SamplingParams.repetition_detection)."""
     stop_reason: int | str | None = None
     """The stop string or stop token id that ended it. None for the end-of-sequence token or any other reason."""
     content: str | None = None

@@ -55,3 +55,33 @@ def test_bench_throughput_counts_every_token(tmp_path):
     result = json.loads(file.read_text())
     assert result["num_requests"] == 5
     assert result["total_num_tokens"] == 5 * (16 + 2 * 4)
+
+
+def test_complete_continues_every_line():
+    said = thalweg("complete", "--max-tokens", "4", "--ignore-eos", "--temperature", "0", typed="Once\n\nOnce\n")
+    assert said.returncode == 0
+    first, second = said.stdout.splitlines()
+    assert first == second != ""
+
+
+def test_a_batch_is_answered_in_order_without_a_port(tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    chat = {"messages": [{"role": "user", "content": "What is 2 + 5?"}], "max_tokens": 8, "temperature": 0}
+    asked = [
+        ("/v1/chat/completions", chat),
+        ("/v1/completions", {"prompt": "3 + 4 =", "max_tokens": 4}),
+        ("/v1/embeddings", {"input": "x"}),
+    ]
+    lines = [
+        json.dumps({"custom_id": f"r{i}", "method": "POST", "url": asked[i % 3][0], "body": asked[i % 3][1]}) for i in range(9)
+    ]
+    source.write_text("\n".join([*lines, "{broken"]) + "\n\n")
+    said = thalweg("run-batch", "-i", str(source), "-o", str(target), "--max-num-seqs", "2")
+    assert said.returncode == 0, said.stderr
+    assert "10 requests answered, 4 of them with an error" in said.stderr
+    done = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [d["custom_id"] for d in done] == [*(f"r{i}" for i in range(9)), None]
+    assert [d["response"]["status_code"] for d in done] == [200, 200, 400] * 3 + [400]
+    texts = {d["response"]["body"]["choices"][0]["message"]["content"] for d in done[:9:3]}
+    assert len(texts) == 1
+    assert texts != {""}

@@ -6,10 +6,11 @@ import re
 
 import pytest
 
+from thalweg.backends.null.platform import NullPlatform
 from thalweg.checkpoint import ahead
-from thalweg.cli import flag_status, flags, main
+from thalweg.cli import common, flag_status, flags, main
 from thalweg.config import EngineArgs, check_args
-from thalweg.engine.client.frontend import locate
+from thalweg.engine.client.frontend import load_frontend, locate
 from thalweg.engine.planning import resolve
 from thalweg.errors import ConfigError
 from thalweg.flag_table import GONE
@@ -52,7 +53,7 @@ def test_a_word_that_nothing_has_is_refused(capsys):
 def test_counts_leave_out_what_the_field_removed():
     by_tier = flag_status.counts(flags.table().values())
     assert by_tier["own"][0] == by_tier["own"][1]
-    assert by_tier["core"][0] >= 109
+    assert by_tier["core"][0] >= 112
 
 
 def test_a_preset_moves_defaults_and_what_is_given_wins():
@@ -74,6 +75,24 @@ def test_limits_within_limits_count_and_contradictions_are_refused():
         check_args(EngineArgs(max_num_seqs=2, max_num_active_seqs=3))
     with pytest.raises(ConfigError, match="performance_mode must be one of balanced"):
         check_args(EngineArgs(performance_mode="fast"))
+
+
+def test_sizes_of_captured_steps_are_numbers_and_go_to_platforms_that_capture_by_size():
+    namespace = common.parse("serve", ["--cudagraph-capture-sizes", "1", "4"], lambda parser: None, about="", server=True)
+    args = common.engine_args(namespace)
+    assert args.cudagraph_capture_sizes == [1, 4]
+    with pytest.raises(ConfigError, match="cudagraph_capture_sizes: platform 'null' captures no graphs by size"):
+        resolve.configured(args, NullPlatform())
+    for wrong in ({"cudagraph_capture_sizes": []}, {"cudagraph_capture_sizes": [0]}, {"renderer_num_workers": 0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            check_args(EngineArgs(**wrong))
+
+
+def test_as_many_processes_render_as_were_asked_for():
+    made = load_frontend(locate(EngineArgs(renderer_num_workers=3)))
+    assert made.chat is not None
+    assert (made.chat.workers, made.chat._own._cells._free._value) == (3, 3)
+    made.chat.close()
 
 
 @pytest.mark.parametrize("strategy", ["eager", "prefetch"])

@@ -115,6 +115,7 @@ def test_an_honoured_flag_arrives(flag):
         "fingerprint_mode",
         "speculative_config",
         "profiler_config",
+        "cudagraph_capture_sizes",
         "spec_method",
         "spec_tokens",
         "structured_outputs_config",
@@ -484,8 +485,8 @@ def test_the_whole_server_loads_no_tensor_framework():
     ("words", "said"),
     [
         (["nonsense"], "no such command"),
-        (["complete"], "not in this version"),
-        (["run-batch"], "not in this version"),
+        (["serve-sla"], "not in this version"),
+        (["launch"], "not in this version"),
         (["bench", "sweep"], "not in this version"),
         (["bench", "nonsense"], "no such benchmark"),
         (["serve", "--config", "/no/x.yaml"], "--config"),

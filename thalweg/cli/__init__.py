@@ -14,6 +14,8 @@ from thalweg.host import envs, lossy
 COMMANDS = {
     "serve": "start the OpenAI-compatible HTTP server",
     "generate": "complete one prompt and print the text",
+    "complete": "continue texts typed in the terminal, here or on a running server",
+    "run-batch": "answer a file of requests (OpenAI's batch format), without a server",
     "chat": "talk to a model, here or on a running server",
     "backends": "which platforms this machine has, and why not the others",
     "collect-env": "a report on system, libraries and platforms, for bug reports",
@@ -27,7 +29,7 @@ COMMANDS = {
 }
 MODULES = {"flags": "flag_status"}
 """Commands whose file has another name."""
-NOT_HERE = ("complete", "run-batch", "launch", "serve-sla", "sweep", "server", "list", "pull", "run", "embed", "score")
+NOT_HERE = ("launch", "serve-sla", "sweep", "server", "list", "pull", "run", "embed", "score")
 """Commands users of the field may try."""
 
 

@@ -35,13 +35,21 @@ def add(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ignore-eos", action="store_true", default=None, help="do not stop at the end token")
 
 
-def params(namespace: argparse.Namespace, defaults: Mapping[str, Any], **fixed: Any) -> SamplingParams:
-    """SamplingParams of the flags over the model's defaults. ConfigError names the flag."""
-    given = {n: getattr(namespace, n) for n in NAMES if getattr(namespace, n) is not None}
-    if "sampling_seed" in given:
-        given["seed"] = given.pop("sampling_seed")
+def given(namespace: argparse.Namespace) -> dict[str, Any]:
+    """The parameters that flags gave, under the names of SamplingParams and of requests."""
+    found = {n: getattr(namespace, n) for n in NAMES if getattr(namespace, n) is not None}
+    if "sampling_seed" in found:
+        found["seed"] = found.pop("sampling_seed")
+    return found
+
+
+def params(said: Mapping[str, Any], defaults: Mapping[str, Any], **fixed: Any) -> SamplingParams:
+    """SamplingParams of what was said over the model's defaults. ConfigError names the flag."""
+    unknown = sorted(set(said) - (NAMES - {"sampling_seed"} | {"seed"}))
+    if unknown:
+        raise ConfigError(f"{unknown[0]}: is no sampling parameter here; there are {', '.join(sorted(NAMES))}")
     try:
-        return SamplingParams(**{"max_tokens": None, **defaults, **given, **fixed})
+        return SamplingParams(**{"max_tokens": None, **defaults, **said, **fixed})
     except RequestError as e:
         flag = "sampling-seed" if e.param == "seed" else (e.param or "").replace("_", "-")
         raise ConfigError(f"--{flag}: {e}") from None

@@ -46,16 +46,16 @@ class TextTokenizer(Protocol):
 class Chat:
     """A tokenizer with its chat template, and the processes that render. Thread-safe."""
 
-    def __init__(self, tokenizer: TextTokenizer, source: str | None) -> None:
-        """source: the template of the model or the operator. None: only templates that come with a request. Starts
-        nothing: processes start when needed, or with `prepare`."""
-        self.source = source
+    def __init__(self, tokenizer: TextTokenizer, source: str | None, workers: int = CELLS) -> None:
+        """source: the template of the model or the operator. None: only templates that come with a request. workers:
+        processes that render it. Starts nothing: processes start when needed, or with `prepare`."""
+        self.source, self.workers = source, workers
         self.variables = dict(tokenizer.special_tokens)
         """Variables that every template sees: bos_token, eos_token ..."""
         self._tokenizer = tokenizer
         self._specials = SpecialText(tokenizer.special_texts)
-        self._own, self._guests = Jail(CELLS, OWN_SECONDS), Jail(1, GUEST_SECONDS)
-        self._own_threads = ThreadPoolExecutor(CELLS, "chat-template")
+        self._own, self._guests = Jail(workers, OWN_SECONDS), Jail(1, GUEST_SECONDS)
+        self._own_threads = ThreadPoolExecutor(workers, "chat-template")
         self._guest_threads = ThreadPoolExecutor(1, "request-template")
         self._encoding = ThreadPoolExecutor(1, "chat-encode")
 

@@ -264,6 +264,16 @@ def test_buckets_are_few_and_follow_what_is_served(kind: type[GpuPlatform], seqs
     assert {b.tokens == b.seqs and b.uniform for b in made} == {True}
 
 
+def test_the_sizes_that_were_asked_for_are_captured_and_no_larger_ones(kind: type[GpuPlatform]) -> None:
+    for fields, want in (({}, {1, 8, 64}), ({"max_cudagraph_capture_size": 16}, {1, 8, 16})):
+        args = EngineArgs(cudagraph_capture_sizes=[8, 1, 64], **fields)
+        platform = resolve.configured(args, kind())
+        assert {b.seqs for b in platform.buckets(DEFAULTS, Limits(8192, 512, 8192, 16))} == want
+        assert platform.workspace(SIZES) < kind().workspace(SIZES)
+    few = resolve.configured(EngineArgs(cudagraph_capture_sizes=[8, 1, 64]), kind())
+    assert {b.seqs for b in few.buckets(DEFAULTS, Limits(8192, 20, 8192, 16))} == {1, 8, 20}
+
+
 SIZES = StepSizes(
     tokens=8192, seqs=256, max_len=8192, hidden=4096, inner=14336, heads=32, kv_heads=8, head_dim=128, vocab=128256,
     dtype_bytes=2,

@@ -7,6 +7,7 @@ Imports no framework.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thalweg.hal.platform import Defaults, ModelInfo
@@ -126,9 +127,9 @@ def blocks(max_len: int, block_tokens: int) -> int:
     return -(-max_len // block_tokens) + 1
 
 
-def buckets(seqs: int, blocks: int) -> tuple[StepShape, ...]:
+def buckets(seqs: int, blocks: int, asked: Sequence[int] | None = None, largest: int | None = None) -> tuple[StepShape, ...]:
     """Uniform shapes of up to `seqs` sequences and tables of up to `blocks` columns: the width costs only a copy within the
-    device."""
-    most = min(seqs, SEQS[-1])
-    sizes = [*(n for n in SEQS if n < most), most]
+    device. asked: sizes instead of SEQS. largest: none above it. Batches that no shape holds run uncaptured."""
+    most = min(seqs, largest or seqs, SEQS[-1] if asked is None else max(asked))
+    sizes = [*(n for n in sorted(set(SEQS if asked is None else asked)) if n < most), most]
     return tuple(StepShape(n, n, w, True) for n in sizes for w in [*(w for w in WIDTHS if w < blocks), blocks])

@@ -60,6 +60,10 @@ class GpuOptions:
     """Which of the GPUs that this process sees, from 0."""
     graphs: bool = True
     """Capture decoding steps. False: launch every kernel each time, for debugging."""
+    graph_sizes: tuple[int, ...] | None = None
+    """Sequences of the decoding steps that are captured. None: a few dozen sizes up to max_num_seqs."""
+    largest_graph: int | None = None
+    """Sequences of the largest. Steps of more run as they are written."""
     prepare: Prepare = "graphs"
     """Work done before the first request. "graphs": kernels compiled and decoding steps captured. "kernels": kernels
     alone, for a shorter start, and graphs are captured while serving. "none": nothing, and the first requests wait
@@ -215,7 +219,8 @@ class GpuPlatform(Platform):
         return defaults(arch_of(device.notes["arch"]), device.memory_bytes, model)
 
     def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
-        return buckets(limits.seqs, blocks(limits.max_len, limits.block_tokens))
+        o = self.options
+        return buckets(limits.seqs, blocks(limits.max_len, limits.block_tokens), o.graph_sizes, o.largest_graph)
 
     def workspace(self, s: StepSizes) -> int:
         """The largest eager step. Then the largest captured one, as graphs lie in a pool of their own, which all of
@@ -225,7 +230,7 @@ class GpuPlatform(Platform):
         steps = self._temporaries(s) + tables + DRIVER_BYTES
         if not self.options.graphs:
             return steps
-        count = len(buckets(s.seqs, wide)) + GRAPHS_BESIDE
+        count = len(buckets(s.seqs, wide, self.options.graph_sizes, self.options.largest_graph)) + GRAPHS_BESIDE
         return steps + self._temporaries(replace(s, tokens=s.seqs)) + tables + count * GRAPH_BYTES
 
     def _temporaries(self, s: StepSizes) -> int:

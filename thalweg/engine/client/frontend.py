@@ -97,7 +97,7 @@ def load_frontend(located: Located) -> Frontend:
         args=located.args,
         path=path,
         tokenizer=tokenizer,
-        chat=Chat(tokenizer, tokenizer.chat_template) if tokenizer else None,
+        chat=Chat(tokenizer, tokenizer.chat_template, args.renderer_num_workers) if tokenizer else None,
         eos_ids=tuple(eos),
         default_sampling=_default_sampling(args, path),
         names=list(args.served_model_name or [args.model]),

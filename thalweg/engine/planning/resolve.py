@@ -79,7 +79,14 @@ def configured(args: EngineArgs, platform: Platform) -> Platform:
     said = dict(args.additional_config or {})
     if args.threads is not None:
         said["threads"] = args.threads
-    kinds = get_type_hints(type(platform.options)) if platform.options and (said or args.enforce_eager) else {}
+    captured = {"graph_sizes": args.cudagraph_capture_sizes, "largest_graph": args.max_cudagraph_capture_size}
+    captured = {name: value for name, value in captured.items() if value is not None}
+    asked = bool(said or captured or args.enforce_eager)
+    kinds = get_type_hints(type(platform.options)) if platform.options and asked else {}
+    if captured and not captured.keys() <= kinds.keys():
+        flag = "cudagraph_capture_sizes" if "graph_sizes" in captured else "max_cudagraph_capture_size"
+        raise ConfigError(f"{flag}: platform {platform.name!r} captures no graphs by size; leave it out")
+    said |= captured
     if args.enforce_eager and "graphs" in kinds:
         said["graphs"] = False
     if not said:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +89,23 @@ class Lines:
                 break
             await asyncio.sleep(min(1.0, float(answer.headers.get("retry-after", 1)) / 4))
         return answer
+
+
+async def in_order(lines: Lines, raws: Iterable[bytes], at_once: int) -> AsyncGenerator[Answered, None]:
+    """An answer for each line, in the order of the lines. At most `at_once` lines are read ahead of the one whose answer is
+    awaited, run together, and held. Two lines of one custom_id are both answered. Closing it ends what runs."""
+    running: deque[asyncio.Task[Answered]] = deque()
+    try:
+        for raw in raws:
+            if len(running) == at_once:
+                yield await running.popleft()
+            running.append(asyncio.create_task(lines.answer(raw)))
+        while running:
+            yield await running.popleft()
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 async def _call(endpoint: Endpoint, line: Line, client: str, owner: str) -> Response:

@@ -9,7 +9,7 @@ from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.openai.protocol import ChatFields, ChatRequest, Message
 from thalweg.server.openai.turns import Turns, history
-from thalweg.template.chat import Chat
+from thalweg.template.chat import CELLS, Chat
 from thalweg.template.messages import FORMATS
 from thalweg.text.encoder import last_chars
 
@@ -24,9 +24,10 @@ class Conversation:
         self.chat = serving.engine.chat
         self.format = FORMATS[serving.settings.chat_template_content_format]
         if own and tokenizer is not None:
+            workers = CELLS if self.chat is None else self.chat.workers
             if self.chat is not None:
                 self.chat.close()
-            self.chat = Chat(tokenizer, own)
+            self.chat = Chat(tokenizer, own, workers)
             self.chat.prepare()
         elif self.chat is not None:
             self.chat.check()
