@@ -135,9 +135,7 @@ TOKENS_ONLY = frozenset({"/inference/v1/generate", "/abort_requests", "/v1/model
 def described(serving: Serving) -> list[Described]:
     """Every route, ready to serve. What the model cannot do is refused with what it can be asked."""
     given = [row for row in ROUTES if not row.given or _given(serving, row.given)]
-    settings = serving.settings
-    given = [row for row in ROUTES if not row.given or getattr(settings, row.given)]
-    if settings.tokens_only:
+    if serving.settings.tokens_only:
         given = [row for row in given if row.path in TOKENS_ONLY]
     rows = [replace(row, path=path) for row in given for path in (row.path, *row.also)]
     return [
