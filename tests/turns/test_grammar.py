@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from functools import lru_cache
@@ -26,7 +27,6 @@ TOOLS = {
     },
     "other": {"type": "object", "properties": {}, "additionalProperties": False},
 }
-UNFORCED = {"minimax_m3"}
 ROWS = {row.name: row for row in (*table.CALLS.values(), *table.SPECIFIC)}
 NAMES = sorted(ROWS)
 ARGUMENTS = [
@@ -57,7 +57,7 @@ def accepts(source: str, text: str) -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - UNFORCED))
+@pytest.mark.parametrize("name", NAMES)
 def test_it_takes_what_is_written_and_nothing_without_a_call(name):
     rng, turn = random.Random(name), turn_of(name)
     source = turn_grammar(bind(turn, None), TOOLS)
@@ -119,11 +119,48 @@ def test_after_reasoning_that_a_token_ends_the_turn_is_the_calls_alone():
 
 
 def test_formats_that_cannot_be_constrained_are_refused():
+    odd = {"type": "object", "properties": {"x": {"type": ["string", "null"]}}}
     with pytest.raises(RequestError, match="cannot be forced") as e:
-        turn_grammar(bind(turn_of("minimax_m3"), None), TOOLS)
+        turn_grammar(bind(turn_of("gemma4"), None), {"odd": odd})
     assert e.value.param == "tool_choice"
     with pytest.raises(RequestError, match="no format"):
         turn_grammar(bind(Turn(), None), TOOLS)
+
+
+TREE = {
+    "type": "object",
+    "properties": {
+        "who": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "kind": {"enum": ["a", "b"]}},
+            "required": ["kind"],
+        },
+        "days": {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
+        "legs": {"type": "array", "items": {"type": "object", "properties": {"to": {"type": "string"}}}, "minItems": 1},
+        "free": {"type": ["string", "null"]},
+    },
+    "required": ["who"],
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "good"),
+    [
+        ({"who": {"name": "x <y>", "kind": "b"}}, True),
+        ({"who": {"kind": "a"}, "days": [1, 2], "legs": [{"to": "Rome"}, {}]}, True),
+        ({"who": {"kind": "a"}, "days": []}, True),
+        ({"who": {"kind": "c"}}, False),
+        ({"who": {"kind": "a"}, "days": [1, 2, 3]}, False),
+        ({"who": {"kind": "a"}, "days": ["x"]}, False),
+        ({"who": {"kind": "a"}, "legs": []}, False),
+        ({"days": [1]}, False),
+    ],
+)
+def test_arguments_in_nested_tags_fit_their_schema(arguments, good):
+    turn = turn_of("minimax_m3")
+    source = turn_grammar(bind(turn, None), {"go": TREE})
+    text = write(turn, Message("", "", [Call("go", json.dumps(arguments))]))
+    assert accepts(source, text) == good, (text, source)
 
 
 MARK = 7
@@ -139,7 +176,7 @@ class OneToken:
         self.added = {MARK: opened}
 
 
-@pytest.mark.parametrize("name", sorted(n for n in set(NAMES) - UNFORCED if not ROWS[n].bare and ROWS[n].header is None))
+@pytest.mark.parametrize("name", sorted(n for n in NAMES if not ROWS[n].bare and ROWS[n].header is None))
 def test_a_call_that_has_begun_is_one_of_the_tools_and_fits_its_schema(name):
     row = ROWS[name]
     opened = row.section[0] or row.open

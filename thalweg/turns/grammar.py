@@ -13,6 +13,7 @@ from typing import Any
 from thalweg.errors import RequestError
 from thalweg.text.marks import id_of, is_half
 from thalweg.turns.bind import Bound
+from thalweg.turns.bodies.elements import ITEM
 from thalweg.turns.bodies.schema import must_be_string, types
 from thalweg.turns.format import Calls, GemmaArgs, Header, JsonArgs, JsonCalls, PythonCalls, Reasoning, Tagged
 
@@ -174,10 +175,11 @@ class _Grammar:
                 return f"{head} {self._value(i, -1, self._parameters(schema))} {_literal(row.around)}"
             case GemmaArgs(quote):
                 return f"{head} {self._gemma_members(schema, quote)} {_literal('}')}"
-            case Tagged() if not body.nested:
+            case Tagged():
                 line = _literal("" if opened.endswith("\n") else row.around)
-                args = self._members(i, schema, lambda k, s, j: self._tag(body, i, j, k, s), "")
-                return f"{head} {line} {args}"
+                if body.nested:
+                    return f"{head} {line} {self._members(i, schema, lambda k, s, j: self._element(body, k, s), '')}"
+                return f"{head} {line} {self._members(i, schema, lambda k, s, j: self._tag(body, i, j, k, s), '')}"
         raise RequestError(f"tool_choice: a call in the format {row.name} cannot be forced; send 'auto'", "tool_choice")
 
     def _head(self, name: str) -> tuple[str, str]:
@@ -243,6 +245,25 @@ class _Grammar:
         else:
             value = f"{self._value(i, j, schema)} {_literal(end)}"
         return f"{before} {value} {_literal(body.after)}"
+
+    def _element(self, body: Tagged, key: str, schema: Any) -> str:
+        """<key>value</key>, and the same for what is in a value. What no schema describes part by part is JSON."""
+        opened, closed, allowed = f"{body.key_open}{key}>", f"{body.value_close}{key}>", types(schema)
+        number, choices = len(self._rules), schema.get("enum") if isinstance(schema, Mapping) else None
+        if must_be_string(schema):
+            if not choices:
+                return f"{_literal(opened)} {self._until(f'inner_{number}', closed)}"
+            value = f"({' | '.join(_literal(str(c)) for c in choices)})"
+        elif allowed == {"object"} and schema.get("properties"):
+            value = self._members(number, schema, lambda k, s, j: self._element(body, k, s), "")
+        elif allowed == {"array"} and schema.get("items"):
+            item = self._rule(f"inner_{number}", "")  # its name is taken before those inside it
+            self._rules[item] = self._element(body, ITEM, schema["items"])
+            least, most = schema.get("minItems", 0), schema.get("maxItems", "")
+            value = f"{item}{{{least},{most}}}"
+        else:
+            value = self._rule(f"inner_{number}", self._json(schema))
+        return f"{_literal(opened)} {value} {_literal(closed)}"
 
     def _gemma_members(self, schema: Any, quote: str) -> str:
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
