@@ -101,6 +101,8 @@ class Client:
     """Its words, after the program: address, model, folder."""
     environment: Callable[[str, str], dict[str, str]]
     """Address, model."""
+    model: str = "fake"
+    """By whose name a client may choose its tools."""
 
 
 def _opencode(url: str, model: str) -> dict[str, str]:
@@ -114,24 +116,26 @@ def _opencode(url: str, model: str) -> dict[str, str]:
     return {"OPENCODE_CONFIG_CONTENT": json.dumps(config)}
 
 
+CODE = f'const r = await tools.exec_command({{cmd: "{COMMAND}"}}); text(r);'
 CODEX = 'model_providers.local={{name="local",base_url="{url}/v1",env_key="OPENAI_API_KEY",wire_api="responses"}}'
 LONG = (
     *("--hf-overrides", json.dumps({"max_position_embeddings": 65536, "eos_token_id": list(range(2, 2560, 8))})),
-    *("--max-model-len", "65536", "--served-model-name", "nano"),
+    *("--override-generation-config", '{"temperature": 2.0}', "--max-model-len", "65536", "--served-model-name", "nano"),
 )
 """That model knows 2,048 positions. Clients need more, where it says nothing of sense and would not end: so many
 tokens end it."""
+
+
+def _codex(url: str, model: str, folder: str) -> list[str]:
+    words = ("exec", "--skip-git-repo-check", "-s", "danger-full-access", "-m", model, "-c", "model_provider=local")
+    return [*words, "-c", CODEX.format(url=url), ASK]
+
+
+KEY = {"OPENAI_API_KEY": "none"}
 CLIENTS = (
-    Client(
-        "codex",
-        "codex",
-        "exec_command",
-        {"cmd": COMMAND},
-        lambda url, model, folder: [
-            *("exec", "--skip-git-repo-check", "-s", "danger-full-access", "-m", model, "-c", "model_provider=local"),
-            *("-c", CODEX.format(url=url), ASK),
-        ],
-        lambda url, model: {"OPENAI_API_KEY": "none"},
+    Client("codex", "codex", "exec_command", {"cmd": COMMAND}, _codex, lambda url, model: KEY),
+    Client(  # its tools come as an item, in namespaces, and take text
+        "codex-new", "codex", "functions__exec", {"input": CODE}, _codex, lambda url, model: KEY, "gpt-5.6-sol"
     ),
     Client(
         "claude",
@@ -272,11 +276,11 @@ def _scripted(client: Client) -> Iterator[Server]:
                 choice = CompletionOutput(0, piece, list(piece.encode()), finish_reason="stop" if last else None)
                 yield RequestOutput(request_id, None, ids, None, [choice], last, num_cached_tokens=0)
 
-    engine = Engine(template=TEMPLATE)
+    engine = Engine(template=TEMPLATE, names=(client.model,))
     engine.config = config(max_len=400_000)
     running = Running(engine, ServerSettings(uvicorn_log_level="warning", disable_uvicorn_access_log=True))
     try:
-        yield Server(running.url, "fake", prompts)
+        yield Server(running.url, client.model, prompts)
     finally:
         running.stop()
 

@@ -332,6 +332,9 @@ def test_wrong_usage_is_told_in_words(capsys, words, said):
         (["--allowed-origins", '{"a": 1}'], "--allowed-origins"),
         (["--default-chat-template-kwargs", "[1]"], "--default-chat-template-kwargs"),
         (["--api-key", ""], "--api-key"),
+        (["--files-directory", "/no/such/folder"], "--files-directory"),
+        (["--files-store-bytes", "-1"], "--files-store-bytes"),
+        (["--responses-store-bytes", "-1"], "--responses-store-bytes"),
         (["--shutdown-timeout", "-1"], "--shutdown-timeout"),
     ],
 )

@@ -5,6 +5,7 @@ Only what this version honours is here: a flag that is in neither this class nor
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Iterator
 from ipaddress import ip_address
@@ -156,6 +157,8 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
                 yield f"--{name.replace('_', '-')}: {getattr(self, name)} must not be negative (0 keeps nothing)"
         if self.files_directory is not None and not Path(self.files_directory).is_dir():
             yield f"--files-directory: no folder {self.files_directory!r}"
+        elif self.files_directory is not None and not os.access(self.files_directory, os.W_OK | os.X_OK):
+            yield f"--files-directory: nothing can be written into {self.files_directory!r}"
         if self.max_queued_requests is not None and self.max_queued_requests < 0:
             yield f"--max-queued-requests: {self.max_queued_requests} must not be negative"
         for name in ("slow_client_timeout", "header_timeout", "body_timeout"):

@@ -359,3 +359,26 @@ def test_log_probabilities_of_text_alone(start):
         with pytest.raises(openai.BadRequestError, match="text alone") as e:
             ask(thinking, **fields)
         assert e.value.body["param"] == param
+
+
+def test_tools_that_items_offer(start):
+    """The newest models of Codex have their tools so, and all in namespaces."""
+    running = start(Scripted('<tool_call>\n{"name": "functions__exec", "arguments": {"input": "1+1"}}\n</tool_call>', "ok"))
+    tools = [{"type": "namespace", "name": "functions", "tools": [{"type": "custom", "name": "exec"}]}, {"type": "web_search"}]
+    items: list[Any] = [
+        {"type": "additional_tools", "id": "at_1", "role": "developer", "tools": tools},
+        {"role": "developer", "content": "D"},
+        {"role": "user", "content": "U"},
+    ]
+    body = {"input": items, "tool_choice": {"type": "custom", "name": "exec", "namespace": "functions"}}
+    sent = running.post("/v1/responses", body)
+    (call,) = sent.json()["output"]
+    assert (call["type"], call["namespace"], call["name"], call["input"]) == ("custom_tool_call", "functions", "exec", "1+1")
+    assert sent.headers["x-ignored-fields"] == "tools[].web_search"
+    assert running.engine.prompts[0]["prompt"] == "<system>D<user>U<assistant>"
+    result: list[Any] = [{"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "2"}]
+    ask(running, input=result, previous_response_id=sent.json()["id"], tool_choice="required")
+    assert "functions__exec" in running.engine.params[1].structured_outputs.grammar, "they are offered in later turns too"
+    assert [i["type"] for i in running.get(f"/v1/responses/{sent.json()['id']}/input_items").json()["data"]][
+        -1
+    ] == "additional_tools"

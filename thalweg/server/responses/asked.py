@@ -30,8 +30,10 @@ ROOM = 8
 """truncation: auto leaves one part in so many of the context for the answer, where max_output_tokens does not say."""
 
 
-def tools_of(request: Conversed) -> Tools:
-    return Tools(request.tools or [], request.tool_choice)
+def tools_of(request: Conversed, items: Sequence[Item]) -> Tools:
+    """The tools of the request, and those that its items and earlier ones offer."""
+    more = [tool for item in items if item.type == "additional_tools" for tool in item.tools or ()]
+    return Tools(request.tools or [], request.tool_choice, more)
 
 
 def chat_of(request: ResponsesRequest, tools: Tools, items: Sequence[Item]) -> ChatRequest:
@@ -109,7 +111,8 @@ async def shortened(serving: Serving, request: ResponsesRequest, tools: Tools, i
 
     if await fits(items):
         return items
-    head = next((i for i, item in enumerate(items) if item.role not in ("system", "developer")), len(items))
+    first = ("system", "developer")
+    head = next((i for i, m in enumerate(items) if m.role not in first and m.type != "additional_tools"), len(items))
     turns = [i for i, item in enumerate(items) if item.role == "user" and i >= head] or [head]
     low, high = 0, len(turns) - 1  # the turns that go: the fewest that are enough, at most all but the last
     while low < high:

@@ -16,6 +16,7 @@ ENCODED = "thalweg.1."
 PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
+    "additional_tools": "at",
     "function_call": "fc",
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
@@ -36,8 +37,8 @@ def messages_of(items: Iterable[Item], instructions: str | None = None) -> list[
     systems: list[str] = [instructions] if instructions else []
     turn: Json | None = None
     for item in items:
-        if item.type == "reasoning" and not thought_of(item):
-            continue  # nobody here can read it
+        if item.type == "additional_tools" or (item.type == "reasoning" and not thought_of(item)):
+            continue  # it says nothing, or what nobody here can read
         if item.type in ("reasoning", "function_call", "custom_tool_call") or item.role == "assistant":
             if turn is None or (item.type == "message" and turn["content"]):
                 turn = {"role": "assistant", "content": ""}

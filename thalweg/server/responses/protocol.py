@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from thalweg.server.core.fields import refuse_asked
 from thalweg.server.core.schema import Asked, Flag, Int32, Label, MaxBytes, Model, Number, Strings, Text, Whole
 from thalweg.server.errors import ApiError
-from thalweg.server.responses.tools import drop_tools
+from thalweg.server.responses.tools import drop_tools, refuse_choice
 
 MAX_ITEMS = 10_000
 MAX_PARTS = 4096
@@ -46,6 +46,7 @@ ITEMS = {
     "custom_tool_call": ("call_id", "name", "input"),
     "custom_tool_call_output": ("call_id", "output"),
     "reasoning": (),
+    "additional_tools": ("tools",),
 }
 """Types of items, each with the fields it needs."""
 PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
@@ -78,8 +79,9 @@ class Item(Model):
     """An item of any type."""
 
     type: Literal[
-        "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning"
-    ] = "message"
+        "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning",
+        "additional_tools",
+    ] = "message"  # fmt: skip
     id: Label | None = None
     status: Label | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -93,6 +95,8 @@ class Item(Model):
     output: Text | Parts | None = None
     summary: Parts | None = None
     encrypted_content: Text | None = None
+    tools: Annotated[list[Json], Field(max_length=1024)] | None = None
+    """Of additional_tools: tools that are offered from here on."""
 
     @model_validator(mode="after")
     def _rules(self) -> Item:
@@ -140,7 +144,10 @@ class Conversed(Asked):
         for i, item in enumerate(items if isinstance(items, list) else ()):
             if isinstance(item, dict):
                 _refuse_item(item, f"input[{i}]")
-        drop_tools(body)
+                if item.get("type") == "additional_tools":
+                    drop_tools(item, body, f"input[{i}].tools")
+        refuse_choice(body)
+        drop_tools(body, body)
 
     @property
     def items(self) -> list[Item]:

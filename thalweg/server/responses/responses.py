@@ -43,8 +43,9 @@ async def responses(serving: Serving, http: Request) -> Response:
     serving.model_name(request.model)
     if request.background and not serving.responses.limit:
         raise ApiError(NO_STORE, "background")
-    tools, owner = tools_of(request), owner_of(http.scope)
+    owner = owner_of(http.scope)
     said = conversation(serving, request, owner)
+    tools = tools_of(request, said.items)
     items = await shortened(serving, request, tools, said.items) if request.truncation == "auto" else said.items
     chat = chat_of(request, tools, items)
     params, prompt, answer = await asked(serving, chat)

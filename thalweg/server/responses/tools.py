@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,24 +31,28 @@ class Known:
     namespace: str | None = None
 
 
-def drop_tools(body: dict[str, Any]) -> None:
-    """Take out tools that run at the copied API. Each counts as an unknown field, which is told. ApiError for a tool_choice
-    that asks for one, and for a tool that lacks its name."""
+def refuse_choice(body: dict[str, Any]) -> None:
+    """ApiError for a tool_choice that asks for a tool which runs at the copied API."""
     choice = body.get("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else "function"
     if kind not in CHOICES:
         words = f"tool_choice: type {str(kind)[:64]!r} is not supported by this version; name a function, or send 'auto'"
         raise ApiError(words, "tool_choice")
-    tools = body.get("tools")
+
+
+def drop_tools(holder: dict[str, Any], body: dict[str, Any], where: str = "tools") -> None:
+    """Take tools that run at the copied API out of the `tools` of `holder`. Each counts as an unknown field of `body`, which
+    is told. ApiError for a tool that lacks its name."""
+    tools = holder.get("tools")
     if not isinstance(tools, list):
         return
-    body["tools"] = kept = []
+    holder["tools"] = kept = []
     for i, tool in enumerate(tools):
         said = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(said, str) and said not in KINDS:
             body[f"tools[].{said}"] = None
             continue
-        _check(tool, f"tools[{i}]")
+        _check(tool, f"{where}[{i}]")
         kept.append(tool)
 
 
@@ -83,8 +87,9 @@ def _list(tool: dict[str, Any], name: str, where: str) -> list[Any]:
 class Tools:
     """The tools of one request."""
 
-    def __init__(self, tools: list[dict[str, Any]], choice: Any) -> None:
-        """tools: as `drop_tools` left them. ApiError if the choice names none of them."""
+    def __init__(self, tools: list[dict[str, Any]], choice: Any, more: Iterable[dict[str, Any]] = ()) -> None:
+        """tools, and more of them that items offer: as `drop_tools` left them. Of the latter the last of a name counts.
+        ApiError if the choice names none of them."""
         self.functions: list[dict[str, Any]] = []
         """As chat completions have them."""
         self.known: dict[str, Known] = {}
@@ -93,6 +98,12 @@ class Tools:
             for known, inner in _flat(tool):
                 self.known[told(known.namespace, known.name)] = known
                 self.functions.append(_function(known, inner))
+        for known, inner in (pair for tool in more for pair in _flat(tool)):
+            name = told(known.namespace, known.name)
+            if name in self.known:
+                self.functions = [f for f in self.functions if f["function"]["name"] != name]
+            self.known[name] = known
+            self.functions.append(_function(known, inner))
         self.choice = self._choice(choice)
 
     def of(self, name: str) -> Known:
