@@ -28,7 +28,7 @@ from thalweg.engine.client.stream import Stream
 from thalweg.engine.client.supervisor import Supervisor
 from thalweg.errors import EngineDeadError, RequestError, ThalwegError
 from thalweg.host.marks import mark
-from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
 from thalweg.template.chat import Chat
 from thalweg.text.encoder import INLINE, Encoder
@@ -169,6 +169,10 @@ class AsyncLLM:
     def stats(self) -> m.Stats | None:
         """The engine's latest snapshot. None before its first step."""
         return self._stats
+
+    def progress(self, request_id: str) -> RequestMetrics | None:
+        """What is known of an open request's times so far. None: it is not open, or is for a vector."""
+        return self._outputs.metrics(request_id)
 
     async def generate(
         self,

@@ -20,6 +20,7 @@ from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import failure
 from thalweg.server.http.middleware import Counted, HostGuard, KeyGuard, RequestIds, RootPath
 from thalweg.server.observe.metrics import EngineMetrics, HttpMetrics
+from thalweg.server.observe.recent import Recent
 from thalweg.server.observe.traces import Traced, Traces
 from thalweg.server.openai.conversation import Conversation
 from thalweg.server.page import assets
@@ -40,6 +41,8 @@ class Application:
         """metrics: the StatLogger the engine is started with. None leaves the engine's series out of /metrics
         (--disable-log-stats). traces: another, if there are to be any."""
         self.lifecycle = Lifecycle()
+        self.recent = Recent()
+        """A StatLogger the engine is started with."""
         self._settings, self._engine_metrics, self._traces = settings, metrics, traces
         self._metrics = metrics or EngineMetrics()
         self._http = HttpMetrics(self._metrics.registry)
@@ -57,7 +60,8 @@ class Application:
 
     def open(self, engine: AsyncLLM) -> None:
         """Serve with a started engine, which stays its owner's."""
-        self.serving = Serving(engine, self._settings, self.lifecycle, self._http)
+        self.serving = Serving(engine, self._settings, self.lifecycle, self._http, self.recent)
+        self.recent.progress = engine.progress
         if self._traces is not None:
             self._traces.model = engine.model_names[0]
             self.serving.watchers.append(self._traces)

@@ -72,6 +72,7 @@ ROUTES = (
         also=("/v1/score",)),
     Row("/rerank", "pooling.rerank:rerank", "Documents in order of how well they answer", ("pooling.protocol:RerankRequest",),
         needs="score", also=("/v1/rerank", "/v2/rerank")),
+    Row("/v1/requests/{id}/why", "observe.why:why", "Why a request waited, or took as long as it did"),
     Row("/version", "observe.routes:version", "The version of this server"),
     Row("/load", "observe.routes:load", "Requests in flight that go to the engine"),
     Row("/metrics", "observe.routes:metrics", "Prometheus metrics", kinds=("text/plain",)),
