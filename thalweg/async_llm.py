@@ -333,6 +333,16 @@ class AsyncLLM:
     async def is_sleeping(self) -> bool:
         return self._resting.asleep
 
+    @property
+    def sleep_level(self) -> int:
+        """0: awake."""
+        return self._resting.level
+
+    @property
+    def held(self) -> int:
+        """Requests that wait for `resume` or `wake_up`."""
+        return self._resting.waiting
+
     def _open_ids(self) -> list[str]:
         return [*self._streams, *self._pooling]
 

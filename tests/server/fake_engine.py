@@ -213,7 +213,7 @@ class FakeEngine:
                 logger.finished(output, p)
         return output
 
-    restarts = 0
+    restarts = held = sleep_level = 0
 
     def progress(self, request_id: str) -> RequestMetrics | None:
         """Every request that runs has got as far."""

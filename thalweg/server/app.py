@@ -68,6 +68,8 @@ class Application:
         if self._engine_metrics is not None:
             self._engine_metrics.bind(engine.model_names[0], engine.config)
             self._engine_metrics.queued = lambda: self.serving.admission.waiting
+            self._engine_metrics.held = lambda: engine.held
+            self._engine_metrics.sleep_level = lambda: engine.sleep_level
         self.serving.conversation = Conversation(self.serving)
         listed = described(self.serving)
         pages = [] if self._settings.disable_fastapi_docs else pages_of(listed)
