@@ -47,6 +47,9 @@ class Application:
         self._metrics = metrics or EngineMetrics()
         self._http = HttpMetrics(self._metrics.registry)
         self._gate = Gate(self.lifecycle, settings.root_path.rstrip("/"))
+        if settings.webui:
+            page = Starlette(routes=assets.routes())
+            self._gate.early = lambda scope: page if assets.is_asset(scope, self._gate.root_path) else None
         self._app = _surround(self._gate, settings, self._http, traced=traces is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
