@@ -30,7 +30,7 @@ from thalweg.engine.client.stream import Stream
 from thalweg.engine.client.supervisor import Supervisor
 from thalweg.errors import ConfigError, EngineDeadError, RequestError, ThalwegError
 from thalweg.host.marks import mark
-from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
 from thalweg.refused import no_adapter
 from thalweg.template.chat import Chat
@@ -231,6 +231,10 @@ class AsyncLLM(About):
     def stats(self) -> m.Stats | None:
         """The engine's latest snapshot. None before its first step."""
         return self._stats
+
+    def progress(self, request_id: str) -> RequestMetrics | None:
+        """What is known of an open request's times so far. None: it is not open, or is for a vector."""
+        return self._outputs.metrics(request_id)
 
     async def generate(
         self,
@@ -442,6 +446,16 @@ class AsyncLLM(About):
         async with asyncio.timeout(drain_timeout):
             while self._open_ids():
                 await asyncio.sleep(LOOK_SECONDS)
+
+    @property
+    def sleep_level(self) -> int:
+        """0: awake."""
+        return self._resting.level
+
+    @property
+    def held(self) -> int:
+        """Requests that wait for `resume` or `wake_up`."""
+        return self._resting.waiting
 
     def _open_ids(self) -> list[str]:
         return [*self._streams, *self._pooling]

@@ -128,6 +128,10 @@ class RequestMetrics:
     """Tokens of the longest choice. Set when the request has finished."""
     num_preemptions: int = 0
     """Preemptions of its choices, together."""
+    num_prefill_chunks: int = 0
+    """Pieces its prompt was computed in, for all choices, and what was computed again. Set as choices end."""
+    held: str = ""
+    """What it waited for in the engine's queue (`Started.held`)."""
 
     @property
     def first_token_latency(self) -> float:

@@ -58,6 +58,7 @@ async def test_asleep_it_is_gone_and_awake_it_says_the_same(engine) -> None:
     _, kept = await begun(engine, "kept")
     await engine.sleep(level=2, mode="keep")
     assert await engine.is_sleeping()
+    assert engine.sleep_level == 2
     assert not exists(pid)
     assert (engine.engine_pid, engine.ready, engine.state) == (None, False, "sleeping")
     await engine.check_health()

@@ -44,8 +44,8 @@ class Running:
 
     def _main(self) -> None:
         metrics = EngineMetrics()
-        self.engine.loggers = (metrics,) if self.traces is None else (metrics, self.traces)
         app = make_app(self.engine, self.settings, metrics, self.traces)  # type: ignore[arg-type]
+        self.engine.loggers = (metrics, app.recent) if self.traces is None else (metrics, app.recent, self.traces)
         self.app = app
         config = serving_config(app, self.settings)
 

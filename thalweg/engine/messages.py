@@ -125,6 +125,8 @@ class Finished(msgspec.Struct, frozen=True):
     stop_id: int = -1
     """The stop token id. -1 for end-of-sequence and everything else."""
     error: str = ""
+    chunks: int = 0
+    """Pieces its prompt was computed in, and what was computed again after preemptions."""
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -134,6 +136,9 @@ class Started(msgspec.Struct, frozen=True):
     cached_tokens: int
     queued_ts: float
     scheduled_ts: float
+    held: str = ""
+    """What it waited for when it was last passed over, first in the queue: slots, tokens, cache, prefix or partial. "": it
+    never was."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import failure
 from thalweg.server.http.middleware import Counted, HostGuard, KeyGuard, RequestIds, RootPath
 from thalweg.server.observe.metrics import EngineMetrics, HttpMetrics
+from thalweg.server.observe.recent import Recent
 from thalweg.server.observe.traces import Traced, Traces
 from thalweg.server.openai.conversation import Conversation
 from thalweg.server.page import assets
@@ -43,11 +44,16 @@ class Application:
         """metrics: the StatLogger the engine is started with. None leaves the engine's series out of /metrics
         (--disable-log-stats). traces: another, if there are to be any."""
         self.lifecycle = Lifecycle()
+        self.recent = Recent()
+        """A StatLogger the engine is started with."""
         self._settings, self._engine_metrics, self._traces = settings, metrics, traces
         self._metrics = metrics or EngineMetrics()
         self._http = HttpMetrics(self._metrics.registry)
         self._gate = Gate(self.lifecycle, settings.root_path.rstrip("/"))
         self._files = Files(settings.files_store_bytes, settings.files_directory or "")
+        if settings.webui:
+            page = Starlette(routes=assets.routes())
+            self._gate.early = lambda scope: page if assets.is_asset(scope, self._gate.root_path) else None
         self._app = _surround(self._gate, settings, self._http, traced=traces is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,13 +67,16 @@ class Application:
 
     def open(self, engine: AsyncLLM) -> None:
         """Serve with a started engine, which stays its owner's."""
-        self.serving = Serving(engine, self._settings, self.lifecycle, self._http)
+        self.serving = Serving(engine, self._settings, self.lifecycle, self._http, self.recent)
+        self.recent.progress = engine.progress
         if self._traces is not None:
             self._traces.model = engine.model_names[0]
             self.serving.watchers.append(self._traces)
         if self._engine_metrics is not None:
             self._engine_metrics.bind(engine.model_names[0], engine.config)
             self._engine_metrics.queued = lambda: self.serving.admission.waiting
+            self._engine_metrics.held = lambda: engine.held
+            self._engine_metrics.sleep_level = lambda: engine.sleep_level
         self.serving.conversation = Conversation(self.serving)
         self.serving.responses = Store(self._settings.responses_store_bytes)
         listed = described(self.serving)

@@ -112,6 +112,7 @@ ROUTES = (
     Row("/v1/batches", "batches.batches:listing", "Batches"),
     Row("/v1/batches/{id}", "batches.batches:retrieve", "One batch"),
     Row("/v1/batches/{id}/cancel", "batches.batches:cancel", "End a batch", method="POST"),
+    Row("/v1/requests/{id}/why", "observe.why:why", "Why a request waited, or took as long as it did"),
     Row("/version", "observe.routes:version", "The version of this server"),
     Row("/load", "observe.routes:load", "Requests in flight that go to the engine"),
     Row("/metrics", "observe.routes:metrics", "Prometheus metrics", kinds=("text/plain",)),

@@ -106,6 +106,7 @@ async def _main(
     if traces is not None:
         loggers.append(traces)
     app = Application(settings, metrics, traces)
+    loggers.append(app.recent)
     signals = _Signals(app)
     server = _Server(_config(app, settings), settings.header_timeout)
     running = asyncio.create_task(server.serve(sockets=[sock]))

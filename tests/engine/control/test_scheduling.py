@@ -447,3 +447,44 @@ def test_a_step_tells_how_many_tokens_it_dealt_with():
     assert w.step().step_tokens == 2
     stats = w.core.stats()
     assert (stats.prompt_tokens, stats.prompt_cached) == (26, 12)
+
+
+def told(w: World) -> tuple[dict[int, str], dict[int, int]]:
+    """What each waited for, and in how many chunks its prompt was computed."""
+    held, chunks = {}, {}
+    while w.core.has_work:
+        frame = w.step()
+        if frame is not None:
+            held |= {s.handle: s.held for s in frame.started}
+            chunks |= {f.handle: f.chunks for f in frame.finished}
+    return held, chunks
+
+
+def test_who_waited_says_for_what():
+    w = world(max_seqs=1)
+    for h in range(2):
+        w.submit(request(h, [h, 1]))
+    assert told(w)[0] == {0: "", 1: "slots"}
+    w = world(max_tokens=8, max_len=64, depth=1)
+    for h in range(2):
+        w.submit(request(h, [h, *range(8, 30)]))
+    held, chunks = told(w)
+    assert held == {0: "", 1: "partial"}
+    assert chunks[0] >= 3
+
+
+def test_a_paused_core_starts_nothing_and_goes_on_where_it_was():
+    w = world(max_len=64)
+    w.submit(request(0, [1, 2], 20))
+    for _ in range(3):
+        w.step()
+    w.core.paused = True
+    while w.core.has_work:
+        w.step()
+    steps = len(w.batch_log)
+    w.submit(request(1, [3, 4], 2))
+    assert not w.core.has_work
+    assert w.step() is None
+    assert len(w.batch_log) == steps
+    w.core.paused = False
+    w.drain()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -28,7 +32,9 @@ GRAFANA = [
     "vllm:request_max_num_generation_tokens_sum",
 ]
 """What the queries of vLLM's Grafana dashboard select (examples/*/prometheus_grafana/grafana.json), each by model_name."""
+OURS = json.loads((Path(__file__).parents[3] / "examples" / "grafana" / "dashboard.json").read_text(encoding="utf-8"))
 OTHERS = {
+    "vllm:engine_sleep_state": {**MODEL, "engine": "0", "sleep_state": "awake"},
     "vllm:num_requests_waiting_by_reason": {**MODEL, "engine": "0", "reason": "capacity"},
     "vllm:request_num_preemptions_bucket": {**MODEL, "engine": "0", "le": "1.0"},
     "vllm:prompt_tokens_by_source_total": {**MODEL, "engine": "0", "source": "local_compute"},
@@ -111,3 +117,38 @@ def test_one_flag_chooses_the_prefix(start, prefix, shown, hidden):
 def test_every_reason_to_finish_is_there_before_anything_finished(start):
     seen = found(samples(start()), "vllm:request_success_total", MODEL)
     assert {s.labels["finished_reason"]: s.value for s in seen} == {"stop": 0, "length": 0, "abort": 0, "error": 0}
+
+
+def test_every_query_of_our_dashboard_finds_its_series_and_labels(scraped):
+    series = {s.name: set(s.labels) | {"instance"} for s in scraped}
+    queries = [t["expr"] for p in OURS["panels"] for t in p.get("targets", ())]
+    queries += [v["definition"] for v in OURS["templating"]["list"] if "definition" in v]
+    assert len(queries) > 30
+    for query in queries:
+        named = re.findall(r"(?:thalweg:|http_|process_)\w+", query)
+        assert named, query
+        for name in named:
+            assert name in series, (name, query)
+            labels = set(re.findall(r"(\w+)=~?\"", query)) | set(re.findall(r"by \((\w+)\)", query))
+            assert labels <= series[name], (labels - series[name], query)
+
+
+def test_no_panel_of_our_dashboard_hides_another():
+    taken: set[tuple[int, int]] = set()
+    for panel in OURS["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+    assert len({p["id"] for p in OURS["panels"]}) == len(OURS["panels"])
+
+
+def test_a_sleeping_engine_is_told_and_so_is_who_waits_for_it(start):
+    running = start()
+    running.engine.sleep_level, running.engine.held = 2, 3
+    seen = samples(running)
+    states = {s.labels["sleep_state"]: s.value for s in found(seen, "thalweg:engine_sleep_state", MODEL)}
+    assert states == {"awake": 0, "weights_offloaded": 0, "discard_all": 1}
+    assert [s.value for s in found(seen, "thalweg:num_requests_waiting", MODEL)] == [3]
+    assert [s.value for s in found(seen, "thalweg:num_requests_waiting_by_reason", {"reason": "deferred"})] == [3]

@@ -58,7 +58,9 @@ def test_a_request_is_a_span_under_the_clients_own(memory) -> None:
     before = time.time()
     memory.running.post("/v1/completions", BODY, headers=headers)
     memory.running.post("/v1/completions", {**BODY, "stream": True, "max_tokens": 6})
-    first, second = memory.spans()
+    memory.running.post("/v1/completions", {**BODY, "stream": True}, headers=headers)
+    first, second, third = memory.spans()
+    assert third.parent.span_id == first.parent.span_id
     assert first.name == "llm_request"
     assert (f"{first.context.trace_id:032x}", f"{first.parent.span_id:016x}") == (TRACE, SPAN)
     assert second.parent is None

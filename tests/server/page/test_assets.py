@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from importlib import resources
 
+import httpx
+
+from thalweg.server.app import Application
 from thalweg.server.page import assets
+from thalweg.server.settings import ServerSettings
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 FILES = {f.name: f.read_bytes() for f in resources.files("thalweg.server.page").joinpath("files").iterdir()}
@@ -72,3 +76,16 @@ def test_the_state_says_what_the_model_is_and_how_busy_it_is(server) -> None:
     made = state["gauges"]["generated"]
     server.post("/v1/completions", {"model": "fake", "prompt": "x", "max_tokens": 5})
     assert server.get("/page/state").json()["gauges"]["generated"] == made + 5
+
+
+async def test_the_page_is_there_while_the_model_loads() -> None:
+    app = Application(ServerSettings(root_path="/llm"))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        for path in ("/llm/", "/"):
+            assert (await client.get(path, headers=BROWSER)).status_code == 200
+        assert (await client.get("/llm/page/app.js")).content == FILES["app.js"]
+        state = await client.get("/llm/page/state")
+        assert (state.status_code, state.json()["error"]["message"]) == (503, "the model is loading")
+        assert (await client.get("/llm/")).status_code == 503
+        app.lifecycle.drain()
+        assert (await client.get("/llm/", headers=BROWSER)).status_code == 503

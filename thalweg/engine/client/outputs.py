@@ -49,6 +49,11 @@ class OutputProcessor:
         """Oldest first."""
         return list(self._requests)
 
+    def metrics(self, request_id: str) -> RequestMetrics | None:
+        """Of an open request, so far. None: it is not open."""
+        request = self._requests.get(request_id)
+        return None if request is None else request.metrics
+
     def add(self, submission: Submission, now: float) -> None:
         """Before its EngineRequests reach the engine. now: monotonic seconds. ValueError if the id is open already."""
         if submission.request_id in self._requests:
@@ -71,6 +76,9 @@ class OutputProcessor:
             if handle in choices:
                 choices[handle].request.metrics.num_preemptions += 1
         finished = {f.handle: f for f in frame.finished}
+        for f in frame.finished:
+            if f.handle in choices:
+                choices[f.handle].request.metrics.num_prefill_chunks += f.chunks
         logprobs = _Rows(frame.logprobs) if frame.logprobs is not None else None
         abort: list[int] = []
         touched: dict[str, _Request] = {}
@@ -312,6 +320,7 @@ class _Request:
         if self.cached_tokens is None:
             self.cached_tokens = started.cached_tokens
             self.metrics.queued_ts, self.metrics.scheduled_ts = started.queued_ts, started.scheduled_ts
+            self.metrics.held = started.held
 
     def score(self, scores: PromptScores, tokenizer: Tokenizer | None) -> None:
         """By position, so that scores told twice (after a preemption) do no harm."""

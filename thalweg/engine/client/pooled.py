@@ -48,6 +48,7 @@ class PoolingOutputs:
             if (request := self._open.get(started.handle)) is not None:
                 request.cached = started.cached_tokens
                 request.metrics.queued_ts, request.metrics.scheduled_ts = started.queued_ts, started.scheduled_ts
+                request.metrics.held = started.held
         for handle in frame.preempted:
             if handle in self._open:
                 self._open[handle].metrics.num_preemptions += 1
@@ -59,6 +60,7 @@ class PoolingOutputs:
             request = self._close(end.handle)
             if request is not None:
                 request.metrics.first_token_ts = request.metrics.last_token_ts = frame.time
+                request.metrics.num_prefill_chunks = end.chunks
                 out.append(_output(request, results.get(end.handle), end.error or end.reason))
         return out
 

@@ -27,6 +27,8 @@ class Resting:
         self._supervisor, self._running, self._abort = supervisor, running, abort
         self._gate: dict[str, asyncio.Future[None]] = {}
         self.paused = self.asleep = False
+        self.level = 0
+        """Of the sleep. 0: awake."""
 
     @property
     def waiting(self) -> int:
@@ -79,6 +81,7 @@ class Resting:
             await self._settle(mode, lambda: self.asleep)
             if self.asleep:  # else it was woken while it waited
                 await self._supervisor.sleep(standby_too=level == 2)
+                self.level = level
         except BaseException:
             self.asleep = False
             self.open()
@@ -87,7 +90,7 @@ class Resting:
     async def wake_up(self) -> None:
         """Start an engine again. EngineDeadError if that fails for good. An engine paused before it slept stays paused."""
         await self._supervisor.wake_up()
-        self.asleep = False
+        self.asleep, self.level = False, 0
         self.open()
 
     async def _settle(self, mode: str, still: Callable[[], bool]) -> None:

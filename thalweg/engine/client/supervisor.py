@@ -160,7 +160,10 @@ class Supervisor:
             return True
 
     async def pause(self, yes: bool) -> None:
-        """Launch no step from now on, or go on. It holds for the engine that replaces this one too."""
+        """Launch no step from now on, or go on. It holds for the engine that replaces this one too. One that is starting is
+        paused when it has answered."""
+        while yes and self.state == "restarting":
+            await asyncio.sleep(WAKE_LOOK_SECONDS)
         self.paused = yes
         with contextlib.suppress(EngineDeadError, UnavailableError):
             await self.control("pause" if yes else "resume")
@@ -380,7 +383,8 @@ class Supervisor:
     def _become_ready(self) -> None:
         self.state, self._why = "ready", ""
         if self._held is not None:
-            self._post(m.Control(PAUSE_AGAIN, "pause"))
+            if self.paused:  # else it was resumed meanwhile
+                self._post(m.Control(PAUSE_AGAIN, "pause"))
             self._add(self._outputs.resubmit(self._held))
             self._held = None
         if not self._first_ready.done():

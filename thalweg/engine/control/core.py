@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
 import numpy as np
 
 from thalweg.config import EngineConfig
@@ -134,7 +135,7 @@ class EngineCore:
     def _end(self, request: Request, how: Finished) -> None:
         self.scheduler.remove(request)
         del self._requests[request.handle]
-        self._finished.append(how)
+        self._finished.append(msgspec.structs.replace(how, chunks=request.chunks) if request.chunks else how)
 
     # ------------------------------------------------------------------ the loop
 
@@ -186,11 +187,14 @@ class EngineCore:
 
     def _start(self, schedule: Schedule) -> None:
         batch, record = self._builder.build(schedule)
+        for chunk in schedule.chunks:
+            if (computed := self.slots.requests[chunk.slot]) is not None:
+                computed.chunks += 1
         if schedule.entered:
             now = self._clock()
             cached = {c.slot: c.cached for c in schedule.chunks}
             fresh = [r for r in schedule.entered if not r.started]
-            started = [Started(r.handle, cached[r.slot], r.queued, now) for r in fresh]
+            started = [Started(r.handle, cached[r.slot], r.queued, now, r.held) for r in fresh]
             for request in fresh:
                 request.started = True
             if self._announce is None:

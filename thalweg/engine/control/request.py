@@ -47,6 +47,9 @@ class Request:
     """Key of the last block it would rather find than compute, when it last looked."""
     demand: list[int] = field(default_factory=list)
     """Blocks it lacked room for when it last looked, per KV group."""
+    held: str = ""
+    """What it waited for when it was last passed over (`Started.held`)."""
+    chunks: int = 0
     claims: set[bytes] = field(default_factory=set)
     """Keys of blocks it is computing now, for others to wait for."""
 

@@ -337,31 +337,39 @@ class Scheduler:
         for request in self.waiting[: s.available + PASS_AT_MOST]:
             running = len(self.running)
             if not budget or not s.available or self._kv.crowded(running):
+                request.held = "tokens" if not budget else "slots" if not s.available else "cache"
                 return given - budget
             if request.waits_for in self._computing:
+                request.held = "prefix"
                 continue
             if running and not self._kv.fits(request.demand, running):
+                request.held = "cache"
                 return given - budget  # as when it last looked; looking costs a walk over its prompt
             nodes = self._kv.find(request)
             if self._worth_waiting(request, len(nodes)):
+                request.held = "prefix"
                 continue
             cached = len(nodes) * self._kv.unit
             rest = request.tokens.size - cached
             take = self._chunk_size(cached, rest, budget)
             if whole and take < rest:
+                request.held = "tokens"
                 continue
             if config.chunked_prefill and not running:
                 take = self._kv.first_chunk(nodes, take)
             request.demand = self._kv.demand(nodes, request.tokens.size, take)
             if not take or not self._kv.fits(request.demand, running):
+                request.held = "cache" if take else "tokens"
                 if not running and not in_flight and not self._kv.withheld:
                     self.impossible.append((request, self._too_big(request.tokens.size)))
                 return given - budget
             long = 0 < threshold < request.tokens.size
             if take < rest:
                 if long and long_partial >= config.max_long_partial_prefills:
+                    request.held = "partial"
                     continue
                 if partial >= config.max_partial_prefills:
+                    request.held = "partial"
                     return given - budget
             if take < rest:
                 partial, long_partial = partial + 1, long_partial + long

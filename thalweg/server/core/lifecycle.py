@@ -108,6 +108,8 @@ class Gate:
     def __init__(self, lifecycle: Lifecycle, root_path: str = "") -> None:
         self.lifecycle, self.root_path = lifecycle, root_path
         self.app: ASGIApp | None = None
+        self.early: Callable[[Scope], ASGIApp | None] = lambda scope: None
+        """Who answers a request that needs no engine. None: it does."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -117,6 +119,9 @@ class Gate:
             await self._probe(probe, scope["method"])(scope, receive, send)
             return
         life = self.lifecycle
+        if self.app is None and not life.draining and (early := self.early(scope)) is not None:
+            await early(scope, receive, send)
+            return
         if life.draining or self.app is None:
             e = ApiError(life.why_not_ready(), status=503, retry_after=5 if life.draining else 1)
             response = failure(e)

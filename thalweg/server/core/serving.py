@@ -28,6 +28,7 @@ from thalweg.server.core.transcript import Transcript
 from thalweg.server.errors import ApiError
 from thalweg.server.http.bodies import MAX_VALUES, Bodies
 from thalweg.server.http.middleware import tenant_of
+from thalweg.server.observe.recent import Recent, Record
 from thalweg.server.settings import ServerSettings
 from thalweg.text.encoder import Encoder
 
@@ -98,6 +99,7 @@ class Serving:
         settings: ServerSettings,
         lifecycle: Lifecycle,
         traffic: HttpMetrics,
+        recent: Recent,
     ) -> None:
         self.engine, self.settings, self.lifecycle, self.traffic = engine, settings, lifecycle, traffic
         context = engine.config.model.max_len
@@ -115,7 +117,8 @@ class Serving:
         )
         self.created = int(time.time())
         self.fingerprint = _fingerprint(engine, settings)
-        self.watchers: list[Watcher] = []
+        self.recent = recent
+        self.watchers: list[Watcher] = [recent]
         self.running: set[str] = set()
         """The engine's ids of what is under way."""
         self._count = itertools.count()
@@ -189,9 +192,19 @@ class Serving:
         )
         self._check_lengths(job)
         ticket.charge(len(prompts), job.prompt_tokens)
+        self.asked(http, job.id, job.model, len(self._parts(job)))
         if self.settings.enable_log_requests:
             self.log(job.id, job.prompts, job.params)
         return job
+
+    def asked(self, http: Request, job_id: str, model: str, parts: int) -> None:
+        """Remember a request that was accepted."""
+        record = Record(
+            job_id, str(http.scope.get("thalweg.tenant", "")), model, parts, time.monotonic(),
+            self.admission.running, self.admission.waiting, self.engine.restarts,
+        )  # fmt: skip
+        self.recent.add(record)
+        http.scope["thalweg.visit"].at_end(lambda: self.recent.end(record))
 
     def check_priority(self, priority: int) -> None:
         if priority and self.engine.config.scheduler.policy != "priority":

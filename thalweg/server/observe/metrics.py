@@ -42,6 +42,8 @@ LABELS = ("model_name", "engine")
 ENGINE = "0"
 MOST_TRACKED = 100_000
 UNCOUNTED = ("/metrics", "/health", "/livez", "/readyz", "/load", "/ping", "/version", "/page/state")
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+"""By level. The second is what level 1 is called elsewhere: here no level keeps weights in memory."""
 OWN = "thalweg:"
 PREFIXES = {"thalweg": (OWN,), "vllm": ("vllm:",), "both": (OWN, "vllm:")}
 """Values of --metrics-prefix."""
@@ -104,6 +106,9 @@ class EngineMetrics(Collector):
         self._bound = False
         self.queued: Callable[[], int] = lambda: 0
         """Prompts that wait before the engine."""
+        self.held: Callable[[], int] = lambda: 0
+        """Prompts that wait until it is resumed or woken."""
+        self.sleep_level: Callable[[], int] = lambda: 0
 
     def bind(self, model: str, config: EngineConfig) -> None:
         """Register every series, with buckets that fit the model. Once."""
@@ -209,10 +214,10 @@ class EngineMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """The engine's own counters, as of its latest snapshot."""
         labels = (self._model, ENGINE)
-        s, queued = self._stats or Stats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0), self.queued()
+        s, queued, held = self._stats or Stats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0), self.queued(), self.held()
         for name, text, value in (
             ("num_requests_running", "Requests in execution", s.running),
-            ("num_requests_waiting", "Requests queued", s.waiting + queued),
+            ("num_requests_waiting", "Requests queued", s.waiting + queued + held),
             ("kv_cache_usage_perc", "KV cache use, 0 to 1", s.blocks_used / max(1, s.blocks_total)),
         ):
             gauge = GaugeMetricFamily(f"{OWN}{name}", text, labels=LABELS)
@@ -222,8 +227,12 @@ class EngineMetrics(Collector):
             f"{OWN}num_requests_waiting_by_reason", "Requests queued, by reason", labels=(*LABELS, "reason")
         )
         why.add_metric((*labels, "capacity"), s.waiting + queued)
-        why.add_metric((*labels, "deferred"), 0)  # nothing here waits for anything but room
+        why.add_metric((*labels, "deferred"), held)
         yield why
+        sleep = GaugeMetricFamily(f"{OWN}engine_sleep_state", "1 for the state it is in", labels=(*LABELS, "sleep_state"))
+        for level, state in enumerate(SLEEP_STATES):
+            sleep.add_metric((*labels, state), int(level == self.sleep_level()))
+        yield sleep
         for name, text, value in (
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", s.prefix_queries),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache", s.prefix_hits),

@@ -169,6 +169,7 @@ def job(
     )  # fmt: skip
     serving.engine.check_pooling(params)
     ticket.charge(len(prompts), made.prompt_tokens)
+    serving.asked(http, made.id, made.model, len(prompts))
     if serving.settings.enable_log_requests:
         serving.log(made.id, prompts, params)
     return made

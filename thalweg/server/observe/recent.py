@@ -1,0 +1,124 @@
+"""What became of the latest requests: when each waited, for what, and how it was computed. Kept for a while, in bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from thalweg.engine.messages import Outputs
+from thalweg.outputs import PoolingRequestOutput, RequestMetrics, RequestOutput
+from thalweg.params import PoolingParams, SamplingParams
+
+MOST_REQUESTS = 1024
+MOST_PARTS = 32
+"""Parts of one request that are told. A part takes its turn at the door by itself: a prompt, or some choices of one."""
+
+
+@dataclass(slots=True)
+class Part:
+    """One request of the engine's. Times are monotonic seconds."""
+
+    began: float
+    """It had its turn at the door."""
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    ended: float = 0.0
+    how: str = ""
+    """A finish reason. "": it has not ended."""
+
+
+@dataclass(slots=True)
+class Record:
+    """One request of a client's."""
+
+    id: str
+    tenant: str
+    """The API key it came with, by number. "": there is at most one."""
+    model: str
+    expected: int
+    """Parts it will have."""
+    asked: float
+    running: int
+    """Sequences at the engine when it came."""
+    ahead: int
+    """Prompts that waited at the door before it."""
+    restarts: int
+    """Of the engine, before it."""
+    over: float = 0.0
+    """Time when it was answered, or its client went away."""
+    parts: OrderedDict[str, Part] = field(default_factory=OrderedDict)
+
+
+class Recent:
+    """A StatLogger and a Watcher. Made before the engine, which is told of it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.progress: Callable[[str], RequestMetrics | None] = lambda request_id: None
+        """What the engine knows of an open request."""
+        self._clock = clock
+        self._records: OrderedDict[str, Record] = OrderedDict()
+        self._names: dict[str, str] = {}
+        """The client's own name of a request: its id."""
+
+    def add(self, record: Record) -> None:
+        """A request was accepted. One that bears the same id is forgotten."""
+        self._records.pop(record.id, None)
+        self._records[record.id] = record
+        self._names[record.id.partition("-")[2]] = record.id
+        while len(self._records) > MOST_REQUESTS:
+            self._forget(next(iter(self._records)))
+
+    def end(self, record: Record) -> None:
+        record.over = self._clock()
+
+    def _forget(self, request_id: str) -> None:
+        del self._records[request_id]
+        name = request_id.partition("-")[2]
+        if self._names.get(name) == request_id:
+            del self._names[name]
+
+    def find(self, name: str, tenant: str) -> Record | None:
+        """By the answer's id, or by the X-Request-Id it came with. None also where another key asked for it."""
+        record = self._records.get(self._names.get(name, name))
+        if record is None or record.tenant != tenant:
+            return None
+        for request_id, part in record.parts.items():
+            if not part.how and (now := self.progress(request_id)) is not None:
+                part.metrics = dataclasses.replace(now)
+        return record
+
+    @contextmanager
+    def under_way(self, request_id: str) -> Iterator[None]:
+        record = self._records.get(request_id.rpartition("-")[0])
+        if record is None or len(record.parts) >= MOST_PARTS:
+            yield
+            return
+        part = record.parts[request_id] = Part(self._clock())
+        try:
+            yield
+        finally:
+            if not part.how:  # nobody was told an end: its reader went away, or it was refused
+                part.how, part.ended = "abort", self._clock()
+
+    def record(self, outputs: Outputs) -> None:
+        """Steps are not kept."""
+
+    def finished(self, output: RequestOutput | PoolingRequestOutput[Any], params: SamplingParams | PoolingParams) -> None:
+        record = self._records.get(output.request_id.rpartition("-")[0])
+        part = None if record is None else record.parts.get(output.request_id)
+        if part is None:
+            return
+        if output.metrics is not None:
+            part.metrics = dataclasses.replace(output.metrics)
+        part.prompt_tokens, part.cached_tokens = len(output.prompt_token_ids or ()), output.num_cached_tokens or 0
+        part.ended = self._clock()
+        if isinstance(output, RequestOutput):
+            part.how = next((c.finish_reason for c in output.outputs if c.finish_reason), "stop")
+        else:
+            part.how = "stop" if output.error is None else "error"
