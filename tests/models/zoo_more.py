@@ -140,6 +140,16 @@ MORE: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "gpt2": (transformers.GPT2Config, {}),
     "gptj": (transformers.GPTJConfig, {"rotary_dim": 8}),
+    "gpt-oss": (
+        transformers.GptOssConfig,
+        {
+            "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24, "num_hidden_layers": 3,
+            "sliding_window": 9, "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1000.0, "factor": 8.0, "original_max_position_embeddings": 32,
+                "beta_fast": 4.0, "beta_slow": 0.5, "truncate": False,
+            },
+        },
+    ),
     "ernie4.5": (transformers.Ernie4_5Config, {"head_dim": 16, "use_bias": True}),
 }  # fmt: skip
 """Name -> (configuration class, what differs from `zoo.SMALL`)."""

@@ -38,6 +38,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "GPT2LMHeadModel": f"{_FAMILIES}.gpt:gpt2",
     "GPTJForCausalLM": f"{_FAMILIES}.gpt:gptj",
     "GPTNeoXForCausalLM": f"{_FAMILIES}.gpt_neox:gpt_neox",
+    "GptOssForCausalLM": f"{_FAMILIES}.gpt_oss:gpt_oss",
     "GraniteForCausalLM": f"{_FAMILIES}.granite:granite",
     "GraniteMoeForCausalLM": f"{_FAMILIES}.granite:granite_moe",
     "HunYuanDenseV1ForCausalLM": f"{_FAMILIES}.hunyuan:hunyuan",

@@ -330,6 +330,7 @@ class MoE:
     """The matrix of one output whose sigmoid multiplies what `shared` gives; "" = none."""
     name: str = "mlp"
     router: str = "gate"
+    router_bias: bool = False
     correction: str = ""
     """The tensor of a number per expert, added to its score where experts are chosen and not to its share; "" = none."""
     correction_rows: int = 0
@@ -346,6 +347,8 @@ class MoE:
     """Tensors that hold gate and up, and down, of all experts in checkpoints that do not have one each."""
     turned: bool = False
     """These are [experts, inputs, outputs], and rows of gate and up alternate."""
+    biases: tuple[str, str] | None = None
+    """Tensors that hold the biases of gate and up, which alternate, and of down, of all experts."""
 
     @property
     def width(self) -> int:
@@ -361,6 +364,21 @@ class MoE:
         if self.correction:
             shape = (self.correction_rows, self.experts) if self.correction_rows else (self.experts,)
             more["correction"] = {"bias": Weight((Source(f"{at}{self.correction}", shape),), fill="zeros", dtype="float32")}
+        if self.router_bias:
+            more["router_bias"] = {"bias": vector(f"{at}{self.router}.bias", self.experts)}
+        if self.biases is not None:
+            first, second = (
+                (f"{at}{name}", (self.experts, n)) for name, n in zip(self.biases, (2 * self.inner, hidden), strict=True)
+            )
+            more["biases"] = {
+                "gate_up": Weight(tuple(
+                    Source(f"{each[e]}.{part}.bias", (self.inner,), within=View(*first, e, first=at_row, step=2))
+                    for e in range(self.experts) for at_row, part in enumerate((self.gate, self.up))
+                ), 0),
+                "down": Weight(tuple(
+                    Source(f"{each[e]}.{self.down}.bias", (hidden,), within=View(*second, e)) for e in range(self.experts)
+                )),
+            }  # fmt: skip
         return {
             "router": {"weight": Weight((Source(f"{at}{self.router}.weight", (self.experts, hidden)),))},
             "gate_up": {
