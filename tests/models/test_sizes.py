@@ -9,6 +9,7 @@ import torch
 from zoo import ALL, ENCODERS, SMALL
 
 from thalweg.checkpoint.safetensors import open_checkpoint
+from thalweg.checkpoint.spelling import settled
 from thalweg.hal.comm import Solo
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
@@ -24,14 +25,14 @@ LENGTH = 48
 
 def config(name: str) -> dict:
     kind, different = (ALL | ENCODERS)[name]
-    made = kind(**{**SMALL, **different}).to_dict()
+    made = settled(kind(**{**SMALL, **different}).to_dict())
     made["architectures"] = [
         ARCHITECTURE.get(name) or f"{kind.__name__.removesuffix('Config').removesuffix('Text')}ForCausalLM"
     ]
     return made
 
 
-ARCHITECTURE = {"bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel"}
+ARCHITECTURE = {"gpt2": "GPT2LMHeadModel", "bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel"}
 """Where it does not follow from the configuration's name."""
 
 

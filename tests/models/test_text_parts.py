@@ -55,6 +55,15 @@ SEEING: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         },
         QWEN,
     ),
+    "qwen3.5-moe": (
+        transformers.Qwen3_5MoeConfig,
+        {
+            "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 24,
+            "linear_value_head_dim": 16, "rope_parameters": {**MROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
+            "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 32,
+        },
+        QWEN,
+    ),
 }  # fmt: skip
 """Name -> (configuration class, of its text part what differs from TEXT, its vision part)."""
 

@@ -123,6 +123,33 @@ MORE: dict[str, tuple[Any, dict[str, Any]]] = {
             "pad_token_id": 0,
         },
     ),
+    "granite-moe": (
+        transformers.GraniteMoeConfig,
+        {
+            "embedding_multiplier": 3.0, "logits_scaling": 0.7, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
+            "num_local_experts": 5, "intermediate_size": 24,
+        },
+    ),
+    "qwen3.5-moe": (
+        transformers.Qwen3_5MoeTextConfig,
+        {
+            "num_hidden_layers": 4, "head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 24, "linear_value_head_dim": 16,
+        },
+    ),
+    "gpt2": (transformers.GPT2Config, {}),
+    "gptj": (transformers.GPTJConfig, {"rotary_dim": 8}),
+    "gpt-oss": (
+        transformers.GptOssConfig,
+        {
+            "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24, "num_hidden_layers": 3,
+            "sliding_window": 9, "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1000.0, "factor": 8.0, "original_max_position_embeddings": 32,
+                "beta_fast": 4.0, "beta_slow": 0.5, "truncate": False,
+            },
+        },
+    ),
     "ernie4.5": (transformers.Ernie4_5Config, {"head_dim": 16, "use_bias": True}),
 }  # fmt: skip
 """Name -> (configuration class, what differs from `zoo.SMALL`)."""

@@ -1,4 +1,4 @@
-"""gpt-oss's experts, against the dequantiser of transformers. The family itself is not served yet."""
+"""gpt-oss's experts, against the dequantiser of transformers, and a small model of the family as it is published."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import counted, dense, logprobs, source, weights
-from zoo import SMALL, edit_config
+from zoo import SMALL, edit_config, spread
 
 from thalweg.errors import CheckpointError
 from thalweg.quantization import registry
@@ -99,3 +99,42 @@ def test_the_loader_takes_each_expert_s_place_of_one_tensor(tmp_path):
     assert all(torch.equal(found[layer], kept[layer]) for layer in kept)
     assert counted(path)[0] == counted(path)[1]
     assert bool(logprobs(path).isfinite().all())
+
+
+def test_gpt_oss_as_it_is_published(tmp_path):
+    """Its experts in MXFP4, against transformers with what it makes of them."""
+    import transformers
+    from safetensors.torch import load_file, save_file
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    model = transformers.GptOssForCausalLM(
+        transformers.GptOssConfig(**SMALL | {
+            "hidden_size": 64, "intermediate_size": 32, "head_dim": 16, "num_local_experts": EXPERTS, "num_experts_per_tok": 2,
+            "sliding_window": 5,
+        })
+    ).eval()  # fmt: skip
+    model.set_attn_implementation("eager")
+    spread(model, 5)
+    model.save_pretrained(tmp_path)
+    held, rng = load_file(tmp_path / "model.safetensors"), np.random.default_rng(3)
+    for i, layer in enumerate(model.model.layers):
+        for name, rows, columns in (("gate_up_proj", 64, 64), ("down_proj", 64, 32)):
+            at = f"model.layers.{i}.mlp.experts.{name}"
+            del held[at]
+            blocks = torch.from_numpy(rng.integers(0, 256, (EXPERTS, rows, columns // 32, 16)).astype(np.uint8))
+            scales = torch.from_numpy(rng.integers(122, 125, blocks.shape[:3]).astype(np.uint8))
+            held |= {f"{at}_blocks": blocks, f"{at}_scales": scales}
+            getattr(layer.mlp.experts, name).data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+    save_file(held, tmp_path / "model.safetensors", {"format": "pt"})
+    edit_config(
+        tmp_path,
+        quantization_config={
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
+        },
+    )
+    prompt = tuple(rng.integers(0, SMALL["vocab_size"], 21).tolist())
+    with torch.inference_mode():
+        rows = model(torch.tensor([prompt])).logits[0].float().log_softmax(-1)
+    want = rows[torch.arange(20), torch.tensor(prompt[1:])]
+    torch.testing.assert_close(logprobs(tmp_path, "cpu", prompt), want, atol=1e-4, rtol=0)

@@ -13,7 +13,7 @@ GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """Ends of class names. What generates text is served as that, unless somebody says otherwise."""
 CLASSIFIES = "ForSequenceClassification"
 MODES = {"CLS": "cls", "LAST": "last", "MEAN": "mean"}
-"""`pooling_type` of a pooler configuration -> `Pooling.mode` in models.spec."""
+"""`pooling_type` of a pooler configuration -> `Pooling.mode` in models.tail."""
 _POOLER = ("pooling_type", "seq_pooling_type", "use_activation", "normalize")
 
 

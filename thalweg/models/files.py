@@ -15,7 +15,7 @@ from thalweg.errors import CheckpointError
 from thalweg.hal.device import Device
 from thalweg.hal.weights import DENSE, ONCE, PER_GROUP, QTensor
 from thalweg.models.decoder import Decoder
-from thalweg.models.weights import ParamSpec, Source, divided, walk
+from thalweg.models.weights import ParamSpec, Source, View, divided, walk
 from thalweg.quantization.format import CACHE, Format
 from thalweg.quantization.online import joined
 
@@ -48,7 +48,7 @@ class Files:
             values = self._values(spec, source, rank)
             _copy(out[at : at + len(values)], values, FLOATS[self._dtype(source)])
             at += len(values)
-            self._checkpoint.forget(self._stored[source.name])
+            self._checkpoint.forget(self._place(source)[0])
         return out
 
     def packed(self, spec: ParamSpec, rank: int) -> Any:
@@ -58,16 +58,29 @@ class Files:
             return None
         if any(self._dtype(s) != spec.dtype for s in spec.sources):
             return None
-        made = mapped([self._values(spec, s, rank) for s in spec.sources], spec.format)
+        values = [self._values(spec, s, rank) for s in spec.sources]
+        if any(self._place(s)[1] and not v.flags.c_contiguous for s, v in zip(spec.sources, values, strict=True)):
+            return None
+        made = mapped(values, spec.format)
         for s in spec.sources if made is not None else ():
-            self._checkpoint.forget(self._stored[s.name])
+            self._checkpoint.forget(self._place(s)[0])
         return made
 
+    def _place(self, source: Source) -> tuple[str, View | None]:
+        """The stored tensor that holds a source, and where in it, if it holds more."""
+        view = None if source.name in self._stored else source.within
+        return self._stored[view.name if view else source.name], view
+
     def _dtype(self, source: Source) -> str:
-        return self._checkpoint.entry(self._stored[source.name])[0]
+        return self._checkpoint.entry(self._place(source)[0])[0]
 
     def _values(self, spec: ParamSpec, source: Source, rank: int) -> np.ndarray:
-        return self._checkpoint.read(self._stored[source.name], *_share(source, spec.shard, rank, self._size))
+        (name, view), (rows, columns) = self._place(source), _share(source, spec.shard, rank, self._size)
+        if view is None:
+            return self._checkpoint.read(name, rows, columns)
+        whole: np.ndarray = view.take(self._checkpoint.read(name), source.shape[0])
+        mine = whole if rows is None else whole[rows]
+        return mine if columns is None else mine[:, columns]
 
     def _codes(self, spec: ParamSpec, rank: int) -> QTensor:
         """Each source read whole by the format, cut to the rank's share, and joined: scales have a row for every output."""
@@ -136,12 +149,19 @@ class Files:
         """Tensor's name -> (shapes it may have, may it be absent, dtypes it may have)."""
         for _, spec in walk(model.specs):
             for s in spec.sources:
-                if self._format is None or spec.format == DENSE:
+                if (
+                    (self._format is None or spec.format == DENSE)
+                    and s.within is not None
+                    and s.name not in self._stored
+                    and s.within.name in self._stored
+                ):
+                    yield s.within.name, ((s.within.shape,), False, tuple(FLOATS))
+                elif self._format is None or spec.format == DENSE:
                     yield s.name, ((s.stored,), False, tuple(FLOATS))
-                    continue
-                layer = s.name.removesuffix(".weight")
-                for suffix, part in self._format.parts(layer, _matrix(s)).items():
-                    yield part.name or f"{layer}.{suffix}", (part.shapes, part.optional, part.dtypes)
+                else:
+                    layer = s.name.removesuffix(".weight")
+                    for suffix, part in self._format.parts(layer, _matrix(s)).items():
+                        yield part.name or f"{layer}.{suffix}", (part.shapes, part.optional, part.dtypes)
 
 
 def _matrix(source: Source) -> tuple[int, int]:

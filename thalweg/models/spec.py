@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Literal
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.kv import StateSpec, state_part
-from thalweg.models.weights import Source, Weight, Weights, linear, matrices, stacked, vector
+from thalweg.models.tail import Pooling
+from thalweg.models.weights import Source, View, Weight, Weights, linear, matrices, stacked, vector, viewed
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 """What `layers.rotary` computes."""
@@ -129,6 +130,8 @@ class Attention:
     grouped: bool = False
     """The fused tensor holds of each head of keys in turn its heads of q, its k and its v."""
     out: str = "o_proj"
+    turned: bool = False
+    """Matrices are stored [inputs, outputs]."""
     sinks: str = ""
     """The tensor of a logit per head that joins the softmax's denominator; "" = none."""
     grows: tuple[float, int] | None = None
@@ -171,8 +174,8 @@ class Attention:
         elif self.fused:
             fused = f"{at}{self.fused}"
         made: dict[str, Any] = {
-            "qkv": linear(parts, hidden, shard=0, bias=self.bias, fused=fused),
-            "out": linear({f"{at}{self.out}": hidden}, self.heads * d, shard=1, bias=self.out_bias),
+            "qkv": linear(parts, hidden, shard=0, bias=self.bias, fused=fused, turned=self.turned),
+            "out": linear({f"{at}{self.out}": hidden}, self.heads * d, shard=1, bias=self.out_bias, turned=self.turned),
         }
         if self.norm is not None:
             widths = (self.heads * d, self.kv_heads * d) if self.norm.whole else (d, d)
@@ -293,6 +296,8 @@ class UngatedMLP:
     """"" = its matrices are the layer's own."""
     up: str = "fc1"
     down: str = "fc2"
+    turned: bool = False
+    """Matrices are stored [inputs, outputs]."""
 
     @property
     def width(self) -> int:
@@ -301,8 +306,8 @@ class UngatedMLP:
     def weights(self, at: str, hidden: int) -> Weights:
         at = f"{at}{self.name}." if self.name else at
         return {
-            "up": linear({f"{at}{self.up}": self.inner}, hidden, shard=0, bias=self.bias),
-            "down": linear({f"{at}{self.down}": hidden}, self.inner, shard=1, bias=self.bias),
+            "up": linear({f"{at}{self.up}": self.inner}, hidden, shard=0, bias=self.bias, turned=self.turned),
+            "down": linear({f"{at}{self.down}": hidden}, self.inner, shard=1, bias=self.bias, turned=self.turned),
         }
 
 
@@ -325,6 +330,7 @@ class MoE:
     """The matrix of one output whose sigmoid multiplies what `shared` gives; "" = none."""
     name: str = "mlp"
     router: str = "gate"
+    router_bias: bool = False
     correction: str = ""
     """The tensor of a number per expert, added to its score where experts are chosen and not to its share; "" = none."""
     correction_rows: int = 0
@@ -337,6 +343,12 @@ class MoE:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    fused: tuple[str, str] | None = None
+    """Tensors that hold gate and up, and down, of all experts in checkpoints that do not have one each."""
+    turned: bool = False
+    """These are [experts, inputs, outputs], and rows of gate and up alternate."""
+    biases: tuple[str, str] | None = None
+    """Tensors that hold the biases of gate and up, which alternate, and of down, of all experts."""
 
     @property
     def width(self) -> int:
@@ -352,12 +364,49 @@ class MoE:
         if self.correction:
             shape = (self.correction_rows, self.experts) if self.correction_rows else (self.experts,)
             more["correction"] = {"bias": Weight((Source(f"{at}{self.correction}", shape),), fill="zeros", dtype="float32")}
+        if self.router_bias:
+            more["router_bias"] = {"bias": vector(f"{at}{self.router}.bias", self.experts)}
+        if self.biases is not None:
+            first, second = (
+                (f"{at}{name}", (self.experts, n)) for name, n in zip(self.biases, (2 * self.inner, hidden), strict=True)
+            )
+            more["biases"] = {
+                "gate_up": Weight(tuple(
+                    Source(f"{each[e]}.{part}.bias", (self.inner,), within=View(*first, e, first=at_row, step=2))
+                    for e in range(self.experts) for at_row, part in enumerate((self.gate, self.up))
+                ), 0),
+                "down": Weight(tuple(
+                    Source(f"{each[e]}.{self.down}.bias", (hidden,), within=View(*second, e)) for e in range(self.experts)
+                )),
+            }  # fmt: skip
         return {
             "router": {"weight": Weight((Source(f"{at}{self.router}.weight", (self.experts, hidden)),))},
-            "gate_up": {"weight": matrices(gates, hidden, shard=0, role="experts")},
-            "down": {"weight": matrices({f"{e}.{self.down}": hidden for e in each}, self.inner, shard=1, role="experts")},
+            "gate_up": {
+                "weight": self._viewed(at, matrices(gates, hidden, shard=0, role="experts"), 0, 2 * self.inner, hidden)
+            },
+            "down": {
+                "weight": self._viewed(
+                    at,
+                    matrices({f"{e}.{self.down}": hidden for e in each}, self.inner, shard=1, role="experts"),
+                    1,
+                    hidden,
+                    self.inner,
+                )
+            },
             **more,
         }
+
+    def _viewed(self, at: str, weight: Weight, which: int, outputs: int, inputs: int) -> Weight:
+        """outputs, inputs: of an expert's matrix in the fused tensor, each of which holds two of the sources, or one."""
+        if self.fused is None:
+            return weight
+        shape = (self.experts, inputs, outputs) if self.turned else (self.experts, outputs, inputs)
+        parts = len(weight.sources) // self.experts
+        rows, step = (1, parts) if self.turned else (outputs // parts, 1)
+        return viewed(weight, [
+            View(f"{at}{self.fused[which]}", shape, e, self.turned, part * rows, step)
+            for e in range(self.experts) for part in range(parts)
+        ])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,59 +463,6 @@ class Learned:
 
     def weights(self, at: str, hidden: int) -> Weights:
         return {"weight": Weight((Source(f"{at}{self.name}.weight", (self.rows, hidden)),), role="embedding")}
-
-
-POOLING = ("cls", "mean", "last")
-CLASSIFIES = ("softmax", "sigmoid", "none")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Classes:
-    """A number per class of a pooled hidden state: out(tanh(dense(x))), or out(x) where there is no dense."""
-
-    labels: tuple[str, ...]
-    activation: str = "softmax"
-    """What makes probabilities of the numbers."""
-    dense: str = ""
-    """"" = none."""
-    out: str = "classifier"
-    bias: bool = True
-    """Of out."""
-
-    def __post_init__(self) -> None:
-        if self.activation not in CLASSIFIES:
-            raise ValueError(f"Classes: {self.activation!r} is none of {', '.join(CLASSIFIES)}")
-
-    def weights(self, at: str, hidden: int) -> Weights:
-        def matrix(name: str, outputs: int, bias: bool) -> dict[str, Weight]:
-            made = {"weight": Weight((Source(f"{at}{name}.weight", (outputs, hidden)),))}
-            return made | ({"bias": vector(f"{at}{name}.bias", outputs)} if bias else {})
-
-        out = {"out": matrix(self.out, len(self.labels), self.bias)}
-        return out | ({"dense": matrix(self.dense, hidden, True)} if self.dense else {})
-
-
-@dataclass(frozen=True, slots=True)
-class Pooling:
-    """A tail that gives a vector per sequence in place of a token, or a number per class."""
-
-    mode: str
-    """cls: the first token's hidden state. mean: the mean of all. last: the last token's."""
-    activate: bool = True
-    """Does `activation` apply where a request does not say? By the client, after the step."""
-    dimensions: tuple[int, ...] | None = None
-    """Sizes that vectors may be cut to, because the model was trained so. None: one size alone. (): any."""
-    classes: Classes | None = None
-    """What is made of the vector, where that is not the answer itself."""
-
-    def __post_init__(self) -> None:
-        if self.mode not in POOLING:
-            raise ValueError(f"Pooling: {self.mode!r} is none of {', '.join(POOLING)}")
-
-    @property
-    def activation(self) -> str:
-        """What may become of a result after the step: a vector is divided by its length."""
-        return "normalise" if self.classes is None else self.classes.activation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,28 @@ Fill = Literal["normal", "ones", "zeros"]
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """A tensor in which a checkpoint may keep a source among others: those of all experts, or what is turned on its side."""
+
+    name: str
+    shape: tuple[int, ...]
+    """As it is stored."""
+    at: int | None = None
+    """Which matrix (or vector) of its first dimension; None = it is one."""
+    turned: bool = False
+    """[inputs, outputs], as a convolution over one token has it."""
+    first: int = 0
+    """The first row that is meant, after turning."""
+    step: int = 1
+    """From a row that is meant to the next."""
+
+    def take(self, stored: Any, rows: int) -> Any:
+        """So many rows of the stored array, without a copy."""
+        found = stored if self.at is None else stored[self.at]
+        return (found.T if self.turned else found)[self.first : self.first + rows * self.step : self.step]
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """One tensor of the checkpoint, or some of its rows, under the name that the layer knows it by."""
 
@@ -36,6 +58,8 @@ class Source:
     """The first of those rows."""
     rows: int = 0
     """Of the stored tensor; 0 = just those that are meant. More where a checkpoint keeps several matrices in one."""
+    within: View | None = None
+    """Where to find it in checkpoints that have no tensor of this name."""
 
     @property
     def stored(self) -> tuple[int, ...]:
@@ -108,16 +132,23 @@ def stacked(name: str, parts: Sequence[int], *more: int) -> tuple[Source, ...]:
     return tuple(Source(name, (n, *more), first, sum(parts)) for n, first in zip(parts, firsts, strict=False))
 
 
+def viewed(weight: Weight, views: Sequence[View]) -> Weight:
+    """The same with a view for each source."""
+    return replace(weight, sources=tuple(replace(s, within=v) for s, v in zip(weight.sources, views, strict=True)))
+
+
 def matrices(parts: Mapping[str, int], inputs: int, *, shard: int, role: Role = "linear") -> Weight:
     """Matrices of these names and outputs, side by side in one product: [outputs, inputs] each."""
     return Weight(tuple(Source(f"{name}.weight", (n, inputs)) for name, n in parts.items()), shard, role)
 
 
-def linear(parts: Mapping[str, int], inputs: int, *, shard: int, bias: bool = False, fused: str = "") -> dict[str, Weight]:
+def linear(
+    parts: Mapping[str, int], inputs: int, *, shard: int, bias: bool = False, fused: str = "", turned: bool = False
+) -> dict[str, Weight]:
     """The parameters of a linear layer that computes several products at once.
 
     parts: prefix of a tensor's name -> outputs. fused: the prefix of the one tensor in which the checkpoint keeps all
-    parts, one after the other. shard: 0 divides outputs among ranks, 1 inputs."""
+    parts, one after the other. shard: 0 divides outputs among ranks, 1 inputs. turned: the checkpoint has [inputs, outputs]."""
     kinds: dict[str, tuple[str, tuple[int, ...], int | None]] = {"weight": (".weight", (inputs,), shard)}
     if bias:
         kinds["bias"] = (".bias", (), 0 if shard == 0 else None)
@@ -129,6 +160,11 @@ def linear(parts: Mapping[str, int], inputs: int, *, shard: int, bias: bool = Fa
                 Source(f"{fused}{suffix}", (n, *more), first, total) if fused else Source(f"{name}{suffix}", (n, *more))
             )
             first += n
+        if turned and kind == "weight":  # under a name that no file has: a square matrix must not be taken as it lies
+            sources = [
+                Source(f"{name}.weight.T", s.shape, within=View(s.name, (inputs, s.stored[0]), None, True, s.first))
+                for name, s in zip(parts, sources, strict=True)
+            ]
         made[kind] = Weight(tuple(sources), divided_by, "linear" if kind == "weight" else "plain")
     return made
 

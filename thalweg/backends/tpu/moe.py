@@ -41,6 +41,8 @@ def kernels(interpret: bool) -> tuple[Kernel, ...]:
 
 
 def _supports(spec: Mapping[str, Any]) -> str | None:
+    if spec.get("biased"):
+        return "adds no biases"
     if spec["act"] not in ACTIVATIONS:
         return f"runs {', '.join(ACTIVATIONS)}, not {spec['act']}"
     if spec["dtype"] not in DTYPES:

@@ -11,6 +11,9 @@ from thalweg.hal.ops.pointwise import gelu, sigmoid, silu
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 """Of gated layers."""
+SWIGLU_OAI = "swiglu_oai"
+"""Of experts alone."""
+OAI_ALPHA, OAI_LIMIT = 1.702, 7.0
 UNGATED = (*ACTIVATIONS, "relu", "relu2")
 
 
@@ -27,6 +30,14 @@ def activate(x: Tensor, act: str) -> Tensor:
     if act == "relu2":
         return torch.relu(x).square()
     raise ValueError(f"unknown activation {act!r}; known: {', '.join(UNGATED)}")
+
+
+def gated(gate: Tensor, up: Tensor, act: str) -> Tensor:
+    """act(gate) * up. swiglu_oai, of gpt-oss: both cut at 7, up at -7 as well, then gate * sigmoid(1.702 gate) * (up + 1)."""
+    if act != SWIGLU_OAI:
+        return activate(gate, act) * up
+    gate, up = gate.clamp(max=OAI_LIMIT), up.clamp(-OAI_LIMIT, OAI_LIMIT)
+    return (up + 1) * (gate * sigmoid(gate * OAI_ALPHA))
 
 
 def _gated_sample(act: str) -> Sample:

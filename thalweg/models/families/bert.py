@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from thalweg.checkpoint.config import Config, integer, real, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import act, classes, hidden_size, layer_count, pooling
-from thalweg.models.spec import Attention, Layer, LayerNorm, Learned, ModelSpec, Names, Norms, Pooling, UngatedMLP
+from thalweg.models.spec import Attention, Layer, LayerNorm, Learned, ModelSpec, Names, Norms, UngatedMLP
+from thalweg.models.tail import Pooling
 
 
 def bert(config: Config) -> ModelSpec:

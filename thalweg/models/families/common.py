@@ -7,20 +7,8 @@ from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, max_len, real, rope_parameters, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.models.spec import (
-    MLP,
-    POOLING,
-    Attention,
-    Classes,
-    Layer,
-    ModelSpec,
-    Norm,
-    Norms,
-    Pooling,
-    Rope,
-    UngatedMLP,
-    rope_type,
-)
+from thalweg.models.spec import MLP, Attention, Layer, ModelSpec, Norm, Norms, Rope, UngatedMLP, rope_type
+from thalweg.models.tail import POOLING, Classes, Pooling
 
 MAX_LABELS = 65_536
 ACTIVATIONS = {
@@ -86,7 +74,9 @@ def head_size(config: Config) -> int:
 
 
 def mlp(config: Config, **more: Any) -> MLP:
-    said: dict[str, Any] = {"inner": integer(config, "intermediate_size", high=1 << 24), "act": act(config)}
+    said: dict[str, Any] = {"act": act(config)} if "act" not in more else {}
+    if "inner" not in more:
+        said["inner"] = integer(config, "intermediate_size", high=1 << 24)
     return MLP(**(said | more))
 
 
@@ -173,7 +163,7 @@ def _dimensions(config: Config) -> tuple[int, ...] | None:
 
 def classes(config: Config, **more: Any) -> Pooling:
     """The tail of a classifier, from the state of a sequence's first token unless `mode` says otherwise. more: fields of
-    `spec.Classes` that the family decides."""
+    `tail.Classes` that the family decides."""
     mode = more.pop("mode", "cls")
     said = config.get("pooling")
     if isinstance(said, dict) and said.get("mode", mode) != mode:

@@ -1,6 +1,6 @@
 """Qwen3-Next: gated delta nets, and every fourth layer gated attention that turns a quarter of each head; norms that multiply
-by 1 + weight; mixtures of experts beside one that every token goes to. And Qwen3.5 (text), the same without mixtures and with
-its projections in tensors of their own."""
+by 1 + weight; mixtures of experts beside one that every token goes to. And Qwen3.5 (text), with or without mixtures, with its
+projections in tensors of their own."""
 
 from __future__ import annotations
 
@@ -38,6 +38,15 @@ def qwen3_next(config: Config) -> ModelSpec:
 def qwen3_5(config: Config) -> ModelSpec:
     names = Names(replace=(("model.language_model.", "model."),), skip=(DRAFTS, "model.visual."))
     return _hybrid(config, [mlp(config)] * layer_count(config), grouped=False, names=names)
+
+
+def qwen3_5_moe(config: Config) -> ModelSpec:
+    names = Names(replace=(("model.language_model.", "model."),), skip=(DRAFTS, "model.visual."))
+    moe = replace(
+        _mixture({"num_experts": 256, "num_experts_per_tok": 8, **config}), renormalise=True,
+        fused=("experts.gate_up_proj", "experts.down_proj"),
+    )  # fmt: skip
+    return _hybrid(config, [moe] * layer_count(config), grouped=False, names=names)
 
 
 def _hybrid(config: Config, parts: Sequence[MLP | MoE], *, grouped: bool, names: Names) -> ModelSpec:

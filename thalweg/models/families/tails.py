@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from thalweg.checkpoint.config import Config
 from thalweg.models.families.common import classes, pooling
-from thalweg.models.spec import ModelSpec, Pooling
+from thalweg.models.spec import ModelSpec
+from thalweg.models.tail import Pooling
 
 
 def embedder(spec: ModelSpec, config: Config) -> ModelSpec:

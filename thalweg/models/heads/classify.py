@@ -11,7 +11,7 @@ from thalweg.hal import ops
 from thalweg.hal.op import Bound
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
-from thalweg.models.spec import Classes
+from thalweg.models.tail import Classes
 from thalweg.models.weights import ParamSpec, Weight
 from thalweg.quantization.online import linear_spec
 

@@ -7,7 +7,7 @@ import torch
 from thalweg.hal import ops
 from thalweg.hal.step import Array, StepBatch, StepResult
 from thalweg.models.context import Context
-from thalweg.models.spec import Pooling
+from thalweg.models.tail import Pooling
 
 
 class Pooler:

@@ -35,7 +35,7 @@ class Experts:
         form, down = ctx.format(first), ctx.format(second)
         self._experts = ctx.bind(
             ops.experts, experts=spec.experts, act=spec.act, weight=form, group=form.group, down_weight=down,
-            down_group=down.group, in_features=hidden, inner=inner,
+            down_group=down.group, in_features=hidden, inner=inner, **({"biased": True} if spec.biases else {}),
         )  # fmt: skip
 
         def packed(weight: Weight, form: WeightFormat) -> dict[str, ParamSpec]:
@@ -46,6 +46,9 @@ class Experts:
             "gate_up": packed(first, form),
             "down": packed(second, down),
         }
+        for key in ("router_bias", "biases"):
+            if key in weights:
+                self.specs[key] = {name: ParamSpec(w, ctx.dtype) for name, w in weights[key].items()}
         if spec.correction:
             self.specs["correction"] = {"bias": ParamSpec(weights["correction"]["bias"], "float32")}
         self._shared = GatedMLP(ctx, spec.shared, weights["shared"]) if spec.shared else None
@@ -57,9 +60,14 @@ class Experts:
             self.specs["shared_gate"] = {"weight": ParamSpec(weights["shared_gate"]["weight"], ctx.dtype, self._weigh.pack)}
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        logits = self._router(x, p["router"]["weight"], None).to(torch.float32)
+        bias = p["router_bias"]["bias"] if "router_bias" in p else None
+        logits = self._router(x, p["router"]["weight"], bias).to(torch.float32)
         ids, shares = self._route(logits, p["correction"]["bias"].reshape(-1)) if "correction" in p else self._route(logits)
-        out = self._comm.all_reduce(self._experts(x, ids, shares, p["gate_up"]["weight"], p["down"]["weight"]))
+        biases = (p["biases"]["gate_up"],) if "biases" in p else ()
+        out = self._comm.all_reduce(self._experts(x, ids, shares, p["gate_up"]["weight"], p["down"]["weight"], *biases))
+        if "biases" in p:  # once, not once per rank
+            each = p["biases"]["down"].view(-1, out.shape[-1])[ids.long()].to(torch.float32)
+            out = out + (shares.unsqueeze(-1) * each).sum(1).to(out.dtype)
         if self._shared is None:
             return out
         more = self._shared(p["shared"], x, flow)

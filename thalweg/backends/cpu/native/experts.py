@@ -27,6 +27,8 @@ def _form(format: WeightFormat) -> str | None:
 
 
 def _runs(spec: Mapping[str, Any]) -> str | None:
+    if spec.get("biased"):
+        return "adds no biases"
     act = spec.get("act", "silu")
     if act not in ACTS:
         return f"runs {' and '.join(ACTS)}, not {act}"
