@@ -35,18 +35,21 @@ def names() -> Iterator[tuple[str, str, str]]:
 
 def fate(path: str, kind: str, name: str) -> str:
     if kind == "names":
-        return HAS if hasattr(import_module(path), name) else LACKS
+        found = getattr(import_module(path), name, None)
+        return LACKS if found is None else REFUSES if hasattr(found, "__refused__") else HAS
     home, _, of = path.rpartition(".")
     cls = getattr(import_module(home), of, None)
     if cls is None:
         return LACKS
+    if hasattr(cls, "__refused__"):
+        return REFUSES
     if kind == "arguments":
         return _argument(name)
     if kind == "members":
         return _member(cls, name)
     if kind == "fields" and name in REFUSED_FIELDS.get(of, ()):
         return REFUSES
-    return HAS if name in _parameters(cls, kind) else LACKS
+    return HAS if name in _parameters(cls, kind) or inspect.getattr_static(cls, name, None) is not None else LACKS
 
 
 def _argument(name: str) -> str:

@@ -268,6 +268,19 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             return SamplingType.GREEDY
         return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
 
+    @property
+    def output_text_buffer_length(self) -> int:
+        """Characters of text that may be held back, as a stop string could begin there."""
+        if self.include_stop_str_in_output:
+            return 0
+        return max((len(s) - 1 for s in self.stop or ()), default=0)
+
+    def update_from_tokenizer(self, tokenizer: Any) -> None:
+        """RequestError for a bad word that is no token of this tokenizer. The engine reads bad words by the model's own."""
+        for word in self.bad_words or ():
+            if not tokenizer.encode(word, add_special_tokens=False):
+                raise RequestError(f"bad_words: {word!r:.80} is no token at all", "bad_words")
+
     def update_from_generation_config(self, generation_config: Mapping[str, Any], eos_token_id: int | None = None) -> None:
         """Stop at the end tokens that a generation_config.json names beside `eos_token_id`, unless ignore_eos. The engine does
         so by itself for the model's own file."""

@@ -10,6 +10,7 @@ from thalweg.errors import NotSupportedError
 
 ADAPTERS = "adapters are not served by this version: merge the adapter into the weights (peft: merge_and_unload), and load that"
 CODE = "no code of yours runs inside the engine: results come as outputs and get_metrics(), weights as files"
+CONFIG = "there is no VllmConfig: settings are EngineArgs; use from_engine_args"
 WEIGHTS = "weights are not changed in a running engine by this version: make a new one of the new checkpoint"
 
 
@@ -39,6 +40,12 @@ class NoAdapters:
     remove_lora = refused(ADAPTERS)
     pin_lora = refused(ADAPTERS)
     list_loras = refused(ADAPTERS)
+
+
+class NoOtherConfig:
+    """Engines of vLLM's own configuration object."""
+
+    from_vllm_config = refused(CONFIG)
 
 
 class NoCode:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import inspect
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -154,6 +155,9 @@ def test_parameters_say_how_they_sample_and_take_ends_from_a_generation_config()
     params = SamplingParams(stop_token_ids=[4])
     params.update_from_generation_config({"eos_token_id": [2, 9]}, eos_token_id=2)
     assert params.stop_token_ids == [4, 9]
+    assert SamplingParams(stop=["ab", "abcd"]).output_text_buffer_length == 3
+    with pytest.raises(RequestError, match="bad_words"):
+        SamplingParams(bad_words=["x"]).update_from_tokenizer(SimpleNamespace(encode=lambda word, add_special_tokens: []))
 
 
 @pytest.mark.parametrize("name", ["logprob_token_ids", "thinking_token_budget", "routed_experts_prompt_start"])

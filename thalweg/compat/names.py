@@ -9,7 +9,7 @@ from typing import Any
 
 from thalweg import llm
 from thalweg.errors import NotSupportedError
-from thalweg.params import StructuredOutputsParams
+from thalweg.params import REFUSED_POOLING, StructuredOutputsParams
 from thalweg.refused import ADAPTERS, refused
 
 FAMILIES = "a family of models comes as an entry point of the group thalweg.models (docs/adding-a-model.md)"
@@ -46,11 +46,25 @@ class GuidedDecodingParams:
         return StructuredOutputsParams(**fields)
 
 
-class LoRARequest:
+class _Refused:
     """Can be named, so that programs import, and not made."""
 
+    __refused__ = ""
+
     def __init__(self, *_: Any, **__: Any) -> None:
-        raise NotSupportedError(f"LoRARequest: {ADAPTERS}")
+        raise NotSupportedError(f"{type(self).__name__}: {self.__refused__}")
+
+
+class LoRARequest(_Refused):
+    __refused__ = ADAPTERS
+
+
+class LateInteractionParams(_Refused):
+    __refused__ = REFUSED_POOLING["late_interaction_params"]
+
+
+class initialize_ray_cluster(_Refused):  # noqa: N801  (a function in vLLM)
+    __refused__ = "there are no Ray workers here: an engine is one process on one machine"
 
 
 class ModelRegistry:

@@ -25,7 +25,7 @@ from thalweg.offline.metrics import Metric, snapshot
 from thalweg.offline.profile import Profiler
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
-from thalweg.refused import NoAdapters, NoCode, no_adapter
+from thalweg.refused import NoAdapters, NoCode, NoOtherConfig, no_adapter
 from thalweg.text.cut import asked as cuts
 from thalweg.text.tokenizer import Tokenizer
 
@@ -34,7 +34,7 @@ NO_SLEEP = "enable_sleep_mode: sleeping needs an engine made with enable_sleep_m
 SLEEPS = "the engine sleeps; call wake_up() first"
 
 
-class LLMEngine(NoAdapters, NoCode):
+class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
     """Requests in with `add_request`, news out with each `step`. Not thread-safe.
 
     Raises ConfigError, CheckpointError, UnsupportedModelError or DeviceError when made, each naming the field or file.

@@ -6,12 +6,12 @@ import logging
 
 from thalweg.engine.messages import Stats
 from thalweg.errors import EngineDeadError, ThalwegError
-from thalweg.refused import CODE, NoAdapters, NoNewWeights, refused
+from thalweg.refused import CODE, NoAdapters, NoNewWeights, NoOtherConfig, refused
 
 logger = logging.getLogger(__name__)
 
 
-class About(NoAdapters, NoNewWeights):
+class About(NoAdapters, NoNewWeights, NoOtherConfig):
     """The part of AsyncLLM that only tells."""
 
     _dead: ThalwegError | None

@@ -18,7 +18,7 @@ from thalweg import (
     ScoringRequestOutput,
 )
 from thalweg.compat.arguments import AsyncEngineArgs, EngineArgs
-from thalweg.compat.names import LLM, ModelRegistry
+from thalweg.compat.names import LLM, ModelRegistry, initialize_ray_cluster
 from thalweg.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
 
 from .version import __version__
@@ -51,4 +51,5 @@ __all__ = [
     "TextPrompt",
     "TokensPrompt",
     "__version__",
+    "initialize_ray_cluster",
 ]

@@ -1,5 +1,6 @@
 """Names of vllm.pooling_params, served by thalweg (thalweg.compat)."""
 
+from thalweg.compat.names import LateInteractionParams
 from thalweg.params import PoolingParams
 
-__all__ = ["PoolingParams"]
+__all__ = ["LateInteractionParams", "PoolingParams"]
