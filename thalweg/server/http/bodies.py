@@ -56,8 +56,8 @@ class Bodies:
                 return await asyncio.to_thread(lambda: parse(load(data, self.values)))
 
     async def raw(self, request: Request, limit: int) -> bytes:
-        """A body of any type, of at most `limit` bytes. ApiError as `parse`."""
-        async with self._arriving(request, limit) as data:
+        """A body of any type, of at most `limit` bytes, and at most what all may have together. ApiError as `parse`."""
+        async with self._arriving(request, min(limit, self._most)) as data:
             return data
 
     @asynccontextmanager
