@@ -15,7 +15,7 @@ from zoo import SMALL, load_reference, make_tokenizer, spread
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "family"
 MOST_LINES = 80
-GRANITE = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5, "logits_scaling": 0.7}
+HELIUM = {"head_dim": 12, "attention_bias": True}
 SCRIPT = """
 import json, sys
 from thalweg import LLM, SamplingParams
@@ -33,10 +33,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = transformers.GraniteConfig(**{**SMALL, **GRANITE})
+    config = transformers.HeliumConfig(**{**SMALL, **HELIUM})
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     spread(model, 7)
-    path = tmp_path_factory.mktemp("granite")
+    path = tmp_path_factory.mktemp("helium")
     model.save_pretrained(path)
     make_tokenizer(path)
     return path
@@ -63,7 +63,7 @@ def test_without_it_the_architecture_is_refused(checkpoint: Path) -> None:
     command = [sys.executable, "-m", "thalweg", "plan", str(checkpoint), "--device", "cpu"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode
-    assert "'GraniteForCausalLM' is not supported" in done.stderr
+    assert "'HeliumForCausalLM' is not supported" in done.stderr
 
 
 @pytest.mark.slow

@@ -1,27 +1,16 @@
-"""Granite 3 (dense): Llama whose embeddings, attention scores, residual additions and logits are each multiplied."""
+"""Helium 1: Llama with rotary positions in neighbouring pairs, and heads whose size does not follow from hidden_size."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from thalweg.checkpoint.config import Config, flag, real
-from thalweg.models.families.common import layer_count, mlp, windowed
+from thalweg.checkpoint.config import Config, flag, integer
+from thalweg.models.families.common import eps, layer_count, mlp, rope, windowed
 from thalweg.models.spec import ModelSpec
 
 
-def granite(config: Config) -> ModelSpec:
-    bias = flag(config, "attention_bias", False)
-    by = {
-        key: real(config, key, 1e-6, 1e6, default=1.0)
-        for key in ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
-    }
-    spec = windowed(
-        config, (0,) * layer_count(config), mlp(config, bias=flag(config, "mlp_bias", False)),
-        bias=bias, out_bias=bias, scale=by["attention_multiplier"],
+def helium(config: Config) -> ModelSpec:
+    config = {"rope_theta": 100_000.0, **config, "rms_norm_eps": eps(config, default=1e-8)}
+    head_dim = integer(config, "head_dim", high=1 << 16, default=128)
+    return windowed(
+        config, (0,) * layer_count(config), mlp(config, bias=flag(config, "mlp_bias", False)), head_dim=head_dim,
+        rope=rope(config, head_dim, interleaved=True), bias=flag(config, "attention_bias", False),
     )  # fmt: skip
-    return replace(
-        spec,
-        layers=tuple(replace(layer, multiplier=by["residual_multiplier"]) for layer in spec.layers),
-        embed_scale=by["embedding_multiplier"],
-        logit_scale=1 / by["logits_scaling"],
-    )
