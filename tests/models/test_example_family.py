@@ -15,7 +15,7 @@ from zoo import SMALL, load_reference, make_tokenizer, spread
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "family"
 MOST_LINES = 80
-HELIUM = {"head_dim": 16, "num_attention_heads": 4, "hidden_size": 64}
+HELIUM = {"head_dim": 12, "attention_bias": True}
 SCRIPT = """
 import json, sys
 from thalweg import LLM, SamplingParams

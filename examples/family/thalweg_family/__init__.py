@@ -1,18 +1,16 @@
-"""Helium: Llama whose rotary positions turn neighbouring values of a head, with smaller terms below the roots of its norms."""
+"""Helium 1: Llama with rotary positions in neighbouring pairs, and heads whose size does not follow from hidden_size."""
 
 from __future__ import annotations
 
-from thalweg.checkpoint.config import Config, flag
-from thalweg.models.families.common import attention, decoder, head_size, layer_count, mlp, pre_norms, rope
-from thalweg.models.spec import Layer, ModelSpec
+from thalweg.checkpoint.config import Config, flag, integer
+from thalweg.models.families.common import eps, layer_count, mlp, rope, windowed
+from thalweg.models.spec import ModelSpec
 
 
 def helium(config: Config) -> ModelSpec:
-    said = {"rms_norm_eps": 1e-8, "head_dim": 128, **config}
-    turned = rope(said, head_size(said), interleaved=True)
-    layer = Layer(
-        attention(said, rope=turned, bias=flag(said, "attention_bias", False)),
-        mlp(said, bias=flag(said, "mlp_bias", False)),
-        pre_norms(said),
-    )
-    return decoder(said, [layer] * layer_count(said))
+    config = {"rope_theta": 100_000.0, **config, "rms_norm_eps": eps(config, default=1e-8)}
+    head_dim = integer(config, "head_dim", high=1 << 16, default=128)
+    return windowed(
+        config, (0,) * layer_count(config), mlp(config, bias=flag(config, "mlp_bias", False)), head_dim=head_dim,
+        rope=rope(config, head_dim, interleaved=True), bias=flag(config, "attention_bias", False),
+    )  # fmt: skip
