@@ -13,8 +13,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from thalweg.server.batches.kept import Kept
-from thalweg.server.batches.store import Files
 from thalweg.server.core.lifecycle import PROBES, Gate, Lifecycle
 from thalweg.server.core.serving import Serving
 from thalweg.server.description import pages_of
@@ -26,7 +24,6 @@ from thalweg.server.observe.recent import Recent
 from thalweg.server.observe.traces import Traced, Traces
 from thalweg.server.openai.conversation import Conversation
 from thalweg.server.page import assets
-from thalweg.server.responses.store import Store
 from thalweg.server.routes import described, lines_of
 from thalweg.server.settings import ServerSettings
 
@@ -50,7 +47,6 @@ class Application:
         self._metrics = metrics or EngineMetrics()
         self._http = HttpMetrics(self._metrics.registry)
         self._gate = Gate(self.lifecycle, settings.root_path.rstrip("/"))
-        self._files = Files(settings.files_store_bytes, settings.files_directory or "")
         if settings.webui:
             page = Starlette(routes=assets.routes())
             self._gate.early = lambda scope: page if assets.is_asset(scope, self._gate.root_path) else None
@@ -78,11 +74,8 @@ class Application:
             self._engine_metrics.held = lambda: engine.held
             self._engine_metrics.sleep_level = lambda: engine.sleep_level
         self.serving.conversation = Conversation(self.serving)
-        self.serving.responses = Store(self._settings.responses_store_bytes)
         listed = described(self.serving)
         self.serving.lines = lines_of(listed, self.serving)
-        together = max(1, engine.config.scheduler.max_seqs // 2)
-        self.serving.batches = Kept(self._files, self.serving.lines, together)
         pages = [] if self._settings.disable_fastapi_docs else pages_of(listed)
         root = assets.routes() if self._settings.webui else [Route(assets.ROOT, assets.root)]
         routes = Starlette(

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.server.batches.batch import ENDED, Batch
-from thalweg.server.batches.kept import page
+from thalweg.server.batches.kept import kept_by, page
 from thalweg.server.core.fields import refuse_asked
 from thalweg.server.core.schema import Label, Model
 from thalweg.server.core.serving import Serving
@@ -32,7 +32,7 @@ class BatchRequest(Model):
 
 async def create(serving: Serving, http: Request) -> Response:
     request = await serving.bodies.parse(http, lambda body: serving.fields.parse(BatchRequest, body))
-    kept, owner = serving.batches, owner_of(http.scope)
+    kept, owner = kept_by(serving), owner_of(http.scope)
     if request.endpoint not in kept.endpoints:
         raise ApiError(f"endpoint: must be one of {', '.join(sorted(kept.endpoints))}", "endpoint")
     if request.completion_window != "24h":
@@ -46,16 +46,16 @@ async def create(serving: Serving, http: Request) -> Response:
 
 
 async def retrieve(serving: Serving, http: Request) -> Response:
-    return respond(serving.batches.batch(owner_of(http.scope), http.path_params["id"]).said())
+    return respond(kept_by(serving).batch(owner_of(http.scope), http.path_params["id"]).said())
 
 
 async def listing(serving: Serving, http: Request) -> Response:
-    return respond(page(http, [b.said() for b in serving.batches.batches(owner_of(http.scope))], 100, 20))
+    return respond(page(http, [b.said() for b in kept_by(serving).batches(owner_of(http.scope))], 100, 20))
 
 
 async def cancel(serving: Serving, http: Request) -> Response:
     """What was answered until then stays in the files."""
-    batch = serving.batches.batch(owner_of(http.scope), http.path_params["id"])
+    batch = kept_by(serving).batch(owner_of(http.scope), http.path_params["id"])
     if batch.status in ENDED and batch.status != "cancelled":
         raise ApiError(f"batch_id: that batch has ended before ({batch.status})", "batch_id")
     if batch.status not in ENDED and batch.task is not None:

@@ -7,7 +7,7 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from thalweg.server.batches.kept import page
+from thalweg.server.batches.kept import kept_by, page
 from thalweg.server.batches.multipart import boundary_of, parts_of
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
@@ -20,7 +20,7 @@ OVERHEAD = 64 * 1024
 
 
 async def upload(serving: Serving, http: Request) -> Response:
-    files = serving.batches.files
+    files = kept_by(serving).files
     if not files.limit:
         raise ApiError("this server keeps no files (--files-store-bytes 0)", "file", 404)
     boundary = boundary_of(http.headers.get("content-type", ""))
@@ -38,22 +38,22 @@ async def upload(serving: Serving, http: Request) -> Response:
 
 async def listing(serving: Serving, http: Request) -> Response:
     purpose = http.query_params.get("purpose")
-    found = [f.said() for f in serving.batches.files.of(owner_of(http.scope)) if purpose in (None, f.purpose)]
+    found = [f.said() for f in kept_by(serving).files.of(owner_of(http.scope)) if purpose in (None, f.purpose)]
     return respond(page(http, found, MOST_LISTED, MOST_LISTED))
 
 
 async def retrieve(serving: Serving, http: Request) -> Response:
-    return respond(serving.batches.files.get(owner_of(http.scope), http.path_params["id"]).said())
+    return respond(kept_by(serving).files.get(owner_of(http.scope), http.path_params["id"]).said())
 
 
 async def content(serving: Serving, http: Request) -> Response:
-    files = serving.batches.files
+    files = kept_by(serving).files
     file = files.get(owner_of(http.scope), http.path_params["id"])
     return Response(await asyncio.to_thread(files.read, file), media_type="application/octet-stream")
 
 
 async def delete(serving: Serving, http: Request) -> Response:
-    files = serving.batches.files
+    files = kept_by(serving).files
     file = files.get(owner_of(http.scope), http.path_params["id"])
     files.delete(file)
     return respond({"id": file.id, "object": "file", "deleted": True})

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from thalweg.server.batches.batch import ENDED, Batch, Runner
 from thalweg.server.batches.store import Files
 from thalweg.server.core.lines import Lines
+from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 
 MOST_BATCHES = 1000
@@ -41,6 +42,16 @@ class Kept:
     def batches(self, owner: str) -> list[Batch]:
         """The oldest first."""
         return list(self._batches.get(owner, {}).values())
+
+
+def kept_by(serving: Serving) -> Kept:
+    """Those of a server. Its batches take half of the engine's sequences at most."""
+    return serving.own(_made)
+
+
+def _made(serving: Serving) -> Kept:
+    files = Files(serving.settings.files_store_bytes, serving.settings.files_directory or "")
+    return Kept(files, serving.lines, max(1, serving.engine.config.scheduler.max_seqs // 2))
 
 
 def page(http: Request, items: list[dict[str, Any]], most: int, default: int, order: str = "desc") -> dict[str, Any]:

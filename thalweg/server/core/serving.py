@@ -34,10 +34,8 @@ from thalweg.text.encoder import Encoder
 
 if TYPE_CHECKING:
     from thalweg.async_llm import AsyncLLM
-    from thalweg.server.batches.kept import Kept
     from thalweg.server.observe.metrics import HttpMetrics
     from thalweg.server.openai.conversation import Conversation
-    from thalweg.server.responses.store import Store
     from thalweg.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -90,8 +88,6 @@ class Serving:
     # Set once, by who makes the application.
     conversation: Conversation
     lines: Lines
-    responses: Store
-    batches: Kept
 
     def __init__(
         self,
@@ -121,7 +117,15 @@ class Serving:
         self.watchers: list[Watcher] = [recent]
         self.running: set[str] = set()
         """The engine's ids of what is under way."""
+        self._own: dict[Callable[[Serving], Any], Any] = {}
         self._count = itertools.count()
+
+    def own(self, make: Callable[[Serving], R]) -> R:
+        """What a dialect keeps between requests, made by `make` when it is first asked for."""
+        if make not in self._own:
+            self._own[make] = make(self)
+        found: R = self._own[make]
+        return found
 
     async def read(self, http: Request, parse: Callable[[dict[str, Any]], R]) -> tuple[R, Ticket]:
         """The request's body through `parse`, and its place in the queue, which it has until it has ended. The place

@@ -13,7 +13,7 @@ from thalweg.server.http.answer import STARTED, respond
 from thalweg.server.http.middleware import owner_of
 from thalweg.server.responses.errors import Events
 from thalweg.server.responses.run import missing
-from thalweg.server.responses.store import EventLog, Turn
+from thalweg.server.responses.store import EventLog, Turn, store
 
 NOT_STREAMED = "stream: only a response of background=true can be streamed again; fetch it without stream"
 
@@ -21,9 +21,9 @@ NOT_STREAMED = "stream: only a response of background=true can be streamed again
 def found(serving: Serving, http: Request) -> Turn:
     """The response that the path names. ApiError 404, for another owner's too."""
     id = http.path_params["id"]
-    turn = serving.responses.get(owner_of(http.scope), id)
+    turn = store(serving).get(owner_of(http.scope), id)
     if turn is None:
-        raise missing(id, serving.responses.limit)
+        raise missing(id, store(serving).limit)
     return turn
 
 
@@ -48,7 +48,7 @@ async def _again(log: EventLog, at: int) -> AsyncGenerator[bytes, None]:
 
 async def delete(serving: Serving, http: Request) -> Response:
     turn = found(serving, http)
-    serving.responses.delete(owner_of(http.scope), turn.id)
+    store(serving).delete(owner_of(http.scope), turn.id)
     if turn.task is not None:
         turn.task.cancel()
     return respond({"id": turn.id, "object": "response", "deleted": True})

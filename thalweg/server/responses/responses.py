@@ -19,7 +19,7 @@ from thalweg.server.responses.errors import Events
 from thalweg.server.responses.items import listed
 from thalweg.server.responses.protocol import Conversed, Item, ResponsesRequest
 from thalweg.server.responses.run import Run, missing
-from thalweg.server.responses.store import Turn
+from thalweg.server.responses.store import Turn, store
 
 NO_STORE = "background: this server keeps no responses (--responses-store-bytes 0), so nobody could fetch the answer"
 
@@ -41,7 +41,7 @@ class Said:
 async def responses(serving: Serving, http: Request) -> Response:
     request, ticket = await serving.read(http, lambda body: serving.fields.parse(ResponsesRequest, body))
     serving.model_name(request.model)
-    if request.background and not serving.responses.limit:
+    if request.background and not store(serving).limit:
         raise ApiError(NO_STORE, "background")
     owner = owner_of(http.scope)
     said = conversation(serving, request, owner)
@@ -74,9 +74,9 @@ def conversation(serving: Serving, request: Conversed, owner: str) -> Said:
     """ApiError 404 if previous_response_id is not kept, 400 if it has not ended."""
     before = None
     if (id := request.previous_response_id) is not None:
-        before = serving.responses.get(owner, id)
+        before = store(serving).get(owner, id)
         if before is None:
-            e = missing(id, serving.responses.limit)
+            e = missing(id, store(serving).limit)
             raise ApiError(f"previous_response_id: {e.message}", "previous_response_id", 404)
         if before.running:
             raise ApiError("previous_response_id: that response has not ended yet", "previous_response_id")

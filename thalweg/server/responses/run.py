@@ -19,7 +19,7 @@ from thalweg.server.responses.asked import renamed
 from thalweg.server.responses.errors import event, told
 from thalweg.server.responses.events import Output
 from thalweg.server.responses.protocol import ResponsesRequest
-from thalweg.server.responses.store import EventLog, Turn
+from thalweg.server.responses.store import EventLog, Turn, store
 from thalweg.server.responses.tools import Tools
 
 Json = dict[str, Any]
@@ -39,7 +39,7 @@ class Run:
         """turn: what is kept of this response. Its body is written here."""
         self.serving, self.request, self.job, self.answer, self.turn = serving, request, job, answer, turn
         self._owner = owner
-        self._keeps = request.store is not False and serving.responses.limit > 0
+        self._keeps = request.store is not False and store(serving).limit > 0
         self._output = Output(tools, "reasoning.encrypted_content" in (request.include or ()))
         self._made = self._cached = 0
         self._number = 0
@@ -68,7 +68,7 @@ class Run:
         self.turn.body = orjson.dumps(body)
         self.serving.lifecycle.enter()
         self.turn.task = asyncio.create_task(self._work(log))
-        self.serving.responses.put(self._owner, self.turn)
+        store(self.serving).put(self._owner, self.turn)
         return self.turn.body
 
     async def _work(self, log: EventLog) -> None:
@@ -85,8 +85,8 @@ class Run:
         finally:
             log.end()
             self.turn.task = None
-            if self.serving.responses.get(self._owner, self.turn.id) is not None:  # it may have been deleted
-                self.serving.responses.put(self._owner, self.turn)
+            if store(self.serving).get(self._owner, self.turn.id) is not None:  # it may have been deleted
+                store(self.serving).put(self._owner, self.turn)
             self.serving.lifecycle.leave()
 
     async def _frames(self, first: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
@@ -132,7 +132,7 @@ class Run:
     def _settle(self, body: Json) -> bytes:
         self.turn.body = made = orjson.dumps(body)
         if self._keeps and not self.turn.background:
-            self.serving.responses.put(self._owner, self.turn)
+            store(self.serving).put(self._owner, self.turn)
         return made
 
     def _failed(self, error: Exception) -> bytes:

@@ -13,9 +13,12 @@ import zlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
+
+if TYPE_CHECKING:
+    from thalweg.server.core.serving import Serving
 
 log = logging.getLogger(__name__)
 PER_TURN = 512
@@ -185,3 +188,12 @@ class Store:
                     break
             else:
                 return
+
+
+def store(serving: Serving) -> Store:
+    """That of a server."""
+    return serving.own(_made)
+
+
+def _made(serving: Serving) -> Store:
+    return Store(serving.settings.responses_store_bytes)
