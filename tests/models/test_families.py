@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from rig import ON_DEVICE, Rig, Seq
+from safetensors.torch import load_file, save_file
 from zoo import ALL, VOCAB, edit_config, load_reference, make_checkpoint
 
 from thalweg.hal.step import StepShape
@@ -120,3 +121,18 @@ def test_a_bucket_wider_than_the_longest_sequence_changes_nothing(platform, tmp_
     assert padded.tokens[: len(prompts())].tolist() == plain.tokens.tolist()
     scored = plain.score.values  # the list of scored rows is padded too
     np.testing.assert_allclose(padded.score.values[: len(scored)], scored, atol=1e-5)
+
+
+def test_experts_in_one_tensor_are_those_that_have_one_each(tmp_path):
+    """Qwen3.5's mixtures are stored in either way."""
+    path = make_checkpoint("qwen3.5-moe", tmp_path, tokenizer=False)
+    (want,) = Rig(path, platform="cpu").generate(prompts()[:1], 3, 99, 99)
+    held = load_file(path / "model.safetensors")
+    for at in {n.partition(".experts.")[0] + ".experts." for n in held if ".experts." in n}:
+        each = range(sum(n.startswith(at) for n in held) // 3)
+        rows = [torch.cat([held.pop(f"{at}{e}.{part}_proj.weight") for part in ("gate", "up")]) for e in each]
+        held[f"{at}gate_up_proj"] = torch.stack(rows)
+        held[f"{at}down_proj"] = torch.stack([held.pop(f"{at}{e}.down_proj.weight") for e in each])
+    save_file(held, path / "model.safetensors", {"format": "pt"})
+    (got,) = Rig(path, platform="cpu").generate(prompts()[:1], 3, 99, 99)
+    assert (got.tokens, got.logprobs) == (want.tokens, want.logprobs)

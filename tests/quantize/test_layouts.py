@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig
-from zoo import CONFIGS, load_reference, make_checkpoint
+from zoo import ALL, load_reference, make_checkpoint
 
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import read_config
@@ -122,7 +122,7 @@ def test_what_a_layout_does_not_hold_is_refused(tmp_path, monkeypatch):
         chosen("FP8_BLOCK", None, "gptq")
     with pytest.raises(ConfigError, match="--layout: 'marlin' is none of compressed-tensors, awq, gptq"):
         chosen("W4A16", None, "marlin")
-    monkeypatch.setitem(CONFIGS, "odd", (LlamaConfig, {"intermediate_size": 84}))
+    monkeypatch.setitem(ALL, "odd", (LlamaConfig, {"intermediate_size": 84}))
     odd = make_checkpoint("odd", tmp_path)
     with pytest.raises(ConfigError, match=r"mlp.*_proj is \[.*84.*\], and awq keeps 8 codes to a word"):
         quantize(odd, tmp_path / "q", Options(form=chosen("W4A16", 0, "awq"), name="W4A16"), progress=False)

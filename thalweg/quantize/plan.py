@@ -52,6 +52,7 @@ def planned(path: Path, form: Format, ignore: Sequence[str], calibrated: bool) -
     if calibrated and (spec.pooling is not None or not spec.causal):
         raise ConfigError("--method: only models that generate text are calibrated; use --method rtn")
     known = {k: name for name in checkpoint.names if (k := spec.known(name)) is not None}
+    _laid_out(spec, known, calibrated)
     roles = {s.name: w.role for _, w in walk(spec.weights()) for s in w.sources}
     chosen, problems = {}, []
     for name, role in roles.items():
@@ -80,6 +81,18 @@ def planned(path: Path, form: Format, ignore: Sequence[str], calibrated: bool) -
     stay = {n.removesuffix(".weight") for n in dense if n not in quantised and n not in tables}
     head = set() if spec.head + ".weight" in chosen else {spec.head}
     return Planned(config, spec, checkpoint, known, chosen, tuple(sorted(stay | head)))
+
+
+def _laid_out(spec: ModelSpec, known: Mapping[str, str], calibrated: bool) -> None:
+    """ConfigError where matrices lie in the files as this version does not write them."""
+    for s in (s for _, w in walk(spec.weights()) for s in w.sources):
+        if s.within is not None and s.name not in known:
+            raise ConfigError(
+                f"MODEL: {s.within.name} holds several matrices, or one on its side, which this version does not quantise "
+                "ahead; serve it with --quantization, which rounds while it loads"
+            )
+    if calibrated and any(getattr(layer.mixer, "grouped", False) for layer in spec.layers):
+        raise ConfigError("--method: q, k and v of this model alternate in one tensor; use --method rtn")
 
 
 def _divides(name: str, inputs: int, form: Format) -> str:
