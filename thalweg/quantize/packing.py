@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from thalweg.hal.ops.quantise import E2M1
-from thalweg.quantization.formats.awq import NIBBLES
+from thalweg.quantization.formats.words import NIBBLES
 from thalweg.quantize.formats import WORDS, Format
 from thalweg.quantize.grids import FP8, Rounded
 

@@ -12,14 +12,12 @@ from thalweg.hal.weights import QTensor, WeightFormat
 from thalweg.quantization.format import Format, Get, Part
 from thalweg.quantization.formats.patterns import contains
 from thalweg.quantization.formats.settings import names, number
-from thalweg.quantization.formats.words import centred, stream
+from thalweg.quantization.formats.words import NIBBLES, centred, stream
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 BITS = 4
-NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word the code of each of its eight outputs lies."""
 
 
 class Awq(Format):

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WORD = 32
+NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Of AWQ's words: where the code of each of their eight outputs lies."""
 
 
 def words(count: int, bits: int) -> int:
