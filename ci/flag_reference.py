@@ -1,4 +1,4 @@
-"""docs/flags.md, made of the table of flags (thalweg/assets/flags.json) and of the settings classes.
+"""docs/flags.md, made of the table of flags (thalweg/cli/flags.json) and of the settings classes.
 
 python ci/flag_reference.py            # writes the page
 python ci/flag_reference.py --check    # exit status 1 where the page is not what would be written

@@ -1,15 +1,16 @@
-"""The table of every flag and engine argument that users of the field know (assets/flags.json), and what asks for nothing.
+"""The table of every flag and engine argument that users of the field know (cli/flags.json), and what asks for nothing.
 
-The rows are [name, aliases, type, choices, default, group, help, tier]. A flag that is not honoured has a ninth part,
-the refusal: why, and what to do instead. The defaults are the field's. Tiers: core (a server on one machine), scale
-(many devices or machines), specialist (one model or vendor), own (thalweg's own). Flags that the field has removed are
+The rows are [name, aliases, type, choices, default, group, help]. A flag that is not honoured has an eighth part, the
+refusal: why, and what to do instead. The defaults are the field's. cli/flag_tiers.json says who needs a flag: scale (many
+devices or machines), specialist (one model or vendor), own (thalweg's own), and core (a server on one machine) otherwise.
+Flags that the field has removed are
 of two groups. Those of group Removed had no effect any more. Those of group Replaced asked for something.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -39,8 +40,8 @@ class Flag:
     default: Any
     group: str
     help: str
-    tier: str
     refusal: str = ""
+    tier: str = "core"
 
     @property
     def dest(self) -> str:
@@ -70,5 +71,9 @@ class Flag:
 @cache
 def table() -> dict[str, Flag]:
     """Every known flag, by name without dashes in front."""
-    rows = json.loads((files("thalweg") / "assets" / "flags.json").read_text(encoding="utf-8"))
-    return {r[0]: Flag(r[0], tuple(r[1]), r[2], tuple(r[3]) if r[3] else None, *r[4:]) for r in rows}
+    folder = files("thalweg") / "cli"
+    tiers = json.loads((folder / "flag_tiers.json").read_text(encoding="utf-8"))
+    tier = {name: t for t, names in tiers.items() for name in names}
+    rows = json.loads((folder / "flags.json").read_text(encoding="utf-8"))
+    flags = (Flag(r[0], tuple(r[1]), r[2], tuple(r[3]) if r[3] else None, *r[4:]) for r in rows)
+    return {f.name: replace(f, tier=tier.get(f.name, "core")) for f in flags}

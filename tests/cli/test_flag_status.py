@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +56,8 @@ def test_counts_leave_out_what_the_field_removed():
     by_tier = flag_status.counts(flags.table().values())
     assert by_tier["own"][0] == by_tier["own"][1]
     assert by_tier["core"][0] >= 112
+    tiers = json.loads(Path(flag_status.__file__).with_name("flag_tiers.json").read_text(encoding="utf-8"))
+    assert {name for names in tiers.values() for name in names} <= set(flags.table())
 
 
 def test_a_preset_moves_defaults_and_what_is_given_wins():

@@ -62,7 +62,7 @@ one."""
 _UNSET = object()
 
 
-UNKNOWN = Flag("", (), "str", None, None, "", "", "")
+UNKNOWN = Flag("", (), "str", None, None, "", "")
 ENGINE = frozenset(EngineArgs.__struct_fields__)
 SERVER = frozenset(ServerSettings.__struct_fields__)
 
