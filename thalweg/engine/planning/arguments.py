@@ -20,7 +20,6 @@ NO_COMPILER = "the platform decides what is compiled and captured; of this objec
 GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 COMPILING = ("compilation_config", "optimization_level")
 AS_IT_IS = {
-    "enable_sleep_mode": "sleep() and wake_up() need no leave",
     "enable_prompt_embeds": "generate() takes prompt_embeds as it is",
     "code_revision": "of code that is never run, any revision is right",
     "enable_log_requests": "requests in Python are logged by whoever makes them",
