@@ -94,7 +94,7 @@ def test_an_engine_reads_the_vocabulary_when_it_has_nothing_else_to_do() -> None
     wire, words = Wire(rig.VOCABULARY), _Words()
     grammars = Grammars(words.get)
     core = Idle(5, grammars)
-    loop = _Loop(core, wire, grammars, words)  # type: ignore[arg-type]
+    loop = _Loop(core, wire, grammars, words, None)  # type: ignore[arg-type]
     thread = threading.Thread(target=_until_closed, args=(loop,))
     thread.start()
     while grammars._made is None:
