@@ -6,7 +6,7 @@ process. `None` in EngineArgs means "not said". Knows no device and no tensor fr
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -245,6 +245,10 @@ class ProfilerConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     torch_profiler_use_gzip: bool = True
     torch_profiler_record_shapes: bool = False
     torch_profiler_with_memory: bool = False
+    delay_iterations: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Steps between start and the first that is recorded."""
+    max_iterations: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Steps that are recorded, at the most; 0: until it is stopped."""
 
 
 def profiling(args: EngineArgs) -> ProfilerConfig | None:

@@ -52,12 +52,11 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         chat_template: str | None = None,
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
-        profiler_config: Mapping[str, Any] | None = None,
         **engine_args: Any,
     ) -> None:
         if model == BUNDLED:
             logger.warning(BUNDLED_WORDS.format(how="LLM(MODEL), a directory or a hub id,"))
-        engine = LLMEngine(engine_args_of({"model": model, **engine_args}), profiler_config)
+        engine = LLMEngine(engine_args_of({"model": model, **engine_args}))
         self._open(engine, chat_template, (tool_call_parser, reasoning_parser))
 
     @classmethod

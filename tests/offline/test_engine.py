@@ -118,15 +118,28 @@ def test_a_trace_is_written_where_it_was_asked_for(tmp_path):
     config = {"profiler": "torch", "torch_profiler_dir": str(tmp_path), "torch_profiler_with_stack": False}
     llm = LLM(profiler_config=config, **SIZES)
     with pytest.raises(ConfigError, match="profiler_config"):
-        LLM(profiler_config={"torch_profiler_dir": "x", "shape": 1}, **SIZES)
+        LLM(profiler_config={"profiler": "torch", "torch_profiler_dir": "/x", "shape": 1}, **SIZES)
     llm.start_profile("mine")
-    with pytest.raises(ConfigError, match="runs already"):
+    with pytest.raises(RequestError, match="is running"):
         llm.start_profile()
     llm.generate("a", PARAMS, use_tqdm=False)
     llm.stop_profile()
-    (file,) = tmp_path.iterdir()
+    (file,) = tmp_path.glob("*.gz")
     assert file.name.startswith("mine-")
     assert "traceEvents" in json.loads(gzip.decompress(file.read_bytes()))
+    llm.shutdown()
+
+
+@pytest.mark.slow
+def test_a_trace_of_some_steps_ends_by_itself(tmp_path):
+    pytest.importorskip("torch")
+    config = {"profiler": "torch", "torch_profiler_dir": str(tmp_path), "delay_iterations": 1, "max_iterations": 2}
+    llm = LLM(profiler_config=config, **SIZES)
+    llm.start_profile()
+    llm.generate("a", PARAMS, use_tqdm=False)
+    assert len(list(tmp_path.glob("thalweg-*.gz"))) == 1
+    with pytest.raises(RequestError, match="no profile is running"):
+        llm.stop_profile()
     llm.shutdown()
 
 

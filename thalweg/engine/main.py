@@ -112,6 +112,9 @@ class _Words:
         return self.sent
 
 
+WRITTEN = "a profile was written: %s"
+
+
 class _Loop:
     """Messages in, steps, outputs out. A reader thread fills the inbox, so a step never waits for the socket."""
 
@@ -141,6 +144,15 @@ class _Loop:
             self._steps += 1
             if outputs is not None:
                 self._channel.send(outputs)
+            if self._profiler is not None:
+                self._profiled(self._profiler)
+
+    def _profiled(self, profiler: Profiler) -> None:
+        try:
+            if (trace := profiler.stepped()) is not None:
+                log.info(WRITTEN, trace)
+        except OSError as e:
+            log.error("a profile was not written: %s", e)
 
     def _take(self, wait: bool) -> None:
         """Apply everything in the inbox. Wait for the first if there is nothing else to do."""
@@ -183,7 +195,7 @@ class _Loop:
             if op == "start_profile":
                 self._profiler.start()
             else:
-                log.info("a profile was written: %s", self._profiler.stop())
+                log.info(WRITTEN, self._profiler.stop())
         except (RequestError, OSError) as e:
             return str(e)
         return ""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from thalweg.config import EngineArgs, EngineConfig
+from thalweg.config import EngineArgs, EngineConfig, profiling
 from thalweg.engine.client.frontend import load_frontend, locate
 from thalweg.engine.client.inputs import InputProcessor, PoolingSubmission, Submission
 from thalweg.engine.client.outputs import OutputProcessor
@@ -19,10 +19,10 @@ from thalweg.engine.client.pooled import PoolingOutputs
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import Stats
 from thalweg.engine.worker.build import Worker, build
+from thalweg.engine.worker.profiling import Profiler
 from thalweg.errors import ConfigError, RequestError, UnavailableError
 from thalweg.grammar.grammars import Grammars
 from thalweg.offline.metrics import Metric, snapshot
-from thalweg.offline.profile import Profiler
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
 from thalweg.refused import NoAdapters, NoCode, NoOtherConfig, no_adapter
@@ -40,8 +40,9 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
     Raises ConfigError, CheckpointError, UnsupportedModelError or DeviceError when made, each naming the field or file.
     """
 
-    def __init__(self, args: EngineArgs, profiler_config: Mapping[str, Any] | None = None) -> None:
-        self.profiler = Profiler(profiler_config)
+    def __init__(self, args: EngineArgs) -> None:
+        said = profiling(args)
+        self._profiler = None if said is None else Profiler(said)
         with _uncollected():
             self.frontend = load_frontend(locate(args))
         self._seeds = random.Random(args.seed)
@@ -183,7 +184,8 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         processed = self.outputs.process(news)
         if processed.abort:
             self.core.abort(processed.abort)
-        self.profiler.stepped()
+        if self._profiler is not None:
+            self._profiler.stepped()
         return [*closed, *processed.outputs, *self.pooled.process(news)]
 
     def has_unfinished_requests(self) -> bool:
@@ -212,12 +214,18 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         """There is no cache of media: nothing to forget."""
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Record operations until `stop_profile`, by torch's profiler. ConfigError without a profiler_config."""
-        self.profiler.start(profile_prefix)
+        """Record operations until `stop_profile`, by torch's profiler. RequestError without a profiler_config, while one runs,
+        and on a device without torch."""
+        self._asked().start(profile_prefix or "thalweg")
 
     def stop_profile(self) -> None:
         """Write the trace."""
-        self.profiler.stop()
+        self._asked().stop()
+
+    def _asked(self) -> Profiler:
+        if self._profiler is None:
+            raise RequestError('profiler_config: give it to LLM(...): {"profiler": "torch", "torch_profiler_dir": FOLDER}')
+        return self._profiler
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Give the device's memory back, weights and cache. What is open is aborted ("abort"), finished first ("wait"), or

@@ -22,13 +22,30 @@ class Profiler:
         self._config = config
         self._profile: Any = None
         self._numbers = itertools.count(1)
+        self._name = ""
+        """Of the profile that was started. "": none."""
+        self._steps = 0
 
-    def start(self) -> None:
-        """RequestError if one runs, or there is nothing that torch could see."""
-        if self._profile is not None:
+    def start(self, prefix: str = "thalweg") -> None:
+        """prefix: how its files' names begin. RequestError if one runs, or there is nothing that torch could see."""
+        if self._name:
             raise RequestError("a profile is running: stop it first")
         if "torch" not in sys.modules:
             raise RequestError("this device runs no torch, so there is nothing to profile")
+        self._name, self._steps = f"{prefix}-{os.getpid()}-{next(self._numbers)}", -self._config.delay_iterations
+        if not self._steps:
+            self._record()
+
+    def stepped(self) -> Path | None:
+        """A step has ended: a profile may begin or end with it, and then has a file. OSError as `stop`."""
+        if not self._name:
+            return None
+        self._steps += 1
+        if self._profile is None and self._steps == 0:
+            self._record()
+        return self.stop() if self._profile is not None and self._steps == self._config.max_iterations else None
+
+    def _record(self) -> None:
         import torch.profiler
 
         config, kit = self._config, cast(Any, torch.profiler)  # partly without types
@@ -43,13 +60,13 @@ class Profiler:
 
     def stop(self) -> Path:
         """The trace's file, written. RequestError if no profile runs, OSError if the folder takes none."""
-        if self._profile is None:
-            raise RequestError("no profile is running: start one first")
         profile, self._profile = self._profile, None
+        name, self._name = self._name, ""
+        if profile is None:
+            raise RequestError("no step was recorded" if name else "no profile is running: start one first")
         profile.stop()
         folder = Path(self._config.torch_profiler_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"thalweg-{os.getpid()}-{next(self._numbers)}"
         trace = folder / f"{name}.pt.trace.json{'.gz' if self._config.torch_profiler_use_gzip else ''}"
         profile.export_chrome_trace(str(trace))
         table = profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=ROWS)
