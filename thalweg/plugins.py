@@ -32,6 +32,10 @@ class OpenList:
     def names(self) -> list[str]:
         return sorted({*self.here, *self._outside})
 
+    def targets(self) -> dict[str, str]:
+        """Name -> "module:attribute"."""
+        return {**{name: entry.value for name, entry in self._outside.items()}, **self.here}
+
     def load(self, name: str) -> Any:
         """KeyError for a name that is not there, UnsupportedModelError if a package's cannot be imported."""
         if name in self.here:

@@ -22,6 +22,7 @@ COMMANDS = {
     "plan": "what serving a model needs: memory, what fits, which flag to change",
     "quantize": "write a dense model again with quantised weights: rounded, or calibrated on a text",
     "compile": "a model's kernels for devices that need not be here, so that the first start does not wait for them",
+    "models": "the architectures that are served",
     "flags": "every flag of the server, honoured or refused, and how many of each",
     "as-vllm": "run a program written for vLLM, with thalweg under that name",
     "bench": "measure: latency, throughput, serve, startup, host",

@@ -7,6 +7,7 @@ A family may come from outside the repository: an installed package names it in 
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -88,8 +89,13 @@ _TAILS = {"ForSequenceClassification": tails.classifier, "Model": tails.embedder
 Family = Callable[[Mapping[str, Any]], ModelSpec]
 
 
+def served() -> dict[str, str]:
+    """Architecture -> "module:function", those of installed packages too."""
+    return _LIST.targets()
+
+
 def supported(config: Mapping[str, Any]) -> str:
-    """The architecture's name. UnsupportedModelError lists what there is."""
+    """The architecture's name. UnsupportedModelError says what is nearest."""
     name = architecture(config)
     _base(name)
     return name
@@ -116,7 +122,8 @@ def _base(name: str) -> tuple[str, str]:
         base = name.removesuffix(end) + _GENERATES
         if name.endswith(end) and base in _LIST:
             return base, end
+    near = ", ".join(difflib.get_close_matches(name, _LIST.names(), n=3, cutoff=0.6))
     raise UnsupportedModelError(
-        f"config.json: architectures: {name!r:.100} is not supported; this version serves {', '.join(_LIST.names())}, and "
-        f"those that end in {_GENERATES} also as {' and '.join(f'...{end}' for end in _TAILS)}"
+        f"config.json: architectures: {name!r:.100} is not supported{near and f'; nearest are {near}'}; "
+        f"`thalweg models` lists all {len(_LIST.names())} that are"
     )

@@ -1,0 +1,31 @@
+"""`thalweg models`: the list that the registry has, and where a refusal points."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from thalweg.cli import main
+from thalweg.errors import UnsupportedModelError
+from thalweg.models import registry
+
+
+def test_it_lists_what_is_served_with_a_word_on_each(capsys):
+    assert main(["models", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {r["architecture"] for r in rows} >= set(registry.ARCHITECTURES)
+    assert all(r["what"] for r in rows)
+
+
+def test_a_part_of_a_name_is_enough_and_one_that_nobody_has_is_told(capsys):
+    assert main(["models", "gpt-oss"]) == 0
+    assert "GptOssForCausalLM" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["models", "nobody's"])
+    assert "nothing here has" in capsys.readouterr().err
+
+
+def test_a_refusal_says_what_is_nearest():
+    with pytest.raises(UnsupportedModelError, match=r"nearest are Qwen3.*`thalweg models` lists all"):
+        registry.supported({"architectures": ["Qwen33ForCausalLM"]})
