@@ -132,6 +132,7 @@ def test_an_engine_that_cannot_load_says_why(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_is_ended_and_its_processes_too(tmp_path: Path) -> None:
     with fake(tmp_path, delay=60) as session:
         session._timeout = 1

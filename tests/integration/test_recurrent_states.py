@@ -99,7 +99,8 @@ def test_without_a_number_of_sequences_their_states_leave_half_of_the_cache_to_t
     assert config.scheduler.max_seqs * state.bytes_per_block <= 1 << 20
 
 
-@pytest.mark.parametrize("name", ["qwen3-next", pytest.param("qwen3.5", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5"])
 def test_prefix_hits_preemption_and_chunks_change_no_bit_of_greedy_and_seeded_text(name, tmp_path):
     path = make_checkpoint(name, tmp_path)
     plain, none, _ = serve(path, enable_prefix_caching=False, mamba_block_size=None, max_num_batched_tokens=64)

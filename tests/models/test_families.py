@@ -31,7 +31,10 @@ def greedy(model: torch.nn.Module, prompt: list[int], new: int) -> tuple[list[in
 
 BODIES = (*CONFIGS, "gpt-oss", "granite-moe", "gpt2", "ministral3", "cohere2", "hunyuan", "falcon-40b", "opt")
 """Families with a part that none before them has: these are also run without a kernel."""
-CASES = [(name, "cpu") for name in sorted(ALL)] + [pytest.param(n, "reference", marks=pytest.mark.slow) for n in sorted(BODIES)]
+QUICK = {*CONFIGS, *BODIES}
+CASES = [pytest.param(n, "cpu", marks=() if n in QUICK else pytest.mark.slow) for n in sorted(ALL)] + [
+    pytest.param(n, "reference", marks=pytest.mark.slow) for n in sorted(BODIES)
+]
 
 
 @pytest.mark.parametrize(("name", "platform"), CASES)

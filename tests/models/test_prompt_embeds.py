@@ -131,7 +131,8 @@ def test_what_cannot_be_laid_is_refused_by_name(nano: LLM, prompt: dict, params:
         nano.generate(prompt, SamplingParams(max_tokens=1, **params), use_tqdm=False)
 
 
-@pytest.mark.parametrize("case", [pytest.param("gemma3", marks=pytest.mark.slow), "llama"], indirect=True, scope="module")
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["gemma3", "llama"], indirect=True, scope="module")
 async def test_they_cross_to_an_engine_process_and_too_many_are_refused_here(
     case: tuple, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ ROUNDS = {
 """Operations of a round of twelve instructions, by type: lanes x products of a lane x 2."""
 
 
+@pytest.mark.slow
 def test_the_peak_counts_what_its_instructions_do(library: Library) -> None:
     for kind, each in enumerate(ROUNDS.get(library.level, ROUNDS["portable"])):
         assert library.peak(library.context, kind, 3) == 2 * 8 * 3 * each

@@ -126,6 +126,7 @@ def test_kernels_are_compiled_on_other_threads_before_the_step_runs(absent: Abse
     assert len(compiled) == 2
 
 
+@pytest.mark.slow
 def test_a_kernel_of_many_layers_is_compiled_once_and_one_that_does_not_compile_says_so_when_it_runs(
     absent: Absent, compiled: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def test_tiles_without_rows_cost_no_product() -> None:
     assert np.isfinite(got[there]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CHIPS)
 @pytest.mark.parametrize(
     "format",

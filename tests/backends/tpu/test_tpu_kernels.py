@@ -84,6 +84,7 @@ def test_a_cache_of_bytes_holds_what_the_definition_keeps() -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CHIPS)
 @pytest.mark.parametrize(
     ("heads", "rows", "dim", "dtype", "kv_dtype"),

@@ -94,6 +94,7 @@ def test_integers_of_4_bits_take_half_a_byte() -> None:
     assert weight["codes"].nbytes == 256 * 1024 // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CHIPS)
 @pytest.mark.parametrize("format", FORMATS + ROUNDED, ids=str)
 def test_it_lowers_for_hardware(format: WeightFormat, kind: str) -> None:

@@ -223,6 +223,7 @@ def test_probing_and_importing_load_no_framework() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "ranks"),
     [

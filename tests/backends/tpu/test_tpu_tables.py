@@ -56,7 +56,8 @@ def test_a_step_of_default_flags_fits_scalar_memory(config: dict[str, Any], toke
     assert max(map(scalar_bytes, calls)) < SCALAR_MEMORY // 2
 
 
-@pytest.mark.parametrize("window", [pytest.param(0, marks=pytest.mark.slow), 11])
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [0, 11])
 def test_long_tables_give_what_the_formula_says(window: int) -> None:
     """Tiles that jump between rows of a table of 129 x 4,096, at its ends and in its midst."""
     size, heads, per, dim = 8, 2, 2, 16

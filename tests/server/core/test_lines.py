@@ -45,6 +45,7 @@ def test_a_line_has_the_routes_answer(server):
     assert {k: said["response"]["body"][k] for k in same} == {k: over_http[k] for k in same}
 
 
+@pytest.mark.slow
 def test_more_lines_than_the_queue_holds_wait_for_a_place():
     answers = ask(*(line(i) for i in range(40)), max_queued_requests=0)
     assert [(a.ok, s["custom_id"]) for a, s in answers] == [(True, f"c{i}") for i in range(40)]

@@ -70,9 +70,9 @@ def test_while_it_waits_it_says_for_what(start) -> None:
     assert len(at_the_door) == 2
     assert "10 of 10 sequences were at the engine when it came" in at_the_door[0]["reasons"][0]["why"]
     assert {p["state"] for p in told if p not in at_the_door} == {"computing the prompt"}
-    running.engine.told_to_end.update(running.engine.running)
-    for thread in threads:
-        thread.join()
+    while any(thread.is_alive() for thread in threads):
+        running.engine.told_to_end.update(running.engine.running)
+        time.sleep(0.01)
 
 
 def test_only_the_key_that_asked_is_told(start) -> None:
