@@ -24,7 +24,7 @@ from thalweg.engine.client.outputs import OutputProcessor
 from thalweg.engine.client.pairs import shortened, tokenization
 from thalweg.engine.client.pooled import AllOpen, PoolingOutputs
 from thalweg.engine.client.process import EngineProcess
-from thalweg.engine.client.resting import LOOK_SECONDS, NO_SLEEP, Resting
+from thalweg.engine.client.resting import Resting, Rests
 from thalweg.engine.client.standby import Standby
 from thalweg.engine.client.stream import Stream
 from thalweg.engine.client.supervisor import Supervisor
@@ -62,7 +62,7 @@ class StatLogger(Protocol):
         """Every finished request, its metrics filled in. A pooling model's are PoolingRequestOutput."""
 
 
-class AsyncLLM(About):
+class AsyncLLM(Rests, About):
     """Many requests at once over one engine process. Make one with `await AsyncLLM.start(args)`, or with `from_engine_args`
     where nothing can be awaited. End it with `shutdown`.
 
@@ -406,57 +406,6 @@ class AsyncLLM(About):
         """Write the trace to the folder of `profiler_config`. RequestError if no profile runs, or the folder takes none."""
         await self._supervisor.control("stop_profile")
 
-    # ------------------------------------------------------------------ pause and sleep
-
-    async def pause_generation(
-        self, mode: str = "abort", wait_for_inflight_requests: bool | None = None, clear_cache: bool = True
-    ) -> None:
-        """Start no step until `resume_generation`. Requests under way are ended ("abort"), finished first ("wait") or held
-        ("keep"). New ones wait. wait_for_inflight_requests: the old name of "wait". RequestError names a wrong argument."""
-        await self._started()
-        await self._resting.pause("wait" if wait_for_inflight_requests else mode, clear_cache)
-
-    async def resume_generation(self) -> None:
-        """Go on after `pause_generation`. A sleeping engine stays asleep."""
-        await self._resting.resume()
-
-    async def is_paused(self) -> bool:
-        return self._resting.paused
-
-    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """End the engine's process, and give back all its memory, until `wake_up`. mode: as for `pause_generation`. level 2
-        also ends the process that stands by, level 0 only pauses. RequestError without `enable_sleep_mode`. UnavailableError
-        while the engine is restarting."""
-        if not self._frontend.args.enable_sleep_mode:
-            raise RequestError(NO_SLEEP, "enable_sleep_mode")
-        await self._started()
-        await (self._resting.sleep(level, mode) if level else self._resting.pause(mode, False))
-
-    async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Start the engine again, with the weights its model has now. Returns when it serves. Requests that were kept go on."""
-        if tags:
-            raise RequestError("tags: weights and cache come back together; leave it out", "tags")
-        await (self._resting.wake_up() if self._resting.asleep else self._resting.resume())
-
-    async def is_sleeping(self) -> bool:
-        return self._resting.asleep
-
-    async def wait_for_requests_to_drain(self, drain_timeout: float | None = 300) -> None:
-        """Returns when no request is open. TimeoutError after so many seconds."""
-        async with asyncio.timeout(drain_timeout):
-            while self._open_ids():
-                await asyncio.sleep(LOOK_SECONDS)
-
-    @property
-    def sleep_level(self) -> int:
-        """0: awake."""
-        return self._resting.level
-
-    @property
-    def held(self) -> int:
-        """Requests that wait for `resume` or `wake_up`."""
-        return self._resting.waiting
-
     def _open_ids(self) -> list[str]:
         return [*self._streams, *self._pooling]
 
@@ -535,7 +484,10 @@ def _only_here(lora_request: object, trace_headers: object, data_parallel_rank: 
     """What requests of the field may say, and this version has not. NotSupportedError, RequestError."""
     no_adapter(lora_request)
     if trace_headers:
-        raise RequestError("trace_headers: this version exports no traces; leave it out", "trace_headers")
+        raise RequestError(
+            "trace_headers: the server exports traces (--otlp-traces-endpoint), an engine in a program none; leave it out",
+            "trace_headers",
+        )
     if data_parallel_rank:
         raise RequestError("data_parallel_rank: there is one engine, rank 0; leave it out", "data_parallel_rank")
 

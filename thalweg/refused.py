@@ -11,6 +11,7 @@ from thalweg.errors import NotSupportedError
 ADAPTERS = "adapters are not served by this version: merge the adapter into the weights (peft: merge_and_unload), and load that"
 CODE = "no code of yours runs inside the engine: results come as outputs and get_metrics(), weights as files"
 CONFIG = "there is no VllmConfig: settings are EngineArgs; use from_engine_args"
+TRACES = "trace_headers: the server exports traces (--otlp-traces-endpoint), an engine in a program none; leave it out"
 WEIGHTS = "weights are not changed in a running engine by this version: make a new one of the new checkpoint"
 
 

@@ -25,7 +25,7 @@ from thalweg.grammar.grammars import Grammars
 from thalweg.offline.metrics import Metric, snapshot
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
-from thalweg.refused import NoAdapters, NoCode, NoOtherConfig, no_adapter
+from thalweg.refused import TRACES, NoAdapters, NoCode, NoOtherConfig, no_adapter
 from thalweg.text.cut import asked as cuts
 from thalweg.text.tokenizer import Tokenizer
 
@@ -144,7 +144,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         """One request, by an id that no open one has: the id. RequestError names the field."""
         no_adapter(lora_request)
         if trace_headers:
-            raise RequestError("trace_headers: this version exports no traces; leave it out", "trace_headers")
+            raise RequestError(TRACES, "trace_headers")
         if arrival_time is not None:
             raise RequestError("arrival_time: requests arrive when they are added; leave it out", "arrival_time")
         if not isinstance(request_id, str) or request_id in self.open_ids:

@@ -33,7 +33,7 @@ class About(NoAdapters, NoNewWeights, NoOtherConfig):
         logger.info("%s", self._stats)
 
     async def is_tracing_enabled(self) -> bool:
-        """Are traces exported? This version exports none."""
+        """Are traces exported? The server does that, from outside the engine."""
         return False
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from thalweg.engine.client.frontend import Frontend
 from thalweg.engine.client.supervisor import Supervisor
 from thalweg.errors import RequestError, UnavailableError
 
@@ -109,3 +110,61 @@ class Resting:
         """There will be no engine: who waits shall find out."""
         self.paused = self.asleep = False
         self.open()
+
+
+class Rests:
+    """The part of AsyncLLM that pauses and sleeps."""
+
+    _resting: Resting
+    _frontend: Frontend
+    _started: Callable[[], Awaitable[None]]
+    _open_ids: Callable[[], list[str]]
+
+    async def pause_generation(
+        self, mode: str = "abort", wait_for_inflight_requests: bool | None = None, clear_cache: bool = True
+    ) -> None:
+        """Start no step until `resume_generation`. Requests under way are ended ("abort"), finished first ("wait") or held
+        ("keep"). New ones wait. wait_for_inflight_requests: the old name of "wait". RequestError names a wrong argument."""
+        await self._started()
+        await self._resting.pause("wait" if wait_for_inflight_requests else mode, clear_cache)
+
+    async def resume_generation(self) -> None:
+        """Go on after `pause_generation`. A sleeping engine stays asleep."""
+        await self._resting.resume()
+
+    async def is_paused(self) -> bool:
+        return self._resting.paused
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """End the engine's process, and give back all its memory, until `wake_up`. mode: as for `pause_generation`. level 2
+        also ends the process that stands by, level 0 only pauses. RequestError without `enable_sleep_mode`. UnavailableError
+        while the engine is restarting."""
+        if not self._frontend.args.enable_sleep_mode:
+            raise RequestError(NO_SLEEP, "enable_sleep_mode")
+        await self._started()
+        await (self._resting.sleep(level, mode) if level else self._resting.pause(mode, False))
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Start the engine again, with the weights its model has now. Returns when it serves. Requests that were kept go on."""
+        if tags:
+            raise RequestError("tags: weights and cache come back together; leave it out", "tags")
+        await (self._resting.wake_up() if self._resting.asleep else self._resting.resume())
+
+    async def is_sleeping(self) -> bool:
+        return self._resting.asleep
+
+    async def wait_for_requests_to_drain(self, drain_timeout: float | None = 300) -> None:
+        """Returns when no request is open. TimeoutError after so many seconds."""
+        async with asyncio.timeout(drain_timeout):
+            while self._open_ids():
+                await asyncio.sleep(LOOK_SECONDS)
+
+    @property
+    def sleep_level(self) -> int:
+        """0: awake."""
+        return self._resting.level
+
+    @property
+    def held(self) -> int:
+        """Requests that wait for `resume` or `wake_up`."""
+        return self._resting.waiting
