@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from importlib import import_module
 from typing import Any
 
 import orjson
 
 from thalweg.cli.flags import Parser
-from thalweg.models import registry
+from thalweg.engine.planning.served import listing
 
 
 def run(words: list[str]) -> int:
@@ -25,19 +23,6 @@ def run(words: list[str]) -> int:
         parser.error(f"NAME: nothing here has {args.name!r:.80} in its name or description; thalweg models lists all")
     print(orjson.dumps(rows, option=orjson.OPT_INDENT_2).decode() if args.json else table(rows))
     return 0
-
-
-def listing() -> list[dict[str, Any]]:
-    """By name: the architecture, the function that reads its configuration, and what its file says of it first."""
-    return [
-        {"architecture": name, "family": where.rpartition(".")[2], "what": _said(where.partition(":")[0])}
-        for name, where in sorted(registry.served().items(), key=lambda item: item[0].lower())
-    ]
-
-
-def _said(module: str) -> str:
-    """The first sentence of a module, on one line."""
-    return " ".join((inspect.getdoc(import_module(module)) or "").split()).partition(". ")[0].removesuffix(".")
 
 
 def table(rows: list[dict[str, Any]]) -> str:
