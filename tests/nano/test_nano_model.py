@@ -121,7 +121,8 @@ def test_the_script_makes_such_a_tokenizer(monkeypatch, tmp_path):
     assert len(a.keys() & b.keys()) > 0.9 * len(b)
 
 
-@pytest.mark.parametrize("per_task", [pytest.param(1, id="one prompt a task"), pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("per_task", [pytest.param(1, id="one prompt a task"), 12])
 def test_it_writes_token_by_token_what_transformers_writes(per_task, llm):
     oracle = transformers.AutoModelForCausalLM.from_pretrained(
         resolve_model("thalweg-nano"), dtype=torch.float32, attn_implementation="eager"

@@ -364,7 +364,8 @@ def test_a_models_own_template_that_runs_away_is_not_blamed_on_the_caller(monkey
     chat.close()
 
 
-@pytest.mark.parametrize("busy", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("busy", [False, True])
 def test_children_end_with_their_parent(busy: bool) -> None:
     code = f"""
 import sys, time

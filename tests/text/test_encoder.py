@@ -101,6 +101,7 @@ async def test_text_that_is_no_unicode_is_named() -> None:
         assert e.value.param == "prompt"
 
 
+@pytest.mark.slow
 async def test_other_threads_run_while_the_library_encodes() -> None:
     """The library must leave the interpreter to others: a thread alone would not help."""
     tok = load_tokenizer(Path(thalweg.__file__).parent / "nano/weights")
