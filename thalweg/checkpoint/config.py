@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.checkpoint import gguf, native, quantised, sentence
-from thalweg.checkpoint.safetensors import open_checkpoint, strict_json
+from thalweg.checkpoint.json_files import read_json, read_object
+from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.checkpoint.spelling import settled
 from thalweg.checkpoint.tail import decide
 from thalweg.checkpoint.weights import Stored
@@ -19,8 +20,6 @@ from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.hal.platform import ModelInfo
 
 AUTO = Tail()
-MAX_JSON = 16_000_000
-"""Bytes a configuration file may have."""
 
 DTYPES = {
     "float32": "float32",
@@ -59,7 +58,7 @@ def read_config(
         config.update(value if key == "text_config" and isinstance(value, dict) else {key: value})
     _finite(config, str(file))
     near = () if file == Path(path) else quantised.FILES
-    beside = {name: _read_object(file.with_name(name)) for name in near if file.with_name(name).is_file()}
+    beside = {name: read_object(file.with_name(name)) for name in near if file.with_name(name).is_file()}
     found = quantised.described(config, file, beside)
     if found is not None:
         accept(found)
@@ -78,11 +77,11 @@ def _described(path: Path, elsewhere: Path | None) -> tuple[Path, dict[str, Any]
     if native.is_native(path):
         return path, native.read_config(path)
     file = (elsewhere or path) / "config.json"
-    return file, settled(_read_object(file))
+    return file, settled(read_object(file))
 
 
 def _pooling(path: Path) -> dict[str, Any] | None:
-    return gguf.pooling(path) if gguf.is_gguf(path) else sentence.described(folder(path), _read_json)
+    return gguf.pooling(path) if gguf.is_gguf(path) else sentence.described(folder(path), read_json)
 
 
 def folder(path: Path) -> Path:
@@ -219,7 +218,7 @@ def generation_defaults(path: str | Path) -> dict[str, Any]:
     file = file / "generation_config.json" if file.is_dir() else file
     if not file.exists():
         return {}
-    content = _read_object(file)
+    content = read_object(file)
     _finite(content, str(file))
     return content
 
@@ -290,25 +289,6 @@ def text(config: Config, key: str, default: str) -> str:
     if not isinstance(value, str):
         raise CheckpointError(f"config.json: {key}: must be text, not {value!r:.80}")
     return value
-
-
-def _read_object(file: Path) -> dict[str, Any]:
-    content = _read_json(file)
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file}: must hold a JSON object, not {type(content).__name__}")
-    return content
-
-
-def _read_json(file: Path) -> Any:
-    try:
-        if file.stat().st_size > MAX_JSON:
-            raise CheckpointError(f"{file}: larger than {MAX_JSON} bytes; not a configuration file")
-        content = strict_json(file, file.read_bytes())
-    except FileNotFoundError as e:
-        raise CheckpointError(f"{file}: does not exist") from e
-    except OSError as e:
-        raise CheckpointError(f"{file}: cannot be read: {e.strerror or e}") from e
-    return content
 
 
 def _finite(value: Any, where: str) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from thalweg.checkpoint.json_files import read_object
 from thalweg.checkpoint.pieces import Piece, Pieces
-from thalweg.checkpoint.safetensors import Checkpoint, open_checkpoint, strict_json
+from thalweg.checkpoint.safetensors import Checkpoint, open_checkpoint
 from thalweg.errors import CheckpointError, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,6 @@ logger = logging.getLogger(__name__)
 PARAMS = "params.json"
 WEIGHTS = "consolidated"
 """Begins the names of the files that hold the weights."""
-MAX_PARAMS = 16_000_000
 POSITIONS = 128_000
 """Where no file says how long a context may be: what Mistral's own code computes positions for."""
 _SAME = {
@@ -59,7 +59,7 @@ def is_native(path: str | Path) -> bool:
 
 def read_config(path: str | Path) -> dict[str, Any]:
     """What config.json would say. CheckpointError, UnsupportedModelError name the key."""
-    params = _params(Path(path))
+    params = read_object(Path(path))
     for key, what in _ELSEWHERE.items():
         if params.get(key):
             raise UnsupportedModelError(f"{path}: {key}: {what} are not read from params.json by this version{_with_hf(path)}")
@@ -81,7 +81,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 def open_model(path: str | Path) -> Pieces:
     """Every tensor by the name, and with the values, that transformers has for it."""
     path = Path(path)
-    whole, params = open_consolidated(path), _params(path)
+    whole, params = open_consolidated(path), read_object(path)
     made: dict[str, Piece] = {}
     for name in whole.names:
         shape = whole.entry(name)[1]
@@ -123,18 +123,6 @@ def _target(name: str) -> str | None:
     if (expert := _EXPERT.fullmatch(part)) is not None:
         return f"{at}.block_sparse_moe.experts.{int(expert[1])}.{expert[2]}.{_KINDS[kind]}"
     return f"{at}.{_LAYER[part]}.{_KINDS[kind]}" if part in _LAYER else None
-
-
-def _params(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > MAX_PARAMS:
-            raise CheckpointError(f"{path}: larger than {MAX_PARAMS} bytes; not a configuration file")
-        content = strict_json(path, path.read_bytes())
-    except OSError as e:
-        raise CheckpointError(f"{path}: cannot be read: {e.strerror or e}") from e
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: must hold a JSON object, not {type(content).__name__}")
-    return content
 
 
 def _window(path: Path, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,7 +168,7 @@ def _positions(path: Path, params: Mapping[str, Any]) -> dict[str, Any]:
     found = params.get(key) or params.get("max_seq_len")
     beside = path.with_name("config.json")
     if found is None and beside.is_file():
-        found = _params(beside).get(key)
+        found = read_object(beside).get(key)
     if found is None:
         logger.warning("%s: names no length of contexts: %d is assumed (--max-model-len sets it)", path, POSITIONS)
     return {key: POSITIONS if found is None else found}

@@ -1,0 +1,33 @@
+"""JSON files beside weights, read whole, within a bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from thalweg.checkpoint.safetensors import strict_json
+from thalweg.errors import CheckpointError
+
+MAX_JSON = 16_000_000
+"""Bytes a configuration file may have."""
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """As `read_json`. CheckpointError too for what is no object."""
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file}: must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+def read_json(file: Path) -> Any:
+    """Its content. CheckpointError names a file that is missing, unreadable, too long, or bad JSON."""
+    try:
+        if file.stat().st_size > MAX_JSON:
+            raise CheckpointError(f"{file}: larger than {MAX_JSON} bytes; not a configuration file")
+        content = strict_json(file, file.read_bytes())
+    except FileNotFoundError as e:
+        raise CheckpointError(f"{file}: does not exist") from e
+    except OSError as e:
+        raise CheckpointError(f"{file}: cannot be read: {e.strerror or e}") from e
+    return content
