@@ -19,7 +19,7 @@ class About(NoAdapters, NoNewWeights, NoOtherConfig):
 
     @property
     def state(self) -> str:
-        """starting | ready | restarting | asleep | failed | stopped"""
+        """starting | ready | restarting | sleeping | failed | stopped"""
         raise NotImplementedError
 
     async def reset_mm_cache(self) -> None:
