@@ -12,7 +12,7 @@ from thalweg.plugins import imported
 def listing() -> list[dict[str, Any]]:
     """By name: the architecture, the function that reads its configuration, and what its file says of it first."""
     return [
-        {"architecture": name, "family": where.rpartition(".")[2], "what": _said(where)}
+        {"architecture": name, "file": where.partition(":")[0], "family": where.rpartition(":")[2], "what": _said(where)}
         for name, where in sorted(registry.served().items(), key=lambda item: item[0].lower())
     ]
 

@@ -1,0 +1,41 @@
+"""What a model is, declared: a list of layers, what lies around them, and the tensors each part is made of.
+
+A family (`families/`) turns a configuration into a `ModelSpec`; `decoder` assembles layers by the kinds named here, and
+`sizes` counts bytes by walking the same declarations. Loads no tensor framework, so that memory can be planned, and a
+configuration refused, before anything heavy is loaded.
+
+Names of tensors are those of the checkpoint: each part names its own, relative to what it is a part of.
+"""
+
+from __future__ import annotations
+
+from thalweg.models.spec.attention import Attention
+from thalweg.models.spec.delta import DeltaNet
+from thalweg.models.spec.mlp import MLP, UngatedMLP
+from thalweg.models.spec.model import Layer, Learned, ModelSpec, Names
+from thalweg.models.spec.moe import MoE
+from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms
+from thalweg.models.spec.part import FFN, Mixer
+from thalweg.models.spec.rope import ROPE_TYPES, Rope, rope_type
+
+__all__ = [
+    "FFN",
+    "MLP",
+    "ROPE_TYPES",
+    "AnyNorm",
+    "Attention",
+    "DeltaNet",
+    "HeadNorm",
+    "Layer",
+    "LayerNorm",
+    "Learned",
+    "Mixer",
+    "MoE",
+    "ModelSpec",
+    "Names",
+    "Norm",
+    "Norms",
+    "Rope",
+    "UngatedMLP",
+    "rope_type",
+]

@@ -1,0 +1,79 @@
+"""Gated delta nets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from thalweg.hal.kv import StateSpec, state_part
+from thalweg.models.spec.norm import Norm
+from thalweg.models.weights import Source, Weight, Weights, linear, stacked, vector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """A gated delta net: q, k and v through short convolutions, then a recurrence (`ops.delta_rule`) whose state is all that is
+    kept of a sequence. Its heads are normed and multiplied by silu of a gate, z."""
+
+    key_heads: int
+    """Of q and of k; each serves value_heads / key_heads heads of the recurrence."""
+    value_heads: int
+    key_dim: int
+    """Of one head."""
+    value_dim: int
+    kernel: int
+    """Tokens a convolution sees, its own included."""
+    eps: float
+    act: str = "silu"
+    """After the convolutions."""
+    grouped: bool = False
+    """Two tensors: of each key head in turn its q and k and its value heads' v and z; of each its value heads' b and a. False:
+    four, q, k and v in one and z, b and a."""
+    name: str = "linear_attn"
+    rope: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        if self.value_heads % self.key_heads:
+            raise ValueError(f"DeltaNet: {self.value_heads} heads do not share {self.key_heads} queries and keys evenly")
+        if self.kernel < 2:
+            raise ValueError(f"DeltaNet: a convolution over {self.kernel} tokens is none")
+
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """Values of a token's q, k and v."""
+        keys = self.key_heads * self.key_dim
+        return keys, keys, self.value_heads * self.value_dim
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """As attention's: q, k, v and z, in heads of v."""
+        q, k, v = self.parts
+        return self.value_heads, -(-(q + k + v) // (2 * self.value_dim)), self.value_dim
+
+    def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> StateSpec:
+        """The last inputs of the convolutions, and a matrix for each head."""
+        return StateSpec((
+            state_part("conv", (self.kernel - 1, sum(self.parts) // ranks), dtype),
+            state_part("delta", (self.value_heads // ranks, self.key_dim, self.value_dim), "float32"),
+        ))  # fmt: skip
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        at, heads, (q, k, v) = f"{at}{self.name}.", self.value_heads, self.parts
+        projected = (
+            (Source(f"{at}in_proj_qkvz.weight", (q + k + 2 * v, hidden)), Source(f"{at}in_proj_ba.weight", (2 * heads, hidden)))
+            if self.grouped
+            else (
+                *stacked(f"{at}in_proj_qkv.weight", self.parts, hidden),
+                *(Source(f"{at}in_proj_{p}.weight", (n, hidden)) for p, n in (("z", v), ("b", heads), ("a", heads))),
+            )
+        )
+        return {
+            "in": {"weight": Weight(projected, 0, "linear")},
+            "conv": {"weight": Weight(stacked(f"{at}conv1d.weight", self.parts, 1, self.kernel), 0)},
+            "rate": {
+                "log": vector(f"{at}A_log", heads, shard=0, dtype="float32"),
+                "bias": vector(f"{at}dt_bias", heads, shard=0, fill="ones", dtype="float32"),
+            },
+            "norm": Norm("norm", self.value_dim, self.eps).weights(at),
+            "out": linear({f"{at}out_proj": hidden}, v, shard=1),
+        }

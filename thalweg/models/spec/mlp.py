@@ -1,0 +1,63 @@
+"""Feed-forward parts, with and without a gate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thalweg.models.weights import Weights, linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLP:
+    """down(act(gate(x)) * up(x))."""
+
+    inner: int
+    act: str = "silu"
+    """As `ops.act_and_mul` names it."""
+    bias: bool = False
+    name: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    fused: str = ""
+    """The tensor that holds gate and up; "" = one tensor each."""
+
+    @property
+    def width(self) -> int:
+        """Inner values that one token's step holds."""
+        return self.inner
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        at = f"{at}{self.name}."
+        parts = {f"{at}{self.gate}": self.inner, f"{at}{self.up}": self.inner}
+        return {
+            "gate_up": linear(parts, hidden, shard=0, bias=self.bias, fused=f"{at}{self.fused}" if self.fused else ""),
+            "down": linear({f"{at}{self.down}": hidden}, self.inner, shard=1, bias=self.bias),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UngatedMLP:
+    """down(act(up(x)))."""
+
+    inner: int
+    act: str = "gelu"
+    """As `ops.activation` names it."""
+    bias: bool = False
+    name: str = "mlp"
+    """"" = its matrices are the layer's own."""
+    up: str = "fc1"
+    down: str = "fc2"
+    turned: bool = False
+    """Matrices are stored [inputs, outputs]."""
+
+    @property
+    def width(self) -> int:
+        return self.inner
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        at = f"{at}{self.name}." if self.name else at
+        return {
+            "up": linear({f"{at}{self.up}": self.inner}, hidden, shard=0, bias=self.bias, turned=self.turned),
+            "down": linear({f"{at}{self.down}": hidden}, self.inner, shard=1, bias=self.bias, turned=self.turned),
+        }

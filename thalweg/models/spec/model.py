@@ -1,0 +1,163 @@
+"""A layer, a model, and what lies around the layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from thalweg.models.spec.norm import AnyNorm, Norms
+from thalweg.models.spec.part import FFN, Mixer
+from thalweg.models.spec.rope import Rope
+from thalweg.models.tail import Pooling
+from thalweg.models.weights import Source, Weight, Weights, matrices, vector
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """x + mixer(x), then x + ffn(x), normalised as `norms` says."""
+
+    mixer: Mixer
+    ffn: FFN
+    norms: Norms
+    parallel: bool = False
+    """Both parts see the same x, and both are added to it. Without a norm of its own the ffn takes the mixer's input."""
+    multiplier: float = 1.0
+    """Of what both parts add to the residual stream."""
+
+    def __post_init__(self) -> None:
+        if self.parallel and (self.norms.mixer_sum or self.norms.ffn_sum):
+            raise ValueError("Layer: parallel parts are added once, so there is no sum between them to normalise")
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        norms = {k: n.weights(at) for k in Norms.KEYS if (n := getattr(self.norms, k)) is not None}
+        return {"norms": norms, "mixer": self.mixer.weights(at, hidden), "ffn": self.ffn.weights(at, hidden)}
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """A learned table, of whose rows one is added to each embedded token."""
+
+    name: str
+    rows: int
+    by: Literal["position", "type"] = "position"
+    """Which row: that of the token's position, or that of its type: of two texts in one sequence, which."""
+    first: int = 0
+    """By position: the row of position 0. Those before it are of no use here (RoBERTa: its padding's, and one more)."""
+
+    @property
+    def positions(self) -> int:
+        """Of the longest sequence."""
+        return self.rows - self.first
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        return {"weight": Weight((Source(f"{at}{self.name}.weight", (self.rows, hidden)),), role="embedding")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """How a checkpoint's names differ from those that the parts of a spec give."""
+
+    replace: tuple[tuple[str, str], ...] = ()
+    """Prefixes and what takes their place; the first that fits. Bare decoders lack the `root`, which is added."""
+    inside: tuple[tuple[str, str], ...] = ()
+    """Parts of names, anywhere in them, and what takes their place; all of them."""
+    skip: tuple[str, ...] = ()
+    """Prefixes of tensors that hold nothing of this model, such as another modality's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """An embedding, layers, a last norm, and a tail: an output matrix whose logits are sampled, or pooling."""
+
+    vocab: int
+    hidden: int
+    layers: tuple[Layer, ...]
+    norm: AnyNorm | None
+    """Of what the last layer gives."""
+    learned: tuple[Learned, ...] = ()
+    """Added to embedded tokens."""
+    embed_norm: AnyNorm | None = None
+    """Of what enters the first layer."""
+    pooling: Pooling | None = None
+    """None: the tail is the output matrix."""
+    tied: bool = False
+    """The embedding is also the output matrix."""
+    embed_scale: float = 1.0
+    """Of embedded tokens, rounded to the model's dtype."""
+    logit_scale: float = 1.0
+    head_bias: bool = False
+    """Of the output matrix."""
+    logit_softcap: float = 0.0
+    """0 = off; else logits become cap * tanh(logits / cap)."""
+    root: str = "model."
+    layer: str = "layers.{}."
+    embed: str = "embed_tokens"
+    head: str = "lm_head"
+    names: Names = field(default_factory=Names)
+
+    def weights(self) -> Weights:
+        """Every parameter, by the keys that loaded parameters have."""
+        table = f"{self.root}{self.embed}"
+        shape = {table if self.tied else self.head: self.vocab}
+        made: dict[str, Any] = {
+            "embed": {"weight": matrices({table: self.vocab}, self.hidden, shard=1, role="embedding")},
+            "layers": {i: each.weights(self.root + self.layer.format(i), self.hidden) for i, each in enumerate(self.layers)},
+        }
+        if self.learned:
+            made["learned"] = {i: each.weights(self.root, self.hidden) for i, each in enumerate(self.learned)}
+        for key, norm in (("embed_norm", self.embed_norm), ("norm", self.norm)):
+            if norm is not None:
+                made[key] = norm.weights(self.root)
+        if self.pooling is None:
+            made["head"] = {"weight": matrices(shape, self.hidden, shard=0, role="tied" if self.tied else "head")}
+            if self.head_bias:
+                made["head"]["bias"] = vector(f"{self.head}.bias", self.vocab, shard=0)
+        elif self.pooling.classes is not None:
+            made["classes"] = self.pooling.classes.weights(self.root, self.hidden)
+        return made
+
+    @property
+    def causal(self) -> bool:
+        """Does every token see those before it alone?"""
+        return all(getattr(each.mixer, "causal", True) for each in self.layers)
+
+    @property
+    def positions(self) -> int | None:
+        """Tokens of the longest sequence that learned positions allow; None: the model has none."""
+        return min((each.positions for each in self.learned if each.by == "position"), default=None)
+
+    @property
+    def types(self) -> int:
+        """Types of tokens that are told apart; 1 = none are."""
+        return max((each.rows for each in self.learned if each.by == "type"), default=1)
+
+    @property
+    def result(self) -> int:
+        """Numbers that the tail gives of a sequence: logits, a vector, or one per class."""
+        if self.pooling is None:
+            return self.vocab
+        return self.hidden if self.pooling.classes is None else len(self.pooling.classes.labels)
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """Each rotary table that some layer reads, once."""
+        found: list[Rope] = []
+        for each in self.layers:
+            if each.mixer.rope is not None and each.mixer.rope not in found:
+                found.append(each.mixer.rope)
+        return tuple(found)
+
+    def known(self, name: str) -> str | None:
+        """A checkpoint's tensor name as the layers know it. None for tensors that hold nothing of their own: rotary tables,
+        the output matrix of a model whose embedding serves as one, and what `names` skips."""
+        if name.startswith(self.names.skip) or name.endswith("rotary_emb.inv_freq"):
+            return None
+        for old, new in self.names.replace:
+            if name.startswith(old):
+                name = new + name.removeprefix(old)
+                break
+        for old, new in self.names.inside:
+            name = name.replace(old, new)
+        if self.tied and name == f"{self.head}.weight":
+            return None
+        return name if name.startswith((self.root, f"{self.head}.")) else self.root + name

@@ -1,0 +1,106 @@
+"""Mixtures of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thalweg.models.spec.mlp import MLP
+from thalweg.models.weights import Source, View, Weight, Weights, matrices, vector, viewed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoE:
+    """A mixture of gated MLPs: every token goes to `top_k` of the experts (`ops.route`, `ops.experts`)."""
+
+    experts: int
+    top_k: int
+    inner: int
+    """Of one expert."""
+    act: str = "silu"
+    scores: str = "softmax"
+    renormalise: bool = False
+    """Weights of the chosen experts sum to one."""
+    scale: float = 1.0
+    shared: MLP | None = None
+    """What every token goes to as well. Its name is relative to this part's."""
+    shared_gate: str = ""
+    """The matrix of one output whose sigmoid multiplies what `shared` gives; "" = none."""
+    name: str = "mlp"
+    router: str = "gate"
+    router_bias: bool = False
+    correction: str = ""
+    """The tensor of a number per expert, added to its score where experts are chosen and not to its share; "" = none."""
+    correction_rows: int = 0
+    """Rows of that tensor; 0 = it has one dimension."""
+    groups: int = 1
+    """Groups of experts, of which the best `top_groups` count."""
+    top_groups: int = 1
+    expert: str = "experts.{}"
+    """{}: the expert's index."""
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    fused: tuple[str, str] | None = None
+    """Tensors that hold gate and up, and down, of all experts in checkpoints that do not have one each."""
+    turned: bool = False
+    """These are [experts, inputs, outputs], and rows of gate and up alternate."""
+    biases: tuple[str, str] | None = None
+    """Tensors that hold the biases of gate and up, which alternate, and of down, of all experts."""
+
+    @property
+    def width(self) -> int:
+        return self.inner * self.top_k + (self.shared.inner if self.shared else 0)
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        at = f"{at}{self.name}."
+        each = [at + self.expert.format(e) for e in range(self.experts)]
+        gates = {f"{e}.{part}": self.inner for e in each for part in (self.gate, self.up)}
+        more: dict[str, Weights] = {} if self.shared is None else {"shared": self.shared.weights(at, hidden)}
+        if self.shared_gate:
+            more["shared_gate"] = {"weight": Weight((Source(f"{at}{self.shared_gate}.weight", (1, hidden)),))}
+        if self.correction:
+            shape = (self.correction_rows, self.experts) if self.correction_rows else (self.experts,)
+            more["correction"] = {"bias": Weight((Source(f"{at}{self.correction}", shape),), fill="zeros", dtype="float32")}
+        if self.router_bias:
+            more["router_bias"] = {"bias": vector(f"{at}{self.router}.bias", self.experts)}
+        if self.biases is not None:
+            first, second = (
+                (f"{at}{name}", (self.experts, n)) for name, n in zip(self.biases, (2 * self.inner, hidden), strict=True)
+            )
+            more["biases"] = {
+                "gate_up": Weight(tuple(
+                    Source(f"{each[e]}.{part}.bias", (self.inner,), within=View(*first, e, first=at_row, step=2))
+                    for e in range(self.experts) for at_row, part in enumerate((self.gate, self.up))
+                ), 0),
+                "down": Weight(tuple(
+                    Source(f"{each[e]}.{self.down}.bias", (hidden,), within=View(*second, e)) for e in range(self.experts)
+                )),
+            }  # fmt: skip
+        return {
+            "router": {"weight": Weight((Source(f"{at}{self.router}.weight", (self.experts, hidden)),))},
+            "gate_up": {
+                "weight": self._viewed(at, matrices(gates, hidden, shard=0, role="experts"), 0, 2 * self.inner, hidden)
+            },
+            "down": {
+                "weight": self._viewed(
+                    at,
+                    matrices({f"{e}.{self.down}": hidden for e in each}, self.inner, shard=1, role="experts"),
+                    1,
+                    hidden,
+                    self.inner,
+                )
+            },
+            **more,
+        }
+
+    def _viewed(self, at: str, weight: Weight, which: int, outputs: int, inputs: int) -> Weight:
+        """outputs, inputs: of an expert's matrix in the fused tensor, each of which holds two of the sources, or one."""
+        if self.fused is None:
+            return weight
+        shape = (self.experts, inputs, outputs) if self.turned else (self.experts, outputs, inputs)
+        parts = len(weight.sources) // self.experts
+        rows, step = (1, parts) if self.turned else (outputs // parts, 1)
+        return viewed(weight, [
+            View(f"{at}{self.fused[which]}", shape, e, self.turned, part * rows, step)
+            for e in range(self.experts) for part in range(parts)
+        ])  # fmt: skip

@@ -1,0 +1,76 @@
+"""Norms, and where a layer has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from thalweg.models.weights import Weights, vector
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMSNorm over the last `size` values (`ops.rms_norm`)."""
+
+    name: str
+    size: int
+    eps: float
+    offset: float = 0.0
+    """Added to the weight; the product with it is then taken in float32 (Gemma: 1)."""
+
+    def weights(self, at: str) -> Weights:
+        return {"weight": vector(f"{at}{self.name}.weight", self.size, fill="zeros" if self.offset else "ones")}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """Layer normalisation over the last `size` values (`ops.layer_norm`)."""
+
+    name: str
+    size: int
+    eps: float
+    bias: bool = True
+    weight: bool = True
+    offset: float = 0.0
+    """Added to the weight (Nemotron: 1)."""
+
+    def __post_init__(self) -> None:
+        if self.bias and not self.weight:
+            raise ValueError("LayerNorm: this version has no norm with a bias and no weight")
+
+    def weights(self, at: str) -> Weights:
+        at = f"{at}{self.name}"
+        made = {"weight": vector(f"{at}.weight", self.size, fill="zeros" if self.offset else "ones")} if self.weight else {}
+        return made | ({"bias": vector(f"{at}.bias", self.size, fill="zeros")} if self.bias else {})
+
+
+AnyNorm = Norm | LayerNorm
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """RMSNorm of q and k."""
+
+    eps: float
+    offset: float = 0.0
+    after: bool = False
+    """After rotation, not before it."""
+    whole: bool = False
+    """Over all heads at once, not each head's own. Its sum crosses ranks, so such a model runs on one."""
+    q: str = "q_norm"
+    k: str = "k_norm"
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """Where a layer normalises: what enters attention and the feed-forward part, what leaves them before it is added to the
+    residual stream, and the sum after that addition, which then is the stream (post-norm). None: not there."""
+
+    mixer: AnyNorm | None = None
+    mixer_out: AnyNorm | None = None
+    ffn: AnyNorm | None = None
+    ffn_out: AnyNorm | None = None
+    mixer_sum: AnyNorm | None = None
+    ffn_sum: AnyNorm | None = None
+
+    KEYS: ClassVar[tuple[str, ...]] = ("mixer", "mixer_out", "ffn", "ffn_out", "mixer_sum", "ffn_sum")

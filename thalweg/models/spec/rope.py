@@ -1,0 +1,37 @@
+"""Rotary positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg.errors import CheckpointError, UnsupportedModelError
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+"""What `layers.rotary` computes."""
+
+
+def rope_type(parameters: Mapping[str, Any], dim: int) -> str:
+    """UnsupportedModelError if this version lacks it, CheckpointError if dim is odd."""
+    kind = parameters["rope_type"]
+    if kind not in ROPE_TYPES:
+        raise UnsupportedModelError(
+            f"config.json: rope_type: {kind!r:.80} is not supported; this version has {', '.join(ROPE_TYPES)}"
+        )
+    if dim % 2:
+        raise CheckpointError(f"config.json: head_dim: rotary positions need an even number, not {dim}")
+    return str(kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions (`ops.rope`)."""
+
+    parameters: Mapping[str, Any]
+    """As `checkpoint.config.rope_parameters` gives them."""
+    dim: int
+    """Values of a head that turn, from its first."""
+    trained: int
+    """max_position_embeddings."""
+    interleaved: bool = False
