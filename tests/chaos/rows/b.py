@@ -16,6 +16,8 @@ from test_random_worlds import aborted_load
 
 WARM = 300
 """Requests before the first sample: pools and caches fill."""
+LATE = 3.0
+"""Seconds after the start when an engine knows the vocabulary, and has the thread that compiles grammars."""
 
 
 async def b1(ctx: Context) -> list[Figure]:
@@ -36,6 +38,7 @@ async def _through_server(ctx: Context, n: int) -> list[Figure]:
         faults = Faults(slices=700, latency=0.001)
         async with Proxy(server.port, down=faults, seed=ctx.seed) as proxy:
             await _soak(server.port, proxy.port, WARM, rng)
+            await asyncio.sleep(LATE)
             left = await server.idle()
             before = _samples(server)
             start = time.monotonic()

@@ -23,6 +23,8 @@ from thalweg.server.core.drain import Drain
 from thalweg.server.errors import ApiError
 
 SHARE = 8
+FEW = 4
+"""Choices that usually stay together: their prompt is then computed once."""
 LONGEST_WAIT = 120
 """Retry-After promises no more than this many seconds."""
 
@@ -92,8 +94,9 @@ class Admission:
 
     @property
     def most_together(self) -> int:
-        """Choices of one prompt that take one turn. More would wait for an engine that is nearly empty, and keep it."""
-        return max(1, self.window // 4)
+        """Choices of one prompt that take one turn. Nobody passes a turn that does not fit yet, so its cost is what others wait
+        for: it is kept to a sixteenth of the window, or to the few that people ask for."""
+        return max(1, self.window // 16, min(FEW, self.window // 4))
 
     def look(self, tenant: str) -> None:
         """ApiError 429 if there is no place now, or no room for another token."""
