@@ -29,3 +29,27 @@ def test_an_absent_key_means_what_it_means_to_transformers(kind) -> None:
     }
     whole["architectures"] = [name]
     assert registry.family(said)(said) == registry.family(whole)(whole)
+
+
+SIZES = {
+    "vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "head_dim": 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "same"),
+    [
+        ("AquilaModel", {}, {}),
+        ("AquilaForCausalLM", {}, {}),
+        ("XverseForCausalLM", {}, {}),
+        ("IQuestCoderForCausalLM", {}, {}),
+        ("InternLMForCausalLM", {"bias": True}, {"attention_bias": True}),
+        ("InternLM3ForCausalLM", {"qkv_bias": True, "bias": True}, {"attention_bias": True, "mlp_bias": True}),
+        ("InternLM3ForCausalLM", {"qkv_bias": False, "bias": False}, {}),
+    ],
+)
+def test_a_family_that_is_llama_by_another_name(name, said, same) -> None:
+    """Its tensors have Llama's names: both declare the same model."""
+    theirs, llama = {**SIZES, **said, "architectures": [name]}, {**SIZES, **same, "architectures": ["LlamaForCausalLM"]}
+    assert registry.family(theirs)(theirs) == registry.family(llama)(llama)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import transformers
+from zoo_rest import REST
 
 _EIGHTS = {"hidden_size": 64}  # a quarter of a head is an even number
 _PHI = [1.0 + 0.5 * i for i in range(3)]
@@ -151,5 +152,6 @@ MORE: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),
     "ernie4.5": (transformers.Ernie4_5Config, {"head_dim": 16, "use_bias": True}),
+    **REST,
 }  # fmt: skip
 """Name -> (configuration class, what differs from `zoo.SMALL`)."""

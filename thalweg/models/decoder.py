@@ -55,28 +55,28 @@ class Block:
         }
 
     def __call__(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array | None]:
-        norms = p["norms"]
+        norms = p.get("norms", {})  # of norms without weights nothing is loaded
         entered, residual = _entered(self._enter, norms.get("mixer"), x, residual)
         x = self.mixer(p["mixer"], entered, flow)
         if self._leave is not None:
-            x = self._leave(norms["mixer_out"], x)
+            x = self._leave(norms.get("mixer_out"), x)
         if self._parallel:
             if self._ffn_enter is not None:
-                entered = self._ffn_enter(norms["ffn"], residual)
+                entered = self._ffn_enter(norms.get("ffn"), residual)
             x = x + self._last(p, entered, flow)
             return self._scaled(x), residual
         x, stream = self._scaled(x), residual
         if self._sum is not None:
-            x, stream = self._sum.add(norms["mixer_sum"], x, residual)[0], None
+            x, stream = self._sum.add(norms.get("mixer_sum"), x, residual)[0], None
         entered, residual = _entered(self._ffn_enter, norms.get("ffn"), x, stream)
         x = self._scaled(self._last(p, entered, flow))
         if self._ffn_sum is not None:
-            return self._ffn_sum.add(norms["ffn_sum"], x, residual)[0], None
+            return self._ffn_sum.add(norms.get("ffn_sum"), x, residual)[0], None
         return x, residual
 
     def _last(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         x = self._ffn(p["ffn"], x, flow)
-        return x if self._ffn_leave is None else self._ffn_leave(p["norms"]["ffn_out"], x)
+        return x if self._ffn_leave is None else self._ffn_leave(p.get("norms", {}).get("ffn_out"), x)
 
     def _scaled(self, x: Array) -> Array:
         return x if self._multiplier == 1.0 else x * self._multiplier
@@ -154,7 +154,7 @@ class Decoder:
         for i, block in enumerate(self.blocks):
             x, residual = block(params["layers"][i], x, residual, flow)
         if self._norm is not None:
-            x, _ = self._norm.add(params["norm"], x, residual)
+            x, _ = self._norm.add(params.get("norm"), x, residual)
         elif residual is not None:
             x = x + residual
         return x, flow.caches

@@ -19,10 +19,10 @@ def exaone4(config: Config) -> ModelSpec:
         "sliding_attention": Layer(replace(full, window=window), mlp(config), norms),
         "full_attention": Layer(replace(full, rope=None) if window else full, mlp(config), norms),
     }
-    return decoder(config, [kinds[kind] for kind in layer_types(config, _absent(config, window))])
+    return decoder(config, [kinds[kind] for kind in layer_types(config, windows_by_pattern(config, window))])
 
 
-def _absent(config: Config, window: int) -> list[str]:
+def windows_by_pattern(config: Config, window: int) -> list[str]:
     """By `sliding_window_pattern`: of so many layers the last sees everything; or letters, L for those with a window."""
     said, layers = config.get("sliding_window_pattern"), layer_count(config)
     if not window:

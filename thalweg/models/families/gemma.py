@@ -3,6 +3,8 @@ and after each part, a window on every other layer, and caps on scores and logit
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from thalweg.checkpoint.config import Config, flag, integer, text
 from thalweg.models.families.common import act, attention, decoder, eps, hidden_size, layer_count, mlp
 from thalweg.models.families.gemma3 import causal_only, sandwiched
@@ -29,3 +31,10 @@ def gemma(config: Config) -> ModelSpec:
 
 def gemma2(config: Config) -> ModelSpec:
     return sandwiched(config, every=2, norm=None, caps=(50.0, 30.0))
+
+
+def vault_gemma(config: Config) -> ModelSpec:
+    """Gemma 2 without the norms after its parts."""
+    made = gemma2(config)
+    names = Norms(mixer=made.layers[0].norms.mixer, ffn=made.layers[0].norms.ffn)
+    return replace(made, layers=tuple(replace(each, norms=names) for each in made.layers))

@@ -27,6 +27,25 @@ def gpt2(config: Config) -> ModelSpec:
     return _model(config, layer, tied=flag(config, "tie_word_embeddings", True), learned=(positions,))
 
 
+def gpt_bigcode(config: Config) -> ModelSpec:
+    """SantaCoder and StarCoder: GPT-2 with one head of keys, and matrices as usual."""
+    if not flag(config, "scale_attn_weights", True):
+        raise UnsupportedModelError("config.json: scale_attn_weights: this version scales scores by the root of a head's size")
+    heads = integer(config, "num_attention_heads", high=1 << 16)
+    config = {"activation_function": "gelu_pytorch_tanh", **config}
+    one = flag(config, "multi_query", True)
+    layer = Layer(
+        Attention(
+            heads=heads, kv_heads=1 if one else heads, head_dim=head_size(config), bias=True, out_bias=True, name="attn",
+            fused="c_attn", grouped=not one, out="c_proj",
+        ),
+        _inner(config, up="c_fc", down="c_proj"),
+        Norms(mixer=_norm(config, "ln_1"), ffn=_norm(config, "ln_2")),
+    )  # fmt: skip
+    positions = Learned("wpe", integer(config, "max_position_embeddings", high=1 << 24))
+    return _model(config, layer, tied=flag(config, "tie_word_embeddings", True), learned=(positions,))
+
+
 def gptj(config: Config) -> ModelSpec:
     dim = integer(config, "rotary_dim", high=head_size(config), default=64)
     config = {**config, "num_key_value_heads": None}

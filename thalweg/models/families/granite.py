@@ -1,13 +1,14 @@
 """Granite 3 and 4, dense, and mixtures of Granite 3: Llama with multipliers of embeddings, of scores, of what is added to the
-residual stream, and a divisor of logits."""
+residual stream, and a divisor of logits. HyperCLOVA X is built alike."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from thalweg.checkpoint.config import Config, flag, integer, real
-from thalweg.models.families.common import act, attention, decoder, layer_count, mlp, pre_norms
-from thalweg.models.spec import MLP, Layer, ModelSpec, MoE
+from thalweg.models.families.common import act, attention, decoder, eps, head_size, hidden_size, layer_count, mlp, pre_norms
+from thalweg.models.spec import MLP, Layer, ModelSpec, MoE, Names, Norm
 
 
 def granite(config: Config) -> ModelSpec:
@@ -22,6 +23,28 @@ def granite_moe(config: Config) -> ModelSpec:
         router="router.layer", fused=("input_linear.weight", "output_linear.weight"),
     )  # fmt: skip
     return _model(config, moe)
+
+
+def granite_moe_shared(config: Config) -> ModelSpec:
+    """Beside the experts one that every token goes to, of files a part of its own."""
+    inner = integer(config, "shared_intermediate_size", low=0, high=1 << 24, default=0)
+    made = granite_moe(config)
+    if not inner:
+        return made
+    shared = mlp(config, inner=inner, name="shared_mlp", fused="input_linear", down="output_linear")
+    layers = [replace(each, ffn=replace(cast(MoE, each.ffn), shared=shared)) for each in made.layers]
+    return replace(made, layers=tuple(layers), names=Names(inside=((".shared_mlp.", ".block_sparse_moe.shared_mlp."),)))
+
+
+def hyperclovax(config: Config) -> ModelSpec:
+    """HyperCLOVA X: also a norm after each part, and logits are multiplied by what Granite divides them by."""
+    said = {**config, "attention_multiplier": config.get("attention_multiplier") or head_size(config) ** -0.5}
+    hidden, e = hidden_size(config), eps(config)
+    made = replace(granite(said), logit_scale=multiplier(config, "logits_scaling"))
+    if not flag(config, "use_post_norm", True):
+        return made
+    after = {"mixer_out": Norm("post_norm1", hidden, e), "ffn_out": Norm("post_norm2", hidden, e)}
+    return replace(made, layers=tuple(replace(each, norms=replace(each.norms, **after)) for each in made.layers))
 
 
 def _model(config: Config, inner: MLP | MoE) -> ModelSpec:

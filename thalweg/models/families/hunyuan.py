@@ -1,18 +1,49 @@
-"""HunYuan, dense: Llama with norms of every head's q and k after rotation."""
+"""HunYuan, dense and mixtures: Llama with norms of every head's q and k after rotation."""
 
 from __future__ import annotations
 
-from thalweg.checkpoint.config import Config, flag, real, rope_parameters
-from thalweg.models.families.common import attention, decoder, eps, head_size, layer_count, mlp, pre_norms
-from thalweg.models.spec import HeadNorm, Layer, ModelSpec
+from collections.abc import Callable
+
+from thalweg.checkpoint.config import Config, flag, integer, real, rope_parameters
+from thalweg.errors import UnsupportedModelError
+from thalweg.models.families.common import act, attention, decoder, eps, head_size, layer_count, mlp, pre_norms
+from thalweg.models.spec import MLP, HeadNorm, Layer, ModelSpec, MoE
 
 
 def hunyuan(config: Config) -> ModelSpec:
+    return _model(config, mlp)
+
+
+def hunyuan_moe(config: Config) -> ModelSpec:
+    return _model(config, _mixture)
+
+
+def _model(config: Config, part: Callable[[Config], MLP | MoE]) -> ModelSpec:
     config = stretched({**config, "rms_norm_eps": eps(config, default=1e-5)})
     bias = flag(config, "attention_bias", False)
     norm = HeadNorm(eps(config), after=True, q="query_layernorm", k="key_layernorm")
-    layer = Layer(attention(config, bias=bias, out_bias=bias, norm=norm), mlp(config), pre_norms(config))
+    layer = Layer(attention(config, bias=bias, out_bias=bias, norm=norm), part(config), pre_norms(config))
     return decoder(config, [layer] * layer_count(config))
+
+
+def _mixture(config: Config) -> MoE:
+    experts = _same(config, "num_experts")
+    inner = integer(config, "intermediate_size", high=1 << 24)
+    return MoE(
+        experts=experts, top_k=min(_same(config, "moe_topk"), experts), act=act(config), renormalise=True, router="gate.wg",
+        inner=_same(config, "moe_intermediate_size", inner),
+        shared=mlp(config, inner=inner * _same(config, "num_shared_expert"), name="shared_mlp"),
+    )  # fmt: skip
+
+
+def _same(config: Config, key: str, default: int = 1) -> int:
+    """A number, or a list of one per layer, which must be equal."""
+    said = config.get(key)
+    if isinstance(said, list):
+        if len(set(map(str, said))) != 1:
+            raise UnsupportedModelError(f"config.json: {key}: this version has the same for every layer")
+        config = {**config, key: said[0]}
+    return integer(config, key, high=1 << 24, default=default)
 
 
 def stretched(config: Config) -> Config:

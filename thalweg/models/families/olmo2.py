@@ -23,7 +23,7 @@ from thalweg.models.spec import HeadNorm, Layer, ModelSpec, Norm, Norms, Rope
 
 def olmo2(config: Config) -> ModelSpec:
     config = {**config, "rms_norm_eps": eps(config, default=1e-5)}
-    return decoder(config, [_layer(config)] * layer_count(config))
+    return decoder(config, [post_normed(config)] * layer_count(config))
 
 
 def olmo3(config: Config) -> ModelSpec:
@@ -31,13 +31,13 @@ def olmo3(config: Config) -> ModelSpec:
     absent = ["full_attention" if (i + 1) % 4 == 0 else "sliding_attention" for i in range(layer_count(config))]
     types = layer_types(config, absent)
     kinds = {
-        "full_attention": _layer(config, rope=_rope(config, "full_attention")),
-        "sliding_attention": _layer(config, rope=_rope(config, "sliding_attention"), window=sliding_window(config)),
+        "full_attention": post_normed(config, rope=_rope(config, "full_attention")),
+        "sliding_attention": post_normed(config, rope=_rope(config, "sliding_attention"), window=sliding_window(config)),
     }
     return decoder(config, [kinds[kind] for kind in types])
 
 
-def _layer(config: Config, **more: Any) -> Layer:
+def post_normed(config: Config, **more: Any) -> Layer:
     hidden, e, bias = hidden_size(config), eps(config), flag(config, "attention_bias", False)
     return Layer(
         attention(config, bias=bias, out_bias=bias, norm=HeadNorm(e, whole=True), **more),

@@ -12,11 +12,15 @@ def olmoe(config: Config) -> ModelSpec:
     if config.get("clip_qkv") is not None:
         raise UnsupportedModelError("config.json: clip_qkv: this version does not clip q, k and v; it must be null")
     config = {**config, "rms_norm_eps": eps(config, default=1e-5)}
-    bias, experts = flag(config, "attention_bias", False), integer(config, "num_experts", high=1 << 16, default=64)
-    moe = MoE(
+    bias = flag(config, "attention_bias", False)
+    heads = attention(config, bias=bias, out_bias=bias, norm=HeadNorm(eps(config), whole=True))
+    return decoder(config, [Layer(heads, mixture(config), pre_norms(config))] * layer_count(config))
+
+
+def mixture(config: Config) -> MoE:
+    experts = integer(config, "num_experts", high=1 << 16, default=64)
+    return MoE(
         experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts, default=min(8, experts)),
         inner=integer(config, "intermediate_size", high=1 << 24), act=act(config),
         renormalise=flag(config, "norm_topk_prob", False),
     )  # fmt: skip
-    heads = attention(config, bias=bias, out_bias=bias, norm=HeadNorm(eps(config), whole=True))
-    return decoder(config, [Layer(heads, moe, pre_norms(config))] * layer_count(config))

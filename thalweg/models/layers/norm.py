@@ -46,7 +46,7 @@ class MeanNorm:
         self.specs = {name: ParamSpec(weights[name], ctx.dtype) for name in self._names}
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
-        return self._norm(x, *(p[name] for name in self._names))
+        return self._norm(x, *(p[name] for name in self._names))  # p is nothing where it has no weights
 
     def add(self, p: Mapping[str, Any], x: Array, residual: Array | None) -> tuple[Array, Array]:
         """As RMSNorm.add."""

@@ -1,0 +1,51 @@
+"""More of `zoo_more.MORE`: families that came later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+
+_EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24, "routed_scaling_factor": 1.7}
+_GRANITE = {"embedding_multiplier": 3.0, "logits_scaling": 0.7, "residual_multiplier": 0.4, "attention_multiplier": 0.2}
+REST: dict[str, tuple[Any, dict[str, Any]]] = {
+    "cwm": (transformers.CwmConfig, {"head_dim": 16, "sliding_window": 9, "num_hidden_layers": 5}),
+    "dots1": (
+        transformers.Dots1Config,
+        {**_EXPERTS, "head_dim": 16, "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1, "n_group": 4,
+         "topk_group": 2, "norm_topk_prob": True, "sliding_window": 9, "max_window_layers": 2, "num_hidden_layers": 3},
+    ),
+    "exaone-moe": (
+        transformers.ExaoneMoeConfig, {**_EXPERTS, "num_experts": 6, "sliding_window": 9, "num_hidden_layers": 5}
+    ),
+    "flex-olmo": (
+        transformers.FlexOlmoConfig,
+        {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24, "pad_token_id": 0},
+    ),
+    "gpt-bigcode": (transformers.GPTBigCodeConfig, {}),
+    "gpt-bigcode-heads": (transformers.GPTBigCodeConfig, {"multi_query": False, "num_hidden_layers": 1}),
+    "granite-moe-shared": (
+        transformers.GraniteMoeSharedConfig,
+        {**_GRANITE, "num_local_experts": 5, "intermediate_size": 24, "shared_intermediate_size": 32},
+    ),
+    "hunyuan-moe": (
+        transformers.HunYuanMoEV1Config, {"head_dim": 16, "num_experts": 6, "moe_topk": 2, "intermediate_size": 24}
+    ),
+    "hy-v3": (
+        transformers.HYV3Config,
+        {**_EXPERTS, "head_dim": 16, "num_experts": 6, "num_shared_experts": 2, "router_scaling_factor": 1.4},
+    ),
+    "hyperclovax": (transformers.HyperCLOVAXConfig, {**_GRANITE, "attention_multiplier": None}),
+    "jais2": (transformers.Jais2Config, {}),
+    "olmo": (transformers.OlmoConfig, {}),
+    "solar-open": (
+        transformers.SolarOpenConfig,
+        {**_EXPERTS, "head_dim": 16, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "attention_bias": True},
+    ),
+    "vaultgemma": (
+        transformers.VaultGemmaConfig,
+        {"head_dim": 16, "num_hidden_layers": 3, "sliding_window": 10, "query_pre_attn_scalar": 24,
+         "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    ),
+}  # fmt: skip
+"""Name -> (configuration class, what differs from `zoo.SMALL`)."""

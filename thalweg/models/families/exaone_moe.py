@@ -1,0 +1,31 @@
+"""K-EXAONE: EXAONE 4's windows and heads with a norm before each part, and mixtures whose experts are chosen by sigmoids and a
+correction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from thalweg.checkpoint.config import Config, integer
+from thalweg.models.families.common import attention, decoder, eps, layer_types, mlp, pre_norms, sliding_window
+from thalweg.models.families.exaone4 import windows_by_pattern
+from thalweg.models.families.mixtures import corrected, sparse
+from thalweg.models.spec import HeadNorm, Layer, ModelSpec, Names
+
+
+def exaone_moe(config: Config) -> ModelSpec:
+    config = {"routed_scaling_factor": 2.5, **config, "rms_norm_eps": eps(config, default=1e-5)}
+    window, norms = sliding_window(config), pre_norms(config)
+    full = attention(config, norm=HeadNorm(eps(config)))
+    heads = {
+        "sliding_attention": replace(full, window=window),
+        "full_attention": replace(full, rope=None) if window else full,
+    }
+    moe = corrected(
+        config, experts="num_experts", shared="num_shared_experts", most=64, inner=1024, correction="e_score_correction_bias"
+    )
+    mixed = sparse(config, integer(config, "first_k_dense_replace", low=0, default=1))
+    layers = [
+        Layer(heads[kind], moe if chosen else mlp(config), norms)
+        for kind, chosen in zip(layer_types(config, windows_by_pattern(config, window)), mixed, strict=True)
+    ]
+    return decoder(config, layers, names=Names(skip=("mtp.",)))

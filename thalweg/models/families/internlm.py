@@ -1,0 +1,21 @@
+"""InternLM and InternLM 3: Llama, with biases where the configuration says so."""
+
+from __future__ import annotations
+
+from thalweg.checkpoint.config import Config, flag, integer
+from thalweg.models.families.common import eps, head_size, layer_count, mlp, windowed
+from thalweg.models.spec import ModelSpec
+
+
+def internlm(config: Config) -> ModelSpec:
+    bias = flag(config, "bias", True)
+    return windowed(config, (0,) * layer_count(config), mlp(config), bias=bias, out_bias=bias)
+
+
+def internlm3(config: Config) -> ModelSpec:
+    """`qkv_bias` and `bias` are how the hub's files say it, attention_bias and mlp_bias how transformers does."""
+    config = {**config, "rms_norm_eps": eps(config, default=1e-5)}
+    other = flag(config, "bias", flag(config, "mlp_bias", False))
+    into = flag(config, "qkv_bias", flag(config, "attention_bias", False))
+    head_dim = integer(config, "head_dim", high=1 << 16, default=head_size(config))
+    return windowed(config, (0,) * layer_count(config), mlp(config, bias=other), head_dim=head_dim, bias=into, out_bias=other)

@@ -1,0 +1,17 @@
+"""Solar Open: Llama's heads, and on every layer a mixture whose experts are chosen by sigmoids and a correction."""
+
+from __future__ import annotations
+
+from thalweg.checkpoint.config import Config, flag, integer
+from thalweg.models.families.common import attention, decoder, eps, layer_count, pre_norms, rope
+from thalweg.models.families.mixtures import corrected
+from thalweg.models.spec import Layer, ModelSpec
+
+
+def solar_open(config: Config) -> ModelSpec:
+    config = {"rope_theta": 1_000_000.0, **config, "rms_norm_eps": eps(config, default=1e-5)}
+    head_dim = integer(config, "head_dim", high=1 << 16, default=128)
+    heads = attention(
+        config, head_dim=head_dim, rope=rope(config, head_dim, partial=True), bias=flag(config, "attention_bias", False)
+    )
+    return decoder(config, [Layer(heads, corrected(config, inner=1280), pre_norms(config))] * layer_count(config))
