@@ -224,7 +224,7 @@ def spread(model: torch.nn.Module, seed: int) -> None:
             p.add_(torch.empty_like(p).normal_(0, 0.2, generator=g))  # about where they begin: 1, or 0 where 1 is added
         elif "conv1d" in name:
             p.normal_(0, 0.6, generator=g)
-        elif name.endswith("sinks"):
+        elif name.endswith(("sinks", "alpha_p", "alpha_n")):
             p.normal_(0, 1.5, generator=g)
         elif name.endswith("bias"):
             p.normal_(0, 0.3, generator=g)

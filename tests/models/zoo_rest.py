@@ -9,6 +9,18 @@ import transformers
 _EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24, "routed_scaling_factor": 1.7}
 _GRANITE = {"embedding_multiplier": 3.0, "logits_scaling": 0.7, "residual_multiplier": 0.4, "attention_multiplier": 0.2}
 REST: dict[str, tuple[Any, dict[str, Any]]] = {
+    "afmoe": (
+        transformers.AfmoeConfig,
+        {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "route_scale": 1.7,
+         "sliding_window": 9, "num_hidden_layers": 5, "pad_token_id": 0},
+    ),
+    "apertus": (transformers.ApertusConfig, {"pad_token_id": 0}),
+    "cohere2-moe": (
+        transformers.Cohere2MoeConfig,
+        {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24, "num_shared_experts": 2,
+         "sliding_window": 9, "num_hidden_layers": 6, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 40,
+         "logit_scale": 0.3, "expert_selection_fn": "sigmoid", "rms_norm_eps": None},
+    ),
     "cwm": (transformers.CwmConfig, {"head_dim": 16, "sliding_window": 9, "num_hidden_layers": 5}),
     "dots1": (
         transformers.Dots1Config,
@@ -38,6 +50,11 @@ REST: dict[str, tuple[Any, dict[str, Any]]] = {
     "hyperclovax": (transformers.HyperCLOVAXConfig, {**_GRANITE, "attention_multiplier": None}),
     "jais2": (transformers.Jais2Config, {}),
     "olmo": (transformers.OlmoConfig, {}),
+    "phimoe": (
+        transformers.PhimoeConfig,
+        {"num_local_experts": 6, "intermediate_size": 24, "attention_bias": True, "lm_head_bias": True,
+         "router_jitter_noise": 0.4},
+    ),
     "solar-open": (
         transformers.SolarOpenConfig,
         {**_EXPERTS, "head_dim": 16, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "attention_bias": True},

@@ -30,10 +30,16 @@ from thalweg.models.layers.moe import Experts
 from thalweg.models.layers.norm import BoundNorm, bound
 from thalweg.models.layers.rotary import cos_sin_table
 from thalweg.models.layers.ungated import UngatedMLP
+from thalweg.models.layers.xielu import XieluMLP
 from thalweg.models.weights import ParamSpec, Weight
 
 MIXERS: Mapping[type, Callable[..., Any]] = {spec.Attention: Attention, spec.DeltaNet: GatedDeltaNet}
-FFNS: Mapping[type, Callable[..., Any]] = {spec.MLP: GatedMLP, spec.UngatedMLP: UngatedMLP, spec.MoE: Experts}
+FFNS: Mapping[type, Callable[..., Any]] = {
+    spec.MLP: GatedMLP,
+    spec.UngatedMLP: UngatedMLP,
+    spec.MoE: Experts,
+    spec.XieluMLP: XieluMLP,
+}
 
 
 class Block:

@@ -20,12 +20,15 @@ from thalweg.plugins import OpenList
 
 _FAMILIES = "thalweg.models.families"
 ARCHITECTURES: Mapping[str, str] = {
+    "AfmoeForCausalLM": f"{_FAMILIES}.afmoe:afmoe",
+    "ApertusForCausalLM": f"{_FAMILIES}.apertus:apertus",
     "AquilaForCausalLM": f"{_FAMILIES}.llama:llama",
     "AquilaModel": f"{_FAMILIES}.llama:llama",
     "ArceeForCausalLM": f"{_FAMILIES}.arcee:arcee",
     "BertForSequenceClassification": f"{_FAMILIES}.bert:bert_classifier",
     "BertModel": f"{_FAMILIES}.bert:bert",
     "Cohere2ForCausalLM": f"{_FAMILIES}.cohere:cohere2",
+    "Cohere2MoeForCausalLM": f"{_FAMILIES}.cohere2_moe:cohere2_moe",
     "CohereForCausalLM": f"{_FAMILIES}.cohere:cohere",
     "CwmForCausalLM": f"{_FAMILIES}.cwm:cwm",
     "Dots1ForCausalLM": f"{_FAMILIES}.dots1:dots1",
@@ -75,6 +78,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "OPTForCausalLM": f"{_FAMILIES}.opt:opt",
     "Phi3ForCausalLM": f"{_FAMILIES}.phi3:phi3",
     "PhiForCausalLM": f"{_FAMILIES}.phi:phi",
+    "PhiMoEForCausalLM": f"{_FAMILIES}.phimoe:phimoe",
+    "PhimoeForCausalLM": f"{_FAMILIES}.phimoe:phimoe",
     "Qwen2_5_VLForConditionalGeneration": f"{_FAMILIES}.multimodal:qwen2_5_vl",
     "Qwen2ForCausalLM": f"{_FAMILIES}.qwen2:qwen2",
     "Qwen2MoeForCausalLM": f"{_FAMILIES}.qwen2_moe:qwen2_moe",

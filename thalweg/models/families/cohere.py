@@ -25,21 +25,21 @@ def cohere(config: Config) -> ModelSpec:
     if flag(config, "use_qk_norm", False):
         raise UnsupportedModelError("config.json: use_qk_norm: this version has no norms of q and k for this family")
     config = {"rope_theta": 500_000.0, **config}
-    return _model(config, [_heads(config)] * layer_count(config))
+    return _model(config, [heads(config)] * layer_count(config))
 
 
 def cohere2(config: Config) -> ModelSpec:
     every = integer(config, "sliding_window_pattern", default=4)
     absent = ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(layer_count(config))]
-    heads, window = _heads(config), sliding_window(config)
+    each, window = heads(config), sliding_window(config)
     kinds = {
-        "sliding_attention": replace(heads, window=window) if window else replace(heads, rope=None),
-        "full_attention": replace(heads, rope=None),
+        "sliding_attention": replace(each, window=window) if window else replace(each, rope=None),
+        "full_attention": replace(each, rope=None),
     }
     return _model(config, [kinds[kind] for kind in layer_types(config, absent)])
 
 
-def _heads(config: Config) -> Attention:
+def heads(config: Config) -> Attention:
     bias, head_dim = flag(config, "attention_bias", False), head_size(config)
     return attention(config, head_dim=head_dim, rope=rope(config, head_dim, interleaved=True), bias=bias, out_bias=bias)
 

@@ -51,12 +51,11 @@ class Attention:
         """Names of the checkpoint's tensors that hold scales of this layer's cache."""
         change = found if found and (found.key, found.value) != (1.0, 1.0) else None
         self._attend = _attending(ctx, spec, self.backend, self.spec, change)
-        self._gate = ctx.bind(ops.sigmoid_mul, size=self.spec.heads * spec.head_dim) if spec.gated else None
+        self._gate = ctx.bind(ops.sigmoid_mul, size=self.spec.heads * spec.head_dim) if spec.gated or spec.gate else None
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        q, k, v = self._apart(self._qkv(p["qkv"], x))
-        gate = None
-        if self._gate is not None:
+        q, k, v, gate = self._apart(self._qkv(p["qkv"], x))
+        if self._gate is not None and gate is None:
             q, gate = (t.flatten(-2) for t in q.unflatten(-1, (-1, 2, self._head_dim)).unbind(-2))
         if self._wide:
             q, k = self._wide["q_norm"](p["q_norm"], q), self._wide["k_norm"](p["k_norm"], k)
@@ -69,15 +68,15 @@ class Attention:
         out = out.flatten(-2)
         return self._out(p["out"], out if self._gate is None else self._gate(out, gate))
 
-    def _apart(self, qkv: Array) -> tuple[Array, Array, Array]:
-        """What the projection gives: q, k and v [T, heads * head_dim] each."""
+    def _apart(self, qkv: Array) -> tuple[Array, Array, Array, Array | None]:
+        """What the projection gives: q, k and v [T, heads * head_dim] each, and the gate where it is a part of its own."""
         if not self._grouped:
-            q, k, v = qkv.split(self._qkv.outputs, dim=-1)
-            return q, k, v
+            q, k, v, *gate = qkv.split(self._qkv.outputs, dim=-1)
+            return q, k, v, gate[0] if gate else None
         per = self.spec.heads // self.spec.kv_heads
         parts = qkv.unflatten(-1, (self.spec.kv_heads, per + 2, self._head_dim)).split((per, 1, 1), dim=-2)
         q, k, v = (part.flatten(-3) for part in parts)
-        return q, k, v
+        return q, k, v, None
 
 
 class _Fused:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,10 +29,15 @@ class Experts:
         hidden = router.sources[0].shape[1]
         self._router = ctx.bind(ops.linear, in_features=hidden, out_features=spec.experts, **linear_spec(DENSE))
         grouped = {"groups": spec.groups, "top_groups": spec.top_groups} if spec.groups > 1 else {}
-        self._route = ctx.bind(
-            ops.route, k=spec.top_k, scores=spec.scores, renormalise=spec.renormalise, scale=spec.scale, experts=spec.experts,
-            **grouped,
-        )  # fmt: skip
+        self._average = spec.average
+        self._route: Callable[..., tuple[Array, Array]]
+        if spec.scores == "sparsemixer":
+            self._route = partial(sparsemixer, jitter=spec.jitter)
+        else:
+            self._route = ctx.bind(
+                ops.route, k=spec.top_k, scores=spec.scores, renormalise=spec.renormalise, scale=spec.scale,
+                experts=spec.experts, **grouped,
+            )  # fmt: skip
         form, down = ctx.format(first), ctx.format(second)
         self._experts = ctx.bind(
             ops.experts, experts=spec.experts, act=spec.act, weight=form, group=form.group, down_weight=down,
@@ -62,7 +68,8 @@ class Experts:
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         bias = p["router_bias"]["bias"] if "router_bias" in p else None
         logits = self._router(x, p["router"]["weight"], bias).to(torch.float32)
-        ids, shares = self._route(logits, p["correction"]["bias"].reshape(-1)) if "correction" in p else self._route(logits)
+        correction = (p["correction"]["bias"].reshape(-1),) if "correction" in p else ()
+        ids, shares = self._route(logits, *correction)
         biases = (p["biases"]["gate_up"],) if "biases" in p else ()
         out = self._comm.all_reduce(self._experts(x, ids, shares, p["gate_up"]["weight"], p["down"]["weight"], *biases))
         if "biases" in p:  # once, not once per rank
@@ -71,4 +78,22 @@ class Experts:
         if self._shared is None:
             return out
         more = self._shared(p["shared"], x, flow)
-        return out + (self._gate(more, self._weigh(x, p["shared_gate"]["weight"], None)) if "shared_gate" in p else more)
+        if "shared_gate" in p:
+            more = self._gate(more, self._weigh(x, p["shared_gate"]["weight"], None))
+        return (out + more) / 2 if self._average else out + more
+
+
+def sparsemixer(logits: Array, jitter: float) -> tuple[Array, Array]:
+    """Two experts of each token and their weights: logits f32[T, E] -> (ids i32[T, 2], weights f32[T, 2]).
+
+    An expert's weight is its share among those whose logit is near the best: within 2 * jitter, of the larger of that and
+    their own size. The second is found where the first no longer counts (Liu et al., 2024, arXiv 2409.12136)."""
+    ids, weights, left = [], [], logits
+    for _ in range(2):
+        best, index = left.max(-1, keepdim=True)
+        far = (best - logits) / torch.maximum(logits.abs(), best) > 2 * jitter
+        share = torch.softmax(torch.where(far, float("-inf"), left), -1)
+        ids.append(index)
+        weights.append(share.gather(1, index))
+        left = left.scatter(1, index, float("-inf"))
+    return torch.cat(ids, 1).to(torch.int32), torch.cat(weights, 1)

@@ -17,6 +17,7 @@ from thalweg.models.spec.moe import MoE
 from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, rope_type
+from thalweg.models.spec.xielu import XieluMLP
 
 __all__ = [
     "FFN",
@@ -37,5 +38,6 @@ __all__ = [
     "Norms",
     "Rope",
     "UngatedMLP",
+    "XieluMLP",
     "rope_type",
 ]

@@ -33,6 +33,8 @@ class Attention:
     out_bias: bool = False
     gated: bool = False
     """The projection of q gives each head's q, then as many values whose sigmoids its output is multiplied by."""
+    gate: str = ""
+    """The same gate as the output of a matrix of its own, by its name; "" = there is none."""
     name: str = "self_attn"
     parts: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
     fused: str = ""
@@ -50,6 +52,8 @@ class Attention:
     def __post_init__(self) -> None:
         if self.grouped and (self.gated or not self.fused):
             raise ValueError("Attention: heads are grouped in a fused tensor, and without gates")
+        if self.gate and (self.gated or self.fused):
+            raise ValueError("Attention: a gate of its own stands beside q, k and v in tensors of their own")
         if self.norm is not None and self.norm.after and self.norm.whole:
             raise ValueError("Attention: this version has no norm over all heads after rotation")
         if self.window and not self.causal:
@@ -79,6 +83,8 @@ class Attention:
         at, d = f"{at}{self.name}.", self.head_dim
         outputs = (self.heads * d * (2 if self.gated else 1), self.kv_heads * d, self.kv_heads * d)
         parts, fused = {f"{at}{part}": n for part, n in zip(self.parts, outputs, strict=True)}, ""
+        if self.gate:
+            parts[f"{at}{self.gate}"] = self.heads * d
         if self.grouped:
             parts = {f"{at}{self.fused}": sum(outputs)}
         elif self.fused:

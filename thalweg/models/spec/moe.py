@@ -18,6 +18,9 @@ class MoE:
     """Of one expert."""
     act: str = "silu"
     scores: str = "softmax"
+    """softmax, sigmoid, or sparsemixer (of two experts), as Phi-3.5-MoE was trained."""
+    jitter: float = 0.0
+    """Of the sparsemixer."""
     renormalise: bool = False
     """Weights of the chosen experts sum to one."""
     scale: float = 1.0
@@ -25,6 +28,8 @@ class MoE:
     """What every token goes to as well. Its name is relative to this part's."""
     shared_gate: str = ""
     """The matrix of one output whose sigmoid multiplies what `shared` gives; "" = none."""
+    average: bool = False
+    """Half of the sum of what the experts and `shared` give, in place of the sum."""
     name: str = "mlp"
     router: str = "gate"
     router_bias: bool = False
