@@ -24,6 +24,7 @@ import torch
 from thalweg.backends.cpu import CpuOptions, CpuPlatform
 from thalweg.hal import ops
 from thalweg.hal.op import Binder, Bound
+from thalweg.hal.ops.matmul import MXFP4
 from thalweg.hal.ops.moe import Q4_K, Q6_K
 from thalweg.hal.ops.quantise import at_rest, quantise
 from thalweg.hal.platform import Place
@@ -31,7 +32,7 @@ from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 from thalweg.quantization.online import METHODS, linear_spec
 
 INT8, INT4 = METHODS["int8"].head, METHODS["w4a16"].layers
-FORMATS = {"dense": (DENSE, DENSE), "int8": (INT8, INT8), "int4": (INT4, INT4), "Q4_K_M": (Q4_K, Q6_K)}
+FORMATS = {"dense": (DENSE, DENSE), "int8": (INT8, INT8), "int4": (INT4, INT4), "Q4_K_M": (Q4_K, Q6_K), "mxfp4": (MXFP4, MXFP4)}
 """Of gate_up, and of down."""
 
 

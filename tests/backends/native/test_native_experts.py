@@ -12,6 +12,8 @@ from thalweg.backends.cpu.native import Library, open_library
 from thalweg.backends.cpu.native.experts import kernels
 from thalweg.hal import ops
 from thalweg.hal.op import Binder, Bound, Kernel
+from thalweg.hal.ops.activation import SWIGLU_OAI
+from thalweg.hal.ops.matmul import MXFP4
 from thalweg.hal.ops.moe import Q4_K, Q6_K
 from thalweg.hal.ops.quantise import quantise
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
@@ -37,18 +39,22 @@ class Case:
     """One mixture: its packed weights, and what the body takes."""
 
     def __init__(
-        self, kernel: Kernel, shape: tuple[int, int, int, int], formats: tuple[WeightFormat, WeightFormat], dtype: str
-    ):
+        self, kernel: Kernel, shape: tuple[int, int, int, int], formats: tuple[WeightFormat, WeightFormat], dtype: str,
+        act: str = "silu",
+    ):  # fmt: skip
         hidden, inner, self.experts, self.k = shape
         self.generator, self.dtype = torch.Generator().manual_seed(hidden), DTYPES[dtype]
         self.facts: dict[str, Any] = {"experts": self.experts, "group": formats[0].group, "down_group": formats[1].group}
-        spec = {"dtype": dtype, "weight": formats[0], "down_weight": formats[1], "act": "silu"}
+        self.facts |= {"act": act}
+        spec = {"dtype": dtype, "weight": formats[0], "down_weight": formats[1], "biased": act == SWIGLU_OAI}
         self.bound: Bound = Binder([kernel]).bind(ops.experts, **spec, **self.facts)
         assert self.bound.choice.kernel == kernel.name
         sizes = ((2 * inner, hidden, formats[0]), (hidden, inner, formats[1]))
         pairs = [self._weight(*size) for size in sizes]
         self.packed, self.plain = [p for p, _ in pairs], [q for _, q in pairs]
-        self.hidden = hidden
+        self.hidden, self.bias = hidden, ()
+        if act == SWIGLU_OAI:  # large, so that what is cut off is
+            self.bias = ((torch.randn(self.experts * 2 * inner, generator=self.generator) * 5).to(self.dtype),)
 
     def _weight(self, out: int, fan_in: int, format: WeightFormat) -> tuple[Any, Any]:
         dense = (torch.randn(self.experts * out, fan_in, generator=self.generator) / fan_in**0.5).to(self.dtype)
@@ -64,13 +70,14 @@ class Case:
         return x, order[:, : self.k].int(), torch.rand(tokens, self.k, generator=self.generator)
 
     def run(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.bound(x, ids, weights, *self.packed)
+        out: torch.Tensor = self.bound(x, ids, weights, *self.packed, *self.bias)
         return out
 
     def worst(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> float:
         """Largest difference from the body in float32, which rounds nothing on the way."""
         plain = [w.float() if isinstance(w, torch.Tensor) else w for w in self.plain]
-        want = ops.experts.reference(x.float(), ids, weights, *plain, **self.facts)
+        biases = [b.float() for b in self.bias]
+        want = ops.experts.reference(x.float(), ids, weights, *plain, *biases, **self.facts)
         return ((self.run(x, ids, weights).float() - want).abs().max() / want.abs().max()).item()
 
 
@@ -91,6 +98,24 @@ def test_every_shape_equals_the_body_and_tokens_keep_their_bits(library: Library
             assert torch.equal(case.run(x[part], ids[part], weights[part]), whole[part]), (shape, n)
         turned = torch.arange(case.k - 1, -1, -1)
         assert torch.equal(case.run(x, ids[:, turned], weights[:, turned]), whole), "in whatever order experts are named"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("formats", [(DENSE, DENSE), (MXFP4, MXFP4)], ids=str)
+def test_biased_gates_that_are_cut_off_are_those_of_the_body(library: Library, formats: Any, dtype: str) -> None:
+    """As gpt-oss has them, in bfloat16 and as published."""
+    kernel, _ = kernels(library)
+    alone, *_ = kernels(open_library(1, library.level))
+    for shape in ((64, 32, 4, 2), (96, 64, 5, 3)):
+        case = Case(kernel, shape, formats, dtype, SWIGLU_OAI)
+        for tokens in (1, 33):
+            assert case.worst(*case.batch(tokens)) <= BOUND[dtype], (shape, tokens)
+        x, ids, weights = case.batch(190)
+        whole = case.run(x, ids, weights)
+        assert torch.equal(Case(alone, shape, formats, dtype, SWIGLU_OAI).run(x, ids, weights), whole), "by one thread"
+        assert torch.equal(case.run(x[30:94], ids[30:94], weights[30:94]), whole[30:94])
+    with pytest.raises(ValueError, match="experts: a bias of"):
+        case.bound(x, ids, weights, *case.packed, case.bias[0][1:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -164,7 +189,7 @@ def test_what_does_not_fit_and_what_is_not_run_is_said(library: Library) -> None
             case.run(*wrong)
     facts = {"experts": 4, "dtype": "float32", "weight": DENSE, "down_weight": DENSE}
     for more, reason in (
-        ({"act": "relu"}, "runs silu and gelu_tanh, not relu"), ({"dtype": "float16"}, "runs bfloat16 and float32"),
+        ({"act": "relu"}, "runs silu, gelu_tanh, swiglu_oai, not relu"), ({"dtype": "float16"}, "runs bfloat16 and float32"),
         ({"down_weight": WeightFormat("int", 3, 32)}, "not int3"),
         ({"weight": WeightFormat("int", 8, act="int8")}, "rounds no inputs, not int8-row-int8"),
     ):  # fmt: skip

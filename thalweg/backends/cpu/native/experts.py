@@ -17,7 +17,12 @@ from thalweg.backends.cpu.native import Library
 from thalweg.backends.cpu.native.linear import NAMES, PANEL, TYPES, Linear, Packed, form_of
 from thalweg.backends.cpu.native.rows import ACTS
 from thalweg.hal.op import Kernel, Pack
+from thalweg.hal.ops.activation import SWIGLU_OAI
 from thalweg.hal.weights import ONCE, QTensor, WeightFormat
+
+
+GATES = {**ACTS, SWIGLU_OAI: 2}
+"""How experts' gates are told apart; 2 is theirs alone."""
 
 
 def _form(format: WeightFormat) -> str | None:
@@ -27,11 +32,9 @@ def _form(format: WeightFormat) -> str | None:
 
 
 def _runs(spec: Mapping[str, Any]) -> str | None:
-    if spec.get("biased"):
-        return "adds no biases"
     act = spec.get("act", "silu")
-    if act not in ACTS:
-        return f"runs {' and '.join(ACTS)}, not {act}"
+    if act not in GATES:
+        return f"runs {', '.join(GATES)}, not {act}"
     if spec["dtype"] not in NAMES:
         return f"runs bfloat16 and float32, not {spec['dtype']}"
     return _form(spec["weight"]) or _form(spec["down_weight"])
@@ -68,8 +71,8 @@ class Experts:
         return self._linear.pack_mapped(parts, format)
 
     def run(
-        self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Packed, down: Packed, *, experts: int, act: str = "silu",
-        group: int = 0, down_group: int = 0,
+        self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Packed, down: Packed, bias: Tensor | None = None, *,
+        experts: int, act: str = "silu", group: int = 0, down_group: int = 0,
     ) -> Tensor:  # fmt: skip
         """group, down_group: what the weights were packed for already."""
         x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
@@ -79,11 +82,14 @@ class Experts:
             raise ValueError(f"experts: {x.dtype} {list(x.shape)} does not fit {gate_up.shape} and {down.shape}")
         if ids.shape != weights.shape or len(ids) != tokens or (ids.dtype, weights.dtype) != (torch.int32, torch.float32):
             raise ValueError(f"experts: {ids.dtype} {list(ids.shape)} chooses none for {tokens} tokens")
-        out = torch.empty(x.shape, dtype=x.dtype)
+        if bias is not None and (bias.dtype != x.dtype or bias.numel() != experts * 2 * inner):
+            raise ValueError(f"experts: a bias of {bias.dtype} {list(bias.shape)} does not fit {experts} experts of {inner}")
+        bias, out = None if bias is None else bias.contiguous(), torch.empty(x.shape, dtype=x.dtype)
         if tokens:
             self._experts(
-                self._context, gate_up.handle, down.handle, experts, inner, ACTS[act], TYPES[x.dtype], x.data_ptr(), tokens,
+                self._context, gate_up.handle, down.handle, experts, inner, GATES[act], TYPES[x.dtype], x.data_ptr(), tokens,
                 ids.data_ptr(), weights.data_ptr(), ids.shape[1], out.data_ptr(),
+                None if bias is None else bias.data_ptr(),
             )  # fmt: skip
         return out
 

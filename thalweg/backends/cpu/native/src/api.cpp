@@ -15,7 +15,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 17;
+constexpr int ABI = 18;
 
 // Best first.
 struct Level {
@@ -392,7 +392,7 @@ EXPORT void thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
                 break;
             case 11:
                 thalweg_experts(c, (const Weight*)at(0), (const Weight*)at(1), a[2], a[3], int(a[4]), int(a[5]), at(6), a[7],
-                                (const int32_t*)at(8), (const float*)at(9), a[10], at(11));
+                                (const int32_t*)at(8), (const float*)at(9), a[10], at(11), at(12));
                 break;
             case 12:
                 thalweg_route(c, (const float*)at(0), (const float*)at(1), a[2], a[3], a[4], int(a[5]), int(a[6]), as_float(a[7]),

@@ -65,7 +65,7 @@ size_t make_ready(Context* c, const Weight* w, Type type, const void* x, int64_t
 EXPORT void thalweg_gate(thalweg::Context* c, int type, const void* x, int64_t rows, int64_t width, int act, void* y);
 EXPORT void thalweg_experts(thalweg::Context* c, const thalweg::Weight* gate_up, const thalweg::Weight* down, int64_t experts,
                             int64_t inner, int act, int type, const void* x, int64_t tokens, const int32_t* ids,
-                            const float* weights, int64_t k, void* out);
+                            const float* weights, int64_t k, void* out, const void* bias);
 EXPORT void thalweg_route(thalweg::Context* c, const float* logits, const float* bias, int64_t rows, int64_t experts, int64_t k,
                           int sigmoid, int renormalise, float scale, int64_t groups, int64_t top_groups, int32_t* ids,
                           float* weights);

@@ -128,7 +128,8 @@ struct Rows {
     void *y, *total;
     int64_t rows, width, inner, outer_stride, per_task;
     float eps, offset;  // of norms
-    int32_t act;  // 0 silu, 1 gelu_tanh
+    int32_t act;  // 0 silu, 1 gelu_tanh, 2 gpt-oss's (swiglu_oai)
+    // Of gates: weight, if there is one, is [experts, 2 width], added to both halves by each row's expert, in positions.
     // Rotary positions: x and residual are q and k, with `inner` and `other_inner` heads. weight is the table.
     int64_t other_inner, other_stride, rotary;
     const int32_t* positions;

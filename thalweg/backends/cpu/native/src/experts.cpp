@@ -105,7 +105,7 @@ struct Pieces {
 
 struct Work {
     int64_t* starts;
-    int32_t *order, *places;
+    int32_t *order, *places, *of;
     Share* shares;
     Products products;
     uint8_t *x, *ready, *both, *middle, *made;
@@ -121,9 +121,9 @@ int64_t per_task(Context* c, int64_t rows, int64_t bytes) {
 
 // out [tokens, H] = the sum over each token's k experts of weight * down(act(gate(x)) * up(x)); x [tokens, H], ids and weights
 // [tokens, k]. gate_up: a packed weight of `experts` matrices with 2 inner outputs, and down with H, each matrix in whole
-// panels. act: as thalweg_gate's. type: of x and out, and of dense weights.
+// panels. act: as thalweg_gate's. type: of x, out and bias, and of dense weights. bias [experts, 2 inner]: of gate_up, or null.
 EXPORT void thalweg_experts(Context* c, const Weight* gate_up, const Weight* down, int64_t experts, int64_t inner, int act, int type,
-                            const void* x, int64_t tokens, const int32_t* ids, const float* weights, int64_t k, void* out) {
+                            const void* x, int64_t tokens, const int32_t* ids, const float* weights, int64_t k, void* out, const void* bias) {
     const int64_t hidden = gate_up->k, pairs = tokens * k, bytes = Type(type) == Type::bf16 ? 2 : 4;
     const int64_t fit = ROWS_BYTES / (4 * (hidden > 2 * inner ? hidden : 2 * inner)) / 128 * 128;
     const int64_t most = fit > ROWS_LEAST ? fit : ROWS_LEAST, rows = pairs < most ? pairs : most, few = experts < rows ? experts : rows;
@@ -133,6 +133,7 @@ EXPORT void thalweg_experts(Context* c, const Weight* gate_up, const Weight* dow
     auto divide = [&](Pieces& p) {
         Work w;
         w.starts = p.some<int64_t>(experts + 2), w.order = p.some<int32_t>(pairs), w.places = p.some<int32_t>(pairs);
+        w.of = p.some<int32_t>(bias ? rows : 0);
         w.shares = p.some<Share>(few);
         w.products = {c->kernels, p.some<Weight>(few), p.some<Linear>(few), p.some<int64_t>(few + 1), 0};
         w.x = p.some<uint8_t>(rows * hidden * bytes), w.ready = p.some<uint8_t>(first > second ? first : second);
@@ -161,7 +162,12 @@ EXPORT void thalweg_experts(Context* c, const Weight* gate_up, const Weight* dow
         Spread s{(const uint8_t*)x, w.order + from, to - from, k, hidden * bytes, w.x};
         run(c->pool, (s.rows + COPIED - 1) / COPIED, spread, &s);
         multiply(c, gate_up, experts, 2 * inner, Type(type), w.x, s.rows, w.ready, w.shares, p, w.both);
-        thalweg_gate(c, type, w.both, s.rows, inner, act, w.middle);
+        Rows g{};
+        g.type = Type(type), g.x = w.both, g.y = w.middle, g.rows = s.rows, g.width = inner, g.inner = 1, g.act = act;
+        g.weight = bias, g.positions = w.of, g.per_task = per_task(c, s.rows, inner * 16);
+        for (int64_t i = 0; i < p.count && bias; ++i)
+            for (int64_t r = w.shares[i].from; r < w.shares[i].to; ++r) w.of[r] = int32_t(w.shares[i].expert);
+        run(c->pool, (s.rows + g.per_task - 1) / g.per_task, c->kernels->gate, &g);
         multiply(c, down, experts, hidden, Type(type), w.middle, s.rows, w.ready, w.shares, p, w.made);
         Together t{Type(type), w.made, weights, w.order, w.places, tokens, k, hidden, from, to, 0, from == 0, to == end, w.sums, out};
         t.per_task = per_task(c, tokens, k * hidden * bytes);
