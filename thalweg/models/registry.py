@@ -25,6 +25,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "BertModel": f"{_FAMILIES}.bert:bert",
     "Cohere2ForCausalLM": f"{_FAMILIES}.cohere:cohere2",
     "CohereForCausalLM": f"{_FAMILIES}.cohere:cohere",
+    "DeepseekV2ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v2",
+    "DeepseekV3ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v3",
     "Ernie4_5_MoeForCausalLM": f"{_FAMILIES}.ernie4_5:ernie4_5_moe",
     "Ernie4_5ForCausalLM": f"{_FAMILIES}.ernie4_5:ernie4_5",
     "Exaone4ForCausalLM": f"{_FAMILIES}.exaone4:exaone4",
@@ -35,6 +37,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "GemmaForCausalLM": f"{_FAMILIES}.gemma:gemma",
     "Glm4ForCausalLM": f"{_FAMILIES}.glm4:glm4",
     "Glm4MoeForCausalLM": f"{_FAMILIES}.glm4_moe:glm4_moe",
+    "Glm4MoeLiteForCausalLM": f"{_FAMILIES}.glm4_moe_lite:glm4_moe_lite",
     "GlmForCausalLM": f"{_FAMILIES}.glm:glm",
     "GPT2LMHeadModel": f"{_FAMILIES}.gpt:gpt2",
     "GPTJForCausalLM": f"{_FAMILIES}.gpt:gptj",
@@ -43,8 +46,10 @@ ARCHITECTURES: Mapping[str, str] = {
     "GraniteForCausalLM": f"{_FAMILIES}.granite:granite",
     "GraniteMoeForCausalLM": f"{_FAMILIES}.granite:granite_moe",
     "HunYuanDenseV1ForCausalLM": f"{_FAMILIES}.hunyuan:hunyuan",
+    "KimiK2ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v3",
     "LlamaForCausalLM": f"{_FAMILIES}.llama:llama",
     "LLaMAForCausalLM": f"{_FAMILIES}.llama:llama",
+    "MiniCPM3ForCausalLM": f"{_FAMILIES}.minicpm3:minicpm3",
     "MiniMaxM2ForCausalLM": f"{_FAMILIES}.minimax_m2:minimax_m2",
     "Ministral3ForCausalLM": f"{_FAMILIES}.ministral3:ministral3",
     "MinistralForCausalLM": f"{_FAMILIES}.mistral:mistral",
@@ -78,6 +83,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Starcoder2ForCausalLM": f"{_FAMILIES}.starcoder2:starcoder2",
     "XLMRobertaForSequenceClassification": f"{_FAMILIES}.roberta:roberta_classifier",
     "XLMRobertaModel": f"{_FAMILIES}.roberta:roberta",
+    "YoutuForCausalLM": f"{_FAMILIES}.youtu:youtu",
 }
 """`architectures` entry of config.json -> "module:function"."""
 
