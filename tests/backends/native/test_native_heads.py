@@ -1,4 +1,4 @@
-"""Compiled products with a matrix per head against the op's body, at every instruction set; a token's bits are the same alone, in
+"""Compiled products with a matrix per head against the op's body, at every instruction set. A token has the same bits alone, in
 company, and where its heads lie in a wider row."""
 
 from __future__ import annotations
