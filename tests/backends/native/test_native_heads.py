@@ -16,11 +16,11 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "bfloat16"])
-@pytest.mark.parametrize(("inputs", "outputs", "turned"), [(24, 96, True), (96, 20, False)])
+@pytest.mark.parametrize(("heads", "inputs", "outputs", "turned"), [(5, 24, 96, True), (64, 512, 20, False)])
 def test_every_head_has_a_matrix_of_its_own(
-    library: Library, dtype: torch.dtype, inputs: int, outputs: int, turned: bool
+    library: Library, dtype: torch.dtype, heads: int, inputs: int, outputs: int, turned: bool
 ) -> None:
-    heads, tokens = 5, 70  # more than are made ready at once
+    tokens = 70  # of 64 heads, more than are made ready at once
     facts = {"heads": heads, "out_features": outputs, "turned": turned}
     bound = Binder(kernels(library)).bind(ops.head_linear, dtype=str(dtype).removeprefix("torch."), in_features=inputs, **facts)
     assert bound.choice.kernel.startswith("native-")
