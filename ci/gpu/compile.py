@@ -194,6 +194,12 @@ def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
             grouped = {"scale": 2.5, "groups": 8, "top_groups": 4}
             static = {"k": 8, "scores": "sigmoid", "renormalise": True} | grouped
             yield "256 in groups", [meta(tokens, 256, dtype=F32), meta(256, dtype=F32)], static
+            static = {"k": 6, "scores": "softmax", "renormalise": False, "groups": 8, "top_groups": 3, "group_best": 1}
+            yield "160 in groups", [meta(tokens, 160, dtype=F32)], static
+        case "head_linear":
+            static = {"heads": 128, "out_features": 512, "turned": True}
+            yield "128 to 512", [meta(tokens, 128, 192)[..., :128], meta(128 * 128, 512)], static
+            yield "512 to 128", [meta(1, 128, 512), meta(128 * 128, 512)], {"heads": 128, "out_features": 128}
         case "linear":
             for rows, cols, width in ((tokens, 6144, 4096), (tokens, 28672, 4096), (1, 4096, 14336)):
                 yield f"{cols}x{width}", [meta(rows, width), meta(cols, width)], {}

@@ -59,7 +59,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers_under_pressure(name, devi
             mine = [step[t].logprob for step, t in zip(got.logprobs, got.token_ids, strict=True)]
             np.testing.assert_allclose(mine, logprobs, atol=1e-4)
     stats = llm.stats()
-    if any(g.kind == "full" for g in llm.config.cache.groups):  # a sequence that only keeps a window stops growing
+    if any(g.kind in ("full", "latent") for g in llm.config.cache.groups):  # a sequence that only keeps a window stops growing
         assert stats.preemptions > 0, "the pressure this test is about did not happen"
     assert stats.prefix_hits > 0
     assert stats.blocks_used == 0

@@ -13,14 +13,20 @@ SAID = (
     "max_position_embeddings",
 )  # fmt: skip
 """What published files of these families say."""
-MORE_SAID = {"opt": ("ffn_dim",), "ministral3": ("rope_parameters",), "glm4_moe": ("head_dim",)}
+MORE_SAID = {
+    "opt": ("ffn_dim",),
+    "ministral3": ("rope_parameters",),
+    "glm4_moe": ("head_dim",),
+    "deepseek_v2": ("num_experts_per_tok",),
+}
 """The same of single families, by model_type."""
+MADE = {"glm4_moe": {"head_dim": 128}, "deepseek_v2": {"num_experts_per_tok": 6}}
+"""Of these what has no default, or one that no file has."""
 
 
 @pytest.mark.parametrize("kind", sorted({kind for kind, _ in ALL.values()}, key=lambda kind: kind.__name__))
 def test_an_absent_key_means_what_it_means_to_transformers(kind) -> None:
-    made = {"num_hidden_layers": 9} | ({"head_dim": 128} if kind.model_type == "glm4_moe" else {})
-    whole = settled(kind(**made).to_dict())
+    whole = settled(kind(**{"num_hidden_layers": 9} | MADE.get(kind.model_type, {})).to_dict())
     name = f"{kind.__name__.removesuffix('Config').removesuffix('Text')}ForCausalLM"
     name = {"GPT2ForCausalLM": "GPT2LMHeadModel"}.get(name, name)
     said = {

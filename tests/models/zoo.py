@@ -110,6 +110,18 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "deepseek-v3": (
+        transformers.DeepseekV3Config,
+        {
+            "num_hidden_layers": 3, "num_key_value_heads": 4, "q_lora_rank": 40, "kv_lora_rank": 32, "qk_nope_head_dim": 24,
+            "qk_rope_head_dim": 16, "v_head_dim": 20, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_group": 4,
+            "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "routed_scaling_factor": 1.7,
+            **_rope(
+                "yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=4.0, beta_slow=0.5, mscale=1.0,
+                mscale_all_dim=1.3,
+            ),
+        },
+    ),
     "glm4": (transformers.Glm4Config, {"head_dim": 24, "attention_bias": True, "pad_token_id": 0}),
     "gemma3": (
         transformers.Gemma3TextConfig,

@@ -9,6 +9,9 @@ import transformers
 from zoo_rest import REST
 
 _EIGHTS = {"hidden_size": 64}  # a quarter of a head is an even number
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4, "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20,
+}  # fmt: skip
 _PHI = [1.0 + 0.5 * i for i in range(3)]
 MORE: dict[str, tuple[Any, dict[str, Any]]] = {
     "gemma": (transformers.GemmaConfig, {"head_dim": 16, "tie_word_embeddings": True, "num_key_value_heads": 1}),
@@ -151,6 +154,33 @@ MORE: dict[str, tuple[Any, dict[str, Any]]] = {
             },
         },
     ),
+    "deepseek-v2": (
+        transformers.DeepseekV2Config,
+        {
+            **_LATENT, "q_lora_rank": 40, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_group": 4, "topk_group": 2,
+            "topk_method": "group_limited_greedy", "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+            "routed_scaling_factor": 1.7, "attention_bias": True,
+        },
+    ),
+    "deepseek-v2-lite": (
+        transformers.DeepseekV2Config,
+        {
+            **_LATENT, "q_lora_rank": None, "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24, "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64,
+                "mscale": 0.7, "mscale_all_dim": 0.7,
+            },
+        },
+    ),
+    "glm4-moe-lite": (
+        transformers.Glm4MoeLiteConfig,
+        {
+            **_LATENT, "q_lora_rank": 40, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+            "pad_token_id": 0,
+        },
+    ),
+    "minicpm3": (transformers.MiniCPM3Config, {**_LATENT, "q_lora_rank": 40, "dim_model_base": 32, "scale_emb": 3}),
+    "youtu": (transformers.YoutuConfig, {**_LATENT, "q_lora_rank": 40}),
     "ernie4.5": (transformers.Ernie4_5Config, {"head_dim": 16, "use_bias": True}),
     **REST,
 }  # fmt: skip

@@ -25,6 +25,7 @@ from thalweg.models.heads.pooling import Pooler
 from thalweg.models.layers.attention import Attention
 from thalweg.models.layers.delta import GatedDeltaNet
 from thalweg.models.layers.embedding import Added, Embedding, LMHead
+from thalweg.models.layers.latent import LatentAttention
 from thalweg.models.layers.mlp import GatedMLP
 from thalweg.models.layers.moe import Experts
 from thalweg.models.layers.norm import BoundNorm, bound
@@ -33,7 +34,11 @@ from thalweg.models.layers.ungated import UngatedMLP
 from thalweg.models.layers.xielu import XieluMLP
 from thalweg.models.weights import ParamSpec, Weight
 
-MIXERS: Mapping[type, Callable[..., Any]] = {spec.Attention: Attention, spec.DeltaNet: GatedDeltaNet}
+MIXERS: Mapping[type, Callable[..., Any]] = {
+    spec.Attention: Attention,
+    spec.DeltaNet: GatedDeltaNet,
+    spec.LatentAttention: LatentAttention,
+}
 FFNS: Mapping[type, Callable[..., Any]] = {
     spec.MLP: GatedMLP,
     spec.UngatedMLP: UngatedMLP,

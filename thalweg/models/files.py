@@ -13,6 +13,7 @@ import torch
 from thalweg.checkpoint.weights import Weights
 from thalweg.errors import CheckpointError
 from thalweg.hal.device import Device
+from thalweg.hal.ops.quantise import dequantise
 from thalweg.hal.weights import DENSE, ONCE, PER_GROUP, QTensor
 from thalweg.models.decoder import Decoder
 from thalweg.models.weights import ParamSpec, Source, View, divided, walk
@@ -48,7 +49,7 @@ class Files:
             values = self._values(spec, source, rank)
             _copy(out[at : at + len(values)], values, FLOATS[self._dtype(source)])
             at += len(values)
-            self._checkpoint.forget(self._place(source)[0])
+            self._forget(source)
         return out
 
     def packed(self, spec: ParamSpec, rank: int) -> Any:
@@ -59,11 +60,11 @@ class Files:
         if any(self._dtype(s) != spec.dtype for s in spec.sources):
             return None
         values = [self._values(spec, s, rank) for s in spec.sources]
-        if any(self._place(s)[1] and not v.flags.c_contiguous for s, v in zip(spec.sources, values, strict=True)):
+        if any(s.name not in self._stored and not v.flags.c_contiguous for s, v in zip(spec.sources, values, strict=True)):
             return None
         made = mapped(values, spec.format)
         for s in spec.sources if made is not None else ():
-            self._checkpoint.forget(self._place(s)[0])
+            self._forget(s)
         return made
 
     def _place(self, source: Source) -> tuple[str, View | None]:
@@ -71,14 +72,33 @@ class Files:
         view = None if source.name in self._stored else source.within
         return self._stored[view.name if view else source.name], view
 
+    def _forget(self, source: Source) -> None:
+        whole = self._coded(source)
+        for name in (self._place(source)[0],) if whole is None else self._parts_of(whole.name.removesuffix(".weight"), whole):
+            self._checkpoint.forget(name)
+
+    def _coded(self, source: Source) -> Source | None:
+        """The quantised matrix of whose rows a dense source is made, where the checkpoint has no tensor of its name."""
+        view = source.within
+        if self._format is None or view is None or not view.run or source.name in self._stored:
+            return None
+        return None if self._format.of("linear", view.name) == DENSE else Source(view.name, view.shape)
+
     def _dtype(self, source: Source) -> str:
+        if self._coded(source) is not None:
+            return "float32"
         return self._checkpoint.entry(self._place(source)[0])[0]
 
     def _values(self, spec: ParamSpec, source: Source, rank: int) -> np.ndarray:
-        (name, view), (rows, columns) = self._place(source), _share(source, spec.shard, rank, self._size)
-        if view is None:
-            return self._checkpoint.read(name, rows, columns)
-        whole: np.ndarray = view.take(self._checkpoint.read(name), source.shape[0])
+        (rows, columns), coded = _share(source, spec.shard, rank, self._size), self._coded(source)
+        if coded is not None:
+            assert source.within is not None
+            whole: np.ndarray = source.within.take(_undone(self._decoded(coded)).numpy(), source.shape[0])
+        else:
+            name, view = self._place(source)
+            if view is None:
+                return self._checkpoint.read(name, rows, columns)
+            whole = view.take(self._checkpoint.read(name), source.shape[0])
         mine = whole if rows is None else whole[rows]
         return mine if columns is None else mine[:, columns]
 
@@ -88,7 +108,7 @@ class Files:
         parts = []
         for source in spec.sources:
             layer = source.name.removesuffix(".weight")
-            whole = self._format.read(layer, _matrix(source), self._get(layer, source))
+            whole = self._decoded(source)
             rows, columns = _share(source, spec.shard, rank, self._size)
             parts.append(_cut(whole, rows, columns, source.name))
             for name in self._parts_of(layer, source):
@@ -98,6 +118,12 @@ class Files:
             data.pop("input_scale", None)
         outputs, inputs = spec.shape(self._size)
         return QTensor(spec.format, (outputs, inputs), data)
+
+    def _decoded(self, source: Source) -> QTensor:
+        """The whole of a quantised tensor, in canonical form."""
+        assert self._format is not None
+        layer = source.name.removesuffix(".weight")
+        return self._format.read(layer, _matrix(source), self._get(layer, source))
 
     def _get(self, layer: str, source: Source) -> Any:
         assert self._format is not None
@@ -149,19 +175,26 @@ class Files:
         """Tensor's name -> (shapes it may have, may it be absent, dtypes it may have)."""
         for _, spec in walk(model.specs):
             for s in spec.sources:
-                if (
+                coded = self._coded(s) if spec.format == DENSE else None
+                if coded is not None:
+                    yield from self._wanted_parts(coded)
+                elif (
                     (self._format is None or spec.format == DENSE)
                     and s.within is not None
                     and s.name not in self._stored
-                    and s.within.name in self._stored
+                    and (s.within.run or s.within.name in self._stored)
                 ):
                     yield s.within.name, ((s.within.shape,), False, tuple(FLOATS))
                 elif self._format is None or spec.format == DENSE:
                     yield s.name, ((s.stored,), False, tuple(FLOATS))
                 else:
-                    layer = s.name.removesuffix(".weight")
-                    for suffix, part in self._format.parts(layer, _matrix(s)).items():
-                        yield part.name or f"{layer}.{suffix}", (part.shapes, part.optional, part.dtypes)
+                    yield from self._wanted_parts(s)
+
+    def _wanted_parts(self, source: Source) -> Iterator[tuple[str, tuple[tuple[tuple[int, ...], ...], bool, tuple[str, ...]]]]:
+        assert self._format is not None
+        layer = source.name.removesuffix(".weight")
+        for suffix, part in self._format.parts(layer, _matrix(source)).items():
+            yield part.name or f"{layer}.{suffix}", (part.shapes, part.optional, part.dtypes)
 
 
 def _matrix(source: Source) -> tuple[int, int]:
@@ -200,6 +233,16 @@ def _cut(w: QTensor, rows: slice | None, columns: slice | None, name: str) -> QT
         data = {key: a[:, cut[key]] if key in cut else a for key, a in data.items()}
     shape = data["codes"].shape
     return QTensor(w.format, (shape[0], shape[1]), data)
+
+
+def _undone(w: QTensor) -> torch.Tensor:
+    """The float32 matrix that gives of a layer's inputs what w gives of them reordered and smoothed."""
+    dense = dequantise(w.data, w.format.group, torch.float32)
+    if "in_scale" in w.data:
+        dense = dense * w.data["in_scale"].reshape(1, -1)
+    if "perm" in w.data:
+        dense = torch.empty_like(dense).index_copy_(1, w.data["perm"].reshape(-1).long(), dense)
+    return dense
 
 
 def as_tensor(values: np.ndarray, dtype: str) -> torch.Tensor:

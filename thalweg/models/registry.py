@@ -31,6 +31,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "Cohere2MoeForCausalLM": f"{_FAMILIES}.cohere2_moe:cohere2_moe",
     "CohereForCausalLM": f"{_FAMILIES}.cohere:cohere",
     "CwmForCausalLM": f"{_FAMILIES}.cwm:cwm",
+    "DeepseekV2ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v2",
+    "DeepseekV3ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v3",
     "Dots1ForCausalLM": f"{_FAMILIES}.dots1:dots1",
     "Ernie4_5_MoeForCausalLM": f"{_FAMILIES}.ernie4_5:ernie4_5_moe",
     "Ernie4_5ForCausalLM": f"{_FAMILIES}.ernie4_5:ernie4_5",
@@ -45,6 +47,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "GemmaForCausalLM": f"{_FAMILIES}.gemma:gemma",
     "Glm4ForCausalLM": f"{_FAMILIES}.glm4:glm4",
     "Glm4MoeForCausalLM": f"{_FAMILIES}.glm4_moe:glm4_moe",
+    "Glm4MoeLiteForCausalLM": f"{_FAMILIES}.glm4_moe_lite:glm4_moe_lite",
     "GlmForCausalLM": f"{_FAMILIES}.glm:glm",
     "GPT2LMHeadModel": f"{_FAMILIES}.gpt:gpt2",
     "GPTBigCodeForCausalLM": f"{_FAMILIES}.gpt:gpt_bigcode",
@@ -62,8 +65,10 @@ ARCHITECTURES: Mapping[str, str] = {
     "InternLMForCausalLM": f"{_FAMILIES}.internlm:internlm",
     "IQuestCoderForCausalLM": f"{_FAMILIES}.llama:llama",
     "Jais2ForCausalLM": f"{_FAMILIES}.jais2:jais2",
+    "KimiK2ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v3",
     "LlamaForCausalLM": f"{_FAMILIES}.llama:llama",
     "LLaMAForCausalLM": f"{_FAMILIES}.llama:llama",
+    "MiniCPM3ForCausalLM": f"{_FAMILIES}.minicpm3:minicpm3",
     "MiniMaxM2ForCausalLM": f"{_FAMILIES}.minimax_m2:minimax_m2",
     "Ministral3ForCausalLM": f"{_FAMILIES}.ministral3:ministral3",
     "MinistralForCausalLM": f"{_FAMILIES}.mistral:mistral",
@@ -103,6 +108,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "XLMRobertaForSequenceClassification": f"{_FAMILIES}.roberta:roberta_classifier",
     "XLMRobertaModel": f"{_FAMILIES}.roberta:roberta",
     "XverseForCausalLM": f"{_FAMILIES}.llama:llama",
+    "YoutuForCausalLM": f"{_FAMILIES}.youtu:youtu",
 }
 """`architectures` entry of config.json -> "module:function"."""
 

@@ -40,11 +40,18 @@ class View:
     """The first row that is meant, after turning."""
     step: int = 1
     """From a row that is meant to the next."""
+    run: int = 0
+    """Rows that are meant come in runs of so many, and `every` rows from one run to the next; 0 = they do not."""
+    every: int = 0
 
     def take(self, stored: Any, rows: int) -> Any:
-        """So many rows of the stored array, without a copy."""
+        """So many rows of the stored array, without a copy unless they come in runs."""
         found = stored if self.at is None else stored[self.at]
-        return (found.T if self.turned else found)[self.first : self.first + rows * self.step : self.step]
+        found = found.T if self.turned else found
+        if self.run:
+            runs = found.reshape(-1, self.every, *found.shape[1:])[:, self.first : self.first + self.run]
+            return runs.reshape(rows, *found.shape[1:])
+        return found[self.first : self.first + rows * self.step : self.step]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +150,13 @@ def matrices(parts: Mapping[str, int], inputs: int, *, shard: int, role: Role = 
 
 
 def linear(
-    parts: Mapping[str, int], inputs: int, *, shard: int, bias: bool = False, fused: str = "", turned: bool = False
+    parts: Mapping[str, int], inputs: int, *, shard: int | None, bias: bool = False, fused: str = "", turned: bool = False
 ) -> dict[str, Weight]:
     """The parameters of a linear layer that computes several products at once.
 
     parts: prefix of a tensor's name -> outputs. fused: the prefix of the one tensor in which the checkpoint keeps all
-    parts, one after the other. shard: 0 divides outputs among ranks, 1 inputs. turned: the checkpoint has [inputs, outputs]."""
+    parts, one after the other. shard: 0 divides outputs among ranks, 1 inputs, None nothing. turned: the checkpoint has
+    [inputs, outputs]."""
     kinds: dict[str, tuple[str, tuple[int, ...], int | None]] = {"weight": (".weight", (inputs,), shard)}
     if bias:
         kinds["bias"] = (".bias", (), 0 if shard == 0 else None)

@@ -28,6 +28,8 @@ SPECS = {
     "256-many-heads": AttnSpec(40, 1, 256, 1 / 16, "bfloat16"),
     "16-sinks": AttnSpec(4, 2, 16, 0.25, "bfloat16", sinks=True),
     "128-int8": AttnSpec(16, 8, 128, 128**-0.5, "bfloat16", kv_dtype="int8"),
+    "latent": AttnSpec(12, 1, 576, 0.05, "bfloat16", "latent", latent=512),
+    "latent-int8-sinks": AttnSpec(52, 1, 80, 0.1, "bfloat16", "latent", latent=48, softcap=5.0, kv_dtype="int8", sinks=True),
     "80-int8-window": AttnSpec(6, 2, 80, 0.1, "bfloat16", "window", 21, softcap=5.0, kv_dtype="int8"),
 }
 MIX = [(1, 1), (37, 1), (129, 1), (45, 20), (64, 64), (70, 2)]
@@ -70,7 +72,7 @@ def test_a_cache_in_int8_costs_no_more_than_its_own_rounding(library: Library, d
     assert np.sqrt(np.mean((got - want) ** 2) / np.mean(want**2)) < 0.0017
 
 
-@pytest.mark.parametrize("name", ["96-window", "128", "80-int8-window"])
+@pytest.mark.parametrize("name", ["96-window", "128", "80-int8-window", "latent"])
 def test_a_token_has_the_same_bits_alone_and_in_any_chunking(library: Library, device: Any, name: str) -> None:
     spec, length, size = SPECS[name], 150, 16
     rng = np.random.default_rng(3)
@@ -115,7 +117,10 @@ def test_what_it_does_not_run_is_refused_in_words(library: Library) -> None:
         ({"heads": 65, "kv_heads": 1}, "at most 64"),
         ({"dtype": "float16"}, "not float16"),
         ({"kv_dtype": "float8_e4m3fn"}, "the cache holds bfloat16 or int8"),
-        ({"kind": "latent", "latent": 64}, "not latent"),
+        ({"kind": "encoder"}, "not encoder"),
+        ({"kind": "latent", "latent": 64}, "one KV head"),
+        ({"kind": "latent", "latent": 64, "kv_heads": 1, "head_dim": 656}, "up to 640"),
+        ({"kind": "latent", "latent": 40, "kv_heads": 1}, "multiples of 16"),
     ):
         assert why in str(attention.supports(replace(SPECS["64"], **change)))
     for name, size, per in (

@@ -46,9 +46,10 @@ def test_heads_cut_out_of_a_wider_row(library: Library, dtype: torch.dtype) -> N
     for x in (q, k, q.transpose(0, 1)):
         close(kernel(library, "rms_norm")(x, weight, eps=1e-5), ops.rms_norm.reference(x, weight, eps=1e-5))
     table, positions = torch.randn(50, 32), torch.randint(0, 50, (7,), dtype=torch.int32)
-    for rotary in (32, 12):
-        got = kernel(library, "rope")(q, k, positions, table[:, :rotary].contiguous(), rotary_dim=rotary)
-        want = ops.rope.reference(q, k, positions, table[:, :rotary], rotary_dim=rotary)
+    for rotary, pairs in ((32, False), (12, False), (32, True), (10, True)):
+        said = {"rotary_dim": rotary, "interleaved": pairs}
+        got = kernel(library, "rope")(q, k, positions, table[:, :rotary].contiguous(), **said)
+        want = ops.rope.reference(q, k, positions, table[:, :rotary], **said)
         for g, w in zip(got, want, strict=True):
             close(g, w)
 

@@ -27,6 +27,7 @@ SEGMENT = int(re.findall(r"SEGMENT = (\d+);", (native.LIBRARY.parent / "src" / "
 SPECS = {
     "full": AttnSpec(4, 1, 32, 0.2, "bfloat16"),
     "window": AttnSpec(4, 2, 32, 0.2, "float32", "window", SEGMENT + SEGMENT // 3, softcap=8.0),
+    "latent": AttnSpec(4, 1, 48, 0.2, "bfloat16", "latent", latent=32),
     "int8-sinks": AttnSpec(2, 1, 48, 0.2, "bfloat16", sinks=True, kv_dtype="int8"),
 }
 EDGES = (SEGMENT - 1, SEGMENT, SEGMENT + 1, 2 * SEGMENT, 3 * SEGMENT + 70, 9)

@@ -108,9 +108,9 @@ def open_device(threads: int, isa: str = "", graphs: bool = True) -> CpuDevice:
     info = replace(CpuPlatform().describe(), cores=threads, notes=notes)
     if library is None:
         return CpuDevice(info, (_absent(missing), *KERNELS), ATTENTION, None)
-    from thalweg.backends.cpu.native import attention, experts, linear, recurrence, rows, sampling
+    from thalweg.backends.cpu.native import attention, experts, heads, linear, recurrence, rows, sampling
 
-    compiled = (linear, rows, sampling, experts)
+    compiled = (linear, rows, sampling, experts, heads)
     native = [k for part in compiled for k in part.kernels(library)]
     torch_kernels = [_recorded(k, library) for k in (*recurrence.kernels(library), *KERNELS)]
     return CpuDevice(info, (*native, *torch_kernels), (attention.NativeAttention(library), *ATTENTION), library, graphs)

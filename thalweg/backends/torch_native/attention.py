@@ -77,8 +77,10 @@ class PagedAttention(AttentionBackend):
         self.name = "torch-paged" if batch_invariant else "torch-paged-variant"
 
     def supports(self, spec: AttnSpec) -> str | None:
-        if spec.kind not in ("full", "window"):
-            return f"runs kinds full and window, not {spec.kind}"
+        if spec.kind not in ("full", "window", "latent"):
+            return f"runs kinds full, window and latent, not {spec.kind}"
+        if spec.kind == "latent" and (spec.kv_heads != 1 or not 0 < spec.latent <= spec.head_dim):
+            return f"latent attention has one KV head and values in its keys, not {spec.kv_heads} and {spec.latent} elements"
         if spec.dtype not in ("float32", "bfloat16"):
             return f"runs float32 and bfloat16, not {spec.dtype}"
         if spec.kv_dtype not in ("", spec.dtype, *KV_DTYPES):
@@ -93,7 +95,7 @@ class PagedAttention(AttentionBackend):
 
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
         dtype = spec.kv_dtype or spec.dtype
-        shape = (2, block_tokens, spec.kv_heads, kept_width(spec.head_dim, dtype))
+        shape = (_arrays(spec), block_tokens, spec.kv_heads, kept_width(spec.head_dim, dtype))
         return KVLayout(shape, dtype, f"kv-token-head/{dtype}/{'x'.join(map(str, shape))}")
 
     def attend(
@@ -103,9 +105,9 @@ class PagedAttention(AttentionBackend):
         plan = cast(dict[str, Any], batch.metadata[group]) if batch.metadata else {}
         size = kv.shape[2]
         if "write" not in plan:
-            plan["write"] = _write_rows(batch, group, size)
+            plan["write"] = _write_rows(batch, group, kv.shape[1] * size, size)
         flat = kv.view(-1, kv.shape[-2], kv.shape[-1])
-        for new, at in ((k, 0), (v, size)):
+        for new, at in ((k, 0), (v, size))[: _arrays(spec)]:
             made = encode_kv(new, spec.kv_dtype)
             if made.element_size() == 1:  # 8-bit floats have no index_copy
                 flat, made = flat.view(torch.uint8), made.view(torch.uint8)
@@ -113,19 +115,25 @@ class PagedAttention(AttentionBackend):
         key = f"work/{self.batch_invariant}/{spec.window}/{spec.heads // spec.kv_heads}/{spec.dtype}"
         if key not in plan:
             plan[key] = _work_list(batch, group, size, spec, self._padding)
-        out = torch.zeros_like(q)
+        out = q.new_zeros(*q.shape[:2], spec.latent or spec.head_dim)
         for work in plan[key]:
             out[work.rows] = _attend(q, kv, work, spec)
         return out, kv
 
 
+def _arrays(spec: AttnSpec) -> int:
+    """Arrays of a block: keys and values, or latent keys alone."""
+    return 1 if spec.kind == "latent" else 2
+
+
 def _attend(q: Tensor, kv: Tensor, work: _Work, spec: AttnSpec) -> Tensor:
     n, per = work.count, spec.heads // spec.kv_heads
-    blocks = kv.view(kv.shape[0] * 2, -1)
+    arrays = _arrays(spec)
+    blocks = kv.view(kv.shape[0] * arrays, -1)
     blocks = blocks.view(torch.uint8) if kv.element_size() == 1 else blocks  # 8-bit floats have no index_select
     held = []
-    for index in (work.blocks * 2, work.blocks * 2 + 1):
-        tokens = blocks.index_select(0, index).view(kv.dtype).view(-1, spec.kv_heads, kv.shape[-1])
+    for which in range(arrays):
+        tokens = blocks.index_select(0, work.blocks * arrays + which).view(kv.dtype).view(-1, spec.kv_heads, kv.shape[-1])
         tokens = decode_kv(tokens, spec.kv_dtype, q.dtype)
         for start, end in work.stale:
             tokens[start:end].zero_()
@@ -135,9 +143,9 @@ def _attend(q: Tensor, kv: Tensor, work: _Work, spec: AttnSpec) -> Tensor:
     m = rows.shape[1]
     rows = rows.permute(0, 2, 1, 3, 4).reshape(n, spec.kv_heads, m * per, spec.head_dim)
     rows = F.pad(rows, (0, 0, 0, work.hidden.shape[2] - m * per))
-    out = _product(rows, held[0], held[1], work, spec.scale)
+    out = _product(rows, held[0], held[-1], work, spec.scale)  # the fused attention wants values as long as keys
     out = out[:, :, : m * per].view(n, spec.kv_heads, m, per, spec.head_dim).permute(0, 2, 1, 3, 4)
-    return out.reshape(n * m, spec.heads, spec.head_dim)
+    return out.reshape(n * m, spec.heads, spec.head_dim)[..., : spec.latent or spec.head_dim]
 
 
 def _product(q: Tensor, k: Tensor, v: Tensor, work: _Work, scale: float) -> Tensor:
@@ -153,14 +161,14 @@ def _product(q: Tensor, k: Tensor, v: Tensor, work: _Work, scale: float) -> Tens
     return out.view(n, tiles, heads, work.tile, dim).transpose(1, 2).reshape(n, heads, rows, dim)
 
 
-def _write_rows(batch: StepBatch, group: int, size: int) -> Tensor:
-    """i64[T]: where each token's key goes, in the cache seen as [blocks * 2 * size] rows. Its value goes `size`
-    further."""
+def _write_rows(batch: StepBatch, group: int, rows: int, size: int) -> Tensor:
+    """i64[T]: where each token's key goes, in the cache seen as [blocks * rows] rows. Its value, if it has one of its own,
+    goes `size` further."""
     table, seq = batch.block_tables[group], batch.token_seq
     column = (batch.positions // size).clamp(max=table.shape[1] - 1)
     block = torch.where(batch.slots[seq] == SCRATCH, SCRATCH, table[seq, column])
-    rows: Tensor = block.long() * (2 * size) + batch.positions % size
-    return rows
+    at: Tensor = block.long() * rows + batch.positions % size
+    return at
 
 
 def _work_list(batch: StepBatch, group: int, size: int, spec: AttnSpec, exact: Padding | None) -> list[_Work]:

@@ -3,7 +3,8 @@ share the walk over their keys. Two implementations take the same tiles: the Pal
 by itself, for what the kernel refuses.
 
 The cache of a layer is [blocks, kv_heads, block_tokens, 2 head_dim] for both: a token's key, then its value. One of
-int8 has heads for scales beside them (`pallas.ragged_attention`).
+int8 has heads for scales beside them (`pallas.ragged_attention`). That of latents, which XLA's alone takes, has one head and
+keys alone.
 """
 
 from __future__ import annotations
@@ -56,9 +57,11 @@ class _Where:
 
 
 class _Tiled(AttentionBackend):
+    kinds: tuple[str, ...] = ("full", "window")
+
     def supports(self, spec: AttnSpec) -> str | None:
-        if spec.kind not in ("full", "window"):
-            return f"runs kinds full and window, not {spec.kind}"
+        if spec.kind not in self.kinds:
+            return f"runs kinds {', '.join(self.kinds)}, not {spec.kind}"
         if spec.dtype not in ("float32", "bfloat16"):
             return f"runs float32 and bfloat16, not {spec.dtype}"
         if spec.kv_dtype not in ("", spec.dtype, *KV_DTYPES):
@@ -71,6 +74,9 @@ class _Tiled(AttentionBackend):
 
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
         dtype = spec.kv_dtype or spec.dtype
+        if spec.kind == "latent":
+            shape = (1, block_tokens, spec.head_dim)
+            return KVLayout(shape, dtype, f"latent/{dtype}/{'x'.join(map(str, shape))}")
         more = ragged_attention.scale_heads(spec.kv_heads, spec.head_dim) if dtype == "int8" else 0
         shape = (spec.kv_heads + more, block_tokens, 2 * spec.head_dim)
         return KVLayout(shape, dtype, f"head-token-kv/{dtype}/{'x'.join(map(str, shape))}")
@@ -124,7 +130,9 @@ def _attend(
     """Store, gather the tiles' queries, walk, and put every token's result back in its row."""
     tokens, size, per = q.shape[0], kv.shape[2], spec.heads // spec.kv_heads
     block, offset, real = placed(table, seq, position, slots, size)
-    new = ragged_attention.encode(k, v, spec.kv_dtype or spec.dtype)
+    latent = spec.kind == "latent"
+    new = ragged_attention.encode(k, k if latent else v, spec.kv_dtype or spec.dtype)
+    new = new[..., : spec.head_dim] if latent else new
     kv = store(kv, new, _Where(block, offset, real, seq, last_row))
 
     queries = plan["place_size"].shape[0]
@@ -136,8 +144,8 @@ def _attend(
         sinks = jnp.tile(sinks.astype(jnp.float32).reshape(spec.kv_heads, per), (1, queries))
         sinks = jnp.pad(sinks, ((0, 0), (0, -queries * per % ROWS)))
     out = walk(tiles, kv, table, plan["tile_seq"], position[plan["tile_row"]], plan["tile_count"], sinks, spec)
-    out = out[:, :, : queries * per].reshape(-1, spec.kv_heads, queries, per, spec.head_dim)
-    out = jnp.moveaxis(out, 2, 1).reshape(-1, spec.heads, spec.head_dim)[plan["place"]]
+    out = out[:, :, : queries * per].reshape(-1, spec.kv_heads, queries, per, out.shape[-1])
+    out = jnp.moveaxis(out, 2, 1).reshape(-1, spec.heads, out.shape[-1])[plan["place"]]
     return jnp.where(real[:, None, None], out, 0), kv
 
 
@@ -192,6 +200,15 @@ class XlaAttention(_Tiled):
     """A walk written in JAX. A walk ends where the batch's longest does. Masked keys add exactly nothing."""
 
     name = "xla"
+    kinds = ("full", "window", "latent")
+
+    def supports(self, spec: AttnSpec) -> str | None:
+        why = super().supports(spec)
+        if why is None and spec.kind == "latent" and (spec.kv_heads != 1 or not 0 < spec.latent <= spec.head_dim):
+            why = f"latent attention has one KV head and values in its keys, not {spec.kv_heads} and {spec.latent} elements"
+        if why is None and spec.kind == "latent" and spec.kv_dtype == "int8":
+            why = "caches of latents hold numbers without scales, not int8"
+        return why
 
     def _store(self, kv: jax.Array, new: jax.Array, at: _Where) -> jax.Array:
         return kv.at[at.block, :, at.offset].set(new)
@@ -202,6 +219,7 @@ class XlaAttention(_Tiled):
     ) -> jax.Array:  # fmt: skip
         tiles, heads, rows, dim = q.shape
         size, per = kv.shape[2], spec.heads // spec.kv_heads
+        values = slice(spec.latent) if spec.kind == "latent" else slice(dim, None)
         step = max(1, SPAN // size)
         span = step * size
         table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % step)), constant_values=SCRATCH)[seq]
@@ -212,11 +230,11 @@ class XlaAttention(_Tiled):
 
         def one(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             top, total, acc = carry
-            held = kv[jax.lax.dynamic_slice_in_dim(table, i * step, step, 1)]  # [tiles, step, heads, size, 2 dim]
+            held = kv[jax.lax.dynamic_slice_in_dim(table, i * step, step, 1)]  # [tiles, step, heads, size, 2 dim], or dim
             at = i * span + jnp.arange(span)
             # What others left in these blocks, NaN included, must not reach a sum, not even times zero.
             own = (at >= low[:, None]) & (at < end[:, None])
-            held = _decoded(jnp.moveaxis(held, 1, 2).reshape(tiles, -1, span, 2 * dim), heads, q.dtype)
+            held = _decoded(jnp.moveaxis(held, 1, 2).reshape(tiles, -1, span, kv.shape[3]), heads, q.dtype)
             held = jnp.where(own[:, None, :, None], held, 0)
             scores = jnp.einsum("nhrd,nhkd->nhrk", query, held[..., :dim])
             if spec.softcap:
@@ -225,11 +243,11 @@ class XlaAttention(_Tiled):
             scores = jnp.where(seen[:, None] & own[:, None, None, :], scores, -jnp.inf)
             highest = jnp.maximum(top, scores.max(-1))
             keep, weights = jnp.exp(top - highest), jnp.exp(scores - highest[..., None])
-            acc = acc * keep[..., None] + jnp.einsum("nhrk,nhkd->nhrd", weights, held[..., dim:])
+            acc = acc * keep[..., None] + jnp.einsum("nhrk,nhkd->nhrd", weights, held[..., values])
             return highest, total * keep + weights.sum(-1), acc
 
         shape = (tiles, heads, rows)
-        carry = (jnp.full(shape, jnp.finfo(jnp.float32).min), jnp.zeros(shape), jnp.zeros((*shape, dim)))
+        carry = (jnp.full(shape, jnp.finfo(jnp.float32).min), jnp.zeros(shape), jnp.zeros((*shape, spec.latent or dim)))
         if sinks is not None:  # a key seen by all whose value is 0
             carry = (jnp.broadcast_to(sinks, shape), jnp.ones(shape), carry[2])
         begin = jnp.where(count > 0, low, jnp.iinfo(jnp.int32).max).min() // span

@@ -133,14 +133,14 @@ def _together(made: jax.Array, weights: jax.Array) -> jax.Array:
 
 def _route(
     logits: jax.Array, bias: jax.Array | None = None, *, k: int, scores: str, renormalise: bool, scale: float = 1.0,
-    groups: int = 1, top_groups: int = 1,
+    groups: int = 1, top_groups: int = 1, group_best: int = 2,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """See the op."""
     value = jax.nn.softmax(logits, -1) if scores == "softmax" else jax.nn.sigmoid(logits)
     by = value if bias is None else value + bias
     if groups > 1:
         parts = by.reshape(by.shape[0], groups, -1)
-        best = lax.top_k(parts, 2)[0].sum(-1)
+        best = lax.top_k(parts, group_best)[0].sum(-1)
         chosen = lax.top_k(best, top_groups)[1]
         keep = (chosen[:, :, None] == jnp.arange(groups)).any(1)
         by = jnp.where(keep[..., None], parts, -jnp.inf).reshape(by.shape)

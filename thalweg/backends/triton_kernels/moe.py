@@ -26,7 +26,8 @@ MOST_EXPERTS = 1024
 @triton.jit(do_not_specialize=["tokens"])
 def _route(
     logits, bias, ids, weights, tokens, row, scale, E: tl.constexpr, K: tl.constexpr, SIGMOID: tl.constexpr, BIAS: tl.constexpr,
-    NORMAL: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr,
+    NORMAL: tl.constexpr, GROUPS: tl.constexpr, TOP: tl.constexpr, BEST: tl.constexpr, BLOCK: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):  # fmt: skip
     """One token."""
     t = tl.program_id(0).to(tl.int64)
@@ -48,10 +49,11 @@ def _route(
         score = tl.full([BLOCK], float("-inf"), tl.float32)  # of the group that each expert is of
         for g in range(0, GROUPS):
             mine = tl.where(there & (own == g), by, float("-inf"))
-            first = tl.max(mine, 0)
-            at = tl.min(tl.where(mine == first, e, BLOCK), 0)
-            second = tl.max(tl.where(e == at, float("-inf"), mine), 0)
-            score = tl.where(own == g, first + second, score)
+            rank = tl.max(mine, 0)
+            if BEST > 1:
+                at = tl.min(tl.where(mine == rank, e, BLOCK), 0)
+                rank += tl.max(tl.where(e == at, float("-inf"), mine), 0)
+            score = tl.where(own == g, rank, score)
         keep = e < 0
         for _ in range(0, TOP):
             free = tl.where(there & (keep == 0), score, float("-inf"))
@@ -156,7 +158,7 @@ def _together(y, weights, out, hidden, K: tl.constexpr, BLOCK: tl.constexpr):
 
 def route(
     logits: Tensor, bias: Tensor | None = None, *, k: int, scores: str, renormalise: bool, scale: float = 1.0, groups: int = 1,
-    top_groups: int = 1,
+    top_groups: int = 1, group_best: int = 2,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     tokens, count = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
@@ -166,7 +168,7 @@ def route(
         _route[(tokens,)](
             logits, logits if bias is None else bias, ids, weights, tokens, logits.stride(0), float(scale), E=count, K=k,
             SIGMOID=scores == "sigmoid", BIAS=bias is not None, NORMAL=renormalise, GROUPS=groups, TOP=top_groups,
-            BLOCK=triton.next_power_of_2(count), SLOTS=triton.next_power_of_2(k), num_warps=1,
+            BEST=group_best, BLOCK=triton.next_power_of_2(count), SLOTS=triton.next_power_of_2(k), num_warps=1,
         )  # fmt: skip
     return ids, weights
 

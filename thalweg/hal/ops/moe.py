@@ -33,20 +33,21 @@ def _route_sample(name: str, experts: int, biased: bool, **static: object) -> Sa
         _route_sample("softmax", 8, False, k=2),
         _route_sample("softmax-as-it-is", 60, False, k=4, renormalise=False),
         _route_sample("sigmoid-groups", 32, True, k=6, scores="sigmoid", scale=2.5, groups=8, top_groups=3),
+        _route_sample("softmax-groups", 24, False, k=4, renormalise=False, scale=1.5, groups=6, top_groups=2, group_best=1),
         _route_sample("sigmoid-bias", 24, True, k=8, scores="sigmoid", renormalise=False),
     ],
     tolerances={"float32": 2e-6},
 )
 def route(
     logits: Tensor, bias: Tensor | None = None, *, k: int, scores: str, renormalise: bool, scale: float = 1.0, groups: int = 1,
-    top_groups: int = 1,
+    top_groups: int = 1, group_best: int = 2,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The k experts of each token and their weights, best first, of equals the lower id: logits f32[T, E], bias
     f32[E] -> (ids i32[T, k], weights f32[T, k]).
 
     Scores are softmax or sigmoid of the logits. The chosen scores are the weights, divided by their sum (renormalise,
     plus 1e-20 for sigmoids) and times scale. Choosing goes by score + bias. With groups (DeepSeek-V3, 2.1.2) an
-    expert counts only in one of the top_groups groups, ranked by the sum of their two best.
+    expert counts only in one of the top_groups groups, ranked by the sum of their group_best best, one or two.
     """
     if scores not in ("softmax", "sigmoid"):
         raise ValueError(f"route: scores are softmax or sigmoid, not {scores!r}")
@@ -54,7 +55,7 @@ def route(
     by = value if bias is None else value + bias
     if groups > 1:
         parts = by.reshape(by.shape[0], groups, -1)
-        best = torch.sort(parts, dim=-1, descending=True)[0][..., :2].sum(-1)
+        best = torch.sort(parts, dim=-1, descending=True)[0][..., :group_best].sum(-1)
         chosen = torch.sort(best, dim=-1, descending=True, stable=True)[1][:, :top_groups]
         keep = (chosen[:, :, None] == torch.arange(groups, device=logits.device)).any(1)
         by = torch.where(keep[..., None], parts, float("-inf")).flatten(1)

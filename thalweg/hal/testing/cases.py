@@ -22,12 +22,18 @@ ROWS: Mapping[str, tuple[int, ...]] = {
     "draw": (0, 1, 2, 3, 4, 5, 6),
     "linear_argmax": (0,), "logprobs": (0, 1), "resolve_tokens": (0, 2, 3), "route": (0,), "experts": (0, 1, 2),
     "lora_shrink": (0, 1), "lora_expand": (0, 1, 2), "layer_norm": (0,), "activation": (0,),
-    "delta_gates": (0, 1), "gated_rms_norm": (0, 1), "sigmoid_mul": (0, 1),
+    "head_linear": (0,), "delta_gates": (0, 1), "gated_rms_norm": (0, 1), "sigmoid_mul": (0, 1),
 }  # fmt: skip
 """Which arguments have one row per token or sequence, for ops whose result does too."""
 
 
-WEIGHTS: Mapping[str, tuple[int, ...]] = {"embed": (1,), "linear": (1,), "linear_argmax": (1,), "experts": (3, 4)}
+WEIGHTS: Mapping[str, tuple[int, ...]] = {
+    "embed": (1,),
+    "linear": (1,),
+    "linear_argmax": (1,),
+    "experts": (3, 4),
+    "head_linear": (1,),
+}
 """Which arguments are weights that a kernel packs."""
 
 
@@ -53,6 +59,8 @@ def spec(op: Op, sample: Sample, args: Sequence[torch.Tensor], dtype: str) -> di
     out: dict[str, Any] = {"dtype": dtype, **sample.static}
     if op.name in ("linear", "linear_argmax"):
         out = {"in_features": args[1].shape[1], "out_features": args[1].shape[0], "weight": DENSE} | out
+    if op.name == "head_linear":
+        out |= {"in_features": args[0].shape[2]}
     if op.name in ("embed", "experts"):
         out = {"weight": DENSE} | out
     if op.name == "embed":  # as most kernels take it
@@ -72,7 +80,7 @@ def put(device: Device, op: Op, bound: Bound, args: Sequence[torch.Tensor]) -> l
     placed = [device.put(a.clone()) for a in args]
     for i in WEIGHTS.get(op.name, ()):
         said = bound.choice.spec
-        placed[i] = bound.pack(_weight(device, args[i], _format(op, i, said), said.get("experts", 1)))
+        placed[i] = bound.pack(_weight(device, args[i], _format(op, i, said), said.get("experts", said.get("heads", 1))))
     return placed
 
 

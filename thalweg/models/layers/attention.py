@@ -33,7 +33,7 @@ class Attention:
         self._qkv = Linear(ctx, weights["qkv"])
         self._out = RowLinear(ctx, weights["out"])
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
-        self.backend = _choose(ctx, self.spec)
+        self.backend = chosen(ctx, self.spec)
         self.layout = self.backend.layout(self.spec, ctx.block_tokens)
         self.specs: dict[str, Any] = {"qkv": self._qkv.specs, "out": self._out.specs}
         norms = {k: weights[k] for k in ("q_norm", "k_norm") if k in weights}
@@ -61,9 +61,7 @@ class Attention:
             q, k = self._wide["q_norm"](p["q_norm"], q), self._wide["k_norm"](p["k_norm"], k)
         q, k, v = (t.unflatten(-1, (-1, self._head_dim)) for t in (q, k, v))
         if self._grows is not None:  # before rotation, which changes no lengths, so that backends may fuse that
-            beta, every = self._grows
-            growth = 1 + beta * torch.log(1 + torch.div(flow.batch.positions, every, rounding_mode="floor").to(torch.float32))
-            q = q * growth.to(q.dtype)[:, None, None]
+            q = grown(q, flow.batch.positions, *self._grows)
         out = self._attend(p, q, k, v, flow, self._place)
         out = out.flatten(-2)
         return self._out(p["out"], out if self._gate is None else self._gate(out, gate))
@@ -77,6 +75,12 @@ class Attention:
         parts = qkv.unflatten(-1, (self.spec.kv_heads, per + 2, self._head_dim)).split((per, 1, 1), dim=-2)
         q, k, v = (part.flatten(-3) for part in parts)
         return q, k, v, None
+
+
+def grown(q: Array, positions: Array, beta: float, every: int) -> Array:
+    """q [T, heads, n] times 1 + beta * log(1 + floor(position / every))."""
+    growth = 1 + beta * torch.log(1 + torch.div(positions, every, rounding_mode="floor").to(torch.float32))
+    return q * growth.to(q.dtype)[:, None, None]
 
 
 class _Fused:
@@ -180,7 +184,8 @@ def _offered(ctx: Context, backend: AttentionBackend, spec: AttnSpec, prologue: 
     return why is None
 
 
-def _choose(ctx: Context, spec: AttnSpec) -> AttentionBackend:
+def chosen(ctx: Context, spec: AttnSpec) -> AttentionBackend:
+    """The device's backend for this, noted in the kernel plan. DeviceError if there is none."""
     try:
         backend, refused = choose_attention(
             ctx.attention, spec, batch_invariant=ctx.binder.batch_invariant, block_tokens=ctx.block_tokens

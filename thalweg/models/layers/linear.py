@@ -37,7 +37,8 @@ class Product:
 
 
 class Linear:
-    """Outputs divided among ranks ("column parallel"): each rank computes its own share of every part.
+    """Outputs divided among ranks ("column parallel"): each rank computes its own share of every part. Or not divided, where
+    the weight is not.
 
     weights: "weight", and "bias" where there is one. Its sources (q, k, v; gate, up) share one product, their outputs side
     by side; those that a checkpoint holds in different formats stay products of their own.
@@ -45,8 +46,10 @@ class Linear:
 
     def __init__(self, ctx: Context, weights: Mapping[str, Weight]) -> None:
         whole = weights["weight"]
-        self.outputs = [ctx.share(s.shape[0], f"outputs of {s.name.removesuffix('.weight')}") for s in whole.sources]
+        self.outputs = [s.shape[0] for s in whole.sources]
         """This rank's outputs of each part."""
+        if whole.shard is not None:
+            self.outputs = [ctx.share(s.shape[0], f"outputs of {s.name.removesuffix('.weight')}") for s in whole.sources]
         parts = products(whole, ctx.formats)
         self._products = [Product(ctx, part) for part in parts]
         self._rows = [part.shape(ctx.comm.size)[0] for part in parts]

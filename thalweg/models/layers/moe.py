@@ -29,6 +29,8 @@ class Experts:
         hidden = router.sources[0].shape[1]
         self._router = ctx.bind(ops.linear, in_features=hidden, out_features=spec.experts, **linear_spec(DENSE))
         grouped = {"groups": spec.groups, "top_groups": spec.top_groups} if spec.groups > 1 else {}
+        if spec.groups > 1 and spec.group_best != 2:
+            grouped["group_best"] = spec.group_best
         self._average = spec.average
         self._route: Callable[..., tuple[Array, Array]]
         if spec.scores == "sparsemixer":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from thalweg.models.spec.attention import Attention
 from thalweg.models.spec.delta import DeltaNet
+from thalweg.models.spec.latent import LatentAttention
 from thalweg.models.spec.mlp import MLP, UngatedMLP
 from thalweg.models.spec.model import Layer, Learned, ModelSpec, Names
 from thalweg.models.spec.moe import MoE
@@ -27,6 +28,7 @@ __all__ = [
     "Attention",
     "DeltaNet",
     "HeadNorm",
+    "LatentAttention",
     "Layer",
     "LayerNorm",
     "Learned",

@@ -40,6 +40,8 @@ class MoE:
     groups: int = 1
     """Groups of experts, of which the best `top_groups` count."""
     top_groups: int = 1
+    group_best: int = 2
+    """A group counts as much as so many of its best experts together: one, or two."""
     expert: str = "experts.{}"
     """{}: the expert's index."""
     gate: str = "gate_proj"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-ABI = 18
+ABI = 19
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
@@ -45,7 +45,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_norm": (None, (_P, _I, _P, _L, _L, _L, _L, _P, _P, _F, _F, _P, _P)),
     "thalweg_gated_norm": (None, (_P, _I, _P, _P, _L, _L, _P, _F, _P)),
     "thalweg_gate": (None, (_P, _I, _P, _L, _L, _I, _P)),
-    "thalweg_turn": (None, (_P, _I, _P, _P, _L, _L, _L, _L, _L, _L, _P, _P, _L, _P, _P)),
+    "thalweg_turn": (None, (_P, _I, _P, _P, _L, _L, _L, _L, _L, _L, _P, _P, _L, _I, _P, _P)),
     "thalweg_delta": (None, (_P, _P)),
     "thalweg_conv": (None, (_P, _P)),
     "thalweg_best": (None, (_P, _P, _L, _L, _P)),
@@ -56,12 +56,13 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_logprobs": (None, (_P, _P, _P, _L, _L, _L, _I, _P, _P, _P)),
     "thalweg_penalties": (None, (_P, _P, _L, _L, _P, _L, _P, _P, _P, _P, _P, _P, _P)),
     "thalweg_experts": (None, (_P, _P, _P, _L, _L, _I, _I, _P, _L, _P, _P, _L, _P, _P)),
-    "thalweg_route": (None, (_P, _P, _P, _L, _L, _L, _I, _I, _F, _L, _L, _P, _P)),
+    "thalweg_route": (None, (_P, _P, _P, _L, _L, _L, _I, _I, _F, _L, _L, _L, _P, _P)),
+    "thalweg_heads": (None, (_P, _P, _L, _L, _I, _P, _L, _L, _L, _P)),
     "thalweg_replay": (None, (_P, _P, _L)),
 }
 REPLAYED = (
     "linear", "attend", "norm", "gate", "turn", "best", "largest", "gather", "draw", "logprobs", "penalties", "experts",
-    "route", "gated_norm",
+    "route", "gated_norm", "heads",
 )  # fmt: skip
 """Functions that make up a step, which `thalweg_replay` calls again from a list. They are numbered as there."""
 WORDS = 20

@@ -16,8 +16,10 @@ from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
 from thalweg.hal.kv import KVLayout, kept_width
 from thalweg.hal.step import SCRATCH, StepBatch
 
-ROWS, MOST_ROWS, MOST_DIM = 48, 64, 256
-"""Rows (query tokens x query heads of a KV head) of one task. The last two are limits of attention.inc."""
+ROWS, MOST_ROWS, MOST_DIM, MOST_LATENT = 48, 64, 256, 640
+"""Rows (query tokens x query heads of a KV head) of one task. The others are limits of attention.inc, the last for latents."""
+LEAST_HEADS = 6
+"""Heads of a task of latent attention, if it has more: each task reads the keys anew."""
 CODED = ("avx512vnni", "avx512bf16")
 """Instruction sets that read a cache in int8 as it is, four numbers at a time (cache.inc)."""
 _L, _P, _F = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
@@ -28,7 +30,7 @@ class _Job(ctypes.Structure):
 
     _fields_ = (
         *((n, _L) for n in ("type", "rounds", "heads", "kv_heads", "dim", "size", "tokens", "seqs", "columns", "window",
-                            "q_stride", "k_stride", "v_stride", "rotary")),
+                            "q_stride", "k_stride", "v_stride", "latent", "rotary")),
         ("scale", _F), ("softcap", _F), ("eps", _F), ("offset", _F),
         *((n, _P) for n in ("table", "token_seq", "positions", "slots", "context", "query", "first", "tasks")),
         ("task_count", _L), ("per_task", _L),
@@ -49,12 +51,14 @@ class NativeAttention(AttentionBackend):
         self.name = f"native-{library.level}"
 
     def supports(self, spec: AttnSpec) -> str | None:
-        if spec.kind not in ("full", "window"):
-            return f"runs kinds full and window, not {spec.kind}"
+        if spec.kind not in ("full", "window", "latent"):
+            return f"runs kinds full, window and latent, not {spec.kind}"
         if spec.dtype not in ("float32", "bfloat16"):
             return f"runs float32 and bfloat16, not {spec.dtype}"
         if spec.kv_dtype not in ("", spec.dtype, "int8"):
             return f"the cache holds {spec.dtype} or int8, not {spec.kv_dtype}"
+        if spec.kind == "latent":
+            return _refuses_latent(spec)
         if spec.head_dim % 16 or spec.head_dim > MOST_DIM:
             return f"heads are multiples of 16 up to {MOST_DIM}, not {spec.head_dim}"
         if spec.heads % spec.kv_heads or spec.heads // spec.kv_heads > MOST_ROWS:
@@ -63,6 +67,9 @@ class NativeAttention(AttentionBackend):
 
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
         dtype = spec.kv_dtype or spec.dtype
+        if spec.kind == "latent":
+            shape = (1, 1, block_tokens, kept_width(spec.head_dim, dtype))
+            return KVLayout(shape, dtype, f"kv-latent/{dtype}/{'x'.join(map(str, shape))}")
         per = 4 if dtype == "int8" else 2
         if block_tokens % per:
             need = f"compiled attention needs a multiple of {per} for a cache in {dtype}; choose 16"
@@ -78,6 +85,8 @@ class NativeAttention(AttentionBackend):
         return self._run(q, k, v, kv, batch, group, spec, sinks)
 
     def fuses(self, spec: AttnSpec, prologue: QKPrologue) -> str | None:
+        if spec.kind == "latent":
+            return "latent keys come normed and rotated"
         if prologue.interleaved:
             return "pairs lie half a head apart, not side by side"
         if prologue.rotary_dim % 2 or not 0 < prologue.rotary_dim <= spec.head_dim:
@@ -103,12 +112,12 @@ class NativeAttention(AttentionBackend):
         """prologue None: q and k are already normed and rotated."""
         plan = cast(dict[str, Any], batch.metadata[group]) if batch.metadata else {}
         q, k, v = (x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous() for x in (q, k, v))
-        key = f"native/{spec.window}/{spec.heads}/{spec.kv_heads}/{spec.head_dim}/{spec.dtype}/{spec.kv_dtype}"
+        key = f"native/{spec.window}/{spec.heads}/{spec.kv_heads}/{spec.head_dim}/{spec.latent}/{spec.dtype}/{spec.kv_dtype}"
         made = plan.get(key)
         if made is None:
             made = plan[key] = self._job(batch, group, spec, kv.shape[3])
         job: _Job = made[0]
-        out: Tensor = made[1](q.shape, dtype=q.dtype)
+        out: Tensor = made[1]((*q.shape[:2], spec.latent or spec.head_dim), dtype=q.dtype)
         job.q_stride, job.k_stride, job.v_stride = q.stride(0), k.stride(0), v.stride(0)
         job.scale, job.softcap = spec.scale, spec.softcap
         job.q, job.k, job.v, job.kv, job.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), kv.data_ptr(), out.data_ptr()
@@ -130,12 +139,14 @@ class NativeAttention(AttentionBackend):
         held = [batch.block_tables[group], batch.token_seq, batch.positions, batch.slots, batch.context, batch.query]
         held = [x.contiguous() for x in held]
         first = (batch.last_row + 1 - batch.query).contiguous()
-        tasks, whole = _tasks(batch, spec, blind=self._library.tape is not None)
         tokens, seqs = batch.tokens.shape[0], batch.slots.shape[0]
+        parts = _parts(spec.heads, tokens, seqs, self._threads) if spec.kind == "latent" else spec.kv_heads
+        tasks, whole = _tasks(batch, spec.heads, parts, blind=self._library.tape is not None)
         job = _Job(
             type=0 if spec.dtype == "bfloat16" else 1, rounds=spec.kv_dtype == "int8", heads=spec.heads,
-            kv_heads=spec.kv_heads, dim=spec.head_dim, size=size, tokens=tokens, seqs=seqs, columns=held[0].shape[1],
-            window=spec.window, task_count=len(tasks), per_task=max(1, min(64, -(-tokens // (2 * self._threads)))),
+            kv_heads=parts, dim=spec.head_dim, latent=spec.latent, size=size, tokens=tokens, seqs=seqs,
+            columns=held[0].shape[1], window=spec.window, task_count=len(tasks),
+            per_task=max(1, min(64, -(-tokens // (2 * self._threads)))),
         )  # fmt: skip
         names = ("table", "token_seq", "positions", "slots", "context", "query")
         for name, x in zip(names, held, strict=True):
@@ -145,26 +156,41 @@ class NativeAttention(AttentionBackend):
         return job, torch.empty if whole else torch.zeros, held, first, tasks
 
 
-def _tasks(batch: StepBatch, spec: AttnSpec, blind: bool) -> tuple[np.ndarray, bool]:
+def _refuses_latent(spec: AttnSpec) -> str | None:
+    if spec.kv_heads != 1 or not 0 < spec.latent <= spec.head_dim:
+        return f"latent attention has one KV head and values in its keys, not {spec.kv_heads} and {spec.latent} elements"
+    if spec.head_dim % 16 or spec.latent % 16 or spec.head_dim > MOST_LATENT:
+        return f"latent keys and their values are multiples of 16 up to {MOST_LATENT}, not {spec.head_dim} and {spec.latent}"
+    return None
+
+
+def _parts(heads: int, tokens: int, seqs: int, threads: int) -> int:
+    """Even parts of the heads of latent attention, of at most ROWS: as few as keep all threads at work."""
+    divisors = [n for n in range(1, heads + 1) if heads % n == 0 and heads // n <= ROWS]
+    enough = (n for n in divisors if max(n * seqs, tokens * heads // ROWS) >= 2 * threads or heads // n < 2 * LEAST_HEADS)
+    return next(enough, divisors[-1])
+
+
+def _tasks(batch: StepBatch, heads: int, kv_heads: int, blind: bool) -> tuple[np.ndarray, bool]:
     """(i32[n, 4] of core.h, longest first; does every row belong to one?). blind: a step of one token per live
     sequence is being recorded, for batches with other values too. Then only sizes count, and any order is as good."""
-    heads = np.arange(spec.kv_heads, dtype=np.int32)
+    each = np.arange(kv_heads, dtype=np.int32)
     if blind:
         seqs = batch.slots.shape[0]
-        tasks = np.zeros((seqs, len(heads), 4), np.int32)
-        tasks[:, :, 0], tasks[:, :, 1], tasks[:, :, 3] = np.arange(seqs)[:, None], heads, 1
+        tasks = np.zeros((seqs, kv_heads, 4), np.int32)
+        tasks[:, :, 0], tasks[:, :, 1], tasks[:, :, 3] = np.arange(seqs)[:, None], each, 1
         return tasks.reshape(-1, 4), True
     query, context, slots = batch.query.numpy(), batch.context.numpy(), batch.slots.numpy()
     live = np.flatnonzero((slots != SCRATCH) & (query > 0))
-    tile = max(1, ROWS // (spec.heads // spec.kv_heads))
+    tile = max(1, ROWS // (heads // kv_heads))
     pieces = -(-query[live] // tile)
     seq = np.repeat(live, pieces).astype(np.int32)
     at = (np.arange(len(seq)) - np.repeat(np.cumsum(pieces) - pieces, pieces)).astype(np.int32) * tile
     count = np.minimum(tile, query[seq] - at)
     order = np.argsort(-(context[seq] + at).astype(np.int64) * count, kind="stable")
     parts = [x[order] for x in (seq, at, count)]
-    tasks = np.empty((len(seq), len(heads), 4), np.int32)
-    tasks[:, :, 1] = heads
+    tasks = np.empty((len(seq), kv_heads, 4), np.int32)
+    tasks[:, :, 1] = each
     for column, values in zip((0, 2, 3), parts, strict=True):
         tasks[:, :, column] = values[:, None]
     return tasks.reshape(-1, 4), bool(int(query[live].sum()) == batch.tokens.shape[0])

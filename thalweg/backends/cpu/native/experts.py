@@ -20,7 +20,6 @@ from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.ops.activation import SWIGLU_OAI
 from thalweg.hal.weights import ONCE, QTensor, WeightFormat
 
-
 GATES = {**ACTS, SWIGLU_OAI: 2}
 """How experts' gates are told apart; 2 is theirs alone."""
 
@@ -95,10 +94,12 @@ class Experts:
 
     def route(
         self, logits: Tensor, bias: Tensor | None = None, *, k: int, scores: str, renormalise: bool, scale: float = 1.0,
-        groups: int = 1, top_groups: int = 1,
+        groups: int = 1, top_groups: int = 1, group_best: int = 2,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         logits, bias = logits.contiguous(), None if bias is None else bias.contiguous()
         rows, experts = logits.shape
+        if group_best not in (1, 2):
+            raise ValueError(f"route: groups count as much as their best one or two, not {group_best}")
         if logits.dtype != torch.float32 or not 0 < k <= experts or experts % groups or not 0 < top_groups <= groups:
             raise ValueError(f"route: {k} of {logits.dtype} {list(logits.shape)} in {groups} groups")
         if bias is not None and (bias.dtype != torch.float32 or bias.shape != (experts,)):
@@ -107,7 +108,8 @@ class Experts:
         if rows:
             self._route(
                 self._context, logits.data_ptr(), None if bias is None else bias.data_ptr(), rows, experts, k,
-                int(scores == "sigmoid"), int(renormalise), scale, groups, top_groups, ids.data_ptr(), weights.data_ptr(),
+                int(scores == "sigmoid"), int(renormalise), scale, groups, top_groups, group_best, ids.data_ptr(),
+                weights.data_ptr(),
             )  # fmt: skip
         return ids, weights
 

@@ -24,10 +24,6 @@ def _gates(spec: Mapping[str, Any]) -> str | None:
     return _typed(spec) if act in ACTS else f"runs {' and '.join(ACTS)}, not {act}"
 
 
-def _turns(spec: Mapping[str, Any]) -> str | None:
-    return "pairs lie half a head apart, not side by side" if spec.get("interleaved") else _typed(spec)
-
-
 class RowOps:
     """The kernels' functions, over one open library."""
 
@@ -93,7 +89,8 @@ class RowOps:
             raise ValueError("rope: positions, table, q and k do not fit each other")
         self._turn(
             self._context, TYPES[q.dtype], q.data_ptr(), k.data_ptr(), tokens, heads, k.shape[1], width, q.stride(0),
-            k.stride(0), positions.data_ptr(), cos_sin.data_ptr(), rotary_dim, q_out.data_ptr(), k_out.data_ptr(),
+            k.stride(0), positions.data_ptr(), cos_sin.data_ptr(), rotary_dim, int(interleaved), q_out.data_ptr(),
+            k_out.data_ptr(),
         )  # fmt: skip
         return q_out, k_out
 
@@ -111,5 +108,5 @@ def kernels(library: Library) -> tuple[Kernel, ...]:
         Kernel("add_rms_norm", name, ops.add_rms_norm, _typed, batch_invariant=True),
         Kernel("gated_rms_norm", name, ops.gated_rms_norm, _typed, batch_invariant=True),
         Kernel("act_and_mul", name, ops.act_and_mul, _gates, batch_invariant=True),
-        Kernel("rope", name, ops.rope, _turns, batch_invariant=True),
+        Kernel("rope", name, ops.rope, _typed, batch_invariant=True),
     )

@@ -15,7 +15,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 18;
+constexpr int ABI = 19;
 
 // Best first.
 struct Level {
@@ -212,7 +212,7 @@ void cut(Context* c, Attending& j) {
         if (int64_t n = segments(a.tasks + i * 4); n > per) ++j.cut_count, slots += n, parts += (n + per - 1) / per;
     if (!j.cut_count) return;
     j.piece_count = parts + a.task_count - j.cut_count;
-    j.slot_floats = slot_floats(a.heads / a.kv_heads, a.dim);
+    j.slot_floats = slot_floats(a.heads / a.kv_heads, out_width(a));
     j.sums = (float*)c->room(slots * j.slot_floats * 4 + (j.piece_count + j.cut_count) * sizeof(Piece));
     Piece *part = (Piece*)(j.sums + slots * j.slot_floats), *whole = part + parts, *cuts = part + j.piece_count;  // long ones first
     j.pieces = part, j.cuts = cuts, slots = 0;
@@ -235,9 +235,10 @@ void cut(Context* c, Attending& j) {
 // Store keys and values of the step's tokens, then attend. Rows of sequences that no task names are not written.
 EXPORT void thalweg_attend(Context* c, const Attention* a) {
     Attending j{*a};
-    run(c->pool, (a->tokens + a->per_task - 1) / a->per_task, c->kernels->write_kv, &j.attention);
+    run(c->pool, (a->tokens + a->per_task - 1) / a->per_task, a->latent ? c->kernels->write_latents : c->kernels->write_kv,
+        &j.attention);
     if (pool_threads(c->pool) > 1) cut(c, j);
-    run(c->pool, j.pieces ? j.piece_count : a->task_count, c->kernels->attend, &j);
+    run(c->pool, j.pieces ? j.piece_count : a->task_count, a->latent ? c->kernels->attend_latents : c->kernels->attend, &j);
     run(c->pool, j.cut_count, c->kernels->merge, &j);
 }
 
@@ -279,14 +280,14 @@ EXPORT void thalweg_gate(Context* c, int type, const void* x, int64_t rows, int6
 }
 
 // q [tokens, heads, width] and k [tokens, other, width] rotated by their positions. table float32 [positions, rotary]:
-// cos, sin.
+// cos, sin. pairs: what turns together lies side by side, not half of `rotary` apart.
 EXPORT void thalweg_turn(Context* c, int type, const void* q, const void* k, int64_t tokens, int64_t heads, int64_t other,
                          int64_t width, int64_t q_stride, int64_t k_stride, const int32_t* positions, const float* table,
-                         int64_t rotary, void* q_out, void* k_out) {
+                         int64_t rotary, int pairs, void* q_out, void* k_out) {
     Rows j{};
     j.type = Type(type), j.x = q, j.residual = k, j.weight = table, j.y = q_out, j.total = k_out, j.rows = tokens;
     j.width = width, j.inner = heads, j.other_inner = other, j.outer_stride = q_stride, j.other_stride = k_stride;
-    j.rotary = rotary, j.positions = positions;
+    j.rotary = rotary, j.positions = positions, j.act = pairs;
     by_rows(c, j, c->kernels->turn, (heads + other) * width * 8);
 }
 
@@ -369,7 +370,7 @@ EXPORT void thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
             case 3: thalweg_gate(c, int(a[0]), at(1), a[2], a[3], int(a[4]), at(5)); break;
             case 4:
                 thalweg_turn(c, int(a[0]), at(1), at(2), a[3], a[4], a[5], a[6], a[7], a[8], (const int32_t*)at(9),
-                             (const float*)at(10), a[11], at(12), at(13));
+                             (const float*)at(10), a[11], int(a[12]), at(13), at(14));
                 break;
             case 5: thalweg_best(c, (const float*)at(0), a[1], a[2], (int32_t*)at(3)); break;
             case 6:
@@ -396,9 +397,10 @@ EXPORT void thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
                 break;
             case 12:
                 thalweg_route(c, (const float*)at(0), (const float*)at(1), a[2], a[3], a[4], int(a[5]), int(a[6]), as_float(a[7]),
-                              a[8], a[9], (int32_t*)at(10), (float*)at(11));
+                              a[8], a[9], a[10], (int32_t*)at(11), (float*)at(12));
                 break;
             case 13: thalweg_gated_norm(c, int(a[0]), at(1), at(2), a[3], a[4], at(5), as_float(a[6]), at(7)); break;
+            case 14: thalweg_heads(c, (const Weight*)at(0), a[1], a[2], int(a[3]), at(4), a[5], a[6], a[7], at(8)); break;
             default: abort();
         }
     }

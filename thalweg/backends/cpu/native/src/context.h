@@ -67,6 +67,8 @@ EXPORT void thalweg_experts(thalweg::Context* c, const thalweg::Weight* gate_up,
                             int64_t inner, int act, int type, const void* x, int64_t tokens, const int32_t* ids,
                             const float* weights, int64_t k, void* out, const void* bias);
 EXPORT void thalweg_route(thalweg::Context* c, const float* logits, const float* bias, int64_t rows, int64_t experts, int64_t k,
-                          int sigmoid, int renormalise, float scale, int64_t groups, int64_t top_groups, int32_t* ids,
-                          float* weights);
+                          int sigmoid, int renormalise, float scale, int64_t groups, int64_t top_groups, int64_t group_best,
+                          int32_t* ids, float* weights);
+EXPORT void thalweg_heads(thalweg::Context* c, const thalweg::Weight* w, int64_t heads, int64_t n, int type, const void* x,
+                          int64_t tokens, int64_t x_token, int64_t x_head, void* y);
 EXPORT void thalweg_gather(thalweg::Context* c, const thalweg::Weight* w, const int32_t* tokens, int64_t count, void* out);

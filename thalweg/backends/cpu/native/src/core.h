@@ -85,12 +85,14 @@ struct Linear {
     int64_t panels_per_task, row_chunks, rows_per_chunk;
     int64_t panels_ahead;  // from a panel to that which its thread is likely to take next
     int64_t first;         // of the rows before m: the first to multiply
+    int64_t y_row;         // numbers from a row of y to the next. 0: n
 };
 
 // Attention of query tokens over cached keys and values in blocks. cache.inc says how a block lies in memory.
 struct Attention {
     // Of the step (the Python side has the same struct, field by field). rounds: the cache holds int8.
     int64_t type, rounds, heads, kv_heads, dim, size, tokens, seqs, columns, window, q_stride, k_stride, v_stride;
+    int64_t latent;  // 0, or: one key for all heads, whose first numbers, so many, are its value (latent.inc)
     int64_t rotary;  // 0: q and k come rotated. Otherwise rotate so many elements of a head here, after its norm if any
     float scale, softcap, eps, offset;  // offset: of the norms
     const int32_t *table, *token_seq, *positions, *slots, *context, *query, *first;  // first: row of a sequence's first token
@@ -100,6 +102,8 @@ struct Attention {
     const void *q, *k, *v, *sinks, *q_weight, *k_weight, *cos_sin;
     void *kv, *out;
 };
+
+inline int64_t out_width(const Attention& j) { return j.latent ? j.latent : j.dim; }
 
 // A row's keys are summed in segments of so many, from multiples of it on, and the sums of segments are joined in
 // order. So the sum is the same whether one task computes a row's segments or several do. A multiple of 64.
@@ -128,7 +132,7 @@ struct Rows {
     void *y, *total;
     int64_t rows, width, inner, outer_stride, per_task;
     float eps, offset;  // of norms
-    int32_t act;  // 0 silu, 1 gelu_tanh, 2 gpt-oss's (swiglu_oai)
+    int32_t act;  // 0 silu, 1 gelu_tanh, 2 gpt-oss's (swiglu_oai). Of rotary positions: 1, pairs lie side by side
     // Of gates: weight, if there is one, is [experts, 2 width], added to both halves by each row's expert, in positions.
     // Rotary positions: x and residual are q and k, with `inner` and `other_inner` heads. weight is the table.
     int64_t other_inner, other_stride, rotary;
@@ -187,7 +191,7 @@ struct Penalties {
 // Of mixtures of experts (experts.inc). Rows of logits [rows, experts] to the k best, ids and weights [rows, k].
 struct Route {
     const float *logits, *bias;  // bias: of the choice alone, or null
-    int64_t rows, experts, k, groups, top_groups;
+    int64_t rows, experts, k, groups, top_groups, group_best;
     bool sigmoid, renormalise;
     float scale;
     int32_t* ids;
@@ -220,7 +224,7 @@ struct Kernels {
     Task round_floats;  // inputs to 8-bit floats and back, in their type
     Task planes;        // in two. Null: int8 and int4 are never held in quads
     void (*round_row)(const Weight& w, const void* row, int64_t output, float* wide, uint8_t* codes);
-    Task peak, delta, conv, route, together, gated_norm;
+    Task peak, delta, conv, route, together, gated_norm, write_latents, attend_latents;
     int64_t peak_operations[4];  // of a round, by kind; 0: none
 };
 

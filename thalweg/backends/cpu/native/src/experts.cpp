@@ -46,9 +46,10 @@ void product(void* job, int64_t index) {
     p.kernels->linear(p.jobs + low, index - p.starts[low]);
 }
 
-// y [rows, n] = x through the matrix, of n outputs, of each row's expert.
+// y [rows, n] = x through the matrix, of n outputs, of each row's expert. side: 0, or of how many rows each share is, which
+// then lie side by side: y [side, experts, n].
 void multiply(Context* c, const Weight* w, int64_t experts, int64_t n, Type type, const void* x, int64_t rows, uint8_t* room,
-              const Share* shares, Products& p, void* y) {
+              const Share* shares, Products& p, void* y, int64_t side = 0) {
     Linear ready{};
     make_ready(c, w, type, x, rows, room, ready);
     ready.y = y;
@@ -59,6 +60,7 @@ void multiply(Context* c, const Weight* w, int64_t experts, int64_t n, Type type
         p.weights[i] = outputs_of(*w, s.expert * panels, n);
         Linear& j = p.jobs[i] = ready;
         j.w = p.weights + i, j.first = s.from, j.m = s.to;
+        if (side) j.y_row = experts * n, j.y = (uint8_t*)y + (s.expert * n - s.from * j.y_row) * (type == Type::bf16 ? 2 : 4);
         const int64_t m = s.to - s.from, cheap = (int64_t(128) << 10) / (int64_t(w->panel_bytes) + m * w->k);
         const int64_t even = most < panels ? most : panels, per = even < cheap ? even : cheap;
         j.panels_per_task = per > 1 ? per : 1;
@@ -179,10 +181,58 @@ EXPORT void thalweg_experts(Context* c, const Weight* gate_up, const Weight* dow
 // The k best experts of each row of logits [rows, experts], best first, and their weights, ids and weights [rows, k]; bias
 // [experts] or null. Everything else as the op `route` has it.
 EXPORT void thalweg_route(Context* c, const float* logits, const float* bias, int64_t rows, int64_t experts, int64_t k, int sigmoid,
-                          int renormalise, float scale, int64_t groups, int64_t top_groups, int32_t* ids, float* weights) {
-    Route j{logits, bias, rows, experts, k, groups, top_groups, bool(sigmoid), bool(renormalise), scale, ids, weights, nullptr, 0};
+                          int renormalise, float scale, int64_t groups, int64_t top_groups, int64_t group_best, int32_t* ids,
+                          float* weights) {
+    Route j{logits, bias, rows, experts, k, groups, top_groups, group_best, bool(sigmoid), bool(renormalise), scale, ids, weights, nullptr, 0};
     j.per_task = per_task(c, rows, experts * 64);
     const int64_t tasks = (rows + j.per_task - 1) / j.per_task;
     j.room = (float*)c->room(tasks * route_floats(experts) * 4);
     run(c->pool, tasks, c->kernels->route, &j);
+}
+
+namespace {
+
+struct Turned {  // x [tokens, heads, k], apart by strides in bytes, as out [heads, tokens, k]
+    const uint8_t* x;
+    int64_t tokens, heads, row_bytes, token_bytes, head_bytes;
+    uint8_t* out;
+};
+
+void by_heads(void* job, int64_t head) {
+    const Turned& j = *(const Turned*)job;
+    for (int64_t t = 0; t < j.tokens; ++t)
+        memcpy(j.out + (head * j.tokens + t) * j.row_bytes, j.x + t * j.token_bytes + head * j.head_bytes, j.row_bytes);
+}
+
+}  // namespace
+
+// y [tokens, heads, n] = each head of x [tokens, heads, k] through that head's matrix. w: a packed weight of `heads` matrices
+// with n outputs, each in whole panels. x lies x_token and x_head numbers apart, y is contiguous. type: of x, y and w.
+EXPORT void thalweg_heads(Context* c, const Weight* w, int64_t heads, int64_t n, int type, const void* x, int64_t tokens,
+                          int64_t x_token, int64_t x_head, void* y) {
+    const int64_t bytes = Type(type) == Type::bf16 ? 2 : 4, fit = ROWS_BYTES / (heads * w->k * 4), least = fit > 32 ? fit : 32;
+    const int64_t most = tokens < least ? tokens : least;
+    Linear ready{};
+    const size_t made = make_ready(c, w, Type(type), x, heads * most, nullptr, ready);
+    for (int64_t from = 0; from < tokens; from += most) {
+        const int64_t count = tokens - from < most ? tokens - from : most;
+        auto divide = [&](Pieces& p, Share*& shares, uint8_t*& copied, uint8_t*& room) {
+            shares = p.some<Share>(heads);
+            Products products{c->kernels, p.some<Weight>(heads), p.some<Linear>(heads), p.some<int64_t>(heads + 1), heads};
+            copied = p.some<uint8_t>(heads * most * w->k * bytes), room = p.some<uint8_t>(made);
+            return products;
+        };
+        Pieces room;
+        Share* shares;
+        uint8_t *copied, *widened;
+        divide(room, shares, copied, widened);
+        room = {(uint8_t*)c->room(room.taken), 0};
+        Products p = divide(room, shares, copied, widened);
+        const bool straight = count == 1 && x_head == w->k;
+        if (straight) copied = (uint8_t*)x + from * x_token * bytes;
+        Turned turn{(const uint8_t*)x + from * x_token * bytes, count, heads, w->k * bytes, x_token * bytes, x_head * bytes, copied};
+        run(c->pool, straight ? 0 : heads, by_heads, &turn);
+        for (int64_t h = 0; h < heads; ++h) shares[h] = {h, h * count, (h + 1) * count};
+        multiply(c, w, heads, n, Type(type), copied, heads * count, widened, shares, p, (uint8_t*)y + from * heads * n * bytes, count);
+    }
 }

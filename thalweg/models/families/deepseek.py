@@ -1,0 +1,102 @@
+"""DeepSeek-V2, V3, R1 and Kimi K2: latent attention with positions on a slice of each head, and mixtures whose experts are
+chosen within groups, beside one that every token goes to."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from thalweg.checkpoint.config import Config, flag, integer, real, text
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.families.common import act, decoder, layer_count, mlp, pre_norms, rope
+from thalweg.models.spec import LatentAttention, Layer, ModelSpec, MoE, Names, Rope
+
+
+def deepseek_v2(config: Config) -> ModelSpec:
+    """`topk_method` "greedy" chooses among all experts, "group_limited_greedy" within groups, for which their best expert
+    stands."""
+    config = {"q_lora_rank": 1536, "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407, **config}
+    method, grouped = text(config, "topk_method", "greedy"), {}
+    if method not in ("greedy", "group_limited_greedy"):
+        raise UnsupportedModelError(f"config.json: topk_method: {method!r:.80} is not supported by this version")
+    if method != "greedy":
+        grouped = {"groups": integer(config, "n_group"), "top_groups": integer(config, "topk_group"), "group_best": 1}
+    moe = mixture(config, renormalise=flag(config, "norm_topk_prob", False), **grouped)
+    return layers(
+        config, latent(config, interleaved=True), moe, dense=integer(config, "first_k_dense_replace", low=0, default=0)
+    )
+
+
+def deepseek_v3(config: Config) -> ModelSpec:
+    config = {
+        "q_lora_rank": 1536, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+        "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4, "num_nextn_predict_layers": 1, **config,
+    }  # fmt: skip
+    if text(config, "topk_method", "noaux_tc") != "noaux_tc" or text(config, "scoring_func", "sigmoid") != "sigmoid":
+        raise UnsupportedModelError("config.json: topk_method, scoring_func: this family has noaux_tc and sigmoid alone")
+    return layers(
+        config, latent(config, interleaved=flag(config, "rope_interleave", True)), corrected(config),
+        dense=integer(config, "first_k_dense_replace", low=0, default=3),
+    )  # fmt: skip
+
+
+def latent(config: Config, *, interleaved: bool, **more: Any) -> LatentAttention:
+    """more: fields of `spec.LatentAttention` that the family decides."""
+
+    def size(key: str, default: int) -> int:
+        return integer(config, key, high=1 << 16, default=default)
+
+    nope, turned = size("qk_nope_head_dim", 128), size("qk_rope_head_dim", 64)
+    turning = rope(config, turned, interleaved=interleaved)
+    said: dict[str, Any] = {
+        "heads": integer(config, "num_attention_heads", high=1 << 16), "latent": size("kv_lora_rank", 512), "nope_dim": nope,
+        "value_dim": size("v_head_dim", 128), "rope": turning, "bias": flag(config, "attention_bias", False),
+        "q_latent": 0 if config.get("q_lora_rank") is None else integer(config, "q_lora_rank", high=1 << 16),
+        "scale": (nope + turned) ** -0.5 * _sharper(turning),
+    }  # fmt: skip
+    return LatentAttention(**(said | more))
+
+
+def _sharper(rope: Rope) -> float:
+    """What scaled positions multiply scores by, where they say so: the square of YaRN's magnitude for all values of a head."""
+    parameters = rope.parameters
+    every = real(parameters, "mscale_all_dim", 0, 1e6, default=0.0, where="rope_parameters")
+    if parameters["rope_type"] == "default" or not every:
+        return 1.0
+    factor = real(parameters, "factor", 1e-6, 1e6, where="rope_parameters")
+    return (0.1 * every * math.log(factor) + 1.0) ** 2 if factor > 1 else 1.0
+
+
+def mixture(config: Config, **more: Any) -> MoE:
+    """more: fields of `spec.MoE` that the family decides."""
+    experts, each = integer(config, "n_routed_experts", high=1 << 16), integer(config, "moe_intermediate_size", high=1 << 24)
+    shared = integer(config, "n_shared_experts", low=0, default=1)
+    groups = more.get("groups", 1)
+    if experts % groups or not 1 <= more.get("top_groups", 1) <= groups:
+        raise CheckpointError(f"config.json: n_group, topk_group: {groups} groups, of which {more.get('top_groups')} count, "
+                              f"do not divide {experts} experts")  # fmt: skip
+    return MoE(
+        experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts), inner=each, act=act(config),
+        scale=real(config, "routed_scaling_factor", 1e-6, 1e6, default=1.0),
+        shared=mlp(config, inner=shared * each, name="shared_experts") if shared else None, **more,
+    )  # fmt: skip
+
+
+def corrected(config: Config) -> MoE:
+    """Chosen by sigmoids and a correction, within groups that their best two stand for."""
+    return mixture(
+        config, scores="sigmoid", renormalise=flag(config, "norm_topk_prob", True), correction="gate.e_score_correction_bias",
+        groups=integer(config, "n_group", default=1), top_groups=integer(config, "topk_group", default=1),
+    )  # fmt: skip
+
+
+def layers(config: Config, mixer: LatentAttention, moe: MoE, *, dense: int) -> ModelSpec:
+    """The first `dense` layers have a plain MLP, and of the others all but each `moe_layer_freq`-th. Layers that guess tokens
+    ahead come last in the files, and are left out."""
+    norms, count, every = pre_norms(config), layer_count(config), integer(config, "moe_layer_freq", default=1)
+    parts = [moe if i >= dense and i % every == 0 else mlp(config) for i in range(count)]
+    drafts = integer(config, "num_nextn_predict_layers", low=0, high=64, default=0)
+    return decoder(
+        config, [Layer(mixer, part, norms) for part in parts],
+        names=Names(skip=tuple(f"model.layers.{count + i}." for i in range(drafts))),
+    )  # fmt: skip

@@ -1,0 +1,33 @@
+"""GLM-4.7-Flash: latent attention as DeepSeek-V3 has it, and the mixtures of GLM-4.7."""
+
+from __future__ import annotations
+
+from thalweg.checkpoint.config import Config, flag
+from thalweg.errors import CheckpointError
+from thalweg.models.families.common import eps, layer_count
+from thalweg.models.families.deepseek import corrected, latent, layers
+from thalweg.models.spec import ModelSpec
+
+
+def glm4_moe_lite(config: Config) -> ModelSpec:
+    config = {
+        "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "n_routed_experts": 64, "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1536, "routed_scaling_factor": 1.8, "num_nextn_predict_layers": 1, **config,
+        "rms_norm_eps": eps(config, default=1e-5),
+    }  # fmt: skip
+    return layers(
+        config, latent(config, interleaved=flag(config, "rope_interleave", True)), corrected(config), dense=_dense(config)
+    )
+
+
+def _dense(config: Config) -> int:
+    """Layers before the first mixture: as `mlp_layer_types` says, or `first_k_dense_replace`, else one."""
+    kinds, count = config.get("mlp_layer_types"), layer_count(config)
+    if kinds is None:
+        first = config.get("first_k_dense_replace", 1)
+        kinds = ["dense"] * first + ["sparse"] * (count - first) if type(first) is int and 0 <= first <= count else []
+    known = isinstance(kinds, list) and len(kinds) == count
+    first = kinds.index("sparse") if known and "sparse" in kinds else count
+    if not known or kinds != ["dense"] * first + ["sparse"] * (count - first):
+        raise CheckpointError(f'config.json: mlp_layer_types: must be {count} names, "dense" ones, then "sparse" ones')
+    return first

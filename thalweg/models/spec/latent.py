@@ -1,0 +1,78 @@
+"""Attention whose keys and values are made of one small vector per token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg.hal.attention import AttnSpec
+from thalweg.models.spec.norm import Norm
+from thalweg.models.spec.rope import Rope
+from thalweg.models.weights import Source, View, Weight, Weights, linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (MLA). Of a token it keeps a normed latent and one rotated key, which all heads share. A
+    head's key is its up-projection of the latent, then that rotated key. Its value is another up-projection of the latent."""
+
+    heads: int
+    latent: int
+    """Values of the latent (`kv_lora_rank`)."""
+    nope_dim: int
+    """Of a head's q and k, what does not turn. It comes first."""
+    value_dim: int
+    rope: Rope
+    """Of the rest of q, and of the rotated key."""
+    q_latent: int = 0
+    """q is made of a normed latent of its own, of so many values (`q_lora_rank`). 0 = of x."""
+    scale: float = 0.0
+    """Of the scores. 0 = by the size of a head's q."""
+    eps: float = 1e-6
+    """Of the norms of both latents."""
+    bias: bool = False
+    """Of the projections down to latents, and of the last one."""
+    grows: tuple[float, int] | None = None
+    """As `Attention.grows`."""
+    name: str = "self_attn"
+
+    @property
+    def rope_dim(self) -> int:
+        return self.rope.dim
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """As attention's. A step holds q and what attention gives in latents, about as much as keys and values of all heads."""
+        return self.heads, self.heads, self.latent + self.rope_dim
+
+    def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> AttnSpec:
+        """The latent and the rotated key of each token, on every rank."""
+        return AttnSpec(
+            heads=self.heads // ranks, kv_heads=1, head_dim=self.latent + self.rope_dim,
+            scale=self.scale or (self.nope_dim + self.rope_dim) ** -0.5, dtype=dtype, kind="latent", kv_dtype=kv_dtype,
+            latent=self.latent,
+        )  # fmt: skip
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        at, each = f"{at}{self.name}.", self.nope_dim + self.rope_dim
+        down = {f"{at}q_a_proj": self.q_latent} if self.q_latent else {}
+        down[f"{at}kv_a_proj_with_mqa"] = self.latent + self.rope_dim
+        made: dict[str, Any] = {
+            "down": linear(down, hidden, shard=None, bias=self.bias),
+            "kv_norm": Norm("kv_a_layernorm", self.latent, self.eps).weights(at),
+            "k_up": {"weight": self._up(at, "k_b_proj", 0, self.nope_dim)},
+            "v_up": {"weight": self._up(at, "v_b_proj", self.nope_dim, self.value_dim)},
+            "out": linear({f"{at}o_proj": hidden}, self.heads * self.value_dim, shard=1, bias=self.bias),
+        }
+        if self.q_latent:
+            made["q_norm"] = Norm("q_a_layernorm", self.q_latent, self.eps).weights(at)
+        q = "q_b_proj" if self.q_latent else "q_proj"
+        made["q"] = linear({f"{at}{q}": self.heads * each}, self.q_latent or hidden, shard=0)
+        return made
+
+    def _up(self, at: str, name: str, first: int, rows: int) -> Weight:
+        """Of every head its rows of one up-projection, [heads * rows, latent]. Most checkpoints keep both, head by head, in one
+        tensor. It is dense in any case: one of the two is multiplied from its other side."""
+        both = self.nope_dim + self.value_dim
+        within = View(f"{at}kv_b_proj.weight", (self.heads * both, self.latent), first=first, run=rows, every=both)
+        return Weight((Source(f"{at}{name}.weight", (self.heads * rows, self.latent), within=within),), 0)
