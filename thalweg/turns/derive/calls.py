@@ -202,7 +202,7 @@ def _json_args(text: str, index: int, at: int, after: int, args: tuple[int, int]
         head = Head("id", ((text[first + len(id) : at].strip(), "name"), (mid.strip(), "args")))
         at = first
     else:
-        head = Head(then=((mid.strip() and mid or mid[:1], "args"),))
+        head = Head(then=((mid if mid.strip() else mid[:1], "args"),))
     return Span(at, args[1], JsonArgs(), head) if all(t for t, _ in head.then) else None
 
 

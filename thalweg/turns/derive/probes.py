@@ -44,6 +44,7 @@ class Probes:
     def __init__(self, render: Render) -> None:
         """ThalwegError if it does not even render the question."""
         self._render = render
+        self._written: dict[str, str | None] = {}
         self.indexed = False
         """Are ids of calls made of their names?"""
         self.asked = self._after(QUESTION, render([ASK], TOOLS, False))
@@ -53,6 +54,12 @@ class Probes:
 
     def turn(self, content: str = "", thought: str = "", calls: Sequence[dict[str, Any]] = ()) -> str | None:
         """What it writes of an answer after the question. None: it refuses it, or writes none of it."""
+        key = repr((content, thought, calls))
+        if key not in self._written:
+            self._written[key] = self._turn(content, thought, calls)
+        return self._written[key]
+
+    def _turn(self, content: str, thought: str, calls: Sequence[dict[str, Any]]) -> str | None:
         said: dict[str, Any] = {"role": "assistant", "content": content}
         if thought:
             said |= {"reasoning": thought, "reasoning_content": thought, "thinking": thought}

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 from thalweg.turns.derive.probes import CONTENT, THOUGHT, Probes, pieces, same_begin, same_end, white_before
-from thalweg.turns.format import Reasoning
+from thalweg.turns.format import Calls, Reasoning
 
 PAIRS = ("<>", "[]")
 """What tags begin and end in."""
 
 
-def reasoning_of(probes: Probes, source: str) -> Reasoning | None:
-    """source: the template's, which has the other marker of reasoning where the prompt has one."""
+def reasoning_of(probes: Probes, source: str, calls: Calls | None) -> Reasoning | None:
+    """source: the template's, which has the other marker of reasoning where the prompt has one. calls: how calls are written,
+    if that is known: some templates write reasoning only before them."""
     plain, thought = probes.turn(CONTENT), probes.turn(CONTENT, THOUGHT)
     if plain is None or CONTENT not in plain:
         return None
-    head, _, tail = probes.body(plain).partition(CONTENT)
-    if thought is None or THOUGHT not in thought or thought.find(THOUGHT) > thought.rfind(CONTENT):
-        return _begun(probes, tail, source)
+    if _shows(thought, CONTENT):
+        return _between(probes, plain, thought or "", CONTENT)
+    mark = (calls.section[0] or calls.open) if calls is not None else ""
+    if mark:
+        one, both = probes.turn(calls=[probes.call(0)]), probes.turn("", THOUGHT, [probes.call(0)])
+        if one is not None and mark in one and _shows(both, mark):
+            return _between(probes, one, both or "", mark)
+    return _begun(probes, plain.rpartition(CONTENT)[2], source)
+
+
+def _shows(thought: str | None, mark: str) -> bool:
+    """Is the reasoning there, before what follows it?"""
+    return thought is not None and 0 <= thought.find(THOUGHT) < thought.rfind(mark)
+
+
+def _between(probes: Probes, plain: str, thought: str, mark: str) -> Reasoning | None:
+    """A turn without reasoning, one with it, and what follows it in both."""
+    head = probes.body(plain).partition(mark)[0]
     before, _, rest = probes.body(thought).partition(THOUGHT)
-    between = rest.partition(CONTENT)[0]
+    between = rest.partition(mark)[0]
     prompt = probes.body(probes.prompt)
     if before.strip() == head.strip():  # the prompt alone has what begins it
         opened = prompt[len(same_begin(prompt, before)) :] if before.strip() else ""

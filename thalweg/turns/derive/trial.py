@@ -22,8 +22,9 @@ CUTS = ">\n]:"
 
 
 def holds(probes: Probes, turn: Turn, end: str, called_end: str) -> bool:
-    """end: what the template writes after a turn. called_end: after one with calls. At least one turn of those that show something must be read, and none
-    wrongly, whole and a character at a time. (The reader is a machine over characters: other cuts lie between those.)"""
+    """end: what the template writes after a turn. called_end: after one with calls. Of turns that show what was said, at least
+    one must be read, and none wrongly: whole, and a character at a time. (The reader is a machine over characters: other cuts
+    lie between those.)"""
     bound, rng, called, thought = bind(turn, None), random.Random(0), 0, 0
     for i in range(TURNS):
         said = _turn(probes, rng, i)
@@ -36,6 +37,8 @@ def holds(probes: Probes, turn: Turn, end: str, called_end: str) -> bool:
             continue
         if said["thought"] and expected[1] and turn.reasoning is None:
             continue
+        if turn.calls is not None and turn.calls.bare and said["content"] and said["calls"]:
+            continue  # calls without marks begin a turn, or are content
         called, thought = called + bool(expected[2]), thought + bool(expected[1])
         for message in (read(bound, text, before, SCHEMAS), _slowly(bound, text, before)):
             if _plain(message) != expected:
@@ -72,7 +75,8 @@ def _lacks_reasoning(turn: Turn, before: str, text: str) -> bool:
     if row is None:
         return False
     began = before.rstrip().endswith(row.open.rstrip()) or row.open.rstrip() in text
-    return began != (row.close in text)
+    closed = row.close in text
+    return began != closed if THOUGHT in text else began and not closed
 
 
 def _split(whole: str, prompt: str, end: str) -> tuple[str, str]:
