@@ -2,8 +2,8 @@
 
 Run: python benchmarks/stored_responses.py [--responses 2000] [--store-bytes 4194304] [--clients 8]
 
-The server has the device `null`. Its memory (resident, engine included) is read forty times as responses come in. It fails where
-the last three quarters grew it by more than a sixteenth, 8 MiB at the least.
+The server has the device `null`. Its memory (resident, engine included) is read forty times while responses come in. It fails
+where the last three quarters grew it by more than a sixteenth, 8 MiB at the least.
 """
 
 from __future__ import annotations

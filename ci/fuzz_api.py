@@ -3,7 +3,7 @@
 Run: python ci/fuzz_api.py --python PYTHON [--cases 4000] [--seed N] [--routes all]
 
 PYTHON has schemathesis 4, in an environment of its own. The server has the device `null`, whose engine says anything, so a
-generated request costs no model. Routes that its model does not have answer 400 at once, and are left out, but with --routes all.
+generated request costs no model. Routes that its model does not have answer 400 at once, and are left out but for --routes all.
 
 Purely random bodies end at the first required field. So of seven in ten the required fields are made right, and a few of
 the others are left as they were generated. Half of the ids in paths are ids that answers had.
