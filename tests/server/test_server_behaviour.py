@@ -212,6 +212,22 @@ def test_version_and_docs(start):
     assert [hidden.get(p).status_code for p in ("/docs", "/redoc", "/openapi.json")] == [404] * 3
 
 
+def test_the_document_bounds_fields_in_words_of_json_schema(start):
+    document = start().get("/openapi.json").json()
+
+    def bounds(form):
+        if isinstance(form, dict):
+            yield from (k for k, v in form.items() if isinstance(v, int | float) and not isinstance(v, bool))
+            if form.get("type") == "object":
+                assert "maxLength" not in form, form
+        for part in form.values() if isinstance(form, dict) else form if isinstance(form, list) else ():
+            yield from bounds(part)
+
+    found = set(bounds([document["paths"], document["components"]]))
+    assert found >= {"minimum", "maximum", "exclusiveMaximum", "maxProperties"}
+    assert not found & {"ge", "gt", "le", "lt"}
+
+
 def test_the_document_is_valid_and_names_what_it_refers_to(start):
     """Against the OpenAPI project's own schema where that is installed; references, forms and answers always."""
     document = start().get("/openapi.json").json()

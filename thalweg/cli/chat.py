@@ -132,7 +132,7 @@ class _Here(Local):
         chat, tokenizer = self.engine.chat, self.engine.tokenizer
         if chat is None or tokenizer is None or chat.source is None:
             raise ConfigError("chat: this model has no chat template; use `thalweg generate` or `thalweg complete`")
-        turn = choose(*self._parsers, chat.source, tokenizer.response_template)
+        turn = choose(*self._parsers, chat.source, tokenizer.response_template, chat.writer())
         bound = bind(turn if self._tools else turn.without_calls(), tokenizer)
         prompt = chat.prompt(messages, self._tools)
         schemas = {t["function"]["name"]: t["function"].get("parameters") or {} for t in self._tools or ()}

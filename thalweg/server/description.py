@@ -100,8 +100,25 @@ def _schema(model: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if isinstance(model, str):
         model = imported(model)
     form: dict[str, Any] = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    form = _standard(form)
     definitions.update(form.pop("$defs", {}))
     return form
+
+
+BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+"""Pydantic's words for bounds, which it leaves as they are on fields that may be written as text, and JSON Schema's."""
+SIZES = {"maxLength": "maxProperties", "minLength": "minProperties"}
+"""What it says of the size of objects."""
+
+
+def _standard(form: Any) -> Any:
+    """The same, in the words of JSON Schema alone."""
+    if isinstance(form, list):
+        return [_standard(f) for f in form]
+    if not isinstance(form, dict):
+        return form
+    words = {**BOUNDS, **(SIZES if form.get("type") == "object" else {})}
+    return {words.get(k, k) if isinstance(v, int | float) else k: _standard(v) for k, v in form.items()}
 
 
 def document(described: list[Described]) -> dict[str, Any]:

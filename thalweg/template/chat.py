@@ -193,6 +193,10 @@ class Chat:
             raise RequestError(marks.remove(str(e)) if marks else str(e), e.param) from None
         return marks.take(text) if marks else (text, [])
 
+    def writer(self, template: str | None = None) -> Callable[[Any, Any, bool], str]:
+        """(messages, tools, add_generation_prompt) -> the text alone, for who learns from what a template writes."""
+        return lambda messages, tools, prompt: self.render(messages, tools, template=template, add_generation_prompt=prompt)[0]
+
     def _folding(self, jail: Jail, job: Job) -> str:
         """Rendered as it is, or else with its system messages folded. RequestError as without, if nothing helps."""
         assert job.messages is not None

@@ -1,4 +1,5 @@
-"""Which format a model's turns have: by flag, else by the checkpoint's response_template, else by its chat template."""
+"""Which format a model's turns have: by flag, else by the checkpoint's response_template, else by its chat template: by that
+one's words, or else by what it writes."""
 
 from __future__ import annotations
 
@@ -8,22 +9,36 @@ from typing import Any
 
 from thalweg.errors import ConfigError
 from thalweg.turns import table
+from thalweg.turns.derive.calls import NAME
+from thalweg.turns.derive.probes import Render
+from thalweg.turns.derive.template import derive, shape
 from thalweg.turns.format import Turn
 from thalweg.turns.response_template import UnreadableError, turn_of
 
 log = logging.getLogger(__name__)
+DERIVED = "what the chat template writes"
+NOTHING = "the chat template: of no known format, and none could be derived from what it writes"
 AUTO, NONE = "auto", "none"
 """Names of parsers: found out, and content alone."""
 
 
-def choose(tool_parser: str | None, reasoning_parser: str | None, template: str | None, response_template: Any = None) -> Turn:
+def choose(
+    tool_parser: str | None,
+    reasoning_parser: str | None,
+    template: str | None,
+    response_template: Any = None,
+    render: Render | None = None,
+) -> Turn:
     """tool_parser, reasoning_parser: names of the table, or auto, none, hf. None and "": auto. template: the chat template's
-    source. response_template: the checkpoint's. ConfigError names the flag."""
+    source. response_template: the checkpoint's. render: writes with the chat template; what nothing else says is read off
+    that. ConfigError names the flag."""
     tool_parser, reasoning_parser = tool_parser or AUTO, reasoning_parser or AUTO
     hf = (tool_parser == table.TEMPLATE, reasoning_parser == table.TEMPLATE)
     found = _own(response_template, hf)
     if found is None:
         found = table.matched(template) if template else Turn(source="there is no chat template")
+        if template and render is not None:
+            found = _completed(found, template, render, tool_parser == AUTO, reasoning_parser == AUTO)
     turn, sources = found, []
     if tool_parser not in (AUTO, table.TEMPLATE):
         calls = None if tool_parser == NONE else table.calls_named(tool_parser)
@@ -39,6 +54,15 @@ def choose(tool_parser: str | None, reasoning_parser: str | None, template: str 
     if len(sources) < 2:
         sources.append(found.source)
     return replace(turn, source=", ".join(sources))
+
+
+def _completed(found: Turn, template: str, render: Render, calls: bool, reasoning: bool) -> Turn:
+    """With what is read off the template's own writing. calls, reasoning: may they be found so?"""
+    made = derive(template, render, found, calls, reasoning)
+    if made is not None:
+        known = found.calls is not None or found.reasoning is not None
+        return replace(made, source=f"{found.source}, and by what it writes" if known else DERIVED)
+    return replace(found, source=NOTHING) if found.calls is None and found.reasoning is None else found
 
 
 def _own(response_template: Any, hf: tuple[bool, bool]) -> Turn | None:
@@ -60,6 +84,8 @@ def _own(response_template: Any, hf: tuple[bool, bool]) -> Turn | None:
 def describe(turn: Turn) -> str:
     """A line for people."""
     calls = turn.calls.name if turn.calls is not None else "none"
+    if turn.calls is not None and calls == NAME:
+        calls = f"{NAME}, {shape(turn.calls)}"
     reasoning = "none"
     if turn.headers is not None:
         reasoning = f"messages whose header has {turn.headers.reasoning}"

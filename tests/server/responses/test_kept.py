@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import tracemalloc
 from typing import Any
 
 import openai
@@ -218,3 +219,19 @@ def test_a_log_is_read_from_anywhere_while_it_grows():
         assert log.bytes < sum(map(len, frames)), "packed"
 
     asyncio.run(main())
+
+
+def test_the_bound_is_what_memory_shows():
+    """Thousands of responses, six to a conversation: bytes of Python, as they are counted."""
+    store, before = Store(1 << 18), None
+    tracemalloc.start()
+    try:
+        for i in range(1000):
+            turn = Turn(f"resp_{i:032x}", b"i" * 100 + b"%d" % i, b"o" * 400 + b"%d" % i, before if i % 6 else None)
+            store.put("owner", turn)
+            before = turn
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert 0.9 * store.limit < store.bytes <= store.limit
+    assert held < 1.25 * store.limit

@@ -31,7 +31,8 @@ class ChatTurns:
         tokenizer, turn = frontend.tokenizer, Turn()
         if tokenizer is not None:
             source = template or (frontend.chat.source if frontend.chat else None)
-            turn = choose(tool_parser, reasoning_parser, source, tokenizer.response_template)
+            render = frontend.chat.writer(template) if frontend.chat else None
+            turn = choose(tool_parser, reasoning_parser, source, tokenizer.response_template, render)
         functions = [t.get("function", t) for t in tools or ()]
         self._schemas = {f["name"]: f.get("parameters") or {} for f in functions if isinstance(f.get("name"), str)}
         self._calls = bool(tools) and turn.calls is not None

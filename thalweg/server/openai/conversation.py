@@ -31,7 +31,7 @@ class Conversation:
             self.chat.prepare()
         elif self.chat is not None:
             self.chat.check()
-        self.turns = Turns(serving, self.chat.source if self.chat is not None else None)
+        self.turns = Turns(serving, self.chat)
 
     async def prompt(self, request: ChatFields) -> dict[str, Any]:
         """The rendered conversation and its token ids, as the engine takes them."""

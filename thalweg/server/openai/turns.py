@@ -13,6 +13,7 @@ from thalweg.params import SamplingParams, StructuredOutputsParams
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.openai.protocol import ChatRequest, NamedTool
+from thalweg.template.chat import Chat
 from thalweg.turns.bind import Bound, bind
 from thalweg.turns.choose import choose, describe
 from thalweg.turns.events import CallArguments, CallBegun, Content, Event, Message, Thought
@@ -35,12 +36,14 @@ NO_END = (
 class Turns:
     """How the served model's turns are read."""
 
-    def __init__(self, serving: Serving, template: str | None) -> None:
-        """template: the chat template in use. ConfigError if a flag names no format."""
+    def __init__(self, serving: Serving, chat: Chat | None) -> None:
+        """chat: with the chat template in use. ConfigError if a flag names no format."""
         settings, tokenizer = serving.settings, serving.engine.tokenizer
         turn = Turn()
         if tokenizer is not None:
-            turn = choose(settings.tool_call_parser, settings.reasoning_parser, template, tokenizer.response_template)
+            template, render = (chat.source, chat.writer()) if chat is not None else (None, None)
+            named = settings.tool_call_parser, settings.reasoning_parser
+            turn = choose(*named, template, tokenizer.response_template, render)
             log.info("%s", describe(turn))
         self._auto = settings.enable_auto_tool_choice
         self._with_calls, self._without = bind(turn, tokenizer), bind(turn.without_calls(), tokenizer)

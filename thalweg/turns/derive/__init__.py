@@ -1,0 +1,1 @@
+"""Turn formats read off what a chat template writes."""

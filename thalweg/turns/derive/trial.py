@@ -1,0 +1,102 @@
+"""Does a format read back what the template writes? Random turns are rendered and read."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+from thalweg.turns.bind import Bound, bind
+from thalweg.turns.derive.probes import NAMES, SCHEMAS, Probes, shared
+from thalweg.turns.events import Message
+from thalweg.turns.format import Turn
+from thalweg.turns.reader import Reader, read
+
+TURNS = 8
+"""Random turns that are tried."""
+WORDS = ("Paris", "a b", "x < y", "é日", '"q"', "one\ntwo")
+CONTENTS = ("", "Certainly.", "One\n\ntwo.")
+THOUGHT = "Hmm, so be it."
+CUTS = ">\n]:"
+"""Where a token may end, if a prompt and a turn that follows it differ."""
+
+
+def holds(probes: Probes, turn: Turn, end: str, called_end: str) -> bool:
+    """end: what the template writes after a turn. called_end: after one with calls. Of turns that show what was said, at least
+    one must be read, and none wrongly: whole, and a character at a time. (The reader is a machine over characters: other cuts
+    lie between those.)"""
+    bound, rng, called, thought = bind(turn, None), random.Random(0), 0, 0
+    for i in range(TURNS):
+        said = _turn(probes, rng, i)
+        whole = probes.turn(said["content"], said["thought"], said["calls"])
+        if whole is None:
+            continue
+        before, text = _split(whole, probes.prompt, called_end if said["calls"] else end)
+        expected = _expected(said, text)
+        if expected is None or _lacks_reasoning(turn, before, text):
+            continue
+        if said["thought"] and expected[1] and turn.reasoning is None:
+            continue
+        if turn.calls is not None and turn.calls.bare and said["content"] and said["calls"]:
+            continue  # calls without marks begin a turn, or are content
+        called, thought = called + bool(expected[2]), thought + bool(expected[1])
+        for message in (read(bound, text, before, SCHEMAS), _slowly(bound, text, before)):
+            if _plain(message) != expected:
+                return False
+    return bool((called or turn.calls is None) and (called or thought))
+
+
+def _turn(probes: Probes, rng: random.Random, i: int) -> dict[str, Any]:
+    calls = []
+    for j in range((1, 2, 1, 0)[i % 4]):
+        args: dict[str, Any] = {"zqalpha": rng.choice(WORDS)}
+        if rng.random() < 0.6:
+            args["zqbeta"] = rng.randrange(-9, 99)
+        if rng.random() < 0.4:
+            args["zqgamma"] = rng.random() < 0.5
+        if rng.random() < 0.4:
+            args["zqdelta"] = [1, 2]
+        calls.append(probes.call(j, args, rng.choice(NAMES)))
+    content = rng.choice(CONTENTS if calls else CONTENTS[1:])
+    return {"content": content, "thought": THOUGHT if i % 2 else "", "calls": calls}
+
+
+def _expected(said: dict[str, Any], text: str) -> tuple[str, str, list[Any]] | None:
+    """What should be read. None: not all of it was written."""
+    calls = [(c["function"]["name"], c["function"]["arguments"]) for c in said["calls"]]
+    if any(n not in text for n, _ in calls) or text.count("zqalpha") < len(calls) or said["content"] not in text:
+        return None
+    return said["content"], said["thought"] if said["thought"] and said["thought"] in text else "", calls
+
+
+def _lacks_reasoning(turn: Turn, before: str, text: str) -> bool:
+    """A prompt begins reasoning, and history is written without it."""
+    row = turn.reasoning
+    if row is None:
+        return False
+    began = before.rstrip().endswith(row.open.rstrip()) or row.open.rstrip() in text
+    closed = row.close in text
+    return began != closed if THOUGHT in text else began and not closed
+
+
+def _split(whole: str, prompt: str, end: str) -> tuple[str, str]:
+    same = shared(whole, prompt)
+    if same < len(prompt):
+        same = max(whole.rfind(c, 0, same) + 1 for c in CUTS)
+    return whole[:same], whole[same:].rstrip().removesuffix(end.rstrip()).rstrip()
+
+
+def _slowly(bound: Bound, text: str, before: str) -> Message:
+    reader, message = Reader(bound, before, SCHEMAS), Message()
+    for c in text:
+        message.add(reader.push(c))
+    message.add(reader.finish())
+    return message
+
+
+def _plain(message: Message) -> tuple[str, str, list[Any]] | None:
+    try:
+        calls = [(c.name, json.loads(c.arguments)) for c in message.calls]
+    except ValueError:
+        return None
+    return message.content.strip(), message.reasoning, calls
