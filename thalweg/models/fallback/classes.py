@@ -64,7 +64,7 @@ def make(config: Mapping[str, Any], dtype: str, length: int = 0) -> Made:
     kind = find(architecture)
     attention.register()
     masks.register()
-    said = {key: value for key, value in config.items() if key not in OURS}
+    said = {key: _plain(value) for key, value in config.items() if key not in OURS}
     before = torch.get_default_dtype()
     try:
         settings = kind.config_class.from_dict(said)  # type: ignore[union-attr]
@@ -75,7 +75,7 @@ def make(config: Mapping[str, Any], dtype: str, length: int = 0) -> Made:
         torch.set_default_dtype(_DTYPES[dtype])
         with torch.device("meta"):
             model = kind(settings)
-    except (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError) as e:
+    except Exception as e:  # whatever a class says of settings that it does not take
         if attention.PROBED in str(e):
             raise UnsupportedModelError(
                 f"{architecture}: the fallback to transformers does not serve it: its attention cannot be exchanged"
@@ -84,6 +84,8 @@ def make(config: Mapping[str, Any], dtype: str, length: int = 0) -> Made:
     finally:
         torch.set_default_dtype(before)
     model.eval()
+    for part in [model.config, model.config.get_text_config()]:
+        vars(part)["pad_token_id"] = None  # else some classes look for it among the tokens of every step
     experts.exchange(model)
     computed = _computed(model, architecture)
     computed |= _settled(model, length)
@@ -195,6 +197,14 @@ def _settled(model: Any, length: int) -> dict[str, Tensor]:
             else:
                 module.rope_type = "default"
     return found
+
+
+def _plain(value: Any) -> Any:
+    """A value of a saved configuration, where floats that JSON lacks are objects with a tag."""
+    if isinstance(value, dict):
+        tagged = value.get("__float__") if len(value) == 1 else None
+        return float(tagged) if isinstance(tagged, str) else {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
 def _line(e: Exception) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from thalweg.checkpoint.config import architecture
 from thalweg.errors import ThalwegError, UnsupportedModelError
-from thalweg.models.fallback import attention, classes, probe
+from thalweg.models.fallback import classes, probe
 from thalweg.models.fallback.spec import ForeignSpec, Held, attends
 
 RECURRENT = frozenset({"full_attention", "sliding_attention"})
@@ -50,8 +50,8 @@ def _declared(text: str) -> ForeignSpec:
 def looked_at(made: classes.Made, name: str) -> list[probe.Call]:
     """The attention of a model's layers, as a run with masks shows it, and as one without, which is how it is served, repeats."""
     try:
-        calls = probe.run(made.base, attention.PROBED)
-        served = probe.run(made.base, attention.NAME)
+        calls = probe.run(made.base)
+        served = probe.run(made.base, {c.name: c.sees for c in calls})
         head = classes.head_alone(made.model)
         hidden = torch.empty(1, probe.TOKENS, _hidden(made), dtype=made.model.dtype, device="meta")
         with torch.inference_mode():
@@ -63,8 +63,6 @@ def looked_at(made: classes.Made, name: str) -> list[probe.Call]:
             f"{name}: the fallback to transformers does not serve it: it cannot run without looking at values, or by tokens "
             f"alone ({' '.join(str(e).split())[:160]})"
         ) from e
-    if not calls:
-        raise UnsupportedModelError(f"{name}: the fallback to transformers does not serve it: its attention cannot be exchanged")
     differ = next((a for a, b in zip(calls, served, strict=False) if a != b), None)
     if differ is not None or len(calls) != len(served):
         which = "a layer" if differ is None else differ.name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -86,13 +86,14 @@ class Foreign:
     def forward(self, params: Any, batch: StepBatch, kv: list[Array]) -> tuple[Array, list[Array]]:
         """As `Decoder.forward`: hidden states [T, hidden] as they enter the class's head, and the new caches."""
         paged = _Paged(self, batch, list(kv))
-        return self.run(params, batch, paged), paged.caches
+        return self._run(params, batch.tokens, batch.positions, paged, batch.get(Overlays)), paged.caches
 
-    def run(self, params: Any, batch: StepBatch, sink: attention.Sink) -> Array:
-        """The module's hidden states [T, hidden] of a batch, its attention computed by sink."""
+    def _run(
+        self, params: Any, tokens: Array, positions: Array, sink: attention.Sink, overlays: Overlays | None = None
+    ) -> Array:
+        """Hidden states [T, hidden]: the module's own, but for attention, which sink computes."""
         own = self._inside(params)
-        given: dict[str, Any] = {_IDS: batch.tokens.long().unsqueeze(0)}
-        overlays = batch.get(Overlays)
+        given: dict[str, Any] = {_IDS: tokens.long().unsqueeze(0)}
         if overlays is not None:
             entry = self._base.get_input_embeddings()
             at = next(name for name, m in self._base.named_modules() if m is entry)
@@ -100,9 +101,26 @@ class Foreign:
             x = functional_call(entry, inner, (given[_IDS],))[0]
             laid = overlays.vector[overlays.pick.clamp(min=0)].to(x.dtype)
             given = {_VECTORS: torch.where((overlays.pick >= 0).unsqueeze(1), laid, x).unsqueeze(0)}
-        given |= {"position_ids": batch.positions.long().unsqueeze(0), "use_cache": False, attention.HANDED: sink}
-        out = functional_call(self._base, own, (), given)
-        return out.last_hidden_state[0]
+        given |= {"position_ids": positions.long().unsqueeze(0), "use_cache": False, attention.HANDED: sink}
+        out: Array = functional_call(self._base, own, (), given).last_hidden_state[0]
+        return out
+
+    @torch.inference_mode()
+    def check(self, params: Any) -> None:
+        """Two sequences side by side, twice: what the second gives must not depend on the first, nor on tokens after it.
+        UnsupportedModelError if it does. This is a run of the loaded module, so it sees what a look at its class may miss."""
+        where = next(iter(params["module"].values())).device
+        positions = torch.tensor([*range(4), *range(5)], device=where)
+        rows = []
+        for tokens in ((11, 2, 23, 4, 5, 16, 7, 28, 9), (31, 42, 13, 34, 5, 16, 7, 28, 39)):
+            ids = torch.tensor(tokens, device=where) % self.vocab
+            rows.append(self._run(params, ids, positions, Apart((4, 5), [c.sees for c in self._calls], self._at))[4:8].float())
+        difference, size = (rows[0] - rows[1]).abs().max(), rows[0].abs().max()
+        if not difference <= 0.02 * size:  # NaN too
+            raise UnsupportedModelError(
+                f"{type(self.module).__name__}: the fallback to transformers does not serve it: run beside other requests it "
+                "gives something else than alone"
+            )
 
     def _inside(self, params: Any) -> dict[str, Any]:
         """Of the module without its head."""
@@ -159,6 +177,27 @@ class _Paged:
             q, k, v, self.caches[layer], self._batch, model.layer_group[layer], spec, sinks
         )
         return out[..., :size].unsqueeze(0)
+
+
+class Apart:
+    """Takes attention of sequences that lie side by side, whole, and computes it plainly: no caches."""
+
+    def __init__(self, lengths: Sequence[int], sees: Sequence[int], at: Mapping[int, int]) -> None:
+        self._lengths, self._sees, self._at = lengths, sees, at
+
+    def attend(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, said: Mapping[str, Any]
+    ) -> Tensor:
+        window, parts = self._sees[self._at[id(module)]], list(self._lengths)
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+        scale, out = said["scaling"], []
+        for one, keys, values in zip(q.split(parts, 2), k.split(parts, 2), v.split(parts, 2), strict=True):
+            scores = one.float() @ keys.float().mT * (q.shape[3] ** -0.5 if scale is None else scale)
+            n = torch.arange(scores.shape[-1], device=q.device)
+            ahead = n[:, None] - n
+            seen = (ahead >= 0) & (ahead < window) if window else ahead >= 0
+            out.append(scores.masked_fill(~seen, float("-inf")).softmax(-1).to(v.dtype) @ values)
+        return torch.cat(out, 2).transpose(1, 2)
 
 
 def _backend(ctx: Context, spec: AttnSpec) -> AttentionBackend:

@@ -3,8 +3,7 @@ and whether its shapes follow from those of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,15 +48,18 @@ class Seen:
     """Takes the attention of a probed module, and writes it down."""
 
     names: Mapping[int, str]
-    masked: bool
-    """Masks are made in this run."""
+    known: Mapping[str, int] | None
+    """What the tokens of each layer see, as an earlier run with masks showed it. None: this is that run."""
     calls: list[Call] = field(default_factory=list)
 
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, said: Mapping[str, Any]
     ) -> Tensor:
         name = self.names.get(id(module), type(module).__name__)
-        made = read(name, q, k, v, said, _sees(mask, module, said, self.masked))
+        sees = _sees(mask, module, said) if self.known is None else self.known.get(name, masks.FULL)
+        if self.known is not None and mask is not None:
+            raise UnsupportedModelError("it makes or changes masks of its own")
+        made = read(name, q, k, v, said, sees)
         if any(c.name == name for c in self.calls):
             raise UnsupportedModelError(f"{name} attends more than once in a step")
         self.calls.append(made)
@@ -81,43 +83,54 @@ def read(name: str, q: Tensor, k: Tensor, v: Tensor, said: Mapping[str, Any], se
     )  # fmt: skip
 
 
-def _sees(mask: Tensor | None, module: nn.Module, said: Mapping[str, Any], masked: bool) -> int:
-    """What a token of this layer sees, where mask, argument and module agree."""
+def _sees(mask: Tensor | None, module: nn.Module, said: Mapping[str, Any]) -> int:
+    """What a token of this layer sees: what its mask says, or where it has none, its arguments."""
     window = said.get("sliding_window") or masks.FULL
     causal = said.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    if mask is not None and masks.marked(mask) is None:
-        raise UnsupportedModelError("it makes or changes masks of its own")
-    if not masked:
+    if mask is None:
         return window if causal else masks.BOTH
     sees = masks.marked(mask)
     if sees is None:
-        sees = window if causal else masks.BOTH
+        raise UnsupportedModelError("it makes or changes masks of its own")
+    if window not in (masks.FULL, sees):
+        raise UnsupportedModelError(f"its mask and its arguments differ: a window of {window}, and {sees}")
     return sees
 
 
-@contextmanager
-def _watched() -> Iterator[None]:
-    """UnsupportedModelError for operations that mix tokens."""
-    with _Watch():
-        yield
-
-
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """UnsupportedModelError for operations that mix tokens. Sees whether positions are read, or counted anew."""
+
+    def __init__(self, positions: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._positions, self.read, self.counted = positions, False, False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        what = MIXES.get(func.overloadpacket.__name__)
-        if what is not None:
-            raise UnsupportedModelError(f"it has {what} ({func.overloadpacket.__name__}), which would mix requests")
-        return func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in MIXES:
+            raise UnsupportedModelError(f"it has {MIXES[name]} ({name}), which would mix requests")
+        self.read |= any(a is self._positions for each in args for a in (each if isinstance(each, list | tuple) else (each,)))
+        out = func(*args, **(kwargs or {}))
+        self.counted |= name == "arange" and out.numel() == TOKENS
+        return out
 
 
-def run(base: nn.Module, implementation: str) -> list[Call]:
-    """The attention calls of one step of `TOKENS` tokens, in order. base: on the meta device, without its head."""
-    names = {id(module): name for name, module in base.named_modules()}
-    seen = Seen(names, implementation == attention.PROBED)
-    ids = torch.zeros(1, TOKENS, dtype=torch.long, device="meta")
-    given = {"attention_mask": torch.ones(1, TOKENS, dtype=torch.bool, device="meta")} if seen.masked else {}
-    base.set_attn_implementation(implementation)  # type: ignore[operator]
-    with torch.inference_mode(), _watched():
-        base(input_ids=ids, position_ids=ids, use_cache=False, **given, **{attention.HANDED: seen})
+def run(base: nn.Module, known: Mapping[str, int] | None = None) -> list[Call]:
+    """The attention calls of one step of `TOKENS` tokens, in order. base: on the meta device, without its head. known: as in
+    `Seen`; where it is given the model runs as it will be served, without masks."""
+    conv = next((name for name, m in base.named_modules() if isinstance(m, nn.Conv1d)), None)
+    if conv is not None:
+        raise UnsupportedModelError(f"it has {MIXES['convolution']} ({conv}), which would mix requests")
+    seen = Seen({id(module): name for name, module in base.named_modules()}, known)
+    ids, positions = (torch.zeros(1, TOKENS, dtype=torch.long, device="meta") for _ in range(2))
+    watch = _Watch(positions)
+    given = {"attention_mask": torch.ones(1, TOKENS, dtype=torch.bool, device="meta")} if known is None else {}
+    base.set_attn_implementation(attention.PROBED if known is None else attention.NAME)  # type: ignore[operator]
+    with torch.inference_mode(), watch:
+        base(input_ids=ids, position_ids=positions, use_cache=False, **given, **{attention.HANDED: seen})
+    if not seen.calls:
+        raise UnsupportedModelError("its attention cannot be exchanged")
+    if watch.counted or not watch.read:
+        how = "it counts the tokens of a step" if watch.counted else "it reads no positions"
+        raise UnsupportedModelError(f"{how}, where several requests share one")
     return seen.calls
