@@ -110,8 +110,8 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     hf_config_path: str | None = None
     """A directory whose config.json describes the model, in place of the one beside its weights."""
     model_impl: str = "auto"
-    """thalweg (or vllm): its own family. transformers: transformers' own module (`models.fallback`). auto: the family, and where
-    there is none the module."""
+    """thalweg (or vllm): its own family. transformers: transformers' own module (`models.fallback`). auto: the family, and
+    where there is none the module."""
     runner: str = "auto"
     """What the model is for: generate, or pooling (vectors, classes, scores); auto: what its files say."""
     convert: str = "auto"

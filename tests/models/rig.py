@@ -44,8 +44,8 @@ class Rig:
         self.device = load(platform).open(Place())
         binder = Binder(self.device.kernels, batch_invariant=invariant)
         self.model = build(
-            {**read_config(path), "model_impl": impl}, binder=binder, attention=self.device.attention, comm=self.device.comm, dtype=dtype,
-            max_len=max_len, block_tokens=block,
+            {**read_config(path), "model_impl": impl}, binder=binder, attention=self.device.attention,
+            comm=self.device.comm, dtype=dtype, max_len=max_len, block_tokens=block,
         )  # fmt: skip
         self.params = load_params(self.model, path, self.device, progress=False)
         width = -(-max_len // block)

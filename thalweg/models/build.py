@@ -19,8 +19,8 @@ from thalweg.quantization.registry import scheme
 FOREIGN = "thalweg.models.fallback.module:Foreign"
 """Of models that transformers' own modules compute. Loading it loads transformers."""
 Model = Any
-"""A `Decoder`, or what stands in its place for classes of transformers. Public parts: spec, groups, layouts, layer_group, attention, vocab, hidden, max_len, specs, rename, forward, logits, and
-where it `has_argmax`, argmax."""
+"""A `Decoder`, or what stands in its place for classes of transformers. Public parts: spec, groups, layouts, layer_group,
+attention, vocab, hidden, max_len, specs, rename, forward, logits, and where it `has_argmax`, argmax."""
 
 
 def build(

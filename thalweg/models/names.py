@@ -21,13 +21,30 @@ class Missing:
     """Does transformers' own module serve it?"""
 
 
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A known architecture."""
+
+    architecture: str
+    field: bool
+    """Is it one of the names that users of vLLM know? Others are classes of transformers."""
+    missing: Missing | None
+    """None: it had a family when the list was written."""
+
+
 @cache
-def table() -> dict[str, Missing]:
-    """Every known name without regard to what is served."""
+def table() -> dict[str, Name]:
+    """Every known name, without regard to what is served now. A row is [why, does the fallback serve them, names of the field,
+    more names]."""
     rows = json.loads((files("thalweg") / "assets" / "models.json").read_text(encoding="utf-8"))
-    return {name: Missing(why, fallback) for why, fallback, known in rows for name in known}
+    made: dict[str, Name] = {}
+    for why, fallback, field, more in rows:
+        lacks = Missing(why, fallback) if why else None
+        made |= {name: Name(name, name not in more, lacks) for name in (*field, *more)}
+    return made
 
 
 def missing(name: str) -> Missing | None:
     """None: nobody has said anything of this name."""
-    return table().get(name)
+    found = table().get(name)
+    return None if found is None else found.missing

@@ -115,13 +115,13 @@ def foreign(config: Mapping[str, Any]) -> bool:
         return False
     missing = names.missing(name)
     if missing is not None and not missing.fallback and asked == "auto":
-        raise UnsupportedModelError(_unknown(name, f"this version does not serve it: {missing.why}"))
+        raise UnsupportedModelError(_unknown(name, missing.why))
     if not name.endswith(GENERATES):
         if asked == "auto":
             return False
         raise UnsupportedModelError(
-            f"config.json: architectures: {name!r:.100}: the fallback to transformers generates text; vectors and scores need a "
-            "family: leave --model-impl out"
+            f"config.json: architectures: {name!r:.100}: the fallback to transformers generates text; vectors and scores need "
+            "a family: leave --model-impl out"
         )
     if importlib.util.find_spec("transformers") is None:
         raise UnsupportedModelError(_unknown(name, f"transformers may serve it, and is not installed: {INSTALL}"))
@@ -163,12 +163,12 @@ def _base(name: str) -> tuple[str, str]:
         if name.endswith(end) and base in _LIST:
             return base, end
     missing = names.missing(name)
-    raise UnsupportedModelError(_unknown(name, "" if missing is None else f"this version has no family for it: {missing.why}"))
+    raise UnsupportedModelError(_unknown(name, "" if missing is None else missing.why))
 
 
 def _unknown(name: str, why: str) -> str:
-    near = ", ".join(difflib.get_close_matches(name, _LIST.names(), n=3, cutoff=0.6))
+    near = "" if why else ", ".join(difflib.get_close_matches(name, _LIST.names(), n=3, cutoff=0.6))
     return (
-        f"config.json: architectures: {name!r:.100} is not supported{why and f'; {why}'}{near and f'; nearest are {near}'}; "
+        f"config.json: architectures: {name!r:.100} is not supported{why and f': {why}'}{near and f'; nearest are {near}'}; "
         f"`thalweg models` lists all {len(_LIST.names())} that are"
     )

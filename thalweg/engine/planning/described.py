@@ -40,8 +40,8 @@ def find(args: EngineArgs) -> Path:
 
 
 def read(args: EngineArgs, path: Path) -> dict[str, Any]:
-    """`read_config` of a local model, with `model_impl` beside what it says. CheckpointError or UnsupportedModelError, naming the
-    key, and ConfigError where its files are not what `load_format` says."""
+    """`read_config` of a local model, with `model_impl` beside what it says. CheckpointError or UnsupportedModelError, naming
+    the key, and ConfigError where its files are not what `load_format` says."""
     found = "gguf" if gguf.is_gguf(path) else "mistral" if is_native(path) else "safetensors"
     if native(args) and found != "mistral":
         raise ConfigError(f"config_format, load_format: mistral is not what {path} is ({found}); leave them at auto")

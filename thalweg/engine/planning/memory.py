@@ -155,8 +155,8 @@ def _plan(k: _Known) -> Plan:
     made = Plan(
         model=args.model, architecture=k.facts.architecture, platform=k.platform.name, device=k.info.name,
         device_bytes=k.info.memory_bytes, devices=k.ranks, dtype=dtype,
-        implementation="transformers" if isinstance(k.spec, ForeignSpec) else "thalweg", stored_bytes=k.facts.weight_bytes, weights=weights,
-        loading=weights + beside,
+        implementation="transformers" if isinstance(k.spec, ForeignSpec) else "thalweg",
+        stored_bytes=k.facts.weight_bytes, weights=weights, loading=weights + beside,
         kv_per_token=sum(-(-g.bytes_per_block // g.block_tokens) for g in groups), kv_cache=kv_cache,
         blocks=size.blocks[least], block_tokens=groups[least].block_tokens,
         groups=[_shown(g, n) for g, n in zip(groups, size.blocks, strict=True)],

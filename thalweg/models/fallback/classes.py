@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,8 @@ from thalweg.models.fallback import attention, experts, masks
 
 OURS = ("pooling", "model_impl", "quantization_config")
 """Keys of a configuration that were put there by this engine, or are refused before."""
+SPELLED = {"PhiMoEForCausalLM": "PhimoeForCausalLM", "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM"}
+"""Names that published files have -> classes of transformers."""
 CHANGING = ("dynamic", "longrope")
 """Rotary positions whose frequencies follow the longest sequence at hand. Here they follow the longest served."""
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -40,13 +41,14 @@ class Made:
 
 def find(name: str) -> type[PreTrainedModel]:
     """UnsupportedModelError if transformers has no class of this name that generates text from text."""
+    name = SPELLED.get(name, name)
     listed: set[str] = set()
     for value in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         listed.update([value] if isinstance(value, str) else value)
     if name not in listed:
         raise UnsupportedModelError(
-            f"config.json: architectures: {name!r:.100} is neither a family of thalweg nor a class of transformers "
-            f"{transformers.__version__} that generates text"
+            f"config.json: architectures: {name!r:.100} is not supported: it is neither a family of thalweg nor a class of "
+            f"transformers {transformers.__version__} that generates text; `thalweg models` lists what is served"
         )
     if name.endswith("ForConditionalGeneration"):
         raise UnsupportedModelError(
@@ -67,7 +69,7 @@ def make(config: Mapping[str, Any], dtype: str, length: int = 0) -> Made:
     said = {key: _plain(value) for key, value in config.items() if key not in OURS}
     before = torch.get_default_dtype()
     try:
-        settings = kind.config_class.from_dict(said)  # type: ignore[union-attr]
+        settings: Any = kind.config_class.from_dict(said)  # type: ignore[union-attr]
         settings._attn_implementation = attention.PROBED
         settings.use_cache = False
         if getattr(settings, "output_router_logits", False):
@@ -83,7 +85,7 @@ def make(config: Mapping[str, Any], dtype: str, length: int = 0) -> Made:
         raise CheckpointError(f"config.json: {architecture} of transformers does not take it: {_line(e)}") from e
     finally:
         torch.set_default_dtype(before)
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
     for part in [model.config, model.config.get_text_config()]:
         vars(part)["pad_token_id"] = None  # else some classes look for it among the tokens of every step
     experts.exchange(model)
@@ -137,16 +139,10 @@ def float32_kept(model: Any) -> tuple[str, ...]:
     return tuple(model._keep_in_fp32_modules_strict or ())
 
 
-def takes(module: nn.Module, name: str) -> bool:
-    """Does calling the module take an argument of this name?"""
-    return name in inspect.signature(module.forward).parameters
-
-
 def _computed(model: Any, architecture: str) -> dict[str, Tensor]:
     """Buffers that no checkpoint holds. The class fills them as it does when transformers loads it."""
     stored = set(model.state_dict())
     found: dict[str, Tensor] = {}
-    owner, at = model, ""
     owners = {name: m for name, m in model.named_modules() if isinstance(m, PreTrainedModel)}
     for path, module in model.named_modules():
         names = [n for n, b in module._buffers.items() if b is not None and f"{path}.{n}" not in stored]
@@ -157,11 +153,13 @@ def _computed(model: Any, architecture: str) -> dict[str, Tensor]:
         for n, b in kept.items():
             module._buffers[n] = _unset(b)
         with torch.no_grad():
-            owner._init_weights(module)
+            owner._init_weights(module)  # type: ignore[no-untyped-call]
         for n, b in kept.items():
             value = module._buffers[n]
             if _is_unset(value):
-                raise UnsupportedModelError(f"{architecture}: {path}.{n} is in no checkpoint, and its class does not say how to compute it")
+                raise UnsupportedModelError(
+                    f"{architecture}: {path}.{n} is in no checkpoint, and its class does not say how to compute it"
+                )
             found[f"{path}.{n}"] = value
             module._buffers[n] = b
     return found

@@ -15,7 +15,7 @@ from thalweg.errors import ThalwegError, UnsupportedModelError
 from thalweg.models.fallback import classes, probe
 from thalweg.models.fallback.spec import ForeignSpec, Held, attends
 
-RECURRENT = frozenset({"full_attention", "sliding_attention"})
+ATTENDING = frozenset({"full_attention", "sliding_attention"})
 """Types of layers that attend, and keep keys and values alone."""
 
 
@@ -48,7 +48,7 @@ def _declared(text: str) -> ForeignSpec:
 
 
 def looked_at(made: classes.Made, name: str) -> list[probe.Call]:
-    """The attention of a model's layers, as a run with masks shows it, and as one without, which is how it is served, repeats."""
+    """The attention of a model's layers: as a run with masks shows it, and one without repeats, which is how it is served."""
     try:
         calls = probe.run(made.base)
         served = probe.run(made.base, {c.name: c.sees for c in calls})
@@ -76,7 +76,7 @@ def looked_at(made: classes.Made, name: str) -> list[probe.Call]:
 
 def _layers_attend(config: Mapping[str, Any], name: str) -> None:
     kinds = config.get("layer_types") or ()
-    other = sorted({str(k) for k in kinds} - RECURRENT) if isinstance(kinds, list) else []
+    other = sorted({str(k) for k in kinds} - ATTENDING) if isinstance(kinds, list) else []
     if other:
         raise UnsupportedModelError(
             f"{name}: the fallback to transformers serves attention over all tokens or a window; this has layers of type "

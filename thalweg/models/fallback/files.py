@@ -46,8 +46,8 @@ class _Group:
 
 
 class ConvertedFiles:
-    """As `models.files.Files`. CheckpointError, before any weight is read, names missing and unexpected tensors and those of the
-    wrong shape or type."""
+    """As `models.files.Files`. CheckpointError, before any weight is read, names missing and unexpected tensors and those of
+    the wrong shape or type."""
 
     def __init__(self, model: Any, checkpoint: Weights, device: Any) -> None:
         """model: a `module.Foreign`."""
@@ -114,7 +114,9 @@ class ConvertedFiles:
                 continue
             odd = [name for _, name in group.parts if self._checkpoint.entry(name)[0] not in FLOATS]
             if odd and self._state[group.target].is_floating_point():
-                problems.append(f"{odd[0]} has dtype {self._checkpoint.entry(odd[0])[0]}; this version reads {', '.join(FLOATS)}")
+                problems.append(
+                    f"{odd[0]} has dtype {self._checkpoint.entry(odd[0])[0]}; this version reads {', '.join(FLOATS)}"
+                )
                 continue
             try:
                 made = group.convert(self._model, self._empty)
@@ -147,5 +149,3 @@ class ConvertedFiles:
         for name, tensor in self._model.state_dict(keep_vars=True).items():
             same.setdefault(id(tensor), []).append(name)
         return {name: [o for o in names if o != name] for names in same.values() for name in names if len(names) > 1}
-
-

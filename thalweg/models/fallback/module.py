@@ -1,4 +1,4 @@
-"""A model that transformers' own module computes, on the paged step: what `models.decoder.Decoder` is for thalweg's families."""
+"""A model that transformers' own module computes, on the paged step: what `models.decoder.Decoder` is for families."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class Foreign:
         name = type(made.model).__name__
         self.module, self._calls = made.model, looked_at(made, name)
         if len(self._calls) != len(spec.layers):
-            raise UnsupportedModelError(f"{name}: it has {len(self._calls)} layers that attend, and {len(spec.layers)} were planned")
+            raise UnsupportedModelError(
+                f"{name}: it has {len(self._calls)} layers that attend, and {len(spec.layers)} were planned"
+            )
         self._base, self._head = made.base, classes.head_alone(made.model)
         self._at = {id(m): i for i, m in enumerate(self._attending())}
         self.kept: list[AttnSpec] = []
@@ -143,7 +145,9 @@ class Foreign:
 
     def logits(self, params: Any, x: Array) -> Array:
         """x [N, hidden] of `forward` -> f32[N, vocab], by the class's own head."""
-        outside = {n: t for n, t in {**params["module"], **params.get("computed", {})}.items() if not n.startswith(self._prefix)}
+        outside = {
+            n: t for n, t in {**params["module"], **params.get("computed", {})}.items() if not n.startswith(self._prefix)
+        }
         for name, other in self._shared_head():
             outside.setdefault(name, params["module"][other])
         out = functional_call(self._head, outside, (), {_VECTORS: x.unsqueeze(0), "use_cache": False})
@@ -176,7 +180,8 @@ class _Paged:
         out, self.caches[layer] = model.backends[layer].attend(
             q, k, v, self.caches[layer], self._batch, model.layer_group[layer], spec, sinks
         )
-        return out[..., :size].unsqueeze(0)
+        own: Tensor = out[..., :size].unsqueeze(0)
+        return own
 
 
 class Apart:
@@ -191,7 +196,7 @@ class Apart:
         window, parts = self._sees[self._at[id(module)]], list(self._lengths)
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
         scale, out = said["scaling"], []
-        for one, keys, values in zip(q.split(parts, 2), k.split(parts, 2), v.split(parts, 2), strict=True):
+        for one, keys, values in zip(*(torch.split(t, parts, 2) for t in (q, k, v)), strict=True):
             scores = one.float() @ keys.float().mT * (q.shape[3] ** -0.5 if scale is None else scale)
             n = torch.arange(scores.shape[-1], device=q.device)
             ahead = n[:, None] - n

@@ -70,7 +70,9 @@ def read(name: str, q: Tensor, k: Tensor, v: Tensor, said: Mapping[str, Any], se
     """One call as it is declared. UnsupportedModelError where tokens are not what a step has, or a number is no number."""
     tokens = q.shape[2]
     if q.dim() != 4 or q.shape[0] != 1 or k.shape[2] != tokens or v.shape[2] != tokens:
-        raise UnsupportedModelError(f"{name}: its keys are of other tokens than its queries ({tuple(q.shape)}, {tuple(k.shape)})")
+        raise UnsupportedModelError(
+            f"{name}: its keys are of other tokens than its queries ({tuple(q.shape)}, {tuple(k.shape)})"
+        )
     if k.shape[3] != q.shape[3] or v.shape[1] != k.shape[1] or q.shape[1] % k.shape[1] or v.shape[3] > q.shape[3]:
         raise UnsupportedModelError(f"{name}: heads of {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} do not fit")
     scale, cap = said.get("scaling"), said.get("softcap")

@@ -1,4 +1,4 @@
-"""A model served through transformers, declared: its layers' attention, and its tensors by name and shape. Loads no framework."""
+"""A model served through transformers, declared: attention of its layers, tensors by name and shape. Loads no framework."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ class ForeignSpec(ModelSpec):
         return None if useless else name
 
 
-def attends(heads: int, kv_heads: int, head_dim: int, scale: float, sees: int, softcap: float, sinks: bool, width: int) -> Layer:
+def attends(
+    heads: int, kv_heads: int, head_dim: int, scale: float, sees: int, softcap: float, sinks: bool, width: int
+) -> Layer:
     """sees: tokens of a window, 0 = all before it, -1 = all of its sequence."""
     mixer = Attention(
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=scale, window=max(0, sees), causal=sees >= 0, softcap=softcap,
