@@ -100,7 +100,8 @@ def served() -> dict[str, str]:
 
 
 def supported(config: Mapping[str, Any]) -> str:
-    """The architecture's name. UnsupportedModelError says what is nearest, or what is missing."""
+    """The architecture's name. UnsupportedModelError says what is nearest, or what is missing. Whether transformers has a class
+    that nobody has heard of here is seen when it is loaded."""
     name = architecture(config)
     if not foreign(config):
         _base(name)
@@ -130,11 +131,7 @@ def foreign(config: Mapping[str, Any]) -> bool:
 
 def has(name: str) -> bool:
     """Is there a family for this architecture?"""
-    try:
-        _base(name)
-    except UnsupportedModelError:
-        return False
-    return True
+    return _entry(name) is not None
 
 
 def windows(config: Mapping[str, Any]) -> list[int]:
@@ -146,29 +143,44 @@ def family(config: Mapping[str, Any]) -> Family:
     """The function that reads this architecture's configuration. Loads no tensor framework either, except where
     transformers' own module is to serve it."""
     if foreign(config):
-        declared: Family = imported(FALLBACK)
-        return declared
+        return _declared
     name, end = _base(architecture(config))
     found: Family = _LIST.load(name)
     tail = _TAILS.get(end) if end else tails.embedder if "pooling" in config and name.endswith(GENERATES) else None
     return found if tail is None else lambda config: tail(found(config), config)
 
 
+def _declared(config: Mapping[str, Any]) -> ModelSpec:
+    try:
+        made: ModelSpec = imported(FALLBACK)(config)
+    except LookupError as e:
+        raise UnsupportedModelError(_unknown(architecture(config), str(e.args[0]), near=True)) from e
+    return made
+
+
 def _base(name: str) -> tuple[str, str]:
     """(the entry of the list that reads an architecture, the end of the name that says which tail a decoder gets)."""
+    found = _entry(name)
+    if found is None:
+        missing = names.missing(name)
+        raise UnsupportedModelError(_unknown(name, "" if missing is None else missing.why))
+    return found
+
+
+def _entry(name: str) -> tuple[str, str] | None:
     if name in _LIST:
         return name, ""
     for end in _TAILS:
         base = name.removesuffix(end) + _GENERATES
         if name.endswith(end) and base in _LIST:
             return base, end
-    missing = names.missing(name)
-    raise UnsupportedModelError(_unknown(name, "" if missing is None else missing.why))
+    return None
 
 
-def _unknown(name: str, why: str) -> str:
-    near = "" if why else ", ".join(difflib.get_close_matches(name, _LIST.names(), n=3, cutoff=0.6))
+def _unknown(name: str, why: str, near: bool = False) -> str:
+    """near: name the nearest all the same. Without a reason they are named."""
+    others = ", ".join(difflib.get_close_matches(name, _LIST.names(), n=3, cutoff=0.6)) if near or not why else ""
     return (
-        f"config.json: architectures: {name!r:.100} is not supported{why and f': {why}'}{near and f'; nearest are {near}'}; "
+        f"config.json: architectures: {name!r:.100} is not supported{why and f': {why}'}{others and f'; nearest are {others}'}; "
         f"`thalweg models` lists all {len(_LIST.names())} that are"
     )

@@ -40,16 +40,13 @@ class Made:
 
 
 def find(name: str) -> type[PreTrainedModel]:
-    """UnsupportedModelError if transformers has no class of this name that generates text from text."""
+    """LookupError, in words, if transformers has no class of this name that generates text."""
     name = SPELLED.get(name, name)
     listed: set[str] = set()
     for value in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         listed.update([value] if isinstance(value, str) else value)
     if name not in listed:
-        raise UnsupportedModelError(
-            f"config.json: architectures: {name!r:.100} is not supported: it is neither a family of thalweg nor a class of "
-            f"transformers {transformers.__version__} that generates text; `thalweg models` lists what is served"
-        )
+        raise LookupError(f"transformers {transformers.__version__} has no class of this name that generates text either")
     if name.endswith("ForConditionalGeneration"):
         raise UnsupportedModelError(
             f"config.json: architectures: {name}: the fallback to transformers serves models of text alone, and this is one of "
