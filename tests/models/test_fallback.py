@@ -140,7 +140,10 @@ def test_settings_that_a_module_cannot_honour_are_refused(args, words, tmp_path)
         ({"architectures": ["DiffLlamaForCausalLM"]}, "attends more than once"),
         ({"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention"]}, "layers of type linear_attention"),
         ({"architectures": ["LlavaForConditionalGeneration"]}, "several modalities|not supported"),
-        ({"architectures": ["NobodysForCausalLM"]}, "'NobodysForCausalLM' is not supported: transformers .* has no class of this name"),
+        (
+            {"architectures": ["NobodysForCausalLM"]},
+            "'NobodysForCausalLM' is not supported: transformers .* has no class of this name",
+        ),
         ({"architectures": ["BertModel"]}, "generates text; vectors and scores need a family"),
         ({"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "fp8"}}, "serves dense weights"),
     ],
@@ -224,7 +227,10 @@ def test_a_configuration_that_the_class_does_not_take_is_refused(tmp_path):
 
 def test_without_transformers_the_install_line_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    for config in ({"architectures": ["ApertusForCausalLM"]}, {"architectures": ["LlamaForCausalLM"], "model_impl": "transformers"}):
+    for config in (
+        {"architectures": ["ApertusForCausalLM"]},
+        {"architectures": ["LlamaForCausalLM"], "model_impl": "transformers"},
+    ):
         with pytest.raises(UnsupportedModelError, match=r"not installed: pip install 'thalweg\[hf\]'"):
             registry.family(config)
     registry.family({"architectures": ["LlamaForCausalLM"]})
