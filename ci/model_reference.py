@@ -1,5 +1,5 @@
-"""The tables of docs/models.md: families, of the registry and the first sentence of each family's file, and names that have none,
-by reason.
+"""The tables of docs/models.md: families, of the registry and the first sentence of each family's file, and names that have
+none, by reason.
 
 python ci/model_reference.py            # writes the table
 python ci/model_reference.py --check    # exit status 1 where the page is not what would be written
@@ -50,8 +50,8 @@ def _table() -> str:
 def _names() -> str:
     found = counts()
     said = (
-        f"Of {sum(found.values())} names that users of vLLM know, {found['native']} have a family, {found['fallback']} are served "
-        f"through transformers' own module, and {found['refused']} are refused (`thalweg models --counts`).\n\n"
+        f"Of {sum(found.values())} names that users of vLLM know, {found['native']} have a family, {found['fallback']} are "
+        f"served through transformers' own module, and {found['refused']} are refused (`thalweg models --counts`).\n\n"
         "| `architectures` in config.json | why there is no family |\n|---|---|\n"
     )
     reasons: dict[tuple[bool, str], list[str]] = {}

@@ -55,7 +55,7 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(name, tmp_path):
 def test_family_and_fallback_agree_and_plan_the_same_cache(name, tmp_path):
     path = make_checkpoint(name, tmp_path, tokenizer=False)
     rigs = [Rig(path, platform="cpu", impl=impl) for impl in ("thalweg", "transformers")]
-    family, module = ([s for s in rig.generate(fallback_zoo.PROMPTS, 4, 6, 17)] for rig in rigs)
+    family, module = (rig.generate(fallback_zoo.PROMPTS, 4, 6, 17) for rig in rigs)
     assert [s.tokens for s in family] == [s.tokens for s in module]
     for a, b in zip(family, module, strict=True):
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-4)

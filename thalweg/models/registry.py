@@ -180,7 +180,8 @@ def _entry(name: str) -> tuple[str, str] | None:
 def _unknown(name: str, why: str, near: bool = False) -> str:
     """near: name the nearest all the same. Without a reason they are named."""
     others = ", ".join(difflib.get_close_matches(name, _LIST.names(), n=3, cutoff=0.6)) if near or not why else ""
+    said = f"{why and f': {why}'}{others and f'; nearest are {others}'}"
     return (
-        f"config.json: architectures: {name!r:.100} is not supported{why and f': {why}'}{others and f'; nearest are {others}'}; "
+        f"config.json: architectures: {name!r:.100} is not supported{said}; "
         f"`thalweg models` lists all {len(_LIST.names())} that are"
     )

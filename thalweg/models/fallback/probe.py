@@ -67,7 +67,7 @@ class Seen:
 
 
 def read(name: str, q: Tensor, k: Tensor, v: Tensor, said: Mapping[str, Any], sees: int) -> Call:
-    """One call as it is declared. UnsupportedModelError where tokens are not what a step has, or a factor is not a number."""
+    """One call as it is declared. UnsupportedModelError where tokens are not what a step has, or a factor is an array."""
     tokens = q.shape[2]
     if q.dim() != 4 or q.shape[0] != 1 or k.shape[2] != tokens or v.shape[2] != tokens:
         raise UnsupportedModelError(
