@@ -83,6 +83,7 @@ PACKAGES = {
     "thalweg/text/": {"tokenizers", "msgspec", "transformers"},
     "thalweg/template/": {"jinja2", "msgspec"},
     "thalweg/checkpoint/": {"numpy", "huggingface_hub"},
+    "thalweg/models/fallback/": {"torch", "transformers"},
     "thalweg/models/": {"numpy", "torch", "tqdm"},
     "thalweg/quantization/": {"numpy", "torch"},
 }

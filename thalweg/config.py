@@ -53,6 +53,8 @@ KV_CACHE_DTYPES = {
 """By name: `AttnSpec.kv_dtype`."""
 LOAD_STRATEGIES = ("lazy", "eager", "prefetch")
 """How weight files are read: mapped, whole before the first tensor, or ahead in the background."""
+MODEL_IMPLS = ("auto", "thalweg", "vllm", "transformers")
+IMPLS_REFUSED = {"terratorch": "models of images of the earth are not served; leave it at auto"}
 PERFORMANCE_MODES = ("balanced", "interactivity", "throughput")
 RUNNERS = ("auto", "generate", "pooling")
 CONVERTS = ("auto", "none", "embed", "classify")
@@ -107,6 +109,9 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     hf_overrides: dict[str, Any] | None = None
     hf_config_path: str | None = None
     """A directory whose config.json describes the model, in place of the one beside its weights."""
+    model_impl: str = "auto"
+    """thalweg (or vllm): its own family. transformers: transformers' own module (`models.fallback`). auto: the family, and
+    where there is none the module."""
     runner: str = "auto"
     """What the model is for: generate, or pooling (vectors, classes, scores); auto: what its files say."""
     convert: str = "auto"
@@ -376,6 +381,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     scheduler: SchedulerConfig
 
 
+REFUSED = {"load_format": LOAD_REFUSED, "tokenizer_mode": TOKENIZER_REFUSED, "model_impl": IMPLS_REFUSED}
 _POSITIVE = ("max_model_len", "block_size", "mamba_block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override",
              "max_num_seqs", "max_num_batched_tokens", "threads", "tensor_parallel_size", "max_num_partial_prefills",
              "max_long_partial_prefills", "stream_interval", "max_num_active_seqs", "max_num_scheduled_tokens",
@@ -466,12 +472,13 @@ def check_args(args: EngineArgs) -> None:
         ("prefix_caching_hash_algo", PREFIX_HASHES),
         ("logprobs_mode", LOGPROBS_MODES),
         ("scheduling_policy", POLICIES),
+        ("model_impl", MODEL_IMPLS),
         ("runner", RUNNERS),
         ("convert", CONVERTS),
         ("performance_mode", PERFORMANCE_MODES),
         ("safetensors_load_strategy", (*LOAD_STRATEGIES, None)),
     ):
-        value, refused = getattr(args, name), {"load_format": LOAD_REFUSED, "tokenizer_mode": TOKENIZER_REFUSED}.get(name, {})
+        value, refused = getattr(args, name), REFUSED.get(name, {})
         if value in refused:
             problems.append(f"{name}: {value}: {refused[value]}")
         elif value not in choices:

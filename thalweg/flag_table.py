@@ -20,11 +20,10 @@ TIERS = ("core", "scale", "specialist", "own")
 SAME_AS_NOW: dict[str, tuple[str, ...]] = {
     "attention_backend": ("auto",),
     "distributed_executor_backend": ("mp", "uni"),
-    "model_impl": ("vllm",),
     "task": ("auto", "generate"),
 }
 """Values of flags this version does not have, beside their defaults, that ask for what it does anyway. mp and uni:
-one process beside the server. vllm: implementations of our own."""
+one process beside the server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,24 @@ def test_it_lists_what_is_served_with_a_word_on_each(capsys):
     assert all(r["what"] for r in rows)
 
 
+def test_it_says_why_a_known_name_is_not_served_and_counts(capsys):
+    assert main(["models", "--json"]) == 0
+    rows = {r["architecture"]: r for r in json.loads(capsys.readouterr().out)}
+    assert main(["models", "--counts", "--json"]) == 0
+    counts = json.loads(capsys.readouterr().out)
+    assert counts["native"] >= 59
+    assert sum(counts.values()) == sum(r["field"] for r in rows.values()) == 361
+    assert rows["LlamaForCausalLM"]["served"] == "native"
+    assert rows["TransformersForCausalLM"]["served"] == "refused"
+    assert "--model-impl transformers" in rows["TransformersForCausalLM"]["what"]
+    assert main(["models", "Apertus"]) == 0
+    assert capsys.readouterr().out.startswith(f"{rows['ApertusForCausalLM']['served']} ")
+    assert main(["models", "--only", "refused", "Medusa"]) == 0
+    said = capsys.readouterr().out
+    assert "of 361 names" in said
+    assert not any(line.startswith(("native", "fallback")) for line in said.splitlines())
+
+
 def test_a_part_of_a_name_is_enough_and_one_that_nobody_has_is_told(capsys):
     assert main(["models", "gpt-oss"]) == 0
     assert "GptOssForCausalLM" in capsys.readouterr().out
@@ -28,4 +46,4 @@ def test_a_part_of_a_name_is_enough_and_one_that_nobody_has_is_told(capsys):
 
 def test_a_refusal_says_what_is_nearest():
     with pytest.raises(UnsupportedModelError, match=r"nearest are Qwen3.*`thalweg models` lists all"):
-        registry.supported({"architectures": ["Qwen33ForCausalLM"]})
+        registry.family({"architectures": ["Qwen33ForCausalLM"], "model_impl": "thalweg"})

@@ -39,13 +39,13 @@ class Rig:
 
     def __init__(
         self, path: Path, *, dtype: str = "float32", platform: str = "reference", max_len: int = 64, block: int = 4,
-        slots: int = 9, invariant: bool = False,
+        slots: int = 9, invariant: bool = False, impl: str = "auto",
     ) -> None:  # fmt: skip
         self.device = load(platform).open(Place())
         binder = Binder(self.device.kernels, batch_invariant=invariant)
         self.model = build(
-            read_config(path), binder=binder, attention=self.device.attention, comm=self.device.comm, dtype=dtype,
-            max_len=max_len, block_tokens=block,
+            {**read_config(path), "model_impl": impl}, binder=binder, attention=self.device.attention,
+            comm=self.device.comm, dtype=dtype, max_len=max_len, block_tokens=block,
         )  # fmt: skip
         self.params = load_params(self.model, path, self.device, progress=False)
         width = -(-max_len // block)

@@ -15,7 +15,7 @@ _GPT = {
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
     "n_positions": "max_position_embeddings",
 }  # fmt: skip
-NAMES: Mapping[str, Mapping[str, str]] = {"gpt2": _GPT, "gptj": _GPT, "gpt_bigcode": _GPT}
+NAMES: Mapping[str, Mapping[str, str]] = {"ctrl": _GPT, "gpt2": _GPT, "gptj": _GPT, "gpt_bigcode": _GPT}
 """By model_type: names that mean what others call so."""
 ABSENT: Mapping[str, Mapping[str, Any]] = {
     "falcon": {"max_position_embeddings": 2048},

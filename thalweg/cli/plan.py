@@ -41,6 +41,7 @@ def as_text(p: Plan, name: str) -> str:
     groups = ", ".join(map(_layers, p.groups))
     rows = [
         ("model", f"{name} ({p.architecture}), {p.dtype}"),
+        ("computed", f"by {p.implementation}" + ("' own module" if p.implementation != "thalweg" else "")),
         ("device", f"{p.platform}: {f'{p.devices} x ' if p.devices > 1 else ''}{p.device}, {gib(p.device_bytes)}"),
         ("weights", f"{gib(p.weights)} in memory" + (f", {gib(p.stored_bytes)} in files" if p.stored_bytes else "")),
         ("loading", f"{gib(p.loading)} at the fullest, before there is a cache"),

@@ -11,12 +11,16 @@ from thalweg.hal.comm import Communicator
 from thalweg.hal.op import Binder
 from thalweg.models.context import Context
 from thalweg.models.decoder import Decoder
+from thalweg.models.fallback.spec import ForeignSpec
 from thalweg.models.registry import family
+from thalweg.plugins import imported
 from thalweg.quantization.registry import scheme
 
-Model = Decoder
-"""Public parts: spec, groups, layouts, layer_group, attention, vocab, hidden, max_len, specs, rename, forward, logits, and
-where it `has_argmax`, argmax."""
+FOREIGN = "thalweg.models.fallback.module:Foreign"
+"""Of models that transformers' own modules compute. Loading it loads transformers."""
+Model = Any
+"""A `Decoder`, or what stands in its place for classes of transformers. Public parts: spec, groups, layouts, layer_group,
+attention, vocab, hidden, max_len, specs, rename, forward, logits, and where it `has_argmax`, argmax."""
 
 
 def build(
@@ -46,4 +50,8 @@ def build(
         binder, attention, comm, dtype, max_len, block_tokens, scheme(config, quantization), kv_dtype,
         tuple(kv_skip), state_tokens or block_tokens,
     )  # fmt: skip
-    return Decoder(ctx, family(config)(config))
+    spec = family(config)(config)
+    if isinstance(spec, ForeignSpec):
+        made: Model = imported(FOREIGN)(ctx, spec)
+        return made
+    return Decoder(ctx, spec)

@@ -109,6 +109,9 @@ def _entered(norm: BoundNorm | None, p: Any, x: Array, residual: Array | None) -
 class Decoder:
     """A model: what `build` returns. Holds no tensors; parameters and caches are passed."""
 
+    reader = None
+    """What reads its parameters from files, where that is not `models.files.Files`."""
+
     def __init__(self, ctx: Context, s: spec.ModelSpec) -> None:
         self.spec, self.comm, self.max_len, self.formats = s, ctx.comm, ctx.max_len, ctx.formats
         self.vocab, self.hidden = s.vocab, s.hidden

@@ -148,7 +148,7 @@ class Files:
         stored, wanted, problems = self._stored, dict(self._wanted(model)), list[str]()
         missing = sorted(n for n, (_, optional, _) in wanted.items() if n not in stored and not optional)
         if missing:
-            problems.append(f"lacks {_some(missing)}")
+            problems.append(f"lacks {some(missing)}")
             if missing == ["lm_head.weight"]:
                 problems[-1] += ' (if its embedding is the output matrix, config.json must say "tie_word_embeddings": true)'
         extra = sorted(stored[n] for n in stored.keys() - wanted.keys() if not (self._format and self._format.ignores(n)))
@@ -156,10 +156,10 @@ class Files:
         if unread and self._format is not None:
             logger.warning(
                 "%s of the checkpoint are not used: of such tensors this version takes the scales of keys and values, where "
-                "those are cached in float8 (--kv-cache-dtype fp8)", _some(unread),
+                "those are cached in float8 (--kv-cache-dtype fp8)", some(unread),
             )  # fmt: skip
         if extra:
-            problems.append(f"has {_some(extra)}, which the architecture of config.json does not")
+            problems.append(f"has {some(extra)}, which the architecture of config.json does not")
         for name in sorted(wanted.keys() & stored.keys()):
             dtype, shape = self._checkpoint.entry(stored[name])
             shapes, _, dtypes = wanted[name]
@@ -263,5 +263,6 @@ def _copy(out: torch.Tensor, part: np.ndarray, dtype: torch.dtype) -> None:
         out[i : i + rows] = torch.from_numpy(part[i : i + rows].copy()).view(dtype)
 
 
-def _some(names: list[str], most: int = 4) -> str:
+def some(names: list[str], most: int = 4) -> str:
+    """Names for a message, the first few of them."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

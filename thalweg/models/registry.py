@@ -8,15 +8,17 @@ A family may come from outside the repository: an installed package names it in 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from thalweg.checkpoint.config import architecture
 from thalweg.checkpoint.tail import GENERATES
 from thalweg.errors import UnsupportedModelError
+from thalweg.models import names
 from thalweg.models.families import tails
 from thalweg.models.spec import ModelSpec
-from thalweg.plugins import OpenList
+from thalweg.plugins import OpenList, imported
 
 _FAMILIES = "thalweg.models.families"
 ARCHITECTURES: Mapping[str, str] = {
@@ -114,6 +116,9 @@ ARCHITECTURES: Mapping[str, str] = {
 
 
 _LIST = OpenList("thalweg.models", ARCHITECTURES)
+FALLBACK = "thalweg.models.fallback.declare:declared"
+"""What reads a configuration where there is no family for it. It loads transformers."""
+INSTALL = "pip install 'thalweg[hf]'"
 _GENERATES = "ForCausalLM"
 _TAILS = {"ForSequenceClassification": tails.classifier, "Model": tails.embedder}
 """What the end of an architecture's name makes of a decoder that is in the list as ...ForCausalLM."""
@@ -126,10 +131,38 @@ def served() -> dict[str, str]:
 
 
 def supported(config: Mapping[str, Any]) -> str:
-    """The architecture's name. UnsupportedModelError says what is nearest."""
+    """The architecture's name. UnsupportedModelError says what is nearest, or what is missing. Whether transformers has a class
+    that nobody has heard of here is seen when it is loaded."""
     name = architecture(config)
-    _base(name)
+    if not foreign(config):
+        _base(name)
     return name
+
+
+def foreign(config: Mapping[str, Any]) -> bool:
+    """Is a model to be served through transformers' own module: asked for, or the one way there is? UnsupportedModelError
+    where it is and transformers is not installed, or does not do."""
+    name, asked = architecture(config), config.get("model_impl", "auto")
+    if asked != "transformers" and (asked != "auto" or has(name)):
+        return False
+    missing = names.missing(name)
+    if missing is not None and not missing.fallback and asked == "auto":
+        raise UnsupportedModelError(_unknown(name, missing.why))
+    if not name.endswith(GENERATES):
+        if asked == "auto":
+            return False
+        raise UnsupportedModelError(
+            f"config.json: architectures: {name!r:.100}: the fallback to transformers generates text; vectors and scores need "
+            "a family: leave --model-impl out"
+        )
+    if importlib.util.find_spec("transformers") is None:
+        raise UnsupportedModelError(_unknown(name, f"transformers may serve it, and is not installed: {INSTALL}"))
+    return True
+
+
+def has(name: str) -> bool:
+    """Is there a family for this architecture?"""
+    return _entry(name) is not None
 
 
 def windows(config: Mapping[str, Any]) -> list[int]:
@@ -138,23 +171,48 @@ def windows(config: Mapping[str, Any]) -> list[int]:
 
 
 def family(config: Mapping[str, Any]) -> Family:
-    """The function that reads this architecture's configuration. Loads no tensor framework either."""
+    """The function that reads this architecture's configuration. Loads no tensor framework either, except where
+    transformers' own module is to serve it."""
+    if foreign(config):
+        return _declared
     name, end = _base(architecture(config))
     found: Family = _LIST.load(name)
     tail = _TAILS.get(end) if end else tails.embedder if "pooling" in config and name.endswith(GENERATES) else None
     return found if tail is None else lambda config: tail(found(config), config)
 
 
+def _declared(config: Mapping[str, Any]) -> ModelSpec:
+    try:
+        made: ModelSpec = imported(FALLBACK)(config)
+    except LookupError as e:
+        raise UnsupportedModelError(_unknown(architecture(config), str(e.args[0]), near=True)) from e
+    return made
+
+
 def _base(name: str) -> tuple[str, str]:
     """(the entry of the list that reads an architecture, the end of the name that says which tail a decoder gets)."""
+    found = _entry(name)
+    if found is None:
+        missing = names.missing(name)
+        raise UnsupportedModelError(_unknown(name, "" if missing is None else missing.why))
+    return found
+
+
+def _entry(name: str) -> tuple[str, str] | None:
     if name in _LIST:
         return name, ""
     for end in _TAILS:
         base = name.removesuffix(end) + _GENERATES
         if name.endswith(end) and base in _LIST:
             return base, end
-    near = ", ".join(difflib.get_close_matches(name, _LIST.names(), n=3, cutoff=0.6))
-    raise UnsupportedModelError(
-        f"config.json: architectures: {name!r:.100} is not supported{near and f'; nearest are {near}'}; "
+    return None
+
+
+def _unknown(name: str, why: str, near: bool = False) -> str:
+    """near: name the nearest all the same. Without a reason they are named."""
+    others = ", ".join(difflib.get_close_matches(name, _LIST.names(), n=3, cutoff=0.6)) if near or not why else ""
+    said = f"{why and f': {why}'}{others and f'; nearest are {others}'}"
+    return (
+        f"config.json: architectures: {name!r:.100} is not supported{said}; "
         f"`thalweg models` lists all {len(_LIST.names())} that are"
     )

@@ -66,7 +66,8 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
         rows = batch.last_row if drafts is None else torch.cat([batch.last_row, drafts.row - 1])
         last = x.index_select(0, rows)
         if model.has_argmax and batch.features.plain:
-            result, history = sampler.emit(*model.argmax(params, last), history, batch)
+            tokens, values = model.argmax(params, last)
+            result, history = sampler.emit(tokens, values, history, batch)
         else:
             result, history = sampler(model.logits(params, last), history, batch)
         if scores is not None:

@@ -40,8 +40,8 @@ def find(args: EngineArgs) -> Path:
 
 
 def read(args: EngineArgs, path: Path) -> dict[str, Any]:
-    """`read_config` of a local model. CheckpointError or UnsupportedModelError, naming the key, and ConfigError where its files
-    are not what `load_format` says."""
+    """`read_config` of a local model, with `model_impl` beside what it says. CheckpointError or UnsupportedModelError, naming
+    the key, and ConfigError where its files are not what `load_format` says."""
     found = "gguf" if gguf.is_gguf(path) else "mistral" if is_native(path) else "safetensors"
     if native(args) and found != "mistral":
         raise ConfigError(f"config_format, load_format: mistral is not what {path} is ({found}); leave them at auto")
@@ -49,7 +49,9 @@ def read(args: EngineArgs, path: Path) -> dict[str, Any]:
         raise ConfigError(f"load_format: {args.load_format} is not what {path} is ({found}); leave it at auto")
     if args.hf_config_path is not None and found == "gguf":
         raise ConfigError("hf_config_path: a GGUF file holds its configuration itself; leave it out")
-    return read_config(
+    if args.model_impl == "transformers" and found != "safetensors":
+        raise ConfigError(f"model_impl: transformers reads safetensors, and {path} is {found}; leave it at auto")
+    config = read_config(
         path,
         args.hf_overrides,
         formats.check,
@@ -57,6 +59,7 @@ def read(args: EngineArgs, path: Path) -> dict[str, Any]:
         tail=args.tail,
         described_in=args.hf_config_path,
     )
+    return {**config, "model_impl": args.model_impl}
 
 
 def cached(args: EngineArgs, config: Mapping[str, Any], spec: ModelSpec) -> EngineArgs:

@@ -23,6 +23,7 @@ from thalweg.hal.device import DeviceInfo, Memory
 from thalweg.hal.kv import KVSpec
 from thalweg.hal.platform import Defaults, ModelInfo, Platform, StepSizes
 from thalweg.models import registry, sizes
+from thalweg.models.fallback.spec import UNRELIABLE, ForeignSpec
 from thalweg.models.spec import ModelSpec
 from thalweg.quantization import registry as formats
 
@@ -40,6 +41,8 @@ class Plan:
     devices: int
     """That share the model."""
     dtype: str
+    implementation: str
+    """thalweg, or transformers where that library's module computes the model."""
     stored_bytes: int
     """Of the weights as the files hold them; 0 = there are none."""
     weights: int
@@ -151,8 +154,9 @@ def _plan(k: _Known) -> Plan:
     least = min(range(len(groups)), key=lambda i: groups[i].block_tokens)
     made = Plan(
         model=args.model, architecture=k.facts.architecture, platform=k.platform.name, device=k.info.name,
-        device_bytes=k.info.memory_bytes, devices=k.ranks, dtype=dtype, stored_bytes=k.facts.weight_bytes, weights=weights,
-        loading=weights + beside,
+        device_bytes=k.info.memory_bytes, devices=k.ranks, dtype=dtype,
+        implementation="transformers" if isinstance(k.spec, ForeignSpec) else "thalweg",
+        stored_bytes=k.facts.weight_bytes, weights=weights, loading=weights + beside,
         kv_per_token=sum(-(-g.bytes_per_block // g.block_tokens) for g in groups), kv_cache=kv_cache,
         blocks=size.blocks[least], block_tokens=groups[least].block_tokens,
         groups=[_shown(g, n) for g, n in zip(groups, size.blocks, strict=True)],
@@ -225,6 +229,9 @@ def _sequences(groups: tuple[KVSpec, ...], size: resolve.CacheSize, schedule: Sc
 
 
 def _advise(p: Plan, k: _Known, length: int, groups: tuple[KVSpec, ...]) -> None:
+    if isinstance(k.spec, ForeignSpec):
+        p.advice.append(UNRELIABLE)
+
     def cost(tokens: int) -> int:
         return resolve.cache_cost(groups, tokens, p.max_num_seqs)
 

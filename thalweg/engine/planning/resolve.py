@@ -16,6 +16,7 @@ from thalweg.hal.device import DeviceInfo, Memory
 from thalweg.hal.kv import KVSpec, StateSpec
 from thalweg.hal.platform import Defaults, ModelInfo, Parallel, Place, Platform
 from thalweg.models import sizes
+from thalweg.models.fallback.spec import ForeignSpec
 from thalweg.models.spec import ModelSpec
 
 BLOCK_TOKENS = 16
@@ -53,6 +54,8 @@ def in_chunks(spec: ModelSpec) -> bool:
 def for_tail(args: EngineArgs, spec: ModelSpec) -> EngineArgs:
     """The arguments as the model's tail leaves them: most that give vectors compute a text whole, in one step. ConfigError
     where a flag asks for what such a model has not."""
+    if isinstance(spec, ForeignSpec):
+        return _for_foreign(args)
     if spec.pooling is None:
         return args
     if args.kv_cache_dtype != "auto" and not spec.causal:
@@ -61,6 +64,18 @@ def for_tail(args: EngineArgs, spec: ModelSpec) -> EngineArgs:
         raise ConfigError("speculative_config: this model generates no tokens to guess; leave it out")
     whole = {} if in_chunks(spec) else {"enable_chunked_prefill": False, "enable_prefix_caching": False}
     return msgspec.structs.replace(args, **whole)
+
+
+def _for_foreign(args: EngineArgs) -> EngineArgs:
+    """The arguments for a model that transformers' own module computes. ConfigError lists what that cannot honour."""
+    said = {
+        "quantization": args.quantization is not None, "batch_invariant": bool(args.batch_invariant),
+        "tensor_parallel_size": args.tensor_parallel_size > 1, "strict_kernels": args.strict_kernels,
+    }  # fmt: skip
+    why = "this model is served through transformers' own module, on one device, with its own products and dense weights"
+    if problems := [f"{name}: {why}; leave it out" for name, there in said.items() if there]:
+        raise ConfigError(*problems)
+    return msgspec.structs.replace(args, batch_invariant=False)
 
 
 def place(args: EngineArgs, platform: Platform) -> Place:

@@ -40,6 +40,7 @@ from thalweg.hal.step import StateBox, StepBatch, StepShape
 from thalweg.hal.weights import WeightFormat
 from thalweg.host.marks import mark
 from thalweg.models import registry, sizes
+from thalweg.models.fallback.spec import UNRELIABLE, ForeignSpec
 from thalweg.models.spec import ModelSpec
 from thalweg.quantization import online
 from thalweg.quantization import registry as formats
@@ -182,6 +183,8 @@ def _build_model(job: _Job) -> Worker:
             model, job.path, device, load_format=args.load_format, seed=args.seed, progress=args.use_tqdm_on_load,
             ranks=range(device.comm.size),
         )  # fmt: skip
+    if isinstance(job.spec, ForeignSpec) and args.load_format != "dummy":
+        model.check(params)
     mark("weights loaded")
     _tell_memory(job, device.used() - before)
     slots = schedule.max_seqs + 1
@@ -250,7 +253,10 @@ def _invariant(job: _Job) -> bool:
     )
     if wanted and not can:
         raise ConfigError(f"batch_invariant: {why}: leave the flag out")
-    if wanted is False:
+    if isinstance(job.spec, ForeignSpec):
+        logger.warning("%s: %s", job.facts.architecture, UNRELIABLE)
+        why = "transformers' own module computes the model"
+    elif wanted is False:
         why = "not wanted"
     logger.info("batch invariance: %s", "yes: same seed, same text" if can and wanted is not False else f"no: {why}")
     return can and wanted is not False

@@ -1,0 +1,206 @@
+"""Classes of transformers: found by name, made without memory, with what they compute for themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.fallback import attention, experts, masks
+
+OURS = ("pooling", "model_impl", "quantization_config")
+"""Keys of a configuration that were put there by this engine, or are refused before."""
+SPELLED = {"PhiMoEForCausalLM": "PhimoeForCausalLM", "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM"}
+"""Names that published files have -> classes of transformers."""
+CHANGING = ("dynamic", "longrope")
+"""Rotary positions whose frequencies follow the longest sequence at hand. Here they follow the longest served."""
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A model without memory: its parameters are on the meta device."""
+
+    model: Any
+    computed: Mapping[str, Tensor]
+    """Buffers that no checkpoint holds, as the class computes them, on the host."""
+
+    @property
+    def base(self) -> Any:
+        """The model without its head."""
+        return self.model.base_model
+
+
+def find(name: str) -> type[PreTrainedModel]:
+    """LookupError, in words, if transformers has no class of this name that generates text."""
+    name = SPELLED.get(name, name)
+    listed: set[str] = set()
+    for value in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        listed.update([value] if isinstance(value, str) else value)
+    if name not in listed:
+        raise LookupError(f"transformers {transformers.__version__} has no class of this name that generates text either")
+    if name.endswith("ForConditionalGeneration"):
+        raise UnsupportedModelError(
+            f"config.json: architectures: {name}: the fallback to transformers serves models of text alone, and this is one of "
+            "several modalities"
+        )
+    found: type[PreTrainedModel] = getattr(transformers, name)
+    return found
+
+
+def make(config: Mapping[str, Any], dtype: str, length: int = 0) -> Made:
+    """The model of a config.json. length: of the longest sequence served; 0 = what the model is made for. CheckpointError
+    where the class does not take the configuration."""
+    architecture = str(config["architectures"][0])
+    kind = find(architecture)
+    attention.register()
+    masks.register()
+    said = {key: _plain(value) for key, value in config.items() if key not in OURS}
+    before = torch.get_default_dtype()
+    try:
+        settings: Any = kind.config_class.from_dict(said)  # type: ignore[union-attr]
+        settings._attn_implementation = attention.PROBED
+        settings.use_cache = False
+        if getattr(settings, "output_router_logits", False):
+            settings.output_router_logits = False
+        torch.set_default_dtype(_DTYPES[dtype])
+        with torch.device("meta"):
+            model = kind(settings)
+    except Exception as e:  # whatever a class says of settings that it does not take
+        if attention.PROBED in str(e):
+            raise UnsupportedModelError(
+                f"{architecture}: the fallback to transformers does not serve it: its attention cannot be exchanged"
+            ) from e
+        raise CheckpointError(f"config.json: {architecture} of transformers does not take it: {_line(e)}") from e
+    finally:
+        torch.set_default_dtype(before)
+    model.eval()  # type: ignore[no-untyped-call]
+    for part in [model.config, model.config.get_text_config()]:
+        vars(part)["pad_token_id"] = None  # else some classes look for it among the tokens of every step
+    experts.exchange(model)
+    computed = _computed(model, architecture)
+    computed |= _settled(model, length)
+    return Made(model, computed)
+
+
+def head_alone(model: Any) -> nn.Module:
+    """A model's head with what surrounds it: called with `inputs_embeds`, the hidden states [1, N, hidden], it gives an output
+    with `logits`. So scales and caps of logits are the class's own."""
+    alone = object.__new__(type(model))
+    alone.__dict__ = dict(model.__dict__)
+    alone._modules = dict(model._modules)
+    if model.base_model_prefix not in alone._modules:
+        raise UnsupportedModelError(f"{type(model).__name__}: its head cannot be told from the rest")
+    alone._modules[model.base_model_prefix] = _Given(alone._modules[model.base_model_prefix])
+    return alone  # type: ignore[no-any-return]
+
+
+class _Given(nn.Module):
+    """In place of a model without its head, and of models that this is made of: gives what it is given."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        for name, child in base.named_children():
+            if isinstance(child, PreTrainedModel):
+                setattr(self, name, _Given(child))
+
+    def forward(self, *args: Any, inputs_embeds: Any = None, **said: Any) -> Any:
+        return _Output(inputs_embeds)
+
+
+class _Output:
+    """As a model's output, of which only the hidden states are there."""
+
+    def __init__(self, hidden: Any) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, key: Any) -> Any:
+        if key in (0, "last_hidden_state"):
+            return self.last_hidden_state
+        raise IndexError(key)
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def float32_kept(model: Any) -> tuple[str, ...]:
+    """Parts of names of parameters that the class keeps in float32 whatever the model's type."""
+    return tuple(model._keep_in_fp32_modules_strict or ())
+
+
+def _computed(model: Any, architecture: str) -> dict[str, Tensor]:
+    """Buffers that no checkpoint holds. The class fills them as it does when transformers loads it."""
+    stored = set(model.state_dict())
+    found: dict[str, Tensor] = {}
+    owners = {name: m for name, m in model.named_modules() if isinstance(m, PreTrainedModel)}
+    for path, module in model.named_modules():
+        names = [n for n, b in module._buffers.items() if b is not None and f"{path}.{n}" not in stored]
+        if not names:
+            continue
+        owner = owners[max((at for at in owners if at == "" or path == at or path.startswith(f"{at}.")), key=len)]
+        kept = {n: module._buffers[n] for n in names}
+        for n, b in kept.items():
+            module._buffers[n] = _unset(b)
+        with torch.no_grad():
+            owner._init_weights(module)  # type: ignore[no-untyped-call]
+        for n, b in kept.items():
+            value = module._buffers[n]
+            if _is_unset(value):
+                raise UnsupportedModelError(
+                    f"{architecture}: {path}.{n} is in no checkpoint, and its class does not say how to compute it"
+                )
+            found[f"{path}.{n}"] = value
+            module._buffers[n] = b
+    return found
+
+
+def _unset(b: Tensor) -> Tensor:
+    if b.is_floating_point():
+        return torch.full(b.shape, float("nan"), dtype=b.dtype, device="cpu")
+    return torch.full(b.shape, 0 if b.dtype == torch.bool else torch.iinfo(b.dtype).min, dtype=b.dtype, device="cpu")
+
+
+def _is_unset(b: Tensor) -> bool:
+    if b.is_floating_point():
+        return bool(b.isnan().any())
+    return b.dtype != torch.bool and bool((b == torch.iinfo(b.dtype).min).any())
+
+
+def _settled(model: Any, length: int) -> dict[str, Tensor]:
+    """Frequencies of rotary positions that would change with the batch, settled for the longest sequence served."""
+    found: dict[str, Tensor] = {}
+    for path, module in model.named_modules():
+        kinds = getattr(module, "rope_type", None)
+        for layer, kind in (kinds if isinstance(kinds, dict) else {None: kinds}).items():
+            if not isinstance(kind, str) or not any(word in kind for word in CHANGING):
+                continue
+            most, prefix = length or module.config.max_position_embeddings, f"{layer}_" if layer else ""
+            more = {"layer_type": layer} if layer else {}
+            value, scale = ROPE_INIT_FUNCTIONS[kind](module.config, torch.device("cpu"), seq_len=most, **more)
+            found[f"{path}.{prefix}inv_freq"] = value
+            setattr(module, f"{prefix}attention_scaling", scale)
+            if layer:
+                module.rope_type = {**module.rope_type, layer: "default"}
+            else:
+                module.rope_type = "default"
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A value of a saved configuration, where floats that JSON lacks are objects with a tag."""
+    if isinstance(value, dict):
+        tagged = value.get("__float__") if len(value) == 1 else None
+        return float(tagged) if isinstance(tagged, str) else {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
+def _line(e: Exception) -> str:
+    return " ".join(str(e).split())[:300] or type(e).__name__

@@ -1,0 +1,120 @@
+"""From a configuration to the spec of a model that transformers' own module computes. Entered by `models.registry` where there
+is no family, or where the user asks for it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from thalweg.checkpoint.config import architecture
+from thalweg.errors import ThalwegError, UnsupportedModelError
+from thalweg.models.fallback import classes, probe
+from thalweg.models.fallback.spec import ForeignSpec, Held, attends
+
+ATTENDING = frozenset({"full_attention", "sliding_attention"})
+"""Types of layers that attend, and keep keys and values alone."""
+
+
+def declared(config: Mapping[str, Any]) -> ForeignSpec:
+    """UnsupportedModelError says why a class cannot be served so. CheckpointError: it does not take the configuration."""
+    return _declared(json.dumps(config, sort_keys=True, default=str))
+
+
+@functools.lru_cache(maxsize=2)
+def _declared(text: str) -> ForeignSpec:
+    config = json.loads(text)
+    name = architecture(config)
+    if config.get("quantization_config"):
+        raise UnsupportedModelError(f"{name}: the fallback to transformers serves dense weights; quantised ones need a family")
+    if config.get("pooling") is not None:
+        raise UnsupportedModelError(f"{name}: the fallback to transformers generates text; vectors and scores need a family")
+    _layers_attend(config, name)
+    made = classes.make(config, "bfloat16")
+    calls = looked_at(made, name)
+    model, settings = made.model, made.model.config.get_text_config()
+    width = _width(model, settings)
+    return ForeignSpec(
+        vocab=_rows(model), hidden=_hidden(made), norm=None, tied=bool(settings.tie_word_embeddings), config=config,
+        layers=tuple(
+            attends(c.heads, c.kv_heads, c.head_dim, c.scale, c.sees, c.softcap, c.sinks, width) for c in calls
+        ),
+        values=tuple(c.value_dim for c in calls), held=_held(model),
+        ignored=tuple(sorted(model._keys_to_ignore_on_load_unexpected or ())),
+    )  # fmt: skip
+
+
+def looked_at(made: classes.Made, name: str) -> list[probe.Call]:
+    """The attention of a model's layers: as a run with masks shows it, and one without repeats, which is how it is served."""
+    try:
+        calls = probe.run(made.base)
+        served = probe.run(made.base, {c.name: c.sees for c in calls})
+        head = classes.head_alone(made.model)
+        hidden = torch.empty(1, probe.TOKENS, _hidden(made), dtype=made.model.dtype, device="meta")
+        with torch.inference_mode():
+            logits = head(inputs_embeds=hidden, use_cache=False).logits
+    except ThalwegError as e:
+        raise UnsupportedModelError(f"{name}: the fallback to transformers does not serve it: {e}") from e
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError, KeyError, IndexError) as e:
+        raise UnsupportedModelError(
+            f"{name}: the fallback to transformers does not serve it: it cannot run without looking at values, or by tokens "
+            f"alone ({' '.join(str(e).split())[:160]})"
+        ) from e
+    differ = next((a for a, b in zip(calls, served, strict=False) if a != b), None)
+    if differ is not None or len(calls) != len(served):
+        which = "a layer" if differ is None else differ.name
+        raise UnsupportedModelError(f"{name}: the fallback to transformers does not serve it: {which} needs its mask")
+    if any(c.sees < 0 for c in calls):
+        raise UnsupportedModelError(f"{name}: the fallback to transformers does not serve it: its tokens see those after them")
+    if logits.shape != (1, probe.TOKENS, _rows(made.model)):
+        raise UnsupportedModelError(f"{name}: its head gives {tuple(logits.shape)} of {probe.TOKENS} tokens")
+    return calls
+
+
+def _layers_attend(config: Mapping[str, Any], name: str) -> None:
+    kinds = config.get("layer_types") or ()
+    other = sorted({str(k) for k in kinds} - ATTENDING) if isinstance(kinds, list) else []
+    if other:
+        raise UnsupportedModelError(
+            f"{name}: the fallback to transformers serves attention over all tokens or a window; this has layers of type "
+            f"{', '.join(other)}, which need a family of thalweg"
+        )
+
+
+def _rows(model: Any) -> int:
+    """Logits of a token."""
+    head = model.get_output_embeddings()
+    if head is None or getattr(head, "weight", None) is None:
+        raise UnsupportedModelError(f"{type(model).__name__}: it has no output matrix")
+    return int(head.weight.shape[0])
+
+
+def _hidden(made: classes.Made) -> int:
+    return int(made.model.get_output_embeddings().weight.shape[1])
+
+
+def _width(model: Any, settings: Any) -> int:
+    """Inner values of a token between attention layers, about: the widest product, or those of the experts chosen."""
+    rows = _rows(model)
+    wide = [p.shape[0] for p in model.parameters() if p.dim() == 2 and p.shape[0] != rows]
+    chosen = getattr(settings, "num_experts_per_tok", None) or 1
+    inner = [p.shape[-2] for p in model.parameters() if p.dim() == 3]
+    return int(max([*wide, *(n * chosen for n in inner)], default=1))
+
+
+def _held(model: Any) -> tuple[Held, ...]:
+    """Every tensor of the state, a tied one once."""
+    entry, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    kept, seen, made = classes.float32_kept(model), set[int](), []
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        role = "embedding" if tensor is entry else "head" if tensor is head else "plain"
+        exact = tensor.dtype == torch.float32 or any(part in name for part in kept)
+        dtype = "float32" if exact else "" if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
+        made.append(Held(name, tuple(tensor.shape), role, dtype))  # type: ignore[arg-type]
+    return tuple(made)

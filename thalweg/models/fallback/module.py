@@ -1,0 +1,216 @@
+"""A model that transformers' own module computes, on the paged step: what `models.decoder.Decoder` is for families."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from thalweg.errors import ConfigError, DeviceError, UnsupportedModelError
+from thalweg.hal.attention import AttentionBackend, AttnSpec, choose_attention
+from thalweg.hal.kv import KVLayout
+from thalweg.hal.op import Choice
+from thalweg.hal.parts.overlays import Overlays
+from thalweg.hal.step import Array, StepBatch, StepShape
+from thalweg.models import sizes
+from thalweg.models.context import Context
+from thalweg.models.fallback import attention, classes
+from thalweg.models.fallback.declare import looked_at
+from thalweg.models.fallback.files import ConvertedFiles
+from thalweg.models.fallback.probe import Call, read
+from thalweg.models.fallback.spec import ForeignSpec
+from thalweg.models.weights import ParamSpec, Weight
+from thalweg.quantization.online import DENSE_FORMATS
+
+_IDS, _VECTORS = "input_ids", "inputs_embeds"
+
+
+class Foreign:
+    """Holds no values: parameters, computed buffers and caches are passed."""
+
+    reader = ConvertedFiles
+    pools = has_argmax = False
+    cache_scales: frozenset[str] = frozenset()
+
+    def __init__(self, ctx: Context, spec: ForeignSpec) -> None:
+        if ctx.comm.size > 1:
+            raise ConfigError("tensor_parallel_size: the fallback to transformers runs on one device; leave it at 1")
+        if ctx.formats is not DENSE_FORMATS:
+            raise ConfigError("quantization: the fallback to transformers keeps dense weights; leave it out")
+        self.spec, self.comm, self.max_len, self.formats, self.dtype = spec, ctx.comm, ctx.max_len, ctx.formats, ctx.dtype
+        self.vocab, self.hidden = spec.vocab, spec.hidden
+        made = classes.make(spec.config, ctx.dtype, ctx.max_len)
+        name = type(made.model).__name__
+        self.module, self._calls = made.model, looked_at(made, name)
+        if len(self._calls) != len(spec.layers):
+            raise UnsupportedModelError(
+                f"{name}: it has {len(self._calls)} layers that attend, and {len(spec.layers)} were planned"
+            )
+        self._base, self._head = made.base, classes.head_alone(made.model)
+        self._at = {id(m): i for i, m in enumerate(self._attending())}
+        self.kept: list[AttnSpec] = []
+        for each in sizes.kept(spec, ctx.dtype, ctx.kv_dtype, ctx.max_len, 1, ctx.kv_skip):
+            assert isinstance(each, AttnSpec)
+            self.kept.append(each)
+        kinds = list(dict.fromkeys(self.kept))
+        self.layer_group = tuple(kinds.index(k) for k in self.kept)
+        """Per layer: its index in `groups`."""
+        self.backends = [_backend(ctx, k) for k in self.kept]
+        self.layouts: tuple[KVLayout, ...] = tuple(
+            b.layout(k, ctx.block_tokens) for b, k in zip(self.backends, self.kept, strict=True)
+        )
+        self.groups = sizes.kv_groups(self.kept, ctx.block_tokens, ctx.state_tokens, [i.bytes_per_block for i in self.layouts])
+        self.attention: tuple[tuple[AttentionBackend, AttnSpec] | None, ...] = tuple(
+            (self.backends[g.layers[0]], self.kept[g.layers[0]]) for g in self.groups
+        )
+        self.specs: dict[str, Any] = {
+            "module": {h.name: ParamSpec(h.weight, h.dtype or ctx.dtype) for h in spec.held},
+            "computed": {
+                n: ParamSpec(Weight(()), str(b.dtype).removeprefix("torch."), make=lambda b=b: b)  # type: ignore[misc]
+                for n, b in made.computed.items()
+            },
+        }
+        self._prefix = f"{made.model.base_model_prefix}."
+        ctx.binder.record(Choice("model", {"class": name, "layers": len(self._calls)}, "transformers", False, ()))
+
+    def _attending(self) -> list[nn.Module]:
+        named = dict(self._base.named_modules())
+        return [named[c.name] for c in self._calls]
+
+    def rename(self, name: str) -> str | None:
+        """Names of a checkpoint are converted by its reader."""
+        return self.spec.known(name)
+
+    def forward(self, params: Any, batch: StepBatch, kv: list[Array]) -> tuple[Array, list[Array]]:
+        """As `Decoder.forward`: hidden states [T, hidden] as they enter the class's head, and the new caches."""
+        paged = _Paged(self, batch, list(kv))
+        return self._run(params, batch.tokens, batch.positions, paged, batch.get(Overlays)), paged.caches
+
+    def _run(
+        self, params: Any, tokens: Array, positions: Array, sink: attention.Sink, overlays: Overlays | None = None
+    ) -> Array:
+        """Hidden states [T, hidden]: the module's own, but for attention, which sink computes."""
+        own = self._inside(params)
+        given: dict[str, Any] = {_IDS: tokens.long().unsqueeze(0)}
+        if overlays is not None:
+            entry = self._base.get_input_embeddings()
+            at = next(name for name, m in self._base.named_modules() if m is entry)
+            inner = {n.removeprefix(f"{at}."): t for n, t in own.items() if n.startswith(f"{at}.")}
+            x = functional_call(entry, inner, (given[_IDS],))[0]
+            laid = overlays.vector[overlays.pick.clamp(min=0)].to(x.dtype)
+            given = {_VECTORS: torch.where((overlays.pick >= 0).unsqueeze(1), laid, x).unsqueeze(0)}
+        given |= {"position_ids": positions.long().unsqueeze(0), "use_cache": False, attention.HANDED: sink}
+        out: Array = functional_call(self._base, own, (), given).last_hidden_state[0]
+        return out
+
+    @torch.inference_mode()
+    def check(self, params: Any) -> None:
+        """Two sequences side by side, twice: what the second gives must not depend on the first, nor on tokens after it.
+        UnsupportedModelError if it does. This is a run of the loaded module, so it sees what a look at its class may miss."""
+        where = next(iter(params["module"].values())).device
+        positions = torch.tensor([*range(4), *range(5)], device=where)
+        rows = []
+        for tokens in ((11, 2, 23, 4, 5, 16, 7, 28, 9), (31, 42, 13, 34, 5, 16, 7, 28, 39)):
+            ids = torch.tensor(tokens, device=where) % self.vocab
+            rows.append(self._run(params, ids, positions, Apart((4, 5), [c.sees for c in self._calls], self._at))[4:8].float())
+        difference, size = (rows[0] - rows[1]).abs().max(), rows[0].abs().max()
+        if not difference <= 0.02 * size:  # NaN too
+            raise UnsupportedModelError(
+                f"{type(self.module).__name__}: the fallback to transformers does not serve it: run beside other requests it "
+                "gives something else than alone"
+            )
+
+    def _inside(self, params: Any) -> dict[str, Any]:
+        """Of the module without its head."""
+        every = {**params["module"], **params.get("computed", {})}
+        return {n.removeprefix(self._prefix): t for n, t in every.items() if n.startswith(self._prefix)}
+
+    def taken(self, module: nn.Module, said: Mapping[str, Any], q: Tensor, k: Tensor, v: Tensor) -> int:
+        """Which layer calls. RuntimeError where it says other than it did when the class was looked at."""
+        layer = self._at[id(module)]
+        call: Call = self._calls[layer]
+        if read(call.name, q, k, v, said, call.sees) != call:
+            raise RuntimeError(f"{call.name}: attends otherwise than when its class was looked at")
+        return layer
+
+    def metadata(self, batch: StepBatch, shape: StepShape | None) -> tuple[Mapping[str, Any], ...]:
+        """As `Decoder.metadata`."""
+        return tuple(
+            {} if group is None else group[0].metadata(batch, g, group[1], shape) for g, group in enumerate(self.attention)
+        )
+
+    def logits(self, params: Any, x: Array) -> Array:
+        """x [N, hidden] of `forward` -> f32[N, vocab], by the class's own head."""
+        outside = {
+            n: t for n, t in {**params["module"], **params.get("computed", {})}.items() if not n.startswith(self._prefix)
+        }
+        for name, other in self._shared_head():
+            outside.setdefault(name, params["module"][other])
+        out = functional_call(self._head, outside, (), {_VECTORS: x.unsqueeze(0), "use_cache": False})
+        return out.logits[0].to(torch.float32)
+
+    def _shared_head(self) -> list[tuple[str, str]]:
+        """Parameters of the head that are the embedding too: (name there, name held)."""
+        state = self.module.state_dict(keep_vars=True)
+        held = {id(state[h.name]): h.name for h in self.spec.held}
+        return [(n, held[id(t)]) for n, t in state.items() if not n.startswith(self._prefix) and held[id(t)] != n]
+
+
+class _Paged:
+    """Takes the attention of one step's layers: keys and values go to the caches, queries see what is in their sequence."""
+
+    def __init__(self, model: Foreign, batch: StepBatch, caches: list[Array]) -> None:
+        self._model, self._batch, self.caches = model, batch, caches
+
+    def attend(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, said: Mapping[str, Any]
+    ) -> Tensor:
+        model = self._model
+        layer = model.taken(module, said, q, k, v)
+        spec, size = model.kept[layer], v.shape[3]
+        dtype = getattr(torch, spec.dtype)
+        q, k, v = (t[0].transpose(0, 1).to(dtype).contiguous() for t in (q, k, v))
+        if size < spec.head_dim:
+            v = torch.nn.functional.pad(v, (0, spec.head_dim - size))
+        sinks = said["s_aux"].reshape(-1).to(dtype) if spec.sinks else None
+        out, self.caches[layer] = model.backends[layer].attend(
+            q, k, v, self.caches[layer], self._batch, model.layer_group[layer], spec, sinks
+        )
+        own: Tensor = out[..., :size].unsqueeze(0)
+        return own
+
+
+class Apart:
+    """Takes attention of sequences that lie side by side, whole, and computes it plainly: no caches."""
+
+    def __init__(self, lengths: Sequence[int], sees: Sequence[int], at: Mapping[int, int]) -> None:
+        self._lengths, self._sees, self._at = lengths, sees, at
+
+    def attend(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, said: Mapping[str, Any]
+    ) -> Tensor:
+        window, parts = self._sees[self._at[id(module)]], list(self._lengths)
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+        scale, out = said["scaling"], []
+        for one, keys, values in zip(*(torch.split(t, parts, 2) for t in (q, k, v)), strict=True):
+            scores = one.float() @ keys.float().mT * (q.shape[3] ** -0.5 if scale is None else scale)
+            n = torch.arange(scores.shape[-1], device=q.device)
+            ahead = n[:, None] - n
+            seen = (ahead >= 0) & (ahead < window) if window else ahead >= 0
+            out.append(scores.masked_fill(~seen, float("-inf")).softmax(-1).to(v.dtype) @ values)
+        return torch.cat(out, 2).transpose(1, 2)
+
+
+def _backend(ctx: Context, spec: AttnSpec) -> AttentionBackend:
+    try:
+        backend, refused = choose_attention(
+            ctx.attention, spec, batch_invariant=ctx.binder.batch_invariant, block_tokens=ctx.block_tokens
+        )
+    except ValueError as e:
+        raise DeviceError(str(e)) from e
+    ctx.binder.record(Choice("attention", asdict(spec), backend.name, backend.batch_invariant, refused))
+    return backend

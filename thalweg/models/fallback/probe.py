@@ -1,0 +1,138 @@
+"""What a class of transformers does, seen by running it once on arrays without memory: which attention it has, layer by layer,
+and whether its shapes follow from those of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from thalweg.errors import UnsupportedModelError
+from thalweg.models.fallback import attention, masks
+
+TOKENS = 7
+"""Of the run. No class has a size of this number."""
+MIXES = {
+    "convolution": "a convolution over tokens", "cumprod": "a product over tokens", "cummax": "a maximum over tokens",
+    "logcumsumexp": "a sum over tokens", "_scaled_dot_product_flash_attention": "attention that cannot be exchanged",
+    "_scaled_dot_product_efficient_attention": "attention that cannot be exchanged",
+    "_scaled_dot_product_attention_math": "attention that cannot be exchanged",
+    "scaled_dot_product_attention": "attention that cannot be exchanged",
+}  # fmt: skip
+"""Operations that would let requests of one step see each other, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One layer's attention, as a module calls it."""
+
+    name: str
+    """Of the module that calls."""
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    sees: int = masks.FULL
+    """As `masks` names it."""
+    softcap: float = 0.0
+    sinks: bool = False
+
+
+@dataclass(slots=True)
+class Seen:
+    """Takes the attention of a probed module, and writes it down."""
+
+    names: Mapping[int, str]
+    known: Mapping[str, int] | None
+    """What the tokens of each layer see, as an earlier run with masks showed it. None: this is that run."""
+    calls: list[Call] = field(default_factory=list)
+
+    def attend(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, said: Mapping[str, Any]
+    ) -> Tensor:
+        name = self.names.get(id(module), type(module).__name__)
+        sees = _sees(mask, module, said) if self.known is None else self.known.get(name, masks.FULL)
+        if self.known is not None and mask is not None:
+            raise UnsupportedModelError("it makes or changes masks of its own")
+        made = read(name, q, k, v, said, sees)
+        if any(c.name == name for c in self.calls):
+            raise UnsupportedModelError(f"{name} attends more than once in a step")
+        self.calls.append(made)
+        return q.new_empty(1, q.shape[2], q.shape[1], v.shape[3])
+
+
+def read(name: str, q: Tensor, k: Tensor, v: Tensor, said: Mapping[str, Any], sees: int) -> Call:
+    """One call as it is declared. UnsupportedModelError where tokens are not what a step has, or a factor is an array."""
+    tokens = q.shape[2]
+    if q.dim() != 4 or q.shape[0] != 1 or k.shape[2] != tokens or v.shape[2] != tokens:
+        raise UnsupportedModelError(
+            f"{name}: its keys are of other tokens than its queries ({tuple(q.shape)}, {tuple(k.shape)})"
+        )
+    if k.shape[3] != q.shape[3] or v.shape[1] != k.shape[1] or q.shape[1] % k.shape[1] or v.shape[3] > q.shape[3]:
+        raise UnsupportedModelError(f"{name}: heads of {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} do not fit")
+    scale, cap = said.get("scaling"), said.get("softcap")
+    for what, number in (("scaling", scale), ("softcap", cap)):
+        if number is not None and not isinstance(number, int | float):
+            raise UnsupportedModelError(f"{name}: its {what} is a {type(number).__name__}, and must be a number")
+    return Call(
+        name, q.shape[1], k.shape[1], q.shape[3], v.shape[3], float(q.shape[3] ** -0.5 if scale is None else scale), sees,
+        float(cap or 0.0), said.get("s_aux") is not None,
+    )  # fmt: skip
+
+
+def _sees(mask: Tensor | None, module: nn.Module, said: Mapping[str, Any]) -> int:
+    """What a token of this layer sees: what its mask says, or where it has none, its arguments."""
+    window = said.get("sliding_window") or masks.FULL
+    causal = said.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    if mask is None:
+        return window if causal else masks.BOTH
+    sees = masks.marked(mask)
+    if sees is None:
+        raise UnsupportedModelError("it makes or changes masks of its own")
+    if window not in (masks.FULL, sees):
+        raise UnsupportedModelError(f"its mask and its arguments differ: a window of {window}, and {sees}")
+    return sees
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """UnsupportedModelError for operations that mix tokens. Sees whether positions are read, or counted anew."""
+
+    def __init__(self, positions: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._positions, self.read, self.counted = positions, False, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in MIXES:
+            raise UnsupportedModelError(f"it has {MIXES[name]} ({name}), which would mix requests")
+        self.read |= any(a is self._positions for each in args for a in (each if isinstance(each, list | tuple) else (each,)))
+        out = func(*args, **(kwargs or {}))
+        self.counted |= name == "arange" and out.numel() == TOKENS
+        return out
+
+
+def run(base: nn.Module, known: Mapping[str, int] | None = None) -> list[Call]:
+    """The attention calls of one step of `TOKENS` tokens, in order. base: on the meta device, without its head. known: as in
+    `Seen`; where it is given the model runs as it will be served, without masks."""
+    conv = next((name for name, m in base.named_modules() if isinstance(m, nn.Conv1d)), None)
+    if conv is not None:
+        raise UnsupportedModelError(f"it has {MIXES['convolution']} ({conv}), which would mix requests")
+    seen = Seen({id(module): name for name, module in base.named_modules()}, known)
+    ids, positions = (torch.zeros(1, TOKENS, dtype=torch.long, device="meta") for _ in range(2))
+    watch = _Watch(positions)
+    given = {"attention_mask": torch.ones(1, TOKENS, dtype=torch.bool, device="meta")} if known is None else {}
+    base.set_attn_implementation(attention.PROBED if known is None else attention.NAME)  # type: ignore[operator]
+    with torch.inference_mode(), watch:
+        base(input_ids=ids, position_ids=positions, use_cache=False, **given, **{attention.HANDED: seen})
+    if not seen.calls:
+        raise UnsupportedModelError("its attention cannot be exchanged")
+    if watch.counted or not watch.read:
+        how = "it counts the tokens of a step" if watch.counted else "it reads no positions"
+        raise UnsupportedModelError(f"{how}, where several requests share one")
+    return seen.calls

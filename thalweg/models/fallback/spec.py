@@ -1,0 +1,80 @@
+"""A model served through transformers, declared: attention of its layers, tensors by name and shape. Loads no framework."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from thalweg.models.spec import Attention, Layer, ModelSpec, Norms
+from thalweg.models.weights import Fill, Role, Source, Weight, Weights
+
+UNRELIABLE = (
+    "served through transformers' own module: batch invariance, seeds across batches and exact reuse of cached prefixes do not "
+    "hold (docs/fallback.md)"
+)
+"""What a plan and the log say of every such model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """What lies between attention layers, as far as a step's temporaries are counted by it."""
+
+    width: int
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A parameter of the module, by its own name there."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role = "plain"
+    dtype: str = ""
+    """What it is kept in, whatever the model's dtype; "" = that."""
+
+    @property
+    def weight(self) -> Weight:
+        return Weight((Source(self.name, self.shape),), role=self.role, fill=self._fill, dtype=self.dtype)
+
+    @property
+    def _fill(self) -> Fill:
+        if len(self.shape) > 1:
+            return "normal"
+        return "ones" if self.name.endswith("weight") else "zeros"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignSpec(ModelSpec):
+    """The spec of a class of transformers. What its layers are made of is the module's own; declared is what is kept of a
+    sequence, and what is read of a checkpoint."""
+
+    config: dict[str, Any] = field(default_factory=dict, compare=False)
+    """config.json, as it was read."""
+    held: tuple[Held, ...] = ()
+    values: tuple[int, ...] = ()
+    """Per layer: values of a head, which are fewer than those of a key in some."""
+    ignored: tuple[str, ...] = ()
+    """Patterns of names in checkpoints that the class has no use for."""
+
+    def weights(self) -> Weights:
+        return {"module": {each.name: each.weight for each in self.held}}
+
+    def known(self, name: str) -> str | None:
+        """The name itself. Names in files are transformers' to convert."""
+        useless = name.endswith("rotary_emb.inv_freq") or any(re.search(pattern, name) for pattern in self.ignored)
+        return None if useless else name
+
+
+def attends(
+    heads: int, kv_heads: int, head_dim: int, scale: float, sees: int, softcap: float, sinks: bool, width: int
+) -> Layer:
+    """sees: tokens of a window, 0 = all before it, -1 = all of its sequence."""
+    mixer = Attention(
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=scale, window=max(0, sees), causal=sees >= 0, softcap=softcap,
+        sinks="sinks" if sinks else "",
+    )  # fmt: skip
+    return Layer(mixer, Inner(width), Norms())

@@ -1,0 +1,50 @@
+"""Names of architectures that are known and have no family here, with what is missing. Loads no framework.
+
+The list (`assets/models.json`) groups names by what they lack. A name that gets a family needs no change there: what is served
+is asked first.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Why a name is not served."""
+
+    why: str
+    fallback: bool
+    """Does transformers' own module serve it?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A known architecture."""
+
+    architecture: str
+    field: bool
+    """Is it one of the names that users of vLLM know? Others are classes of transformers."""
+    missing: Missing | None
+    """None: it had a family when the list was written."""
+
+
+@cache
+def table() -> dict[str, Name]:
+    """Every known name, without regard to what is served now. A row is [why, does the fallback serve them, names of the field,
+    more names]."""
+    rows = json.loads((files("thalweg") / "assets" / "models.json").read_text(encoding="utf-8"))
+    made: dict[str, Name] = {}
+    for why, fallback, field, more in rows:
+        lacks = Missing(why, fallback) if why else None
+        made |= {name: Name(name, name not in more, lacks) for name in (*field, *more)}
+    return made
+
+
+def missing(name: str) -> Missing | None:
+    """None: nobody has said anything of this name."""
+    found = table().get(name)
+    return None if found is None else found.missing
