@@ -102,8 +102,8 @@ def supported(config: Mapping[str, Any]) -> str:
 
 
 def windows(config: Mapping[str, Any]) -> list[int]:
-    """Of its layers: tokens that each sees, 0 for all."""
-    return [getattr(layer.mixer, "window", 0) for layer in family(config)(config).layers]
+    """Of its mixers: tokens that each sees, 0 for all."""
+    return [getattr(mixer, "window", 0) for _, mixer in family(config)(config).mixers]
 
 
 def family(config: Mapping[str, Any]) -> Family:
