@@ -19,7 +19,7 @@ def model(*layers: Layer) -> ModelSpec:
 def test_every_mixer_has_a_cache_and_a_layer_without_one_has_none() -> None:
     spec = model(
         Layer(None, INNER, Norms(ffn=BEFORE)),
-        Layer((HEADS, OTHER), None, Norms(mixer=BEFORE), mixer_scales=(0.5, 2.0)),
+        Layer((HEADS, OTHER), None, Norms(mixer=BEFORE), mixer_scales=((1.0, 0.5), (2.0, 1.0))),
         Layer(HEADS, INNER, Norms(mixer=BEFORE, ffn=THEN)),
     )
     assert [i for i, _ in spec.mixers] == [1, 1, 2]
@@ -41,7 +41,7 @@ def test_every_mixer_has_a_cache_and_a_layer_without_one_has_none() -> None:
         (lambda: Layer(None, INNER, Norms(mixer=BEFORE)), "mixer of a part"),
         (lambda: Layer(HEADS, None, Norms(ffn_out=BEFORE)), "ffn_out of a part"),
         (lambda: Layer(HEADS, None, Norms(), parallel=True), "parallel of a part"),
-        (lambda: Layer((HEADS, OTHER), INNER, Norms(), mixer_scales=(1.0,)), "1 scales for 2 mixers"),
+        (lambda: Layer((HEADS, OTHER), INNER, Norms(), mixer_scales=((1.0, 1.0),)), "1 scales for 2 mixers"),
     ],
 )
 def test_a_layer_that_contradicts_itself_is_refused(made, words) -> None:

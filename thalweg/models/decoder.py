@@ -25,14 +25,23 @@ from thalweg.models.heads.pooling import Pooler
 from thalweg.models.layers.attention import Attention
 from thalweg.models.layers.delta import GatedDeltaNet
 from thalweg.models.layers.embedding import Added, Embedding, LMHead
+from thalweg.models.layers.mamba import Mamba
+from thalweg.models.layers.mamba2 import Mamba2
 from thalweg.models.layers.mlp import GatedMLP
 from thalweg.models.layers.moe import Experts
 from thalweg.models.layers.norm import BoundNorm, bound
 from thalweg.models.layers.rotary import cos_sin_table
+from thalweg.models.layers.short_conv import ShortConv
 from thalweg.models.layers.ungated import UngatedMLP
 from thalweg.models.weights import ParamSpec, Weight
 
-MIXERS: Mapping[type, Callable[..., Any]] = {spec.Attention: Attention, spec.DeltaNet: GatedDeltaNet}
+MIXERS: Mapping[type, Callable[..., Any]] = {
+    spec.Attention: Attention,
+    spec.DeltaNet: GatedDeltaNet,
+    spec.Mamba: Mamba,
+    spec.Mamba2: Mamba2,
+    spec.ShortConv: ShortConv,
+}
 FFNS: Mapping[type, Callable[..., Any]] = {spec.MLP: GatedMLP, spec.UngatedMLP: UngatedMLP, spec.MoE: Experts}
 
 
@@ -53,7 +62,7 @@ class Block:
             MIXERS[type(mixer)](_for(ctx, at.of, mixer), mixer, w, at)
             for mixer, w, at in zip(layer.mixers, parts, places, strict=True)
         ]
-        self._mixer_scales, self._ffn_scale = layer.mixer_scales or (1.0,) * len(self.mixers), layer.ffn_scale
+        self._mixer_scales, self._ffn_scale = layer.mixer_scales or ((1.0, 1.0),) * len(self.mixers), layer.ffn_scale
         self._ffn = None if layer.ffn is None else FFNS[type(layer.ffn)](ctx, layer.ffn, weights["ffn"])
         self.specs: dict[str, Any] = {"norms": {k: n.specs for k, n in norms.items()}}
         if self.mixers:
@@ -91,8 +100,8 @@ class Block:
     def _mixed(self, p: Mapping[Any, Any], x: Array, flow: Flow) -> Array:
         """The sum of what the mixers give."""
         parts = [
-            _times(mixer(p[i] if self._several else p, x, flow), by)
-            for i, (mixer, by) in enumerate(zip(self.mixers, self._mixer_scales, strict=True))
+            _times(mixer(p[i] if self._several else p, _times(x, before), flow), after)
+            for i, (mixer, (before, after)) in enumerate(zip(self.mixers, self._mixer_scales, strict=True))
         ]
         return sum(parts[1:], parts[0])
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from thalweg.models.spec.attention import Attention
 from thalweg.models.spec.delta import DeltaNet
+from thalweg.models.spec.mamba import Mamba
+from thalweg.models.spec.mamba2 import Mamba2
 from thalweg.models.spec.mlp import MLP, UngatedMLP
 from thalweg.models.spec.model import Layer, Learned, ModelSpec, Names
 from thalweg.models.spec.moe import MoE
 from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, rope_type
+from thalweg.models.spec.short_conv import ShortConv
 
 __all__ = [
     "FFN",
@@ -29,6 +32,8 @@ __all__ = [
     "Layer",
     "LayerNorm",
     "Learned",
+    "Mamba",
+    "Mamba2",
     "Mixer",
     "MoE",
     "ModelSpec",
@@ -36,6 +41,7 @@ __all__ = [
     "Norm",
     "Norms",
     "Rope",
+    "ShortConv",
     "UngatedMLP",
     "rope_type",
 ]

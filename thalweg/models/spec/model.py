@@ -24,8 +24,8 @@ class Layer:
     """Both parts see the same x, and both are added to it. Without a norm of its own the ffn takes the mixer's input."""
     multiplier: float = 1.0
     """Of what both parts add to the residual stream."""
-    mixer_scales: tuple[float, ...] = ()
-    """Of what each mixer gives; () = 1."""
+    mixer_scales: tuple[tuple[float, float], ...] = ()
+    """Of what enters each mixer, and of what it gives; () = 1."""
     ffn_scale: float = 1.0
     """Of what the ffn gives."""
 

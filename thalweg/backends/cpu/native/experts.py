@@ -27,6 +27,8 @@ def _form(format: WeightFormat) -> str | None:
 
 
 def _runs(spec: Mapping[str, Any]) -> str | None:
+    if not spec.get("gated", True):
+        return "runs experts with gates"
     if spec.get("biased"):
         return "adds no biases"
     act = spec.get("act", "silu")

@@ -49,6 +49,8 @@ def _rules(spec: Mapping[str, Any]) -> str | None:
 
 def _convolves(spec: Mapping[str, Any]) -> str | None:
     act, taps = spec.get("act", "silu"), spec.get("taps", 2)
+    if spec.get("biased"):
+        return "has no biases"
     if act != "silu" or taps > TAPS:
         return f"runs silu after at most {TAPS} taps, not {act} after {taps}"
     return _typed(spec)
