@@ -122,13 +122,16 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     "jamba": (
         transformers.JambaConfig,
         {
-            "num_hidden_layers": 5, "attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_period": 3,
+            "hidden_size": 64, "num_hidden_layers": 5, "attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_period": 3,
             "expert_layer_offset": 2, "num_experts": 4, "num_experts_per_tok": 2, "mamba_d_state": 12, "mamba_dt_rank": 5,
         },
     ),
     "lfm2": (
         transformers.Lfm2Config,
-        {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"], "block_multiple_of": 16},
+        {
+            "num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"], "block_multiple_of": 16,
+            "head_dim": 16,
+        },
     ),
     "glm4": (transformers.Glm4Config, {"head_dim": 24, "attention_bias": True, "pad_token_id": 0}),
     "gemma3": (

@@ -170,6 +170,7 @@ MORE: dict[str, tuple[Any, dict[str, Any]]] = {
     "falcon-h1": (
         transformers.FalconH1Config,
         {
+            "head_dim": 16,
             "mamba_d_ssm": 80, "mamba_n_heads": 5, "mamba_d_state": 24, "ssm_multipliers": [0.6, 1.3, 0.8, 1.7, 0.9],
             "ssm_in_multiplier": 1.4, "ssm_out_multiplier": 0.7, "attention_in_multiplier": 1.2,
             "attention_out_multiplier": 0.8, "key_multiplier": 0.6, "mlp_multipliers": [1.5, 0.6],
