@@ -100,7 +100,7 @@ def test_without_a_number_of_sequences_their_states_leave_half_of_the_cache_to_t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5"])
+@pytest.mark.parametrize("name", ["qwen3-next", "qwen3.5", "nemotron-h", "jamba", "lfm2", "falcon-h1"])
 def test_prefix_hits_preemption_and_chunks_change_no_bit_of_greedy_and_seeded_text(name, tmp_path):
     path = make_checkpoint(name, tmp_path)
     plain, none, _ = serve(path, enable_prefix_caching=False, mamba_block_size=None, max_num_batched_tokens=64)
@@ -115,8 +115,9 @@ def test_prefix_hits_preemption_and_chunks_change_no_bit_of_greedy_and_seeded_te
 
 
 @pytest.mark.slow
-def test_a_device_whose_steps_are_pipelined_captured_and_late_says_the_same(tmp_path):
-    path = make_checkpoint("qwen3.5", tmp_path)
+@pytest.mark.parametrize("name", ["qwen3.5", "nemotron-h"])
+def test_a_device_whose_steps_are_pipelined_captured_and_late_says_the_same(name, tmp_path):
+    path = make_checkpoint(name, tmp_path)
     want, _, _ = serve(path)
     got, stats, _ = serve(path, device=HOST, num_gpu_blocks_override=20)
     assert stats.prefix_hits > 0

@@ -122,6 +122,29 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
             ),
         },
     ),
+    "nemotron-h": (
+        transformers.NemotronHConfig,
+        {
+            "num_hidden_layers": 7, "hybrid_override_pattern": "ME*-M*E", "head_dim": 16, "mamba_num_heads": 6,
+            "mamba_head_dim": 20, "n_groups": 2, "ssm_state_size": 24, "time_step_min": 0.4, "n_routed_experts": 6,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 32, "n_group": 3,
+            "topk_group": 2, "routed_scaling_factor": 1.7, "moe_latent_size": 32,
+        },
+    ),
+    "jamba": (
+        transformers.JambaConfig,
+        {
+            "hidden_size": 64, "num_hidden_layers": 5, "attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_period": 3,
+            "expert_layer_offset": 2, "num_experts": 4, "num_experts_per_tok": 2, "mamba_d_state": 12, "mamba_dt_rank": 5,
+        },
+    ),
+    "lfm2": (
+        transformers.Lfm2Config,
+        {
+            "num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"], "block_multiple_of": 16,
+            "head_dim": 16,
+        },
+    ),
     "glm4": (transformers.Glm4Config, {"head_dim": 24, "attention_bias": True, "pad_token_id": 0}),
     "gemma3": (
         transformers.Gemma3TextConfig,
@@ -228,14 +251,16 @@ def describe_pooling(path: Path, mode: str, normalise: bool = True, max_len: int
 def spread(model: torch.nn.Module, seed: int) -> None:
     """Random weights whose logits differ by a few units; biases and norm weights that matter."""
     g = torch.Generator().manual_seed(seed)
-    buffers = ((name, b) for name, b in model.named_buffers() if name.endswith("e_score_correction_bias"))
+    buffers = ((name, b) for name, b in model.named_buffers() if name.endswith(("e_score_correction_bias", "expert_bias")))
     for name, p in (*model.named_parameters(), *buffers):
         if name.endswith("A_log"):
             p.uniform_(-3, 0.5, generator=g)  # from heads that forget little to heads that forget much
         elif "norm" in name.lower() or ".ln_" in name:
             p.add_(torch.empty_like(p).normal_(0, 0.2, generator=g))  # about where they begin: 1, or 0 where 1 is added
-        elif "conv1d" in name:
+        elif "conv1d" in name or ".conv.conv" in name:
             p.normal_(0, 0.6, generator=g)
+        elif name.endswith(".D"):
+            p.normal_(0, 1, generator=g)
         elif name.endswith(("sinks", "alpha_p", "alpha_n")):
             p.normal_(0, 1.5, generator=g)
         elif name.endswith("bias"):

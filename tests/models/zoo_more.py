@@ -142,6 +142,58 @@ MORE: dict[str, tuple[Any, dict[str, Any]]] = {
             "linear_key_head_dim": 24, "linear_value_head_dim": 16,
         },
     ),
+    "mamba": (transformers.MambaConfig, {"state_size": 12, "time_step_rank": 5, "conv_kernel": 3}),
+    "falcon-mamba": (transformers.FalconMambaConfig, {"tie_word_embeddings": False, "use_bias": True, "mixer_rms_eps": 1e-3}),
+    "mamba2": (
+        transformers.Mamba2Config,
+        {"num_heads": 6, "head_dim": 16, "n_groups": 3, "state_size": 20, "use_bias": True, "time_step_limit": (0.2, 0.9)},
+    ),
+    "bamba": (
+        transformers.BambaConfig,
+        {
+            "num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_n_heads": 6, "mamba_d_state": 20, "mamba_d_head": 32,
+            "mamba_expand": 3, **_EIGHTS,
+        },
+    ),
+    "granite-hybrid": (
+        transformers.GraniteMoeHybridConfig,
+        {
+            "layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 6, "mamba_d_state": 20,
+            "embedding_multiplier": 3.0, "logits_scaling": 0.7, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
+            "num_local_experts": 5, "intermediate_size": 24, "shared_intermediate_size": 32,
+        },
+    ),
+    "granite-hybrid-dense": (
+        transformers.GraniteMoeHybridConfig,
+        {
+            "layer_types": ["full_attention", "linear_attention"], "mamba_n_heads": 6, "mamba_d_state": 20,
+            "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 32,
+            "position_embedding_type": "rope", "attention_multiplier": 0.2,
+        },
+    ),
+    "falcon-h1": (
+        transformers.FalconH1Config,
+        {
+            "head_dim": 16,
+            "mamba_d_ssm": 80, "mamba_n_heads": 5, "mamba_d_state": 24, "ssm_multipliers": [0.6, 1.3, 0.8, 1.7, 0.9],
+            "ssm_in_multiplier": 1.4, "ssm_out_multiplier": 0.7, "attention_in_multiplier": 1.2,
+            "attention_out_multiplier": 0.8, "key_multiplier": 0.6, "mlp_multipliers": [1.5, 0.6],
+            "embedding_multiplier": 2.0, "lm_head_multiplier": 0.9, "attention_bias": True, "mamba_proj_bias": True,
+            "projectors_bias": True,
+        },
+    ),
+    "falcon-h1-normed": (
+        transformers.FalconH1Config,
+        {"mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_n_groups": 3, "mamba_d_state": 24, "mamba_rms_norm": True,
+         "num_hidden_layers": 1},
+    ),
+    "lfm2-moe": (
+        transformers.Lfm2MoeConfig,
+        {
+            "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1, "num_experts": 6,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 24, "conv_bias": True, "routed_scaling_factor": 1.7,
+        },
+    ),
     "gpt2": (transformers.GPT2Config, {}),
     "gptj": (transformers.GPTJConfig, {"rotary_dim": 8}),
     "gpt-oss": (

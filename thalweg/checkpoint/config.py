@@ -77,7 +77,7 @@ def _described(path: Path, elsewhere: Path | None) -> tuple[Path, dict[str, Any]
     if native.is_native(path):
         return path, native.read_config(path)
     file = (elsewhere or path) / "config.json"
-    return file, settled(read_object(file))
+    return file, settled(read_object(file, infinite=True))  # only `settled` may find infinities: `_finite` refuses others
 
 
 def _pooling(path: Path) -> dict[str, Any] | None:

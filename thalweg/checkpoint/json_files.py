@@ -12,20 +12,21 @@ MAX_JSON = 16_000_000
 """Bytes a configuration file may have."""
 
 
-def read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path, infinite: bool = False) -> dict[str, Any]:
     """As `read_json`. CheckpointError too for what is no object."""
-    content = read_json(file)
+    content = read_json(file, infinite)
     if not isinstance(content, dict):
         raise CheckpointError(f"{file}: must hold a JSON object, not {type(content).__name__}")
     return content
 
 
-def read_json(file: Path) -> Any:
-    """Its content. CheckpointError names a file that is missing, unreadable, too long, or bad JSON."""
+def read_json(file: Path, infinite: bool = False) -> Any:
+    """Its content. CheckpointError names a file that is missing, unreadable, too long, or bad JSON. infinite: Infinity is a
+    number, as Python writes it."""
     try:
         if file.stat().st_size > MAX_JSON:
             raise CheckpointError(f"{file}: larger than {MAX_JSON} bytes; not a configuration file")
-        content = strict_json(file, file.read_bytes())
+        content = strict_json(file, file.read_bytes(), infinite)
     except FileNotFoundError as e:
         raise CheckpointError(f"{file}: does not exist") from e
     except OSError as e:

@@ -208,8 +208,9 @@ def _open_sharded(path: Path, index: Path) -> Checkpoint:
     return Checkpoint(path, shards)
 
 
-def strict_json(path: Path, text: bytes) -> Any:
-    """JSON with duplicate keys, NaN and infinities refused. CheckpointError names the file."""
+def strict_json(path: Path, text: bytes, infinite: bool = False) -> Any:
+    """JSON with duplicate keys, NaN and infinities refused. CheckpointError names the file. infinite: Infinity may be there,
+    for the caller to judge."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         out = dict(pairs)
@@ -220,6 +221,8 @@ def strict_json(path: Path, text: bytes) -> Any:
         return out
 
     def constant(name: str) -> Any:
+        if infinite and name == "Infinity":
+            return float("inf")
         raise CheckpointError(f"{path}: {name} is not a number JSON allows")
 
     try:

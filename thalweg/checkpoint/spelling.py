@@ -4,6 +4,7 @@ leaves out what its class takes for granted. Older families have names of their 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 OUTER = (
@@ -11,13 +12,19 @@ OUTER = (
     "compression_config", "tie_word_embeddings", "torch_dtype", "transformers_version",
 )  # fmt: skip
 """Keys that speak of the whole model, and so count where they stand beside the text part."""
+LIMITS = "time_step_limit"
+"""A list whose numbers may be infinite, which JSON has not: null is written there."""
 _GPT = {
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
     "n_positions": "max_position_embeddings",
 }  # fmt: skip
 NAMES: Mapping[str, Mapping[str, str]] = {"ctrl": _GPT, "gpt2": _GPT, "gptj": _GPT, "gpt_bigcode": _GPT}
 """By model_type: names that mean what others call so."""
+_ENDLESS = {"num_attention_heads": 1, "max_position_embeddings": 32_768}
 ABSENT: Mapping[str, Mapping[str, Any]] = {
+    "mamba": _ENDLESS,
+    "mamba2": _ENDLESS,
+    "falcon_mamba": _ENDLESS,
     "falcon": {"max_position_embeddings": 2048},
     "gemma3_text": {
         "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
@@ -25,7 +32,8 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
         "rope_local_base_freq": 1e4,
     },
 }  # fmt: skip
-"""By model_type: sizes that published files leave out, as the family's configuration class has them."""
+"""By model_type: sizes that published files leave out, as the family's configuration class has them. Models without attention
+have no longest sequence: the number here is what is served unless hf_overrides says another."""
 
 
 def settled(config: dict[str, Any]) -> dict[str, Any]:
@@ -39,4 +47,14 @@ def settled(config: dict[str, Any]) -> dict[str, Any]:
     for theirs, common in NAMES.get(kind, {}).items():
         if theirs in config:
             config.setdefault(common, config[theirs])
+    for key in ("layers_block_type", "hybrid_override_pattern"):
+        if isinstance(config.get(key), list | str):
+            config.setdefault("num_hidden_layers", len(config[key]))
+    if isinstance(config.get(LIMITS), list | tuple):
+        config[LIMITS] = [None if _endless(value) else value for value in config[LIMITS]]
     return {**ABSENT.get(kind, {}), **config}
+
+
+def _endless(value: Any) -> bool:
+    """Infinity, as JSON of Python or as transformers 5 writes it."""
+    return value in (inf, {"__float__": "Infinity"})

@@ -46,6 +46,7 @@ class KVSpec:
     bytes_per_block: int
     """Bytes of all layers of the group together."""
     layers: tuple[int, ...]
+    """Indices of their caches: a layer with two mixers has two, one with none has none."""
     window: int = 0
     """kind "window": a token attends to itself and the window - 1 before it. Older blocks may be freed. 0 otherwise."""
 

@@ -259,7 +259,7 @@ class StepResult:
 
 
 State = Any
-"""What a step reads and returns: the KV cache per layer and the token history. A pytree of the backend's arrays."""
+"""What a step reads and returns: the KV cache per mixer of a layer and the token history. A pytree of the backend's arrays."""
 Params = Any
 """The weights: nested dicts of the backend's arrays or packed weights."""
 Step = Callable[[Params, State, StepBatch], tuple[State, StepResult]]

@@ -26,10 +26,13 @@ from thalweg.models.layers.attention import Attention
 from thalweg.models.layers.delta import GatedDeltaNet
 from thalweg.models.layers.embedding import Added, Embedding, LMHead
 from thalweg.models.layers.latent import LatentAttention
+from thalweg.models.layers.mamba import Mamba
+from thalweg.models.layers.mamba2 import Mamba2
 from thalweg.models.layers.mlp import GatedMLP
 from thalweg.models.layers.moe import Experts
 from thalweg.models.layers.norm import BoundNorm, bound
 from thalweg.models.layers.rotary import cos_sin_table
+from thalweg.models.layers.short_conv import ShortConv
 from thalweg.models.layers.ungated import UngatedMLP
 from thalweg.models.layers.xielu import XieluMLP
 from thalweg.models.weights import ParamSpec, Weight
@@ -38,6 +41,9 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.Attention: Attention,
     spec.DeltaNet: GatedDeltaNet,
     spec.LatentAttention: LatentAttention,
+    spec.Mamba: Mamba,
+    spec.Mamba2: Mamba2,
+    spec.ShortConv: ShortConv,
 }
 FFNS: Mapping[type, Callable[..., Any]] = {
     spec.MLP: GatedMLP,
@@ -51,24 +57,34 @@ class Block:
     """One layer. What is to be added to the residual stream, and the stream, in; the same out. No stream: what would be
     added is all of it."""
 
-    def __init__(self, ctx: Context, layer: spec.Layer, weights: Mapping[str, Any], place: Place) -> None:
-        self._parallel, self._multiplier = layer.parallel, layer.multiplier
+    def __init__(self, ctx: Context, layer: spec.Layer, weights: Mapping[str, Any], places: Sequence[Place]) -> None:
+        """places: of its mixers."""
+        self._parallel, self._multiplier, self.places = layer.parallel, layer.multiplier, places
         norms = {k: bound(ctx, getattr(layer.norms, k), w) for k, w in weights["norms"].items()}
         self._enter, self._leave, self._ffn_enter, self._ffn_leave, self._sum, self._ffn_sum = (
             norms.get(k) for k in spec.Norms.KEYS
         )
-        self.mixer = MIXERS[type(layer.mixer)](ctx, layer.mixer, weights["mixer"], place)
-        self._ffn = FFNS[type(layer.ffn)](ctx, layer.ffn, weights["ffn"])
-        self.specs = {
-            "norms": {k: n.specs for k, n in norms.items()},
-            "mixer": self.mixer.specs,
-            "ffn": self._ffn.specs,
-        }
+        self._several = isinstance(layer.mixer, tuple)
+        parts = weights["mixer"].values() if self._several else [weights["mixer"]] if layer.mixers else []
+        self.mixers = [
+            MIXERS[type(mixer)](_for(ctx, at.of, mixer), mixer, w, at)
+            for mixer, w, at in zip(layer.mixers, parts, places, strict=True)
+        ]
+        self._mixer_scales, self._ffn_scale = layer.mixer_scales or ((1.0, 1.0),) * len(self.mixers), layer.ffn_scale
+        self._ffn = None if layer.ffn is None else FFNS[type(layer.ffn)](ctx, layer.ffn, weights["ffn"])
+        self.specs: dict[str, Any] = {"norms": {k: n.specs for k, n in norms.items()}}
+        if self.mixers:
+            each = {i: mixer.specs for i, mixer in enumerate(self.mixers)}
+            self.specs["mixer"] = each if self._several else each[0]
+        if self._ffn is not None:
+            self.specs["ffn"] = self._ffn.specs
 
     def __call__(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array | None]:
         norms = p.get("norms", {})  # of norms without weights nothing is loaded
+        if not self.mixers:
+            return self._only(p, x, residual, flow)
         entered, residual = _entered(self._enter, norms.get("mixer"), x, residual)
-        x = self.mixer(p["mixer"], entered, flow)
+        x = self._mixed(p["mixer"], entered, flow)
         if self._leave is not None:
             x = self._leave(norms.get("mixer_out"), x)
         if self._parallel:
@@ -79,23 +95,40 @@ class Block:
         x, stream = self._scaled(x), residual
         if self._sum is not None:
             x, stream = self._sum.add(norms.get("mixer_sum"), x, residual)[0], None
-        entered, residual = _entered(self._ffn_enter, norms.get("ffn"), x, stream)
+        return (x, stream) if self._ffn is None else self._only(p, x, stream, flow)
+
+    def _only(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array | None]:
+        """The feed-forward part, of what the layer has before it."""
+        entered, residual = _entered(self._ffn_enter, p.get("norms", {}).get("ffn"), x, residual)
         x = self._scaled(self._last(p, entered, flow))
         if self._ffn_sum is not None:
-            return self._ffn_sum.add(norms.get("ffn_sum"), x, residual)[0], None
+            return self._ffn_sum.add(p.get("norms", {}).get("ffn_sum"), x, residual)[0], None
         return x, residual
 
+    def _mixed(self, p: Mapping[Any, Any], x: Array, flow: Flow) -> Array:
+        """The sum of what the mixers give."""
+        parts = [
+            _times(mixer(p[i] if self._several else p, _times(x, before), flow), after)
+            for i, (mixer, (before, after)) in enumerate(zip(self.mixers, self._mixer_scales, strict=True))
+        ]
+        return sum(parts[1:], parts[0])
+
     def _last(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        x = self._ffn(p["ffn"], x, flow)
+        assert self._ffn is not None
+        x = _times(self._ffn(p["ffn"], x, flow), self._ffn_scale)
         return x if self._ffn_leave is None else self._ffn_leave(p.get("norms", {}).get("ffn_out"), x)
 
     def _scaled(self, x: Array) -> Array:
-        return x if self._multiplier == 1.0 else x * self._multiplier
+        return _times(x, self._multiplier)
 
 
-def _for(ctx: Context, index: int, layer: spec.Layer) -> Context:
-    """What a layer is built with: its cache may hold the model's own type, where others' do not."""
-    return replace(ctx, kv_dtype="") if ctx.kv_dtype and sizes.skipped(index, layer, ctx.kv_skip) else ctx
+def _times(x: Array, by: float) -> Array:
+    return x if by == 1.0 else x * by
+
+
+def _for(ctx: Context, layer: int, mixer: spec.Mixer) -> Context:
+    """What a mixer is built with: its cache may hold the model's own type, where others' do not."""
+    return replace(ctx, kv_dtype="") if ctx.kv_dtype and sizes.skipped(layer, mixer, ctx.kv_skip) else ctx
 
 
 def _entered(norm: BoundNorm | None, p: Any, x: Array, residual: Array | None) -> tuple[Array, Array]:
@@ -118,14 +151,16 @@ class Decoder:
         kinds = sizes.kept(s, ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size, ctx.kv_skip)
         weights: Mapping[str, Any] = s.weights()
         self.layer_group = tuple(list(dict.fromkeys(kinds)).index(k) for k in kinds)
-        """Per layer: its index in `groups`."""
+        """Per mixer: its index in `groups`."""
         ropes = s.ropes
         self._embed = Embedding(ctx, s, weights["embed"])
+        places = [Place(i, self.layer_group[i], _table(ropes, mixer), of) for i, (of, mixer) in enumerate(s.mixers)]
         self.blocks = [
-            Block(_for(ctx, i, layer), layer, weights["layers"][i], Place(i, self.layer_group[i], _table(ropes, layer)))
+            Block(ctx, layer, weights["layers"][i], [place for place in places if place.of == i])
             for i, layer in enumerate(s.layers)
         ]
-        self.cache_scales = frozenset(n for b in self.blocks for n in getattr(b.mixer, "cache_scales", ()))
+        mixers = [mixer for block in self.blocks for mixer in block.mixers]
+        self.cache_scales = frozenset(n for mixer in mixers for n in getattr(mixer, "cache_scales", ()))
         """Names of tensors of the checkpoint that were read while the model was built: scales of keys and values."""
         self._learned = [Added(ctx, each, s.hidden, weights["learned"][i]) for i, each in enumerate(s.learned)]
         self._embed_norm = None if s.embed_norm is None else bound(ctx, s.embed_norm, weights["embed_norm"])
@@ -145,23 +180,23 @@ class Decoder:
         for key, part in self._ends():
             if part is not None:
                 self.specs[key] = part.specs
-        self.layouts: tuple[KVLayout | tuple[KVLayout, ...], ...] = tuple(b.mixer.layout for b in self.blocks)
-        """Per layer; several where its cache is several arrays."""
+        self.layouts: tuple[KVLayout | tuple[KVLayout, ...], ...] = tuple(mixer.layout for mixer in mixers)
+        """Per mixer; several where its cache is several arrays."""
         self.groups = sizes.kv_groups(kinds, ctx.block_tokens, ctx.state_tokens, [_bytes(each) for each in self.layouts])
-        """Layers that keep the same tokens in the same way share a group."""
-        first = [self.blocks[g.layers[0]].mixer for g in self.groups]
+        """Mixers that keep the same tokens in the same way share a group."""
+        first = [mixers[g.layers[0]] for g in self.groups]
         self.attention: tuple[tuple[AttentionBackend, AttnSpec] | None, ...] = tuple(
             None if a.backend is None else (a.backend, a.spec) for a in first
         )
-        """Per group: the backend that makes StepBatch.metadata, and the spec it makes it for, that of all its layers. None: its
-        layers attend to nothing."""
+        """Per group: the backend that makes StepBatch.metadata, and the spec it makes it for, that of all its mixers. None: its
+        mixers attend to nothing."""
 
     def rename(self, name: str) -> str | None:
         """A checkpoint's tensor name as the layers know it; None for tensors that hold nothing of their own."""
         return self.spec.known(name)
 
     def forward(self, params: Any, batch: StepBatch, kv: list[Array]) -> tuple[Array, list[Array]]:
-        """The hidden states [T, hidden] after the final norm, and the new caches, one per layer. Token ids are known:
+        """The hidden states [T, hidden] after the final norm, and the new caches, one per mixer. Token ids are known:
         batch.tokens holds no ON_DEVICE. Where the model tells types of tokens apart, one of type n is its id + n * vocab."""
         flow = Flow(batch, list(kv), params.get("rope", {}))
         x, residual = self.entered(params, batch), None
@@ -234,8 +269,8 @@ def _bytes(layout: KVLayout | tuple[KVLayout, ...]) -> int:
     return sum(part.bytes_per_block for part in (layout if isinstance(layout, tuple) else (layout,)))
 
 
-def _table(ropes: Sequence[spec.Rope], layer: spec.Layer) -> int:
-    return -1 if layer.mixer.rope is None else ropes.index(layer.mixer.rope)
+def _table(ropes: Sequence[spec.Rope], mixer: spec.Mixer) -> int:
+    return -1 if mixer.rope is None else ropes.index(mixer.rope)
 
 
 def _table_spec(rope: spec.Rope, max_len: int) -> ParamSpec:

@@ -15,14 +15,14 @@ class Flow:
 
     batch: StepBatch
     caches: list[Array]
-    """One per layer, of recurrent layers a tuple of several. A layer puts what was returned in place of what it was given."""
+    """One per mixer, of recurrent ones a tuple of several. A mixer puts what was returned in place of what it was given."""
     tables: Mapping[int, Any]
     """Rotary tables f32[positions, rotary_dim], in the order of `ModelSpec.ropes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a layer finds what is its own in a `Flow`."""
+    """Where a mixer finds what is its own in a `Flow`."""
 
     layer: int = 0
     """Index of its cache."""
@@ -30,3 +30,5 @@ class Place:
     """Its KV group: which block table and which attention plan."""
     table: int = -1
     """Its rotary table; -1 = none."""
+    of: int = 0
+    """The layer that it is a part of."""

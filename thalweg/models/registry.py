@@ -27,6 +27,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "AquilaForCausalLM": f"{_FAMILIES}.llama:llama",
     "AquilaModel": f"{_FAMILIES}.llama:llama",
     "ArceeForCausalLM": f"{_FAMILIES}.arcee:arcee",
+    "BambaForCausalLM": f"{_FAMILIES}.bamba:bamba",
     "BertForSequenceClassification": f"{_FAMILIES}.bert:bert_classifier",
     "BertModel": f"{_FAMILIES}.bert:bert",
     "Cohere2ForCausalLM": f"{_FAMILIES}.cohere:cohere2",
@@ -42,6 +43,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "ExaoneMoEForCausalLM": f"{_FAMILIES}.exaone_moe:exaone_moe",
     "ExaoneMoeForCausalLM": f"{_FAMILIES}.exaone_moe:exaone_moe",
     "FalconForCausalLM": f"{_FAMILIES}.falcon:falcon",
+    "FalconH1ForCausalLM": f"{_FAMILIES}.falcon_h1:falcon_h1",
+    "FalconMambaForCausalLM": f"{_FAMILIES}.mamba:falcon_mamba",
     "FlexOlmoForCausalLM": f"{_FAMILIES}.flex_olmo:flex_olmo",
     "Gemma2ForCausalLM": f"{_FAMILIES}.gemma:gemma2",
     "Gemma3ForCausalLM": f"{_FAMILIES}.gemma3:gemma3",
@@ -58,6 +61,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "GptOssForCausalLM": f"{_FAMILIES}.gpt_oss:gpt_oss",
     "GraniteForCausalLM": f"{_FAMILIES}.granite:granite",
     "GraniteMoeForCausalLM": f"{_FAMILIES}.granite:granite_moe",
+    "GraniteMoeHybridForCausalLM": f"{_FAMILIES}.granite_hybrid:granite_hybrid",
     "GraniteMoeSharedForCausalLM": f"{_FAMILIES}.granite:granite_moe_shared",
     "HunYuanDenseV1ForCausalLM": f"{_FAMILIES}.hunyuan:hunyuan",
     "HunYuanMoEV1ForCausalLM": f"{_FAMILIES}.hunyuan:hunyuan_moe",
@@ -67,9 +71,14 @@ ARCHITECTURES: Mapping[str, str] = {
     "InternLMForCausalLM": f"{_FAMILIES}.internlm:internlm",
     "IQuestCoderForCausalLM": f"{_FAMILIES}.llama:llama",
     "Jais2ForCausalLM": f"{_FAMILIES}.jais2:jais2",
+    "JambaForCausalLM": f"{_FAMILIES}.jamba:jamba",
     "KimiK2ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v3",
+    "Lfm2ForCausalLM": f"{_FAMILIES}.lfm2:lfm2",
+    "Lfm2MoeForCausalLM": f"{_FAMILIES}.lfm2:lfm2_moe",
     "LlamaForCausalLM": f"{_FAMILIES}.llama:llama",
     "LLaMAForCausalLM": f"{_FAMILIES}.llama:llama",
+    "Mamba2ForCausalLM": f"{_FAMILIES}.mamba2:mamba2",
+    "MambaForCausalLM": f"{_FAMILIES}.mamba:mamba",
     "MiniCPM3ForCausalLM": f"{_FAMILIES}.minicpm3:minicpm3",
     "MiniMaxM2ForCausalLM": f"{_FAMILIES}.minimax_m2:minimax_m2",
     "Ministral3ForCausalLM": f"{_FAMILIES}.ministral3:ministral3",
@@ -78,6 +87,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "MistralForCausalLM": f"{_FAMILIES}.mistral:mistral",
     "MixtralForCausalLM": f"{_FAMILIES}.mixtral:mixtral",
     "NemotronForCausalLM": f"{_FAMILIES}.nemotron:nemotron",
+    "NemotronHForCausalLM": f"{_FAMILIES}.nemotron_h:nemotron_h",
     "Olmo2ForCausalLM": f"{_FAMILIES}.olmo2:olmo2",
     "Olmo3ForCausalLM": f"{_FAMILIES}.olmo2:olmo3",
     "OlmoeForCausalLM": f"{_FAMILIES}.olmoe:olmoe",
@@ -166,8 +176,8 @@ def has(name: str) -> bool:
 
 
 def windows(config: Mapping[str, Any]) -> list[int]:
-    """Of its layers: tokens that each sees, 0 for all."""
-    return [getattr(layer.mixer, "window", 0) for layer in family(config)(config).layers]
+    """Of its mixers: tokens that each sees, 0 for all."""
+    return [getattr(mixer, "window", 0) for _, mixer in family(config)(config).mixers]
 
 
 def family(config: Mapping[str, Any]) -> Family:

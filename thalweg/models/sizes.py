@@ -10,7 +10,7 @@ from thalweg.hal.attention import AttnSpec
 from thalweg.hal.kv import BYTES, KVSpec, StateSpec, kept_bytes
 from thalweg.hal.platform import StepSizes
 from thalweg.hal.weights import DENSE
-from thalweg.models.spec import Layer, ModelSpec, MoE
+from thalweg.models.spec import Mixer, ModelSpec, MoE
 from thalweg.models.weights import HEADS, Weight, divided, products, walk
 from thalweg.quantization.format import Scheme
 from thalweg.quantization.online import CHUNK, DENSE_FORMATS
@@ -81,27 +81,28 @@ def loading_bytes(spec: ModelSpec, dtype: str, ranks: int = 1, use: Scheme = DEN
 
 
 Kept = AttnSpec | StateSpec
-"""What a layer keeps of a sequence: keys and values by token, or a state."""
+"""What a mixer keeps of a sequence: keys and values by token, or a state."""
 
 
 def kept(
     spec: ModelSpec, dtype: str, kv_dtype: str, max_len: int, ranks: int = 1, skip: Sequence[str] = ()
 ) -> tuple[Kept, ...]:
-    """Per layer. skip: layers whose keys and values keep the model's type, as `skipped` has them."""
-    held = ["" if skipped(i, each, skip) else kv_dtype for i, each in enumerate(spec.layers)]
-    return tuple(each.mixer.keeps(dtype, k, max_len, ranks) for each, k in zip(spec.layers, held, strict=True))
+    """Per mixer. skip: layers whose keys and values keep the model's type, as `skipped` has them."""
+    return tuple(
+        mixer.keeps(dtype, "" if skipped(layer, mixer, skip) else kv_dtype, max_len, ranks) for layer, mixer in spec.mixers
+    )
 
 
-def skipped(index: int, layer: Layer, skip: Sequence[str]) -> bool:
+def skipped(layer: int, mixer: Mixer, skip: Sequence[str]) -> bool:
     """Is a layer among these: numbers of layers, and "sliding_window" for those that have a window?"""
-    return bool(skip) and (str(index) in skip or ("sliding_window" in skip and getattr(layer.mixer, "window", 0) > 0))
+    return bool(skip) and (str(layer) in skip or ("sliding_window" in skip and getattr(mixer, "window", 0) > 0))
 
 
 def kv_groups(
     specs: Sequence[Kept], block_tokens: int, state_tokens: int, bytes_per_block: Sequence[int] | None = None
 ) -> tuple[KVSpec, ...]:
-    """Layers that keep the same share a group, in order of their first layer. state_tokens: the distance at which states are
-    kept for others. bytes_per_block: of each layer, as its backend lays blocks out; None = keys and values side by side, the
+    """Mixers that keep the same share a group, in order of their first. state_tokens: the distance at which states are
+    kept for others. bytes_per_block: of each mixer, as its backend lays blocks out; None = keys and values side by side, the
     layout that every backend here has."""
     each = bytes_per_block or [_block_bytes(s, block_tokens) for s in specs]
     groups = []
@@ -120,7 +121,7 @@ def stand_in_group(spec: ModelSpec, block_tokens: int) -> KVSpec:
     """One group of every token, as large as the model's attention layers make it in bfloat16: what a platform that runs no
     model keeps, so that the control plane is the real one."""
     each = sum(token_bytes(s) for s in kept(spec, "bfloat16", "", 1) if isinstance(s, AttnSpec))
-    return KVSpec("full", block_tokens, max(1, each) * block_tokens, tuple(range(len(spec.layers))))
+    return KVSpec("full", block_tokens, max(1, each) * block_tokens, tuple(range(len(spec.mixers))))
 
 
 def token_bytes(s: AttnSpec) -> int:
@@ -135,10 +136,10 @@ def step_sizes(
 ) -> StepSizes:
     """What bounds the temporaries of a model's largest step, on one of the ranks that share it."""
     row = spec.vocab if spec.pooling is None else spec.hidden  # the widest that the tail makes
-    heads, kv_heads, head_dim = max((each.mixer.widths for each in spec.layers), key=lambda w: (w[0] + 2 * w[1]) * w[2])
+    heads, kv_heads, head_dim = max((mixer.widths for _, mixer in spec.mixers), key=lambda w: (w[0] + 2 * w[1]) * w[2])
     return StepSizes(
         tokens=tokens, seqs=seqs, max_len=max_len, hidden=spec.hidden,
-        inner=max(each.ffn.width for each in spec.layers) // ranks, heads=heads // ranks,
+        inner=max((each.ffn.width for each in spec.layers if each.ffn), default=0) // ranks, heads=heads // ranks,
         kv_heads=kv_heads // ranks, head_dim=head_dim, vocab=row, dtype_bytes=BYTES[dtype],
         batch_invariant=batch_invariant,
     )  # fmt: skip

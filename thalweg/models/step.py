@@ -25,7 +25,7 @@ SCORE_ROWS = 256
 
 
 def make_state(model: Model, device: Device, *, blocks: Sequence[int], slots: int, max_len: int) -> dict[str, Any]:
-    """{"kv": one cache per layer, "history": i32[slots, max_len + 1]}: token ids by slot and position; one more than a
+    """{"kv": one cache per mixer, "history": i32[slots, max_len + 1]}: token ids by slot and position; one more than a
     sequence may have, because a step also writes the token it samples. A model that samples none has no history. A cache is a
     tuple of arrays where the layer's layout is one.
 

@@ -79,14 +79,16 @@ class Layers:
         self._flowing = self._run(layer, assembled(self.model.specs["layers"][layer], weights))
 
     def _run(self, layer: int, params: Mapping[str, Any]) -> list[tuple[Tensor, Tensor | None]]:
-        made, block, layout = [], self.model.blocks[layer], self.model.layouts[layer]
+        made, block = [], self.model.blocks[layer]
         blocks = -(-self._length // BLOCK) + 2
         with torch.inference_mode():
             for batch, (x, residual) in zip(self._batches, self._flowing, strict=True):
-                caches: list[Any] = [None] * len(self.model.blocks)
-                parts = layout if isinstance(layout, tuple) else (layout,)
-                cache = tuple(self._device.alloc_kv(part, blocks) for part in parts)
-                caches[layer] = cache if isinstance(layout, tuple) else cache[0]
+                caches: list[Any] = [None] * len(self.model.layouts)
+                for at in block.places:
+                    layout = self.model.layouts[at.layer]
+                    parts = layout if isinstance(layout, tuple) else (layout,)
+                    cache = tuple(self._device.alloc_kv(part, blocks) for part in parts)
+                    caches[at.layer] = cache if isinstance(layout, tuple) else cache[0]
                 made.append(block(params, x, residual, Flow(batch, caches, self._tables)))
         return made
 

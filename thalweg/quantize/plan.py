@@ -91,7 +91,7 @@ def _laid_out(spec: ModelSpec, known: Mapping[str, str], calibrated: bool) -> No
                 f"MODEL: {s.within.name} holds several matrices, or one on its side, which this version does not quantise "
                 "ahead; serve it with --quantization, which rounds while it loads"
             )
-    if calibrated and any(getattr(layer.mixer, "grouped", False) for layer in spec.layers):
+    if calibrated and any(getattr(mixer, "grouped", False) for _, mixer in spec.mixers):
         raise ConfigError("--method: q, k and v of this model alternate in one tensor; use --method rtn")
 
 

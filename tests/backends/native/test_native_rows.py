@@ -40,6 +40,18 @@ def test_norms(library: Library, dtype: torch.dtype, width: int) -> None:
 
 
 @both
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_norms_of_groups_with_a_gate_that_lies_in_a_wider_row(library, dtype, groups, norm_first) -> None:
+    x, weight = torch.randn(7, 111).to(dtype), torch.randn(111).to(dtype)
+    gate = (3 * torch.randn(7, 300)).to(dtype)[:, 40:151]
+    said = {"groups": groups, "eps": 1e-5, "norm_first": norm_first}
+    close(kernel(library, "gated_group_norm")(x, gate, weight, **said), ops.gated_group_norm.reference(x, gate, weight, **said))
+    with pytest.raises(ValueError, match="does not fit"):
+        kernel(library, "gated_group_norm")(x, gate[:, :-1], weight, **said)
+
+
+@both
 def test_heads_cut_out_of_a_wider_row(library: Library, dtype: torch.dtype) -> None:
     row, weight = torch.randn(7, 6 * 32).to(dtype), torch.randn(32).to(dtype)
     q, k = row[:, :128].unflatten(-1, (4, 32)), row[:, 128:].unflatten(-1, (2, 32))

@@ -9,10 +9,14 @@ from torch import Tensor
 from thalweg.hal.op import Kernel
 from thalweg.hal.ops.conv import convolved
 from thalweg.hal.ops.delta import rule_in_place
+from thalweg.hal.ops.ssm import scan_in_place, ssd_in_place
 
 
-def _conv(x: Tensor, weight: Tensor, held: Tensor, *rows: Tensor, act: str = "silu") -> tuple[Tensor, Tensor]:
-    y, write, kept = convolved(x, weight, held, *rows, act=act)
+def _conv(
+    x: Tensor, weight: Tensor, held: Tensor, table: Tensor, context: Tensor, query: Tensor, last_row: Tensor,
+    token_seq: Tensor, bias: Tensor | None = None, *, act: str = "silu",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    y, write, kept = convolved(x, weight, held, table, context, query, last_row, token_seq, bias=bias, act=act)
     return y, held.index_put_((write,), kept)
 
 
@@ -23,4 +27,6 @@ def _rule(*args: Any) -> tuple[Tensor, Tensor]:
 RECURRENCE = (
     Kernel("causal_conv", "in-place", _conv, batch_invariant=True),
     Kernel("delta_rule", "in-place", _rule, batch_invariant=True),
+    Kernel("selective_scan", "in-place", scan_in_place, batch_invariant=True),
+    Kernel("ssd_scan", "in-place", ssd_in_place, batch_invariant=True),
 )

@@ -41,6 +41,8 @@ def kernels(interpret: bool) -> tuple[Kernel, ...]:
 
 
 def _supports(spec: Mapping[str, Any]) -> str | None:
+    if not spec.get("gated", True):
+        return "runs experts with gates"
     if spec.get("biased"):
         return "adds no biases"
     if spec["act"] not in ACTIVATIONS:

@@ -259,6 +259,8 @@ def _unfit(kind: str, w: WeightFormat, dtype: str) -> str | None:
 def _refusal(kind: str, spec) -> str | None:
     """kind: "" = two formats that are not equal."""
     first, second, dtype = spec["weight"], spec["down_weight"], spec["dtype"]
+    if not spec.get("gated", True):
+        return "runs experts with gates"
     if spec.get("biased"):
         return "adds no biases"
     if spec["act"] not in ACTIVATIONS:

@@ -20,12 +20,13 @@ from thalweg.hal.ops.norm import add_rms_norm, layer_norm, rms_norm
 from thalweg.hal.ops.pool import mean_pool
 from thalweg.hal.ops.rope import rope
 from thalweg.hal.ops.sampling import draw, logprobs, sample, truncate
+from thalweg.hal.ops.ssm import gated_group_norm, selective_scan, ssd_scan
 
 __all__ = [
     "act_and_mul", "activation", "add_rms_norm", "all_ops", "bad_words", "causal_conv", "delta_gates", "delta_rule", "draw",
-    "embed", "experts", "gated_rms_norm", "head_linear", "history_write", "layer_norm", "linear", "linear_argmax",
-    "logit_bias", "logprobs", "lora_expand", "lora_shrink", "mean_pool", "penalties", "resolve_tokens", "rms_norm", "rope",
-    "route", "sample", "sigmoid_mul", "token_mask", "truncate",
+    "embed", "experts", "gated_group_norm", "gated_rms_norm", "head_linear", "history_write", "layer_norm", "linear",
+    "linear_argmax", "logit_bias", "logprobs", "lora_expand", "lora_shrink", "mean_pool", "penalties", "resolve_tokens",
+    "rms_norm", "rope", "route", "sample", "selective_scan", "sigmoid_mul", "ssd_scan", "token_mask", "truncate",
 ]  # fmt: skip
 
 
@@ -36,5 +37,6 @@ def all_ops() -> dict[str, Op]:
         bad_words, logit_bias, token_mask, truncate, sample, draw, logprobs, route, experts, lora_shrink,
         lora_expand, layer_norm, activation, mean_pool, causal_conv, delta_gates, delta_rule, gated_rms_norm, sigmoid_mul,
         head_linear,
+        selective_scan, ssd_scan, gated_group_norm,
     )  # fmt: skip
     return {o.name: o for o in found}

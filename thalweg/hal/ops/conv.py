@@ -10,40 +10,54 @@ from thalweg.hal.op import Sample, op
 from thalweg.hal.ops.activation import activate
 from thalweg.hal.ops.ragged import Ragged, ragged_sample
 
+NONE = "none"
+"""In place of an activation."""
 
-def _sample(name: str, channels: int, kernel: int) -> Sample:
+
+def _sample(name: str, channels: int, kernel: int, act: str = "silu", biased: bool = False) -> Sample:
     def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         rows = ragged_sample()
         x, weight = rng.normal(size=(rows[-1].size, channels)), rng.normal(size=(channels, 1, kernel)) / kernel**0.5
         held = rng.normal(size=(rows.blocks, kernel - 1, channels))
-        return (*(a.astype(np.float16) for a in (x, weight, held)), *rows)
+        bias = [rng.normal(size=channels).astype(np.float16)] if biased else []
+        return (*(a.astype(np.float16) for a in (x, weight, held)), *rows, *bias)
 
-    return Sample(name, make, {"act": "silu"})
+    return Sample(name, make, {"act": act} | ({"biased": True} if biased else {}))
 
 
-@op(samples=[_sample("4-taps", 96, 4), _sample("2-taps", 64, 2)], tolerances={"float32": 2e-6, "bfloat16": 1e-2})
+@op(
+    samples=[_sample("4-taps", 96, 4), _sample("2-taps", 64, 2), _sample("biased", 80, 4, biased=True),
+             _sample("3-taps-alone", 48, 3, NONE)],
+    tolerances={"float32": 2e-6, "bfloat16": 1e-2},
+)  # fmt: skip
 def causal_conv(
     x: Tensor, weight: Tensor, held: Tensor, table: Tensor, context: Tensor, query: Tensor, last_row: Tensor,
-    token_seq: Tensor, *, act: str = "silu",
+    token_seq: Tensor, bias: Tensor | None = None, *, act: str = "silu",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """A causal convolution of each channel by itself: x [T, C], weight [C, 1, K], held [blocks, K - 1, C] -> (y [T, C], held).
+    """A causal convolution of each channel by itself: x [T, C], weight [C, 1, K], held [blocks, K - 1, C], bias [C] ->
+    (y [T, C], held).
 
-    y[t, c] = act(weight[c, 0, K - 1] x[t, c] + weight[c, 0, K - 2] x[t - 1, c] + ...), of one sequence, summed in float32 in
-    that order and rounded before act, which is named as `ops.activation` does. What came before the batch is in `held`: the
-    last K - 1 inputs, oldest first; zeros before a sequence's first token.
+    y[t, c] = act(bias[c] + weight[c, 0, K - 1] x[t, c] + weight[c, 0, K - 2] x[t - 1, c] + ...), of one sequence, summed in
+    float32 in that order and rounded before act, which is named as `ops.activation` does, or "none". What came before the
+    batch is in `held`: the last K - 1 inputs, oldest first; zeros before a sequence's first token. Facts at bind: dtype, and
+    biased, where there is a bias.
 
     table i32[S, >= 2], context, query, last_row i32[S], token_seq i32[T]: as in a StepBatch. A sequence reads block
     table[s, 0], unless its context is 0, and writes its last K - 1 inputs to table[s, 1]. Kernels may write in place: use the
     result."""
-    y, write, kept = convolved(x, weight, held, table, context, query, last_row, token_seq, act=act)
+    y, write, kept = convolved(x, weight, held, table, context, query, last_row, token_seq, bias=bias, act=act)
     return y, held.index_put((write,), kept)
 
 
-def convolved(x: Tensor, weight: Tensor, held: Tensor, *batch: Tensor, act: str) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, the blocks to write i64[S], what is written to them [S, K - 1, C]). batch: the last five arguments of the op."""
+def convolved(
+    x: Tensor, weight: Tensor, held: Tensor, *batch: Tensor, bias: Tensor | None, act: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(y, the blocks to write i64[S], what is written to them [S, K - 1, C]). batch: five arguments of the op."""
     rows, taps = Ragged(*batch), weight.shape[2]
     before, each = rows.start(held), torch.arange(batch[0].shape[0], device=x.device)
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    if bias is not None:
+        total = total + bias.to(torch.float32)
     for back in range(taps):
         at = rows.offset - back
         earlier = before[rows.seq, (at + taps - 1).clamp(0, taps - 2)]
@@ -54,4 +68,5 @@ def convolved(x: Tensor, weight: Tensor, held: Tensor, *batch: Tensor, act: str)
         at = rows.query - ago
         new = x[(rows.last - ago + 1).clamp(min=0)]
         kept.append(torch.where((at >= 0)[:, None], new, before[each, (at + taps - 1).clamp(0, taps - 2)]))
-    return activate(total.to(x.dtype), act), rows.write, torch.stack(kept, 1)
+    y = total.to(x.dtype)
+    return y if act == NONE else activate(y, act), rows.write, torch.stack(kept, 1)

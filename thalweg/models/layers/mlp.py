@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
@@ -17,10 +19,14 @@ class GatedMLP:
     """x [T, hidden] -> [T, hidden]. gate and up are one product."""
 
     def __init__(self, ctx: Context, spec: MLP, weights: Mapping[str, Any]) -> None:
-        self._in = Linear(ctx, weights["gate_up"])
+        self._in, self._scale = Linear(ctx, weights["gate_up"]), spec.gate_scale
         self._act = ctx.bind(ops.act_and_mul, act=spec.act, size=self._in.outputs[0])
         self._out = RowLinear(ctx, weights["down"])
         self.specs = {"gate_up": self._in.specs, "down": self._out.specs}
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        return self._out(p["down"], self._act(self._in(p["gate_up"], x)))
+        both = self._in(p["gate_up"], x)
+        if self._scale != 1.0:
+            gate, up = both.chunk(2, -1)
+            both = torch.cat((gate * self._scale, up), -1)
+        return self._out(p["down"], self._act(both))

@@ -13,8 +13,10 @@ from thalweg.hal.step import Array
 from thalweg.hal.weights import DENSE, WeightFormat
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow
+from thalweg.models.layers.linear import Product
 from thalweg.models.layers.mlp import GatedMLP
-from thalweg.models.spec import MoE
+from thalweg.models.layers.ungated import UngatedMLP
+from thalweg.models.spec import MLP, MoE
 from thalweg.models.weights import ParamSpec, Weight
 from thalweg.quantization.online import linear_spec
 
@@ -27,6 +29,7 @@ class Experts:
         inner = ctx.share(spec.inner, "inner values of an expert")
         router, first, second = (weights[k]["weight"] for k in ("router", "gate_up", "down"))
         hidden = router.sources[0].shape[1]
+        facts = ({"biased": True} if spec.biases else {}) | ({} if spec.gated else {"gated": False})
         self._router = ctx.bind(ops.linear, in_features=hidden, out_features=spec.experts, **linear_spec(DENSE))
         grouped = {"groups": spec.groups, "top_groups": spec.top_groups} if spec.groups > 1 else {}
         if spec.groups > 1 and spec.group_best != 2:
@@ -43,7 +46,7 @@ class Experts:
         form, down = ctx.format(first), ctx.format(second)
         self._experts = ctx.bind(
             ops.experts, experts=spec.experts, act=spec.act, weight=form, group=form.group, down_weight=down,
-            down_group=down.group, in_features=hidden, inner=inner, **({"biased": True} if spec.biases else {}),
+            down_group=down.group, in_features=spec.latent or hidden, inner=inner, **facts,
         )  # fmt: skip
 
         def packed(weight: Weight, form: WeightFormat) -> dict[str, ParamSpec]:
@@ -59,8 +62,15 @@ class Experts:
                 self.specs[key] = {name: ParamSpec(w, ctx.dtype) for name, w in weights[key].items()}
         if spec.correction:
             self.specs["correction"] = {"bias": ParamSpec(weights["correction"]["bias"], "float32")}
-        self._shared = GatedMLP(ctx, spec.shared, weights["shared"]) if spec.shared else None
-        if self._shared is not None:
+        self._latent = {k: Product(ctx, weights[k]["weight"]) for k in ("enter", "leave") if k in weights}
+        for key, product in self._latent.items():
+            self.specs[key] = {"weight": product.spec}
+            if "bias" in weights[key]:
+                self.specs[key]["bias"] = ParamSpec(weights[key]["bias"], ctx.dtype)
+        self._shared: GatedMLP | UngatedMLP | None = None
+        if spec.shared is not None:
+            kind: Any = GatedMLP if isinstance(spec.shared, MLP) else UngatedMLP
+            self._shared = kind(ctx, spec.shared, weights["shared"])
             self.specs["shared"] = self._shared.specs
         if spec.shared_gate:
             self._weigh = ctx.bind(ops.linear, in_features=hidden, out_features=1, **linear_spec(DENSE))
@@ -73,7 +83,9 @@ class Experts:
         correction = (p["correction"]["bias"].reshape(-1),) if "correction" in p else ()
         ids, shares = self._route(logits, *correction)
         biases = (p["biases"]["gate_up"],) if "biases" in p else ()
-        out = self._comm.all_reduce(self._experts(x, ids, shares, p["gate_up"]["weight"], p["down"]["weight"], *biases))
+        entered = self._projected(p, "enter", x)
+        out = self._comm.all_reduce(self._experts(entered, ids, shares, p["gate_up"]["weight"], p["down"]["weight"], *biases))
+        out = self._projected(p, "leave", out)
         if "biases" in p:  # once, not once per rank
             each = p["biases"]["down"].view(-1, out.shape[-1])[ids.long()].to(torch.float32)
             out = out + (shares.unsqueeze(-1) * each).sum(1).to(out.dtype)
@@ -83,6 +95,10 @@ class Experts:
         if "shared_gate" in p:
             more = self._gate(more, self._weigh(x, p["shared_gate"]["weight"], None))
         return (out + more) / 2 if self._average else out + more
+
+    def _projected(self, p: Mapping[str, Any], key: str, x: Array) -> Array:
+        """Into the space that the experts see, or out of it."""
+        return self._latent[key](x, p[key]["weight"], p[key].get("bias")) if key in self._latent else x
 
 
 def sparsemixer(logits: Array, jitter: float) -> tuple[Array, Array]:

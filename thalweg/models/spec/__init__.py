@@ -12,12 +12,15 @@ from __future__ import annotations
 from thalweg.models.spec.attention import Attention
 from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.latent import LatentAttention
+from thalweg.models.spec.mamba import Mamba
+from thalweg.models.spec.mamba2 import Mamba2
 from thalweg.models.spec.mlp import MLP, UngatedMLP
 from thalweg.models.spec.model import Layer, Learned, ModelSpec, Names
 from thalweg.models.spec.moe import MoE
 from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, rope_type
+from thalweg.models.spec.short_conv import ShortConv
 from thalweg.models.spec.xielu import XieluMLP
 
 __all__ = [
@@ -32,6 +35,8 @@ __all__ = [
     "Layer",
     "LayerNorm",
     "Learned",
+    "Mamba",
+    "Mamba2",
     "Mixer",
     "MoE",
     "ModelSpec",
@@ -39,6 +44,7 @@ __all__ = [
     "Norm",
     "Norms",
     "Rope",
+    "ShortConv",
     "UngatedMLP",
     "XieluMLP",
     "rope_type",

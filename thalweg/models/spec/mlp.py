@@ -21,6 +21,8 @@ class MLP:
     down: str = "down_proj"
     fused: str = ""
     """The tensor that holds gate and up; "" = one tensor each."""
+    gate_scale: float = 1.0
+    """Of the gate, before act."""
 
     @property
     def width(self) -> int:

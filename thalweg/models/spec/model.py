@@ -14,23 +14,46 @@ from thalweg.models.weights import Source, Weight, Weights, matrices, vector
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """x + mixer(x), then x + ffn(x), normalised as `norms` says."""
+    """x + mixer(x), then x + ffn(x), normalised as `norms` says. Either may be missing, but not both."""
 
-    mixer: Mixer
-    ffn: FFN
+    mixer: Mixer | tuple[Mixer, ...] | None
+    """Several read the same x, and what they give is added up."""
+    ffn: FFN | None
     norms: Norms
     parallel: bool = False
     """Both parts see the same x, and both are added to it. Without a norm of its own the ffn takes the mixer's input."""
     multiplier: float = 1.0
     """Of what both parts add to the residual stream."""
+    mixer_scales: tuple[tuple[float, float], ...] = ()
+    """Of what enters each mixer, and of what it gives; () = 1."""
+    ffn_scale: float = 1.0
+    """Of what the ffn gives."""
 
     def __post_init__(self) -> None:
+        if not self.mixers and self.ffn is None:
+            raise ValueError("Layer: it has neither a mixer nor a feed-forward part")
+        if len(self.mixer_scales) not in (0, len(self.mixers)):
+            raise ValueError(f"Layer: {len(self.mixer_scales)} scales for {len(self.mixers)} mixers")
+        lacks = [k for k in Norms.KEYS if getattr(self.norms, k) and (self.ffn is None if "ffn" in k else not self.mixers)]
+        if lacks or (self.parallel and (not self.mixers or self.ffn is None)):
+            raise ValueError(f"Layer: {', '.join(lacks) or 'parallel'} of a part that it has not")
         if self.parallel and (self.norms.mixer_sum or self.norms.ffn_sum):
             raise ValueError("Layer: parallel parts are added once, so there is no sum between them to normalise")
 
     def weights(self, at: str, hidden: int) -> Weights:
         norms = {k: n.weights(at) for k in Norms.KEYS if (n := getattr(self.norms, k)) is not None}
-        return {"norms": norms, "mixer": self.mixer.weights(at, hidden), "ffn": self.ffn.weights(at, hidden)}
+        made: dict[str, Any] = {"norms": norms}
+        if isinstance(self.mixer, tuple):
+            made["mixer"] = {i: each.weights(at, hidden) for i, each in enumerate(self.mixer)}
+        elif self.mixer is not None:
+            made["mixer"] = self.mixer.weights(at, hidden)
+        return made | ({} if self.ffn is None else {"ffn": self.ffn.weights(at, hidden)})
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        if self.mixer is None:
+            return ()
+        return self.mixer if isinstance(self.mixer, tuple) else (self.mixer,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +142,12 @@ class ModelSpec:
     @property
     def causal(self) -> bool:
         """Does every token see those before it alone?"""
-        return all(getattr(each.mixer, "causal", True) for each in self.layers)
+        return all(getattr(mixer, "causal", True) for _, mixer in self.mixers)
+
+    @property
+    def mixers(self) -> tuple[tuple[int, Mixer], ...]:
+        """Every mixer with the index of its layer, in order. Each has a cache of its own."""
+        return tuple((i, mixer) for i, each in enumerate(self.layers) for mixer in each.mixers)
 
     @property
     def positions(self) -> int | None:
@@ -142,9 +170,9 @@ class ModelSpec:
     def ropes(self) -> tuple[Rope, ...]:
         """Each rotary table that some layer reads, once."""
         found: list[Rope] = []
-        for each in self.layers:
-            if each.mixer.rope is not None and each.mixer.rope not in found:
-                found.append(each.mixer.rope)
+        for _, mixer in self.mixers:
+            if mixer.rope is not None and mixer.rope not in found:
+                found.append(mixer.rope)
         return tuple(found)
 
     def known(self, name: str) -> str | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from thalweg.models.spec.mlp import MLP
+from thalweg.models.spec.mlp import MLP, UngatedMLP
 from thalweg.models.weights import Source, View, Weight, Weights, matrices, vector, viewed
 
 
@@ -17,6 +18,8 @@ class MoE:
     inner: int
     """Of one expert."""
     act: str = "silu"
+    gated: bool = True
+    """False: experts are down(act(up(x)))."""
     scores: str = "softmax"
     """softmax, sigmoid, or sparsemixer (of two experts), as Phi-3.5-MoE was trained."""
     jitter: float = 0.0
@@ -24,7 +27,7 @@ class MoE:
     renormalise: bool = False
     """Weights of the chosen experts sum to one."""
     scale: float = 1.0
-    shared: MLP | None = None
+    shared: MLP | UngatedMLP | None = None
     """What every token goes to as well. Its name is relative to this part's."""
     shared_gate: str = ""
     """The matrix of one output whose sigmoid multiplies what `shared` gives; "" = none."""
@@ -51,8 +54,17 @@ class MoE:
     """Tensors that hold gate and up, and down, of all experts in checkpoints that do not have one each."""
     turned: bool = False
     """These are [experts, inputs, outputs], and rows of gate and up alternate."""
+    latent: int = 0
+    """Values that a token is projected to before its experts, whose sum is projected back; 0 = experts see the token."""
+    latent_bias: bool = False
+    latents: tuple[str, str] = ("fc1_latent_proj", "fc2_latent_proj")
+    """The names of these projections."""
     biases: tuple[str, str] | None = None
     """Tensors that hold the biases of gate and up, which alternate, and of down, of all experts."""
+
+    def __post_init__(self) -> None:
+        if not self.gated and (self.fused or self.biases):
+            raise ValueError("MoE: this version has no experts without gates in one tensor, or with biases")
 
     @property
     def width(self) -> int:
@@ -61,13 +73,19 @@ class MoE:
     def weights(self, at: str, hidden: int) -> Weights:
         at = f"{at}{self.name}."
         each = [at + self.expert.format(e) for e in range(self.experts)]
-        gates = {f"{e}.{part}": self.inner for e in each for part in (self.gate, self.up)}
-        more: dict[str, Weights] = {} if self.shared is None else {"shared": self.shared.weights(at, hidden)}
+        gates = {f"{e}.{part}": self.inner for e in each for part in ((self.gate, self.up) if self.gated else (self.up,))}
+        seen = self.latent or hidden
+        more: dict[str, Any] = {} if self.shared is None else {"shared": self.shared.weights(at, hidden)}
         if self.shared_gate:
             more["shared_gate"] = {"weight": Weight((Source(f"{at}{self.shared_gate}.weight", (1, hidden)),))}
         if self.correction:
             shape = (self.correction_rows, self.experts) if self.correction_rows else (self.experts,)
             more["correction"] = {"bias": Weight((Source(f"{at}{self.correction}", shape),), fill="zeros", dtype="float32")}
+        if self.latent:
+            for key, name, shape in zip(("enter", "leave"), self.latents, ((seen, hidden), (hidden, seen)), strict=True):
+                more[key] = {"weight": Weight((Source(f"{at}{name}.weight", shape),), role="linear")}
+                if self.latent_bias:
+                    more[key]["bias"] = vector(f"{at}{name}.bias", shape[0])
         if self.router_bias:
             more["router_bias"] = {"bias": vector(f"{at}{self.router}.bias", self.experts)}
         if self.biases is not None:
@@ -85,15 +103,13 @@ class MoE:
             }  # fmt: skip
         return {
             "router": {"weight": Weight((Source(f"{at}{self.router}.weight", (self.experts, hidden)),))},
-            "gate_up": {
-                "weight": self._viewed(at, matrices(gates, hidden, shard=0, role="experts"), 0, 2 * self.inner, hidden)
-            },
+            "gate_up": {"weight": self._viewed(at, matrices(gates, seen, shard=0, role="experts"), 0, 2 * self.inner, seen)},
             "down": {
                 "weight": self._viewed(
                     at,
-                    matrices({f"{e}.{self.down}": hidden for e in each}, self.inner, shard=1, role="experts"),
+                    matrices({f"{e}.{self.down}": seen for e in each}, self.inner, shard=1, role="experts"),
                     1,
-                    hidden,
+                    seen,
                     self.inner,
                 )
             },

@@ -44,10 +44,13 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_attend": (None, (_P, _P)),
     "thalweg_norm": (None, (_P, _I, _P, _L, _L, _L, _L, _P, _P, _F, _F, _P, _P)),
     "thalweg_gated_norm": (None, (_P, _I, _P, _P, _L, _L, _P, _F, _P)),
+    "thalweg_group_norm": (None, (_P, _I, _P, _P, _L, _L, _L, _L, _P, _F, _I, _P)),
     "thalweg_gate": (None, (_P, _I, _P, _L, _L, _I, _P)),
     "thalweg_turn": (None, (_P, _I, _P, _P, _L, _L, _L, _L, _L, _L, _P, _P, _L, _I, _P, _P)),
     "thalweg_delta": (None, (_P, _P)),
     "thalweg_conv": (None, (_P, _P)),
+    "thalweg_ssd": (None, (_P, _P)),
+    "thalweg_scan": (None, (_P, _P)),
     "thalweg_best": (None, (_P, _P, _L, _L, _P)),
     "thalweg_linear": (None, (_P, _P, _I, _P, _L, _P, _P)),
     "thalweg_largest": (None, (_P, _P, _I, _P, _L, _P, _P, _P, _P)),
@@ -62,7 +65,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
 }
 REPLAYED = (
     "linear", "attend", "norm", "gate", "turn", "best", "largest", "gather", "draw", "logprobs", "penalties", "experts",
-    "route", "gated_norm", "heads",
+    "route", "gated_norm", "heads", "group_norm",
 )  # fmt: skip
 """Functions that make up a step, which `thalweg_replay` calls again from a list. They are numbered as there."""
 WORDS = 20

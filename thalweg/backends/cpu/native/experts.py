@@ -31,6 +31,8 @@ def _form(format: WeightFormat) -> str | None:
 
 
 def _runs(spec: Mapping[str, Any]) -> str | None:
+    if not spec.get("gated", True):
+        return "runs experts with gates"
     act = spec.get("act", "silu")
     if act not in GATES:
         return f"runs {', '.join(GATES)}, not {act}"

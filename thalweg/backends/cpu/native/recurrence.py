@@ -12,9 +12,12 @@ from torch import Tensor
 from thalweg.backends.cpu.native import Library
 from thalweg.backends.cpu.native.linear import NAMES, TYPES
 from thalweg.hal.op import Kernel
+from thalweg.hal.ops.conv import NONE
+from thalweg.hal.ops.ssm import ssd_steps
 
 TAPS, WIDEST = 8, 256
-"""Limits of recurrent.inc: tokens that a convolution sees, values of a query."""
+"""Limits of recurrent.inc: tokens that a convolution sees, values of a query or numbers that are kept of a channel."""
+CONV_ACTS = {"silu": 0, NONE: 1}
 _L, _P = ctypes.c_int64, ctypes.c_void_p
 _SEQS = ("table", "context", "query", "last")
 
@@ -34,7 +37,27 @@ class _Conv(ctypes.Structure):
 
     _fields_ = (
         *((n, _L) for n in ("type", "seqs", "channels", "taps", "columns", "stride")),
-        *((n, _P) for n in (*_SEQS, "x", "weight", "held", "y")), ("parts", _L), ("per_task", _L),
+        *((n, _P) for n in (*_SEQS, "x", "weight", "held", "y", "bias")), *((n, _L) for n in ("act", "parts", "per_task")),
+    )  # fmt: skip
+
+
+class _Ssd(ctypes.Structure):
+    """`Ssd` of core.h."""
+
+    _fields_ = (
+        *((n, _L) for n in ("type", "seqs", "groups", "heads", "width", "size", "columns")),
+        *((n, _L) for n in ("x_stride", "b_stride", "c_stride")),
+        *((n, _P) for n in (*_SEQS, "x", "b", "c", "far", "decay", "skip", "held", "y")),
+    )  # fmt: skip
+
+
+class _Scan(ctypes.Structure):
+    """`Scan` of core.h."""
+
+    _fields_ = (
+        *((n, _L) for n in ("type", "seqs", "channels", "size", "columns")),
+        *((n, _L) for n in ("x_stride", "step_stride", "b_stride", "c_stride", "gate_stride")),
+        *((n, _P) for n in (*_SEQS, "x", "step", "b", "c", "gate", "rate", "bias", "skip", "held", "y")), ("parts", _L),
     )  # fmt: skip
 
 
@@ -49,9 +72,25 @@ def _rules(spec: Mapping[str, Any]) -> str | None:
 
 def _convolves(spec: Mapping[str, Any]) -> str | None:
     act, taps = spec.get("act", "silu"), spec.get("taps", 2)
-    if act != "silu" or taps > TAPS:
-        return f"runs silu after at most {TAPS} taps, not {act} after {taps}"
+    if act not in CONV_ACTS or taps > TAPS:
+        return f"runs {' or '.join(CONV_ACTS)} after at most {TAPS} taps, not {act} after {taps}"
     return _typed(spec)
+
+
+def _scans(spec: Mapping[str, Any]) -> str | None:
+    size = spec.get("state", 1)
+    return _typed(spec) if size <= WIDEST else f"keeps at most {WIDEST} numbers of a channel, not {size}"
+
+
+def _rows(*rows: Tensor) -> list[Tensor]:
+    """The arrays of a batch that the structures have."""
+    return [a.contiguous() for a in rows]
+
+
+def _even(t: Tensor) -> Tensor:
+    """The same with what follows the first dimension side by side."""
+    dense = t.stride(-1) == 1 and (t.dim() == 2 or t.stride(1) == t.shape[2])
+    return t if dense else t.contiguous()
 
 
 class Recurrence:
@@ -60,20 +99,22 @@ class Recurrence:
     def __init__(self, library: Library) -> None:
         self._library, self._context = library, library.context
         self._delta, self._conv = library.delta, library.conv
+        self._ssd, self._scan = library.ssd, library.scan
 
     def causal_conv(
         self, x: Tensor, weight: Tensor, held: Tensor, table: Tensor, context: Tensor, query: Tensor, last_row: Tensor,
-        token_seq: Tensor, *, act: str = "silu",
+        token_seq: Tensor, bias: Tensor | None = None, *, act: str = "silu",
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        x = x if x.stride(1) == 1 else x.contiguous()
-        weight, rows = weight.contiguous(), [a.contiguous() for a in (table, context, query, last_row)]
+        x, weight, rows = _even(x), weight.contiguous(), _rows(table, context, query, last_row)
         channels, taps = x.shape[1], weight.shape[2]
-        if held.shape[1:] != (taps - 1, channels) or held.dtype != x.dtype or weight.dtype != x.dtype or taps > TAPS:
+        fits = held.shape[1:] == (taps - 1, channels) and held.dtype == x.dtype and taps <= TAPS
+        if not fits or any(a.dtype != x.dtype or len(a) != channels for a in (weight, bias) if a is not None):
             raise ValueError(f"causal_conv: {list(held.shape)} {held.dtype} is no cache for {channels} channels, {taps} taps")
         y = torch.empty(x.shape, dtype=x.dtype)
         job = _Conv(
             TYPES[x.dtype], table.shape[0], channels, taps, table.shape[1], x.stride(0), *(a.data_ptr() for a in rows),
-            x.data_ptr(), weight.data_ptr(), held.data_ptr(), y.data_ptr(),
+            x.data_ptr(), weight.data_ptr(), held.data_ptr(), y.data_ptr(), None if bias is None else bias.data_ptr(),
+            CONV_ACTS[act],
         )  # fmt: skip
         self._conv(self._context, ctypes.addressof(job))
         return y, held
@@ -82,9 +123,8 @@ class Recurrence:
         self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, share: Tensor, held: Tensor, table: Tensor, context: Tensor,
         query: Tensor, last_row: Tensor, token_seq: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        q, k, v = (t if t.stride(2) == 1 and t.stride(1) == t.shape[2] else t.contiguous() for t in (q, k, v))
-        decay, share = decay.contiguous(), share.contiguous()
-        rows = [a.contiguous() for a in (table, context, query, last_row)]
+        q, k, v = (_even(t) for t in (q, k, v))
+        decay, share, rows = decay.contiguous(), share.contiguous(), _rows(table, context, query, last_row)
         (keys, dim), (heads, width) = q.shape[1:], v.shape[1:]
         if held.shape[1:] != (heads, dim, width) or held.dtype != torch.float32 or dim > WIDEST or heads % keys:
             raise ValueError(f"delta_rule: {list(held.shape)} {held.dtype} is no cache for {heads} heads of {dim} x {width}")
@@ -96,10 +136,48 @@ class Recurrence:
         self._delta(self._context, ctypes.addressof(job))
         return y, held
 
+    def selective_scan(
+        self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, gate: Tensor, log_rate: Tensor, bias: Tensor, skip: Tensor,
+        held: Tensor, table: Tensor, context: Tensor, query: Tensor, last_row: Tensor, token_seq: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        parts = [_even(t) for t in (x, step, b, c, gate)]
+        (channels, size), kind = log_rate.shape, x.dtype
+        fits = all(t.dtype == kind for t in parts) and [t.shape[1] for t in parts] == [channels, channels, size, size, channels]
+        if not fits or held.shape[1:] != (size, channels) or held.dtype != torch.float32 or size > WIDEST:
+            raise ValueError(f"selective_scan: {list(held.shape)} {held.dtype} is no cache for {channels} channels of {size}")
+        rate, bias, skip = -torch.exp(log_rate.T.contiguous()), bias.contiguous(), skip.contiguous()
+        rows, y = _rows(table, context, query, last_row), torch.empty(x.shape, dtype=kind)
+        job = _Scan(
+            TYPES[kind], table.shape[0], channels, size, table.shape[1], *(t.stride(0) for t in parts),
+            *(a.data_ptr() for a in (*rows, *parts, rate, bias, skip, held, y)),
+        )  # fmt: skip
+        self._scan(self._context, ctypes.addressof(job))
+        return y, held
+
+    def ssd_scan(
+        self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, log_rate: Tensor, bias: Tensor, skip: Tensor, held: Tensor,
+        table: Tensor, context: Tensor, query: Tensor, last_row: Tensor, token_seq: Tensor, *, low: float = 0.0,
+        high: float = float("inf"),
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        parts, (heads, width), (groups, size) = [_even(t) for t in (x, b, c)], x.shape[1:], b.shape[1:]
+        fits = all(t.dtype == x.dtype for t in parts) and not heads % groups and size <= WIDEST
+        if not fits or held.shape[1:] != (heads, size, width) or held.dtype != torch.float32:
+            raise ValueError(f"ssd_scan: {list(held.shape)} {held.dtype} is no cache for {heads} heads of {size} x {width}")
+        far, decay = (a.contiguous() for a in ssd_steps(step, log_rate, bias, low, high))
+        skip, rows, y = skip.contiguous(), _rows(table, context, query, last_row), torch.empty(x.shape, dtype=x.dtype)
+        job = _Ssd(
+            TYPES[x.dtype], table.shape[0], groups, heads, width, size, table.shape[1], *(t.stride(0) for t in parts),
+            *(a.data_ptr() for a in (*rows, *parts, far, decay, skip, held, y)),
+        )  # fmt: skip
+        self._ssd(self._context, ctypes.addressof(job))
+        return y, held
+
 
 def kernels(library: Library) -> tuple[Kernel, ...]:
     ops, name = Recurrence(library), f"native-{library.level}"
     return (
         Kernel("causal_conv", name, ops.causal_conv, _convolves, batch_invariant=True),
         Kernel("delta_rule", name, ops.delta_rule, _rules, batch_invariant=True),
+        Kernel("selective_scan", name, ops.selective_scan, _scans, batch_invariant=True),
+        Kernel("ssd_scan", name, ops.ssd_scan, _scans, batch_invariant=True),
     )

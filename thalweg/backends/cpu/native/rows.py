@@ -30,7 +30,7 @@ class RowOps:
     def __init__(self, library: Library) -> None:
         self._context, self._library = library.context, library
         self._norm, self._gate, self._turn = library.norm, library.gate, library.turn
-        self._gated_norm = library.gated_norm
+        self._gated_norm, self._group_norm = library.gated_norm, library.group_norm
 
     def rms_norm(self, x: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> Tensor:
         if x.dim() == 3 and x.stride(2) == 1 and x.stride(1) == x.shape[2]:  # heads cut out of a wider row
@@ -73,6 +73,22 @@ class RowOps:
         )  # fmt: skip
         return out
 
+    def gated_group_norm(
+        self, x: Tensor, gate: Tensor, weight: Tensor, *, groups: int, eps: float, norm_first: bool = False
+    ) -> Tensor:
+        x, width = x.contiguous(), x.shape[-1]
+        gate = gate if gate.dim() == 2 and gate.stride(1) == 1 else gate.contiguous()
+        if gate.shape != x.shape or gate.dtype != x.dtype or width % groups:
+            raise ValueError(
+                f"gated_group_norm: a gate of {gate.dtype} {list(gate.shape)} does not fit {x.dtype} {list(x.shape)}"
+            )
+        out = torch.empty_like(x)
+        self._group_norm(
+            self._context, TYPES[x.dtype], x.data_ptr(), gate.data_ptr(), x.numel() // width, groups, width // groups,
+            gate.stride(0) if gate.dim() == 2 else width, _fit(weight, x).data_ptr(), eps, int(norm_first), out.data_ptr(),
+        )  # fmt: skip
+        return out
+
     def act_and_mul(self, x: Tensor, *, act: str = "silu") -> Tensor:
         x, width = x.contiguous(), x.shape[-1] // 2
         out = torch.empty((*x.shape[:-1], width), dtype=x.dtype)
@@ -107,6 +123,7 @@ def kernels(library: Library) -> tuple[Kernel, ...]:
         Kernel("rms_norm", name, ops.rms_norm, _typed, batch_invariant=True),
         Kernel("add_rms_norm", name, ops.add_rms_norm, _typed, batch_invariant=True),
         Kernel("gated_rms_norm", name, ops.gated_rms_norm, _typed, batch_invariant=True),
+        Kernel("gated_group_norm", name, ops.gated_group_norm, _typed, batch_invariant=True),
         Kernel("act_and_mul", name, ops.act_and_mul, _gates, batch_invariant=True),
         Kernel("rope", name, ops.rope, _typed, batch_invariant=True),
     )

@@ -272,6 +272,16 @@ EXPORT void thalweg_gated_norm(Context* c, int type, const void* x, const void* 
     by_rows(c, j, c->kernels->gated_norm, width * 24);
 }
 
+// Of each of `groups` groups of a row, [width] each: x silu(gate) / rms * weight, or x / rms * weight * silu(gate) (norm_first).
+// x and y [rows, groups, width], weight [groups, width], rows of gate `gate_stride` apart.
+EXPORT void thalweg_group_norm(Context* c, int type, const void* x, const void* gate, int64_t rows, int64_t groups, int64_t width,
+                               int64_t gate_stride, const void* weight, float eps, int norm_first, void* y) {
+    Rows j{};
+    j.type = Type(type), j.x = x, j.residual = gate, j.weight = weight, j.y = y, j.rows = rows * groups, j.width = width;
+    j.inner = groups, j.other_stride = gate_stride, j.eps = eps, j.act = norm_first;
+    by_rows(c, j, c->kernels->group_norm, width * 32);
+}
+
 // y [rows, width] = act(x[:, :width]) * x[:, width:]
 EXPORT void thalweg_gate(Context* c, int type, const void* x, int64_t rows, int64_t width, int act, void* y) {
     Rows j{};
@@ -294,7 +304,14 @@ EXPORT void thalweg_turn(Context* c, int type, const void* q, const void* k, int
 // The gated delta rule; see Delta.
 EXPORT void thalweg_delta(Context* c, Delta* j) { run(c->pool, j->seqs * j->heads, c->kernels->delta, j); }
 
-// A short causal convolution of each channel, then silu; see Conv. As with rows, a task is worth handing over from some size on:
+// The recurrences of Mamba-2 and of Mamba; see Ssd and Scan.
+EXPORT void thalweg_ssd(Context* c, Ssd* j) { run(c->pool, j->seqs * j->heads, c->kernels->ssd, j); }
+EXPORT void thalweg_scan(Context* c, Scan* j) {
+    j->parts = (j->channels + SCAN_CHANNELS - 1) / SCAN_CHANNELS;
+    run(c->pool, j->seqs * j->parts, c->kernels->scan, j);
+}
+
+// A short causal convolution of each channel, then silu or nothing; see Conv. As with rows, a task is worth handing over from some size on:
 // a sequence that decodes has a token or two for each piece.
 EXPORT void thalweg_conv(Context* c, Conv* j) {
     j->parts = (j->channels + CONV_CHANNELS - 1) / CONV_CHANNELS;
@@ -401,6 +418,9 @@ EXPORT void thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
                 break;
             case 13: thalweg_gated_norm(c, int(a[0]), at(1), at(2), a[3], a[4], at(5), as_float(a[6]), at(7)); break;
             case 14: thalweg_heads(c, (const Weight*)at(0), a[1], a[2], int(a[3]), at(4), a[5], a[6], a[7], at(8)); break;
+            case 15:
+                thalweg_group_norm(c, int(a[0]), at(1), at(2), a[3], a[4], a[5], a[6], at(7), as_float(a[8]), int(a[9]), at(10));
+                break;
             default: abort();
         }
     }

@@ -154,9 +154,31 @@ struct Conv {
     const int32_t *table, *context, *query, *last;
     const void *x, *weight;  // [tokens, channels], `stride` apart; [channels, taps]
     void *held, *y;          // [blocks, taps - 1, channels]; [tokens, channels]
+    const void* bias;        // [channels]; null: none
+    int64_t act;             // 0 silu, 1 none
     int64_t parts, per_task;  // pieces of CONV_CHANNELS that a sequence is cut into, and how many of them a task takes
 };
 constexpr int64_t CONV_CHANNELS = 256;
+
+// Of state-space models (scans.inc), sequences as above.
+struct Ssd {
+    int64_t type, seqs, groups, heads, width, size, columns, x_stride, b_stride, c_stride;
+    const int32_t *table, *context, *query, *last;
+    const void *x, *b, *c;              // [tokens, heads, width], [tokens, groups, size], tokens apart by the strides
+    const float *far, *decay, *skip;    // [tokens, heads] twice; [heads]
+    float* held;                        // [blocks, heads, size, width]
+    void* y;                            // [tokens, heads, width]
+};
+struct Scan {
+    int64_t type, seqs, channels, size, columns, x_stride, step_stride, b_stride, c_stride, gate_stride;
+    const int32_t *table, *context, *query, *last;
+    const void *x, *step, *b, *c, *gate;  // [tokens, channels], b and c [tokens, size], tokens apart by the strides
+    const float *rate, *bias, *skip;      // [size, channels], [channels] twice
+    float* held;                          // [blocks, size, channels]
+    void* y;                              // [tokens, channels]
+    int64_t parts;                        // pieces of SCAN_CHANNELS that a sequence is cut into
+};
+constexpr int64_t SCAN_CHANNELS = 128;
 
 // Rows of logits [rows, width] to tokens (sampling.inc). What is null is not asked for.
 struct Draw {
@@ -224,7 +246,7 @@ struct Kernels {
     Task round_floats;  // inputs to 8-bit floats and back, in their type
     Task planes;        // in two. Null: int8 and int4 are never held in quads
     void (*round_row)(const Weight& w, const void* row, int64_t output, float* wide, uint8_t* codes);
-    Task peak, delta, conv, route, together, gated_norm, write_latents, attend_latents;
+    Task peak, delta, conv, route, together, gated_norm, write_latents, attend_latents, ssd, scan, group_norm;
     int64_t peak_operations[4];  // of a round, by kind; 0: none
 };
 

@@ -1,0 +1,88 @@
+"""Nemotron-H and Nemotron 3: layers of one part each, which is Mamba-2, attention that is told no positions, an ungated MLP
+with squared ReLUs, or a mixture of such experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+from thalweg.checkpoint.config import Config, flag, integer, real, text
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.families.common import UNGATED, act, attention, decoder, hidden_size, layer_count, ungated
+from thalweg.models.families.mamba import SILU, taps
+from thalweg.models.families.mamba2 import shared_by
+from thalweg.models.spec import FFN, Layer, Mamba2, Mixer, ModelSpec, MoE, Names, Norm, Norms, UngatedMLP
+
+LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+"""Of `hybrid_override_pattern`."""
+KINDS = {"linear_attention": "mamba", "full_attention": "attention", **{kind: kind for kind in LETTERS.values()}}
+"""Of `layers_block_type`."""
+
+
+def nemotron_h(config: Config) -> ModelSpec:
+    hidden, e = hidden_size(config), real(config, "layer_norm_epsilon", 0, 1, default=1e-5)
+    kinds, before = _kinds(config), Norm("norm", hidden, e)
+    mixers = {kind: Layer(make(config, e), None, Norms(mixer=before)) for kind, make in _MIXERS.items() if kind in kinds}
+    ffns = {kind: Layer(None, make(config), Norms(ffn=before)) for kind, make in _FFNS.items() if kind in kinds}
+    return decoder(
+        config, [(mixers | ffns)[kind] for kind in kinds], norm=Norm("norm_f", hidden, e), root="backbone.", embed="embeddings",
+        names=Names(replace=(("model.", "backbone."),), skip=("mtp.",)),
+    )  # fmt: skip
+
+
+def _kinds(config: Config) -> list[str]:
+    pattern, listed, layers = config.get("hybrid_override_pattern"), config.get("layers_block_type"), layer_count(config)
+    if isinstance(listed, list):
+        known, said = KINDS, listed
+    else:
+        known, said = LETTERS, list(text(config, "hybrid_override_pattern", "")) if pattern is not None else []
+    if len(said) != layers:
+        raise CheckpointError(f"config.json: hybrid_override_pattern: must name {layers} layers, not {len(said)}")
+    odd = sorted({str(kind) for kind in said} - set(known))
+    if odd:
+        raise UnsupportedModelError(f"config.json: layers: {odd[0]!r:.80} is none of {', '.join(known)}")
+    return [known[kind] for kind in said]
+
+
+def _mamba(config: Config, e: float) -> Mamba2:
+    heads, bias = integer(config, "mamba_num_heads", high=1 << 16, default=128), flag(config, "use_bias", False)
+    return Mamba2(
+        heads=heads, head_dim=integer(config, "mamba_head_dim", high=1 << 16, default=64),
+        groups=shared_by(config, "n_groups", heads, 8), state=integer(config, "ssm_state_size", high=1 << 16, default=128),
+        kernel=taps(config, "conv_kernel"), eps=e, act=act(config, "mamba_hidden_act", known=SILU), bias=bias, out_bias=bias,
+        conv_bias=flag(config, "use_conv_bias", True), limits=(real(config, "time_step_min", 0, 1e30, default=1e-3), inf),
+    )  # fmt: skip
+
+
+def _attention(config: Config, e: float) -> Mixer:
+    head_dim = integer(config, "head_dim", high=1 << 16, default=128)
+    return replace(attention(config, head_dim=head_dim), rope=None, name="mixer")
+
+
+def _mlp(config: Config, **more: Any) -> UngatedMLP:
+    said = {"act": _act(config), "bias": flag(config, "mlp_bias", False), "up": "up_proj", "down": "down_proj"}
+    return ungated(config, **({"name": "mixer"} | said | more))
+
+
+def _act(config: Config) -> str:
+    return act(config, "mlp_hidden_act", default="relu2", known=UNGATED)
+
+
+def _moe(config: Config) -> MoE:
+    experts = integer(config, "n_routed_experts", high=1 << 16, default=8)
+    inner = integer(config, "moe_shared_expert_intermediate_size", high=1 << 24, default=7688)
+    return MoE(
+        experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts, default=min(2, experts)),
+        inner=integer(config, "moe_intermediate_size", high=1 << 24, default=7688), act=_act(config), gated=False,
+        scores="sigmoid", renormalise=flag(config, "norm_topk_prob", True),
+        scale=real(config, "routed_scaling_factor", 1e-6, 1e6, default=1.0), correction="gate.e_score_correction_bias",
+        groups=integer(config, "n_group", high=experts, default=1), top_groups=integer(config, "topk_group", default=1),
+        latent=integer(config, "moe_latent_size", low=0, high=1 << 20, default=0), latent_bias=flag(config, "mlp_bias", False),
+        shared=_mlp(config, inner=inner, name="shared_experts"), name="mixer",
+    )  # fmt: skip
+
+
+_MIXERS: Mapping[str, Callable[[Config, float], Mixer]] = {"mamba": _mamba, "attention": _attention}
+_FFNS: Mapping[str, Callable[[Config], FFN]] = {"mlp": _mlp, "moe": _moe}

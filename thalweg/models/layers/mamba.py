@@ -1,0 +1,62 @@
+"""Mamba: projections, a short convolution, a selective scan whose steps depend on its input. What it keeps of a sequence lies
+in the block that the group's table names; it is passed through, never kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from thalweg.hal import ops
+from thalweg.hal.step import Array
+from thalweg.models import spec as declared
+from thalweg.models.context import Context
+from thalweg.models.flow import Flow, Place
+from thalweg.models.layers.convolved import Convolved, ragged
+from thalweg.models.layers.linear import Linear, RowLinear
+from thalweg.models.weights import ParamSpec
+
+
+class Mamba:
+    """x [T, hidden] -> [T, hidden]. Divided among ranks by channels."""
+
+    backend = None
+    """It attends to nothing, so no attention backend plans for it."""
+
+    def __init__(self, ctx: Context, spec: declared.Mamba, weights: Mapping[str, Any], place: Place) -> None:
+        self._place, self._sizes = place, spec.normed
+        inner = ctx.share(spec.inner, "channels of a Mamba layer")
+        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
+        self.layout = self.spec.parts
+        self._in = Linear(ctx, weights["in"])
+        self._conv = Convolved(ctx, weights["conv"], spec.act)
+        self._chosen = RowLinear(ctx, weights["chosen"])
+        self._step = Linear(ctx, weights["step"])
+        self._norms = [ctx.bind(ops.rms_norm, size=n, eps=spec.eps) for n in self._sizes] if spec.norms else []
+        self._scan = ctx.bind(ops.selective_scan, channels=inner, state=spec.state)
+        self._out = RowLinear(ctx, weights["out"])
+        self.specs: dict[str, Any] = {
+            "in": self._in.specs,
+            "conv": self._conv.specs,
+            "chosen": self._chosen.specs,
+            "norms": {i: {"weight": ParamSpec(w["weight"], ctx.dtype)} for i, w in weights["norms"].items()},
+            "step": self._step.specs,
+            "rate": {name: ParamSpec(w, w.dtype) for name, w in weights["rate"].items()},
+            "out": self._out.specs,
+        }
+
+    def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
+        (last, states), rows, rate = flow.caches[self._place.layer], ragged(flow.batch, self._place), p["rate"]
+        x, gate = self._in(p["in"], x).split(self._in.outputs, dim=-1)
+        x, last = self._conv(p["conv"], x, last, rows)
+        step, b, c = self._chosen(p["chosen"], x).split(self._sizes, dim=-1)
+        if self._norms:
+            step, b, c = (self._normed(p.get("norms", {}), i, t) for i, t in enumerate((step, b, c)))
+        step = self._step(p["step"], step)
+        out, states = self._scan(x, step, b, c, gate, rate["log"], rate["bias"], rate["skip"], states, *rows)
+        flow.caches[self._place.layer] = (last, states)
+        return self._out(p["out"], out)
+
+    def _normed(self, p: Mapping[int, Any], i: int, x: Array) -> Array:
+        weight = p[i]["weight"] if i in p else x.new_ones(self._sizes[i])
+        normed: Array = self._norms[i](x, weight)
+        return normed

@@ -1,0 +1,72 @@
+"""Mamba-2: one projection, a short convolution, the recurrence of state-space duality, a gated norm. What it keeps of a
+sequence lies in the block that the group's table names; it is passed through, never kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from thalweg.hal import ops
+from thalweg.hal.step import Array
+from thalweg.models import spec as declared
+from thalweg.models.context import Context
+from thalweg.models.flow import Flow, Place
+from thalweg.models.layers.convolved import Convolved, ragged
+from thalweg.models.layers.linear import Linear, RowLinear
+from thalweg.models.weights import ParamSpec
+
+
+class Mamba2:
+    """x [T, hidden] -> [T, hidden]. Divided among ranks by groups of heads."""
+
+    backend = None
+    """It attends to nothing, so no attention backend plans for it."""
+
+    def __init__(self, ctx: Context, spec: declared.Mamba2, weights: Mapping[str, Any], place: Place) -> None:
+        self._place, self._dims = place, (spec.head_dim, spec.state)
+        groups = ctx.share(spec.groups, "groups of a Mamba-2 layer")
+        heads = ctx.share(spec.heads, "heads of a Mamba-2 layer")
+        self._scales = spec.scales if any(by != 1 for by in spec.scales) else ()
+        self._parts = [n // ctx.comm.size for n in spec.parts]
+        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
+        self.layout = self.spec.parts
+        self._in = Linear(ctx, weights["in"])
+        self._conv = Convolved(ctx, weights["conv"], spec.act)
+        self._scan = ctx.bind(
+            ops.ssd_scan, heads=heads, groups=groups, head_dim=spec.head_dim, state=spec.state, low=spec.limits[0],
+            high=spec.limits[1],
+        )  # fmt: skip
+        self._normed = spec.norm
+        if spec.norm:
+            first = {"norm_first": True} if spec.norm_first else {}
+            self._gate = ctx.bind(ops.gated_group_norm, size=self._parts[0], groups=groups, eps=spec.eps, **first)
+        else:
+            self._gate = ctx.bind(ops.act_and_mul, act="silu", size=self._parts[0])
+        self._out = RowLinear(ctx, weights["out"])
+        self.specs: dict[str, Any] = {
+            "in": self._in.specs,
+            "conv": self._conv.specs,
+            "rate": {name: ParamSpec(w, w.dtype) for name, w in weights["rate"].items()},
+            "norm": {name: ParamSpec(w, ctx.dtype) for name, w in weights["norm"].items()},
+            "out": self._out.specs,
+        }
+
+    def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
+        (last, states), rows, rate = flow.caches[self._place.layer], ragged(flow.batch, self._place), p["rate"]
+        head_dim, state = self._dims
+        projected = self._in(p["in"], x)
+        if self._scales:
+            parts = projected.split(self._in.outputs, dim=-1)
+            projected = torch.cat([part * by for part, by in zip(parts, self._scales, strict=True)], -1)
+        gate, xbc, step = projected.split((self._parts[0], sum(self._parts), self._in.outputs[-1]), dim=-1)
+        xbc, last = self._conv(p["conv"], xbc, last, rows)
+        x, b, c = (
+            t.unflatten(-1, (-1, n)) for t, n in zip(xbc.split(self._parts, dim=-1), (head_dim, state, state), strict=True)
+        )
+        out, states = self._scan(x, step, b, c, rate["log"], rate["bias"], rate["skip"], states, *rows)
+        flow.caches[self._place.layer] = (last, states)
+        out = out.flatten(-2)
+        out = self._gate(out, gate, p["norm"]["weight"]) if self._normed else self._gate(torch.cat((gate, out), -1))
+        return self._out(p["out"], out)
