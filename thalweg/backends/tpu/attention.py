@@ -56,9 +56,11 @@ class _Where:
 
 
 class _Tiled(AttentionBackend):
+    kinds: tuple[str, ...] = ("full", "window")
+
     def supports(self, spec: AttnSpec) -> str | None:
-        if spec.kind not in ("full", "window"):
-            return f"runs kinds full and window, not {spec.kind}"
+        if spec.kind not in self.kinds:
+            return f"runs kinds {' and '.join(self.kinds)}, not {spec.kind}"
         if spec.dtype not in ("float32", "bfloat16"):
             return f"runs float32 and bfloat16, not {spec.dtype}"
         if spec.kv_dtype not in ("", spec.dtype, *KV_DTYPES):
@@ -192,6 +194,7 @@ class XlaAttention(_Tiled):
     """A walk written in JAX. A walk ends where the batch's longest does. Masked keys add exactly nothing."""
 
     name = "xla"
+    kinds = ("full", "window", "chunked")
 
     def _store(self, kv: jax.Array, new: jax.Array, at: _Where) -> jax.Array:
         return kv.at[at.block, :, at.offset].set(new)
@@ -207,7 +210,7 @@ class XlaAttention(_Tiled):
         table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % step)), constant_values=SCRATCH)[seq]
         mine = (first[:, None] + jnp.arange(rows) // per)[:, :, None]
         end = first + count
-        low = jnp.maximum(first - spec.window + 1, 0) if spec.window else jnp.zeros_like(first)
+        low = jnp.maximum(_first(first, spec), 0) if spec.window else jnp.zeros_like(first)
         query = q.astype(jnp.float32) * spec.scale
 
         def one(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -221,7 +224,7 @@ class XlaAttention(_Tiled):
             scores = jnp.einsum("nhrd,nhkd->nhrk", query, held[..., :dim])
             if spec.softcap:
                 scores = spec.softcap * jnp.tanh(scores / spec.softcap)
-            seen = (at <= mine) & (at > mine - spec.window) if spec.window else at <= mine
+            seen = (at <= mine) & (at >= _first(mine, spec)) if spec.window else at <= mine
             scores = jnp.where(seen[:, None] & own[:, None, None, :], scores, -jnp.inf)
             highest = jnp.maximum(top, scores.max(-1))
             keep, weights = jnp.exp(top - highest), jnp.exp(scores - highest[..., None])
@@ -235,6 +238,11 @@ class XlaAttention(_Tiled):
         begin = jnp.where(count > 0, low, jnp.iinfo(jnp.int32).max).min() // span
         _, total, acc = jax.lax.fori_loop(begin, (end * (count > 0)).max() // span + 1, one, carry)
         return (acc / jnp.where(total > 0, total, 1)[..., None]).astype(q.dtype)
+
+
+def _first(position: jax.Array, spec: AttnSpec) -> jax.Array:
+    """Of the positions that a token at this one sees, where it has a window or a chunk."""
+    return position // spec.window * spec.window if spec.kind == "chunked" else position - spec.window + 1
 
 
 def _decoded(held: jax.Array, heads: int, dtype: Any) -> jax.Array:

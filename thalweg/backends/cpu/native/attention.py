@@ -16,7 +16,7 @@ from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
 from thalweg.hal.kv import KVLayout, kept_width
 from thalweg.hal.step import SCRATCH, StepBatch
 
-ROWS, MOST_ROWS, MOST_DIM = 48, 64, 256
+ROWS, MOST_ROWS, MOST_DIM = 48, 64, 512
 """Rows (query tokens x query heads of a KV head) of one task. The last two are limits of attention.inc."""
 CODED = ("avx512vnni", "avx512bf16")
 """Instruction sets that read a cache in int8 as it is, four numbers at a time (cache.inc)."""
@@ -28,7 +28,7 @@ class _Job(ctypes.Structure):
 
     _fields_ = (
         *((n, _L) for n in ("type", "rounds", "heads", "kv_heads", "dim", "size", "tokens", "seqs", "columns", "window",
-                            "q_stride", "k_stride", "v_stride", "rotary")),
+                            "chunk", "q_stride", "k_stride", "v_stride", "rotary")),
         ("scale", _F), ("softcap", _F), ("eps", _F), ("offset", _F),
         *((n, _P) for n in ("table", "token_seq", "positions", "slots", "context", "query", "first", "tasks")),
         ("task_count", _L), ("per_task", _L),
@@ -49,8 +49,8 @@ class NativeAttention(AttentionBackend):
         self.name = f"native-{library.level}"
 
     def supports(self, spec: AttnSpec) -> str | None:
-        if spec.kind not in ("full", "window"):
-            return f"runs kinds full and window, not {spec.kind}"
+        if spec.kind not in ("full", "window", "chunked"):
+            return f"runs kinds full, window and chunked, not {spec.kind}"
         if spec.dtype not in ("float32", "bfloat16"):
             return f"runs float32 and bfloat16, not {spec.dtype}"
         if spec.kv_dtype not in ("", spec.dtype, "int8"):
@@ -103,7 +103,7 @@ class NativeAttention(AttentionBackend):
         """prologue None: q and k are already normed and rotated."""
         plan = cast(dict[str, Any], batch.metadata[group]) if batch.metadata else {}
         q, k, v = (x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous() for x in (q, k, v))
-        key = f"native/{spec.window}/{spec.heads}/{spec.kv_heads}/{spec.head_dim}/{spec.dtype}/{spec.kv_dtype}"
+        key = f"native/{spec.kind}/{spec.window}/{spec.heads}/{spec.kv_heads}/{spec.head_dim}/{spec.dtype}/{spec.kv_dtype}"
         made = plan.get(key)
         if made is None:
             made = plan[key] = self._job(batch, group, spec, kv.shape[3])
@@ -135,7 +135,8 @@ class NativeAttention(AttentionBackend):
         job = _Job(
             type=0 if spec.dtype == "bfloat16" else 1, rounds=spec.kv_dtype == "int8", heads=spec.heads,
             kv_heads=spec.kv_heads, dim=spec.head_dim, size=size, tokens=tokens, seqs=seqs, columns=held[0].shape[1],
-            window=spec.window, task_count=len(tasks), per_task=max(1, min(64, -(-tokens // (2 * self._threads)))),
+            window=0 if spec.kind == "chunked" else spec.window, chunk=spec.window if spec.kind == "chunked" else 0,
+            task_count=len(tasks), per_task=max(1, min(64, -(-tokens // (2 * self._threads)))),
         )  # fmt: skip
         names = ("table", "token_seq", "positions", "slots", "context", "query")
         for name, x in zip(names, held, strict=True):
