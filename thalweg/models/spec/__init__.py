@@ -9,24 +9,34 @@ Names of tensors are those of the checkpoint: each part names its own, relative 
 
 from __future__ import annotations
 
+from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.attention import Attention
+from thalweg.models.spec.beside import Beside
 from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.mlp import MLP, UngatedMLP
 from thalweg.models.spec.model import Layer, Learned, ModelSpec, Names
 from thalweg.models.spec.moe import MoE
 from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms
 from thalweg.models.spec.part import FFN, Mixer
+from thalweg.models.spec.perlayer import Ending, LayerInput, LayerInputs
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, rope_type
+from thalweg.models.spec.sparse import SparseMLP
 
 __all__ = [
     "FFN",
     "MLP",
     "ROPE_TYPES",
+    "AltUp",
     "AnyNorm",
     "Attention",
+    "Beside",
     "DeltaNet",
+    "Ending",
     "HeadNorm",
+    "Laurel",
     "Layer",
+    "LayerInput",
+    "LayerInputs",
     "LayerNorm",
     "Learned",
     "Mixer",
@@ -36,6 +46,8 @@ __all__ = [
     "Norm",
     "Norms",
     "Rope",
+    "SparseMLP",
+    "Streams",
     "UngatedMLP",
     "rope_type",
 ]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.norm import AnyNorm, Norms
 from thalweg.models.spec.part import FFN, Mixer
+from thalweg.models.spec.perlayer import Ending, LayerInputs
 from thalweg.models.spec.rope import Rope
 from thalweg.models.tail import Pooling
 from thalweg.models.weights import Source, Weight, Weights, matrices, vector
+
+Around = Ending | AltUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +27,20 @@ class Layer:
     """Both parts see the same x, and both are added to it. Without a norm of its own the ffn takes the mixer's input."""
     multiplier: float = 1.0
     """Of what both parts add to the residual stream."""
+    laurel: Laurel | None = None
+    around: Around | None = None
+    """What the layer is wrapped in."""
 
     def __post_init__(self) -> None:
+        if self.laurel is not None and (self.parallel or self.norms.mixer_sum):
+            raise ValueError("Layer: laurel is added between the parts, to the stream itself")
         if self.parallel and (self.norms.mixer_sum or self.norms.ffn_sum):
             raise ValueError("Layer: parallel parts are added once, so there is no sum between them to normalise")
 
     def weights(self, at: str, hidden: int) -> Weights:
         norms = {k: n.weights(at) for k in Norms.KEYS if (n := getattr(self.norms, k)) is not None}
-        return {"norms": norms, "mixer": self.mixer.weights(at, hidden), "ffn": self.ffn.weights(at, hidden)}
+        more = {k: part.weights(at, hidden) for k in ("laurel", "around") if (part := getattr(self, k)) is not None}
+        return {"norms": norms, "mixer": self.mixer.weights(at, hidden), "ffn": self.ffn.weights(at, hidden), **more}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,10 @@ class ModelSpec:
     """Added to embedded tokens."""
     embed_norm: AnyNorm | None = None
     """Of what enters the first layer."""
+    inputs: LayerInputs | None = None
+    """What each layer is given of its own."""
+    streams: Streams | None = None
+    """Residual streams, where there are several."""
     pooling: Pooling | None = None
     """None: the tail is the output matrix."""
     tied: bool = False
@@ -95,6 +109,12 @@ class ModelSpec:
     head: str = "lm_head"
     names: Names = field(default_factory=Names)
 
+    def __post_init__(self) -> None:
+        for i, layer in enumerate(self.layers):
+            reads = getattr(layer.mixer, "reads", None)
+            if reads is not None and (not 0 <= reads < i or replace(layer.mixer, reads=None) != self.layers[reads].mixer):  # type: ignore[type-var]
+                raise ValueError(f"ModelSpec: layer {i} cannot read the cache of layer {reads}, which keeps something else")
+
     def weights(self) -> Weights:
         """Every parameter, by the keys that loaded parameters have."""
         table = f"{self.root}{self.embed}"
@@ -105,6 +125,9 @@ class ModelSpec:
         }
         if self.learned:
             made["learned"] = {i: each.weights(self.root, self.hidden) for i, each in enumerate(self.learned)}
+        for key, part in (("inputs", self.inputs), ("streams", self.streams)):
+            if part is not None:
+                made[key] = part.weights(self.root, self.hidden)
         for key, norm in (("embed_norm", self.embed_norm), ("norm", self.norm)):
             if norm is not None:
                 made[key] = norm.weights(self.root)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thalweg.models.spec.mlp import MLP
+from thalweg.models.spec.norm import Norm
 from thalweg.models.weights import Source, View, Weight, Weights, matrices, vector, viewed
 
 
@@ -26,6 +27,7 @@ class MoE:
     shared_gate: str = ""
     """The matrix of one output whose sigmoid multiplies what `shared` gives; "" = none."""
     name: str = "mlp"
+    """"" = its tensors are the layer's own."""
     router: str = "gate"
     router_bias: bool = False
     correction: str = ""
@@ -43,16 +45,28 @@ class MoE:
     fused: tuple[str, str] | None = None
     """Tensors that hold gate and up, and down, of all experts in checkpoints that do not have one each."""
     turned: bool = False
-    """These are [experts, inputs, outputs], and rows of gate and up alternate."""
+    """These are [experts, inputs, outputs]."""
+    alternate: bool = False
+    """Rows of gate and up alternate there; False: first all of gate."""
     biases: tuple[str, str] | None = None
     """Tensors that hold the biases of gate and up, which alternate, and of down, of all experts."""
+    inward: bool = False
+    """An expert's weight multiplies what enters it, not what leaves it."""
+    router_norm: Norm | None = None
+    """Of what the router reads."""
+    logit_scale: float = 1.0
+    """Of what the router gives."""
+    expert_scale: str = ""
+    """The tensor of a factor per expert, of its weights once they are settled; "" = none."""
+    entry: Norm | None = None
+    """Of what the experts read, and the router does not."""
 
     @property
     def width(self) -> int:
         return self.inner * self.top_k + (self.shared.inner if self.shared else 0)
 
     def weights(self, at: str, hidden: int) -> Weights:
-        at = f"{at}{self.name}."
+        at = f"{at}{self.name}." if self.name else at
         each = [at + self.expert.format(e) for e in range(self.experts)]
         gates = {f"{e}.{part}": self.inner for e in each for part in (self.gate, self.up)}
         more: dict[str, Weights] = {} if self.shared is None else {"shared": self.shared.weights(at, hidden)}
@@ -61,6 +75,11 @@ class MoE:
         if self.correction:
             shape = (self.correction_rows, self.experts) if self.correction_rows else (self.experts,)
             more["correction"] = {"bias": Weight((Source(f"{at}{self.correction}", shape),), fill="zeros", dtype="float32")}
+        if self.expert_scale:
+            more["expert_scale"] = {"weight": vector(f"{at}{self.expert_scale}", self.experts, fill="ones")}
+        for key, norm in (("router_norm", self.router_norm), ("entry", self.entry)):
+            if norm is not None:
+                more[key] = norm.weights(at)
         if self.router_bias:
             more["router_bias"] = {"bias": vector(f"{at}{self.router}.bias", self.experts)}
         if self.biases is not None:
@@ -99,7 +118,7 @@ class MoE:
             return weight
         shape = (self.experts, inputs, outputs) if self.turned else (self.experts, outputs, inputs)
         parts = len(weight.sources) // self.experts
-        rows, step = (1, parts) if self.turned else (outputs // parts, 1)
+        rows, step = (1, parts) if self.alternate else (outputs // parts, 1)
         return viewed(weight, [
             View(f"{at}{self.fused[which]}", shape, e, self.turned, part * rows, step)
             for e in range(self.experts) for part in range(parts)
