@@ -1,5 +1,5 @@
-"""Compiled attention against a dense computation in float64, at every instruction set: head sizes, shares, windows, chunks, soft
-caps, sinks, block sizes, and what earlier owners left in the blocks; and the same bits in any company."""
+"""Compiled attention against a dense computation in float64, at every instruction set: head sizes, shares, windows, chunks,
+soft caps, sinks, block sizes, and what earlier owners left in the blocks; and the same bits in any company."""
 
 from __future__ import annotations
 

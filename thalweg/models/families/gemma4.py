@@ -43,7 +43,7 @@ ROPES = {
     GLOBAL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
 SKIP = tuple(
-    root + part for root in ("", "model.") for part in ("audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.")
+    root + part for root in ("", "model.") for part in ("audio_tower.", "vision_embedder.", "embed_vision.", "embed_audio.")
 )
 """Tensors of other modalities, beside those of `multimodal.SEES`."""
 ROOTS = ("model.", "model.language_model.", "language_model.model.", "language_model.")
