@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from source import Finding, Source, main
 
 HOME = "thalweg/engine/control/cache/groups/"
-KINDS = frozenset({"full", "window", "latent", "state", "cross", "encoder"})
-POLICIES = frozenset({"Full", "Window", "State", "Cross"})
+KINDS = frozenset({"full", "window", "chunked", "latent", "state", "cross", "encoder"})
+POLICIES = frozenset({"Full", "Window", "Chunked", "State", "Cross"})
 WHY = "a policy in control/cache/groups says what its group does"
 
 

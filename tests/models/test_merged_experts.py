@@ -41,3 +41,13 @@ def test_experts_with_biases_beside_them_are_another_layout(tmp_path):
         {name: np.zeros((2, 4, 6), np.float32), f"{name}_bias": np.zeros((2, 6), np.float32)}, tmp_path / "model.safetensors"
     )
     assert open_weights(tmp_path).names == [name, f"{name}_bias"]
+
+
+def test_experts_that_are_turned_are_another_layout(tmp_path):
+    """Llama 4's: also where the hidden size is twice the inner one."""
+    at = "model.layers.0.feed_forward.experts."
+    save_file(
+        {f"{at}gate_up_proj": np.zeros((2, 8, 8), np.float32), f"{at}down_proj": np.zeros((2, 4, 8), np.float32)},
+        tmp_path / "model.safetensors",
+    )
+    assert open_weights(tmp_path).names == [f"{at}down_proj", f"{at}gate_up_proj"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from thalweg.hal.platform import Place
 from thalweg.models import registry, sizes
 from thalweg.models.build import build
 from thalweg.models.load import load_params
+from thalweg.models.step import make_state
 from thalweg.models.weights import walk
 
 DEVICE = load("reference").open(Place())
@@ -50,7 +52,7 @@ def test_the_bytes_counted_are_the_bytes_held(name: str, dtype: str) -> None:
     assert (kept == 0) == (name in ENCODERS)
 
 
-@pytest.mark.parametrize("name", ["llama-tied", "mixtral", "qwen3-moe", "gemma3", "glm4", "qwen3-next", "qwen3.5"])
+@pytest.mark.parametrize("name", ["llama-tied", "mixtral", "qwen3-moe", "gemma3", "gemma4", "glm4", "qwen3-next", "qwen3.5"])
 def test_the_values_counted_are_those_of_the_files(name: str, tmp_path: Path) -> None:
     from zoo import make_checkpoint
 
@@ -69,6 +71,24 @@ def test_the_values_counted_of_an_encoder_are_those_of_the_tensors_it_reads(tmp_
     assert left_out == ["pooler.dense.bias", "pooler.dense.weight"]
     hidden = SMALL["hidden_size"]
     assert sizes.stored_values(spec) == stored.values - hidden * (hidden + 1)
+
+
+def test_a_layer_that_reads_another_cache_has_none() -> None:
+    """Layers 4 and 5 read what layers 3 and 2 keep; heads of layers that see everything are twice as wide, and half as many."""
+    read = config("gemma4")
+    model = build(read, binder=Binder(()), attention=DEVICE.attention, comm=Solo(), dtype="float32", max_len=48, block_tokens=4)
+    assert [(g.kind, g.layers, g.bytes_per_block) for g in model.groups] == [
+        ("window", (0, 1, 3), 3 * 4 * 2 * 2 * 16 * 4), ("full", (2,), 4 * 2 * 1 * 32 * 4),
+    ]  # fmt: skip
+    assert model.layer_group == (0, 0, 1, 0, 0, 1)
+    held = make_state(model, DEVICE, blocks=[3, 3], slots=2, max_len=8)["kv"]
+    assert [isinstance(cache, torch.Tensor) for cache in held] == [True] * 4 + [False] * 2
+    spec = registry.family(read)(read)
+    one, two = (sizes.step_work(spec, "float32", sizes.DENSE_FORMATS, 1, 1, n).bytes for n in (0, 1))
+    assert two - one == (4 + 2) * 2 * 32 * 4  # keys and values of one more token, for each layer that attends to them
+    other = replace(spec.layers[1], mixer=replace(spec.layers[1].mixer, reads=0, heads=8))
+    with pytest.raises(ValueError, match="layer 1 cannot read the cache of layer 0"):
+        replace(spec, layers=(spec.layers[0], other))
 
 
 def test_a_step_of_a_mixture_reads_as_many_experts_as_tokens_can_choose() -> None:

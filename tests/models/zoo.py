@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from zoo_more import MORE
+from zoo_more import GEMMA4_ROPES, GEMMA4_TYPES, MORE
 
 VOCAB = 288
 SPECIAL = {"<|endoftext|>": 256, "<|im_start|>": 257, "<|im_end|>": 258}
@@ -158,6 +158,16 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "gemma4": (
+        transformers.Gemma4TextConfig,
+        {
+            "num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 32, "sliding_window": 10, "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB, "enable_moe_block": True, "num_experts": 6,
+            "top_k_experts": 2, "moe_intermediate_size": 24, "final_logit_softcapping": 4.0, "layer_types": GEMMA4_TYPES,
+            "rope_parameters": GEMMA4_ROPES,
+        },
+    ),
 }  # fmt: skip
 """Name -> (configuration class, what differs from SMALL)."""
 ALL: dict[str, tuple[Any, dict[str, Any]]] = CONFIGS | MORE
@@ -251,12 +261,17 @@ def describe_pooling(path: Path, mode: str, normalise: bool = True, max_len: int
 def spread(model: torch.nn.Module, seed: int) -> None:
     """Random weights whose logits differ by a few units; biases and norm weights that matter."""
     g = torch.Generator().manual_seed(seed)
-    buffers = ((name, b) for name, b in model.named_buffers() if name.endswith(("e_score_correction_bias", "expert_bias")))
+    stored = ("e_score_correction_bias", "expert_bias", "layer_scalar")
+    buffers = ((name, b) for name, b in model.named_buffers() if name.endswith(stored))
     for name, p in (*model.named_parameters(), *buffers):
         if name.endswith("A_log"):
             p.uniform_(-3, 0.5, generator=g)  # from heads that forget little to heads that forget much
         elif "norm" in name.lower() or ".ln_" in name:
             p.add_(torch.empty_like(p).normal_(0, 0.2, generator=g))  # about where they begin: 1, or 0 where 1 is added
+        elif name.endswith(("scale", "layer_scalar")):
+            p.uniform_(0.5, 1.5, generator=g)
+        elif "router.proj" in name:
+            p.normal_(0, 8 / p.shape[1] ** 0.5, generator=g)  # what it reads is small, and experts must not be equally good
         elif "conv1d" in name or ".conv.conv" in name:
             p.normal_(0, 0.6, generator=g)
         elif name.endswith(".D"):

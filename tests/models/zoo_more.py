@@ -13,6 +13,13 @@ _LATENT: dict[str, Any] = {
     "num_key_value_heads": 4, "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20,
 }  # fmt: skip
 _PHI = [1.0 + 0.5 * i for i in range(3)]
+GEMMA4_TYPES = [
+    "sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"
+]  # fmt: skip
+GEMMA4_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 5000.0},
+}
 MORE: dict[str, tuple[Any, dict[str, Any]]] = {
     "gemma": (transformers.GemmaConfig, {"head_dim": 16, "tie_word_embeddings": True, "num_key_value_heads": 1}),
     "gemma2": (
@@ -233,6 +240,44 @@ MORE: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "minicpm3": (transformers.MiniCPM3Config, {**_LATENT, "q_lora_rank": 40, "dim_model_base": 32, "scale_emb": 3}),
     "youtu": (transformers.YoutuConfig, {**_LATENT, "q_lora_rank": 40}),
+    "gemma4-dense": (
+        transformers.Gemma4TextConfig,
+        {
+            "num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 32, "sliding_window": 10, "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 288,
+            "final_logit_softcapping": 4.0, "rope_parameters": GEMMA4_ROPES, "layer_types": GEMMA4_TYPES[:4],
+        },
+    ),
+    "gemma4-moe": (
+        transformers.Gemma4TextConfig,
+        {
+            "num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 32, "sliding_window": 10, "enable_moe_block": True,
+            "attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_experts": 6, "top_k_experts": 2,
+            "moe_intermediate_size": 24, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 288,
+            "rope_parameters": GEMMA4_ROPES, "layer_types": GEMMA4_TYPES[:4],
+        },
+    ),
+    "gemma4-unified": (
+        transformers.Gemma4UnifiedTextConfig,
+        {"head_dim": 16, "global_head_dim": 32, "sliding_window": 10, "rope_parameters": GEMMA4_ROPES},
+    ),
+    "gemma3n": (
+        transformers.Gemma3nTextConfig,
+        {
+            "num_hidden_layers": 6, "head_dim": 16, "sliding_window": 10, "hidden_size_per_layer_input": 8, "laurel_rank": 6,
+            "vocab_size_per_layer_input": 272, "num_kv_shared_layers": 2, "layer_types": GEMMA4_TYPES,
+            "activation_sparsity_pattern": [0.7, 0.7, 0.0, 0.5, 0.0, 0.0], "intermediate_size": [80, 64, 80, 80, 80, 96],
+            "altup_num_inputs": 3, "altup_active_idx": 1, "final_logit_softcapping": 4.0,
+        },
+    ),
+    "llama4": (
+        transformers.Llama4TextConfig,
+        {
+            "num_hidden_layers": 5, "head_dim": 16, "intermediate_size": 24, "intermediate_size_mlp": 80, "floor_scale": 8,
+            "num_local_experts": 5, "num_experts_per_tok": 2, "attention_chunk_size": 12, "interleave_moe_layer_step": 2,
+            "attn_scale": 0.4,
+        },
+    ),
     "ernie4.5": (transformers.Ernie4_5Config, {"head_dim": 16, "use_bias": True}),
     **REST,
 }  # fmt: skip

@@ -105,11 +105,12 @@ def neighbours_apart(rows: int, heads: int) -> np.ndarray:
 
 def experts_apart(whole: Checkpoint) -> Checkpoint | Pieces:
     """The same checkpoint with a matrix of gate, up and down for each expert, where it keeps dense ones in one tensor.
-    What lies otherwise there (gpt-oss, which has biases beside them) is left as it is."""
+    What lies otherwise there (gpt-oss, which has biases beside them, and Llama 4, whose matrices are turned) is left as it
+    is."""
     made: dict[str, Piece] = {}
     for name in whole.names:
         found, (dtype, shape) = _EXPERTS.fullmatch(name), whole.entry(name)
-        if found is None or len(shape) != 3 or dtype not in FLOATS or f"{name}_bias" in whole:
+        if found is None or len(shape) != 3 or dtype not in FLOATS or f"{name}_bias" in whole or _turned(whole, found["at"]):
             made[name] = Piece(name, shape)
             continue
         if found["part"] == "down_proj":
@@ -122,3 +123,12 @@ def experts_apart(whole: Checkpoint) -> Checkpoint | Pieces:
             for part, (first, rows) in parts.items():
                 made[f"{found['at']}.{e}.{part}.weight"] = Piece(name, (rows, shape[2]), e, first)
     return whole if len(made) == len(whole.names) else Pieces(whole, made)
+
+
+def _turned(whole: Checkpoint, at: str) -> bool:
+    """Are a layer's tensors [experts, hidden, 2 inner] and [experts, inner, hidden]? Their sizes leave no doubt."""
+    names = [f"{at}.{part}" for part in ("gate_up_proj", "down_proj")]
+    if not all(name in whole for name in names):
+        return False
+    (_, *first), (_, *second) = (whole.entry(name)[1] for name in names)
+    return len(first) == len(second) == 2 and first == [second[1], 2 * second[0]]

@@ -25,7 +25,8 @@ class AttnSpec:
     """"encoder": a token sees every token of its sequence, all of which are in the step. Nothing is kept: blocks of such a
     layer have no bytes, and kv is given back as it came."""
     window: int = 0
-    """kind "window": a token sees itself and the window - 1 tokens before it."""
+    """kind "window": a token sees itself and the window - 1 tokens before it. Kind "chunked": a token at position p sees those
+    from p // window * window up to itself."""
     softcap: float = 0.0
     """0 = off. Otherwise scores become softcap * tanh(scores / softcap)."""
     kv_dtype: str = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-KVKind = Literal["full", "window", "latent", "state", "cross", "encoder"]
+KVKind = Literal["full", "window", "chunked", "latent", "state", "cross", "encoder"]
 
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int64": 8}
@@ -48,14 +48,15 @@ class KVSpec:
     layers: tuple[int, ...]
     """Indices of their caches: a layer with two mixers has two, one with none has none."""
     window: int = 0
-    """kind "window": a token attends to itself and the window - 1 before it. Older blocks may be freed. 0 otherwise."""
+    """kind "window": a token attends to itself and the window - 1 before it. Kind "chunked": to those of its own chunk of so
+    many tokens, up to itself. Older blocks may be freed. 0 otherwise."""
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1 or self.bytes_per_block < 0:
             raise ValueError(
                 f"KVSpec: block_tokens {self.block_tokens} and bytes_per_block {self.bytes_per_block} must be positive"
             )
-        if (self.kind == "window") != (self.window > 0):
+        if (self.kind in ("window", "chunked")) != (self.window > 0):
             raise ValueError(f"KVSpec: window {self.window} does not fit kind {self.kind!r}")
 
 

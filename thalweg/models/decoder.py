@@ -1,7 +1,7 @@
 """Models assembled from their specs: an embedding, layers with a residual stream around them, a norm, a tail.
 
 A family (`families/`) declares a `ModelSpec`; nothing here knows one. What a layer is made of is looked up by the kind of
-its declaration: `MIXERS` and `FFNS` are the two lists that a new kind of layer adds a line to.
+its declaration: `MIXERS`, `FFNS` and `AROUND` are the lists that a new kind of layer adds a line to.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
 from thalweg.models.heads.classify import Classifier
 from thalweg.models.heads.pooling import Pooler
+from thalweg.models.layers.altup import AltUp, Laurel, Streams
 from thalweg.models.layers.attention import Attention
+from thalweg.models.layers.beside import MLPBesideExperts
 from thalweg.models.layers.delta import GatedDeltaNet
 from thalweg.models.layers.embedding import Added, Embedding, LMHead
 from thalweg.models.layers.latent import LatentAttention
@@ -31,8 +33,10 @@ from thalweg.models.layers.mamba2 import Mamba2
 from thalweg.models.layers.mlp import GatedMLP
 from thalweg.models.layers.moe import Experts
 from thalweg.models.layers.norm import BoundNorm, bound
+from thalweg.models.layers.perlayer import Ended, LayerInputs
 from thalweg.models.layers.rotary import cos_sin_table
 from thalweg.models.layers.short_conv import ShortConv
+from thalweg.models.layers.sparse import SparseGatedMLP
 from thalweg.models.layers.ungated import UngatedMLP
 from thalweg.models.layers.xielu import XieluMLP
 from thalweg.models.weights import ParamSpec, Weight
@@ -50,7 +54,10 @@ FFNS: Mapping[type, Callable[..., Any]] = {
     spec.UngatedMLP: UngatedMLP,
     spec.MoE: Experts,
     spec.XieluMLP: XieluMLP,
+    spec.SparseMLP: SparseGatedMLP,
+    spec.Beside: MLPBesideExperts,
 }
+AROUND: Mapping[type, Callable[..., Any]] = {spec.Ending: Ended, spec.AltUp: AltUp}
 
 
 class Block:
@@ -78,6 +85,9 @@ class Block:
             self.specs["mixer"] = each if self._several else each[0]
         if self._ffn is not None:
             self.specs["ffn"] = self._ffn.specs
+        self._laurel = Laurel(ctx, layer.laurel, weights["laurel"]) if layer.laurel else None
+        if self._laurel is not None:
+            self.specs["laurel"] = self._laurel.specs
 
     def __call__(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array | None]:
         norms = p.get("norms", {})  # of norms without weights nothing is loaded
@@ -93,6 +103,8 @@ class Block:
             x = x + self._last(p, entered, flow)
             return self._scaled(x), residual
         x, stream = self._scaled(x), residual
+        if self._laurel is not None:
+            x, stream = (x + residual + self._laurel(p["laurel"], entered)) * 0.5**0.5, None
         if self._sum is not None:
             x, stream = self._sum.add(norms.get("mixer_sum"), x, residual)[0], None
         return (x, stream) if self._ffn is None else self._only(p, x, stream, flow)
@@ -122,13 +134,23 @@ class Block:
         return _times(x, self._multiplier)
 
 
+def _layer(ctx: Context, layer: spec.Layer, weights: Mapping[str, Any], places: Sequence[Place]) -> Any:
+    """A block, in what it is wrapped in."""
+    block = Block(ctx, layer, weights, places)
+    if layer.around is None:
+        return block
+    return AROUND[type(layer.around)](ctx, layer.around, block, weights["around"], places[0].of)
+
+
 def _times(x: Array, by: float) -> Array:
     return x if by == 1.0 else x * by
 
 
 def _for(ctx: Context, layer: int, mixer: spec.Mixer) -> Context:
     """What a mixer is built with: its cache may hold the model's own type, where others' do not."""
-    return replace(ctx, kv_dtype="") if ctx.kv_dtype and sizes.skipped(layer, mixer, ctx.kv_skip) else ctx
+    reads = getattr(mixer, "reads", None)
+    skipped = ctx.kv_dtype and sizes.skipped(layer if reads is None else reads, mixer, ctx.kv_skip)
+    return replace(ctx, kv_dtype="") if skipped else ctx
 
 
 def _entered(norm: BoundNorm | None, p: Any, x: Array, residual: Array | None) -> tuple[Array, Array]:
@@ -150,19 +172,24 @@ class Decoder:
         self.vocab, self.hidden = s.vocab, s.hidden
         kinds = sizes.kept(s, ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size, ctx.kv_skip)
         weights: Mapping[str, Any] = s.weights()
-        self.layer_group = tuple(list(dict.fromkeys(kinds)).index(k) for k in kinds)
-        """Per mixer: its index in `groups`."""
-        ropes = s.ropes
+        owners, kept = sizes.owners(s), list(dict.fromkeys(k for k in kinds if k is not None))
+        self.layer_group = tuple(kept.index(kinds[owner]) for owner in owners)  # type: ignore[arg-type]
+        """Per mixer: the index in `groups` of the cache it attends to."""
+        ropes, read = s.ropes, {owner for i, owner in enumerate(owners) if owner != i}
         self._embed = Embedding(ctx, s, weights["embed"])
-        places = [Place(i, self.layer_group[i], _table(ropes, mixer), of) for i, (of, mixer) in enumerate(s.mixers)]
+        places = [
+            Place(owners[i], self.layer_group[i], _table(ropes, mixer), of, i in read) for i, (of, mixer) in enumerate(s.mixers)
+        ]
         self.blocks = [
-            Block(ctx, layer, weights["layers"][i], [place for place in places if place.of == i])
+            _layer(ctx, layer, weights["layers"][i], [place for place in places if place.of == i])
             for i, layer in enumerate(s.layers)
         ]
         mixers = [mixer for block in self.blocks for mixer in block.mixers]
         self.cache_scales = frozenset(n for mixer in mixers for n in getattr(mixer, "cache_scales", ()))
         """Names of tensors of the checkpoint that were read while the model was built: scales of keys and values."""
         self._learned = [Added(ctx, each, s.hidden, weights["learned"][i]) for i, each in enumerate(s.learned)]
+        self._inputs = None if s.inputs is None else LayerInputs(ctx, s.inputs, weights["inputs"])
+        self._streams = None if s.streams is None else Streams(ctx, s.streams, weights["streams"])
         self._embed_norm = None if s.embed_norm is None else bound(ctx, s.embed_norm, weights["embed_norm"])
         self._norm = None if s.norm is None else bound(ctx, s.norm, weights["norm"])
         self._head = LMHead(ctx, s, weights["head"]) if s.pooling is None else None
@@ -181,7 +208,7 @@ class Decoder:
             if part is not None:
                 self.specs[key] = part.specs
         self.layouts: tuple[KVLayout | tuple[KVLayout, ...], ...] = tuple(mixer.layout for mixer in mixers)
-        """Per mixer; several where its cache is several arrays."""
+        """Per mixer; several where its cache is several arrays, and none where it reads another's."""
         self.groups = sizes.kv_groups(kinds, ctx.block_tokens, ctx.state_tokens, [_bytes(each) for each in self.layouts])
         """Mixers that keep the same tokens in the same way share a group."""
         first = [mixers[g.layers[0]] for g in self.groups]
@@ -198,18 +225,34 @@ class Decoder:
     def forward(self, params: Any, batch: StepBatch, kv: list[Array]) -> tuple[Array, list[Array]]:
         """The hidden states [T, hidden] after the final norm, and the new caches, one per mixer. Token ids are known:
         batch.tokens holds no ON_DEVICE. Where the model tells types of tokens apart, one of type n is its id + n * vocab."""
-        flow = Flow(batch, list(kv), params.get("rope", {}))
-        x, residual = self.entered(params, batch), None
+        x, flow = self.begun(params, batch, kv, params.get("rope", {}))
+        residual = None
         for i, block in enumerate(self.blocks):
             x, residual = block(params["layers"][i], x, residual, flow)
+        if self._streams is not None:
+            x = self._streams.leave(params["streams"], x)
         if self._norm is not None:
             x, _ = self._norm.add(params.get("norm"), x, residual)
         elif residual is not None:
             x = x + residual
         return x, flow.caches
 
-    def entered(self, params: Any, batch: StepBatch) -> Array:
-        """What enters the first layer, [T, hidden]."""
+    def begun(self, params: Any, batch: StepBatch, kv: Sequence[Array], tables: Mapping[int, Any]) -> tuple[Array, Flow]:
+        """What enters the first layer, [T, hidden] or all streams [T, n, hidden], and what flows beside it. tables: as Flow
+        has them."""
+        x, inputs = self._embedded(params, batch), None
+        if self._inputs is not None:
+            assert self.spec.inputs is not None
+            tokens, overlays = batch.tokens, batch.get(Overlays)
+            if overlays is not None:
+                tokens = torch.where(overlays.pick >= 0, self.spec.inputs.pad, tokens)
+            inputs = self._inputs(params["inputs"], tokens, x)
+        if self._streams is not None:
+            x = self._streams.enter(params["streams"], x)
+        return x, Flow(batch, list(kv), tables, inputs)
+
+    def _embedded(self, params: Any, batch: StepBatch) -> Array:
+        """[T, hidden]."""
         tokens, types = batch.tokens, None
         if self.spec.types > 1:
             types, tokens = torch.div(tokens, self.vocab, rounding_mode="floor"), tokens % self.vocab
@@ -232,6 +275,8 @@ class Decoder:
 
     def _ends(self) -> Iterator[tuple[str, Any]]:
         """Parts around the layers that some models lack, by the key of their parameters."""
+        yield "inputs", self._inputs
+        yield "streams", self._streams
         yield "embed_norm", self._embed_norm
         yield "norm", self._norm
         yield "head", self._head

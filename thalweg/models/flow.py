@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from thalweg.hal.step import Array, StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Keys and values of a step's tokens, as they leave their projections (values normed, where they are)."""
+
+    k: Array
+    v: Array
+    weight: Array | None
+    """Of the norm of keys."""
 
 
 @dataclass(slots=True)
@@ -18,6 +28,10 @@ class Flow:
     """One per mixer, of recurrent ones a tuple of several. A mixer puts what was returned in place of what it was given."""
     tables: Mapping[int, Any]
     """Rotary tables f32[positions, rotary_dim], in the order of `ModelSpec.ropes`."""
+    inputs: Array | None = None
+    """[T, layers, n]: what each layer is given of its own beside the hidden states, in models whose layers are."""
+    keys: dict[int, Keys] = field(default_factory=dict)
+    """Of layers whose caches later layers read, by the index of their cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +39,12 @@ class Place:
     """Where a mixer finds what is its own in a `Flow`."""
 
     layer: int = 0
-    """Index of its cache."""
+    """Index of its cache, which may be an earlier layer's."""
     group: int = 0
     """Its KV group: which block table and which attention plan."""
     table: int = -1
     """Its rotary table; -1 = none."""
     of: int = 0
     """The layer that it is a part of."""
+    read: bool = False
+    """Does a later layer read its cache?"""

@@ -10,7 +10,7 @@ from thalweg.hal.attention import AttnSpec
 from thalweg.hal.kv import BYTES, KVSpec, StateSpec, kept_bytes
 from thalweg.hal.platform import StepSizes
 from thalweg.hal.weights import DENSE
-from thalweg.models.spec import Mixer, ModelSpec, MoE
+from thalweg.models.spec import Beside, Mixer, ModelSpec, MoE
 from thalweg.models.weights import HEADS, Weight, divided, products, walk
 from thalweg.quantization.format import Scheme
 from thalweg.quantization.online import CHUNK, DENSE_FORMATS
@@ -84,12 +84,21 @@ Kept = AttnSpec | StateSpec
 """What a mixer keeps of a sequence: keys and values by token, or a state."""
 
 
+def owners(spec: ModelSpec) -> tuple[int, ...]:
+    """Per mixer: the mixer whose cache it attends to, itself or that of an earlier layer."""
+    first = {layer: i for i, (layer, _) in reversed(list(enumerate(spec.mixers)))}
+    said = (getattr(mixer, "reads", None) for _, mixer in spec.mixers)
+    return tuple(i if reads is None else first[reads] for i, reads in enumerate(said))
+
+
 def kept(
     spec: ModelSpec, dtype: str, kv_dtype: str, max_len: int, ranks: int = 1, skip: Sequence[str] = ()
-) -> tuple[Kept, ...]:
-    """Per mixer. skip: layers whose keys and values keep the model's type, as `skipped` has them."""
+) -> tuple[Kept | None, ...]:
+    """Per mixer; None: it keeps nothing, because it reads what another keeps. skip: layers whose keys and values keep the
+    model's type, as `skipped` has them."""
     return tuple(
-        mixer.keeps(dtype, "" if skipped(layer, mixer, skip) else kv_dtype, max_len, ranks) for layer, mixer in spec.mixers
+        mixer.keeps(dtype, "" if skipped(layer, mixer, skip) else kv_dtype, max_len, ranks) if owner == i else None
+        for i, ((layer, mixer), owner) in enumerate(zip(spec.mixers, owners(spec), strict=True))
     )
 
 
@@ -99,14 +108,14 @@ def skipped(layer: int, mixer: Mixer, skip: Sequence[str]) -> bool:
 
 
 def kv_groups(
-    specs: Sequence[Kept], block_tokens: int, state_tokens: int, bytes_per_block: Sequence[int] | None = None
+    specs: Sequence[Kept | None], block_tokens: int, state_tokens: int, bytes_per_block: Sequence[int] | None = None
 ) -> tuple[KVSpec, ...]:
     """Mixers that keep the same share a group, in order of their first. state_tokens: the distance at which states are
     kept for others. bytes_per_block: of each mixer, as its backend lays blocks out; None = keys and values side by side, the
     layout that every backend here has."""
-    each = bytes_per_block or [_block_bytes(s, block_tokens) for s in specs]
+    each = bytes_per_block or [0 if s is None else _block_bytes(s, block_tokens) for s in specs]
     groups = []
-    for kind in dict.fromkeys(specs):
+    for kind in dict.fromkeys(s for s in specs if s is not None):
         layers = tuple(i for i, s in enumerate(specs) if s == kind)
         tokens = state_tokens if isinstance(kind, StateSpec) else block_tokens
         groups.append(KVSpec(kind.kind, tokens, sum(each[i] for i in layers), layers, kind.window))
@@ -134,12 +143,15 @@ def token_bytes(s: AttnSpec) -> int:
 def step_sizes(
     spec: ModelSpec, *, tokens: int, seqs: int, max_len: int, dtype: str, ranks: int = 1, batch_invariant: bool = True
 ) -> StepSizes:
-    """What bounds the temporaries of a model's largest step, on one of the ranks that share it."""
+    """What bounds the temporaries of a model's largest step, on one of the ranks that share it. Every rank holds streams and
+    inputs of layers whole."""
+    wide = spec.hidden * (spec.streams.count if spec.streams else 1)
+    inputs = spec.inputs.size if spec.inputs else 0
     row = spec.vocab if spec.pooling is None else spec.hidden  # the widest that the tail makes
     heads, kv_heads, head_dim = max((mixer.widths for _, mixer in spec.mixers), key=lambda w: (w[0] + 2 * w[1]) * w[2])
     return StepSizes(
-        tokens=tokens, seqs=seqs, max_len=max_len, hidden=spec.hidden,
-        inner=max((each.ffn.width for each in spec.layers if each.ffn), default=0) // ranks, heads=heads // ranks,
+        tokens=tokens, seqs=seqs, max_len=max_len, hidden=wide,
+        inner=max((each.ffn.width for each in spec.layers if each.ffn), default=0) // ranks + inputs, heads=heads // ranks,
         kv_heads=kv_heads // ranks, head_dim=head_dim, vocab=row, dtype_bytes=BYTES[dtype],
         batch_invariant=batch_invariant,
     )  # fmt: skip
@@ -170,19 +182,23 @@ def step_work(
         size, count = held_bytes(w, dtype, use), values(w)
         computed = requests if w.role in HEADS else rows
         if w.role == "experts":
-            moe = spec.layers[keys[1]].ffn
+            ffn = spec.layers[keys[1]].ffn
+            moe = ffn.moe if isinstance(ffn, Beside) else ffn
             assert isinstance(moe, MoE)
             size = size * min(moe.experts, rows * moe.top_k) // moe.experts
             count = count * moe.top_k // moe.experts
         read += size
         products += 2 * computed * count
     attended = 0.0
-    for s in kept(spec, dtype, kv_dtype, 1 << 62, skip=skip):
+    held = kept(spec, dtype, kv_dtype, 1 << 62, skip=skip)
+    for i, owner in enumerate(owners(spec)):
+        s = held[owner]
+        assert s is not None
         if isinstance(s, StateSpec):
             attended += 6 * rows * prod(s.parts[-1].shape)
             read += 2 * requests * s.bytes_per_block
             continue
-        seen = new if s.kind == "encoder" else min(context + (new + 1) / 2, s.window or context + new)
+        seen = new if s.kind == "encoder" else min(context + (new + 1) / 2, s.window or context + new)  # at the most
         attended += 4 * s.heads * s.head_dim * rows * seen
-        read += requests * token_bytes(s) * (context + 2 * new)
+        read += requests * token_bytes(s) * (context + (2 if i == owner else 1) * new)
     return StepWork(read, products + int(attended))

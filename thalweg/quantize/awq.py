@@ -44,8 +44,9 @@ def folds(layer: declared.Layer, tree: Mapping[str, Any]) -> Iterator[Fold]:
     if isinstance(mixer, declared.Attention):
         yield from _after_norm(layer, tree, "mixer", "qkv")
         whole = tree["mixer"]["qkv"]["weight"].sources
-        yield Fold(("mixer", "out", "weight"), tree["mixer"]["out"]["weight"].sources, rows=whole[2],
-                   heads=(mixer.heads, mixer.kv_heads))  # fmt: skip
+        if len(whole) == 3 and not (mixer.norm is not None and mixer.norm.value):  # v is its own, and not normed afterwards
+            yield Fold(("mixer", "out", "weight"), tree["mixer"]["out"]["weight"].sources, rows=whole[2],
+                       heads=(mixer.heads, mixer.kv_heads))  # fmt: skip
     if isinstance(ffn, declared.MLP):
         yield from _after_norm(layer, tree, "ffn", "gate_up")
         up = tree["ffn"]["gate_up"]["weight"].sources[1]
@@ -55,7 +56,7 @@ def folds(layer: declared.Layer, tree: Mapping[str, Any]) -> Iterator[Fold]:
 def _after_norm(layer: declared.Layer, tree: Mapping[str, Any], part: str, product: str) -> Iterator[Fold]:
     """None where the norm's output goes elsewhere too."""
     norm = getattr(layer.norms, part)
-    alone = not layer.parallel or (part == "ffn" and norm is not None)
+    alone = part == "ffn" and norm is not None if layer.parallel else part == "ffn" or layer.laurel is None
     if norm is None or not alone:
         return
     names = tuple(w.sources[0].name for w in tree["norms"][part].values())

@@ -59,13 +59,16 @@ class Layers:
         )  # fmt: skip
         self._batches = [self._batch(s) for s in samples]
         self._flowing: list[tuple[Tensor, Tensor | None]] = []
+        self._flows: list[Flow] = []
         self._tables: Mapping[int, Any] = {i: s.make() for i, s in self.model.specs["rope"].items()}
 
     def begin(self, weights: Mapping[str, Tensor]) -> None:
         """Embed the samples. weights: those outside layers, by the names that layers know them by."""
         params = {k: assembled(s, weights) for k, s in self.model.specs.items() if k not in ("rope", "layers", "head", "norm")}
+        none: list[Any] = [None] * len(self.model.layouts)
         with torch.inference_mode():
-            self._flowing = [(self.model.entered(params, batch), None) for batch in self._batches]
+            begun = [self.model.begun(params, batch, none, self._tables) for batch in self._batches]
+        self._flowing, self._flows = [(x, None) for x, _ in begun], [flow for _, flow in begun]
 
     def gather(self, layer: int, weights: Mapping[str, Tensor]) -> dict[Keys, Stats]:
         """What enters every product of this layer, by the keys of its weight. Hidden states stay where they are."""
@@ -82,14 +85,15 @@ class Layers:
         made, block = [], self.model.blocks[layer]
         blocks = -(-self._length // BLOCK) + 2
         with torch.inference_mode():
-            for batch, (x, residual) in zip(self._batches, self._flowing, strict=True):
-                caches: list[Any] = [None] * len(self.model.layouts)
-                for at in block.places:
+            for flow, (x, residual) in zip(self._flows, self._flowing, strict=True):
+                for at in block.places:  # a layer that reads another's cache stores what that one had in it
                     layout = self.model.layouts[at.layer]
                     parts = layout if isinstance(layout, tuple) else (layout,)
                     cache = tuple(self._device.alloc_kv(part, blocks) for part in parts)
-                    caches[at.layer] = cache if isinstance(layout, tuple) else cache[0]
-                made.append(block(params, x, residual, Flow(batch, caches, self._tables)))
+                    flow.caches[at.layer] = cache if isinstance(layout, tuple) else cache[0]
+                made.append(block(params, x, residual, flow))
+                for at in block.places:
+                    flow.caches[at.layer] = None
         return made
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, **static: Any) -> Tensor:

@@ -1,5 +1,5 @@
-"""Compiled attention against a dense computation in float64, at every instruction set: head sizes, shares, windows, soft caps,
-sinks, block sizes, and what earlier owners left in the blocks; and the same bits in any company."""
+"""Compiled attention against a dense computation in float64, at every instruction set: head sizes, shares, windows, chunks,
+soft caps, sinks, block sizes, and what earlier owners left in the blocks; and the same bits in any company."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ SPECS = {
     "96-window": AttnSpec(4, 1, 96, 0.1, "bfloat16", "window", 21),
     "128": AttnSpec(16, 8, 128, 128**-0.5, "bfloat16"),
     "256-many-heads": AttnSpec(40, 1, 256, 1 / 16, "bfloat16"),
+    "512-chunks": AttnSpec(8, 1, 512, 1 / 22, "bfloat16", "chunked", 30),
     "16-sinks": AttnSpec(4, 2, 16, 0.25, "bfloat16", sinks=True),
     "128-int8": AttnSpec(16, 8, 128, 128**-0.5, "bfloat16", kv_dtype="int8"),
     "latent": AttnSpec(12, 1, 576, 0.05, "bfloat16", "latent", latent=512),
@@ -113,7 +114,7 @@ def test_what_it_does_not_run_is_refused_in_words(library: Library) -> None:
     attention = NativeAttention(library)
     for change, why in (
         ({"head_dim": 40}, "multiples of 16"),
-        ({"head_dim": 272}, "up to 256"),
+        ({"head_dim": 528}, "up to 512"),
         ({"heads": 65, "kv_heads": 1}, "at most 64"),
         ({"dtype": "float16"}, "not float16"),
         ({"kv_dtype": "float8_e4m3fn"}, "the cache holds bfloat16 or int8"),

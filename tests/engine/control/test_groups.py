@@ -8,6 +8,9 @@ from world import World, make_config
 
 from thalweg.config import EngineArgs
 from thalweg.engine.control.cache.groups import POLICIES, policy
+from thalweg.engine.control.cache.groups.base import Surroundings
+from thalweg.engine.control.cache.groups.chunked import Chunked
+from thalweg.engine.control.cache.prefix import PrefixCache
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.engine.planning import resolve
 from thalweg.errors import ConfigError
@@ -173,7 +176,13 @@ def test_blocks_that_one_sequence_holds():
     assert holds == [63, 9, 16, 2]
 
 
+def test_a_chunk_that_is_begun_needs_nothing_of_the_one_before():
+    around = Surroundings(PrefixCache(1), slots=2, max_len=128, unit=4, align=4)
+    group = Chunked(KVSpec("chunked", 4, 1, (0,), window=16), 20, 0, around)
+    assert [group.first_needed(n) for n in (0, 15, 16, 31, 32, 40)] == [0, 0, 4, 4, 8, 8]
+
+
 def test_a_kind_without_a_policy_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"'cross'.*full, latent, encoder, window, state"):
+    with pytest.raises(ConfigError, match=r"'cross'.*full, latent, encoder, window, chunked, state"):
         policy(KVSpec("cross", 16, 1, (0,)))
-    assert set(POLICIES) == {"full", "latent", "encoder", "window", "state"}
+    assert set(POLICIES) == {"full", "latent", "encoder", "window", "chunked", "state"}

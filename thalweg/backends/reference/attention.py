@@ -22,8 +22,8 @@ class ReferenceAttention(AttentionBackend):
     batch_invariant = True
 
     def supports(self, spec: AttnSpec) -> str | None:
-        if spec.kind not in ("full", "window", "latent"):
-            return f"kind {spec.kind!r} is not defined here, only full, window and latent"
+        if spec.kind not in ("full", "window", "chunked", "latent"):
+            return f"kind {spec.kind!r} is not defined here, only full, window, chunked and latent"
         if spec.kind == "latent" and (spec.kv_heads != 1 or not 0 < spec.latent <= spec.head_dim):
             return (
                 f"latent attention has one KV head and values within its keys, not {spec.kv_heads} and {spec.latent} elements"
@@ -73,7 +73,9 @@ def _store(kv: Tensor, new: list[Tensor], table: Tensor, batch: StepBatch, spec:
 def _attend_one(q: Tensor, kv: Tensor, table: Tensor, start: int, spec: AttnSpec, sinks: Tensor | None) -> Tensor:
     """q [n, heads, D] of tokens at positions start, start + 1, ... of the sequence whose blocks are `table`."""
     n, size = q.shape[0], kv.shape[2]
-    low = max(0, start - spec.window + 1) if spec.window else 0
+    at = torch.arange(start, start + n)[:, None]
+    first = at // spec.window * spec.window if spec.kind == "chunked" else at - spec.window + 1 if spec.window else at * 0
+    low = max(0, int(first[0]))
     blocks = table[low // size : -(-(start + n) // size)].long()
     held = kv[blocks].transpose(0, 1).flatten(1, 2)[:, low % size :][:, : start + n - low]
     held = decode_kv(held, spec.kv_dtype, torch.float64).repeat_interleave(spec.heads // spec.kv_heads, dim=2)
@@ -81,9 +83,8 @@ def _attend_one(q: Tensor, kv: Tensor, table: Tensor, start: int, spec: AttnSpec
     scores = torch.einsum("qhd,khd->hqk", q.to(torch.float64), keys) * spec.scale
     if spec.softcap:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
-    behind = torch.arange(start, start + n)[:, None] - torch.arange(low, start + n)[None, :]
-    hidden = (behind < 0) | (behind >= spec.window) if spec.window else behind < 0
-    scores = scores.masked_fill(hidden, float("-inf"))
+    key = torch.arange(low, start + n)[None, :]
+    scores = scores.masked_fill((key > at) | (key < first), float("-inf"))
     if sinks is None:
         weights = torch.softmax(scores, -1)
     else:

@@ -29,8 +29,8 @@ class GatherAttention(AttentionBackend):
     batch_invariant = True
 
     def supports(self, spec: AttnSpec) -> str | None:
-        if spec.kind not in ("full", "window", "latent"):
-            return f"runs kinds full, window and latent, not {spec.kind}"
+        if spec.kind not in ("full", "window", "chunked", "latent"):
+            return f"runs kinds full, window, chunked and latent, not {spec.kind}"
         if spec.kind == "latent" and (spec.kv_heads != 1 or not 0 < spec.latent <= spec.head_dim):
             return f"latent attention has one KV head and values in its keys, not {spec.kv_heads} and {spec.latent} elements"
         if spec.heads % spec.kv_heads:
@@ -93,8 +93,7 @@ def _decode(q: Tensor, kv: Tensor, table: Tensor, batch: StepBatch, spec: AttnSp
     for at in range(0, q.shape[0], most):
         rows = slice(at, at + most)
         held = kv[table[rows]].transpose(1, 2).flatten(2, 3)  # [n, 2 or 1, L, kv_heads, D]
-        behind = batch.positions[rows, None] - torch.arange(keys, device=q.device, dtype=torch.int32)
-        seen = (behind >= 0) & (behind < spec.window) if spec.window else behind >= 0
+        seen = _seen(batch.positions[rows, None], torch.arange(keys, device=q.device, dtype=torch.int32), spec)
         k, v = _parts(torch.where(seen[:, None, :, None, None], held, 0).to(torch.float64), spec)
         parts.append(_formula(q[rows].unsqueeze(1), k, v, seen[:, None, :], spec)[:, 0])
     return torch.cat(parts)
@@ -103,14 +102,23 @@ def _decode(q: Tensor, kv: Tensor, table: Tensor, batch: StepBatch, spec: AttnSp
 def _stretch(q: Tensor, kv: Tensor, table: Tensor, start: int, spec: AttnSpec) -> Tensor:
     """q [n, heads, D] of tokens at positions start, start + 1, ... of the sequence with these blocks."""
     n, size = q.shape[0], kv.shape[2]
-    low = max(0, start - spec.window + 1) if spec.window else 0
+    low = max(0, _first(start, spec)) if spec.window else 0
     blocks = table[low // size : -(-(start + n) // size)]
     held = kv[blocks].transpose(0, 1).flatten(1, 2)[:, low % size :][:, : start + n - low]
     k, v = _parts(held.to(torch.float64)[None], spec)
     here = torch.arange(start, start + n, device=q.device)
-    behind = here[:, None] - torch.arange(low, start + n, device=q.device)
-    seen = (behind >= 0) & (behind < spec.window) if spec.window else behind >= 0
+    seen = _seen(here[:, None], torch.arange(low, start + n, device=q.device), spec)
     return _formula(q[None], k, v, seen[None], spec)[0]
+
+
+def _seen(at: Tensor, key: Tensor, spec: AttnSpec) -> Tensor:
+    """Does a token at this position see that key?"""
+    return (key <= at) & (key >= _first(at, spec)) if spec.window else key <= at
+
+
+def _first(position: Any, spec: AttnSpec) -> Any:
+    """Of the positions that a token at this one sees, where it has a window or a chunk."""
+    return position // spec.window * spec.window if spec.kind == "chunked" else position - spec.window + 1
 
 
 def _parts(held: Tensor, spec: AttnSpec) -> tuple[Tensor, Tensor]:

@@ -77,8 +77,8 @@ class PagedAttention(AttentionBackend):
         self.name = "torch-paged" if batch_invariant else "torch-paged-variant"
 
     def supports(self, spec: AttnSpec) -> str | None:
-        if spec.kind not in ("full", "window", "latent"):
-            return f"runs kinds full, window and latent, not {spec.kind}"
+        if spec.kind not in ("full", "window", "chunked", "latent"):
+            return f"runs kinds full, window, chunked and latent, not {spec.kind}"
         if spec.kind == "latent" and (spec.kv_heads != 1 or not 0 < spec.latent <= spec.head_dim):
             return f"latent attention has one KV head and values in its keys, not {spec.kv_heads} and {spec.latent} elements"
         if spec.dtype not in ("float32", "bfloat16"):
@@ -112,7 +112,7 @@ class PagedAttention(AttentionBackend):
             if made.element_size() == 1:  # 8-bit floats have no index_copy
                 flat, made = flat.view(torch.uint8), made.view(torch.uint8)
             flat.index_copy_(0, plan["write"] + at, made)
-        key = f"work/{self.batch_invariant}/{spec.window}/{spec.heads // spec.kv_heads}/{spec.dtype}"
+        key = f"work/{self.batch_invariant}/{spec.kind}/{spec.window}/{spec.heads // spec.kv_heads}/{spec.dtype}"
         if key not in plan:
             plan[key] = _work_list(batch, group, size, spec, self._padding)
         out = q.new_zeros(*q.shape[:2], spec.latent or spec.head_dim)
@@ -199,7 +199,13 @@ def _low(start: int, size: int, spec: AttnSpec, exact: Padding | None) -> int:
     if not spec.window or (exact and SPAN % size):
         return 0
     step = SPAN if exact else size
-    return max(0, start - spec.window + 1) // step * step // size
+    begin: int = max(0, _first(start, spec)) // step * step // size
+    return begin
+
+
+def _first(position: Any, spec: AttnSpec) -> Any:
+    """Of the positions that a token at this one sees, where it has a window or a chunk."""
+    return position // spec.window * spec.window if spec.kind == "chunked" else position - spec.window + 1
 
 
 def _width(keys: int, size: int, exact: Padding | None) -> int:
@@ -227,8 +233,8 @@ def _work(
     column = low[:, None] + torch.arange(width)
     blocks = table.gather(1, column.clamp(max=table.shape[1] - 1)).long()
     position = (low[:, None] * size + torch.arange(width * size))[:, None, :]  # [n, 1, L]
-    behind = (start[:, None] + torch.arange(m))[:, :, None] - position  # [n, m, L]
-    seen = (behind >= 0) & (behind < spec.window) if spec.window else behind >= 0
+    at = (start[:, None] + torch.arange(m))[:, :, None]
+    seen = (position <= at) & (position >= _first(at, spec)) if spec.window else position <= at  # [n, m, L]
     stale = _false_runs(seen.any(1).flatten())
     per = spec.heads // spec.kv_heads
     dtype = torch.bfloat16 if spec.dtype == "bfloat16" else torch.float32

@@ -59,9 +59,11 @@ def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, of
     return _rms_norm(total, weight, eps=eps, offset=offset), total
 
 
-def _rms_norm(x: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> Tensor:
+def _rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float, offset: float = 0.0) -> Tensor:
     wide = x.to(torch.float32)
     scale = (wide * wide).mean(-1, keepdim=True).add_(eps).rsqrt_()
+    if weight is None:
+        return (wide * scale).to(x.dtype)
     if offset:
         return (wide * scale).mul_(weight.to(torch.float32) + offset).to(x.dtype)
     return (wide * scale).to(x.dtype).mul_(weight)

@@ -200,7 +200,7 @@ class XlaAttention(_Tiled):
     """A walk written in JAX. A walk ends where the batch's longest does. Masked keys add exactly nothing."""
 
     name = "xla"
-    kinds = ("full", "window", "latent")
+    kinds = ("full", "window", "chunked", "latent")
 
     def supports(self, spec: AttnSpec) -> str | None:
         why = super().supports(spec)
@@ -225,7 +225,7 @@ class XlaAttention(_Tiled):
         table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % step)), constant_values=SCRATCH)[seq]
         mine = (first[:, None] + jnp.arange(rows) // per)[:, :, None]
         end = first + count
-        low = jnp.maximum(first - spec.window + 1, 0) if spec.window else jnp.zeros_like(first)
+        low = jnp.maximum(_first(first, spec), 0) if spec.window else jnp.zeros_like(first)
         query = q.astype(jnp.float32) * spec.scale
 
         def one(i: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -239,7 +239,7 @@ class XlaAttention(_Tiled):
             scores = jnp.einsum("nhrd,nhkd->nhrk", query, held[..., :dim])
             if spec.softcap:
                 scores = spec.softcap * jnp.tanh(scores / spec.softcap)
-            seen = (at <= mine) & (at > mine - spec.window) if spec.window else at <= mine
+            seen = (at <= mine) & (at >= _first(mine, spec)) if spec.window else at <= mine
             scores = jnp.where(seen[:, None] & own[:, None, None, :], scores, -jnp.inf)
             highest = jnp.maximum(top, scores.max(-1))
             keep, weights = jnp.exp(top - highest), jnp.exp(scores - highest[..., None])
@@ -253,6 +253,11 @@ class XlaAttention(_Tiled):
         begin = jnp.where(count > 0, low, jnp.iinfo(jnp.int32).max).min() // span
         _, total, acc = jax.lax.fori_loop(begin, (end * (count > 0)).max() // span + 1, one, carry)
         return (acc / jnp.where(total > 0, total, 1)[..., None]).astype(q.dtype)
+
+
+def _first(position: jax.Array, spec: AttnSpec) -> jax.Array:
+    """Of the positions that a token at this one sees, where it has a window or a chunk."""
+    return position // spec.window * spec.window if spec.kind == "chunked" else position - spec.window + 1
 
 
 def _decoded(held: jax.Array, heads: int, dtype: Any) -> jax.Array:

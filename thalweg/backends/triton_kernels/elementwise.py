@@ -146,8 +146,8 @@ def _run_norm(t: Rows, x: Tensor, residual: Tensor | None, weight: Tensor, eps: 
     return out, total
 
 
-def rms_norm(t: Rows, x: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> Tensor:
-    return _run_norm(t, x, None, weight, eps, offset)[0]
+def rms_norm(t: Rows, x: Tensor, weight: Tensor | None = None, *, eps: float, offset: float = 0.0) -> Tensor:
+    return _run_norm(t, x, None, x.new_ones(x.shape[-1]) if weight is None else weight, eps, offset)[0]
 
 
 def add_rms_norm(

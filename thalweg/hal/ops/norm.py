@@ -12,26 +12,31 @@ from thalweg.hal.op import Sample, op
 TOLERANCES = {"float32": 2e-6, "bfloat16": 1e-2}
 
 
-def _norm_sample(*shape: int, residual: bool = False, offset: float = 0.0) -> Sample:
+def _norm_sample(*shape: int, residual: bool = False, offset: float = 0.0, weight: bool = True) -> Sample:
     def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         arrays = [rng.normal(size=shape).astype(np.float16) for _ in range(1 + residual)]
-        return (*arrays, (1 - offset + 0.1 * rng.normal(size=shape[-1])).astype(np.float16))
+        weights = [(1 - offset + 0.1 * rng.normal(size=shape[-1])).astype(np.float16)] if weight else []
+        return (*arrays, *weights)
 
     more = {"offset": offset} if offset else {}
-    return Sample("x".join(map(str, shape)) + ("-offset" if offset else ""), make, {"eps": 1e-6} | more)
+    named = ("-offset" if offset else "") + ("" if weight else "-plain")
+    return Sample("x".join(map(str, shape)) + named, make, {"eps": 1e-6} | more)
 
 
 @op(
-    samples=[_norm_sample(1, 64), _norm_sample(7, 128), _norm_sample(5, 4, 32), _norm_sample(7, 128, offset=1.0)],
+    samples=[_norm_sample(1, 64), _norm_sample(7, 128), _norm_sample(5, 4, 32), _norm_sample(7, 128, offset=1.0),
+             _norm_sample(5, 4, 32, weight=False)],
     tolerances=TOLERANCES,
-)
-def rms_norm(x: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) over the last dimension in float32, cast to x.dtype, then times weight: x [..., H],
-    weight [H] -> [..., H]. The rounding order is that of Llama's published implementation.
+)  # fmt: skip
+def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float, offset: float = 0.0) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) over the last dimension in float32, cast to x.dtype, then times weight, if there is one:
+    x [..., H], weight [H] -> [..., H]. The rounding order is that of Llama's published implementation.
 
     offset: added to the weight. The product is then taken in float32 and cast last, as Gemma's implementation does."""
     wide = x.to(torch.float32)
     scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
+    if weight is None:
+        return (wide * scale).to(x.dtype)
     if offset:
         return (wide * scale * (weight.to(torch.float32) + offset)).to(x.dtype)
     return weight * (wide * scale).to(x.dtype)

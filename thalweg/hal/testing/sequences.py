@@ -57,6 +57,8 @@ def dense(s: Story, spec: AttnSpec, dtype: torch.dtype) -> np.ndarray:
     for i in range(s.query):
         p = s.length - s.query + i
         low = max(0, p - spec.window + 1) if spec.window else 0
+        if spec.kind == "chunked":
+            low = p // spec.window * spec.window
         # Heads that share keys are the rows of one product: [kv, share, keys].
         scores = q[p].reshape(kv, share, -1) @ k[low : p + 1].transpose(1, 2, 0) * spec.scale
         if spec.softcap:

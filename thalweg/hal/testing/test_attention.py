@@ -22,6 +22,7 @@ SPECS = {
     "gqa": AttnSpec(8, 2, 64, 64**-0.5, "float32"),
     "mqa": AttnSpec(4, 1, 64, 0.3, "float32"),
     "window": AttnSpec(4, 2, 32, 32**-0.5, "float32", "window", 20),
+    "chunked": AttnSpec(4, 2, 32, 32**-0.5, "float32", "chunked", 48),
     "softcap": AttnSpec(4, 2, 32, 32**-0.5, "float32", softcap=5.0),
     "sinks": AttnSpec(8, 2, 32, 32**-0.5, "float32", "window", 40, sinks=True),
     "e4m3": AttnSpec(4, 2, 64, 64**-0.5, "float32", kv_dtype="float8_e4m3fn"),

@@ -47,7 +47,8 @@ def rope(config: Config, head_dim: int, *, kind: str = "", partial: bool = False
     """Rotary positions. kind: the layer type, where settings differ by it. partial: the family may turn a part of each
     head; of others such a setting is refused."""
     parameters = dict(rope_parameters(config, kind))
-    share = parameters.pop("partial_rotary_factor", None)
+    whole = parameters["rope_type"] == "proportional"  # of which the share is a setting
+    share = None if whole else parameters.pop("partial_rotary_factor", None)
     if share is not None and share != 1 and not partial:
         raise UnsupportedModelError(f"config.json: partial_rotary_factor {share!r}: this family turns whole heads")
     dim = head_dim if share is None else int(head_dim * real({"f": share}, "f", 0, 1, where="partial_rotary_factor"))

@@ -29,7 +29,7 @@ def gpt_oss(config: Config) -> ModelSpec:
     moe = MoE(
         experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts, default=min(4, experts)),
         inner=integer(config, "intermediate_size", high=1 << 24), act="swiglu_oai", renormalise=True, router="router",
-        router_bias=True, fused=("experts.gate_up_proj", "experts.down_proj"), turned=True,
+        router_bias=True, fused=("experts.gate_up_proj", "experts.down_proj"), turned=True, alternate=True,
         biases=("experts.gate_up_proj_bias", "experts.down_proj_bias"),
     )  # fmt: skip
     kinds = {

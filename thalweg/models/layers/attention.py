@@ -1,9 +1,12 @@
 """Self-attention with grouped queries: projections, optional norms of q and k, rotary positions, and the attention backend
-the device offers for it. The cache is passed through, never kept."""
+the device offers for it. The cache is passed through, never kept.
+
+A layer that reads another's cache stores the same keys and values there again: backends store what they attend to, so none
+has to know of such layers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +19,7 @@ from thalweg.hal.op import Choice
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
-from thalweg.models.flow import Flow, Place
+from thalweg.models.flow import Flow, Keys, Place
 from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.norm import RMSNorm, norm_facts
 from thalweg.models.weights import ParamSpec
@@ -28,16 +31,20 @@ class Attention:
 
     def __init__(self, ctx: Context, spec: declared.Attention, weights: Mapping[str, Any], place: Place) -> None:
         self._head_dim, self._place, self._grouped, self._grows = spec.head_dim, place, spec.grouped, spec.grows
+        self._first, self._reads, self._own_gate = spec.first, spec.reads is not None, bool(spec.gate)
         ctx.share(spec.heads, "attention heads")
         ctx.share(spec.kv_heads, "key-value heads")
         self._qkv = Linear(ctx, weights["qkv"])
         self._out = RowLinear(ctx, weights["out"])
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
         self.backend = chosen(ctx, self.spec)
-        self.layout = self.backend.layout(self.spec, ctx.block_tokens)
+        self.layout = () if self._reads else self.backend.layout(self.spec, ctx.block_tokens)
         self.specs: dict[str, Any] = {"qkv": self._qkv.specs, "out": self._out.specs}
         norms = {k: weights[k] for k in ("q_norm", "k_norm") if k in weights}
         self._wide: dict[str, RMSNorm] = {}
+        self._value_norm = None
+        if spec.norm is not None and spec.norm.value and not self._reads:
+            self._value_norm = ctx.bind(ops.rms_norm, size=spec.head_dim, **norm_facts(spec.norm.eps, 0.0))
         if spec.norm is not None and spec.norm.whole:
             if ctx.comm.size > 1:
                 raise ConfigError("tensor_parallel_size: the norms of q and k cover all heads of this model: leave it at 1")
@@ -46,6 +53,8 @@ class Attention:
         if "sinks" in weights:
             self.specs["sinks"] = ParamSpec(weights["sinks"], ctx.dtype)
         name = weights["out"]["weight"].sources[0].name.removesuffix(f".{spec.out}.weight")
+        if self._reads:  # the scales are those of the layer that wrote the cache
+            name = name.replace(f".{place.of}.", f".{spec.reads}.")
         found = scales(ctx.formats, name) if self.spec.kv_dtype in FLOAT8 else None
         self.cache_scales = found.names if found else ()
         """Names of the checkpoint's tensors that hold scales of this layer's cache."""
@@ -54,27 +63,40 @@ class Attention:
         self._gate = ctx.bind(ops.sigmoid_mul, size=self.spec.heads * spec.head_dim) if spec.gated or spec.gate else None
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        q, k, v, gate = self._apart(self._qkv(p["qkv"], x))
+        q, *kv = self._apart(self._qkv(p["qkv"], x))
+        gate = kv.pop() if self._own_gate else None
         if self._gate is not None and gate is None:
             q, gate = (t.flatten(-2) for t in q.unflatten(-1, (-1, 2, self._head_dim)).unbind(-2))
         if self._wide:
-            q, k = self._wide["q_norm"](p["q_norm"], q), self._wide["k_norm"](p["k_norm"], k)
-        q, k, v = (t.unflatten(-1, (-1, self._head_dim)) for t in (q, k, v))
+            q, kv[0] = self._wide["q_norm"](p["q_norm"], q), self._wide["k_norm"](p["k_norm"], kv[0])
+        q = q.unflatten(-1, (-1, self._head_dim))
         if self._grows is not None:  # before rotation, which changes no lengths, so that backends may fuse that
-            q = grown(q, flow.batch.positions, *self._grows)
-        out = self._attend(p, q, k, v, flow, self._place)
+            beta, every = self._grows
+            q = grown(q, flow.batch.positions + self._first, beta, every)
+        out = self._attend(p, q, self._keys(p, kv, flow), flow, self._place)
         out = out.flatten(-2)
         return self._out(p["out"], out if self._gate is None else self._gate(out, gate))
 
-    def _apart(self, qkv: Array) -> tuple[Array, Array, Array, Array | None]:
-        """What the projection gives: q, k and v [T, heads * head_dim] each, and the gate where it is a part of its own."""
+    def _keys(self, p: Mapping[str, Any], kv: Sequence[Array], flow: Flow) -> Keys:
+        """This layer's, or those of the layer whose cache it reads."""
+        if self._reads:
+            return flow.keys[self._place.layer]
+        k = kv[0].unflatten(-1, (-1, self._head_dim))
+        v = kv[1].unflatten(-1, (-1, self._head_dim)) if len(kv) > 1 else k
+        keys = Keys(k, v if self._value_norm is None else self._value_norm(v), p["k_norm"]["weight"] if "k_norm" in p else None)
+        if self._place.read:
+            flow.keys[self._place.layer] = keys
+        return keys
+
+    def _apart(self, qkv: Array) -> Sequence[Array]:
+        """What the projection gives, as much of it as there is: q, k, v and a gate, [T, heads * head_dim] each."""
         if not self._grouped:
-            q, k, v, *gate = qkv.split(self._qkv.outputs, dim=-1)
-            return q, k, v, gate[0] if gate else None
+            parts: Sequence[Array] = qkv.split(self._qkv.outputs, dim=-1)
+            return parts
         per = self.spec.heads // self.spec.kv_heads
         parts = qkv.unflatten(-1, (self.spec.kv_heads, per + 2, self._head_dim)).split((per, 1, 1), dim=-2)
         q, k, v = (part.flatten(-3) for part in parts)
-        return q, k, v, None
+        return q, k, v
 
 
 def grown(q: Array, positions: Array, beta: float, every: int) -> Array:
@@ -89,9 +111,9 @@ class _Fused:
     def __init__(self, backend: AttentionBackend, spec: AttnSpec, prologue: QKPrologue, scales: CacheScales | None) -> None:
         self._backend, self._spec, self._prologue, self._scales = backend, spec, prologue, scales
 
-    def __call__(self, p: Mapping[str, Any], q: Array, k: Array, v: Array, flow: Flow, at: Place) -> Array:
-        q, k, v = _divided(self._scales, q, k, v)
-        weights = None if self._prologue.eps is None else (p["q_norm"]["weight"], p["k_norm"]["weight"])
+    def __call__(self, p: Mapping[str, Any], q: Array, keys: Keys, flow: Flow, at: Place) -> Array:
+        q, k, v = _divided(self._scales, q, keys.k, keys.v)
+        weights = None if self._prologue.eps is None else (p["q_norm"]["weight"], keys.weight)
         out, flow.caches[at.layer] = self._backend.attend_fused(
             q,
             k,
@@ -127,21 +149,27 @@ class _Ops:
         if norm is not None and norm.eps is not None:
             self._norm = ctx.bind(ops.rms_norm, size=spec.head_dim, **norm_facts(norm.eps, norm.offset))
 
-    def __call__(self, p: Mapping[str, Any], q: Array, k: Array, v: Array, flow: Flow, at: Place) -> Array:
+    def __call__(self, p: Mapping[str, Any], q: Array, keys: Keys, flow: Flow, at: Place) -> Array:
+        k, v, weight = keys.k, keys.v, keys.weight
         if not self._after:
-            q, k = self._normed(p, q, k)
+            q, k = self._normed(p, q, k, weight)
         if self._rope is not None:
             q, k = self._rope(q, k, flow.batch.positions, flow.tables[at.table])
         if self._after:
-            q, k = self._normed(p, q, k)
+            q, k = self._normed(p, q, k, weight)
         q, k, v = _divided(self._scales, q, k, v)
         out, flow.caches[at.layer] = self._backend.attend(
             q, k, v, flow.caches[at.layer], flow.batch, at.group, self._spec, p.get("sinks")
         )
         return out if self._scales is None else out * self._scales.value
 
-    def _normed(self, p: Mapping[str, Any], q: Array, k: Array) -> tuple[Array, Array]:
-        return (q, k) if self._norm is None else (self._norm(q, p["q_norm"]["weight"]), self._norm(k, p["k_norm"]["weight"]))
+    def _normed(self, p: Mapping[str, Any], q: Array, k: Array, weight: Array | None) -> tuple[Array, Array]:
+        """weight: of k's norm; None: neither has one."""
+        if self._norm is None:
+            return q, k
+        return (
+            (self._norm(q), self._norm(k)) if weight is None else (self._norm(q, p["q_norm"]["weight"]), self._norm(k, weight))
+        )
 
 
 def _divided(scales: CacheScales | None, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
@@ -163,7 +191,8 @@ def _attending(
     prologue = QKPrologue(rope.dim if rope else 0, rope.interleaved if rope else False, eps, offset)
     between = scales is not None and eps is not None  # norms would undo what comes before them
     after = per_head is not None and per_head.after
-    if rope is not None and not (between or after) and _offered(ctx, backend, attn, prologue):
+    alone = after or between or (per_head is not None and not per_head.weight)
+    if rope is not None and not alone and _offered(ctx, backend, attn, prologue):
         return _Fused(backend, attn, prologue, scales)
     return _Ops(ctx, backend, attn, prologue if rope else None, prologue, scales, after)
 

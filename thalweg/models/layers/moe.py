@@ -15,6 +15,7 @@ from thalweg.models.context import Context
 from thalweg.models.flow import Flow
 from thalweg.models.layers.linear import Product
 from thalweg.models.layers.mlp import GatedMLP
+from thalweg.models.layers.norm import RMSNorm
 from thalweg.models.layers.ungated import UngatedMLP
 from thalweg.models.spec import MLP, MoE
 from thalweg.models.weights import ParamSpec, Weight
@@ -25,7 +26,7 @@ class Experts:
     """x [T, hidden] -> [T, hidden]. Ranks hold a share of every expert's inner values, and sum."""
 
     def __init__(self, ctx: Context, spec: MoE, weights: Mapping[str, Any]) -> None:
-        self._comm = ctx.comm
+        self._comm, self._inward, self._top_k, self._logit_scale = ctx.comm, spec.inward, spec.top_k, spec.logit_scale
         inner = ctx.share(spec.inner, "inner values of an expert")
         router, first, second = (weights[k]["weight"] for k in ("router", "gate_up", "down"))
         hidden = router.sources[0].shape[1]
@@ -72,19 +73,24 @@ class Experts:
             kind: Any = GatedMLP if isinstance(spec.shared, MLP) else UngatedMLP
             self._shared = kind(ctx, spec.shared, weights["shared"])
             self.specs["shared"] = self._shared.specs
+        self._router_norm, self._entry = (
+            None if norm is None else RMSNorm(ctx, norm, weights[key])
+            for key, norm in (("router_norm", spec.router_norm), ("entry", spec.entry))
+        )
+        self.specs |= {k: n.specs for k, n in (("router_norm", self._router_norm), ("entry", self._entry)) if n is not None}
+        if spec.expert_scale:
+            self.specs["expert_scale"] = {"weight": ParamSpec(weights["expert_scale"]["weight"], ctx.dtype)}
         if spec.shared_gate:
             self._weigh = ctx.bind(ops.linear, in_features=hidden, out_features=1, **linear_spec(DENSE))
             self._gate = ctx.bind(ops.sigmoid_mul, size=hidden)
             self.specs["shared_gate"] = {"weight": ParamSpec(weights["shared_gate"]["weight"], ctx.dtype, self._weigh.pack)}
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
-        bias = p["router_bias"]["bias"] if "router_bias" in p else None
-        logits = self._router(x, p["router"]["weight"], bias).to(torch.float32)
-        correction = (p["correction"]["bias"].reshape(-1),) if "correction" in p else ()
-        ids, shares = self._route(logits, *correction)
+        ids, shares = self._chosen(p, x)
+        entered = self._projected(p, "enter", x if self._entry is None else self._entry(p["entry"], x))
         biases = (p["biases"]["gate_up"],) if "biases" in p else ()
-        entered = self._projected(p, "enter", x)
-        out = self._comm.all_reduce(self._experts(entered, ids, shares, p["gate_up"]["weight"], p["down"]["weight"], *biases))
+        matrices = p["gate_up"]["weight"], p["down"]["weight"], *biases
+        out = self._comm.all_reduce((self._inwards if self._inward else self._experts)(entered, ids, shares, *matrices))
         out = self._projected(p, "leave", out)
         if "biases" in p:  # once, not once per rank
             each = p["biases"]["down"].view(-1, out.shape[-1])[ids.long()].to(torch.float32)
@@ -99,6 +105,25 @@ class Experts:
     def _projected(self, p: Mapping[str, Any], key: str, x: Array) -> Array:
         """Into the space that the experts see, or out of it."""
         return self._latent[key](x, p[key]["weight"], p[key].get("bias")) if key in self._latent else x
+
+    def _chosen(self, p: Mapping[str, Any], x: Array) -> tuple[Array, Array]:
+        """Experts i32[T, k] of each token, and their weights f32[T, k]."""
+        bias = p["router_bias"]["bias"] if "router_bias" in p else None
+        x = x if self._router_norm is None else self._router_norm(p["router_norm"], x)
+        logits = self._router(x, p["router"]["weight"], bias).to(torch.float32)
+        if self._logit_scale != 1.0:
+            logits = logits * self._logit_scale
+        correction = (p["correction"]["bias"].reshape(-1),) if "correction" in p else ()
+        ids, shares = self._route(logits, *correction)
+        if "expert_scale" in p:
+            shares = shares * p["expert_scale"]["weight"].to(torch.float32)[ids.long()]
+        return ids, shares
+
+    def _inwards(self, x: Array, ids: Array, shares: Array, *matrices: Array) -> Array:
+        """Each choice is a row of its own, multiplied before it enters its expert."""
+        rows = (x.unsqueeze(1) * shares.to(x.dtype).unsqueeze(-1)).flatten(0, 1)
+        out = self._experts(rows, ids.reshape(-1, 1), torch.ones_like(shares).reshape(-1, 1), *matrices)
+        return out if self._top_k == 1 else out.unflatten(0, (-1, self._top_k)).sum(1)
 
 
 def sparsemixer(logits: Array, jitter: float) -> tuple[Array, Array]:

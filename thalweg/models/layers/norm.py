@@ -23,16 +23,17 @@ class RMSNorm:
     def __init__(self, ctx: Context, spec: Norm, weights: Mapping[str, Any]) -> None:
         facts = norm_facts(spec.eps, spec.offset)
         self._norm = ctx.bind(ops.rms_norm, size=spec.size, **facts)
-        self._add = ctx.bind(ops.add_rms_norm, size=spec.size, **facts)
-        self.specs = {"weight": ParamSpec(weights["weight"], ctx.dtype)}
+        self._add = ctx.bind(ops.add_rms_norm, size=spec.size, **facts) if spec.weight else None
+        self.specs = {name: ParamSpec(w, ctx.dtype) for name, w in weights.items()}
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
-        return self._norm(x, p["weight"])
+        return self._norm(x) if self._add is None else self._norm(x, p["weight"])
 
     def add(self, p: Mapping[str, Any], x: Array, residual: Array | None) -> tuple[Array, Array]:
         """The norm of x + residual, and that sum. residual None: x itself is the sum (the first layer)."""
-        if residual is None:
-            return self._norm(x, p["weight"]), x
+        if residual is None or self._add is None:
+            x = x if residual is None else x + residual
+            return self(p, x), x
         normed, residual = self._add(x, residual, p["weight"])
         return normed, residual
 

@@ -9,7 +9,9 @@ Names of tensors are those of the checkpoint: each part names its own, relative 
 
 from __future__ import annotations
 
+from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.attention import Attention
+from thalweg.models.spec.beside import Beside
 from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.latent import LatentAttention
 from thalweg.models.spec.mamba import Mamba
@@ -19,20 +21,28 @@ from thalweg.models.spec.model import Layer, Learned, ModelSpec, Names
 from thalweg.models.spec.moe import MoE
 from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms
 from thalweg.models.spec.part import FFN, Mixer
+from thalweg.models.spec.perlayer import Ending, LayerInput, LayerInputs
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, rope_type
 from thalweg.models.spec.short_conv import ShortConv
+from thalweg.models.spec.sparse import SparseMLP
 from thalweg.models.spec.xielu import XieluMLP
 
 __all__ = [
     "FFN",
     "MLP",
     "ROPE_TYPES",
+    "AltUp",
     "AnyNorm",
     "Attention",
+    "Beside",
     "DeltaNet",
+    "Ending",
     "HeadNorm",
     "LatentAttention",
+    "Laurel",
     "Layer",
+    "LayerInput",
+    "LayerInputs",
     "LayerNorm",
     "Learned",
     "Mamba",
@@ -45,6 +55,8 @@ __all__ = [
     "Norms",
     "Rope",
     "ShortConv",
+    "SparseMLP",
+    "Streams",
     "UngatedMLP",
     "XieluMLP",
     "rope_type",

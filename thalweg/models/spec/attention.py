@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thalweg.hal.attention import AttnSpec
+from thalweg.hal.kv import KVKind
 from thalweg.models.spec.norm import HeadNorm, Norm
 from thalweg.models.spec.rope import Rope
 from thalweg.models.weights import Weights, linear, vector
@@ -22,6 +23,8 @@ class Attention:
     """None: positions are not told."""
     window: int = 0
     """Tokens a token sees, itself included; 0 = all before it."""
+    chunk: int = 0
+    """Positions are cut into chunks of so many tokens, and a token sees those of its own up to itself; 0 = one chunk."""
     causal: bool = True
     """False: a token sees its whole sequence, which must be in one step; keys and values are not kept (an encoder)."""
     scale: float = 0.0
@@ -47,16 +50,27 @@ class Attention:
     sinks: str = ""
     """The tensor of a logit per head that joins the softmax's denominator; "" = none."""
     grows: tuple[float, int] | None = None
-    """(beta, n): q at position p is multiplied by 1 + beta * log(1 + floor(p / n))."""
+    """(beta, n): q at position p is multiplied by 1 + beta * log(1 + floor((p + first) / n))."""
+    first: int = 0
+    """Of `grows`: what position 0 counts as there."""
+    keys_as_values: bool = False
+    """There is no v. Values are what the projection of k gives, before norms and rotation."""
+    reads: int | None = None
+    """The earlier layer whose keys and values it attends to; None = its own. Such a layer projects queries alone, and keeps
+    nothing. Everything but `norm.q` and the projections must be as in that layer."""
 
     def __post_init__(self) -> None:
+        if self.fused and (self.keys_as_values or self.reads is not None):
+            raise ValueError("Attention: a fused tensor holds q, k and v")
+        if self.window and self.chunk:
+            raise ValueError("Attention: this version has no windows within chunks")
         if self.grouped and (self.gated or not self.fused):
             raise ValueError("Attention: heads are grouped in a fused tensor, and without gates")
         if self.gate and (self.gated or self.fused):
             raise ValueError("Attention: a gate of its own stands beside q, k and v in tensors of their own")
         if self.norm is not None and self.norm.after and self.norm.whole:
             raise ValueError("Attention: this version has no norm over all heads after rotation")
-        if self.window and not self.causal:
+        if (self.window or self.chunk) and not self.causal:
             raise ValueError("Attention: this version has no windows of tokens that see both ways")
 
     @property
@@ -66,23 +80,26 @@ class Attention:
 
     def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> AttnSpec:
         """What the attention backend is asked for, on one of `ranks`, where no sequence is longer than max_len: a window
-        that no sequence outgrows hides nothing."""
+        (a chunk) that no sequence outgrows hides nothing."""
         if not self.causal:
             return AttnSpec(
                 heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, head_dim=self.head_dim,
                 scale=self.scale or self.head_dim**-0.5, dtype=dtype, kind="encoder", softcap=self.softcap,
             )  # fmt: skip
-        window = self.window if self.window < max_len else 0
+        hides = self.window or self.chunk
+        window = hides if hides < max_len else 0
+        kind: KVKind = "full" if not window else "chunked" if self.chunk else "window"
         return AttnSpec(
             heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, head_dim=self.head_dim,
-            scale=self.scale or self.head_dim**-0.5, dtype=dtype, kind="window" if window else "full", window=window,
+            scale=self.scale or self.head_dim**-0.5, dtype=dtype, kind=kind, window=window,
             softcap=self.softcap, kv_dtype=kv_dtype, sinks=bool(self.sinks),
         )  # fmt: skip
 
     def weights(self, at: str, hidden: int) -> Weights:
         at, d = f"{at}{self.name}.", self.head_dim
         outputs = (self.heads * d * (2 if self.gated else 1), self.kv_heads * d, self.kv_heads * d)
-        parts, fused = {f"{at}{part}": n for part, n in zip(self.parts, outputs, strict=True)}, ""
+        projected = 1 if self.reads is not None else 2 if self.keys_as_values else 3
+        parts, fused = {f"{at}{self.parts[i]}": outputs[i] for i in range(projected)}, ""
         if self.gate:
             parts[f"{at}{self.gate}"] = self.heads * d
         if self.grouped:
@@ -93,9 +110,9 @@ class Attention:
             "qkv": linear(parts, hidden, shard=0, bias=self.bias, fused=fused, turned=self.turned),
             "out": linear({f"{at}{self.out}": hidden}, self.heads * d, shard=1, bias=self.out_bias, turned=self.turned),
         }
-        if self.norm is not None:
+        if self.norm is not None and self.norm.weight:
             widths = (self.heads * d, self.kv_heads * d) if self.norm.whole else (d, d)
-            for key, name, size in zip(("q_norm", "k_norm"), (self.norm.q, self.norm.k), widths, strict=True):
+            for key, name, size in list(zip(("q_norm", "k_norm"), (self.norm.q, self.norm.k), widths, strict=True))[:projected]:
                 made[key] = Norm(name, size, self.norm.eps, self.norm.offset).weights(at)
         if self.sinks:
             made["sinks"] = vector(f"{at}{self.sinks}", self.heads, shard=0)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.norm import AnyNorm, Norms
 from thalweg.models.spec.part import FFN, Mixer
+from thalweg.models.spec.perlayer import Ending, LayerInputs
 from thalweg.models.spec.rope import Rope
 from thalweg.models.tail import Pooling
 from thalweg.models.weights import Source, Weight, Weights, matrices, vector
+
+Around = Ending | AltUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,9 @@ class Layer:
     """Of what enters each mixer, and of what it gives; () = 1."""
     ffn_scale: float = 1.0
     """Of what the ffn gives."""
+    laurel: Laurel | None = None
+    around: Around | None = None
+    """What the layer is wrapped in."""
 
     def __post_init__(self) -> None:
         if not self.mixers and self.ffn is None:
@@ -37,6 +44,8 @@ class Layer:
         lacks = [k for k in Norms.KEYS if getattr(self.norms, k) and (self.ffn is None if "ffn" in k else not self.mixers)]
         if lacks or (self.parallel and (not self.mixers or self.ffn is None)):
             raise ValueError(f"Layer: {', '.join(lacks) or 'parallel'} of a part that it has not")
+        if self.laurel is not None and (self.parallel or self.norms.mixer_sum):
+            raise ValueError("Layer: laurel is added between the parts, to the stream itself")
         if self.parallel and (self.norms.mixer_sum or self.norms.ffn_sum):
             raise ValueError("Layer: parallel parts are added once, so there is no sum between them to normalise")
 
@@ -47,7 +56,10 @@ class Layer:
             made["mixer"] = {i: each.weights(at, hidden) for i, each in enumerate(self.mixer)}
         elif self.mixer is not None:
             made["mixer"] = self.mixer.weights(at, hidden)
-        return made | ({} if self.ffn is None else {"ffn": self.ffn.weights(at, hidden)})
+        for key in ("ffn", "laurel", "around"):
+            if (part := getattr(self, key)) is not None:
+                made[key] = part.weights(at, hidden)
+        return made
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
@@ -101,6 +113,10 @@ class ModelSpec:
     """Added to embedded tokens."""
     embed_norm: AnyNorm | None = None
     """Of what enters the first layer."""
+    inputs: LayerInputs | None = None
+    """What each layer is given of its own."""
+    streams: Streams | None = None
+    """Residual streams, where there are several."""
     pooling: Pooling | None = None
     """None: the tail is the output matrix."""
     tied: bool = False
@@ -118,6 +134,12 @@ class ModelSpec:
     head: str = "lm_head"
     names: Names = field(default_factory=Names)
 
+    def __post_init__(self) -> None:
+        for i, layer in enumerate(self.layers):
+            reads = getattr(layer.mixer, "reads", None)
+            if reads is not None and (not 0 <= reads < i or replace(layer.mixer, reads=None) != self.layers[reads].mixer):  # type: ignore[type-var]
+                raise ValueError(f"ModelSpec: layer {i} cannot read the cache of layer {reads}, which keeps something else")
+
     def weights(self) -> Weights:
         """Every parameter, by the keys that loaded parameters have."""
         table = f"{self.root}{self.embed}"
@@ -128,6 +150,9 @@ class ModelSpec:
         }
         if self.learned:
             made["learned"] = {i: each.weights(self.root, self.hidden) for i, each in enumerate(self.learned)}
+        for key, part in (("inputs", self.inputs), ("streams", self.streams)):
+            if part is not None:
+                made[key] = part.weights(self.root, self.hidden)
         for key, norm in (("embed_norm", self.embed_norm), ("norm", self.norm)):
             if norm is not None:
                 made[key] = norm.weights(self.root)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thalweg.models.spec.mlp import MLP, UngatedMLP
+from thalweg.models.spec.norm import Norm
 from thalweg.models.weights import Source, View, Weight, Weights, matrices, vector, viewed
 
 
@@ -34,6 +35,7 @@ class MoE:
     average: bool = False
     """Half of the sum of what the experts and `shared` give, in place of the sum."""
     name: str = "mlp"
+    """"" = its tensors are the layer's own."""
     router: str = "gate"
     router_bias: bool = False
     correction: str = ""
@@ -53,7 +55,9 @@ class MoE:
     fused: tuple[str, str] | None = None
     """Tensors that hold gate and up, and down, of all experts in checkpoints that do not have one each."""
     turned: bool = False
-    """These are [experts, inputs, outputs], and rows of gate and up alternate."""
+    """These are [experts, inputs, outputs]."""
+    alternate: bool = False
+    """Rows of gate and up alternate there; False: first all of gate."""
     latent: int = 0
     """Values that a token is projected to before its experts, whose sum is projected back; 0 = experts see the token."""
     latent_bias: bool = False
@@ -61,6 +65,16 @@ class MoE:
     """The names of these projections."""
     biases: tuple[str, str] | None = None
     """Tensors that hold the biases of gate and up, which alternate, and of down, of all experts."""
+    inward: bool = False
+    """An expert's weight multiplies what enters it, not what leaves it."""
+    router_norm: Norm | None = None
+    """Of what the router reads."""
+    logit_scale: float = 1.0
+    """Of what the router gives."""
+    expert_scale: str = ""
+    """The tensor of a factor per expert, of its weights once they are settled; "" = none."""
+    entry: Norm | None = None
+    """Of what the experts read, and the router does not."""
 
     def __post_init__(self) -> None:
         if not self.gated and (self.fused or self.biases):
@@ -71,7 +85,7 @@ class MoE:
         return self.inner * self.top_k + (self.shared.inner if self.shared else 0)
 
     def weights(self, at: str, hidden: int) -> Weights:
-        at = f"{at}{self.name}."
+        at = f"{at}{self.name}." if self.name else at
         each = [at + self.expert.format(e) for e in range(self.experts)]
         gates = {f"{e}.{part}": self.inner for e in each for part in ((self.gate, self.up) if self.gated else (self.up,))}
         seen = self.latent or hidden
@@ -86,6 +100,11 @@ class MoE:
                 more[key] = {"weight": Weight((Source(f"{at}{name}.weight", shape),), role="linear")}
                 if self.latent_bias:
                     more[key]["bias"] = vector(f"{at}{name}.bias", shape[0])
+        if self.expert_scale:
+            more["expert_scale"] = {"weight": vector(f"{at}{self.expert_scale}", self.experts, fill="ones")}
+        for key, norm in (("router_norm", self.router_norm), ("entry", self.entry)):
+            if norm is not None:
+                more[key] = norm.weights(at)
         if self.router_bias:
             more["router_bias"] = {"bias": vector(f"{at}{self.router}.bias", self.experts)}
         if self.biases is not None:
@@ -122,7 +141,7 @@ class MoE:
             return weight
         shape = (self.experts, inputs, outputs) if self.turned else (self.experts, outputs, inputs)
         parts = len(weight.sources) // self.experts
-        rows, step = (1, parts) if self.turned else (outputs // parts, 1)
+        rows, step = (1, parts) if self.alternate else (outputs // parts, 1)
         return viewed(weight, [
             View(f"{at}{self.fused[which]}", shape, e, self.turned, part * rows, step)
             for e in range(self.experts) for part in range(parts)

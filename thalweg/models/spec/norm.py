@@ -17,8 +17,15 @@ class Norm:
     eps: float
     offset: float = 0.0
     """Added to the weight; the product with it is then taken in float32 (Gemma: 1)."""
+    weight: bool = True
+
+    def __post_init__(self) -> None:
+        if self.offset and not self.weight:
+            raise ValueError("Norm: an offset is added to a weight")
 
     def weights(self, at: str) -> Weights:
+        if not self.weight:
+            return {}
         return {"weight": vector(f"{at}{self.name}.weight", self.size, fill="zeros" if self.offset else "ones")}
 
 
@@ -49,7 +56,7 @@ AnyNorm = Norm | LayerNorm
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """RMSNorm of q and k."""
+    """RMSNorm of q and k, and maybe of v."""
 
     eps: float
     offset: float = 0.0
@@ -57,6 +64,9 @@ class HeadNorm:
     """After rotation, not before it."""
     whole: bool = False
     """Over all heads at once, not each head's own. Its sum crosses ranks, so such a model runs on one."""
+    weight: bool = True
+    value: bool = False
+    """Each head of v is normed too, without a weight."""
     q: str = "q_norm"
     k: str = "k_norm"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from thalweg.errors import CheckpointError, UnsupportedModelError
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 """What `layers.rotary` computes."""
 
 

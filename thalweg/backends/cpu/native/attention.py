@@ -16,7 +16,7 @@ from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
 from thalweg.hal.kv import KVLayout, kept_width
 from thalweg.hal.step import SCRATCH, StepBatch
 
-ROWS, MOST_ROWS, MOST_DIM, MOST_LATENT = 48, 64, 256, 640
+ROWS, MOST_ROWS, MOST_DIM, MOST_LATENT = 48, 64, 512, 640
 """Rows (query tokens x query heads of a KV head) of one task. The others are limits of attention.inc, the last for latents."""
 LEAST_HEADS = 6
 """Heads of a task of latent attention, if it has more: each task reads the keys anew."""
@@ -30,7 +30,7 @@ class _Job(ctypes.Structure):
 
     _fields_ = (
         *((n, _L) for n in ("type", "rounds", "heads", "kv_heads", "dim", "size", "tokens", "seqs", "columns", "window",
-                            "q_stride", "k_stride", "v_stride", "latent", "rotary")),
+                            "chunk", "q_stride", "k_stride", "v_stride", "latent", "rotary")),
         ("scale", _F), ("softcap", _F), ("eps", _F), ("offset", _F),
         *((n, _P) for n in ("table", "token_seq", "positions", "slots", "context", "query", "first", "tasks")),
         ("task_count", _L), ("per_task", _L),
@@ -51,8 +51,8 @@ class NativeAttention(AttentionBackend):
         self.name = f"native-{library.level}"
 
     def supports(self, spec: AttnSpec) -> str | None:
-        if spec.kind not in ("full", "window", "latent"):
-            return f"runs kinds full, window and latent, not {spec.kind}"
+        if spec.kind not in ("full", "window", "chunked", "latent"):
+            return f"runs kinds full, window, chunked and latent, not {spec.kind}"
         if spec.dtype not in ("float32", "bfloat16"):
             return f"runs float32 and bfloat16, not {spec.dtype}"
         if spec.kv_dtype not in ("", spec.dtype, "int8"):
@@ -112,7 +112,8 @@ class NativeAttention(AttentionBackend):
         """prologue None: q and k are already normed and rotated."""
         plan = cast(dict[str, Any], batch.metadata[group]) if batch.metadata else {}
         q, k, v = (x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous() for x in (q, k, v))
-        key = f"native/{spec.window}/{spec.heads}/{spec.kv_heads}/{spec.head_dim}/{spec.latent}/{spec.dtype}/{spec.kv_dtype}"
+        sizes = f"{spec.heads}/{spec.kv_heads}/{spec.head_dim}/{spec.latent}"
+        key = f"native/{spec.kind}/{spec.window}/{sizes}/{spec.dtype}/{spec.kv_dtype}"
         made = plan.get(key)
         if made is None:
             made = plan[key] = self._job(batch, group, spec, kv.shape[3])
@@ -145,7 +146,8 @@ class NativeAttention(AttentionBackend):
         job = _Job(
             type=0 if spec.dtype == "bfloat16" else 1, rounds=spec.kv_dtype == "int8", heads=spec.heads,
             kv_heads=parts, dim=spec.head_dim, latent=spec.latent, size=size, tokens=tokens, seqs=seqs,
-            columns=held[0].shape[1], window=spec.window, task_count=len(tasks),
+            columns=held[0].shape[1], window=0 if spec.kind == "chunked" else spec.window,
+            chunk=spec.window if spec.kind == "chunked" else 0, task_count=len(tasks),
             per_task=max(1, min(64, -(-tokens // (2 * self._threads)))),
         )  # fmt: skip
         names = ("table", "token_seq", "positions", "slots", "context", "query")

@@ -32,7 +32,7 @@ class RowOps:
         self._norm, self._gate, self._turn = library.norm, library.gate, library.turn
         self._gated_norm, self._group_norm = library.gated_norm, library.group_norm
 
-    def rms_norm(self, x: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor | None = None, *, eps: float, offset: float = 0.0) -> Tensor:
         if x.dim() == 3 and x.stride(2) == 1 and x.stride(1) == x.shape[2]:  # heads cut out of a wider row
             outer, inner, width = x.shape
             stride = x.stride(0)
@@ -42,8 +42,8 @@ class RowOps:
             outer, stride = x.numel() // width, width
         out = torch.empty(x.shape, dtype=x.dtype)
         self._norm(
-            self._context, TYPES[x.dtype], x.data_ptr(), outer, inner, width, stride, None, _fit(weight, x).data_ptr(), eps,
-            offset, out.data_ptr(), None,
+            self._context, TYPES[x.dtype], x.data_ptr(), outer, inner, width, stride, None,
+            None if weight is None else _fit(weight, x).data_ptr(), eps, offset, out.data_ptr(), None,
         )  # fmt: skip
         return out
 

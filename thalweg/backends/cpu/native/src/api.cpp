@@ -195,7 +195,7 @@ constexpr int64_t SHARES = 4;  // a piece is at most this part of what a thread 
 void cut(Context* c, Attending& j) {
     const Attention& a = j.attention;
     auto high = [&a](const int32_t* task) { return int64_t(a.context[task[0]]) + task[2] + 1; };
-    auto low = [&](const int32_t* task) { return a.window && high(task) > a.window ? high(task) - a.window : 0; };
+    auto low = [&](const int32_t* task) { return first_seen(a, high(task) - 1); };
     int64_t keys = 0, longest = 0;
     for (const int32_t *task = a.tasks, *end = task + a.task_count * 4; task < end; task += 4) {
         int64_t n = high(task) - low(task);

@@ -91,7 +91,7 @@ struct Linear {
 // Attention of query tokens over cached keys and values in blocks. cache.inc says how a block lies in memory.
 struct Attention {
     // Of the step (the Python side has the same struct, field by field). rounds: the cache holds int8.
-    int64_t type, rounds, heads, kv_heads, dim, size, tokens, seqs, columns, window, q_stride, k_stride, v_stride;
+    int64_t type, rounds, heads, kv_heads, dim, size, tokens, seqs, columns, window, chunk, q_stride, k_stride, v_stride;
     int64_t latent;  // 0, or: one key for all heads, whose first numbers, so many, are its value (latent.inc)
     int64_t rotary;  // 0: q and k come rotated. Otherwise rotate so many elements of a head here, after its norm if any
     float scale, softcap, eps, offset;  // offset: of the norms
@@ -104,6 +104,11 @@ struct Attention {
 };
 
 inline int64_t out_width(const Attention& j) { return j.latent ? j.latent : j.dim; }
+// The first key that a token at this position sees.
+inline int64_t first_seen(const Attention& a, int64_t position) {
+    if (a.chunk) return position / a.chunk * a.chunk;
+    return a.window && position + 1 > a.window ? position + 1 - a.window : 0;
+}
 
 // A row's keys are summed in segments of so many, from multiples of it on, and the sums of segments are joined in
 // order. So the sum is the same whether one task computes a row's segments or several do. A multiple of 64.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from thalweg.engine.control.cache.groups.base import Group
+from thalweg.engine.control.cache.groups.chunked import Chunked
 from thalweg.engine.control.cache.groups.full import Full
 from thalweg.engine.control.cache.groups.state import State
 from thalweg.engine.control.cache.groups.window import Window
@@ -17,7 +18,7 @@ from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVKind, KVSpec
 
 POLICIES: Mapping[KVKind, type[Group]] = MappingProxyType(
-    {"full": Full, "latent": Full, "encoder": Full, "window": Window, "state": State}
+    {"full": Full, "latent": Full, "encoder": Full, "window": Window, "chunked": Chunked, "state": State}
 )
 """By `KVSpec.kind`. A latent group differs from a full one in what a token's entry is, and an encoder's blocks hold nothing:
 both are the device's business."""

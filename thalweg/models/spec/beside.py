@@ -1,0 +1,30 @@
+"""A feed-forward part beside a mixture of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thalweg.models.spec.mlp import MLP
+from thalweg.models.spec.moe import MoE
+from thalweg.models.spec.norm import Norm
+from thalweg.models.weights import Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """An MLP and a mixture that read the same x, each between norms of its own, and are added. A layer with this part has no
+    norm before it: what the mixture's router reads is x itself."""
+
+    mlp: MLP
+    moe: MoE
+    mlp_in: Norm
+    mlp_out: Norm
+    moe_out: Norm
+
+    @property
+    def width(self) -> int:
+        return max(self.mlp.width, self.moe.width)
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        norms = {k: getattr(self, k).weights(at) for k in ("mlp_in", "mlp_out", "moe_out")}
+        return {"mlp": self.mlp.weights(at, hidden), "moe": self.moe.weights(at, hidden), **norms}
