@@ -9,7 +9,7 @@ Names of tensors are those of the checkpoint: each part names its own, relative 
 
 from __future__ import annotations
 
-from thalweg.models.spec.attention import Attention
+from thalweg.models.spec.attention import Attention, Relative
 from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.mlp import MLP, UngatedMLP
 from thalweg.models.spec.model import Layer, Learned, ModelSpec, Names
@@ -35,6 +35,7 @@ __all__ = [
     "Names",
     "Norm",
     "Norms",
+    "Relative",
     "Rope",
     "UngatedMLP",
     "rope_type",

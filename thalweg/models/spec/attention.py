@@ -8,7 +8,20 @@ from typing import Any
 from thalweg.hal.attention import AttnSpec
 from thalweg.models.spec.norm import HeadNorm, Norm
 from thalweg.models.spec.rope import Rope
-from thalweg.models.weights import Weights, linear, vector
+from thalweg.models.weights import Source, Weight, Weights, linear, vector
+
+
+@dataclass(frozen=True, slots=True)
+class Relative:
+    """Added to scores by how far apart two tokens are: a number per head and bucket of distances (Raffel et al. 2019,
+    https://arxiv.org/abs/1910.10683). Half of the buckets are for keys after the query. Half of those have
+    one distance each."""
+
+    name: str
+    """The tensor [buckets, heads], from the root: all layers share it."""
+    buckets: int = 32
+    distance: int = 128
+    """Tokens this far apart and further are in the last bucket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +34,7 @@ class Attention:
     rope: Rope | None = None
     """None: positions are not told."""
     window: int = 0
-    """Tokens a token sees, itself included; 0 = all before it."""
+    """Tokens a token sees, itself included; 0 = all before it. Where tokens see both ways: as many after it too."""
     causal: bool = True
     """False: a token sees its whole sequence, which must be in one step; keys and values are not kept (an encoder)."""
     scale: float = 0.0
@@ -44,6 +57,7 @@ class Attention:
     """Matrices are stored [inputs, outputs]."""
     sinks: str = ""
     """The tensor of a logit per head that joins the softmax's denominator; "" = none."""
+    relative: Relative | None = None
     grows: tuple[float, int] | None = None
     """(beta, n): q at position p is multiplied by 1 + beta * log(1 + floor(p / n))."""
 
@@ -52,8 +66,8 @@ class Attention:
             raise ValueError("Attention: heads are grouped in a fused tensor, and without gates")
         if self.norm is not None and self.norm.after and self.norm.whole:
             raise ValueError("Attention: this version has no norm over all heads after rotation")
-        if self.window and not self.causal:
-            raise ValueError("Attention: this version has no windows of tokens that see both ways")
+        if self.relative is not None and (self.causal or self.rope is not None):
+            raise ValueError("Attention: scores change by distance where tokens see both ways, and without rotary positions")
 
     @property
     def widths(self) -> tuple[int, int, int]:
@@ -63,12 +77,13 @@ class Attention:
     def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> AttnSpec:
         """What the attention backend is asked for, on one of `ranks`, where no sequence is longer than max_len: a window
         that no sequence outgrows hides nothing."""
+        window = self.window if self.window < max_len else 0
         if not self.causal:
             return AttnSpec(
                 heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, head_dim=self.head_dim,
-                scale=self.scale or self.head_dim**-0.5, dtype=dtype, kind="encoder", softcap=self.softcap,
+                scale=self.scale or self.head_dim**-0.5, dtype=dtype, kind="encoder", window=window, softcap=self.softcap,
+                reach=self.relative.distance if self.relative else 0,
             )  # fmt: skip
-        window = self.window if self.window < max_len else 0
         return AttnSpec(
             heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, head_dim=self.head_dim,
             scale=self.scale or self.head_dim**-0.5, dtype=dtype, kind="window" if window else "full", window=window,
@@ -93,4 +108,6 @@ class Attention:
                 made[key] = Norm(name, size, self.norm.eps, self.norm.offset).weights(at)
         if self.sinks:
             made["sinks"] = vector(f"{at}{self.sinks}", self.heads, shard=0)
+        if self.relative is not None:
+            made["relative"] = Weight((Source(self.relative.name, (self.relative.buckets, self.heads)),), 1, dtype="float32")
         return made
