@@ -26,7 +26,9 @@ def decide(
     user says in its place. ConfigError where what was said does not go with the model."""
     generates = name.endswith(GENERATES)
     _check(name, tail, generates)
-    config.pop("pooling", None)
+    own = config.pop("pooling", None)
+    if isinstance(own, str):  # of families whose files name their way of pooling so
+        config.setdefault("pooling_type", own)
     asked = override is not None or tail.runner == "pooling" or tail.convert == "embed"
     found: Any = override
     if found is None and (asked or not generates or (tail.runner == tail.convert == "auto")):

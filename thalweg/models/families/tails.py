@@ -10,9 +10,9 @@ from thalweg.models.spec import ModelSpec
 from thalweg.models.tail import Pooling
 
 
-def embedder(spec: ModelSpec, config: Config) -> ModelSpec:
-    """A vector per sequence: of its last token, unless the files beside the model say otherwise."""
-    return _ended(spec, pooling(config, default="last"))
+def embedder(spec: ModelSpec, config: Config, default: str = "last") -> ModelSpec:
+    """A vector per sequence: of its last token (or by another `default`), unless the files beside the model say otherwise."""
+    return _ended(spec, pooling(config, default=default))
 
 
 def classifier(spec: ModelSpec, config: Config) -> ModelSpec:
