@@ -30,6 +30,14 @@ class Classes:
     out: str = "classifier"
     bias: bool = True
     """Of out."""
+    tokens: tuple[int, ...] = ()
+    """Out is made of an output matrix: of its rows for these tokens."""
+    head: str = ""
+    """That matrix's tensor, in full."""
+    vocab: int = 0
+    """Its rows."""
+    difference: bool = False
+    """The one number is the second token's less the first's: a sigmoid makes of it what a softmax makes of both."""
 
     def __post_init__(self) -> None:
         if self.activation not in CLASSIFIES:
@@ -38,6 +46,9 @@ class Classes:
             raise ValueError(f"Classes: {self.act!r} is none of {', '.join(ACTS)}")
 
     def weights(self, at: str, hidden: int) -> Weights:
+        if self.tokens:
+            rows = tuple(Source(self.head, (1, hidden), first=token, rows=self.vocab) for token in self.tokens)
+            return {"out": {"weight": Weight(rows)}}
         out: dict[str, Weights] = {"out": _matrix(f"{at}{self.out}", len(self.labels), hidden, self.bias)}
         if self.dense:
             out["dense"] = _matrix(f"{at}{self.dense}", hidden, hidden, self.dense_bias)
@@ -82,6 +93,8 @@ class Pooling:
     """What is made of the vector, where that is not the answer itself."""
     dense: tuple[Dense, ...] = ()
     """What a vector that is the answer goes through, one after the other."""
+    form: str = ""
+    """How the model wants pairs of texts written: a name of `text.pair_forms.FORMS`. "" = as its tokenizer joins them."""
 
     def __post_init__(self) -> None:
         if self.mode not in POOLING:

@@ -22,7 +22,7 @@ class Classifier:
         self._dtype = getattr(torch, ctx.dtype)
         self._dense = Projection(ctx, weights["dense"], spec.act) if spec.dense else None
         self._norm = ctx.bind(ops.layer_norm, size=hidden, eps=spec.eps) if spec.norm else None
-        self._out = Projection(ctx, weights["out"])
+        self._out, self._difference = Projection(ctx, weights["out"]), spec.difference
         self.specs: dict[str, Any] = {"out": self._out.specs}
         if self._dense is not None:
             self.specs["dense"] = self._dense.specs
@@ -35,4 +35,5 @@ class Classifier:
             x = self._dense(p["dense"], x)
         if self._norm is not None:
             x = self._norm(x, p["norm"]["weight"])
-        return self._out(p["out"], x).to(torch.float32)
+        made = self._out(p["out"], x).to(torch.float32)
+        return made[:, 1:] - made[:, :1] if self._difference else made
