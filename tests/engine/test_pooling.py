@@ -211,7 +211,9 @@ def test_vectors_are_cut_where_the_model_was_trained_for_it(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("device", ["reference", "cpu"])
-@pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta", "qwen3", "llama"])
+@pytest.mark.parametrize(
+    "name", ["bert", "roberta", "xlm-roberta", "qwen3", "llama", "modernbert", "distilbert", "mpnet", "gte"]
+)
 @pytest.mark.slow
 def test_probabilities_are_those_of_transformers(name: str, device: str, tmp_path: Path) -> None:
     labels = {"id2label": {0: "good", 1: "bad", 2: "odd"}, "label2id": {"good": 0, "bad": 1, "odd": 2}}

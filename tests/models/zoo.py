@@ -175,6 +175,18 @@ ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "bert": (transformers.BertConfig, {"num_hidden_layers": 3, "type_vocab_size": 2, "hidden_act": "gelu"}),
     "roberta": (transformers.RobertaConfig, {"max_position_embeddings": 258, "pad_token_id": 1, "type_vocab_size": 1}),
     "xlm-roberta": (transformers.XLMRobertaConfig, {"max_position_embeddings": 258, "pad_token_id": 1, "type_vocab_size": 1}),
+    "modernbert": (transformers.ModernBertConfig, {"num_hidden_layers": 4, "local_attention": 10, "pad_token_id": 0}),
+    "distilbert": (transformers.DistilBertConfig, {"hidden_dim": 80, "pad_token_id": 0}),
+    "mpnet": (transformers.MPNetConfig, {"max_position_embeddings": 258}),
+    "nomic-bert": (transformers.NomicBertConfig, {"pad_token_id": 0}),
+    "gte": (transformers.GteConfig, {"pad_token_id": 0}),
+    "ernie": (transformers.ErnieConfig, {"use_task_id": True, "hidden_act": "gelu", "pad_token_id": 0}),
+    "electra": (transformers.ElectraConfig, {"embedding_size": 48, "pad_token_id": 0}),
+    "gemma3-both-ways": (
+        transformers.Gemma3TextConfig,
+        {**CONFIGS["gemma3"][1], "sliding_window": 11, "use_bidirectional_attention": True},
+    ),
+    "jina-v3": (transformers.JinaEmbeddingsV3Config, {"pad_token_id": 0}),
 }
 """The same of models that give vectors."""
 
@@ -251,7 +263,7 @@ def describe_pooling(path: Path, mode: str, normalise: bool = True, max_len: int
     ]
     (path / "modules.json").write_text(json.dumps(modules))
     (path / "1_Pooling").mkdir(exist_ok=True)
-    modes = ("cls_token", "mean_tokens", "max_tokens", "lasttoken")
+    modes = ("cls_token", "mean_tokens", "max_tokens", "lasttoken", "mean_sqrt_len_tokens", "weightedmean_tokens")
     (path / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{m}": m == mode for m in modes}))
     if max_len is not None:
         (path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": max_len}))

@@ -13,7 +13,7 @@ from thalweg.checkpoint import gguf, native, quantised, sentence
 from thalweg.checkpoint.json_files import read_json, read_object
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.checkpoint.spelling import settled
-from thalweg.checkpoint.tail import decide
+from thalweg.checkpoint.tail import decide, token_ids
 from thalweg.checkpoint.weights import Stored
 from thalweg.config import Tail
 from thalweg.errors import CheckpointError, UnsupportedModelError
@@ -65,6 +65,8 @@ def read_config(
         said = {**found.content, "quant_method": found.method}
         config["quantization_config"] = said if gguf.is_gguf(path) else said | _stored(Path(path))
     decide(config, architecture(config, file), tail, lambda: _pooling(Path(path)), (overrides or {}).get("pooling"))
+    if config.get("classifier_from_token") is not None:
+        config["classifier_token_ids"] = token_ids(config["classifier_from_token"], Path(path))
     if windows is not None:
         _within_window(config, min(filter(None, windows(config)), default=0))
     return config

@@ -14,8 +14,17 @@ from thalweg.errors import CheckpointError, UnsupportedModelError
 
 MODULES = "modules.json"
 LENGTHS = "sentence_bert_config.json"
-MODES = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+MODES = {
+    "cls": "cls", "mean": "mean", "lasttoken": "last", "max": "max", "mean_sqrt_len": "mean_sqrt_len",
+    "weightedmean": "weightedmean",
+}  # fmt: skip
 """Modes of `1_Pooling/config.json` -> ours."""
+
+MAX_FEATURES = 1 << 20
+ACTS = {
+    "Identity": "none", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Sigmoid": "sigmoid",
+}  # fmt: skip
+"""`activation_function` of a Dense module, by the last part of its name -> `act` of `models.tail.Dense`."""
 
 Read = Callable[[Path], Any]
 
@@ -36,15 +45,42 @@ def described(path: Path, read: Read) -> dict[str, Any] | None:
         elif kind == "Pooling":
             folder = _inside(path, module.get("path"))
             found |= {"mode": _mode(read(folder / "config.json"), folder / "config.json"), "normalise": False}
+        elif kind == "Dense":
+            if found.get("normalise"):
+                raise UnsupportedModelError(f"{path / MODULES}: a Dense step after Normalize is not supported")
+            found.setdefault("dense", []).append(_dense(path, module.get("path"), read))
         elif kind != "Transformer":
             raise UnsupportedModelError(
-                f"{path / MODULES}: type: {kind!r:.80} is not supported; this version does Transformer, Pooling and Normalize"
+                f"{path / MODULES}: type: {kind!r:.80} is not supported; this version does Transformer, Pooling, Dense and "
+                "Normalize"
             )
     if (path / LENGTHS).is_file():
         lengths = read(path / LENGTHS)
         if isinstance(lengths, dict) and lengths.get("max_seq_length") is not None:
             found["max_len"] = lengths["max_seq_length"]
     return found
+
+
+def _dense(path: Path, name: Any, read: Read) -> dict[str, Any]:
+    """The fields of `models.tail.Dense`."""
+    folder = _inside(path, name)
+    file = folder / "config.json"
+    config = read(file)
+    if not isinstance(config, Mapping):
+        raise CheckpointError(f"{file}: must hold a JSON object")
+    sizes = {key: config.get(key) for key in ("in_features", "out_features")}
+    for key, value in sizes.items():
+        if type(value) is not int or not 1 <= value <= MAX_FEATURES:
+            raise CheckpointError(f"{file}: {key}: must be an integer from 1 to {MAX_FEATURES}, not {value!r:.80}")
+    act, bias = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")), config.get("bias", True)
+    if act.rpartition(".")[2] not in ACTS:
+        raise UnsupportedModelError(f"{file}: activation_function: {act!r:.80} is not supported; known are {', '.join(ACTS)}")
+    if not isinstance(bias, bool):
+        raise CheckpointError(f"{file}: bias: must be true or false, not {bias!r:.80}")
+    return {
+        "folder": folder.relative_to(path).as_posix(), "inputs": sizes["in_features"], "outputs": sizes["out_features"],
+        "bias": bias, "act": ACTS[act.rpartition(".")[2]],
+    }  # fmt: skip
 
 
 def _inside(path: Path, name: Any) -> Path:

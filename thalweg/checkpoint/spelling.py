@@ -18,8 +18,21 @@ _GPT = {
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
     "n_positions": "max_position_embeddings",
 }  # fmt: skip
-NAMES: Mapping[str, Mapping[str, str]] = {"ctrl": _GPT, "gpt2": _GPT, "gptj": _GPT, "gpt_bigcode": _GPT}
-"""By model_type: names that mean what others call so."""
+NAMES: Mapping[str, Mapping[str, str]] = {
+    "distilbert": {
+        "dim": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
+        "hidden_dim": "intermediate_size", "activation": "hidden_act",
+    },
+    "ctrl": _GPT,
+    "gpt2": _GPT,
+    "gpt_bigcode": _GPT,
+    "gptj": _GPT,
+    "nomic_bert": {
+        "max_trained_positions": "max_position_embeddings", **_GPT, "n_inner": "intermediate_size",
+        "layer_norm_epsilon": "layer_norm_eps",
+    },
+}  # fmt: skip
+"""By model_type: names that mean what others call so. Of several for one thing the first counts."""
 _ENDLESS = {"num_attention_heads": 1, "max_position_embeddings": 32_768}
 ABSENT: Mapping[str, Mapping[str, Any]] = {
     "mamba": _ENDLESS,

@@ -4,16 +4,18 @@ its class is named for."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from thalweg.config import Tail
-from thalweg.errors import ConfigError
+from thalweg.errors import CheckpointError, ConfigError
 
 GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """Ends of class names. What generates text is served as that, unless somebody says otherwise."""
 CLASSIFIES = "ForSequenceClassification"
 MODES = {"CLS": "cls", "LAST": "last", "MEAN": "mean"}
 """`pooling_type` of a pooler configuration -> `Pooling.mode` in models.tail."""
+MAX_TOKENS = 1024
 _POOLER = ("pooling_type", "seq_pooling_type", "use_activation", "normalize")
 
 
@@ -26,7 +28,9 @@ def decide(
     user says in its place. ConfigError where what was said does not go with the model."""
     generates = name.endswith(GENERATES)
     _check(name, tail, generates)
-    config.pop("pooling", None)
+    own = config.pop("pooling", None)
+    if isinstance(own, str):  # of families whose files name their way of pooling so
+        config.setdefault("pooling_type", own)
     asked = override is not None or tail.runner == "pooling" or tail.convert == "embed"
     found: Any = override
     if found is None and (asked or not generates or (tail.runner == tail.convert == "auto")):
@@ -72,3 +76,17 @@ def _pooler(said: Mapping[str, Any]) -> dict[str, Any]:
         else:
             made["normalise"] = value
     return made
+
+
+def token_ids(tokens: Any, path: Path) -> list[int]:
+    """The ids of `classifier_from_token`. CheckpointError where a token is no token of the model's tokenizer."""
+    from thalweg.checkpoint.tokenizer import load_tokenizer  # reads the vocabulary, which takes long
+
+    if not isinstance(tokens, list) or not tokens or not all(isinstance(t, str) for t in tokens) or len(tokens) > MAX_TOKENS:
+        raise CheckpointError(f"config.json: classifier_from_token: must be a list of tokens as text, not {tokens!r:.80}")
+    tokenizer = load_tokenizer(path)
+    found = {t: tokenizer.id_of(t) for t in tokens}
+    missing = [t for t, i in found.items() if i is None]
+    if missing:
+        raise CheckpointError(f"config.json: classifier_from_token: {missing[0]!r:.80} is no token of the model's tokenizer")
+    return [i for i in found.values() if i is not None]

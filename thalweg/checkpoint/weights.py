@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -65,10 +65,50 @@ class Stored(Mapping[str, tuple[str, tuple[int, ...]]]):
         return found
 
 
-def open_weights(path: str | Path) -> Weights:
-    """Of a model directory, a GGUF file, or the params.json of a folder of Mistral's. CheckpointError names file and reason."""
+class Joined:
+    """The tensors of a model and of folders of its own, those of a folder as FOLDER/NAME."""
+
+    def __init__(self, model: Weights, folders: Mapping[str, Weights]) -> None:
+        self.path = model.path
+        self._model, self._folders = model, folders
+
+    @property
+    def names(self) -> list[str]:
+        return [*self._model.names, *(f"{folder}/{n}" for folder, each in self._folders.items() for n in each.names)]
+
+    @property
+    def bytes(self) -> int:
+        return self._model.bytes + sum(each.bytes for each in self._folders.values())
+
+    def _found(self, name: str) -> tuple[Weights, str]:
+        folder, _, rest = name.rpartition("/")
+        return (self._folders[folder], rest) if folder in self._folders else (self._model, name)
+
+    def file(self, name: str) -> Path:
+        holder, own = self._found(name)
+        return holder.file(own)
+
+    def entry(self, name: str) -> tuple[str, tuple[int, ...]]:
+        holder, own = self._found(name)
+        return holder.entry(own)
+
+    def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> np.ndarray:
+        holder, own = self._found(name)
+        return holder.read(own, rows, cols)
+
+    def forget(self, name: str) -> None:
+        holder, own = self._found(name)
+        holder.forget(own)
+
+
+def open_weights(path: str | Path, folders: Sequence[str] = ()) -> Weights:
+    """Of a model directory, a GGUF file, or the params.json of a folder of Mistral's. folders: of the directory's own, which
+    hold tensors too. CheckpointError names file and reason."""
     if gguf.is_gguf(path):
         return gguf.open_model(path)
     if native.is_native(path):
         return native.open_model(path)
-    return experts_apart(safetensors.open_checkpoint(path))
+    model = experts_apart(safetensors.open_checkpoint(path))
+    if not folders:
+        return model
+    return Joined(model, {folder: safetensors.open_checkpoint(Path(path) / folder) for folder in folders})

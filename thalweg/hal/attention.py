@@ -25,8 +25,8 @@ class AttnSpec:
     """"encoder": a token sees every token of its sequence, all of which are in the step. Nothing is kept: blocks of such a
     layer have no bytes, and kv is given back as it came."""
     window: int = 0
-    """kind "window": a token sees itself and the window - 1 tokens before it. Kind "chunked": a token at position p sees those
-    from p // window * window up to itself."""
+    """kind "window": a token sees itself and the window - 1 tokens before it. Kind "encoder": and as many after it. 0 = all.
+    Kind "chunked": a token at position p sees those from p // window * window up to itself."""
     softcap: float = 0.0
     """0 = off. Otherwise scores become softcap * tanh(scores / softcap)."""
     kv_dtype: str = ""
@@ -39,6 +39,9 @@ class AttnSpec:
     """kind "latent" (MLA): there is one KV head, and the first `latent` elements of a key are its value. Only keys
     are kept, v is ignored, and out is [T, heads, latent]. The caller applies the up-projection of keys, in q and
     after out."""
+    reach: int = 0
+    """kind "encoder": something is added to scores by how far apart two tokens are (`attend_biased`). Tokens further apart than
+    this count as this far. 0 = nothing is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,13 @@ class AttentionBackend(ABC):
         cos_sin: as `ops.rope` takes it, read at batch.positions. weights: of the norms of q and of k, [head_dim]
         each, where `prologue` has them. The rest is as in `attend`. One cache may be written and read by both."""
         raise NotImplementedError(f"{self.name}: attend_fused")
+
+    def attend_biased(
+        self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec, bias: Array
+    ) -> tuple[Array, Array]:
+        """`attend` for a (supported) spec with a `reach`. bias f32[heads, 2 * reach + 1]: added to the scores, after scale, of
+        a key that comes d tokens after its query: column reach + d, or the nearest."""
+        raise NotImplementedError(f"{self.name}: attend_biased")
 
 
 def choose_attention(

@@ -21,6 +21,7 @@ from thalweg.models import sizes, spec
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
 from thalweg.models.heads.classify import Classifier
+from thalweg.models.heads.dense import DenseModules
 from thalweg.models.heads.pooling import Pooler
 from thalweg.models.layers.altup import AltUp, Laurel, Streams
 from thalweg.models.layers.attention import Attention
@@ -197,6 +198,9 @@ class Decoder:
         self._classes = None
         if s.pooling is not None and s.pooling.classes is not None:
             self._classes = Classifier(ctx, s.pooling.classes, s.hidden, weights["classes"])
+        self._dense = (
+            DenseModules(ctx, s.pooling.dense, weights["dense"]) if s.pooling is not None and s.pooling.dense else None
+        )
         self.specs: dict[str, Any] = {
             "rope": {i: _table_spec(rope, ctx.max_len) for i, rope in enumerate(ropes)},
             "embed": self._embed.specs,
@@ -281,6 +285,7 @@ class Decoder:
         yield "norm", self._norm
         yield "head", self._head
         yield "classes", self._classes
+        yield "dense", self._dense
 
     @property
     def pools(self) -> bool:
@@ -288,9 +293,11 @@ class Decoder:
         return self._pooler is not None
 
     def pooled(self, params: Any, x: Array, batch: StepBatch) -> Array:
-        """x [T, hidden] of `forward` of whole sequences -> f32[S, hidden], or f32[S, classes]. Only where the model `pools`."""
+        """x [T, hidden] of `forward` of whole sequences -> f32[S, n], a vector or classes. Only where the model `pools`."""
         assert self._pooler is not None
         vectors = self._pooler(x, batch)
+        if self._dense is not None:
+            vectors = self._dense(params["dense"], vectors)
         return vectors if self._classes is None else self._classes(params["classes"], vectors)
 
     def logits(self, params: Any, x: Array) -> Array:

@@ -60,7 +60,7 @@ def load_params(
     if load_format == "dummy":
         read = _dummy_reader(model, seed, device)
     elif load_format in LOAD_FORMATS:
-        files = (model.reader or Files)(model, open_weights(path), device)
+        files = (model.reader or Files)(model, open_weights(path, model.spec.folders), device)
         read, packed = files.read, files.packed
     else:
         raise ConfigError(f"load_format: {load_format!r} is none of {', '.join(LOAD_FORMATS)}")

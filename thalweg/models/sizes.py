@@ -118,7 +118,8 @@ def kv_groups(
     for kind in dict.fromkeys(s for s in specs if s is not None):
         layers = tuple(i for i, s in enumerate(specs) if s == kind)
         tokens = state_tokens if isinstance(kind, StateSpec) else block_tokens
-        groups.append(KVSpec(kind.kind, tokens, sum(each[i] for i in layers), layers, kind.window))
+        window = kind.window if kind.kind == "window" else 0  # an encoder's hides tokens, and frees none
+        groups.append(KVSpec(kind.kind, tokens, sum(each[i] for i in layers), layers, window))
     return tuple(groups)
 
 
@@ -198,7 +199,8 @@ def step_work(
             attended += 6 * rows * prod(s.parts[-1].shape)
             read += 2 * requests * s.bytes_per_block
             continue
-        seen = new if s.kind == "encoder" else min(context + (new + 1) / 2, s.window or context + new)  # at the most
+        most = s.window or context + new
+        seen = min(new, 2 * most) if s.kind == "encoder" else min(context + (new + 1) / 2, most)
         attended += 4 * s.heads * s.head_dim * rows * seen
         read += requests * token_bytes(s) * (context + (2 if i == owner else 1) * new)
     return StepWork(read, products + int(attended))

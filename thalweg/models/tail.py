@@ -6,34 +6,76 @@ from dataclasses import dataclass
 
 from thalweg.models.weights import Source, Weight, Weights, vector
 
-POOLING = ("cls", "mean", "last")
+POOLING = ("cls", "mean", "last", "max", "mean_sqrt_len", "weightedmean")
 CLASSIFIES = ("softmax", "sigmoid", "none")
+ACTS = ("none", "tanh", "relu", "gelu", "silu", "sigmoid")
+"""Of dense layers after pooling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classes:
-    """A number per class of a pooled hidden state: out(tanh(dense(x))), or out(x) where there is no dense."""
+    """A number per class of a pooled hidden state: out(norm(act(dense(x)))), or out(x) where there is no dense."""
 
     labels: tuple[str, ...]
     activation: str = "softmax"
     """What makes probabilities of the numbers."""
     dense: str = ""
     """"" = none."""
+    dense_bias: bool = True
+    act: str = "tanh"
+    """After dense: one of ACTS."""
+    norm: str = ""
+    """Layer norm after dense and act, without bias; "" = none."""
+    eps: float = 1e-5
     out: str = "classifier"
     bias: bool = True
     """Of out."""
+    tokens: tuple[int, ...] = ()
+    """Out is made of an output matrix: of its rows for these tokens."""
+    head: str = ""
+    """That matrix's tensor, in full."""
+    vocab: int = 0
+    """Its rows."""
+    difference: bool = False
+    """The one number is the second token's less the first's: a sigmoid makes of it what a softmax makes of both."""
 
     def __post_init__(self) -> None:
         if self.activation not in CLASSIFIES:
             raise ValueError(f"Classes: {self.activation!r} is none of {', '.join(CLASSIFIES)}")
+        if self.act not in ACTS:
+            raise ValueError(f"Classes: {self.act!r} is none of {', '.join(ACTS)}")
 
     def weights(self, at: str, hidden: int) -> Weights:
-        def matrix(name: str, outputs: int, bias: bool) -> dict[str, Weight]:
-            made = {"weight": Weight((Source(f"{at}{name}.weight", (outputs, hidden)),))}
-            return made | ({"bias": vector(f"{at}{name}.bias", outputs)} if bias else {})
+        if self.tokens:
+            rows = tuple(Source(self.head, (1, hidden), first=token, rows=self.vocab) for token in self.tokens)
+            return {"out": {"weight": Weight(rows)}}
+        out: dict[str, Weights] = {"out": _matrix(f"{at}{self.out}", len(self.labels), hidden, self.bias)}
+        if self.dense:
+            out["dense"] = _matrix(f"{at}{self.dense}", hidden, hidden, self.dense_bias)
+        if self.norm:
+            out["norm"] = {"weight": vector(f"{at}{self.norm}.weight", hidden, fill="ones")}
+        return out
 
-        out = {"out": matrix(self.out, len(self.labels), self.bias)}
-        return out | ({"dense": matrix(self.dense, hidden, True)} if self.dense else {})
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A linear layer and an activation that a pooled vector goes through, from files of their own: a Dense module of
+    sentence-transformers."""
+
+    folder: str
+    """Of the model's, that holds the files."""
+    inputs: int
+    outputs: int
+    bias: bool = True
+    act: str = "tanh"
+
+    def weights(self) -> Weights:
+        return _matrix(f"{self.folder}/linear", self.outputs, self.inputs, self.bias)
+
+
+def _matrix(name: str, outputs: int, inputs: int, bias: bool) -> dict[str, Weight]:
+    made = {"weight": Weight((Source(f"{name}.weight", (outputs, inputs)),))}
+    return made | ({"bias": vector(f"{name}.bias", outputs)} if bias else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +83,18 @@ class Pooling:
     """A tail that gives a vector per sequence in place of a token, or a number per class."""
 
     mode: str
-    """cls: the first token's hidden state. mean: the mean of all. last: the last token's."""
+    """cls: the first token's hidden state. last: the last token's. max: the largest of each value. mean: the mean of all n.
+    mean_sqrt_len: that times sqrt(n). weightedmean: the i-th token's counts i times."""
     activate: bool = True
     """Does `activation` apply where a request does not say? By the client, after the step."""
     dimensions: tuple[int, ...] | None = None
     """Sizes that vectors may be cut to, because the model was trained so. None: one size alone. (): any."""
     classes: Classes | None = None
     """What is made of the vector, where that is not the answer itself."""
+    dense: tuple[Dense, ...] = ()
+    """What a vector that is the answer goes through, one after the other."""
+    form: str = ""
+    """How the model wants pairs of texts written: a name of `text.pair_forms.FORMS`. "" = as its tokenizer joins them."""
 
     def __post_init__(self) -> None:
         if self.mode not in POOLING:

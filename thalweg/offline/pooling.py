@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from thalweg.engine.client.pairs import matched, pair_prompt, score_text, tokenization
+from thalweg.engine.client.pairs import matched, pair_prompts, score_text, tokenization
 from thalweg.engine.client.pooled import compared
 from thalweg.errors import ConfigError, RequestError
 from thalweg.offline.engine import LLMEngine
@@ -98,7 +98,7 @@ class PoolingMethods:
         texts at once; of a model that gives vectors, it is the cosine of their angle. Otherwise as `embed`."""
         no_adapter(lora_request)
         if chat_template is not None:
-            raise ConfigError("chat_template: pairs are given to the model as its tokenizer joins them; leave it out")
+            raise ConfigError("chat_template: pairs are written in the form that the model's files ask for; leave it out")
         pooling = self.llm_engine.inputs.check_pools("score")
         sides = [texts(data, name) for data, name in ((data_1, "data_1"), (data_2, "data_2"))]
         first, second = sides
@@ -111,7 +111,7 @@ class PoolingMethods:
             raise RequestError("tokenization_kwargs: add_special_tokens: pairs need what is around them", "tokenization_kwargs")
         tokenizer = self.llm_engine.get_tokenizer()
         cut = cuts(keep, side, self.llm_engine.config.model.max_len, tokenizer.truncation_side)
-        pairs = [pair_prompt(tokenizer, first[i], second[j], cut, pooling.types) for i, j in which]
+        pairs = pair_prompts(tokenizer, [(first[i], second[j]) for i, j in which], cut, pooling)
         outs = self._pool(pairs, pooling_params, "score", None, use_tqdm)
         return [ScoringRequestOutput.made(o, ScoringOutput.from_base(o.outputs)) for o in outs]
 

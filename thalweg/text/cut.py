@@ -82,6 +82,12 @@ def read_pairs(
     ]
 
 
+def first_tokens(tokenizer: Tokenizer, text: str, most: int) -> str:
+    """The beginning of a text that its first so many tokens stand for."""
+    made = _pieces(tokenizer, text, None, most)
+    return text[: made.offsets[-1][1]] if len(made.ids) == most else text
+
+
 def _joined(tokenizer: Tokenizer, a: Encoding, b: Encoding, cut: Cut | None) -> Read:
     if cut is not None:
         room = _room(cut, tokenizer.backend.num_special_tokens_to_add(True), 2)

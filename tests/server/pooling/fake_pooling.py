@@ -36,13 +36,13 @@ def numbers(ids: list[int], types: list[int], size: int) -> np.ndarray:
 class FakePooling(FakeEngine):
     """delay: seconds per request. A text with an "x" at the beginning of a word fails; "!"-texts are not needed here."""
 
-    def __init__(self, pooling: PoolingConfig = EMBEDS, *, delay: float = 0.0, policy: str = "fcfs") -> None:
+    def __init__(self, pooling: PoolingConfig = EMBEDS, *, delay: float = 0.0, policy: str = "fcfs", most: int = MOST) -> None:
         super().__init__(delay=delay, policy=policy)
         with tempfile.TemporaryDirectory() as folder:
             make_bert_tokenizer(Path(folder))
             self.tokenizer = load_tokenizer(Path(folder))  # type: ignore[assignment]
         base = config(policy)
-        model = msgspec.structs.replace(base.model, pooling=pooling, max_len=MOST)
+        model = msgspec.structs.replace(base.model, pooling=pooling, max_len=most)
         self.config = msgspec.structs.replace(base, model=model)
         self._inputs = InputProcessor(self.config, self.tokenizer)
         self._numbers = iter(range(1, 10**9))

@@ -6,6 +6,7 @@ import base64
 import threading
 import time
 
+import msgspec
 import numpy as np
 import openai
 import pytest
@@ -190,6 +191,26 @@ def test_queries_and_documents_may_be_cut_each(ranks):
     q, d = encode("up down", False)[:2], encode("the river", False)[:3]
     assert seen[-2]["prompt_token_ids"] == [0, *q, 2, *d, 2]
     assert seen[-2]["token_type_ids"] == [0] * 4 + [1] * 4
+
+
+def test_an_instruction_stands_where_the_form_has_a_place_for_it(ranks):
+    pooling = msgspec.structs.replace(RANKS, form="qwen3-reranker", types=1)
+    for running in served(FakePooling(pooling, most=1024)):
+        asked = {"query": "up", "documents": ["z river"], "max_tokens_per_doc": 1, "instruction": "find water"}
+        assert running.post("/rerank", asked).status_code == 200
+        encode, ids = running.engine.tokenizer.encode, running.engine.prompts[-1]["prompt_token_ids"]
+
+        def holds(text: str, ids=ids, encode=encode) -> bool:
+            word = encode(text, False)
+            return any(ids[i : i + len(word)] == word for i in range(len(ids)))
+
+        assert holds("find water")
+        assert holds("z")
+        assert not holds("river")
+        assert "token_type_ids" not in running.engine.prompts[-1]
+    answer = error(ranks.post("/score", {"text_1": "up", "text_2": "a", "instruction": "find"}))
+    assert answer["param"] == "instruction"
+    assert "a query that begins with it" in answer["message"]
 
 
 # ------------------------------------------------------------------ what is refused

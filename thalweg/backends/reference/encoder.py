@@ -30,15 +30,29 @@ class EncoderAttention(AttentionBackend):
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        return self._all(q, k, v, batch, spec, None), kv
+
+    def attend_biased(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self._all(q, k, v, batch, spec, bias), kv
+
+    def _all(self, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch, spec: AttnSpec, bias: Tensor | None) -> Tensor:
         out = torch.zeros_like(q)
         for rows in whole_sequences(batch):
-            out[rows] = self._one(q[rows], k[rows], v[rows], spec)
-        return out, kv
+            out[rows] = self._one(q[rows], k[rows], v[rows], spec, bias)
+        return out
 
-    def _one(self, q: Tensor, k: Tensor, v: Tensor, spec: AttnSpec) -> Tensor:
+    def _one(self, q: Tensor, k: Tensor, v: Tensor, spec: AttnSpec, bias: Tensor | None) -> Tensor:
         """One sequence: q [n, heads, D], k and v [n, kv_heads, D] -> [n, heads, D]."""
         keys, values = (x.to(torch.float64).repeat_interleave(spec.heads // spec.kv_heads, dim=1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q.to(torch.float64), keys) * spec.scale
         if spec.softcap:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        at = torch.arange(len(q), device=q.device)
+        apart = at[None] - at[:, None]
+        if bias is not None:
+            scores = scores + bias.to(torch.float64)[:, apart.clamp(-spec.reach, spec.reach) + spec.reach]
+        if spec.window:
+            scores = scores.masked_fill(apart.abs() >= spec.window, -torch.inf)
         return torch.einsum("hqk,khd->qhd", torch.softmax(scores, -1), values).to(q.dtype)

@@ -87,6 +87,7 @@ ELEMENTWISE = (
     Kernel("act_and_mul", "torch", _act_and_mul, batch_invariant=True),
     Kernel("activation", "torch", ops.activation.reference, batch_invariant=True),
     Kernel("mean_pool", "torch", ops.mean_pool.reference, batch_invariant=True),
+    Kernel("max_pool", "torch", ops.max_pool.reference, batch_invariant=True),
     Kernel("resolve_tokens", "torch", ops.resolve_tokens.reference, batch_invariant=True),
     Kernel("history_write", "in-place", _history_write, batch_invariant=True),
 )

@@ -13,6 +13,9 @@ from thalweg.hal.attention import AttentionBackend, AttnSpec, whole_sequences
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.step import StepBatch
 
+PIECE = 256
+"""Queries with a window that are computed together, at the least."""
+
 
 class EncoderAttention(AttentionBackend):
     """Nothing is kept, so its blocks have no bytes."""
@@ -44,14 +47,46 @@ class EncoderAttention(AttentionBackend):
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        grouped = spec.heads != spec.kv_heads
+        return self._all(q, k, v, batch, group, spec, None), kv
+
+    def attend_biased(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self._all(q, k, v, batch, group, spec, bias), kv
+
+    def _all(
+        self, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch, group: int, spec: AttnSpec, bias: Tensor | None
+    ) -> Tensor:
         if batch.uniform == 1:
-            return v.repeat_interleave(spec.heads // spec.kv_heads, 1), kv
+            return v.repeat_interleave(spec.heads // spec.kv_heads, 1)
         out = torch.zeros_like(q)
         found = batch.metadata[group]["spans"] if batch.metadata else [(s.start, s.stop) for s in whole_sequences(batch)]
         for first, stop in found:
-            rows = slice(first, stop)
-            one, keys, values = (x[rows].transpose(0, 1).contiguous()[None] for x in (q, k, v))
-            made = F.scaled_dot_product_attention(one, keys, values, scale=spec.scale, enable_gqa=grouped)
-            out[rows] = made[0].transpose(0, 1)
-        return out, kv
+            one, keys, values = (x[first:stop].transpose(0, 1).contiguous() for x in (q, k, v))
+            for a, b in _pieces(stop - first, spec.window):
+                low, high = (max(0, a - spec.window + 1), min(stop - first, b + spec.window - 1)) if spec.window else (a, b)
+                seen = slice(low, high)
+                made = F.scaled_dot_product_attention(
+                    one[None, :, a:b], keys[None, :, seen], values[None, :, seen], scale=spec.scale,
+                    attn_mask=_mask(q, (a, b), (low, high), spec, bias), enable_gqa=spec.heads != spec.kv_heads,
+                )  # fmt: skip
+                out[first + a : first + b] = made[0].transpose(0, 1)
+        return out
+
+
+def _pieces(n: int, window: int) -> list[tuple[int, int]]:
+    """Queries that are computed together: all n, or so many that most of the keys between their windows are seen."""
+    step = max(window, PIECE) if window else n
+    return [(a, min(n, a + step)) for a in range(0, n, step)]
+
+
+def _mask(q: Tensor, rows: tuple[int, int], seen: tuple[int, int], spec: AttnSpec, bias: Tensor | None) -> Tensor | None:
+    """What is added to scores [1, heads or 1, queries, keys]; None: nothing."""
+    if bias is None and (not spec.window or max(seen[1] - rows[0], rows[1] - seen[0]) <= spec.window):
+        return None
+    apart = torch.arange(*seen, device=q.device)[None] - torch.arange(*rows, device=q.device)[:, None]
+    if bias is None:
+        added = torch.zeros(apart.shape, dtype=q.dtype, device=q.device)[None]
+    else:
+        added = bias[:, apart.clamp(-spec.reach, spec.reach) + spec.reach].to(q.dtype)
+    return (added.masked_fill(apart.abs() >= spec.window, -torch.inf) if spec.window else added)[None]

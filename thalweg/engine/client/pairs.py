@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from thalweg.config import PoolingConfig
 from thalweg.errors import RequestError
-from thalweg.text.cut import Cut, Read, cut_ids, read_pair, read_text
+from thalweg.text.cut import Cut, Read, cut_ids, read_pair, read_pairs, read_text
+from thalweg.text.pair_forms import FORMS, write_pair
 from thalweg.text.tokenizer import Tokenizer
 
 _TOKENIZATION = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens")
@@ -44,12 +46,26 @@ def shortened(tokenizer: Tokenizer | None, prompt: Any, cut: Cut | None, special
     return out
 
 
-def pair_prompt(tokenizer: Tokenizer, first: str, second: str, cut: Cut | None, types: int) -> dict[str, Any]:
-    """The prompt of two texts. types: how many the model tells apart."""
-    return prompt_of(read_pair(tokenizer, first, second, cut), types)
+def pair_prompts(
+    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], cut: Cut | None, pooling: PoolingConfig,
+    most: tuple[int, int] = (0, 0), instruction: str | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The prompt of each pair of texts, as the model wants it. most: tokens of the first and of the second text that are kept;
+    0 = all. instruction: in place of the usual one, where the model's form has one."""
+    form = FORMS.get(pooling.form)
+    if form is None:
+        return [_prompt_of(each, pooling.types) for each in read_pairs(tokenizer, pairs, cut, most)]
+    return [
+        _prompt_of(
+            read_pair(tokenizer, a, b, cut, most) if a.startswith(form.written)
+            else write_pair(tokenizer, form, a, b, cut, most, instruction),
+            1,
+        )
+        for a, b in pairs
+    ]  # fmt: skip
 
 
-def prompt_of(read: Read, types: int) -> dict[str, Any]:
+def _prompt_of(read: Read, types: int) -> dict[str, Any]:
     return {"prompt_token_ids": read.ids, **({"token_type_ids": read.types} if types > 1 else {})}
 
 

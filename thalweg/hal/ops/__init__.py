@@ -17,7 +17,7 @@ from thalweg.hal.ops.lora import lora_expand, lora_shrink
 from thalweg.hal.ops.matmul import embed, linear, linear_argmax
 from thalweg.hal.ops.moe import experts, route
 from thalweg.hal.ops.norm import add_rms_norm, layer_norm, rms_norm
-from thalweg.hal.ops.pool import mean_pool
+from thalweg.hal.ops.pool import max_pool, mean_pool
 from thalweg.hal.ops.rope import rope
 from thalweg.hal.ops.sampling import draw, logprobs, sample, truncate
 from thalweg.hal.ops.ssm import gated_group_norm, selective_scan, ssd_scan
@@ -25,8 +25,8 @@ from thalweg.hal.ops.ssm import gated_group_norm, selective_scan, ssd_scan
 __all__ = [
     "act_and_mul", "activation", "add_rms_norm", "all_ops", "bad_words", "causal_conv", "delta_gates", "delta_rule", "draw",
     "embed", "experts", "gated_group_norm", "gated_rms_norm", "head_linear", "history_write", "layer_norm", "linear",
-    "linear_argmax", "logit_bias", "logprobs", "lora_expand", "lora_shrink", "mean_pool", "penalties", "resolve_tokens",
-    "rms_norm", "rope", "route", "sample", "selective_scan", "sigmoid_mul", "ssd_scan", "token_mask", "truncate",
+    "linear_argmax", "logit_bias", "logprobs", "lora_expand", "lora_shrink", "max_pool", "mean_pool", "penalties",
+    "resolve_tokens", "rms_norm", "rope", "route", "sample", "selective_scan", "sigmoid_mul", "ssd_scan", "token_mask", "truncate",
 ]  # fmt: skip
 
 
@@ -35,8 +35,7 @@ def all_ops() -> dict[str, Op]:
     found = (
         embed, linear, linear_argmax, rms_norm, add_rms_norm, rope, act_and_mul, resolve_tokens, history_write, penalties,
         bad_words, logit_bias, token_mask, truncate, sample, draw, logprobs, route, experts, lora_shrink,
-        lora_expand, layer_norm, activation, mean_pool, causal_conv, delta_gates, delta_rule, gated_rms_norm, sigmoid_mul,
-        head_linear,
-        selective_scan, ssd_scan, gated_group_norm,
+        lora_expand, layer_norm, activation, mean_pool, max_pool, causal_conv, delta_gates, delta_rule, gated_rms_norm,
+        sigmoid_mul, head_linear, selective_scan, ssd_scan, gated_group_norm,
     )  # fmt: skip
     return {o.name: o for o in found}

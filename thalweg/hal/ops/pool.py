@@ -24,3 +24,13 @@ def mean_pool(x: Tensor, token_seq: Tensor, query: Tensor) -> Tensor:
     total = x.new_zeros(query.shape[0], x.shape[1], dtype=torch.float64)
     total = total.index_add(0, token_seq, x.to(torch.float64))
     return (total / query.clamp(min=1).unsqueeze(1)).to(torch.float32)
+
+
+@op(samples=[_pool_sample(1), _pool_sample(5, 1, 300, 0)], tolerances={"float32": 0.0, "bfloat16": 0.0})
+def max_pool(x: Tensor, token_seq: Tensor, query: Tensor) -> Tensor:
+    """The largest of each column of a sequence's rows: x [T, H], token_seq i32[T], query i32[S] -> f32[S, H]. A sequence
+    without tokens has zeros."""
+    found = x.new_full((query.shape[0], x.shape[1]), -torch.inf, dtype=torch.float32)
+    rows = token_seq.to(torch.int64).unsqueeze(1).expand(x.shape)
+    found = found.scatter_reduce(0, rows, x.to(torch.float32), "amax")
+    return found.masked_fill(query.unsqueeze(1) == 0, 0.0)

@@ -44,6 +44,12 @@ def sinks(spec: AttnSpec) -> np.ndarray | None:
     return np.linspace(-2, 4, spec.heads, dtype=np.float32) if spec.sinks else None
 
 
+def bias(spec: AttnSpec) -> np.ndarray | None:
+    """[heads, 2 * reach + 1], another number for every head and distance. None where the spec has no reach."""
+    n = 2 * spec.reach + 1
+    return np.sin(np.arange(spec.heads * n, dtype=np.float32)).reshape(-1, n) * 2 if spec.reach else None
+
+
 def dense(s: Story, spec: AttnSpec, dtype: torch.dtype) -> np.ndarray:
     """softmax(q k^T * scale) v of the last `query` tokens -> [query, heads, D]. Computed in float64 from inputs
     rounded to dtype, keys and values also to what the cache holds."""
@@ -150,6 +156,8 @@ class Cache:
         self._made: dict[tuple[StepShape | None, QKPrologue | None], Executable] = {}
         more = sinks(spec)
         self._sinks = None if more is None else device.put(torch.from_numpy(more).to(getattr(torch, spec.dtype)))
+        if (added := bias(spec)) is not None:
+            self._sinks = device.put(torch.from_numpy(added))
 
     def attend(
         self, batch: StepBatch, q: np.ndarray, k: np.ndarray, v: np.ndarray, shape: StepShape | None = None,
@@ -183,7 +191,9 @@ class Cache:
         heads = b.get(Heads)
         assert heads is not None
         q, k, v = (a.to(getattr(torch, self._spec.dtype)) for a in (heads.q, heads.k, heads.v))
-        if prologue is None:
+        if self._spec.reach:
+            out, kv = self._backend.attend_biased(q, k, v, kv, b, 0, self._spec, params)
+        elif prologue is None:
             out, kv = self._backend.attend(q, k, v, kv, b, 0, self._spec, params)
         else:
             more, table, weights = params

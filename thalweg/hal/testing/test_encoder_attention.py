@@ -20,6 +20,9 @@ SPECS = {
     "mha": AttnSpec(4, 4, 32, 32**-0.5, "float32", "encoder"),
     "gqa": AttnSpec(8, 2, 64, 0.2, "float32", "encoder"),
     "softcap": AttnSpec(4, 2, 32, 0.3, "float32", "encoder", softcap=5.0),
+    "window": AttnSpec(4, 2, 32, 0.3, "float32", "encoder", window=9),
+    "bias": AttnSpec(4, 2, 32, 0.3, "float32", "encoder", reach=20),
+    "both": AttnSpec(2, 2, 64, 0.3, "float32", "encoder", window=33, reach=20),
 }
 LENGTHS = (37, 1, 300, 64, 2)
 
@@ -48,12 +51,19 @@ def _attend(
 
 
 def _dense(s: seq.Story, spec: AttnSpec, dtype: torch.dtype) -> np.ndarray:
-    """softmax(q k^T * scale) v over the whole sequence, in float64 from inputs rounded to dtype."""
+    """softmax(q k^T * scale + bias) v over the whole sequence, or each token's window, in float64 from inputs that are
+    rounded to dtype."""
     q, k, v = (torch.from_numpy(a).to(dtype).double().numpy() for a in (s.q, s.k, s.v))
     share = spec.heads // spec.kv_heads
     scores = np.einsum("qhd,khd->hqk", q, k.repeat(share, 1)) * spec.scale
     if spec.softcap:
         scores = spec.softcap * np.tanh(scores / spec.softcap)
+    at = np.arange(s.length)
+    apart = at[None] - at[:, None]
+    if (bias := seq.bias(spec)) is not None:
+        scores = scores + bias[:, np.clip(apart, -spec.reach, spec.reach) + spec.reach]
+    if spec.window:
+        scores = np.where(abs(apart) < spec.window, scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return np.asarray(np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v.repeat(share, 1)))
 

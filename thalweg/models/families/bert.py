@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thalweg.checkpoint.config import Config, integer, real, text
-from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.models.families.common import act, classes, hidden_size, layer_count, pooling
-from thalweg.models.spec import Attention, Layer, LayerNorm, Learned, ModelSpec, Names, Norms, UngatedMLP
+from thalweg.checkpoint.config import Config, flag, integer, real, text
+from thalweg.errors import UnsupportedModelError
+from thalweg.models.families.common import act, both_ways, classes, hidden_size, layer_count, pooling
+from thalweg.models.spec import Layer, LayerNorm, Learned, ModelSpec, Names, Norms, UngatedMLP
 from thalweg.models.tail import Pooling
 
 
@@ -28,13 +28,10 @@ def encoder(config: Config, tail: Pooling, *, prefix: str, skip: Sequence[str] =
     if positions != "absolute" or config.get("is_decoder") or config.get("add_cross_attention"):
         raise UnsupportedModelError("config.json: this version serves BERT as an encoder with absolute positions")
     hidden, eps = hidden_size(config), real(config, "layer_norm_eps", 0, 1, default=1e-12)
-    heads = integer(config, "num_attention_heads", high=1 << 16)
-    if hidden % heads:
-        raise CheckpointError(f"config.json: hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads})")
     layer = Layer(
-        Attention(
-            heads=heads, kv_heads=heads, head_dim=hidden // heads, causal=False, bias=True, out_bias=True, name="attention",
-            parts=("self.query", "self.key", "self.value"), out="output.dense",
+        both_ways(
+            config, bias=True, out_bias=True, name="attention", parts=("self.query", "self.key", "self.value"),
+            out="output.dense",
         ),
         UngatedMLP(
             inner=integer(config, "intermediate_size", high=1 << 24), act=act(config, default="gelu"), bias=True, name="",
@@ -44,12 +41,14 @@ def encoder(config: Config, tail: Pooling, *, prefix: str, skip: Sequence[str] =
             mixer_sum=LayerNorm("attention.output.LayerNorm", hidden, eps), ffn_sum=LayerNorm("output.LayerNorm", hidden, eps)
         ),
     )  # fmt: skip
+    tasks = integer(config, "task_type_vocab_size", default=3) if flag(config, "use_task_id", False) else 0  # ERNIE
     nothing = ("embeddings.position_ids", *skip)
     return ModelSpec(
         vocab=integer(config, "vocab_size", high=1 << 24), hidden=hidden, layers=(layer,) * layer_count(config), norm=None,
         learned=(
             Learned("embeddings.position_embeddings", integer(config, "max_position_embeddings", high=1 << 24), first=first),
             Learned("embeddings.token_type_embeddings", integer(config, "type_vocab_size", default=2), by="type"),
+            *((Learned("embeddings.task_type_embeddings", tasks, by="first"),) if tasks else ()),
         ),
         embed_norm=LayerNorm("embeddings.LayerNorm", hidden, eps), pooling=tail,
         root="", layer="encoder.layer.{}.", embed="embeddings.word_embeddings",

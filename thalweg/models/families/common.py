@@ -8,7 +8,7 @@ from typing import Any
 from thalweg.checkpoint.config import Config, flag, integer, max_len, real, rope_parameters, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.spec import MLP, Attention, Layer, ModelSpec, Norm, Norms, Rope, UngatedMLP, rope_type
-from thalweg.models.tail import POOLING, Classes, Pooling
+from thalweg.models.tail import POOLING, Classes, Dense, Pooling
 
 MAX_LABELS = 65_536
 ACTIVATIONS = {
@@ -67,6 +67,14 @@ def attention(config: Config, *, head_dim: int = 0, rope: Rope | None = None, **
 
 
 _rope = rope
+
+
+def both_ways(config: Config, **more: Any) -> Attention:
+    """Attention of a text encoder, each head with keys of its own. more: fields of `spec.Attention` that the family decides."""
+    hidden, heads = hidden_size(config), integer(config, "num_attention_heads", high=1 << 16)
+    if hidden % heads:
+        raise CheckpointError(f"config.json: hidden_size ({hidden}) must be a multiple of num_attention_heads ({heads})")
+    return Attention(heads=heads, kv_heads=heads, head_dim=hidden // heads, causal=False, **more)
 
 
 def head_size(config: Config) -> int:
@@ -149,12 +157,18 @@ def pooling(config: Config, default: str) -> Pooling:
     mode = text(said, "mode", default)
     if mode not in POOLING:
         raise UnsupportedModelError(f"config.json: pooling: mode {mode!r:.80} is none of {', '.join(POOLING)}")
-    return Pooling(mode, flag(said, "normalise", True), _dimensions(config))
+    dense = tuple(Dense(**each) for each in said.get("dense", ()))
+    size = hidden_size(config)
+    for each in dense:
+        if each.inputs != size:
+            raise CheckpointError(f"{each.folder}/config.json: in_features: {each.inputs}, of vectors with {size} values")
+        size = each.outputs
+    return Pooling(mode, flag(said, "normalise", True), _dimensions(config, size), None, dense)
 
 
-def _dimensions(config: Config) -> tuple[int, ...] | None:
+def _dimensions(config: Config, hidden: int) -> tuple[int, ...] | None:
     """`matryoshka_dimensions`, sizes that vectors may be cut to, or `is_matryoshka`: any. None: neither is said."""
-    sizes, hidden = config.get("matryoshka_dimensions"), hidden_size(config)
+    sizes = config.get("matryoshka_dimensions")
     if sizes is None:
         return () if flag(config, "is_matryoshka", False) else None
     if not isinstance(sizes, list) or not sizes or not all(type(n) is int and 1 <= n <= hidden for n in sizes):

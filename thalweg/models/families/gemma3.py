@@ -17,19 +17,28 @@ from thalweg.models.families.common import (
     rope,
     sliding_window,
 )
+from thalweg.models.families.tails import embedder
 from thalweg.models.spec import HeadNorm, Layer, ModelSpec, Norm, Norms
 
 
-def gemma3(config: Config) -> ModelSpec:
+def gemma3_text(config: Config) -> ModelSpec:
+    """A bare decoder: EmbeddingGemma, whose tokens see both ways."""
+    return embedder(gemma3(config, both_ways=flag(config, "use_bidirectional_attention", False)), config)
+
+
+def gemma3(config: Config, both_ways: bool = False) -> ModelSpec:
     config = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, **config}
     every = integer(config, "sliding_window_pattern", default=6)
-    return sandwiched(config, every, HeadNorm(eps(config), offset=1.0), caps=(0.0, 0.0))
+    return sandwiched(config, every, HeadNorm(eps(config), offset=1.0), caps=(0.0, 0.0), both_ways=both_ways)
 
 
-def sandwiched(config: Config, every: int, norm: HeadNorm | None, caps: tuple[float, float]) -> ModelSpec:
+def sandwiched(
+    config: Config, every: int, norm: HeadNorm | None, caps: tuple[float, float], both_ways: bool = False
+) -> ModelSpec:
     """every: of so many layers one sees everything, where the configuration does not say. norm: of q and k. caps: of scores and
     of logits, where the configuration does not say."""
-    causal_only(config)
+    if not both_ways:
+        causal_only(config)
     hidden, e = hidden_size(config), eps(config)
     head_dim = integer(config, "head_dim", high=1 << 16, default=256)
     norms = Norms(*(Norm(name, hidden, e, offset=1.0) for name in (
@@ -37,11 +46,14 @@ def sandwiched(config: Config, every: int, norm: HeadNorm | None, caps: tuple[fl
     )))  # fmt: skip
     absent = ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(layer_count(config))]
     inner = mlp(config, act=act(config, "hidden_activation", "gelu_pytorch_tanh"))
+    window = sliding_window(config)
+    if both_ways and window:
+        window = window // 2 + 1  # which then is half of what the file says
     kinds = {
         kind: Layer(
             attention(
                 config, head_dim=head_dim, rope=rope(config, head_dim, kind=kind),
-                window=sliding_window(config) if kind == "sliding_attention" else 0,
+                causal=not both_ways, window=window if kind == "sliding_attention" else 0,
                 scale=real(config, "query_pre_attn_scalar", 1e-6, 1e6, default=256.0) ** -0.5,
                 softcap=_cap(config, "attn_logit_softcapping", caps[0]),
                 bias=flag(config, "attention_bias", False), out_bias=flag(config, "attention_bias", False), norm=norm,

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from thalweg.checkpoint.config import Config, flag
+from dataclasses import replace
+
+from thalweg.checkpoint.config import Config, flag, text
+from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import layer_count, mlp, windowed
-from thalweg.models.spec import ModelSpec
+from thalweg.models.families.tails import embedder
+from thalweg.models.spec import Attention, ModelSpec
 
 
 def llama(config: Config) -> ModelSpec:
     bias = flag(config, "attention_bias", False)
     inner = mlp(config, bias=flag(config, "mlp_bias", False))
     return windowed(config, (0,) * layer_count(config), inner, bias=bias, out_bias=bias)
+
+
+def llama_both_ways(config: Config) -> ModelSpec:
+    """An embedder whose tokens see both ways."""
+    modes, said = {"avg": "mean", "cls": "cls", "last": "last"}, text(config, "pooling_type", "avg")
+    if said not in modes:
+        raise UnsupportedModelError(f"config.json: pooling: {said!r:.80} is none of {', '.join(modes)}")
+    spec = embedder(llama(config), config, default=modes[said])
+    layers = []
+    for layer in spec.layers:
+        assert isinstance(layer.mixer, Attention)
+        layers.append(replace(layer, mixer=replace(layer.mixer, causal=False)))
+    return replace(spec, layers=tuple(layers))

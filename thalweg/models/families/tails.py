@@ -4,20 +4,52 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from thalweg.checkpoint.config import Config
+from thalweg.checkpoint.config import Config, flag, text
+from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import classes, pooling
 from thalweg.models.spec import ModelSpec
 from thalweg.models.tail import Pooling
 
+METHODS = ("from_2_way_softmax", "no_post_processing")
+"""What becomes of logits of tokens: one number of two, or one each."""
 
-def embedder(spec: ModelSpec, config: Config) -> ModelSpec:
-    """A vector per sequence: of its last token, unless the files beside the model say otherwise."""
-    return _ended(spec, pooling(config, default="last"))
+
+def embedder(spec: ModelSpec, config: Config, default: str = "last") -> ModelSpec:
+    """A vector per sequence: of its last token (or by another `default`), unless the files beside the model say otherwise."""
+    return _ended(spec, pooling(config, default=default))
 
 
 def classifier(spec: ModelSpec, config: Config) -> ModelSpec:
-    """A number per class of the last token's state, as transformers' classes for decoders have it."""
+    """A number per class of the last token's state, as transformers' classes for decoders have it. With `classifier_from_token`
+    the numbers are logits of these tokens."""
+    if config.get("classifier_from_token") is not None:
+        return _from_tokens(spec, config)
     return _ended(spec, classes(config, mode="last", out="score", bias=False))
+
+
+def _from_tokens(spec: ModelSpec, config: Config) -> ModelSpec:
+    """The checkpoint of a decoder that answers yes or no, read as a classifier."""
+    ids = config.get("classifier_token_ids")
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < spec.vocab for i in ids):
+        raise CheckpointError(f"config.json: classifier_from_token: the tokens are not among the {spec.vocab} of the model")
+    original = flag(config, "is_original_qwen3_reranker", False)
+    method = text(config, "method", METHODS[0] if original else METHODS[1])
+    if method not in METHODS:
+        raise UnsupportedModelError(f"config.json: method: {method!r:.80} is none of {', '.join(METHODS)}")
+    one = method == METHODS[0]
+    if one and len(ids) != 2:
+        raise CheckpointError(f"config.json: classifier_from_token: {method} is of two tokens, no and yes, not of {len(ids)}")
+    if spec.head_bias or spec.logit_softcap or spec.logit_scale != 1.0:
+        raise UnsupportedModelError(
+            "config.json: classifier_from_token: not with logits that are scaled, capped or have a bias"
+        )
+    labels = ("LABEL_0",) if one else tuple(map(str, config["classifier_from_token"]))
+    tail = classes(
+        {**config, "id2label": dict(enumerate(labels))}, mode="last", bias=False, tokens=tuple(ids), vocab=spec.vocab,
+        head=f"{spec.root}{spec.embed}.weight" if spec.tied else f"{spec.head}.weight", difference=one,
+    )  # fmt: skip
+    tail = replace(tail, form="qwen3-reranker" if original else "")
+    return _ended(spec, tail) if spec.tied else replace(spec, pooling=tail)
 
 
 def _ended(spec: ModelSpec, tail: Pooling) -> ModelSpec:

@@ -8,38 +8,32 @@ from typing import Any
 import torch
 
 from thalweg.hal import ops
-from thalweg.hal.op import Bound
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
+from thalweg.models.heads.dense import Projection
 from thalweg.models.tail import Classes
-from thalweg.models.weights import ParamSpec, Weight
-from thalweg.quantization.online import linear_spec
+from thalweg.models.weights import ParamSpec
 
 
 class Classifier:
-    """x f32[S, hidden] -> f32[S, classes]: out(tanh(dense(x))), or out(x). Every rank has all of it, unrounded: it is small,
-    and its numbers are the answer."""
+    """x f32[S, hidden] -> f32[S, classes]: out(norm(act(dense(x)))), or out(x)."""
 
     def __init__(self, ctx: Context, spec: Classes, hidden: int, weights: Mapping[str, Any]) -> None:
         self._dtype = getattr(torch, ctx.dtype)
-        self._dense = _bound(ctx, weights["dense"]["weight"]) if spec.dense else None
-        self._out = _bound(ctx, weights["out"]["weight"])
-        self.specs: dict[str, Any] = {"out": _specs(ctx, weights["out"], self._out)}
+        self._dense = Projection(ctx, weights["dense"], spec.act) if spec.dense else None
+        self._norm = ctx.bind(ops.layer_norm, size=hidden, eps=spec.eps) if spec.norm else None
+        self._out, self._difference = Projection(ctx, weights["out"]), spec.difference
+        self.specs: dict[str, Any] = {"out": self._out.specs}
         if self._dense is not None:
-            self.specs["dense"] = _specs(ctx, weights["dense"], self._dense)
+            self.specs["dense"] = self._dense.specs
+        if self._norm is not None:
+            self.specs["norm"] = {"weight": ParamSpec(weights["norm"]["weight"], ctx.dtype)}
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         x = x.to(self._dtype)
         if self._dense is not None:
-            x = torch.tanh(self._dense(x, p["dense"]["weight"], p["dense"]["bias"]))
-        return self._out(x, p["out"]["weight"], p["out"].get("bias")).to(torch.float32)
-
-
-def _bound(ctx: Context, weight: Weight) -> Bound:
-    outputs, inputs = weight.sources[0].shape
-    return ctx.bind(ops.linear, in_features=inputs, out_features=outputs, **linear_spec(ctx.format(weight)))
-
-
-def _specs(ctx: Context, weights: Mapping[str, Weight], op: Bound) -> dict[str, ParamSpec]:
-    made = {"weight": ParamSpec(weights["weight"], ctx.dtype, op.pack, ctx.format(weights["weight"]))}
-    return made | ({"bias": ParamSpec(weights["bias"], ctx.dtype)} if "bias" in weights else {})
+            x = self._dense(p["dense"], x)
+        if self._norm is not None:
+            x = self._norm(x, p["norm"]["weight"])
+        made = self._out(p["out"], x).to(torch.float32)
+        return made[:, 1:] - made[:, :1] if self._difference else made

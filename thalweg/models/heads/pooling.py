@@ -1,4 +1,4 @@
-"""One vector per sequence: the hidden state of its first or last token, or the mean of all."""
+"""One vector per sequence: the hidden state of its first or last token, or something of all."""
 
 from __future__ import annotations
 
@@ -15,11 +15,20 @@ class Pooler:
 
     def __init__(self, ctx: Context, spec: Pooling, hidden: int) -> None:
         self._mode = spec.mode
-        self._mean = ctx.bind(ops.mean_pool, size=hidden) if spec.mode == "mean" else None
+        averages = spec.mode in ("mean", "mean_sqrt_len", "weightedmean")
+        self._mean = ctx.bind(ops.mean_pool, size=hidden) if averages else None
+        self._max = ctx.bind(ops.max_pool, size=hidden) if spec.mode == "max" else None
 
     def __call__(self, x: Array, batch: StepBatch) -> Array:
+        if self._max is not None:
+            return self._max(x, batch.token_seq, batch.query)
         if self._mean is not None:
-            return self._mean(x, batch.token_seq, batch.query)
+            if self._mode == "weightedmean":  # of whole sequences: positions count from 0
+                x = x.to(torch.float32) * (batch.positions + 1).unsqueeze(1)
+            mean, n = self._mean(x, batch.token_seq, batch.query), batch.query.unsqueeze(1)
+            if self._mode == "mean_sqrt_len":
+                return mean * n.to(torch.float32).sqrt()
+            return mean * 2 / (n + 1) if self._mode == "weightedmean" else mean
         last = batch.last_row
         first = (last + 1 - batch.query).clamp(max=x.shape[0] - 1)  # a padding sequence without tokens begins past the end
         return x.index_select(0, first if self._mode == "cls" else last).to(torch.float32)

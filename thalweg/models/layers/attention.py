@@ -6,6 +6,8 @@ has to know of such layers."""
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,8 +17,9 @@ import torch
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal import ops
 from thalweg.hal.attention import NOT_FUSED, AttentionBackend, AttnSpec, QKPrologue, choose_attention
-from thalweg.hal.op import Choice
+from thalweg.hal.op import Choice, Pack
 from thalweg.hal.step import Array
+from thalweg.hal.weights import QTensor
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Keys, Place
@@ -52,6 +55,9 @@ class Attention:
         self.specs |= {k: {"weight": ParamSpec(w["weight"], ctx.dtype)} for k, w in norms.items()}
         if "sinks" in weights:
             self.specs["sinks"] = ParamSpec(weights["sinks"], ctx.dtype)
+        if spec.relative is not None:
+            spread = _spread(spec.relative.buckets, spec.relative.distance)
+            self.specs["relative"] = ParamSpec(weights["relative"], "float32", spread)
         name = weights["out"]["weight"].sources[0].name.removesuffix(f".{spec.out}.weight")
         if self._reads:  # the scales are those of the layer that wrote the cache
             name = name.replace(f".{place.of}.", f".{spec.reads}.")
@@ -158,9 +164,13 @@ class _Ops:
         if self._after:
             q, k = self._normed(p, q, k, weight)
         q, k, v = _divided(self._scales, q, k, v)
-        out, flow.caches[at.layer] = self._backend.attend(
-            q, k, v, flow.caches[at.layer], flow.batch, at.group, self._spec, p.get("sinks")
-        )
+        cache = flow.caches[at.layer]
+        if self._spec.reach:
+            bias = p["relative"]
+            out, cache = self._backend.attend_biased(q, k, v, cache, flow.batch, at.group, self._spec, bias)
+        else:
+            out, cache = self._backend.attend(q, k, v, cache, flow.batch, at.group, self._spec, p.get("sinks"))
+        flow.caches[at.layer] = cache
         return out if self._scales is None else out * self._scales.value
 
     def _normed(self, p: Mapping[str, Any], q: Array, k: Array, weight: Array | None) -> tuple[Array, Array]:
@@ -170,6 +180,23 @@ class _Ops:
         return (
             (self._norm(q), self._norm(k)) if weight is None else (self._norm(q, p["q_norm"]["weight"]), self._norm(k, weight))
         )
+
+
+@functools.cache
+def _spread(buckets: int, distance: int) -> Pack:
+    """Makes of numbers per bucket [buckets, heads] those per distance [heads, 2 * distance + 1], from keys before the query to
+    keys after it. Layers that share the former share the latter."""
+    apart = torch.arange(-distance, distance + 1)
+    half, far = buckets // 2, apart.abs()
+    near = half // 2
+    wide = torch.log(far.clamp(min=1).float() / near) / math.log(distance / near) * (half - near)
+    found = torch.where(far < near, far, (near + wide.long()).clamp(max=half - 1)) + half * (apart > 0)
+
+    def make(w: QTensor) -> Any:
+        table = w.data["weight"]
+        return table[found.to(table.device)].T.contiguous()
+
+    return Pack(make)
 
 
 def _divided(scales: CacheScales | None, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:

@@ -54,7 +54,8 @@ class Added:
         if self._by == "position":
             # Padding of a step counts its positions on and on.
             return self._op((batch.positions + self._first).clamp(max=self._last), p["weight"])
-        return self._op(torch.zeros_like(batch.positions) if types is None else types, p["weight"])
+        same = types is None or self._by == "first"
+        return self._op(torch.zeros_like(batch.positions) if same else types, p["weight"])
 
 
 class LMHead:

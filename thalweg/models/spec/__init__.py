@@ -10,7 +10,7 @@ Names of tensors are those of the checkpoint: each part names its own, relative 
 from __future__ import annotations
 
 from thalweg.models.spec.altup import AltUp, Laurel, Streams
-from thalweg.models.spec.attention import Attention
+from thalweg.models.spec.attention import Attention, Relative
 from thalweg.models.spec.beside import Beside
 from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.latent import LatentAttention
@@ -53,6 +53,7 @@ __all__ = [
     "Names",
     "Norm",
     "Norms",
+    "Relative",
     "Rope",
     "ShortConv",
     "SparseMLP",

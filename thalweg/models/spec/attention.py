@@ -9,7 +9,20 @@ from thalweg.hal.attention import AttnSpec
 from thalweg.hal.kv import KVKind
 from thalweg.models.spec.norm import HeadNorm, Norm
 from thalweg.models.spec.rope import Rope
-from thalweg.models.weights import Weights, linear, vector
+from thalweg.models.weights import Source, Weight, Weights, linear, vector
+
+
+@dataclass(frozen=True, slots=True)
+class Relative:
+    """Added to scores by how far apart two tokens are: a number per head and bucket of distances (Raffel et al. 2019,
+    https://arxiv.org/abs/1910.10683). Half of the buckets are for keys after the query. Half of those have
+    one distance each."""
+
+    name: str
+    """The tensor [buckets, heads], from the root: all layers share it."""
+    buckets: int = 32
+    distance: int = 128
+    """Tokens this far apart and further are in the last bucket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +35,7 @@ class Attention:
     rope: Rope | None = None
     """None: positions are not told."""
     window: int = 0
-    """Tokens a token sees, itself included; 0 = all before it."""
+    """Tokens a token sees, itself included; 0 = all before it. Where tokens see both ways: as many after it too."""
     chunk: int = 0
     """Positions are cut into chunks of so many tokens, and a token sees those of its own up to itself; 0 = one chunk."""
     causal: bool = True
@@ -49,6 +62,7 @@ class Attention:
     """Matrices are stored [inputs, outputs]."""
     sinks: str = ""
     """The tensor of a logit per head that joins the softmax's denominator; "" = none."""
+    relative: Relative | None = None
     grows: tuple[float, int] | None = None
     """(beta, n): q at position p is multiplied by 1 + beta * log(1 + floor((p + first) / n))."""
     first: int = 0
@@ -70,8 +84,10 @@ class Attention:
             raise ValueError("Attention: a gate of its own stands beside q, k and v in tensors of their own")
         if self.norm is not None and self.norm.after and self.norm.whole:
             raise ValueError("Attention: this version has no norm over all heads after rotation")
-        if (self.window or self.chunk) and not self.causal:
-            raise ValueError("Attention: this version has no windows of tokens that see both ways")
+        if self.chunk and not self.causal:
+            raise ValueError("Attention: this version has no chunks of tokens that see both ways")
+        if self.relative is not None and (self.causal or self.rope is not None):
+            raise ValueError("Attention: scores change by distance where tokens see both ways, and without rotary positions")
 
     @property
     def widths(self) -> tuple[int, int, int]:
@@ -81,13 +97,14 @@ class Attention:
     def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> AttnSpec:
         """What the attention backend is asked for, on one of `ranks`, where no sequence is longer than max_len: a window
         (a chunk) that no sequence outgrows hides nothing."""
+        hides = self.window or self.chunk
+        window = hides if hides < max_len else 0
         if not self.causal:
             return AttnSpec(
                 heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, head_dim=self.head_dim,
-                scale=self.scale or self.head_dim**-0.5, dtype=dtype, kind="encoder", softcap=self.softcap,
+                scale=self.scale or self.head_dim**-0.5, dtype=dtype, kind="encoder", window=window, softcap=self.softcap,
+                reach=self.relative.distance if self.relative else 0,
             )  # fmt: skip
-        hides = self.window or self.chunk
-        window = hides if hides < max_len else 0
         kind: KVKind = "full" if not window else "chunked" if self.chunk else "window"
         return AttnSpec(
             heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, head_dim=self.head_dim,
@@ -116,4 +133,6 @@ class Attention:
                 made[key] = Norm(name, size, self.norm.eps, self.norm.offset).weights(at)
         if self.sinks:
             made["sinks"] = vector(f"{at}{self.sinks}", self.heads, shard=0)
+        if self.relative is not None:
+            made["relative"] = Weight((Source(self.relative.name, (self.relative.buckets, self.heads)),), 1, dtype="float32")
         return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from thalweg.models.weights import Weights, linear
 
@@ -23,6 +23,10 @@ class MLP:
     """The tensor that holds gate and up; "" = one tensor each."""
     gate_scale: float = 1.0
     """Of the gate, before act."""
+    swapped: bool = False
+    """That tensor holds up first."""
+    down_bias: bool | None = None
+    """Of down alone; None = as `bias` says."""
 
     @property
     def width(self) -> int:
@@ -32,10 +36,11 @@ class MLP:
     def weights(self, at: str, hidden: int) -> Weights:
         at = f"{at}{self.name}."
         parts = {f"{at}{self.gate}": self.inner, f"{at}{self.up}": self.inner}
-        return {
-            "gate_up": linear(parts, hidden, shard=0, bias=self.bias, fused=f"{at}{self.fused}" if self.fused else ""),
-            "down": linear({f"{at}{self.down}": hidden}, self.inner, shard=1, bias=self.bias),
-        }
+        made = linear(parts, hidden, shard=0, bias=self.bias, fused=f"{at}{self.fused}" if self.fused else "")
+        if self.swapped:  # the layer wants the gate's rows first
+            made = {key: replace(w, sources=w.sources[::-1]) for key, w in made.items()}
+        down_bias = self.bias if self.down_bias is None else self.down_bias
+        return {"gate_up": made, "down": linear({f"{at}{self.down}": hidden}, self.inner, shard=1, bias=down_bias)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,8 +74,9 @@ class Learned:
 
     name: str
     rows: int
-    by: Literal["position", "type"] = "position"
-    """Which row: that of the token's position, or that of its type: of two texts in one sequence, which."""
+    by: Literal["position", "type", "first"] = "position"
+    """Which row: that of the token's position, or that of its type (of two texts in one sequence, which), or always the
+    first."""
     first: int = 0
     """By position: the row of position 0. Those before it are of no use here (RoBERTa: its padding's, and one more)."""
 
@@ -162,6 +163,8 @@ class ModelSpec:
                 made["head"]["bias"] = vector(f"{self.head}.bias", self.vocab, shard=0)
         elif self.pooling.classes is not None:
             made["classes"] = self.pooling.classes.weights(self.root, self.hidden)
+        if self.pooling is not None and self.pooling.dense:
+            made["dense"] = {i: each.weights() for i, each in enumerate(self.pooling.dense)}
         return made
 
     @property
@@ -189,7 +192,9 @@ class ModelSpec:
         """Numbers that the tail gives of a sequence: logits, a vector, or one per class."""
         if self.pooling is None:
             return self.vocab
-        return self.hidden if self.pooling.classes is None else len(self.pooling.classes.labels)
+        if self.pooling.classes is not None:
+            return len(self.pooling.classes.labels)
+        return self.pooling.dense[-1].outputs if self.pooling.dense else self.hidden
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
@@ -200,9 +205,16 @@ class ModelSpec:
                 found.append(mixer.rope)
         return tuple(found)
 
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Of the model's, whose files hold tensors too: FOLDER/NAME is the tensor NAME of such a file."""
+        return () if self.pooling is None else tuple(each.folder for each in self.pooling.dense)
+
     def known(self, name: str) -> str | None:
         """A checkpoint's tensor name as the layers know it. None for tensors that hold nothing of their own: rotary tables,
         the output matrix of a model whose embedding serves as one, and what `names` skips."""
+        if self.folders and name.startswith(tuple(f"{folder}/" for folder in self.folders)):
+            return name
         if name.startswith(self.names.skip) or name.endswith("rotary_emb.inv_freq"):
             return None
         for old, new in self.names.replace:

@@ -82,7 +82,14 @@ class PoolingRequest(EmbeddingRequest):
     task: Label | None = None
 
 
-class ScoreRequest(Request):
+class PairRequest(Request):
+    """What requests that compare texts share."""
+
+    instruction: Text | None = None
+    """What the model is to look for, where its form of pairs has a place for that."""
+
+
+class ScoreRequest(PairRequest):
     """Texts of two sides, by any of the pairs of names in SIDES."""
 
     text_1: Items | None = None
@@ -103,7 +110,7 @@ class ScoreRequest(Request):
 SIDES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
 
 
-class RerankRequest(Request):
+class RerankRequest(PairRequest):
     query: Item
     documents: Annotated[list[Item], Field(min_length=1, max_length=MAX_PROMPTS)]
     top_n: Annotated[Whole, Field(ge=0, lt=2**31)] | None = 0

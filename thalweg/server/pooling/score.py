@@ -16,8 +16,7 @@ from thalweg.server.core.admission import Ticket
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.pooling import work
-from thalweg.server.pooling.protocol import SIDES, ScoreRequest
-from thalweg.server.pooling.protocol import Request as Asked
+from thalweg.server.pooling.protocol import SIDES, PairRequest, ScoreRequest
 from thalweg.server.pooling.work import Job
 
 
@@ -54,11 +53,15 @@ class Pairs:
         self._firsts = 0
 
     async def job(
-        self, kind: str, http: Request, request: Asked, texts: tuple[list[str], list[str]], names: tuple[str, str],
+        self, kind: str, http: Request, request: PairRequest, texts: tuple[list[str], list[str]], names: tuple[str, str],
         ticket: Ticket, most: tuple[int, int] = (0, 0),
     ) -> Job:  # fmt: skip
         """most: tokens of a text of each list that are kept; 0 = all."""
         serving, shape = self._serving, work.cut_of(self._serving, request)
+        if request.instruction and not serving.engine.config.model.pooling.form:  # type: ignore[union-attr]
+            raise ApiError(
+                "instruction: this model's pairs have no place for one; send a query that begins with it", "instruction"
+            )
         if self._apart and request.use_activation is not None:
             raise ApiError("use_activation: this model's scores are the cosine of an angle; leave it out", "use_activation")
         if self._apart:
@@ -68,7 +71,7 @@ class Pairs:
             self._firsts = len(texts[0])
         else:
             pairs = [(texts[0][i], texts[1][j]) for i, j in self._which]
-            prompts = await work.pairs_read(serving, pairs, names[1], shape, ticket.tenant, most)
+            prompts = await work.pairs_read(serving, pairs, names[1], shape, ticket.tenant, most, request.instruction)
         params = PoolingParams(task="score", use_activation=request.use_activation)
         return work.job(serving, kind, http, request, prompts, params, ticket)
 

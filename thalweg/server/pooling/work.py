@@ -13,7 +13,7 @@ import orjson
 from starlette.requests import Request as Http
 from starlette.responses import Response
 
-from thalweg.engine.client.pairs import prompt_of
+from thalweg.engine.client.pairs import pair_prompts
 from thalweg.outputs import ABORTED, PoolingOutput, PoolingRequestOutput
 from thalweg.params import PoolingParams
 from thalweg.server.core.admission import Ticket
@@ -26,6 +26,7 @@ from thalweg.text.cut import Cut, Read
 
 Output = PoolingRequestOutput[PoolingOutput]
 R = TypeVar("R", bound=Request)
+T = TypeVar("T")
 HEAVY = 65_536
 """Numbers of an answer; more are written on a thread, which lets others run between one result and the next."""
 
@@ -110,24 +111,24 @@ async def texts_prompts(
 
 
 async def pairs_read(
-    serving: Serving, pairs: Sequence[tuple[str, str]], param: str, shape: Cut | None, tenant: str, most: tuple[int, int]
-) -> list[dict[str, Any]]:
-    """The prompt of each pair. most: tokens of the first and of the second text that are kept; 0 = all."""
+    serving: Serving, pairs: Sequence[tuple[str, str]], param: str, shape: Cut | None, tenant: str, most: tuple[int, int],
+    instruction: str | None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The prompt of each pair, as `pair_prompts` makes them."""
     tokenizer, pooling = serving.tokenizer(param), serving.engine.config.model.pooling
     assert pooling is not None
     first = {a: None for a, _ in pairs}
     texts = [*first, *(b for _, b in pairs)]
-    found = await _encoded(
-        serving, texts, param, shape, tenant, lambda: cut.read_pairs(tokenizer, pairs, shape, most),
-    )  # fmt: skip
-    prompts = [prompt_of(each, pooling.types) for each in found]
+    prompts = await _encoded(
+        serving, texts, param, shape, tenant, lambda: pair_prompts(tokenizer, pairs, shape, pooling, most, instruction)
+    )
     _check(serving, prompts, lambda i: f"{param}[{i}]")
     return prompts
 
 
 async def _encoded(
-    serving: Serving, texts: Sequence[str], param: str, shape: Cut | None, tenant: str, work: Callable[[], list[Read]]
-) -> list[Read]:
+    serving: Serving, texts: Sequence[str], param: str, shape: Cut | None, tenant: str, work: Callable[[], list[T]]
+) -> list[T]:
     encoder = serving.encoder
     assert encoder is not None, "there is a tokenizer"
     if shape is None:

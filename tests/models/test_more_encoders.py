@@ -1,0 +1,176 @@
+"""Encoders beyond BERT's own: rotary positions, windows both ways, scores by distance, and what follows the pooled vector."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import transformers
+from rig import Rig
+from test_encoders import hidden, pooled
+from zoo import ENCODERS, VOCAB, describe_pooling, edit_config, make_checkpoint, make_encoder
+
+from thalweg.checkpoint.config import facts, read_config
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models import registry
+
+MORE = sorted(set(ENCODERS) - {"bert", "roberta", "xlm-roberta"})
+SLOW = pytest.mark.slow
+
+
+def texts(*lengths: int) -> list[list[int]]:
+    rng = np.random.default_rng(3)  # RoBERTa's kin counts positions around the padding token, which no text holds
+    return [rng.integers(3, VOCAB, n).tolist() for n in lengths or (31, 1, 150, 2)]
+
+
+def close(path: Path, platform: str = "cpu", want: object = hidden, max_len: int = 256) -> None:
+    """Mean vectors of the model's equal those of `want`, a text at a time."""
+    describe_pooling(path, "mean_tokens")
+    for got, ids in zip(pooled(Rig(path, platform=platform, max_len=max_len), texts()), texts(), strict=True):
+        np.testing.assert_allclose(got, want(path, ids).mean(0), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "platform"),
+    [
+        *((n, "cpu") for n in MORE),
+        *(pytest.param(n, "reference", marks=SLOW) for n in ("modernbert", "mpnet", "gemma3-both-ways")),
+    ],
+)
+def test_vectors_are_those_of_transformers(name: str, platform: str, tmp_path: Path) -> None:
+    close(make_encoder(name, tmp_path), platform)
+
+
+def test_a_window_that_no_text_outgrows_hides_nothing(tmp_path: Path) -> None:
+    path = make_encoder("modernbert", tmp_path, local_attention=298)
+    assert {g.kind for g in Rig(path, max_len=256).model.groups} == {"encoder"}
+    assert [s.window for s in (spec for _, spec in Rig(path, max_len=149).model.attention)] == [0]
+    close(path)
+
+
+def test_older_files_of_modernbert_mean_the_same(tmp_path: Path) -> None:
+    path = make_encoder("modernbert", tmp_path)
+    config = read_config(path)
+    new = registry.family(config)(config)
+    edit_config(
+        path, layer_types=None, rope_parameters=None, global_attn_every_n_layers=3, global_rope_theta=160_000.0,
+        local_rope_theta=10_000.0,
+    )  # fmt: skip
+    config = read_config(path)
+    assert registry.family(config)(config) == new
+
+
+def test_a_masked_model_of_modernbert_keeps_the_same_encoder(tmp_path: Path) -> None:
+    path = make_encoder("modernbert", tmp_path, transformers.AutoModelForMaskedLM)
+    close(path)
+
+
+def test_the_published_spelling_of_nomic_means_the_same(tmp_path: Path) -> None:
+    path = make_encoder("nomic-bert", tmp_path)
+    config = read_config(path)
+    family = registry.family(config)
+    new = family(config)
+    edit_config(
+        path, hidden_size=None, num_hidden_layers=None, num_attention_heads=None, intermediate_size=None, hidden_act=None,
+        layer_norm_eps=None, max_position_embeddings=None, rope_parameters=None, n_embd=48, n_layer=2, n_head=4, n_inner=80,
+        activation_function="swiglu", layer_norm_epsilon=1e-12, n_positions=8192, max_trained_positions=256,
+        rotary_emb_base=1000, rotary_emb_fraction=1.0, rotary_scaling_factor=None, use_rms_norm=None,
+    )  # fmt: skip
+    config = read_config(path)
+    assert family(config) == new
+    assert facts(config, path).max_len == 256
+    with pytest.raises(UnsupportedModelError, match="prenorm: True"):
+        family({**config, "prenorm": True})
+
+
+def test_a_llama_that_sees_both_ways(tmp_path: Path) -> None:
+    path = make_encoder("llama", tmp_path)
+    edit_config(path, architectures=["LlamaBidirectionalModel"], pooling="avg")
+    model = transformers.LlamaModel.from_pretrained(path, attn_implementation="eager").eval()
+
+    @torch.inference_mode()
+    def seen(path: Path, ids: list[int]) -> np.ndarray:
+        return model(torch.tensor([ids]), attention_mask=torch.zeros(1, 1, len(ids), len(ids))).last_hidden_state[0].numpy()
+
+    assert registry.family(read_config(path))(read_config(path)).pooling.mode == "mean"
+    close(path, want=seen)
+
+
+def test_gemma_that_generates_sees_what_was(tmp_path: Path) -> None:
+    path = make_checkpoint("gemma3", tmp_path, tokenizer=False)
+    config = {**read_config(path), "use_bidirectional_attention": True}
+    with pytest.raises(UnsupportedModelError, match="use_bidirectional_attention"):
+        registry.family(config)(config)
+
+
+def test_electra_of_another_width_is_refused(tmp_path: Path) -> None:
+    config = {**read_config(make_encoder("electra", tmp_path)), "embedding_size": 24}
+    with pytest.raises(UnsupportedModelError, match="embedding_size"):
+        registry.family(config)(config)
+
+
+# ------------------------------------------------------------------ modules of sentence-transformers
+
+WAYS = {
+    "max_tokens": lambda h: h.max(0),
+    "mean_sqrt_len_tokens": lambda h: h.sum(0) / len(h) ** 0.5,
+    "weightedmean_tokens": lambda h: (h * np.arange(1, len(h) + 1)[:, None]).sum(0) / (len(h) * (len(h) + 1) / 2),
+}
+
+
+@pytest.mark.parametrize("mode", sorted(WAYS))
+def test_other_ways_of_pooling(mode: str, tmp_path: Path) -> None:
+    path = make_encoder("distilbert", tmp_path)
+    describe_pooling(path, mode)
+    for got, ids in zip(pooled(Rig(path, platform="cpu", max_len=256), texts()), texts(), strict=True):
+        np.testing.assert_allclose(got, WAYS[mode](hidden(path, ids)), atol=1e-5)
+
+
+def add_dense(path: Path, folder: str, layer: torch.nn.Linear, act: str) -> None:
+    """A Dense step behind the pooling, as sentence-transformers writes it."""
+    modules = json.loads((path / "modules.json").read_text())
+    modules.insert(-1, {"idx": 9, "name": folder, "path": folder, "type": "sentence_transformers.models.Dense"})
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / folder).mkdir()
+    config = {"in_features": layer.in_features, "out_features": layer.out_features, "bias": layer.bias is not None}
+    (path / folder / "config.json").write_text(json.dumps({**config, "activation_function": act}))
+    tensors = {f"linear.{k}": v.detach().contiguous() for k, v in layer.named_parameters()}
+    safetensors.torch.save_file(tensors, path / folder / "model.safetensors")
+
+
+def test_vectors_go_through_dense_layers(tmp_path: Path) -> None:
+    path = make_encoder("gemma3-both-ways", tmp_path)
+    describe_pooling(path, "mean_tokens")
+    first, second = torch.nn.Linear(48, 96, bias=False), torch.nn.Linear(96, 24)
+    add_dense(path, "2_Dense", first, "torch.nn.modules.linear.Identity")
+    add_dense(path, "3_Dense", second, "torch.nn.modules.activation.Tanh")
+    rig = Rig(path, platform="cpu", max_len=256)
+    assert rig.model.spec.result == 24
+    for got, ids in zip(pooled(rig, texts()), texts(), strict=True):
+        with torch.inference_mode():
+            want = torch.tanh(second(first(torch.from_numpy(hidden(path, ids).mean(0))))).numpy()
+        np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "words"),
+    [
+        ({"in_features": 47}, CheckpointError, "in_features: 47, of vectors with 48"),
+        ({"in_features": "48"}, CheckpointError, "in_features: must be an integer"),
+        ({"activation_function": "torch.nn.modules.activation.Mish"}, UnsupportedModelError, "Mish"),
+        ({"bias": 1}, CheckpointError, "bias: must be true or false"),
+        ({"bias": True}, CheckpointError, r"lacks 2_Dense/linear\.bias"),
+    ],
+)
+def test_a_dense_layer_that_makes_no_sense_is_refused(said: dict, error: type, words: str, tmp_path: Path) -> None:
+    path = make_encoder("distilbert", tmp_path)
+    describe_pooling(path, "mean_tokens")
+    add_dense(path, "2_Dense", torch.nn.Linear(48, 8, bias=False), "torch.nn.modules.linear.Identity")
+    file = path / "2_Dense" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **said}))
+    with pytest.raises(error, match=words):
+        Rig(path)

@@ -1,0 +1,16 @@
+"""ERNIE 2 and 3 as encoders: BERT with one more row added to every token, that of a task, where a checkpoint has them."""
+
+from __future__ import annotations
+
+from thalweg.checkpoint.config import Config
+from thalweg.models.families.bert import encoder
+from thalweg.models.families.common import classes, pooling
+from thalweg.models.spec import ModelSpec
+
+
+def ernie(config: Config) -> ModelSpec:
+    return encoder(config, pooling(config, default="cls"), prefix="ernie.", skip=("pooler.", "cls."))
+
+
+def ernie_classifier(config: Config) -> ModelSpec:
+    return encoder(config, classes(config, dense="pooler.dense"), prefix="ernie.")

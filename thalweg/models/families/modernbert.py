@@ -1,0 +1,84 @@
+"""ModernBERT as an encoder: rotary positions, a norm before each part but the first, a gated feed-forward part. Most layers
+see a window of tokens both ways, every third sees all. A classifier's head is a layer, an activation and a norm before the
+numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.checkpoint.config import Config, flag, integer, real, text
+from thalweg.errors import CheckpointError
+from thalweg.models.families.common import (
+    act,
+    both_ways,
+    classes,
+    head_size,
+    hidden_size,
+    layer_count,
+    layer_types,
+    mlp,
+    pooling,
+    rope,
+)
+from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Names, Norms
+from thalweg.models.tail import Pooling
+
+KINDS = {"full_attention": ("global_rope_theta", 160_000.0), "sliding_attention": ("local_rope_theta", 10_000.0)}
+"""Layer type -> where older files have the base of its rotary positions, and what that is where none is said."""
+
+
+def modernbert(config: Config) -> ModelSpec:
+    return _encoder(config, pooling(config, default="cls"), skip=("head.", "decoder."))
+
+
+def modernbert_classifier(config: Config) -> ModelSpec:
+    if flag(config, "norm_bias", False):
+        raise CheckpointError("config.json: norm_bias: this version reads classifiers of this family without it")
+    tail = classes(
+        config, mode=text(config, "classifier_pooling", "cls"), dense="head.dense",
+        dense_bias=flag(config, "classifier_bias", False), act=act(config, "classifier_activation", "gelu", {"gelu": "gelu"}),
+        norm="head.norm", eps=_eps(config),
+    )  # fmt: skip
+    return _encoder(config, tail)
+
+
+def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> ModelSpec:
+    hidden, head_dim, biased = hidden_size(config), head_size(config), flag(config, "attention_bias", False)
+
+    def norm(name: str) -> LayerNorm:
+        return LayerNorm(name, hidden, _eps(config), bias=flag(config, "norm_bias", False))
+
+    inner = mlp(
+        config, name="mlp", fused="Wi", down="Wo", bias=flag(config, "mlp_bias", False),
+        act=act(config, "hidden_activation", "gelu"),
+    )  # fmt: skip
+    every = integer(config, "global_attn_every_n_layers", default=3)
+    absent = ["sliding_attention" if i % every else "full_attention" for i in range(layer_count(config))]
+    layers = []
+    for i, kind in enumerate(layer_types(config, absent)):
+        window = integer(config, "local_attention", default=128) // 2 + 1 if kind == "sliding_attention" else 0
+        mixer = both_ways(
+            config, rope=rope(_turning(config), head_dim, kind=kind), window=window, bias=biased, out_bias=biased,
+            name="attn", fused="Wqkv", out="Wo",
+        )  # fmt: skip
+        layers.append(Layer(mixer, inner, Norms(mixer=norm("attn_norm") if i else None, ffn=norm("mlp_norm"))))
+    return ModelSpec(
+        vocab=integer(config, "vocab_size", high=1 << 24), hidden=hidden, layers=tuple(layers), norm=norm("final_norm"),
+        embed_norm=norm("embeddings.norm"), pooling=tail, embed="embeddings.tok_embeddings", names=Names(skip=skip),
+    )  # fmt: skip
+
+
+def _turning(config: Config) -> Config:
+    """With rotary settings by layer type, as newer files have them."""
+    found: dict[str, Any] = {}
+    said = config.get("rope_parameters") or {}
+    if not isinstance(said, dict):
+        raise CheckpointError(f"config.json: rope_parameters: must be an object, not {said!r:.80}")
+    for kind, (key, base) in KINDS.items():
+        own = said.get(kind) or {}
+        found[kind] = {"rope_theta": real(config, key, 1e-3, 1e15, default=base), **own}
+    return {**config, "rope_parameters": found}
+
+
+def _eps(config: Config) -> float:
+    return real(config, "norm_eps", 0, 1, default=1e-5)

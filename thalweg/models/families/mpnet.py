@@ -1,0 +1,43 @@
+"""MPNet as an encoder: BERT's layers, whose scores also change by how far apart two tokens are. all-mpnet and
+multi-qa-mpnet are of this kind."""
+
+from __future__ import annotations
+
+from thalweg.checkpoint.config import Config, integer, real
+from thalweg.models.families.common import act, both_ways, classes, hidden_size, layer_count, pooling, ungated
+from thalweg.models.spec import Layer, LayerNorm, Learned, ModelSpec, Names, Norms, Relative
+from thalweg.models.tail import Pooling
+
+FIRST = 2
+"""The row of position 0, whatever the padding token is."""
+
+
+def mpnet(config: Config) -> ModelSpec:
+    return _encoder(config, pooling(config, default="cls"), skip=("pooler.", "mpnet.pooler.", "lm_head."))
+
+
+def mpnet_classifier(config: Config) -> ModelSpec:
+    return _encoder(config, classes(config, dense="classifier.dense", out="classifier.out_proj"))
+
+
+def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> ModelSpec:
+    hidden, eps = hidden_size(config), real(config, "layer_norm_eps", 0, 1, default=1e-12)
+    buckets = integer(config, "relative_attention_num_buckets", low=4, high=1 << 10, default=32)
+    layer = Layer(
+        both_ways(
+            config, bias=True, out_bias=True, name="attention.attn", parts=("q", "k", "v"), out="o",
+            relative=Relative("encoder.relative_attention_bias.weight", buckets),
+        ),
+        ungated(config, name="", up="intermediate.dense", down="output.dense", bias=True, act=act(config, default="gelu")),
+        Norms(
+            mixer_sum=LayerNorm("attention.LayerNorm", hidden, eps), ffn_sum=LayerNorm("output.LayerNorm", hidden, eps)
+        ),
+    )  # fmt: skip
+    positions = integer(config, "max_position_embeddings", low=FIRST + 1, high=1 << 24, default=512)
+    return ModelSpec(
+        vocab=integer(config, "vocab_size", high=1 << 24), hidden=hidden, layers=(layer,) * layer_count(config), norm=None,
+        learned=(Learned("embeddings.position_embeddings", positions, first=FIRST),),
+        embed_norm=LayerNorm("embeddings.LayerNorm", hidden, eps), pooling=tail,
+        root="", layer="encoder.layer.{}.", embed="embeddings.word_embeddings",
+        names=Names(replace=(("mpnet.", ""),), skip=("embeddings.position_ids", "mpnet.embeddings.position_ids", *skip)),
+    )  # fmt: skip
