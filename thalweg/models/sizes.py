@@ -118,7 +118,7 @@ def kv_groups(
     for kind in dict.fromkeys(s for s in specs if s is not None):
         layers = tuple(i for i, s in enumerate(specs) if s == kind)
         tokens = state_tokens if isinstance(kind, StateSpec) else block_tokens
-        window = kind.window if kind.kind == "window" else 0  # an encoder's hides tokens, and frees none
+        window = kind.window if kind.kind in ("window", "chunked") else 0  # an encoder's hides tokens, and frees none
         groups.append(KVSpec(kind.kind, tokens, sum(each[i] for i in layers), layers, window))
     return tuple(groups)
 

@@ -26,7 +26,8 @@ __all__ = [
     "act_and_mul", "activation", "add_rms_norm", "all_ops", "bad_words", "causal_conv", "delta_gates", "delta_rule", "draw",
     "embed", "experts", "gated_group_norm", "gated_rms_norm", "head_linear", "history_write", "layer_norm", "linear",
     "linear_argmax", "logit_bias", "logprobs", "lora_expand", "lora_shrink", "max_pool", "mean_pool", "penalties",
-    "resolve_tokens", "rms_norm", "rope", "route", "sample", "selective_scan", "sigmoid_mul", "ssd_scan", "token_mask", "truncate",
+    "resolve_tokens", "rms_norm", "rope", "route", "sample", "selective_scan", "sigmoid_mul", "ssd_scan", "token_mask",
+    "truncate",
 ]  # fmt: skip
 
 
