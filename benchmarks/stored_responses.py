@@ -71,7 +71,13 @@ async def _ask(args: argparse.Namespace, url: str, pid: int) -> list[int]:
                 body = {"input": TEXT, "max_output_tokens": 4, "store": True}
                 if before is not None and turn % TURNS:
                     body["previous_response_id"] = before
-                answer = await client.post("/v1/responses", json=body)
+                try:
+                    answer = await client.post("/v1/responses", json=body)
+                except httpx.TransportError as e:  # a connection that was idle too long, or a server that is gone
+                    if not Path(f"/proc/{pid}/fd").exists() or (await client.get("/health")).status_code != 200:
+                        raise
+                    print(f"asked again: {e!r}", flush=True)
+                    continue
                 if answer.status_code == 404:  # what it follows was pushed out
                     before = None
                     continue

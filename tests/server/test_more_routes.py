@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import threading
@@ -207,3 +208,36 @@ def test_what_the_server_runs_with(start):
     told = running.get("/tokenizer_info", headers=headers).json()
     assert told["tokenizer_class"] == "ByteTokenizer"
     assert told["chat_template"].startswith("{% for m in messages %}")
+
+
+def test_the_first_servers_route_gives_whole_texts_after_the_prompt(start):
+    running = start(FakeEngine())
+    body = {"prompt": "ab", "max_tokens": 4, "n": 2, "temperature": 0.7, "seed": 3}
+    said = running.post("/v1/completions", body).json()
+    expected = ["ab" + c["text"] for c in said["choices"]]
+    assert running.post("/generate", body).json() == {"text": expected}
+    streamed = running.post("/generate", {**body, "stream": True})
+    assert streamed.headers["content-type"] == "application/x-ndjson"
+    lines = [json.loads(line)["text"] for line in streamed.text.splitlines()]
+    assert lines[-1] == expected
+    assert all(
+        new.startswith(old) for before, after in itertools.pairwise(lines) for old, new in zip(before, after, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": "a", "temperature": "hot"}, "temperature"),
+        ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": "a", "use_beams": True}, "use_beams"),
+        ({"prompt": "a", "sampling_params": {"max_tokens": 1}}, "sampling_params"),
+        ({"prompt": "a" * 5000}, "prompt"),
+        ({"prompt": "a", "stop": ["x"] * 100}, "stop"),
+    ],
+)
+def test_the_first_servers_route_names_what_is_wrong(server, body, named):
+    assert param(server.post("/generate", body)) == named
+    assert param(server.post("/generate", {**body, "stream": True})) == named

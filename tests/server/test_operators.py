@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_engine import FakeEngine
 
-PATHS = ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache")
+PATHS = ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")
 
 
 class Resting(FakeEngine):
@@ -37,6 +37,15 @@ class Resting(FakeEngine):
         self.told.append("reset")
         return True
 
+    def get_world_size(self, include_dp: bool) -> int:
+        return 3 if include_dp else 2
+
+    async def reset_mm_cache(self) -> None:
+        self.told.append("reset media")
+
+    async def reset_encoder_cache(self) -> None:
+        self.told.append("reset encoders")
+
 
 def test_without_dev_mode_there_are_none(server) -> None:
     assert [server.post(p).status_code for p in PATHS] == [404] * len(PATHS)
@@ -55,6 +64,9 @@ def test_what_they_say_reaches_the_engine(start) -> None:
     running.post("/pause?wait_for_inflight_requests=true")
     assert running.post("/resume").json() == {"status": "resumed"}
     assert running.post("/reset_prefix_cache").json() == {"success": True}
+    assert running.post("/reset_mm_cache").json() == running.post("/reset_encoder_cache").json() == {"success": True}
+    sizes = [running.get(f"/get_world_size{q}").json()["world_size"] for q in ("", "?include_dp=false")]
+    assert sizes == [3, 2]
     running.post("/sleep")
     expected = [
         "wake_up",
@@ -63,6 +75,8 @@ def test_what_they_say_reaches_the_engine(start) -> None:
         ("pause", "wait", True),
         "resume",
         "reset",
+        "reset media",
+        "reset encoders",
         ("sleep", 1, "abort"),
     ]
     assert told == [("sleep", 2, "keep"), *expected]
@@ -80,6 +94,8 @@ def test_what_they_say_reaches_the_engine(start) -> None:
         ("/reset_prefix_cache?reset_external=true", "reset_external"),
         ("/reset_prefix_cache?reset_running_requests=1", "reset_running_requests"),
         ("/resume?now=1", "now"),
+        ("/reset_mm_cache?now=1", "now"),
+        ("/reset_encoder_cache?now=1", "now"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(operators, path: str, param: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from thalweg.engine.client.frontend import Frontend
 from thalweg.engine.messages import Stats
 from thalweg.errors import EngineDeadError, ThalwegError
 from thalweg.refused import CODE, NoAdapters, NoNewWeights, NoOtherConfig, refused
@@ -14,6 +15,7 @@ logger = logging.getLogger(__name__)
 class About(NoAdapters, NoNewWeights, NoOtherConfig):
     """The part of AsyncLLM that only tells."""
 
+    _frontend: Frontend
     _dead: ThalwegError | None
     _stats: Stats | None
 
@@ -27,6 +29,10 @@ class About(NoAdapters, NoNewWeights, NoOtherConfig):
 
     async def reset_encoder_cache(self) -> None:
         """There are no outputs of encoders to forget."""
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Devices that share the model. include_dp: there are no replicas to count."""
+        return self._frontend.args.tensor_parallel_size
 
     async def do_log_stats(self) -> None:
         """The latest snapshot, as a line of the log."""

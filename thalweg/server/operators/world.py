@@ -1,0 +1,15 @@
+"""/get_world_size."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.server.core.serving import Serving
+from thalweg.server.http.answer import respond
+from thalweg.server.operators.query import checked, flag
+
+
+async def get_world_size(serving: Serving, http: Request) -> Response:
+    checked(http, ("include_dp",))
+    return respond({"world_size": serving.engine.get_world_size(flag(http, "include_dp", True))})
