@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thalweg.backends.cpu.native import Library
 from thalweg.backends.cpu.native.linear import NAMES, PANEL, TYPES, Linear, Packed, form_of
-from thalweg.backends.cpu.native.rows import ACTS
+from thalweg.backends.cpu.native.rows import ACTS, UNGATED
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.weights import ONCE, QTensor, WeightFormat
 
@@ -27,13 +27,11 @@ def _form(format: WeightFormat) -> str | None:
 
 
 def _runs(spec: Mapping[str, Any]) -> str | None:
-    if not spec.get("gated", True):
-        return "runs experts with gates"
     if spec.get("biased"):
         return "adds no biases"
-    act = spec.get("act", "silu")
-    if act not in ACTS:
-        return f"runs {' and '.join(ACTS)}, not {act}"
+    act, known = spec.get("act", "silu"), ACTS if spec.get("gated", True) else UNGATED
+    if act not in known:
+        return f"runs {' and '.join(known)}, not {act}"
     if spec["dtype"] not in NAMES:
         return f"runs bfloat16 and float32, not {spec['dtype']}"
     return _form(spec["weight"]) or _form(spec["down_weight"])
@@ -71,12 +69,13 @@ class Experts:
 
     def run(
         self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Packed, down: Packed, *, experts: int, act: str = "silu",
-        group: int = 0, down_group: int = 0,
+        group: int = 0, down_group: int = 0, gated: bool = True,
     ) -> Tensor:  # fmt: skip
         """group, down_group: what the weights were packed for already."""
         x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
         (tokens, hidden), inner = x.shape, down.shape[1]
-        fits = gate_up.shape == (experts * _whole(2 * inner), hidden) and down.shape == (experts * _whole(hidden), inner)
+        between, code = (2 * inner, ACTS[act]) if gated else (inner, UNGATED[act])
+        fits = gate_up.shape == (experts * _whole(between), hidden) and down.shape == (experts * _whole(hidden), inner)
         if not fits or any(w.dtype not in (None, x.dtype) for w in (gate_up, down)):
             raise ValueError(f"experts: {x.dtype} {list(x.shape)} does not fit {gate_up.shape} and {down.shape}")
         if ids.shape != weights.shape or len(ids) != tokens or (ids.dtype, weights.dtype) != (torch.int32, torch.float32):
@@ -84,7 +83,7 @@ class Experts:
         out = torch.empty(x.shape, dtype=x.dtype)
         if tokens:
             self._experts(
-                self._context, gate_up.handle, down.handle, experts, inner, ACTS[act], TYPES[x.dtype], x.data_ptr(), tokens,
+                self._context, gate_up.handle, down.handle, experts, inner, code, TYPES[x.dtype], x.data_ptr(), tokens,
                 ids.data_ptr(), weights.data_ptr(), ids.shape[1], out.data_ptr(),
             )  # fmt: skip
         return out

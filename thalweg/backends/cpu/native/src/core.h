@@ -121,6 +121,8 @@ struct Attending {
 };
 constexpr int64_t slot_floats(int64_t share, int64_t dim) { return share * (dim + 2 * LANES); }
 
+constexpr int32_t RELU2 = 2;  // of what has no gate: x at 0 or above, squared
+
 // Rows treated one by one (rows.inc). Row r of x: r / inner * outer_stride + r % inner * width elements from its start.
 struct Rows {
     Type type;
@@ -128,7 +130,7 @@ struct Rows {
     void *y, *total;
     int64_t rows, width, inner, outer_stride, per_task;
     float eps, offset;  // of norms
-    int32_t act;  // 0 silu, 1 gelu_tanh
+    int32_t act;  // 0 silu, 1 gelu_tanh, RELU2
     // Rotary positions: x and residual are q and k, with `inner` and `other_inner` heads. weight is the table.
     int64_t other_inner, other_stride, rotary;
     const int32_t* positions;
