@@ -17,6 +17,7 @@ MORE_SAID = {
     "opt": ("ffn_dim",),
     "ministral3": ("rope_parameters",),
     "glm4_moe": ("head_dim",),
+    "nemotron_h": ("layers_block_type",),
     "deepseek_v2": ("num_experts_per_tok",),
 }
 """The same of single families, by model_type."""

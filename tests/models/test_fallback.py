@@ -80,7 +80,7 @@ def test_bfloat16_keeps_float32_what_the_class_keeps(tmp_path):
 
 def test_an_engine_without_a_family_takes_the_module_and_says_so(tmp_path, caplog):
     """Chunked prefill, prefix hits and preemption, under `auto`."""
-    path = foreign("apertus", tmp_path)
+    path = foreign("helium", tmp_path)
     reference = load_reference(path, torch.float32)
     with caplog.at_level(logging.INFO):
         llm = LLM(
@@ -228,7 +228,7 @@ def test_a_configuration_that_the_class_does_not_take_is_refused(tmp_path):
 def test_without_transformers_the_install_line_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     for config in (
-        {"architectures": ["ApertusForCausalLM"]},
+        {"architectures": ["HeliumForCausalLM"]},
         {"architectures": ["LlamaForCausalLM"], "model_impl": "transformers"},
     ):
         with pytest.raises(UnsupportedModelError, match=r"not installed: pip install 'thalweg\[hf\]'"):
@@ -238,8 +238,8 @@ def test_without_transformers_the_install_line_is_told(monkeypatch):
 
 def test_own_families_alone_are_taken_where_that_is_asked_for():
     for impl in ("thalweg", "vllm"):
-        with pytest.raises(UnsupportedModelError, match="'ApertusForCausalLM' is not supported: it has no family"):
-            registry.family({"architectures": ["ApertusForCausalLM"], "model_impl": impl})
+        with pytest.raises(UnsupportedModelError, match="'HeliumForCausalLM' is not supported: it has no family"):
+            registry.family({"architectures": ["HeliumForCausalLM"], "model_impl": impl})
 
 
 def test_an_encoder_without_a_family_is_not_sent_to_a_module_that_generates(tmp_path):

@@ -52,7 +52,10 @@ def test_the_bytes_counted_are_the_bytes_held(name: str, dtype: str) -> None:
     assert (kept == 0) == (name in ENCODERS)
 
 
-@pytest.mark.parametrize("name", ["llama-tied", "mixtral", "qwen3-moe", "gemma3", "gemma4", "glm4", "qwen3-next", "qwen3.5"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama-tied", "mixtral", "qwen3-moe", "gemma3", "gemma4", "glm4", "qwen3-next", "qwen3.5", "nemotron-h", "jamba", "lfm2"],
+)
 def test_the_values_counted_are_those_of_the_files(name: str, tmp_path: Path) -> None:
     from zoo import make_checkpoint
 

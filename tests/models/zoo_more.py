@@ -201,6 +201,14 @@ MORE: dict[str, tuple[Any, dict[str, Any]]] = {
             "num_experts_per_tok": 2, "moe_intermediate_size": 24, "conv_bias": True, "routed_scaling_factor": 1.7,
         },
     ),
+    "olmo-hybrid": (  # transformers 5.23 writes convolutions of equal thirds alone
+        transformers.OlmoHybridConfig,
+        {
+            "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 16,
+            "pad_token_id": 0, "head_dim": 16,
+        },
+    ),
     "gpt2": (transformers.GPT2Config, {}),
     "gptj": (transformers.GPTJConfig, {"rotary_dim": 8}),
     "gpt-oss": (

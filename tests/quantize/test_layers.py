@@ -26,7 +26,7 @@ from thalweg.quantize.formats import chosen
 from thalweg.quantize.layers import Layers
 from thalweg.quantize.run import Options, quantize
 
-FAMILIES = ("qwen3", "llama-biased", "gemma3", "glm4", "qwen3-moe", "qwen3.5", "qwen3-next")
+FAMILIES = ("qwen3", "llama-biased", "gemma3", "glm4", "qwen3-moe", "qwen3.5", "qwen3-next", "jamba")
 SAMPLES = [np.arange(3, 43, dtype=np.int32), np.arange(200, 230, dtype=np.int32)]
 
 

@@ -124,6 +124,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Olmo3ForCausalLM": f"{_FAMILIES}.olmo2:olmo3",
     "OlmoeForCausalLM": f"{_FAMILIES}.olmoe:olmoe",
     "OlmoForCausalLM": f"{_FAMILIES}.olmo:olmo",
+    "OlmoHybridForCausalLM": f"{_FAMILIES}.olmo_hybrid:olmo_hybrid",
     "OPTForCausalLM": f"{_FAMILIES}.opt:opt",
     "Phi3ForCausalLM": f"{_FAMILIES}.phi3:phi3",
     "PhiForCausalLM": f"{_FAMILIES}.phi:phi",

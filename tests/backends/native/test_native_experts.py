@@ -40,16 +40,16 @@ class Case:
 
     def __init__(
         self, kernel: Kernel, shape: tuple[int, int, int, int], formats: tuple[WeightFormat, WeightFormat], dtype: str,
-        act: str = "silu",
-    ):  # fmt: skip
+        act: str = "silu", gated: bool = True,
+    ) -> None:  # fmt: skip
         hidden, inner, self.experts, self.k = shape
         self.generator, self.dtype = torch.Generator().manual_seed(hidden), DTYPES[dtype]
         self.facts: dict[str, Any] = {"experts": self.experts, "group": formats[0].group, "down_group": formats[1].group}
-        self.facts |= {"act": act}
+        self.facts |= {"act": act} if gated else {"gated": False, "act": "relu2"}
         spec = {"dtype": dtype, "weight": formats[0], "down_weight": formats[1], "biased": act == SWIGLU_OAI}
         self.bound: Bound = Binder([kernel]).bind(ops.experts, **spec, **self.facts)
         assert self.bound.choice.kernel == kernel.name
-        sizes = ((2 * inner, hidden, formats[0]), (hidden, inner, formats[1]))
+        sizes = (((1 + gated) * inner, hidden, formats[0]), (hidden, inner, formats[1]))
         pairs = [self._weight(*size) for size in sizes]
         self.packed, self.plain = [p for p, _ in pairs], [q for _, q in pairs]
         self.hidden, self.bias = hidden, ()
@@ -130,6 +130,21 @@ def test_more_rows_than_are_made_ready_at_once_keep_their_bits(library: Library,
         for first in (0, tokens // 2, tokens - 60):
             part = slice(first, first + 60)
             assert torch.equal(case.run(x[part], ids[part], weights[part]), whole[part]), (tokens, chosen, first)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["dense", "int8", "int4-zeros"])
+def test_experts_without_gates_equal_the_body(library: Library, name: str, dtype: str) -> None:
+    kernel, _ = kernels(library)
+    for shape in SHAPES:
+        case = Case(kernel, shape, FORMATS[name], dtype, gated=False)
+        x, ids, weights = case.batch(40)
+        assert case.worst(x, ids, weights) <= BOUND[dtype], shape
+        assert torch.equal(case.run(x[7:9], ids[7:9], weights[7:9]), case.run(x, ids, weights)[7:9])
+    refused = Binder([kernel]).bind(
+        ops.experts, dtype=dtype, weight=DENSE, down_weight=DENSE, act="silu", gated=False, experts=4
+    )
+    assert dict(refused.choice.refused)[kernel.name] == "runs relu2, not silu"
 
 
 def test_experts_without_a_row_are_not_read(library: Library) -> None:

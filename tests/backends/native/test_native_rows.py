@@ -75,3 +75,12 @@ def test_gates_also_far_from_zero(library: Library, dtype: torch.dtype, act: str
     got = kernel(library, "act_and_mul")(x, act=act)
     assert got[0, 0] == 0
     assert got[1, 0].isnan()
+
+
+@both
+def test_squares_of_what_is_above_zero(library: Library, dtype: torch.dtype) -> None:
+    x = torch.cat([torch.randn(5, 70), torch.linspace(-200, 200, 350).view(5, 70)]).to(dtype)
+    x[0, 0], x[1, 0] = float("-inf"), float("nan")
+    got = kernel(library, "activation")(x, act="relu2")
+    assert torch.equal(got.nan_to_num(7), ops.activation.reference(x, act="relu2").nan_to_num(7))
+    assert got[1, 0].isnan()

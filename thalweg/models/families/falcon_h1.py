@@ -17,7 +17,7 @@ def falcon_h1(config: Config) -> ModelSpec:
     heads = attention(config, bias=bias, out_bias=bias, scale=scale)
     z, x, b, c, dt = _list(config, "ssm_multipliers", 5)
     scan = hybrid(
-        config, inner=integer(config, "mamba_d_ssm", high=1 << 24, default=1024) if "mamba_d_ssm" in config else 0,
+        config, inner=integer(config, "mamba_d_ssm", high=1 << 24) if config.setdefault("mamba_d_ssm", 1024) else 0,
         norm=flag(config, "mamba_rms_norm", False), norm_first=flag(config, "mamba_norm_before_gate", True),
         out_bias=flag(config, "projectors_bias", False), scales=(z, x, b, c, dt),
     )  # fmt: skip

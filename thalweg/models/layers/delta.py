@@ -25,6 +25,7 @@ class GatedDeltaNet:
 
     def __init__(self, ctx: Context, spec: DeltaNet, weights: Mapping[str, Any], place: Place) -> None:
         self._place, self._grouped, self._dims = place, spec.grouped, (spec.key_dim, spec.value_dim)
+        self._most = spec.most
         self._groups = ctx.share(spec.key_heads, "key heads of a delta net")
         heads = ctx.share(spec.value_heads, "value heads of a delta net")
         self._parts = tuple(n // ctx.comm.size for n in spec.parts)
@@ -54,6 +55,7 @@ class GatedDeltaNet:
         q, k, v = qkv.split(self._parts, dim=-1)
         q, k, v = (t.unflatten(-1, (-1, n)) for t, n in ((q, key_dim), (k, key_dim), (v, value_dim)))
         decay, share = self._gates(b, a, p["rate"]["log"], p["rate"]["bias"])
+        share = share if self._most == 1.0 else share * self._most
         out, states = self._rule(q, k, v, decay, share, states, *rows)
         flow.caches[self._place.layer] = (last, states)
         out = self._norm(out, z.unflatten(-1, (-1, value_dim)), p["norm"]["weight"])

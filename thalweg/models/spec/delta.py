@@ -29,6 +29,10 @@ class DeltaNet:
     grouped: bool = False
     """Two tensors: of each key head in turn its q and k and its value heads' v and z; of each its value heads' b and a. False:
     four, q, k and v in one and z, b and a."""
+    apart: bool = False
+    """q, k, v, z, b and a have a tensor each, and q, k and v a convolution each, by OLMo's names."""
+    most: float = 1.0
+    """Of a value that a token overwrites, at the most: above 1 what is kept may change its sign."""
     name: str = "linear_attn"
     rope: ClassVar[None] = None
 
@@ -59,21 +63,32 @@ class DeltaNet:
 
     def weights(self, at: str, hidden: int) -> Weights:
         at, heads, (q, k, v) = f"{at}{self.name}.", self.value_heads, self.parts
+        sizes = {"q": q, "k": k, "v": v, "g": v, "b": heads, "a": heads}
         projected = (
-            (Source(f"{at}in_proj_qkvz.weight", (q + k + 2 * v, hidden)), Source(f"{at}in_proj_ba.weight", (2 * heads, hidden)))
+            tuple(Source(f"{at}{p}_proj.weight", (n, hidden)) for p, n in sizes.items())
+            if self.apart
+            else (
+                Source(f"{at}in_proj_qkvz.weight", (q + k + 2 * v, hidden)),
+                Source(f"{at}in_proj_ba.weight", (2 * heads, hidden)),
+            )
             if self.grouped
             else (
                 *stacked(f"{at}in_proj_qkv.weight", self.parts, hidden),
                 *(Source(f"{at}in_proj_{p}.weight", (n, hidden)) for p, n in (("z", v), ("b", heads), ("a", heads))),
             )
         )
+        convs = (
+            tuple(Source(f"{at}{p}_conv1d.weight", (n, 1, self.kernel)) for p, n in zip("qkv", self.parts, strict=True))
+            if self.apart
+            else stacked(f"{at}conv1d.weight", self.parts, 1, self.kernel)
+        )
         return {
             "in": {"weight": Weight(projected, 0, "linear")},
-            "conv": {"weight": Weight(stacked(f"{at}conv1d.weight", self.parts, 1, self.kernel), 0)},
+            "conv": {"weight": Weight(convs, 0)},
             "rate": {
                 "log": vector(f"{at}A_log", heads, shard=0, dtype="float32"),
                 "bias": vector(f"{at}dt_bias", heads, shard=0, fill="ones", dtype="float32"),
             },
-            "norm": Norm("norm", self.value_dim, self.eps).weights(at),
-            "out": linear({f"{at}out_proj": hidden}, v, shard=1),
+            "norm": Norm("o_norm" if self.apart else "norm", self.value_dim, self.eps).weights(at),
+            "out": linear({f"{at}{'o_proj' if self.apart else 'out_proj'}": hidden}, v, shard=1),
         }

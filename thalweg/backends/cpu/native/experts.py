@@ -15,13 +15,13 @@ from torch import Tensor
 
 from thalweg.backends.cpu.native import Library
 from thalweg.backends.cpu.native.linear import NAMES, PANEL, TYPES, Linear, Packed, form_of
-from thalweg.backends.cpu.native.rows import ACTS
+from thalweg.backends.cpu.native.rows import ACTS, UNGATED
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.ops.activation import SWIGLU_OAI
 from thalweg.hal.weights import ONCE, QTensor, WeightFormat
 
-GATES = {**ACTS, SWIGLU_OAI: 2}
-"""How experts' gates are told apart; 2 is theirs alone."""
+GATES = {**ACTS, SWIGLU_OAI: 3}
+"""How experts' gates are told apart; 3 is theirs alone."""
 
 
 def _form(format: WeightFormat) -> str | None:
@@ -31,11 +31,9 @@ def _form(format: WeightFormat) -> str | None:
 
 
 def _runs(spec: Mapping[str, Any]) -> str | None:
-    if not spec.get("gated", True):
-        return "runs experts with gates"
-    act = spec.get("act", "silu")
-    if act not in GATES:
-        return f"runs {', '.join(GATES)}, not {act}"
+    act, known = spec.get("act", "silu"), GATES if spec.get("gated", True) else UNGATED
+    if act not in known:
+        return f"runs {', '.join(known)}, not {act}"
     if spec["dtype"] not in NAMES:
         return f"runs bfloat16 and float32, not {spec['dtype']}"
     return _form(spec["weight"]) or _form(spec["down_weight"])
@@ -73,12 +71,13 @@ class Experts:
 
     def run(
         self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Packed, down: Packed, bias: Tensor | None = None, *,
-        experts: int, act: str = "silu", group: int = 0, down_group: int = 0,
+        experts: int, act: str = "silu", group: int = 0, down_group: int = 0, gated: bool = True,
     ) -> Tensor:  # fmt: skip
         """group, down_group: what the weights were packed for already."""
         x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
         (tokens, hidden), inner = x.shape, down.shape[1]
-        fits = gate_up.shape == (experts * _whole(2 * inner), hidden) and down.shape == (experts * _whole(hidden), inner)
+        between, code = (2 * inner, GATES[act]) if gated else (inner, UNGATED[act])
+        fits = gate_up.shape == (experts * _whole(between), hidden) and down.shape == (experts * _whole(hidden), inner)
         if not fits or any(w.dtype not in (None, x.dtype) for w in (gate_up, down)):
             raise ValueError(f"experts: {x.dtype} {list(x.shape)} does not fit {gate_up.shape} and {down.shape}")
         if ids.shape != weights.shape or len(ids) != tokens or (ids.dtype, weights.dtype) != (torch.int32, torch.float32):
@@ -88,7 +87,7 @@ class Experts:
         bias, out = None if bias is None else bias.contiguous(), torch.empty(x.shape, dtype=x.dtype)
         if tokens:
             self._experts(
-                self._context, gate_up.handle, down.handle, experts, inner, GATES[act], TYPES[x.dtype], x.data_ptr(), tokens,
+                self._context, gate_up.handle, down.handle, experts, inner, code, TYPES[x.dtype], x.data_ptr(), tokens,
                 ids.data_ptr(), weights.data_ptr(), ids.shape[1], out.data_ptr(),
                 None if bias is None else bias.data_ptr(),
             )  # fmt: skip

@@ -13,6 +13,7 @@ from thalweg.backends.cpu.native.linear import NAMES, TYPES
 from thalweg.hal.op import Kernel
 
 ACTS = {"silu": 0, "gelu_tanh": 1}
+UNGATED = {"relu2": 2}
 
 
 def _typed(spec: Mapping[str, Any]) -> str | None:
@@ -95,6 +96,12 @@ class RowOps:
         self._gate(self._context, TYPES[x.dtype], x.data_ptr(), out.numel() // width, width, ACTS[act], out.data_ptr())
         return out
 
+    def activation(self, x: Tensor, *, act: str) -> Tensor:
+        x, width = x.contiguous(), x.shape[-1]
+        out = torch.empty_like(x)
+        self._gate(self._context, TYPES[x.dtype], x.data_ptr(), x.numel() // width, width, UNGATED[act], out.data_ptr())
+        return out
+
     def rope(
         self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, *, rotary_dim: int, interleaved: bool = False
     ) -> tuple[Tensor, Tensor]:
@@ -111,6 +118,10 @@ class RowOps:
         return q_out, k_out
 
 
+def _ungated(spec: Mapping[str, Any]) -> str | None:
+    return _typed(spec) if spec["act"] in UNGATED else f"runs {' and '.join(UNGATED)}, not {spec['act']}"
+
+
 def _fit(weight: Tensor, x: Tensor) -> Tensor:
     if weight.dtype != x.dtype or weight.shape != x.shape[-1:]:
         raise ValueError(f"rms_norm: a weight of {weight.dtype} {list(weight.shape)} does not fit {x.dtype} {list(x.shape)}")
@@ -125,5 +136,6 @@ def kernels(library: Library) -> tuple[Kernel, ...]:
         Kernel("gated_rms_norm", name, ops.gated_rms_norm, _typed, batch_invariant=True),
         Kernel("gated_group_norm", name, ops.gated_group_norm, _typed, batch_invariant=True),
         Kernel("act_and_mul", name, ops.act_and_mul, _gates, batch_invariant=True),
+        Kernel("activation", name, ops.activation, _ungated, batch_invariant=True),
         Kernel("rope", name, ops.rope, _typed, batch_invariant=True),
     )

@@ -15,7 +15,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 19;
+constexpr int ABI = 20;
 
 // Best first.
 struct Level {
@@ -282,7 +282,7 @@ EXPORT void thalweg_group_norm(Context* c, int type, const void* x, const void* 
     by_rows(c, j, c->kernels->group_norm, width * 32);
 }
 
-// y [rows, width] = act(x[:, :width]) * x[:, width:]
+// y [rows, width] = act(x[:, :width]) * x[:, width:], or for RELU2 of x [rows, width] alone
 EXPORT void thalweg_gate(Context* c, int type, const void* x, int64_t rows, int64_t width, int act, void* y) {
     Rows j{};
     j.type = Type(type), j.x = x, j.y = y, j.rows = rows, j.width = width, j.inner = 1, j.act = act;

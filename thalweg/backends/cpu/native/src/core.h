@@ -130,6 +130,9 @@ struct Attending {
 };
 constexpr int64_t slot_floats(int64_t share, int64_t dim) { return share * (dim + 2 * LANES); }
 
+constexpr int32_t RELU2 = 2;  // of what has no gate: x at 0 or above, squared
+constexpr int32_t SWIGLU_OAI = 3;  // gpt-oss's gates, which are cut off
+
 // Rows treated one by one (rows.inc). Row r of x: r / inner * outer_stride + r % inner * width elements from its start.
 struct Rows {
     Type type;
@@ -137,7 +140,7 @@ struct Rows {
     void *y, *total;
     int64_t rows, width, inner, outer_stride, per_task;
     float eps, offset;  // of norms
-    int32_t act;  // 0 silu, 1 gelu_tanh, 2 gpt-oss's (swiglu_oai). Of rotary positions: 1, pairs lie side by side
+    int32_t act;  // 0 silu, 1 gelu_tanh, RELU2, SWIGLU_OAI. Of rotary positions: 1, pairs lie side by side
     // Of gates: weight, if there is one, is [experts, 2 width], added to both halves by each row's expert, in positions.
     // Rotary positions: x and residual are q and k, with `inner` and `other_inner` heads. weight is the table.
     int64_t other_inner, other_stride, rotary;

@@ -123,11 +123,13 @@ int64_t per_task(Context* c, int64_t rows, int64_t bytes) {
 
 // out [tokens, H] = the sum over each token's k experts of weight * down(act(gate(x)) * up(x)); x [tokens, H], ids and weights
 // [tokens, k]. gate_up: a packed weight of `experts` matrices with 2 inner outputs, and down with H, each matrix in whole
-// panels. act: as thalweg_gate's. type: of x, out and bias, and of dense weights. bias [experts, 2 inner]: of gate_up, or null.
+// panels. act: as thalweg_gate's; with RELU2 experts are down(act(up(x))), and gate_up's matrices have inner outputs. type: of x,
+// out and bias, and of dense weights. bias [experts, 2 inner]: of gate_up, or null.
 EXPORT void thalweg_experts(Context* c, const Weight* gate_up, const Weight* down, int64_t experts, int64_t inner, int act, int type,
                             const void* x, int64_t tokens, const int32_t* ids, const float* weights, int64_t k, void* out, const void* bias) {
     const int64_t hidden = gate_up->k, pairs = tokens * k, bytes = Type(type) == Type::bf16 ? 2 : 4;
-    const int64_t fit = ROWS_BYTES / (4 * (hidden > 2 * inner ? hidden : 2 * inner)) / 128 * 128;
+    const int64_t between = act == RELU2 ? inner : 2 * inner;
+    const int64_t fit = ROWS_BYTES / (4 * (hidden > between ? hidden : between)) / 128 * 128;
     const int64_t most = fit > ROWS_LEAST ? fit : ROWS_LEAST, rows = pairs < most ? pairs : most, few = experts < rows ? experts : rows;
     Linear unused{};
     const size_t first = make_ready(c, gate_up, Type(type), x, rows, nullptr, unused);
@@ -139,7 +141,7 @@ EXPORT void thalweg_experts(Context* c, const Weight* gate_up, const Weight* dow
         w.shares = p.some<Share>(few);
         w.products = {c->kernels, p.some<Weight>(few), p.some<Linear>(few), p.some<int64_t>(few + 1), 0};
         w.x = p.some<uint8_t>(rows * hidden * bytes), w.ready = p.some<uint8_t>(first > second ? first : second);
-        w.both = p.some<uint8_t>(rows * 2 * inner * bytes), w.middle = p.some<uint8_t>(rows * inner * bytes);
+        w.both = p.some<uint8_t>(rows * between * bytes), w.middle = p.some<uint8_t>(rows * inner * bytes);
         w.made = p.some<uint8_t>(rows * hidden * bytes);
         w.sums = p.some<float>(pairs > rows ? tokens * hidden : 0);
         return w;
@@ -163,7 +165,7 @@ EXPORT void thalweg_experts(Context* c, const Weight* gate_up, const Weight* dow
         }
         Spread s{(const uint8_t*)x, w.order + from, to - from, k, hidden * bytes, w.x};
         run(c->pool, (s.rows + COPIED - 1) / COPIED, spread, &s);
-        multiply(c, gate_up, experts, 2 * inner, Type(type), w.x, s.rows, w.ready, w.shares, p, w.both);
+        multiply(c, gate_up, experts, between, Type(type), w.x, s.rows, w.ready, w.shares, p, w.both);
         Rows g{};
         g.type = Type(type), g.x = w.both, g.y = w.middle, g.rows = s.rows, g.width = inner, g.inner = 1, g.act = act;
         g.weight = bias, g.positions = w.of, g.per_task = per_task(c, s.rows, inner * 16);
