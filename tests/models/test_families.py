@@ -30,18 +30,8 @@ def greedy(model: torch.nn.Module, prompt: list[int], new: int) -> tuple[list[in
 
 
 BODIES = (
-    *CONFIGS,
-    "gpt-oss",
-    "granite-moe",
-    "gpt2",
-    "ministral3",
-    "cohere2",
-    "hunyuan",
-    "falcon-40b",
-    "opt",
-    "gemma3n",
-    "llama4",
-)
+    *CONFIGS, "gpt-oss", "granite-moe", "gpt2", "ministral3", "cohere2", "hunyuan", "falcon-40b", "opt", "gemma3n", "llama4",
+)  # fmt: skip
 """Families with a part that none before them has: these are also run without a kernel."""
 QUICK = {*CONFIGS, *BODIES}
 CASES = [pytest.param(n, "cpu", marks=() if n in QUICK else pytest.mark.slow) for n in sorted(ALL)] + [
