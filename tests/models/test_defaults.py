@@ -21,8 +21,14 @@ MORE_SAID = {
     "deepseek_v2": ("num_experts_per_tok",),
 }
 """The same of single families, by model_type."""
-MADE = {"glm4_moe": {"head_dim": 128}, "deepseek_v2": {"num_experts_per_tok": 6}}
-"""Of these what has no default, or one that no file has."""
+MADE = {
+    "glm4_moe": {"head_dim": 128},
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "gemma3n_text": {"num_hidden_layers": 25},
+    "gemma4_text": {"num_hidden_layers": 25},
+}
+"""Of these what has no default, or one that no file has. Of Gemma 3n's layers the last 15 read earlier ones' caches. Gemma 4
+names layers by numbers, which are padded beyond 10."""
 
 
 @pytest.mark.parametrize("kind", sorted({kind for kind, _ in ALL.values()}, key=lambda kind: kind.__name__))

@@ -29,7 +29,10 @@ def greedy(model: torch.nn.Module, prompt: list[int], new: int) -> tuple[list[in
     return ids, model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
 
 
-BODIES = (*CONFIGS, "gpt-oss", "granite-moe", "gpt2", "ministral3", "cohere2", "hunyuan", "falcon-40b", "opt", "falcon-h1")
+BODIES = (
+    *CONFIGS, "gpt-oss", "granite-moe", "gpt2", "ministral3", "cohere2", "hunyuan", "falcon-40b", "opt", "falcon-h1", "gemma3n",
+    "llama4",
+)  # fmt: skip
 """Families with a part that none before them has: these are also run without a kernel."""
 QUICK = {*CONFIGS, *BODIES}
 CASES = [pytest.param(n, "cpu", marks=() if n in QUICK else pytest.mark.slow) for n in sorted(ALL)] + [

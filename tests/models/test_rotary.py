@@ -22,6 +22,10 @@ CASES = {
     "dynamic": ({"rope_type": "dynamic", "factor": 2.0}, 2048),
     "llama3.1": ({"rope_type": "llama3", "factor": 8.0, "rope_theta": 5e5, **LLAMA3}, 131072),
     "llama3.2": ({"rope_type": "llama3", "factor": 32.0, "rope_theta": 5e5, **LLAMA3}, 131072),
+    "llama4": (
+        {"rope_type": "llama3", "factor": 16.0, "rope_theta": 5e5, **LLAMA3, "high_freq_factor": 1.0}, 131072,
+    ),
+    "proportional": ({"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}, 4096),
     "yarn": ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "rope_theta": 1e6}, 131072),
     "yarn-mscale": (
         {

@@ -55,7 +55,8 @@ def test_hidden_states_are_those_of_transformers(family: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("family", "method"),
     [("qwen3-moe", "awq"), ("qwen3.5", "gptq"),
-     *(pytest.param(*case, marks=pytest.mark.slow) for case in (("qwen3-moe", "gptq"), ("qwen3.5", "awq")))],
+     *(pytest.param(*case, marks=pytest.mark.slow)
+       for case in (("qwen3-moe", "gptq"), ("qwen3.5", "awq"), ("gemma3n", "awq")))],
 )  # fmt: skip
 def test_every_kind_of_layer_is_calibrated_but_experts(family: str, method: str, tmp_path: Path) -> None:
     source = make_checkpoint(family, tmp_path)

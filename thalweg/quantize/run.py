@@ -17,7 +17,7 @@ from thalweg.checkpoint.tokenizer import load_tokenizer
 from thalweg.errors import ConfigError
 from thalweg.host import heap
 from thalweg.models.files import as_tensor
-from thalweg.models.weights import walk
+from thalweg.models.weights import HEADS, walk
 from thalweg.quantize import awq, gptq
 from thalweg.quantize.formats import Format, described
 from thalweg.quantize.grids import Grid, Rounded, nearest
@@ -120,15 +120,20 @@ class _Run:
         within = {self._plan.known[n] for names in inside for n in names}
         outside = [n for n in self._plan.checkpoint.names if n not in within]
         back = {name: k for k, name in self._plan.known.items()}
+        begins: dict[str, Tensor] = {}
         for name in outside:
             known = back.get(name, "")
             if known in self._plan.roles:
                 weight = self._read(known)
-                self._write(known, nearest(weight, Grid(self._options.form, weight, self._stored[known])), weight, None)
+                made = nearest(weight, Grid(self._options.form, weight, self._stored[known]))
+                self._write(known, made, weight, None)
+                if self._plan.roles[known] not in HEADS:  # a projection of what is embedded
+                    begins[known] = made.values
             else:
                 self._writer.add({name: self._raw(name)})
         if self._layers is not None:
-            self._layers.begin({back[n]: self._read(back[n]) for n in outside if n in back and back[n] not in self._plan.roles})
+            dense = {back[n]: self._read(back[n]) for n in outside if n in back and back[n] not in self._plan.roles}
+            self._layers.begin(dense | begins)
         for i in tqdm(tree["layers"], desc="Quantising layers", disable=None if progress else True, leave=False):
             self._layer(i, {n: self._read(n) for n in inside[i]}, tree["layers"][i])
             heap.trim()

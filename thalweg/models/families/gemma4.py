@@ -138,7 +138,10 @@ def _own(config: Config, layer: int, kind: str) -> Mapping[str, Any]:
     if said is not None:
         if not isinstance(said, dict):
             raise CheckpointError(f"config.json: per_layer_config: must be an object, not {said!r:.80}")
-        own = said.get(str(layer), said.get(layer)) or {}
+        numbered = {int(key): value for key, value in said.items() if str(key).isdecimal()}  # written as "05"
+        if len(numbered) < len(said):
+            raise UnsupportedModelError("config.json: per_layer_config: this version reads settings by the numbers of layers")
+        own = numbered.get(layer) or {}
         odd = sorted(set(own) - {"head_dim", "num_key_value_heads"})
         if odd:
             raise UnsupportedModelError(f"config.json: per_layer_config: {odd[0]!r:.80} of layer {layer} is not supported")

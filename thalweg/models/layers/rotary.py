@@ -59,11 +59,11 @@ def _llama3(rope: Mapping[str, Any], dim: int, trained: int, length: int) -> Fre
     """Long wavelengths are divided by the factor, short ones kept, those between interpolated (Llama 3.1)."""
     factor, original = _factor(rope), integer(rope, "original_max_position_embeddings", where=_WHERE)
     low, high = (real(rope, f"{k}_freq_factor", 1e-6, 1e6, where=_WHERE) for k in ("low", "high"))
-    if high <= low:
-        raise CheckpointError(f"config.json: {_WHERE}: high_freq_factor ({high}) must be above low_freq_factor ({low})")
+    if high < low:
+        raise CheckpointError(f"config.json: {_WHERE}: high_freq_factor ({high}) must not be below low_freq_factor ({low})")
     inv_freq = 1.0 / _powers(rope["rope_theta"], dim)
     wavelength = 2 * math.pi / inv_freq
-    smooth = (original / wavelength - low) / (high - low)
+    smooth = (original / wavelength - low) / max(high - low, 1e-9)  # Llama 4's are one: nothing lies between
     between = (1 - smooth) * inv_freq / factor + smooth * inv_freq
     scaled = torch.where(wavelength > original / low, inv_freq / factor, between)
     return torch.where(wavelength < original / high, inv_freq, scaled), 1.0
