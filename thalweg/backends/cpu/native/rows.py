@@ -1,4 +1,4 @@
-"""Norms, rotary positions and gated activations in compiled code, each one pass over its rows."""
+"""Norms, rotary positions and activations in compiled code, each one pass over its rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from thalweg.backends.cpu.native import Library
 from thalweg.backends.cpu.native.linear import NAMES, TYPES
 from thalweg.hal.op import Kernel
 
-ACTS = {"silu": 0, "gelu_tanh": 1}
+ACTS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+ALONE = 8
+"""Added to these where nothing is multiplied."""
 
 
 def _typed(spec: Mapping[str, Any]) -> str | None:
@@ -83,6 +85,11 @@ class RowOps:
         self._gate(self._context, TYPES[x.dtype], x.data_ptr(), out.numel() // width, width, ACTS[act], out.data_ptr())
         return out
 
+    def activation(self, x: Tensor, *, act: str) -> Tensor:
+        x, out, width = x.contiguous(), torch.empty(x.shape, dtype=x.dtype), x.shape[-1]
+        self._gate(self._context, TYPES[x.dtype], x.data_ptr(), out.numel() // width, width, ACTS[act] + ALONE, out.data_ptr())
+        return out
+
     def rope(
         self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, *, rotary_dim: int, interleaved: bool = False
     ) -> tuple[Tensor, Tensor]:
@@ -111,5 +118,6 @@ def kernels(library: Library) -> tuple[Kernel, ...]:
         Kernel("add_rms_norm", name, ops.add_rms_norm, _typed, batch_invariant=True),
         Kernel("gated_rms_norm", name, ops.gated_rms_norm, _typed, batch_invariant=True),
         Kernel("act_and_mul", name, ops.act_and_mul, _gates, batch_invariant=True),
+        Kernel("activation", name, ops.activation, _gates, batch_invariant=True),
         Kernel("rope", name, ops.rope, _turns, batch_invariant=True),
     )

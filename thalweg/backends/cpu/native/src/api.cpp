@@ -271,7 +271,7 @@ EXPORT void thalweg_gated_norm(Context* c, int type, const void* x, const void* 
     by_rows(c, j, c->kernels->gated_norm, width * 24);
 }
 
-// y [rows, width] = act(x[:, :width]) * x[:, width:]
+// y [rows, width] = act(x[:, :width]) * x[:, width:], or of x [rows, width] act(x); see Rows.
 EXPORT void thalweg_gate(Context* c, int type, const void* x, int64_t rows, int64_t width, int act, void* y) {
     Rows j{};
     j.type = Type(type), j.x = x, j.y = y, j.rows = rows, j.width = width, j.inner = 1, j.act = act;

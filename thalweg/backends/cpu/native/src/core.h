@@ -128,7 +128,7 @@ struct Rows {
     void *y, *total;
     int64_t rows, width, inner, outer_stride, per_task;
     float eps, offset;  // of norms
-    int32_t act;  // 0 silu, 1 gelu_tanh
+    int32_t act;  // 0 silu, 1 gelu_tanh, 2 gelu. 8 more: x has no second half to multiply by
     // Rotary positions: x and residual are q and k, with `inner` and `other_inner` heads. weight is the table.
     int64_t other_inner, other_stride, rotary;
     const int32_t* positions;
