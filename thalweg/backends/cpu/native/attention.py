@@ -4,6 +4,7 @@ and rotary positions of q and k are done on the way where the model has them."""
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -12,12 +13,14 @@ from torch import Tensor
 
 from thalweg.backends.cpu.native import Library
 from thalweg.errors import DeviceError
-from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
+from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue, whole_sequences
 from thalweg.hal.kv import KVLayout, kept_width
 from thalweg.hal.step import SCRATCH, StepBatch
 
 ROWS, MOST_ROWS, MOST_DIM = 48, 64, 256
 """Rows (query tokens x query heads of a KV head) of one task. The last two are limits of attention.inc."""
+BLOCK = 16
+"""Tokens of a block of a step's own."""
 CODED = ("avx512vnni", "avx512bf16")
 """Instruction sets that read a cache in int8 as it is, four numbers at a time (cache.inc)."""
 _L, _P, _F = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
@@ -28,7 +31,7 @@ class _Job(ctypes.Structure):
 
     _fields_ = (
         *((n, _L) for n in ("type", "rounds", "heads", "kv_heads", "dim", "size", "tokens", "seqs", "columns", "window",
-                            "q_stride", "k_stride", "v_stride", "rotary")),
+                            "q_stride", "k_stride", "v_stride", "both", "rotary")),
         ("scale", _F), ("softcap", _F), ("eps", _F), ("offset", _F),
         *((n, _P) for n in ("table", "token_seq", "positions", "slots", "context", "query", "first", "tasks")),
         ("task_count", _L), ("per_task", _L),
@@ -51,6 +54,9 @@ class NativeAttention(AttentionBackend):
     def supports(self, spec: AttnSpec) -> str | None:
         if spec.kind not in ("full", "window"):
             return f"runs kinds full and window, not {spec.kind}"
+        return self._fits(spec)
+
+    def _fits(self, spec: AttnSpec) -> str | None:
         if spec.dtype not in ("float32", "bfloat16"):
             return f"runs float32 and bfloat16, not {spec.dtype}"
         if spec.kv_dtype not in ("", spec.dtype, "int8"):
@@ -106,7 +112,7 @@ class NativeAttention(AttentionBackend):
         key = f"native/{spec.window}/{spec.heads}/{spec.kv_heads}/{spec.head_dim}/{spec.dtype}/{spec.kv_dtype}"
         made = plan.get(key)
         if made is None:
-            made = plan[key] = self._job(batch, group, spec, kv.shape[3])
+            made = plan[key] = self._job(batch, spec, batch.block_tables[group], kv.shape[3])
         job: _Job = made[0]
         out: Tensor = made[1](q.shape, dtype=q.dtype)
         job.q_stride, job.k_stride, job.v_stride = q.stride(0), k.stride(0), v.stride(0)
@@ -125,9 +131,9 @@ class NativeAttention(AttentionBackend):
         self._attend(self._context, ctypes.addressof(job))
         return out, kv
 
-    def _job(self, batch: StepBatch, group: int, spec: AttnSpec, size: int) -> tuple[Any, ...]:
-        """(the step's part of the job, how to make its output, what must stay alive)."""
-        held = [batch.block_tables[group], batch.token_seq, batch.positions, batch.slots, batch.context, batch.query]
+    def _job(self, batch: StepBatch, spec: AttnSpec, table: Tensor, size: int) -> tuple[Any, ...]:
+        """(the step's part of the job, how to make its output, what must stay alive). size: tokens of a block."""
+        held = [table, batch.token_seq, batch.positions, batch.slots, batch.context, batch.query]
         held = [x.contiguous() for x in held]
         first = (batch.last_row + 1 - batch.query).contiguous()
         tasks, whole = _tasks(batch, spec, blind=self._library.tape is not None)
@@ -135,7 +141,8 @@ class NativeAttention(AttentionBackend):
         job = _Job(
             type=0 if spec.dtype == "bfloat16" else 1, rounds=spec.kv_dtype == "int8", heads=spec.heads,
             kv_heads=spec.kv_heads, dim=spec.head_dim, size=size, tokens=tokens, seqs=seqs, columns=held[0].shape[1],
-            window=spec.window, task_count=len(tasks), per_task=max(1, min(64, -(-tokens // (2 * self._threads)))),
+            window=spec.window, both=spec.kind == "encoder", task_count=len(tasks),
+            per_task=max(1, min(64, -(-tokens // (2 * self._threads)))),
         )  # fmt: skip
         names = ("table", "token_seq", "positions", "slots", "context", "query")
         for name, x in zip(names, held, strict=True):
@@ -143,6 +150,52 @@ class NativeAttention(AttentionBackend):
         job.first, job.tasks = first.data_ptr(), tasks.ctypes.data
         # Rows of padding belong to no task: they are not left as whatever the memory held.
         return job, torch.empty if whole else torch.zeros, held, first, tasks
+
+
+class NativeEncoderAttention(NativeAttention):
+    """The same of texts whose tokens see both ways. Their keys and values lie in blocks of the step's own, which all of its
+    layers use in turn; nothing is kept."""
+
+    def __init__(self, library: Library) -> None:
+        super().__init__(library)
+        self.name = f"native-encoder-{library.level}"
+
+    def supports(self, spec: AttnSpec) -> str | None:
+        if spec.kind != "encoder":
+            return f"runs kind encoder, not {spec.kind}"
+        if spec.reach:
+            return "adds nothing to scores by distance"
+        return "sinks are not defined for encoders" if spec.sinks else self._fits(spec)
+
+    def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
+        return KVLayout((0,), spec.dtype, "none")
+
+    def _run(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, sinks: Tensor | None,
+        prologue: QKPrologue | None = None, cos_sin: Tensor | None = None, weights: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        if batch.uniform == 1:  # what a token sees is itself
+            return v.repeat_interleave(spec.heads // spec.kv_heads, 1), kv
+        plan = cast(dict[str, Any], batch.metadata[group]) if batch.metadata else {}
+        room = plan.get("native/room")
+        if room is None:
+            room = plan["native/room"] = _room(batch, spec)
+        blocks, table = room
+        held = replace(batch, block_tables=(table,), metadata=(plan,))
+        return super()._run(q, k, v, blocks, held, 0, spec, sinks, prologue, cos_sin, weights)[0], kv
+
+
+def _room(batch: StepBatch, spec: AttnSpec) -> tuple[Tensor, Tensor]:
+    """(blocks for the keys and values of a step, the block table that gives each sequence its own). ValueError if a sequence
+    began in an earlier step. Block 0 is scratch."""
+    whole_sequences(batch)
+    live = np.where(batch.slots.numpy() == SCRATCH, 0, -(-batch.query.numpy() // BLOCK)).astype(np.int64)
+    table = np.zeros((len(live), max(1, int(live.max(initial=0)))), np.int32)
+    first = 1 + np.cumsum(live) - live
+    for s in np.flatnonzero(live):
+        table[s, : live[s]] = np.arange(first[s], first[s] + live[s])
+    shape = (1 + int(live.sum()), 2, spec.kv_heads, BLOCK, spec.head_dim)
+    return torch.empty(shape, dtype=getattr(torch, spec.dtype)), torch.from_numpy(table)
 
 
 def _tasks(batch: StepBatch, spec: AttnSpec, blind: bool) -> tuple[np.ndarray, bool]:
