@@ -4,7 +4,6 @@ and rotary positions of q and k are done on the way where the model has them."""
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -108,11 +107,18 @@ class NativeAttention(AttentionBackend):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """prologue None: q and k are already normed and rotated."""
         plan = cast(dict[str, Any], batch.metadata[group]) if batch.metadata else {}
-        q, k, v = (x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous() for x in (q, k, v))
         key = f"native/{spec.window}/{spec.heads}/{spec.kv_heads}/{spec.head_dim}/{spec.dtype}/{spec.kv_dtype}"
         made = plan.get(key)
         if made is None:
             made = plan[key] = self._job(batch, spec, batch.block_tables[group], kv.shape[3])
+        return self._call(made, q, k, v, kv, spec, sinks, prologue, cos_sin, weights), kv
+
+    def _call(
+        self, made: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, kv: Tensor, spec: AttnSpec, sinks: Tensor | None,
+        prologue: QKPrologue | None, cos_sin: Tensor | None, weights: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:  # fmt: skip
+        """made: by `_job`."""
+        q, k, v = (x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous() for x in (q, k, v))
         job: _Job = made[0]
         out: Tensor = made[1](q.shape, dtype=q.dtype)
         job.q_stride, job.k_stride, job.v_stride = q.stride(0), k.stride(0), v.stride(0)
@@ -129,7 +135,7 @@ class NativeAttention(AttentionBackend):
             job = _Job.from_buffer_copy(job)
             self._library.tape.keep((job, made))
         self._attend(self._context, ctypes.addressof(job))
-        return out, kv
+        return out
 
     def _job(self, batch: StepBatch, spec: AttnSpec, table: Tensor, size: int) -> tuple[Any, ...]:
         """(the step's part of the job, how to make its output, what must stay alive). size: tokens of a block."""
@@ -177,12 +183,11 @@ class NativeEncoderAttention(NativeAttention):
         if batch.uniform == 1:  # what a token sees is itself
             return v.repeat_interleave(spec.heads // spec.kv_heads, 1), kv
         plan = cast(dict[str, Any], batch.metadata[group]) if batch.metadata else {}
-        room = plan.get("native/room")
-        if room is None:
-            room = plan["native/room"] = _room(batch, spec)
-        blocks, table = room
-        held = replace(batch, block_tables=(table,), metadata=(plan,))
-        return super()._run(q, k, v, blocks, held, 0, spec, sinks, prologue, cos_sin, weights)[0], kv
+        made = plan.get("native/encoder")
+        if made is None:
+            blocks, table = _room(batch, spec)
+            made = plan["native/encoder"] = blocks, self._job(batch, spec, table, BLOCK)
+        return self._call(made[1], q, k, v, made[0], spec, sinks, prologue, cos_sin, weights), kv
 
 
 def _room(batch: StepBatch, spec: AttnSpec) -> tuple[Tensor, Tensor]:
