@@ -23,6 +23,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "ArceeForCausalLM": f"{_FAMILIES}.arcee:arcee",
     "BertForSequenceClassification": f"{_FAMILIES}.bert:bert_classifier",
     "BertModel": f"{_FAMILIES}.bert:bert",
+    "BgeM3EmbeddingModel": f"{_FAMILIES}.roberta:roberta",
     "Cohere2ForCausalLM": f"{_FAMILIES}.cohere:cohere2",
     "CohereForCausalLM": f"{_FAMILIES}.cohere:cohere",
     "DistilBertForSequenceClassification": f"{_FAMILIES}.distilbert:distilbert_classifier",
