@@ -290,6 +290,8 @@ class PoolingConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Sizes that a request may have vectors cut to; None: none. (): any."""
     types: int = 1
     """Types of tokens that the model tells apart. A token of type n crosses as its id + n * vocab."""
+    prompts: dict[str, str] = {}
+    """What is put before a text, by what the request says it is for."""
     form: str = ""
     """How pairs of texts are written (`models.tail.Pooling.form`)."""
     caches: bool = False

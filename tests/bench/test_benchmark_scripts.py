@@ -15,6 +15,7 @@ SMALL = {
     "vs_transformers": "--shape qwen3-0.6b --layers 1 --input 8 --output 2 --batch 2 --repeats 1 --threads 1",
     "batch_invariance": "--model {nano} --repeats 1",
     "experts_cpu": "--experts 4 --top 2 --hidden 128 --inner 64 --tokens 1,9 --body 1,9 --repeats 1 --threads 1",
+    "encoders_cpu": "--lengths 3 --batches 1,2 --repeats 1 --layers 1",
     "resume": "--streams 2 --kills 1 --pause 1",
 }
 

@@ -32,12 +32,14 @@ def results(path: Path, **args: Any) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert-mean", "roberta-classes", "qwen3"])
+@pytest.mark.parametrize("name", ["bert-mean", "roberta-classes", "modernbert", "mpnet", "qwen3"])
 def test_the_gpu_device_gives_what_the_reference_gives(name: str, tmp_path: Path) -> None:
     more: dict[str, Any] = {}
     if name == "bert-mean":
         path = make_encoder("bert", tmp_path)
         describe_pooling(path, "mean_tokens")
+    elif name in ("modernbert", "mpnet"):
+        path = make_encoder(name, tmp_path)
     elif name == "roberta-classes":
         path = make_classifier("roberta", tmp_path, 3)
     else:

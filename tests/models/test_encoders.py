@@ -111,6 +111,20 @@ def test_the_files_of_sentence_transformers_decide(tmp_path: Path) -> None:
     assert registry.family(config)(config).pooling == tail.Pooling("cls", True)
 
 
+def test_prompts_beside_a_model_are_read(tmp_path: Path) -> None:
+    path = make_encoder("bert", tmp_path)
+    describe_pooling(path, "mean_tokens")
+    file = path / "config_sentence_transformers.json"
+    file.write_text(json.dumps({"prompts": {"query": "find ", "document": ""}}))
+    config = read_config(path)
+    assert registry.family(config)(config).pooling.prompts == (("query", "find "),)
+    file.write_text(json.dumps({"prompts": ["find "]}))
+    with pytest.raises(CheckpointError, match="prompts: must map"):
+        read_config(path)
+    (path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean", "include_prompt": false}')
+    assert "prompts" not in read_config(path)["pooling"]
+
+
 @pytest.mark.parametrize("mode", ["mean_tokens max_tokens", "none_at_all"])
 def test_a_way_of_pooling_that_is_not_there_is_refused(mode: str, tmp_path: Path) -> None:
     path = make_encoder("bert", tmp_path)

@@ -45,6 +45,17 @@ def test_vectors_are_those_of_transformers(name: str, platform: str, tmp_path: P
     close(make_encoder(name, tmp_path), platform)
 
 
+@pytest.mark.parametrize("name", ["modernbert", "nomic-bert"])
+def test_compiled_attention_turns_and_bounds_as_it_attends(name: str, tmp_path: Path) -> None:
+    rig = Rig(make_encoder(name, tmp_path), platform="cpu", max_len=256)
+    if not any(k.name.startswith("native") for k in rig.device.kernels):
+        pytest.skip("no compiled kernels here")
+    assert {backend.name.partition("-avx")[0] for backend, _ in rig.model.attention} <= {
+        "native-encoder",
+        "native-encoder-portable",
+    }
+
+
 def test_a_window_that_no_text_outgrows_hides_nothing(tmp_path: Path) -> None:
     path = make_encoder("modernbert", tmp_path, local_attention=298)
     assert {g.kind for g in Rig(path, max_len=256).model.groups} == {"encoder"}
@@ -76,7 +87,7 @@ def test_the_published_spelling_of_nomic_means_the_same(tmp_path: Path) -> None:
     new = family(config)
     edit_config(
         path, hidden_size=None, num_hidden_layers=None, num_attention_heads=None, intermediate_size=None, hidden_act=None,
-        layer_norm_eps=None, max_position_embeddings=None, rope_parameters=None, n_embd=48, n_layer=2, n_head=4, n_inner=80,
+        layer_norm_eps=None, max_position_embeddings=None, rope_parameters=None, n_embd=64, n_layer=2, n_head=4, n_inner=80,
         activation_function="swiglu", layer_norm_epsilon=1e-12, n_positions=8192, max_trained_positions=256,
         rotary_emb_base=1000, rotary_emb_fraction=1.0, rotary_scaling_factor=None, use_rms_norm=None,
     )  # fmt: skip

@@ -14,6 +14,7 @@ from thalweg.errors import CheckpointError, UnsupportedModelError
 
 MODULES = "modules.json"
 LENGTHS = "sentence_bert_config.json"
+PROMPTS = "config_sentence_transformers.json"
 MODES = {
     "cls": "cls", "mean": "mean", "lasttoken": "last", "max": "max", "mean_sqrt_len": "mean_sqrt_len",
     "weightedmean": "weightedmean",
@@ -35,6 +36,7 @@ def described(path: Path, read: Read) -> dict[str, Any] | None:
     if not (path / MODULES).is_file():
         return None
     found: dict[str, Any] = {}
+    whole = True
     modules = read(path / MODULES)
     if not isinstance(modules, list) or not all(isinstance(m, dict) for m in modules):
         raise CheckpointError(f"{path / MODULES}: must be a list of objects")
@@ -44,7 +46,9 @@ def described(path: Path, read: Read) -> dict[str, Any] | None:
             found["normalise"] = True
         elif kind == "Pooling":
             folder = _inside(path, module.get("path"))
-            found |= {"mode": _mode(read(folder / "config.json"), folder / "config.json"), "normalise": False}
+            said = read(folder / "config.json")
+            found |= {"mode": _mode(said, folder / "config.json"), "normalise": False}
+            whole = said.get("include_prompt", True)
         elif kind == "Dense":
             if found.get("normalise"):
                 raise UnsupportedModelError(f"{path / MODULES}: a Dense step after Normalize is not supported")
@@ -58,7 +62,20 @@ def described(path: Path, read: Read) -> dict[str, Any] | None:
         lengths = read(path / LENGTHS)
         if isinstance(lengths, dict) and lengths.get("max_seq_length") is not None:
             found["max_len"] = lengths["max_seq_length"]
+    if whole and (path / PROMPTS).is_file():  # else vectors are of what follows a prompt alone, which is not done here
+        found["prompts"] = _prompts(path / PROMPTS, read)
     return found
+
+
+def _prompts(file: Path, read: Read) -> dict[str, str]:
+    """What is put before a text, by what it is for; empty ones are left out."""
+    config = read(file)
+    prompts = config.get("prompts") if isinstance(config, dict) else None
+    if prompts is None:
+        return {}
+    if not isinstance(prompts, dict) or not all(isinstance(p, str) for p in prompts.values()):
+        raise CheckpointError(f"{file}: prompts: must map names to text")
+    return {str(name): prompt for name, prompt in prompts.items() if prompt}
 
 
 def _dense(path: Path, name: Any, read: Read) -> dict[str, Any]:

@@ -30,6 +30,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "BambaForCausalLM": f"{_FAMILIES}.bamba:bamba",
     "BertForSequenceClassification": f"{_FAMILIES}.bert:bert_classifier",
     "BertModel": f"{_FAMILIES}.bert:bert",
+    "BgeM3EmbeddingModel": f"{_FAMILIES}.roberta:roberta",
     "Cohere2ForCausalLM": f"{_FAMILIES}.cohere:cohere2",
     "Cohere2MoeForCausalLM": f"{_FAMILIES}.cohere2_moe:cohere2_moe",
     "CohereForCausalLM": f"{_FAMILIES}.cohere:cohere",

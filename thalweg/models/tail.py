@@ -93,6 +93,8 @@ class Pooling:
     """What is made of the vector, where that is not the answer itself."""
     dense: tuple[Dense, ...] = ()
     """What a vector that is the answer goes through, one after the other."""
+    prompts: tuple[tuple[str, str], ...] = ()
+    """(what a text is for, what is put before it), where a request says what it is for."""
     form: str = ""
     """How the model wants pairs of texts written: a name of `text.pair_forms.FORMS`. "" = as its tokenizer joins them."""
 

@@ -67,7 +67,7 @@ def test_heads_cut_out_of_a_wider_row(library: Library, dtype: torch.dtype) -> N
 
 
 @both
-@pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("act", ["silu", "gelu_tanh", "gelu"])
 def test_gates_also_far_from_zero(library: Library, dtype: torch.dtype, act: str) -> None:
     x = torch.cat([torch.randn(5, 70), torch.linspace(-200, 200, 350).view(5, 70)]).to(dtype)
     close(kernel(library, "act_and_mul")(x, act=act), ops.act_and_mul.reference(x, act=act))
@@ -84,3 +84,23 @@ def test_squares_of_what_is_above_zero(library: Library, dtype: torch.dtype) -> 
     got = kernel(library, "activation")(x, act="relu2")
     assert torch.equal(got.nan_to_num(7), ops.activation.reference(x, act="relu2").nan_to_num(7))
     assert got[1, 0].isnan()
+
+
+@both
+@pytest.mark.parametrize("act", ["silu", "gelu_tanh", "gelu"])
+def test_activations_alone(library: Library, dtype: torch.dtype, act: str) -> None:
+    x = torch.cat([torch.randn(5, 71), torch.linspace(-200, 200, 355).view(5, 71)]).to(dtype)
+    run = kernel(library, "activation")
+    close(run(x, act=act), ops.activation.reference(x, act=act))
+    x[0, 0], x[1, 0], x[2, 0] = float("-inf"), float("nan"), float("inf")
+    got = run(x, act=act)
+    assert got[0, 0] == 0
+    assert got[1, 0].isnan()
+    assert got[2, 0] == float("inf")
+
+
+def test_gelu_is_right_where_it_is_small(library: Library) -> None:
+    x = torch.linspace(-8, -0.001, 3001)[None]
+    want = x.double() * torch.special.erfc(-x.double() / 2**0.5) / 2
+    got = kernel(library, "activation")(x, act="gelu").double()
+    assert ((got - want) / want).abs().max() < 1e-5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 
+import msgspec
 import numpy as np
 from fake_pooling import EMBEDS, MOST, FakePooling
 
@@ -42,3 +43,14 @@ def test_vectors(start):
         ({"texts": None, "images": ["data:"]}, "images"),
     ):
         assert running.post("/v2/embed", {**long, **wrong}).json()["param"] == param, wrong
+
+
+def test_an_input_type_chooses_the_prompt_of_the_models_files(start):
+    running = start(FakePooling(msgspec.structs.replace(EMBEDS, prompts={"query": "find ", "search_document": "note "})))
+    for kind, before in (("search_query", "find "), ("search_document", "note ")):
+        answer = running.post("/v2/embed", {"model": "fake", "texts": ["river"], "input_type": kind})
+        assert "x-ignored-fields" not in answer.headers
+        assert answer.json()["texts"] == ["river"]
+        assert running.engine.prompts[-1]["prompt_token_ids"] == running.engine.tokenizer.encode(before + "river")
+    answer = running.post("/v2/embed", {"model": "fake", "texts": ["river"], "input_type": "clustering"})
+    assert answer.headers["x-ignored-fields"] == "input_type"

@@ -113,7 +113,8 @@ def open_device(threads: int, isa: str = "", graphs: bool = True) -> CpuDevice:
     compiled = (linear, rows, sampling, experts, heads)
     native = [k for part in compiled for k in part.kernels(library)]
     torch_kernels = [_recorded(k, library) for k in (*recurrence.kernels(library), *KERNELS)]
-    return CpuDevice(info, (*native, *torch_kernels), (attention.NativeAttention(library), *ATTENTION), library, graphs)
+    attending = (attention.NativeAttention(library), attention.NativeEncoderAttention(library), *ATTENTION)
+    return CpuDevice(info, (*native, *torch_kernels), attending, library, graphs)
 
 
 ADVANCES = {"causal_conv": 2, "delta_rule": 5, "selective_scan": 8, "ssd_scan": 7}

@@ -157,13 +157,17 @@ def pooling(config: Config, default: str) -> Pooling:
     mode = text(said, "mode", default)
     if mode not in POOLING:
         raise UnsupportedModelError(f"config.json: pooling: mode {mode!r:.80} is none of {', '.join(POOLING)}")
-    dense = tuple(Dense(**each) for each in said.get("dense", ()))
+    try:
+        dense = tuple(Dense(**each) for each in said.get("dense", ()))
+        prompts = tuple(sorted(dict(said.get("prompts", {})).items()))
+    except (TypeError, ValueError) as e:  # of an override: files are checked where they are read
+        raise CheckpointError(f"config.json: pooling: {e}") from e
     size = hidden_size(config)
     for each in dense:
         if each.inputs != size:
             raise CheckpointError(f"{each.folder}/config.json: in_features: {each.inputs}, of vectors with {size} values")
         size = each.outputs
-    return Pooling(mode, flag(said, "normalise", True), _dimensions(config, size), None, dense)
+    return Pooling(mode, flag(said, "normalise", True), _dimensions(config, size), None, dense, prompts)
 
 
 def _dimensions(config: Config, hidden: int) -> tuple[int, ...] | None:

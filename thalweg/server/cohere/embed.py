@@ -18,32 +18,51 @@ from thalweg.server.errors import ApiError
 from thalweg.server.pooling import work
 from thalweg.server.pooling.protocol import EmbeddingRequest
 
+KINDS = {
+    "search_query": ("query",), "search_document": ("document", "passage"), "classification": ("Classification",),
+    "clustering": ("Clustering",),
+}  # fmt: skip
+"""`input_type` -> other names that models' files have for the prompts of such texts."""
 SIDES = {"START": "left", "END": "right"}
 
 
 async def embed(serving: Serving, http: Request) -> Response:
     request, ticket = await serving.read(http, lambda body: serving.fields.parse(EmbedRequest, body))
     serving.model_name(request.model)
-    asked = _asked(serving, request)
+    before = _before(serving, request.input_type)
+    asked = _asked(serving, request, before or "")
     params = PoolingParams(task="embed", dimensions=request.output_dimension)
     prompts = await work.inputs(serving, asked, ticket.tenant)
     job = work.job(serving, "embd", http, asked, prompts, params, ticket)
-    ignored = [*request.ignored, *(["input_type"] if request.input_type else [])]  # no model here has instructions for it
+    ignored = [*request.ignored, *(["input_type"] if request.input_type and before is None else [])]
     answer = await work.answer(http, _body(serving, request, job))
     if ignored:
         answer.headers["X-Ignored-Fields"] = ", ".join(ignored)
     return answer
 
 
-def _asked(serving: Serving, request: EmbedRequest) -> EmbeddingRequest:
-    """The request as /v1/embeddings has it."""
+def _before(serving: Serving, kind: str | None) -> str | None:
+    """What the model's files put before a text of this input_type; None: nothing."""
+    pooling = serving.engine.config.model.pooling
+    if kind is None or pooling is None:
+        return None
+    names = (kind, *KINDS.get(kind, ()))
+    return next((pooling.prompts[name] for name in names if name in pooling.prompts), None)
+
+
+def _asked(serving: Serving, request: EmbedRequest, before: str) -> EmbeddingRequest:
+    """The request as /v1/embeddings has it. before: each text."""
     longest = serving.engine.config.model.max_len
     if request.max_tokens is not None and request.truncate == "NONE":
         raise ApiError("max_tokens: with truncate=NONE nothing is cut; leave out one", "max_tokens")
     keep = None if request.truncate == "NONE" else min(request.max_tokens or longest, longest)
     side: Any = SIDES.get(request.truncate)
     return EmbeddingRequest(
-        model=request.model, input=request.given, truncate_prompt_tokens=keep, truncation_side=side, priority=request.priority
+        model=request.model,
+        input=[before + text for text in request.given],
+        truncate_prompt_tokens=keep,
+        truncation_side=side,
+        priority=request.priority,
     )
 
 

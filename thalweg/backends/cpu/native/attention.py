@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thalweg.backends.cpu.native import Library
 from thalweg.errors import DeviceError
-from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
+from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue, whole_sequences
 from thalweg.hal.kv import KVLayout, kept_width
 from thalweg.hal.step import SCRATCH, StepBatch
 
@@ -20,6 +20,8 @@ ROWS, MOST_ROWS, MOST_DIM, MOST_LATENT = 48, 64, 512, 640
 """Rows (query tokens x query heads of a KV head) of one task. The others are limits of attention.inc, the last for latents."""
 LEAST_HEADS = 6
 """Heads of a task of latent attention, if it has more: each task reads the keys anew."""
+BLOCK = 16
+"""Tokens of a block of a step's own."""
 CODED = ("avx512vnni", "avx512bf16")
 """Instruction sets that read a cache in int8 as it is, four numbers at a time (cache.inc)."""
 _L, _P, _F = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
@@ -30,7 +32,7 @@ class _Job(ctypes.Structure):
 
     _fields_ = (
         *((n, _L) for n in ("type", "rounds", "heads", "kv_heads", "dim", "size", "tokens", "seqs", "columns", "window",
-                            "chunk", "q_stride", "k_stride", "v_stride", "latent", "rotary")),
+                            "chunk", "q_stride", "k_stride", "v_stride", "latent", "both", "rotary")),
         ("scale", _F), ("softcap", _F), ("eps", _F), ("offset", _F),
         *((n, _P) for n in ("table", "token_seq", "positions", "slots", "context", "query", "first", "tasks")),
         ("task_count", _L), ("per_task", _L),
@@ -53,6 +55,9 @@ class NativeAttention(AttentionBackend):
     def supports(self, spec: AttnSpec) -> str | None:
         if spec.kind not in ("full", "window", "chunked", "latent"):
             return f"runs kinds full, window, chunked and latent, not {spec.kind}"
+        return self._fits(spec)
+
+    def _fits(self, spec: AttnSpec) -> str | None:
         if spec.dtype not in ("float32", "bfloat16"):
             return f"runs float32 and bfloat16, not {spec.dtype}"
         if spec.kv_dtype not in ("", spec.dtype, "int8"):
@@ -111,12 +116,19 @@ class NativeAttention(AttentionBackend):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """prologue None: q and k are already normed and rotated."""
         plan = cast(dict[str, Any], batch.metadata[group]) if batch.metadata else {}
-        q, k, v = (x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous() for x in (q, k, v))
         sizes = f"{spec.heads}/{spec.kv_heads}/{spec.head_dim}/{spec.latent}"
         key = f"native/{spec.kind}/{spec.window}/{sizes}/{spec.dtype}/{spec.kv_dtype}"
         made = plan.get(key)
         if made is None:
-            made = plan[key] = self._job(batch, group, spec, kv.shape[3])
+            made = plan[key] = self._job(batch, spec, batch.block_tables[group], kv.shape[3])
+        return self._call(made, q, k, v, kv, spec, sinks, prologue, cos_sin, weights), kv
+
+    def _call(
+        self, made: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, kv: Tensor, spec: AttnSpec, sinks: Tensor | None,
+        prologue: QKPrologue | None, cos_sin: Tensor | None, weights: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:  # fmt: skip
+        """made: by `_job`."""
+        q, k, v = (x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous() for x in (q, k, v))
         job: _Job = made[0]
         out: Tensor = made[1]((*q.shape[:2], spec.latent or spec.head_dim), dtype=q.dtype)
         job.q_stride, job.k_stride, job.v_stride = q.stride(0), k.stride(0), v.stride(0)
@@ -133,11 +145,11 @@ class NativeAttention(AttentionBackend):
             job = _Job.from_buffer_copy(job)
             self._library.tape.keep((job, made))
         self._attend(self._context, ctypes.addressof(job))
-        return out, kv
+        return out
 
-    def _job(self, batch: StepBatch, group: int, spec: AttnSpec, size: int) -> tuple[Any, ...]:
-        """(the step's part of the job, how to make its output, what must stay alive)."""
-        held = [batch.block_tables[group], batch.token_seq, batch.positions, batch.slots, batch.context, batch.query]
+    def _job(self, batch: StepBatch, spec: AttnSpec, table: Tensor, size: int) -> tuple[Any, ...]:
+        """(the step's part of the job, how to make its output, what must stay alive). size: tokens of a block."""
+        held = [table, batch.token_seq, batch.positions, batch.slots, batch.context, batch.query]
         held = [x.contiguous() for x in held]
         first = (batch.last_row + 1 - batch.query).contiguous()
         tokens, seqs = batch.tokens.shape[0], batch.slots.shape[0]
@@ -147,7 +159,8 @@ class NativeAttention(AttentionBackend):
             type=0 if spec.dtype == "bfloat16" else 1, rounds=spec.kv_dtype == "int8", heads=spec.heads,
             kv_heads=parts, dim=spec.head_dim, latent=spec.latent, size=size, tokens=tokens, seqs=seqs,
             columns=held[0].shape[1], window=0 if spec.kind == "chunked" else spec.window,
-            chunk=spec.window if spec.kind == "chunked" else 0, task_count=len(tasks),
+            chunk=spec.window if spec.kind == "chunked" else 0, both=spec.kind == "encoder",
+            task_count=len(tasks),
             per_task=max(1, min(64, -(-tokens // (2 * self._threads)))),
         )  # fmt: skip
         names = ("table", "token_seq", "positions", "slots", "context", "query")
@@ -156,6 +169,51 @@ class NativeAttention(AttentionBackend):
         job.first, job.tasks = first.data_ptr(), tasks.ctypes.data
         # Rows of padding belong to no task: they are not left as whatever the memory held.
         return job, torch.empty if whole else torch.zeros, held, first, tasks
+
+
+class NativeEncoderAttention(NativeAttention):
+    """The same of texts whose tokens see both ways. Their keys and values lie in blocks of the step's own, which all of its
+    layers use in turn; nothing is kept."""
+
+    def __init__(self, library: Library) -> None:
+        super().__init__(library)
+        self.name = f"native-encoder-{library.level}"
+
+    def supports(self, spec: AttnSpec) -> str | None:
+        if spec.kind != "encoder":
+            return f"runs kind encoder, not {spec.kind}"
+        if spec.reach:
+            return "adds nothing to scores by distance"
+        return "sinks are not defined for encoders" if spec.sinks else self._fits(spec)
+
+    def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
+        return KVLayout((0,), spec.dtype, "none")
+
+    def _run(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, sinks: Tensor | None,
+        prologue: QKPrologue | None = None, cos_sin: Tensor | None = None, weights: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        if batch.uniform == 1:  # what a token sees is itself
+            return v.repeat_interleave(spec.heads // spec.kv_heads, 1), kv
+        plan = cast(dict[str, Any], batch.metadata[group]) if batch.metadata else {}
+        made = plan.get("native/encoder")
+        if made is None:
+            blocks, table = _room(batch, spec)
+            made = plan["native/encoder"] = blocks, self._job(batch, spec, table, BLOCK)
+        return self._call(made[1], q, k, v, made[0], spec, sinks, prologue, cos_sin, weights), kv
+
+
+def _room(batch: StepBatch, spec: AttnSpec) -> tuple[Tensor, Tensor]:
+    """(blocks for the keys and values of a step, the block table that gives each sequence its own). ValueError if a sequence
+    began in an earlier step. Block 0 is scratch."""
+    whole_sequences(batch)
+    live = np.where(batch.slots.numpy() == SCRATCH, 0, -(-batch.query.numpy() // BLOCK)).astype(np.int64)
+    table = np.zeros((len(live), max(1, int(live.max(initial=0)))), np.int32)
+    first = 1 + np.cumsum(live) - live
+    for s in np.flatnonzero(live):
+        table[s, : live[s]] = np.arange(first[s], first[s] + live[s])
+    shape = (1 + int(live.sum()), 2, spec.kv_heads, BLOCK, spec.head_dim)
+    return torch.empty(shape, dtype=getattr(torch, spec.dtype)), torch.from_numpy(table)
 
 
 def _refuses_latent(spec: AttnSpec) -> str | None:

@@ -1,4 +1,4 @@
-"""Norms, rotary positions and gated activations in compiled code, each one pass over its rows."""
+"""Norms, rotary positions and activations in compiled code, each one pass over its rows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from thalweg.backends.cpu.native import Library
 from thalweg.backends.cpu.native.linear import NAMES, TYPES
 from thalweg.hal.op import Kernel
 
-ACTS = {"silu": 0, "gelu_tanh": 1}
-UNGATED = {"relu2": 2}
+ACTS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+ALONE = 8
+"""Added to these where nothing is multiplied."""
+UNGATED = {**{act: code + ALONE for act, code in ACTS.items()}, "relu2": 4 + ALONE}
 
 
 def _typed(spec: Mapping[str, Any]) -> str | None:
@@ -98,7 +100,7 @@ class RowOps:
 
     def activation(self, x: Tensor, *, act: str) -> Tensor:
         x, width = x.contiguous(), x.shape[-1]
-        out = torch.empty_like(x)
+        out = torch.empty(x.shape, dtype=x.dtype)
         self._gate(self._context, TYPES[x.dtype], x.data_ptr(), x.numel() // width, width, UNGATED[act], out.data_ptr())
         return out
 

@@ -15,7 +15,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 20;
+constexpr int ABI = 21;
 
 // Best first.
 struct Level {
@@ -237,7 +237,7 @@ EXPORT void thalweg_attend(Context* c, const Attention* a) {
     Attending j{*a};
     run(c->pool, (a->tokens + a->per_task - 1) / a->per_task, a->latent ? c->kernels->write_latents : c->kernels->write_kv,
         &j.attention);
-    if (pool_threads(c->pool) > 1) cut(c, j);
+    if (pool_threads(c->pool) > 1 && !a->both) cut(c, j);
     run(c->pool, j.pieces ? j.piece_count : a->task_count, a->latent ? c->kernels->attend_latents : c->kernels->attend, &j);
     run(c->pool, j.cut_count, c->kernels->merge, &j);
 }
@@ -282,7 +282,7 @@ EXPORT void thalweg_group_norm(Context* c, int type, const void* x, const void* 
     by_rows(c, j, c->kernels->group_norm, width * 32);
 }
 
-// y [rows, width] = act(x[:, :width]) * x[:, width:], or for RELU2 of x [rows, width] alone
+// y [rows, width] = act(x[:, :width]) * x[:, width:], or of x [rows, width] act(x); see Rows.
 EXPORT void thalweg_gate(Context* c, int type, const void* x, int64_t rows, int64_t width, int act, void* y) {
     Rows j{};
     j.type = Type(type), j.x = x, j.y = y, j.rows = rows, j.width = width, j.inner = 1, j.act = act;

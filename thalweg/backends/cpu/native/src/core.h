@@ -93,6 +93,7 @@ struct Attention {
     // Of the step (the Python side has the same struct, field by field). rounds: the cache holds int8.
     int64_t type, rounds, heads, kv_heads, dim, size, tokens, seqs, columns, window, chunk, q_stride, k_stride, v_stride;
     int64_t latent;  // 0, or: one key for all heads, whose first numbers, so many, are its value (latent.inc)
+    int64_t both;    // an encoder's: a token sees those after it too (as many as before it, where there is a window)
     int64_t rotary;  // 0: q and k come rotated. Otherwise rotate so many elements of a head here, after its norm if any
     float scale, softcap, eps, offset;  // offset: of the norms
     const int32_t *table, *token_seq, *positions, *slots, *context, *query, *first;  // first: row of a sequence's first token
@@ -130,8 +131,9 @@ struct Attending {
 };
 constexpr int64_t slot_floats(int64_t share, int64_t dim) { return share * (dim + 2 * LANES); }
 
-constexpr int32_t RELU2 = 2;  // of what has no gate: x at 0 or above, squared
 constexpr int32_t SWIGLU_OAI = 3;  // gpt-oss's gates, which are cut off
+constexpr int32_t RELU2 = 4;       // of what has no gate: x at 0 or above, squared
+constexpr int32_t ALONE = 8;       // added where there is no gate
 
 // Rows treated one by one (rows.inc). Row r of x: r / inner * outer_stride + r % inner * width elements from its start.
 struct Rows {
@@ -140,7 +142,8 @@ struct Rows {
     void *y, *total;
     int64_t rows, width, inner, outer_stride, per_task;
     float eps, offset;  // of norms
-    int32_t act;  // 0 silu, 1 gelu_tanh, RELU2, SWIGLU_OAI. Of rotary positions: 1, pairs lie side by side
+    int32_t act;  // 0 silu, 1 gelu_tanh, 2 gelu, SWIGLU_OAI, RELU2; ALONE more: x has no second half. Of rotary positions:
+    // 1, pairs lie side by side.
     // Of gates: weight, if there is one, is [experts, 2 width], added to both halves by each row's expert, in positions.
     // Rotary positions: x and residual are q and k, with `inner` and `other_inner` heads. weight is the table.
     int64_t other_inner, other_stride, rotary;

@@ -123,12 +123,12 @@ int64_t per_task(Context* c, int64_t rows, int64_t bytes) {
 
 // out [tokens, H] = the sum over each token's k experts of weight * down(act(gate(x)) * up(x)); x [tokens, H], ids and weights
 // [tokens, k]. gate_up: a packed weight of `experts` matrices with 2 inner outputs, and down with H, each matrix in whole
-// panels. act: as thalweg_gate's; with RELU2 experts are down(act(up(x))), and gate_up's matrices have inner outputs. type: of x,
+// panels. act: as thalweg_gate's; with ALONE experts are down(act(up(x))), and gate_up's matrices have inner outputs. type: of x,
 // out and bias, and of dense weights. bias [experts, 2 inner]: of gate_up, or null.
 EXPORT void thalweg_experts(Context* c, const Weight* gate_up, const Weight* down, int64_t experts, int64_t inner, int act, int type,
                             const void* x, int64_t tokens, const int32_t* ids, const float* weights, int64_t k, void* out, const void* bias) {
     const int64_t hidden = gate_up->k, pairs = tokens * k, bytes = Type(type) == Type::bf16 ? 2 : 4;
-    const int64_t between = act == RELU2 ? inner : 2 * inner;
+    const int64_t between = act & ALONE ? inner : 2 * inner;
     const int64_t fit = ROWS_BYTES / (4 * (hidden > between ? hidden : between)) / 128 * 128;
     const int64_t most = fit > ROWS_LEAST ? fit : ROWS_LEAST, rows = pairs < most ? pairs : most, few = experts < rows ? experts : rows;
     Linear unused{};
