@@ -157,7 +157,7 @@ def test_classes_that_would_give_something_else_are_refused_with_why(config, wor
 
 def test_an_argument_of_attention_that_is_not_known_is_refused_by_its_name():
     q = torch.zeros(1, 2, 3, 8)
-    seen = probe.Seen({}, None)
+    seen = probe.Attending({}, None)
     call = {"scaling": 1.0, attention.HANDED: seen}
     for said, words in (
         ({"position_bias": q}, "'position_bias', which this version does not know"),

@@ -35,10 +35,12 @@ class Held:
     role: Role = "plain"
     dtype: str = ""
     """What it is kept in, whatever the model's dtype; "" = that."""
+    source: str = ""
+    """The parameter that it is too, and is read as; "" = itself."""
 
     @property
     def weight(self) -> Weight:
-        return Weight((Source(self.name, self.shape),), role=self.role, fill=self._fill, dtype=self.dtype)
+        return Weight((Source(self.source or self.name, self.shape),), role=self.role, fill=self._fill, dtype=self.dtype)
 
     @property
     def _fill(self) -> Fill:
@@ -55,13 +57,16 @@ class ForeignSpec(ModelSpec):
     config: dict[str, Any] = field(default_factory=dict, compare=False)
     """config.json, as it was read."""
     held: tuple[Held, ...] = ()
+    products: tuple[Held, ...] = ()
+    """Weights of linear layers that thalweg's op computes, by the layer's name."""
     values: tuple[int, ...] = ()
     """Per layer: values of a head, which are fewer than those of a key in some."""
     ignored: tuple[str, ...] = ()
     """Patterns of names in checkpoints that the class has no use for."""
 
     def weights(self) -> Weights:
-        return {"module": {each.name: each.weight for each in self.held}}
+        made = {"module": {each.name: each.weight for each in self.held}}
+        return made | ({"products": {each.name: each.weight for each in self.products}} if self.products else {})
 
     def known(self, name: str) -> str | None:
         """The name itself. Names in files are transformers' to convert."""
