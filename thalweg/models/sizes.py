@@ -168,7 +168,7 @@ def step_work(
             continue
         size, count = held_bytes(w, dtype, use), values(w)
         computed = requests if w.role in HEADS else rows
-        if w.role == "experts":
+        if w.role == "experts" and keys[0] == "layers":
             moe = spec.layers[keys[1]].ffn
             assert isinstance(moe, MoE)
             size = size * min(moe.experts, rows * moe.top_k) // moe.experts

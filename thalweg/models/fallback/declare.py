@@ -13,7 +13,7 @@ import torch
 
 from thalweg.checkpoint.config import architecture
 from thalweg.errors import ThalwegError, UnsupportedModelError
-from thalweg.models.fallback import classes, probe
+from thalweg.models.fallback import classes, experts, probe
 from thalweg.models.fallback.products import Seen, watched
 from thalweg.models.fallback.spec import ForeignSpec, Held, attends
 from thalweg.models.weights import Role
@@ -125,9 +125,10 @@ def _width(model: Any, settings: Any) -> int:
 
 
 def _held(model: Any, exchanged: tuple[str, ...]) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
-    """Every tensor of the state, a tied one once, and the weights of linear layers that are computed elsewhere."""
+    """Every tensor of the state, a tied one once, and the weights of products that are computed elsewhere."""
     entry, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     kept, first, made, products = classes.float32_kept(model), dict[int, str](), list[Held](), list[Held]()
+    mixtures = {f"{at}.{part}": act for at, act in experts.known(model).items() for part in experts.PARTS}
     for name, tensor in model.state_dict(keep_vars=True).items():
         exact = tensor.dtype == torch.float32 or any(part in name for part in kept)
         dtype = "float32" if exact else "" if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
@@ -135,6 +136,8 @@ def _held(model: Any, exchanged: tuple[str, ...]) -> tuple[tuple[Held, ...], tup
         if layer in exchanged and name.endswith(".weight") and not dtype:
             role: Role = "linear" if tensor is not head else "tied" if tensor is entry else "head"
             products.append(Held(layer, tuple(tensor.shape), role, source=source))
+        elif name in mixtures and not dtype:
+            products.append(Held(name, tuple(tensor.shape), "experts", act=mixtures[name]))
         elif source == name:
             role = "embedding" if tensor is entry else "head" if tensor is head else "plain"
             made.append(Held(name, tuple(tensor.shape), role, dtype))

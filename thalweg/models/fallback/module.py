@@ -72,8 +72,9 @@ class Foreign:
                 for n, b in made.computed.items()
             },
         }
-        self._products = Products(ctx, made.model, {h.name: h.weight for h in spec.products})
-        if spec.products:
+        self._products = Products(ctx, made.model, spec.products)
+        self.specs["module"] |= self._products.left
+        if self._products.specs:
             self.specs["products"] = self._products.specs
         self._prefix = f"{made.model.base_model_prefix}."
         ctx.binder.record(Choice("model", {"class": name, "layers": len(self._calls)}, "transformers", False, ()))

@@ -1,18 +1,22 @@
-"""Products of a module that thalweg's own op computes, and so its kernels: those of plain `nn.Linear` layers whose weight
-nobody else reads."""
+"""Products of a module that thalweg's own ops compute, and so its kernels: those of plain `nn.Linear` layers whose weight
+nobody else reads, and of experts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
+from thalweg.hal import ops
+from thalweg.hal.weights import DENSE
 from thalweg.models.context import Context
+from thalweg.models.fallback.experts import OWN
+from thalweg.models.fallback.spec import Held
 from thalweg.models.layers.linear import Product
-from thalweg.models.weights import ParamSpec, Weight
+from thalweg.models.weights import ParamSpec
 
 
 def plain(model: nn.Module) -> dict[str, nn.Linear]:
@@ -61,14 +65,45 @@ class Products:
     """The exchanged layers of one model. Their packed weights are no tensors, so they do not come as a module's parameters do:
     `given` says for the time of a call where they are."""
 
-    def __init__(self, ctx: Context, model: nn.Module, weights: Mapping[str, Weight]) -> None:
-        """weights: by name of layer. From here on the model's layers compute here."""
+    def __init__(self, ctx: Context, model: nn.Module, held: Sequence[Held]) -> None:
+        """held: their weights. From here on the model's layers compute here."""
         self._now: Mapping[str, Any] | None = None
-        self._layers = {name: Product(ctx, weight) for name, weight in weights.items()}
-        self.specs: dict[str, ParamSpec] = {name: product.spec for name, product in self._layers.items()}
-        found = plain(model)
-        for name, product in self._layers.items():
-            found[name].forward = self._forward(name, found[name], product)  # type: ignore[method-assign]
+        self.specs: dict[str, ParamSpec] = {}
+        self.left: dict[str, ParamSpec] = {}
+        """Of experts that no kernel here computes: the module does, with these parameters."""
+        linear, mixtures = plain(model), dict[str, list[Held]]()
+        for each in held:
+            if each.act:
+                mixtures.setdefault(each.name.rpartition(".")[0], []).append(each)
+                continue
+            product = Product(ctx, each.weight)
+            self.specs[each.name] = product.spec
+            linear[each.name].forward = self._forward(each.name, linear[each.name], product)  # type: ignore[method-assign]
+        for name, (first, second) in mixtures.items():
+            self._mix(ctx, model.get_submodule(name), first, second)
+
+    def _mix(self, ctx: Context, module: nn.Module, first: Held, second: Held) -> None:
+        """first, second: the weights of gate and up, and of down."""
+        count, rows, inputs = first.shape
+        form, down = ctx.format(first.weight), ctx.format(second.weight)
+        said = {
+            "experts": count, "act": first.act, "weight": form, "group": form.group, "down_weight": down,
+            "down_group": down.group, "in_features": inputs, "inner": rows // 2,
+        }  # fmt: skip
+        if form == down == DENSE and not ctx.binder.gains(ops.experts, dtype=ctx.dtype, **said):
+            self.left |= {each.name: ParamSpec(each.whole, ctx.dtype) for each in (first, second)}
+            return
+        op = ctx.bind(ops.experts, **said)
+        for each, held_as in ((first, form), (second, down)):
+            self.specs[each.name] = ParamSpec(each.weight, ctx.dtype, op.pack, held_as, count)
+
+        def experts(x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
+            if self._now is None:
+                raise RuntimeError(f"{first.name} was called outside of a step")
+            out: Tensor = op(x, ids, shares, self._now[first.name], self._now[second.name])
+            return out
+
+        setattr(module, OWN, experts)
 
     @contextmanager
     def given(self, params: Mapping[str, Any]) -> Iterator[None]:

@@ -37,10 +37,19 @@ class Held:
     """What it is kept in, whatever the model's dtype; "" = that."""
     source: str = ""
     """The parameter that it is too, and is read as; "" = itself."""
+    act: str = ""
+    """Of the weights of experts, whose shape is [experts, outputs, inputs]: their activation, as `ops.experts` names it."""
 
     @property
     def weight(self) -> Weight:
-        return Weight((Source(self.source or self.name, self.shape),), role=self.role, fill=self._fill, dtype=self.dtype)
+        """That of experts as one matrix, of one expert's rows after another's."""
+        shape = (self.shape[0] * self.shape[1], self.shape[2]) if self.act else self.shape
+        return Weight((Source(self.source or self.name, shape),), role=self.role, fill=self._fill, dtype=self.dtype)
+
+    @property
+    def whole(self) -> Weight:
+        """As the module has it."""
+        return Weight((Source(self.source or self.name, self.shape),), dtype=self.dtype)
 
     @property
     def _fill(self) -> Fill:
@@ -58,7 +67,7 @@ class ForeignSpec(ModelSpec):
     """config.json, as it was read."""
     held: tuple[Held, ...] = ()
     products: tuple[Held, ...] = ()
-    """Weights of linear layers that thalweg's op computes, by the layer's name."""
+    """Weights of products that thalweg's ops compute: of linear layers by the layer's name, of experts by their own."""
     values: tuple[int, ...] = ()
     """Per layer: values of a head, which are fewer than those of a key in some."""
     ignored: tuple[str, ...] = ()
