@@ -64,6 +64,27 @@ def test_family_and_fallback_agree_and_plan_the_same_cache(name, tmp_path):
     assert sizes.stored_values(rigs[1].model.spec) == stored == sizes.stored_values(rigs[0].model.spec)
 
 
+@pytest.mark.parametrize(("name", "method"), [("mixtral", "int8"), ("llama-tied", "w4a16")])
+def test_linear_layers_and_experts_are_rounded_as_those_of_the_family(name, method, tmp_path):
+    """The module calls thalweg's ops for them, so the same matrices are rounded in the same way."""
+    path = make_checkpoint(name, tmp_path, tokenizer=False)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=0, detokenize=False)
+    work, told, planned = [{"prompt_token_ids": p} for p in fallback_zoo.PROMPTS], [], []
+    for impl in ("thalweg", "transformers"):
+        args = {"device": "cpu", "dtype": "float32", "model_impl": impl, "quantization": method, "max_model_len": 64}
+        planned.append(plan(EngineArgs(model=str(path), **args)).weights)
+        llm = LLM(str(path), skip_tokenizer_init=True, use_tqdm_on_load=False, kv_cache_memory_bytes=1 << 22, **args)
+        told.append([o.outputs[0] for o in llm.generate(work, params, use_tqdm=False)])
+        llm.shutdown()
+    for a, b in zip(*told, strict=True):
+        assert a.token_ids == b.token_ids
+        np.testing.assert_allclose(
+            *([s[t].logprob for s, t in zip(o.logprobs, o.token_ids, strict=True)] for o in (a, b)), atol=1e-3
+        )
+    rotary = 256 * 12 * 4  # the family keeps a table
+    assert abs(planned[0] - planned[1]) <= rotary
+
+
 def test_bfloat16_keeps_float32_what_the_class_keeps(tmp_path):
     path = make_checkpoint("glm4-moe", tmp_path, dtype=torch.bfloat16, tokenizer=False)
     rig = Rig(path, platform="cpu", dtype="bfloat16", impl="transformers")
@@ -118,7 +139,7 @@ def test_a_plan_says_who_computes_and_what_does_not_hold(tmp_path):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ({"quantization": "int8", "batch_invariant": True}, "quantization: .*own module.*\nbatch_invariant: .*own module"),
+        ({"tensor_parallel_size": 2, "batch_invariant": True}, "batch_invariant: .*own module.*\ntensor_parallel_size: .*own"),
         ({"strict_kernels": True}, "strict_kernels: .*own module"),
         ({"model_impl": "terratorch"}, "model_impl: terratorch: "),
     ],

@@ -155,6 +155,9 @@ def _declared(config: Mapping[str, Any]) -> ModelSpec:
         made: ModelSpec = imported(FALLBACK)(config)
     except LookupError as e:
         raise UnsupportedModelError(_unknown(architecture(config), str(e.args[0]), near=True)) from e
+    except ImportError as e:
+        why = f"transformers may serve it, and what is installed does not do: {e}; pip install -U 'thalweg[hf]'"
+        raise UnsupportedModelError(_unknown(architecture(config), why)) from e
     return made
 
 

@@ -77,6 +77,8 @@ class Foreign:
         if self._products.specs:
             self.specs["products"] = self._products.specs
         self._prefix = f"{made.model.base_model_prefix}."
+        self._numbers = tuple(h.name for h in spec.held if not h.shape)
+        self._shared_head = self._tied()
         ctx.binder.record(Choice("model", {"class": name, "layers": len(self._calls)}, "transformers", False, ()))
 
     def _attending(self) -> list[nn.Module]:
@@ -132,8 +134,12 @@ class Foreign:
 
     def _inside(self, params: Any) -> dict[str, Any]:
         """Of the module without its head."""
+        return {n.removeprefix(self._prefix): t for n, t in self._every(params).items() if n.startswith(self._prefix)}
+
+    def _every(self, params: Any) -> dict[str, Any]:
+        """Parameters and buffers by the module's names, in the module's shapes."""
         every = {**params["module"], **params.get("computed", {})}
-        return {n.removeprefix(self._prefix): t for n, t in every.items() if n.startswith(self._prefix)}
+        return every | {name: every[name].reshape(()) for name in self._numbers}
 
     def taken(self, module: nn.Module, said: Mapping[str, Any], q: Tensor, k: Tensor, v: Tensor) -> int:
         """Which layer calls. RuntimeError where it says other than it did when the class was looked at."""
@@ -151,16 +157,15 @@ class Foreign:
 
     def logits(self, params: Any, x: Array) -> Array:
         """x [N, hidden] of `forward` -> f32[N, vocab], by the class's own head."""
-        outside = {
-            n: t for n, t in {**params["module"], **params.get("computed", {})}.items() if not n.startswith(self._prefix)
-        }
-        for name, other in self._shared_head():
-            outside.setdefault(name, params["module"][other])
+        every = self._every(params)
+        outside = {n: t for n, t in every.items() if not n.startswith(self._prefix)}
+        for name, other in self._shared_head:
+            outside.setdefault(name, every[other])
         with self._products.given(params.get("products", {})):
             logits = functional_call(self._head, outside, (), {_VECTORS: x.unsqueeze(0), "use_cache": False}).logits
         return logits[0].to(torch.float32)
 
-    def _shared_head(self) -> list[tuple[str, str]]:
+    def _tied(self) -> list[tuple[str, str]]:
         """Parameters of the head that are the embedding too: (name there, name held)."""
         state = self.module.state_dict(keep_vars=True)
         held = {id(state[h.name]): h.name for h in self.spec.held}

@@ -32,6 +32,7 @@ class Held:
 
     name: str
     shape: tuple[int, ...]
+    """(): a single number, which is read as a vector of one."""
     role: Role = "plain"
     dtype: str = ""
     """What it is kept in, whatever the model's dtype; "" = that."""
@@ -43,7 +44,7 @@ class Held:
     @property
     def weight(self) -> Weight:
         """That of experts as one matrix, of one expert's rows after another's."""
-        shape = (self.shape[0] * self.shape[1], self.shape[2]) if self.act else self.shape
+        shape = (self.shape[0] * self.shape[1], self.shape[2]) if self.act else self.shape or (1,)
         return Weight((Source(self.source or self.name, shape),), role=self.role, fill=self._fill, dtype=self.dtype)
 
     @property
