@@ -16,8 +16,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.fallback import attention, experts, masks
 
-OURS = ("pooling", "model_impl", "quantization_config")
-"""Keys of a configuration that were put there by this engine, or are refused before."""
+OURS = (
+    "pooling", "model_impl", "quantization_config", "auto_map", "attn_implementation", "_attn_implementation",
+    "experts_implementation", "_experts_implementation",
+)  # fmt: skip
+"""Keys of a configuration that were put there by this engine, are refused before, or are not the file's to say: which code
+runs."""
 SPELLED = {"PhiMoEForCausalLM": "PhimoeForCausalLM", "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM"}
 """Names that published files have -> classes of transformers."""
 CHANGING = ("dynamic", "longrope")
