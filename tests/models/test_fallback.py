@@ -127,6 +127,16 @@ def test_an_engine_without_a_family_takes_the_module_and_says_so(tmp_path, caplo
     llm.shutdown()
 
 
+def test_vectors_are_those_of_the_family(tmp_path):
+    path = make_checkpoint("qwen3", tmp_path)
+    told = []
+    for impl in ("thalweg", "transformers"):
+        llm = LLM(str(path), runner="pooling", device="cpu", dtype="float32", model_impl=impl, max_model_len=64)
+        told.append([o.outputs.embedding for o in llm.embed(["a", "of the last token", "b" * 30], use_tqdm=False)])
+        llm.shutdown()
+    np.testing.assert_allclose(told[0], told[1], atol=1e-5)
+
+
 def test_a_plan_says_who_computes_and_what_does_not_hold(tmp_path):
     path = make_checkpoint("gpt-oss", tmp_path, tokenizer=False)
     made = {impl: plan(EngineArgs(model=str(path), device="cpu", model_impl=impl)) for impl in ("auto", "transformers")}
@@ -167,7 +177,7 @@ def test_settings_that_a_module_cannot_honour_are_refused(args, words, tmp_path)
             {"architectures": ["NobodysForCausalLM"]},
             "'NobodysForCausalLM' is not supported: transformers .* has no class of this name",
         ),
-        ({"architectures": ["BertModel"]}, "generates text; vectors and scores need a family"),
+        ({"architectures": ["BertModel"]}, "serves classes that generate text; others need a family"),
         ({"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "fp8"}}, "serves dense weights"),
     ],
 )

@@ -55,7 +55,7 @@ def for_tail(args: EngineArgs, spec: ModelSpec) -> EngineArgs:
     """The arguments as the model's tail leaves them: most that give vectors compute a text whole, in one step. ConfigError
     where a flag asks for what such a model has not."""
     if isinstance(spec, ForeignSpec):
-        return _for_foreign(args)
+        args = _for_foreign(args)
     if spec.pooling is None:
         return args
     if args.kv_cache_dtype != "auto" and not spec.causal:

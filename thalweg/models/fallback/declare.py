@@ -23,8 +23,10 @@ ATTENDING = frozenset({"full_attention", "sliding_attention"})
 
 
 def declared(config: Mapping[str, Any]) -> ForeignSpec:
-    """UnsupportedModelError says why a class cannot be served so. CheckpointError: it does not take the configuration."""
-    return _declared(json.dumps(config, sort_keys=True, default=str))
+    """As it generates, whatever its tail. UnsupportedModelError says why a class cannot be served so. CheckpointError: it does
+    not take the configuration."""
+    said = {key: value for key, value in config.items() if key != "pooling"}
+    return _declared(json.dumps(said, sort_keys=True, default=str))
 
 
 @functools.lru_cache(maxsize=2)
@@ -33,8 +35,6 @@ def _declared(text: str) -> ForeignSpec:
     name = architecture(config)
     if config.get("quantization_config"):
         raise UnsupportedModelError(f"{name}: the fallback to transformers serves dense weights; quantised ones need a family")
-    if config.get("pooling") is not None:
-        raise UnsupportedModelError(f"{name}: the fallback to transformers generates text; vectors and scores need a family")
     _layers_attend(config, name)
     made = classes.make(config, "bfloat16")
     found = looked_at(made, name)

@@ -24,6 +24,7 @@ from thalweg.models.fallback.files import ConvertedFiles
 from thalweg.models.fallback.probe import Call, read
 from thalweg.models.fallback.products import Products
 from thalweg.models.fallback.spec import ForeignSpec
+from thalweg.models.heads.pooling import Pooler
 from thalweg.models.weights import ParamSpec, Weight
 
 _IDS, _VECTORS = "input_ids", "inputs_embeds"
@@ -33,7 +34,7 @@ class Foreign:
     """Holds no values: parameters, computed buffers and caches are passed."""
 
     reader = ConvertedFiles
-    pools = has_argmax = False
+    has_argmax = False
     cache_scales: frozenset[str] = frozenset()
 
     def __init__(self, ctx: Context, spec: ForeignSpec) -> None:
@@ -72,6 +73,8 @@ class Foreign:
                 for n, b in made.computed.items()
             },
         }
+        self._pooler = None if spec.pooling is None else Pooler(ctx, spec.pooling, spec.hidden)
+        self.pools = self._pooler is not None
         self._products = Products(ctx, made.model, spec.products)
         self.specs["module"] |= self._products.left
         if self._products.specs:
@@ -164,6 +167,11 @@ class Foreign:
         with self._products.given(params.get("products", {})):
             logits = functional_call(self._head, outside, (), {_VECTORS: x.unsqueeze(0), "use_cache": False}).logits
         return logits[0].to(torch.float32)
+
+    def pooled(self, params: Any, x: Array, batch: StepBatch) -> Array:
+        """As `Decoder.pooled`."""
+        assert self._pooler is not None
+        return self._pooler(x, batch)
 
     def _tied(self) -> list[tuple[str, str]]:
         """Parameters of the head that are the embedding too: (name there, name held)."""
