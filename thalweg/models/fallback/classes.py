@@ -43,13 +43,18 @@ class Made:
         return self.model.base_model
 
 
+def listed() -> set[str]:
+    """Names of transformers' classes that generate text."""
+    found: set[str] = set()
+    for value in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        found.update([value] if isinstance(value, str) else value)
+    return found
+
+
 def find(name: str) -> type[PreTrainedModel]:
     """LookupError, in words, if transformers has no class of this name that generates text."""
     name = SPELLED.get(name, name)
-    listed: set[str] = set()
-    for value in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        listed.update([value] if isinstance(value, str) else value)
-    if name not in listed:
+    if name not in listed():
         raise LookupError(f"transformers {transformers.__version__} has no class of this name that generates text either")
     if name.endswith("ForConditionalGeneration"):
         raise UnsupportedModelError(
