@@ -11,7 +11,7 @@ from thalweg.models.weights import Fill, Role, Source, Weight, Weights
 
 UNRELIABLE = (
     "served through transformers' own module: batch invariance, seeds across batches and exact reuse of cached prefixes do not "
-    "hold (docs/fallback.md)"
+    "hold"
 )
 """What a plan and the log say of every such model."""
 
