@@ -154,6 +154,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(words)
     texts = [k for k in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if not named(k).endswith("ForConditionalGeneration")]
+    texts = [k for k in texts if "text_config" not in CONFIG_MAPPING[k].sub_configs]
     rows = []
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:

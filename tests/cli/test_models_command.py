@@ -28,8 +28,8 @@ def test_it_says_why_a_known_name_is_not_served_and_counts(capsys):
     assert rows["LlamaForCausalLM"]["served"] == "native"
     assert rows["TransformersForCausalLM"]["served"] == "refused"
     assert "--model-impl transformers" in rows["TransformersForCausalLM"]["what"]
-    assert main(["models", "Apertus"]) == 0
-    assert capsys.readouterr().out.startswith(f"{rows['ApertusForCausalLM']['served']} ")
+    assert main(["models", "Helium"]) == 0
+    assert capsys.readouterr().out.startswith(f"{rows['HeliumForCausalLM']['served']} ")
     assert main(["models", "--only", "refused", "Medusa"]) == 0
     said = capsys.readouterr().out
     assert "of 361 names" in said

@@ -24,6 +24,8 @@ from thalweg.errors import CheckpointError, ConfigError, UnsupportedModelError
 from thalweg.models import names, registry, sizes
 from thalweg.models.fallback import attention, classes, masks, probe
 from thalweg.models.fallback.spec import UNRELIABLE, ForeignSpec
+from thalweg.quantize.formats import FORMATS
+from thalweg.quantize.plan import planned
 
 NATIVE = ["gemma2", "gemma3", "gpt-oss", "mixtral", "opt", "granite", "phi4-mini"]
 """Caps, windows, sinks, experts of two layouts, learned positions, scaled logits, frequencies by length."""
@@ -62,6 +64,27 @@ def test_family_and_fallback_agree_and_plan_the_same_cache(name, tmp_path):
     assert rigs[0].model.groups == rigs[1].model.groups
     stored = sum(t.numel() for t in load_file(path / "model.safetensors").values())
     assert sizes.stored_values(rigs[1].model.spec) == stored == sizes.stored_values(rigs[0].model.spec)
+
+
+@pytest.mark.parametrize(("name", "method"), [("mixtral", "int8"), ("llama-tied", "w4a16")])
+def test_linear_layers_and_experts_are_rounded_as_those_of_the_family(name, method, tmp_path):
+    """The module calls thalweg's ops for them, so the same matrices are rounded in the same way."""
+    path = make_checkpoint(name, tmp_path, tokenizer=False)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=0, detokenize=False)
+    work, told, planned = [{"prompt_token_ids": p} for p in fallback_zoo.PROMPTS], [], []
+    for impl in ("thalweg", "transformers"):
+        args = {"device": "cpu", "dtype": "float32", "model_impl": impl, "quantization": method, "max_model_len": 64}
+        planned.append(plan(EngineArgs(model=str(path), **args)).weights)
+        llm = LLM(str(path), skip_tokenizer_init=True, use_tqdm_on_load=False, kv_cache_memory_bytes=1 << 22, **args)
+        told.append([o.outputs[0] for o in llm.generate(work, params, use_tqdm=False)])
+        llm.shutdown()
+    for a, b in zip(*told, strict=True):
+        assert a.token_ids == b.token_ids
+        np.testing.assert_allclose(
+            *([s[t].logprob for s, t in zip(o.logprobs, o.token_ids, strict=True)] for o in (a, b)), atol=1e-3
+        )
+    rotary = 256 * 12 * 4  # the family keeps a table
+    assert abs(planned[0] - planned[1]) <= rotary
 
 
 def test_bfloat16_keeps_float32_what_the_class_keeps(tmp_path):
@@ -104,6 +127,16 @@ def test_an_engine_without_a_family_takes_the_module_and_says_so(tmp_path, caplo
     llm.shutdown()
 
 
+def test_vectors_are_those_of_the_family(tmp_path):
+    path = make_checkpoint("qwen3", tmp_path)
+    told = []
+    for impl in ("thalweg", "transformers"):
+        llm = LLM(str(path), runner="pooling", device="cpu", dtype="float32", model_impl=impl, max_model_len=64)
+        told.append([o.outputs.embedding for o in llm.embed(["a", "of the last token", "b" * 30], use_tqdm=False)])
+        llm.shutdown()
+    np.testing.assert_allclose(told[0], told[1], atol=1e-5)
+
+
 def test_a_plan_says_who_computes_and_what_does_not_hold(tmp_path):
     path = make_checkpoint("gpt-oss", tmp_path, tokenizer=False)
     made = {impl: plan(EngineArgs(model=str(path), device="cpu", model_impl=impl)) for impl in ("auto", "transformers")}
@@ -118,7 +151,7 @@ def test_a_plan_says_who_computes_and_what_does_not_hold(tmp_path):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ({"quantization": "int8", "batch_invariant": True}, "quantization: .*own module.*\nbatch_invariant: .*own module"),
+        ({"tensor_parallel_size": 2, "batch_invariant": True}, "batch_invariant: .*own module.*\ntensor_parallel_size: .*own"),
         ({"strict_kernels": True}, "strict_kernels: .*own module"),
         ({"model_impl": "terratorch"}, "model_impl: terratorch: "),
     ],
@@ -144,7 +177,7 @@ def test_settings_that_a_module_cannot_honour_are_refused(args, words, tmp_path)
             {"architectures": ["NobodysForCausalLM"]},
             "'NobodysForCausalLM' is not supported: transformers .* has no class of this name",
         ),
-        ({"architectures": ["BertModel"]}, "generates text; vectors and scores need a family"),
+        ({"architectures": ["BertModel"]}, "serves classes that generate text; others need a family"),
         ({"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "fp8"}}, "serves dense weights"),
     ],
 )
@@ -157,7 +190,7 @@ def test_classes_that_would_give_something_else_are_refused_with_why(config, wor
 
 def test_an_argument_of_attention_that_is_not_known_is_refused_by_its_name():
     q = torch.zeros(1, 2, 3, 8)
-    seen = probe.Seen({}, None)
+    seen = probe.Attending({}, None)
     call = {"scaling": 1.0, attention.HANDED: seen}
     for said, words in (
         ({"position_bias": q}, "'position_bias', which this version does not know"),
@@ -242,6 +275,26 @@ def test_own_families_alone_are_taken_where_that_is_asked_for():
             registry.family({"architectures": ["HeliumForCausalLM"], "model_impl": impl})
 
 
+def test_a_checkpoint_without_a_family_is_not_quantised(tmp_path):
+    with pytest.raises(UnsupportedModelError, match="'HeliumForCausalLM' is not supported"):
+        planned(foreign("helium", tmp_path), FORMATS["W8A8"], (), False)
+
+
+def test_a_file_does_not_say_which_code_runs():
+    config = fallback_zoo.settings("llama").to_dict() | {
+        "architectures": ["LlamaForCausalLM"],
+        "auto_map": {"AutoConfig": "x.Y"},
+    }
+    config |= {
+        "attn_implementation": "flash_attention_2",
+        "_attn_implementation": "nobodys/kernel",
+        "_experts_implementation": "x",
+    }
+    made = classes.make(config, "float32")
+    assert made.model.config._attn_implementation == attention.PROBED
+    assert not hasattr(made.model.config, "auto_map")
+
+
 def test_an_encoder_without_a_family_is_not_sent_to_a_module_that_generates(tmp_path):
     path = make_encoder("bert", tmp_path)
     edit_config(path, architectures=["NobodysModel"])
@@ -256,12 +309,19 @@ def test_every_known_name_has_one_reason_or_a_family():
     rows = json.loads((Path(names.__file__).parents[1] / "assets" / "models.json").read_text())
     listed = [name for _, _, field, more in rows for name in (*field, *more)]
     assert len(listed) == len(set(listed)) == len(names.table())
+    told: set[str] = set()
     for name, known in names.table().items():
         if known.missing is None:
             assert registry.has(name), f"{name} has neither a family nor a reason"
         elif known.missing.fallback:
-            classes.find(name)  # transformers has it
-        if known.missing is not None and not known.missing.fallback and not registry.has(name):
+            assert classes.SPELLED.get(name, name) in classes.listed()
+        if (
+            known.missing is not None
+            and not known.missing.fallback
+            and not registry.has(name)
+            and known.missing.why not in told
+        ):
+            told.add(known.missing.why)
             with pytest.raises(UnsupportedModelError) as e:
                 registry.family({"architectures": [name]})
             assert known.missing.why in str(e.value)

@@ -28,13 +28,12 @@ LENGTH = 48
 def config(name: str) -> dict:
     kind, different = (ALL | ENCODERS)[name]
     made = settled(kind(**{**SMALL, **different}).to_dict())
-    made["architectures"] = [
-        ARCHITECTURE.get(name) or f"{kind.__name__.removesuffix('Config').removesuffix('Text')}ForCausalLM"
-    ]
+    name = ARCHITECTURE.get(name) or kind.__name__.removesuffix("Config") + ("Model" if name in ENCODERS else "ForCausalLM")
+    made["architectures"] = [name if name.endswith("Model") else name.replace("TextFor", "For")]
     return made
 
 
-ARCHITECTURE = {"gpt2": "GPT2LMHeadModel", "bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel"}
+ARCHITECTURE = {"gpt2": "GPT2LMHeadModel"}
 """Where it does not follow from the configuration's name."""
 
 

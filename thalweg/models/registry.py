@@ -196,8 +196,8 @@ def foreign(config: Mapping[str, Any]) -> bool:
         if asked == "auto":
             return False
         raise UnsupportedModelError(
-            f"config.json: architectures: {name!r:.100}: the fallback to transformers generates text; vectors and scores need "
-            "a family: leave --model-impl out"
+            f"config.json: architectures: {name!r:.100}: the fallback to transformers serves classes that generate text; "
+            "others need a family: leave --model-impl out"
         )
     if importlib.util.find_spec("transformers") is None:
         raise UnsupportedModelError(_unknown(name, f"transformers may serve it, and is not installed: {INSTALL}"))
@@ -230,7 +230,10 @@ def _declared(config: Mapping[str, Any]) -> ModelSpec:
         made: ModelSpec = imported(FALLBACK)(config)
     except LookupError as e:
         raise UnsupportedModelError(_unknown(architecture(config), str(e.args[0]), near=True)) from e
-    return made
+    except ImportError as e:
+        why = f"transformers may serve it, and what is installed does not do: {e}; pip install -U 'thalweg[hf]'"
+        raise UnsupportedModelError(_unknown(architecture(config), why)) from e
+    return tails.embedder(made, config) if "pooling" in config else made
 
 
 def _base(name: str) -> tuple[str, str]:

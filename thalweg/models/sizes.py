@@ -182,7 +182,7 @@ def step_work(
             continue
         size, count = held_bytes(w, dtype, use), values(w)
         computed = requests if w.role in HEADS else rows
-        if w.role == "experts":
+        if w.role == "experts" and keys[0] == "layers":
             ffn = spec.layers[keys[1]].ffn
             moe = ffn.moe if isinstance(ffn, Beside) else ffn
             assert isinstance(moe, MoE)

@@ -44,7 +44,7 @@ def planned(path: Path, form: Format, ignore: Sequence[str], calibrated: bool) -
         raise ConfigError(f"MODEL: {path} is a GGUF file; give a directory of safetensors files with dense weights")
     if is_native(path):
         raise ConfigError(f"MODEL: {path.parent} is in Mistral's own format; give the same model in that of transformers")
-    config = read_config(path, None, read.check)
+    config = {**read_config(path, None, read.check), "model_impl": "thalweg"}  # layers must be a family's to be read
     held = read.of_checkpoint(config)
     if held is not None:
         raise ConfigError(f"MODEL: {path} is quantised already ({held.name}); give the checkpoint that it was made from")

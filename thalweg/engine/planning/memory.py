@@ -138,6 +138,7 @@ def _plan(k: _Known) -> Plan:
         use = formats.scheme(k.hf, args.quantization)
         weights = sizes.weight_bytes(k.spec, dtype, length, k.ranks, use, packs)
         beside = sizes.loading_bytes(k.spec, dtype, k.ranks, use)
+        beside *= 2 if isinstance(k.spec, ForeignSpec) else 1  # tensors of experts are joined as a copy
     problems: list[str] = []
     steps = step_sizes(k.spec, schedule, length, dtype, k.ranks, args.batch_invariant is not False)
     others = _workspace(k, steps) + history(

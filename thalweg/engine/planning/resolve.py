@@ -55,7 +55,7 @@ def for_tail(args: EngineArgs, spec: ModelSpec) -> EngineArgs:
     """The arguments as the model's tail leaves them: most that give vectors compute a text whole, in one step. ConfigError
     where a flag asks for what such a model has not."""
     if isinstance(spec, ForeignSpec):
-        return _for_foreign(args)
+        args = _for_foreign(args)
     if spec.pooling is None:
         return args
     if args.kv_cache_dtype != "auto" and not spec.causal:
@@ -69,10 +69,10 @@ def for_tail(args: EngineArgs, spec: ModelSpec) -> EngineArgs:
 def _for_foreign(args: EngineArgs) -> EngineArgs:
     """The arguments for a model that transformers' own module computes. ConfigError lists what that cannot honour."""
     said = {
-        "quantization": args.quantization is not None, "batch_invariant": bool(args.batch_invariant),
+        "batch_invariant": bool(args.batch_invariant),
         "tensor_parallel_size": args.tensor_parallel_size > 1, "strict_kernels": args.strict_kernels,
     }  # fmt: skip
-    why = "this model is served through transformers' own module, on one device, with its own products and dense weights"
+    why = "this model is served through transformers' own module, on one device, and not every operation of it is thalweg's"
     if problems := [f"{name}: {why}; leave it out" for name, there in said.items() if there]:
         raise ConfigError(*problems)
     return msgspec.structs.replace(args, batch_invariant=False)

@@ -97,7 +97,9 @@ def prepare(device: str, expected: EngineArgs | None = None) -> None:
 def _expect(platform: Platform, args: EngineArgs) -> None:
     """Tell the platform how much is about to be loaded, if the model is here."""
     with contextlib.suppress(ThalwegError, OSError):
-        size = to_load(args, platform) if Path(args.model).exists() else 0
+        if not Path(args.model).exists() or registry.foreign(described.read(args, Path(args.model))):
+            return  # a module's spec would load a framework, before the platform has loaded it as it wants
+        size = to_load(args, platform)
         if size:
             resolve.configured(args, platform).expect(size)
 

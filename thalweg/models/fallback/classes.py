@@ -16,8 +16,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.fallback import attention, experts, masks
 
-OURS = ("pooling", "model_impl", "quantization_config")
-"""Keys of a configuration that were put there by this engine, or are refused before."""
+OURS = (
+    "pooling", "model_impl", "quantization_config", "auto_map", "attn_implementation", "_attn_implementation",
+    "experts_implementation", "_experts_implementation",
+)  # fmt: skip
+"""Keys of a configuration that were put there by this engine, are refused before, or are not the file's to say: which code
+runs."""
 SPELLED = {"PhiMoEForCausalLM": "PhimoeForCausalLM", "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM"}
 """Names that published files have -> classes of transformers."""
 CHANGING = ("dynamic", "longrope")
@@ -39,13 +43,18 @@ class Made:
         return self.model.base_model
 
 
+def listed() -> set[str]:
+    """Names of transformers' classes that generate text."""
+    found: set[str] = set()
+    for value in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        found.update([value] if isinstance(value, str) else value)
+    return found
+
+
 def find(name: str) -> type[PreTrainedModel]:
     """LookupError, in words, if transformers has no class of this name that generates text."""
     name = SPELLED.get(name, name)
-    listed: set[str] = set()
-    for value in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        listed.update([value] if isinstance(value, str) else value)
-    if name not in listed:
+    if name not in listed():
         raise LookupError(f"transformers {transformers.__version__} has no class of this name that generates text either")
     if name.endswith("ForConditionalGeneration"):
         raise UnsupportedModelError(

@@ -6,22 +6,27 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from thalweg.checkpoint.config import architecture
 from thalweg.errors import ThalwegError, UnsupportedModelError
-from thalweg.models.fallback import classes, probe
+from thalweg.models.fallback import classes, experts, probe
+from thalweg.models.fallback.products import Seen, watched
 from thalweg.models.fallback.spec import ForeignSpec, Held, attends
+from thalweg.models.weights import Role
 
 ATTENDING = frozenset({"full_attention", "sliding_attention"})
 """Types of layers that attend, and keep keys and values alone."""
 
 
 def declared(config: Mapping[str, Any]) -> ForeignSpec:
-    """UnsupportedModelError says why a class cannot be served so. CheckpointError: it does not take the configuration."""
-    return _declared(json.dumps(config, sort_keys=True, default=str))
+    """As it generates, whatever its tail. UnsupportedModelError says why a class cannot be served so. CheckpointError: it does
+    not take the configuration."""
+    said = {key: value for key, value in config.items() if key != "pooling"}
+    return _declared(json.dumps(said, sort_keys=True, default=str))
 
 
 @functools.lru_cache(maxsize=2)
@@ -30,32 +35,46 @@ def _declared(text: str) -> ForeignSpec:
     name = architecture(config)
     if config.get("quantization_config"):
         raise UnsupportedModelError(f"{name}: the fallback to transformers serves dense weights; quantised ones need a family")
-    if config.get("pooling") is not None:
-        raise UnsupportedModelError(f"{name}: the fallback to transformers generates text; vectors and scores need a family")
     _layers_attend(config, name)
     made = classes.make(config, "bfloat16")
-    calls = looked_at(made, name)
-    model, settings = made.model, made.model.config.get_text_config()
+    found = looked_at(made, name)
+    model, settings, calls = made.model, made.model.config.get_text_config(), found.calls
     width = _width(model, settings)
+    held, products = _held(model, found.products)
+    entry = next(h.name for h in held if h.role == "embedding")
     return ForeignSpec(
+        root="", embed=entry.removesuffix(".weight"), products=products,
         vocab=_rows(model), hidden=_hidden(made), norm=None, tied=bool(settings.tie_word_embeddings), config=config,
         layers=tuple(
             attends(c.heads, c.kv_heads, c.head_dim, c.scale, c.sees, c.softcap, c.sinks, width) for c in calls
         ),
-        values=tuple(c.value_dim for c in calls), held=_held(model),
+        values=tuple(c.value_dim for c in calls), held=held,
         ignored=tuple(sorted(model._keys_to_ignore_on_load_unexpected or ())),
     )  # fmt: skip
 
 
-def looked_at(made: classes.Made, name: str) -> list[probe.Call]:
-    """The attention of a model's layers: as a run with masks shows it, and one without repeats, which is how it is served."""
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a model without memory showed."""
+
+    calls: list[probe.Call]
+    """Attention of its layers, in order."""
+    products: tuple[str, ...]
+    """Names of linear layers that may be computed elsewhere."""
+
+
+def looked_at(made: classes.Made, name: str) -> Looked:
+    """Attention as a run with masks shows it, and one without repeats, which is how it is served. Linear layers whose weight
+    nothing else takes, but for the embedding's."""
+    entry, seen = made.model.get_input_embeddings().weight, Seen()
     try:
-        calls = probe.run(made.base)
-        served = probe.run(made.base, {c.name: c.sees for c in calls})
-        head = classes.head_alone(made.model)
-        hidden = torch.empty(1, probe.TOKENS, _hidden(made), dtype=made.model.dtype, device="meta")
-        with torch.inference_mode():
-            logits = head(inputs_embeds=hidden, use_cache=False).logits
+        with watched(made.model, seen):
+            calls = probe.run(made.base, None, seen)
+            served = probe.run(made.base, {c.name: c.sees for c in calls}, seen)
+            head = classes.head_alone(made.model)
+            hidden = torch.empty(1, probe.TOKENS, _hidden(made), dtype=made.model.dtype, device="meta")
+            with torch.inference_mode(), probe.Watch(None, seen):
+                logits = head(inputs_embeds=hidden, use_cache=False).logits
     except ThalwegError as e:
         raise UnsupportedModelError(f"{name}: the fallback to transformers does not serve it: {e}") from e
     except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError, KeyError, IndexError) as e:
@@ -71,7 +90,7 @@ def looked_at(made: classes.Made, name: str) -> list[probe.Call]:
         raise UnsupportedModelError(f"{name}: the fallback to transformers does not serve it: its tokens see those after them")
     if logits.shape != (1, probe.TOKENS, _rows(made.model)):
         raise UnsupportedModelError(f"{name}: its head gives {tuple(logits.shape)} of {probe.TOKENS} tokens")
-    return calls
+    return Looked(calls, seen.exchangeable(id(entry)))
 
 
 def _layers_attend(config: Mapping[str, Any], name: str) -> None:
@@ -105,16 +124,21 @@ def _width(model: Any, settings: Any) -> int:
     return int(max([*wide, *(n * chosen for n in inner)], default=1))
 
 
-def _held(model: Any) -> tuple[Held, ...]:
-    """Every tensor of the state, a tied one once."""
+def _held(model: Any, exchanged: tuple[str, ...]) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
+    """Every tensor of the state, a tied one once, and the weights of products that are computed elsewhere."""
     entry, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    kept, seen, made = classes.float32_kept(model), set[int](), []
+    kept, first, made, products = classes.float32_kept(model), dict[int, str](), list[Held](), list[Held]()
+    mixtures = {f"{at}.{part}": act for at, act in experts.known(model).items() for part in experts.PARTS}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) in seen:
-            continue
-        seen.add(id(tensor))
-        role = "embedding" if tensor is entry else "head" if tensor is head else "plain"
         exact = tensor.dtype == torch.float32 or any(part in name for part in kept)
         dtype = "float32" if exact else "" if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
-        made.append(Held(name, tuple(tensor.shape), role, dtype))  # type: ignore[arg-type]
-    return tuple(made)
+        layer, source = name.removesuffix(".weight"), first.setdefault(id(tensor), name)
+        if layer in exchanged and name.endswith(".weight") and not dtype:
+            role: Role = "linear" if tensor is not head else "tied" if tensor is entry else "head"
+            products.append(Held(layer, tuple(tensor.shape), role, source=source))
+        elif name in mixtures and not dtype:
+            products.append(Held(name, tuple(tensor.shape), "experts", act=mixtures[name]))
+        elif source == name:
+            role = "embedding" if tensor is entry else "head" if tensor is head else "plain"
+            made.append(Held(name, tuple(tensor.shape), role, dtype))
+    return tuple(made), tuple(products)

@@ -70,7 +70,7 @@ class ConvertedFiles:
                 self._checkpoint.forget(source)
         value = self._ready.pop(name)
         kind = FLOATS.get(spec.dtype) or getattr(torch, spec.dtype)
-        return value.to(kind).contiguous()
+        return value.to(kind).reshape(spec.shape(1)).contiguous()
 
     def packed(self, spec: ParamSpec, rank: int) -> None:
         """Nothing is packed: the module's products take weights as they are."""

@@ -22,9 +22,10 @@ from thalweg.models.fallback import attention, classes
 from thalweg.models.fallback.declare import looked_at
 from thalweg.models.fallback.files import ConvertedFiles
 from thalweg.models.fallback.probe import Call, read
+from thalweg.models.fallback.products import Products
 from thalweg.models.fallback.spec import ForeignSpec
+from thalweg.models.heads.pooling import Pooler
 from thalweg.models.weights import ParamSpec, Weight
-from thalweg.quantization.online import DENSE_FORMATS
 
 _IDS, _VECTORS = "input_ids", "inputs_embeds"
 
@@ -33,19 +34,17 @@ class Foreign:
     """Holds no values: parameters, computed buffers and caches are passed."""
 
     reader = ConvertedFiles
-    pools = has_argmax = False
+    has_argmax = False
     cache_scales: frozenset[str] = frozenset()
 
     def __init__(self, ctx: Context, spec: ForeignSpec) -> None:
         if ctx.comm.size > 1:
             raise ConfigError("tensor_parallel_size: the fallback to transformers runs on one device; leave it at 1")
-        if ctx.formats is not DENSE_FORMATS:
-            raise ConfigError("quantization: the fallback to transformers keeps dense weights; leave it out")
         self.spec, self.comm, self.max_len, self.formats, self.dtype = spec, ctx.comm, ctx.max_len, ctx.formats, ctx.dtype
         self.vocab, self.hidden = spec.vocab, spec.hidden
         made = classes.make(spec.config, ctx.dtype, ctx.max_len)
         name = type(made.model).__name__
-        self.module, self._calls = made.model, looked_at(made, name)
+        self.module, self._calls = made.model, looked_at(made, name).calls
         if len(self._calls) != len(spec.layers):
             raise UnsupportedModelError(
                 f"{name}: it has {len(self._calls)} layers that attend, and {len(spec.layers)} were planned"
@@ -74,7 +73,15 @@ class Foreign:
                 for n, b in made.computed.items()
             },
         }
+        self._pooler = None if spec.pooling is None else Pooler(ctx, spec.pooling, spec.hidden)
+        self.pools = self._pooler is not None
+        self._products = Products(ctx, made.model, spec.products)
+        self.specs["module"] |= self._products.left
+        if self._products.specs:
+            self.specs["products"] = self._products.specs
         self._prefix = f"{made.model.base_model_prefix}."
+        self._numbers = tuple(h.name for h in spec.held if not h.shape)
+        self._shared_head = self._tied()
         ctx.binder.record(Choice("model", {"class": name, "layers": len(self._calls)}, "transformers", False, ()))
 
     def _attending(self) -> list[nn.Module]:
@@ -104,14 +111,18 @@ class Foreign:
             laid = overlays.vector[overlays.pick.clamp(min=0)].to(x.dtype)
             given = {_VECTORS: torch.where((overlays.pick >= 0).unsqueeze(1), laid, x).unsqueeze(0)}
         given |= {"position_ids": positions.long().unsqueeze(0), "use_cache": False, attention.HANDED: sink}
-        out: Array = functional_call(self._base, own, (), given).last_hidden_state[0]
+        with self._products.given(params.get("products", {})):
+            out: Array = functional_call(self._base, own, (), given).last_hidden_state[0]
         return out
 
     @torch.inference_mode()
     def check(self, params: Any) -> None:
         """Two sequences side by side, twice: what the second gives must not depend on the first, nor on tokens after it.
         UnsupportedModelError if it does. This is a run of the loaded module, so it sees what a look at its class may miss."""
-        where = next(iter(params["module"].values())).device
+        where = next(iter(params["module"].values()))
+        if not isinstance(where, Tensor):
+            return
+        where = where.device
         positions = torch.tensor([*range(4), *range(5)], device=where)
         rows = []
         for tokens in ((11, 2, 23, 4, 5, 16, 7, 28, 9), (31, 42, 13, 34, 5, 16, 7, 28, 39)):
@@ -126,8 +137,12 @@ class Foreign:
 
     def _inside(self, params: Any) -> dict[str, Any]:
         """Of the module without its head."""
+        return {n.removeprefix(self._prefix): t for n, t in self._every(params).items() if n.startswith(self._prefix)}
+
+    def _every(self, params: Any) -> dict[str, Any]:
+        """Parameters and buffers by the module's names, in the module's shapes."""
         every = {**params["module"], **params.get("computed", {})}
-        return {n.removeprefix(self._prefix): t for n, t in every.items() if n.startswith(self._prefix)}
+        return every | {name: every[name].reshape(()) for name in self._numbers}
 
     def taken(self, module: nn.Module, said: Mapping[str, Any], q: Tensor, k: Tensor, v: Tensor) -> int:
         """Which layer calls. RuntimeError where it says other than it did when the class was looked at."""
@@ -145,19 +160,25 @@ class Foreign:
 
     def logits(self, params: Any, x: Array) -> Array:
         """x [N, hidden] of `forward` -> f32[N, vocab], by the class's own head."""
-        outside = {
-            n: t for n, t in {**params["module"], **params.get("computed", {})}.items() if not n.startswith(self._prefix)
-        }
-        for name, other in self._shared_head():
-            outside.setdefault(name, params["module"][other])
-        out = functional_call(self._head, outside, (), {_VECTORS: x.unsqueeze(0), "use_cache": False})
-        return out.logits[0].to(torch.float32)
+        every = self._every(params)
+        outside = {n: t for n, t in every.items() if not n.startswith(self._prefix)}
+        for name, other in self._shared_head:
+            outside.setdefault(name, every[other])
+        with self._products.given(params.get("products", {})):
+            logits = functional_call(self._head, outside, (), {_VECTORS: x.unsqueeze(0), "use_cache": False}).logits
+        return logits[0].to(torch.float32)
 
-    def _shared_head(self) -> list[tuple[str, str]]:
+    def pooled(self, params: Any, x: Array, batch: StepBatch) -> Array:
+        """As `Decoder.pooled`."""
+        assert self._pooler is not None
+        return self._pooler(x, batch)
+
+    def _tied(self) -> list[tuple[str, str]]:
         """Parameters of the head that are the embedding too: (name there, name held)."""
         state = self.module.state_dict(keep_vars=True)
         held = {id(state[h.name]): h.name for h in self.spec.held}
-        return [(n, held[id(t)]) for n, t in state.items() if not n.startswith(self._prefix) and held[id(t)] != n]
+        outside = ((n, held.get(id(t), n)) for n, t in state.items() if not n.startswith(self._prefix))
+        return [(n, other) for n, other in outside if other != n]
 
 
 class _Paged:

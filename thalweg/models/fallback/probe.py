@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.fallback import attention, masks
+from thalweg.models.fallback.products import Seen
 
 TOKENS = 7
 """Of the run. No class has a size of this number."""
@@ -44,7 +45,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Seen:
+class Attending:
     """Takes the attention of a probed module, and writes it down."""
 
     names: Mapping[int, str]
@@ -100,32 +101,36 @@ def _sees(mask: Tensor | None, module: nn.Module, said: Mapping[str, Any]) -> in
     return sees
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """UnsupportedModelError for operations that mix tokens. Sees whether positions are read, or counted anew."""
 
-    def __init__(self, positions: Tensor) -> None:
+    def __init__(self, positions: Tensor | None, products: Seen | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._positions, self.read, self.counted = positions, False, False
+        self._positions, self._products, self.read, self.counted = positions, products, False, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if name in MIXES:
             raise UnsupportedModelError(f"it has {MIXES[name]} ({name}), which would mix requests")
-        self.read |= any(a is self._positions for each in args for a in (each if isinstance(each, list | tuple) else (each,)))
+        taken = [a for each in args for a in (each if isinstance(each, list | tuple) else (each,)) if isinstance(a, Tensor)]
+        self.read |= any(a is self._positions for a in taken)
+        if self._products is not None:
+            self._products.others.update(map(id, taken))
         out = func(*args, **(kwargs or {}))
         self.counted |= name == "arange" and out.numel() == TOKENS
         return out
 
 
-def run(base: nn.Module, known: Mapping[str, int] | None = None) -> list[Call]:
+def run(base: nn.Module, known: Mapping[str, int] | None = None, products: Seen | None = None) -> list[Call]:
     """The attention calls of one step of `TOKENS` tokens, in order. base: on the meta device, without its head. known: as in
-    `Seen`; where it is given the model runs as it will be served, without masks."""
+    `Attending`; where it is given the model runs as it will be served, without masks. products: is told what tensors are
+    taken."""
     conv = next((name for name, m in base.named_modules() if isinstance(m, nn.Conv1d)), None)
     if conv is not None:
         raise UnsupportedModelError(f"it has {MIXES['convolution']} ({conv}), which would mix requests")
-    seen = Seen({id(module): name for name, module in base.named_modules()}, known)
+    seen = Attending({id(module): name for name, module in base.named_modules()}, known)
     ids, positions = (torch.zeros(1, TOKENS, dtype=torch.long, device="meta") for _ in range(2))
-    watch = _Watch(positions)
+    watch = Watch(positions, products)
     given = {"attention_mask": torch.ones(1, TOKENS, dtype=torch.bool, device="meta")} if known is None else {}
     base.set_attn_implementation(attention.PROBED if known is None else attention.NAME)  # type: ignore[operator]
     with torch.inference_mode(), watch:

@@ -11,7 +11,7 @@ from thalweg.models.weights import Fill, Role, Source, Weight, Weights
 
 UNRELIABLE = (
     "served through transformers' own module: batch invariance, seeds across batches and exact reuse of cached prefixes do not "
-    "hold (docs/fallback.md)"
+    "hold"
 )
 """What a plan and the log say of every such model."""
 
@@ -32,13 +32,25 @@ class Held:
 
     name: str
     shape: tuple[int, ...]
+    """(): a single number, which is read as a vector of one."""
     role: Role = "plain"
     dtype: str = ""
     """What it is kept in, whatever the model's dtype; "" = that."""
+    source: str = ""
+    """The parameter that it is too, and is read as; "" = itself."""
+    act: str = ""
+    """Of the weights of experts, whose shape is [experts, outputs, inputs]: their activation, as `ops.experts` names it."""
 
     @property
     def weight(self) -> Weight:
-        return Weight((Source(self.name, self.shape),), role=self.role, fill=self._fill, dtype=self.dtype)
+        """That of experts as one matrix, of one expert's rows after another's."""
+        shape = (self.shape[0] * self.shape[1], self.shape[2]) if self.act else self.shape or (1,)
+        return Weight((Source(self.source or self.name, shape),), role=self.role, fill=self._fill, dtype=self.dtype)
+
+    @property
+    def whole(self) -> Weight:
+        """As the module has it."""
+        return Weight((Source(self.source or self.name, self.shape),), dtype=self.dtype)
 
     @property
     def _fill(self) -> Fill:
@@ -55,13 +67,16 @@ class ForeignSpec(ModelSpec):
     config: dict[str, Any] = field(default_factory=dict, compare=False)
     """config.json, as it was read."""
     held: tuple[Held, ...] = ()
+    products: tuple[Held, ...] = ()
+    """Weights of products that thalweg's ops compute: of linear layers by the layer's name, of experts by their own."""
     values: tuple[int, ...] = ()
     """Per layer: values of a head, which are fewer than those of a key in some."""
     ignored: tuple[str, ...] = ()
     """Patterns of names in checkpoints that the class has no use for."""
 
     def weights(self) -> Weights:
-        return {"module": {each.name: each.weight for each in self.held}}
+        made = {"module": {each.name: each.weight for each in self.held}}
+        return made | ({"products": {each.name: each.weight for each in self.products}} if self.products else {})
 
     def known(self, name: str) -> str | None:
         """The name itself. Names in files are transformers' to convert."""

@@ -51,5 +51,6 @@ def _delta(config: Config) -> DeltaNet:
 
 
 def _turns(config: Config) -> bool:
+    """A null says that positions are not told. An absent base is the class's own."""
     said = config.get("rope_parameters")
-    return (said.get("rope_theta") if isinstance(said, dict) else config.get("rope_theta")) is not None
+    return not (isinstance(said, dict) and said.get("rope_theta", 0) is None)
