@@ -57,7 +57,7 @@ class _Scan(ctypes.Structure):
     _fields_ = (
         *((n, _L) for n in ("type", "seqs", "channels", "size", "columns")),
         *((n, _L) for n in ("x_stride", "step_stride", "b_stride", "c_stride", "gate_stride")),
-        *((n, _P) for n in (*_SEQS, "x", "step", "b", "c", "gate", "rate", "bias", "skip", "held", "y")), ("parts", _L),
+        *((n, _P) for n in (*_SEQS, "x", "step", "b", "c", "gate", "log_rate", "bias", "skip", "held", "y")), ("parts", _L),
     )  # fmt: skip
 
 
@@ -145,11 +145,11 @@ class Recurrence:
         fits = all(t.dtype == kind for t in parts) and [t.shape[1] for t in parts] == [channels, channels, size, size, channels]
         if not fits or held.shape[1:] != (size, channels) or held.dtype != torch.float32 or size > WIDEST:
             raise ValueError(f"selective_scan: {list(held.shape)} {held.dtype} is no cache for {channels} channels of {size}")
-        rate, bias, skip = -torch.exp(log_rate.T.contiguous()), bias.contiguous(), skip.contiguous()
+        rates = [a.contiguous() for a in (log_rate, bias, skip)]
         rows, y = _rows(table, context, query, last_row), torch.empty(x.shape, dtype=kind)
         job = _Scan(
             TYPES[kind], table.shape[0], channels, size, table.shape[1], *(t.stride(0) for t in parts),
-            *(a.data_ptr() for a in (*rows, *parts, rate, bias, skip, held, y)),
+            *(a.data_ptr() for a in (*rows, *parts, *rates, held, y)),
         )  # fmt: skip
         self._scan(self._context, ctypes.addressof(job))
         return y, held

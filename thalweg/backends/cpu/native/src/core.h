@@ -184,7 +184,7 @@ struct Scan {
     int64_t type, seqs, channels, size, columns, x_stride, step_stride, b_stride, c_stride, gate_stride;
     const int32_t *table, *context, *query, *last;
     const void *x, *step, *b, *c, *gate;  // [tokens, channels], b and c [tokens, size], tokens apart by the strides
-    const float *rate, *bias, *skip;      // [size, channels], [channels] twice
+    const float *log_rate, *bias, *skip;  // [channels, size], [channels] twice
     float* held;                          // [blocks, size, channels]
     void* y;                              // [tokens, channels]
     int64_t parts;                        // pieces of SCAN_CHANNELS that a sequence is cut into
