@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from zoo import SMALL, make_tokenizer, spread
+from zoo import CONFIGS as ZOO
+from zoo import SMALL, load_reference, make_causal, make_tokenizer, spread
 
 from thalweg import LLM, AsyncLLM, EngineArgs, SamplingParams
 from thalweg.engine.client import embeds
@@ -149,3 +150,21 @@ async def test_they_cross_to_an_engine_process_and_too_many_are_refused_here(
                 pass
     finally:
         await engine.shutdown()
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_layers_that_have_inputs_of_their_own_get_those_of_the_padding_token(tmp_path: Path) -> None:
+    path = make_causal("gemma4", tmp_path, **ZOO["gemma4"][1], pad_token_id=7)
+    model = load_reference(path, torch.float32)
+    table = model.get_input_embeddings()
+    vectors = table(torch.arange(20, 41)[None]) + 0.3 * table(torch.arange(50, 71)[None])
+    own = model.model.get_per_layer_inputs(torch.full((1, 21), 7))
+    want = model(inputs_embeds=vectors, per_layer_inputs=own).logits[0, -1].log_softmax(-1)
+    llm = LLM(str(path), device="cpu", dtype="float32", max_model_len=96, max_num_batched_tokens=16, use_tqdm_on_load=False)
+    (out,) = llm.generate(
+        [{"prompt_embeds": vectors[0]}], SamplingParams(temperature=0, max_tokens=1, logprobs=0), use_tqdm=False
+    )
+    ((token, told),) = out.outputs[0].logprobs[0].items()
+    assert token == int(want.argmax())
+    assert told.logprob == pytest.approx(float(want.max()), abs=1e-4)

@@ -39,7 +39,7 @@ class Streams:
     def leave(self, p: Mapping[str, Any], x: Array) -> Array:
         first, total = x[:, 0], x[:, 0]
         for i, product in self._ends["leave"].items():
-            total = total + _alike(product(x[:, i + 1], p["leave"][i]["weight"], None), first)
+            total = total + _alike(product(x[:, i + 1].contiguous(), p["leave"][i]["weight"], None), first)
         return total / x.shape[1]
 
 
@@ -79,7 +79,7 @@ class AltUp:
         share = 1 + _weighed(self._seen(own, found), own["correct"]["weight"])
         change = (found - predicted[:, self._active]).to(torch.float32)
         corrected = (predicted.to(torch.float32) + change[:, None] * share[..., None]).to(x.dtype)
-        first = corrected[:, self._active]
+        first = corrected[:, self._active].contiguous()
         more = self._input(own["input"], first * own["scale"]["weight"] if self._scaled else first, flow)
         return torch.cat([corrected[:, :1], corrected[:, 1:] + more[:, None]], 1), None
 

@@ -123,7 +123,8 @@ class Experts:
         """Each choice is a row of its own, multiplied before it enters its expert."""
         rows = (x.unsqueeze(1) * shares.to(x.dtype).unsqueeze(-1)).flatten(0, 1)
         out = self._experts(rows, ids.reshape(-1, 1), torch.ones_like(shares).reshape(-1, 1), *matrices)
-        return out if self._top_k == 1 else out.unflatten(0, (-1, self._top_k)).sum(1)
+        first, *others = out.unflatten(0, (-1, self._top_k)).unbind(1)
+        return sum(others, first)  # one after the other, in any batch
 
 
 def sparsemixer(logits: Array, jitter: float) -> tuple[Array, Array]:
