@@ -225,7 +225,7 @@ def _latent_keys(w: gguf.GGUFWriter, config: Mapping[str, Any], whole: bool) -> 
     w.add_expert_weights_scale(config["routed_scaling_factor"])
     if config["norm_topk_prob"]:
         w.add_expert_weights_norm(True)
-    if config["model_type"] != "deepseek_v2":
+    if config["model_type"] != "deepseek_v2" and not whole:  # else it is seen by the corrections
         w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if config.get("n_group"):
         w.add_expert_group_count(config["n_group"])

@@ -22,7 +22,7 @@ def _config(keys: Keys, files: Files) -> dict[str, Any]:
     value = keys.integer("attention.value_length_mla", default=keys.integer("attention.value_length", low=1), low=1)
     positions = rope(keys, files, turned)
     if "rope.scaling.yarn_log_multiplier" in keys:  # a tenth of it is what the files hold
-        every = keys.real("rope.scaling.yarn_log_multiplier") * 10
+        every = round(keys.real("rope.scaling.yarn_log_multiplier") * 10, 6)
         positions |= {"mscale": every, "mscale_all_dim": every}
     heads = keys.integer("attention.head_count", low=1)
     said = {
@@ -38,8 +38,11 @@ def _config(keys: Keys, files: Files) -> dict[str, Any]:
 
 
 def _mixtures(keys: Keys, files: Files, experts: int) -> dict[str, Any]:
-    table = files.tensors["token_embd.weight"]
-    chosen = keys.integer("expert_gating_func", default=SIGMOID if table.shape[0] == GLM_VOCAB else SOFTMAX)
+    sigmoids = (
+        any(name.endswith("exp_probs_b.bias") for name in files.tensors)
+        or files.tensors["token_embd.weight"].shape[0] == GLM_VOCAB
+    )
+    chosen = keys.integer("expert_gating_func", default=SIGMOID if sigmoids else SOFTMAX)
     if chosen not in (SOFTMAX, SIGMOID):
         raise UnsupportedModelError(
             f"{files.path}: {keys.prefix}expert_gating_func: {chosen} is not read by this version, which reads 1 (softmax) "
