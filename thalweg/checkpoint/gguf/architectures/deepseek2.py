@@ -1,5 +1,5 @@
 """DeepSeek-V2, V3, R1, Kimi K2 and GLM-4.7-Flash, and Youtu, which has no mixtures. Up-projections of latents are stored apart
-and by head, that of keys turned on its side; files of before April 2025 hold both in one tensor."""
+and by head, that of keys on its side; files of before April 2025 hold both in one tensor."""
 
 from __future__ import annotations
 
