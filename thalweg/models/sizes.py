@@ -182,6 +182,6 @@ def step_work(
             read += 2 * requests * s.bytes_per_block
             continue
         seen = new if s.kind == "encoder" else min(context + (new + 1) / 2, s.window or context + new)
-        attended += 4 * s.heads * s.head_dim * rows * seen
+        attended += 2 * s.heads * (s.head_dim + (s.latent or s.head_dim)) * rows * seen
         read += requests * token_bytes(s) * (context + 2 * new)
     return StepWork(read, products + int(attended))
