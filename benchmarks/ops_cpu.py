@@ -1,11 +1,12 @@
 """Kernels of the CPU platform side by side in one run: `python benchmarks/ops_cpu.py [--threads N] [--isa X] [--only PART]`.
 
-attention: of 16 decoding sequences with 256 tokens each, beside the bare gather of their cache. long: of one sequence with
-8,192 tokens and few KV heads, and of a prompt, by one thread beside all of them. layer: norms of q and k, rotary positions
-and attention of a layer (Qwen3-0.6B), op by op beside all at once. formats: one linear layer in every format that
-`--quantization` knows, by rows. ops: one kernel on one workload of a small model (hidden
-1,024, vocabulary 151,936) a line, with the time relative to the reference body's in the same run. Quote ratios: times drift
-with what else the machine does.
+attention: of 16 decoding sequences with 256 tokens each, beside the bare gather of their cache. long: of one sequence
+with 8,192 tokens and few KV heads, and of a prompt, by one thread beside all of them. latents: attention over latents
+beside torch's operations, and beside attention of as many tokens whose heads have keys and values of their own
+(DeepSeek-V2-Lite). layer: norms of q and k, rotary positions and attention of a layer (Qwen3-0.6B), op by op beside all
+at once. formats: one linear layer in every format that `--quantization` knows, by rows. ops: one kernel on one workload
+of a small model (hidden 1,024, vocabulary 151,936) a line, with the time relative to the reference body's in the same
+run. Quote ratios: times drift with what else the machine does.
 """
 
 from __future__ import annotations
@@ -94,11 +95,12 @@ Layer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, StepBa
 
 
 def step_of(
-    device: Device, spec: AttnSpec, context: Sequence[int], query: int, layers: int, layer: Layer, recorded: bool = True
-) -> Callable[[], object]:
+    device: Device, spec: AttnSpec, context: Sequence[int], query: int, layers: int, layer: Layer, recorded: bool = True,
+    backend: AttentionBackend | None = None,
+) -> Callable[[], object]:  # fmt: skip
     """So many layers as one step, for sequences with `context` tokens in a cache of noise and `query` new ones each. recorded:
     a step of one token each is, as in serving; else it runs as it is written, as a prompt's does."""
-    backend, rng = device.attention[0], np.random.default_rng(0)
+    backend, rng = backend or device.attention[0], np.random.default_rng(0)
     need = [-(-(c + query) // BLOCK) for c in context]
     table = np.zeros((len(context), max(need)), np.int32)
     table[:] = 1 + np.arange(table.size).reshape(table.shape)
@@ -145,6 +147,27 @@ def long(threads: int) -> None:
         what = f"{len(context)} x {context[0] + query}" if query == 1 else f"prompt {query}"
         times = f"1 thread {one * 1e3:9.3f} ms, {threads} threads {many * 1e3:9.3f} ms {one / many:6.2f}x"
         print(f"attention      {what:12} {kv_heads} KV heads {spec.dtype:9} {times}", flush=True)
+
+
+def latents(device: Device) -> None:
+    """Of eight layers, as a step: what one layer takes. Own keys and values are there already, not made of latents."""
+    spec = AttnSpec(16, 1, 576, 192**-0.5, "bfloat16", "latent", latent=512)
+    own = AttnSpec(16, 16, 192, 192**-0.5, "bfloat16")
+    others = [b for b in device.attention[1:] if b.supports(spec) is None and b.batch_invariant]
+    for context, query in (([1023], 1), ([1023] * 16, 1), ([8191], 1), ([0], 512), ([0], 2048)):
+        layers = 8 if query == 1 else 1
+        calls = {
+            b.name: step_of(device, spec, context, query, layers, attends(b, spec), backend=b)
+            for b in (device.attention[0], *others)
+        }
+        calls["own keys"] = step_of(device, own, context, query, layers, attends(device.attention[0], own))
+        got = in_turn(calls, 9 if query == 1 else 3)
+        first = got[device.attention[0].name]
+        seen = sum(query * c + query * (query + 1) / 2 for c in context)
+        rate = layers * 2 * seen * spec.heads * (spec.head_dim + spec.latent) / first / 1e9
+        times = ", ".join(f"{n} {t / layers * 1e3:.3f} ms ({t / first:.2f}x)" for n, t in got.items())
+        what = f"{len(context)} x {context[0] + query}" if query == 1 else f"prompt {query}"
+        print(f"latents        {what:12} {rate:7.1f} GFLOP/s: {times}", flush=True)
 
 
 def layer(device: Device) -> None:
@@ -218,13 +241,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--isa", default="", help="instruction set of the compiled kernels (default: the best)")
-    parser.add_argument("--only", choices=("attention", "long", "layer", "caches", "formats", "ops"))
+    parser.add_argument("--only", choices=("attention", "long", "latents", "layer", "caches", "formats", "ops"))
     asked = parser.parse_args()
     device = CpuPlatform().configured(CpuOptions(asked.threads, asked.isa)).open(Place())
     print(f"{device.info.name}, {device.info.cores} threads, {dict(device.info.notes)}")
     parts = {
-        "attention": attention, "long": lambda d: long(d.info.cores), "layer": layer, "caches": caches, "formats": formats,
-        "ops": ops,
+        "attention": attention, "long": lambda d: long(d.info.cores), "latents": latents, "layer": layer, "caches": caches,
+        "formats": formats, "ops": ops,
     }  # fmt: skip
     for name, part in parts.items():
         if asked.only in (None, name) and (name != "long" or device.info.cores > 1):

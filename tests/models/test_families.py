@@ -53,7 +53,7 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(name, platform, tm
         np.testing.assert_allclose(s.logprobs, chosen[s.prompt - 1 :], atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["llama-biased", "llama-3.1", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama-biased", "llama-3.1", "mistral", "qwen2", "qwen3", "deepseek-v3"])
 def test_bfloat16_differs_from_transformers_no_more_than_rounding(name, tmp_path):
     """Both round to bfloat16 at other places: each is as far from the float32 model as the other."""
     path = make_checkpoint(name, tmp_path, dtype=torch.bfloat16, tokenizer=False)

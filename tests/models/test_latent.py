@@ -37,7 +37,7 @@ def rewrite(path, change) -> None:
     save_file({n: t.contiguous() for n, t in held.items()}, file, {"format": "pt"})
 
 
-@pytest.mark.parametrize("platform", ["reference", "cpu"])
+@pytest.mark.parametrize("platform", [pytest.param("reference", marks=pytest.mark.slow), "cpu"])
 def test_however_a_sequence_is_cut_into_steps_its_logprobs_are_the_same_bits(platform, tmp_path):
     path, prompt, found = make_checkpoint(NAME, tmp_path, tokenizer=False), tokens(1, 23), []
     for cuts in ([23], [1] * 23, [2, 9, 1, 7, 4]):

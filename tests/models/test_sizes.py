@@ -93,6 +93,15 @@ def test_a_layer_that_reads_another_cache_has_none() -> None:
         replace(spec, layers=(spec.layers[0], other))
 
 
+def test_latents_are_read_once_and_attended_to_by_every_head() -> None:
+    read = config("deepseek-v3")
+    spec = registry.family(read)(read)
+    one, two = (sizes.step_work(spec, "float32", sizes.DENSE_FORMATS, 1, 1, n) for n in (100, 101))
+    layers, heads, latent, rotated = 3, SMALL["num_attention_heads"], 32, 16
+    assert two.bytes - one.bytes == layers * (latent + rotated) * 4
+    assert two.flops - one.flops == layers * 2 * heads * ((latent + rotated) + latent)
+
+
 def test_a_step_of_a_mixture_reads_as_many_experts_as_tokens_can_choose() -> None:
     read = config("qwen3-moe")
     spec = registry.family(read)(read)

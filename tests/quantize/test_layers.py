@@ -26,7 +26,7 @@ from thalweg.quantize.formats import chosen
 from thalweg.quantize.layers import Layers
 from thalweg.quantize.run import Options, quantize
 
-FAMILIES = ("qwen3", "llama-biased", "gemma3", "glm4", "qwen3-moe", "qwen3.5", "qwen3-next", "jamba")
+FAMILIES = ("qwen3", "llama-biased", "gemma3", "glm4", "qwen3-moe", "qwen3.5", "qwen3-next", "jamba", "deepseek-v3")
 SAMPLES = [np.arange(3, 43, dtype=np.int32), np.arange(200, 230, dtype=np.int32)]
 
 
@@ -55,8 +55,9 @@ def test_hidden_states_are_those_of_transformers(family: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("family", "method"),
     [("qwen3-moe", "awq"), ("qwen3.5", "gptq"),
-     *(pytest.param(*case, marks=pytest.mark.slow)
-       for case in (("qwen3-moe", "gptq"), ("qwen3.5", "awq"), ("gemma3n", "awq")))],
+     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+         ("qwen3-moe", "gptq"), ("qwen3.5", "awq"), ("gemma3n", "awq"), ("deepseek-v3", "awq"), ("deepseek-v3", "gptq"),
+     ))],
 )  # fmt: skip
 def test_every_kind_of_layer_is_calibrated_but_experts(family: str, method: str, tmp_path: Path) -> None:
     source = make_checkpoint(family, tmp_path)

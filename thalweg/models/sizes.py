@@ -201,6 +201,6 @@ def step_work(
             continue
         most = s.window or context + new
         seen = min(new, 2 * most) if s.kind == "encoder" else min(context + (new + 1) / 2, most)
-        attended += 4 * s.heads * s.head_dim * rows * seen
+        attended += 2 * s.heads * (s.head_dim + (s.latent or s.head_dim)) * rows * seen
         read += requests * token_bytes(s) * (context + (2 if i == owner else 1) * new)
     return StepWork(read, products + int(attended))

@@ -21,7 +21,7 @@ from thalweg.hal.step import SamplingArrays, StepBatch
 from thalweg.hal.weights import DENSE, QTensor
 from thalweg.models.build import build
 from thalweg.models.flow import Flow
-from thalweg.models.weights import ParamSpec, walk
+from thalweg.models.weights import ParamSpec, Source, walk
 
 DEFINITION = "reference"
 """The platform whose kernels are the definitions of their ops."""
@@ -133,8 +133,15 @@ def assembled(specs: Mapping[Any, Any], weights: Mapping[str, Tensor]) -> dict[A
     return made
 
 
+def _rows(source: Source, weights: Mapping[str, Tensor]) -> Tensor:
+    if source.within is not None and source.name not in weights:
+        found: Tensor = source.within.take(weights[source.within.name], source.shape[0])
+        return found
+    return weights[source.name][source.first : source.first + source.shape[0]]
+
+
 def _parameter(spec: ParamSpec, weights: Mapping[str, Tensor]) -> Any:
-    whole = torch.cat([weights[s.name][s.first : s.first + s.shape[0]] for s in spec.sources])
+    whole = torch.cat([_rows(s, weights) for s in spec.sources])
     if spec.pack is None:
         return whole
     return spec.pack(QTensor(DENSE, (whole.shape[0], whole.shape[1]), {"weight": whole}, spec.matrices))

@@ -86,7 +86,7 @@ def planned(path: Path, form: Format, ignore: Sequence[str], calibrated: bool) -
 def _laid_out(spec: ModelSpec, known: Mapping[str, str], calibrated: bool) -> None:
     """ConfigError where matrices lie in the files as this version does not write them."""
     for s in (s for _, w in walk(spec.weights()) for s in w.sources):
-        if s.within is not None and s.name not in known:
+        if s.within is not None and not s.within.run and s.name not in known:
             raise ConfigError(
                 f"MODEL: {s.within.name} holds several matrices, or one on its side, which this version does not quantise "
                 "ahead; serve it with --quantization, which rounds while it loads"

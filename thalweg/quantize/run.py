@@ -17,7 +17,7 @@ from thalweg.checkpoint.tokenizer import load_tokenizer
 from thalweg.errors import ConfigError
 from thalweg.host import heap
 from thalweg.models.files import as_tensor
-from thalweg.models.weights import HEADS, walk
+from thalweg.models.weights import HEADS, Source, walk
 from thalweg.quantize import awq, gptq
 from thalweg.quantize.formats import Format, described
 from thalweg.quantize.grids import Grid, Rounded, nearest
@@ -116,7 +116,7 @@ class _Run:
 
     def all(self, progress: bool) -> Report:
         tree: Mapping[str, Any] = self._plan.spec.weights()
-        inside = [dict.fromkeys(s.name for _, w in walk(tree["layers"][i]) for s in w.sources) for i in tree["layers"]]
+        inside = [dict.fromkeys(self._holder(s) for _, w in walk(tree["layers"][i]) for s in w.sources) for i in tree["layers"]]
         within = {self._plan.known[n] for names in inside for n in names}
         outside = [n for n in self._plan.checkpoint.names if n not in within]
         back = {name: k for k, name in self._plan.known.items()}
@@ -139,6 +139,10 @@ class _Run:
             heap.trim()
         self._report.bytes = self._writer.total
         return self._report
+
+    def _holder(self, source: Source) -> str:
+        """The tensor that holds a source, by the name that layers use."""
+        return source.name if source.within is None or source.name in self._plan.known else source.within.name
 
     def _layer(self, i: int, weights: dict[str, Tensor], tree: Mapping[str, Any]) -> None:
         seen: dict[Keys, Stats] = {} if self._layers is None else self._layers.gather(i, weights)

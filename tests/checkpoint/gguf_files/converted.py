@@ -4,7 +4,7 @@ the few architectures that are read, with names from the package's own tables. F
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA, "mistral": gguf.MODEL_ARCH.LLAMA, "mixtral": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3, "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2, "glm4_moe_lite": gguf.MODEL_ARCH.DEEPSEEK2, "youtu": gguf.MODEL_ARCH.DEEPSEEK2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3, "glm4": gguf.MODEL_ARCH.GLM4,
 }  # fmt: skip
 SCALES = {
@@ -58,15 +59,18 @@ def convert(
     dense: Path | None = None, edit: Callable[[gguf.GGUFWriter], None] | None = None, tokenizer: bool = True,
     tensors_per_file: int = 0, fused: bool = False, apart: bool = False,
 ) -> Path:  # fmt: skip
-    """apart: a tensor for each expert, as files of before April 2024 have it.
+    """fused: q, k and v in one tensor, and up-projections of latents, as files of before April 2025 have those.
+    apart: a tensor for each expert, as files of before April 2024 have it.
     kind: (name in transformers, shape) -> the type that a matrix is written in; those that the package cannot write hold
     random blocks. dense: a directory that gets the same model with the values that the package decodes."""
     config = json.loads((source / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
     weights = {n: a.astype(np.float32) for n, a in load_file(source / "model.safetensors").items()}
+    if arch == gguf.MODEL_ARCH.DEEPSEEK2:
+        weights = dict(_latents(weights, config, whole=fused))
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[arch], split_max_tensors=tensors_per_file)
-    _keys(writer, config)
+    _keys(writer, config, whole=fused)
     if tokenizer:
         _byte_vocabulary(writer, source)
     if edit is not None:
@@ -81,7 +85,7 @@ def convert(
     for i, (name, w) in enumerate(sorted(weights.items())):
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
-        wanted = kind(name, w.shape) if w.ndim == 2 and not name.endswith(("mlp.gate.weight", "moe.gate.weight")) else "F32"
+        wanted = kind(name, w.shape) if w.ndim > 1 and not name.endswith(("mlp.gate.weight", "moe.gate.weight")) else "F32"
         qtype = gguf.GGMLQuantizationType[wanted]
         if wanted in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "TQ1_0", "TQ2_0", "MXFP4"):
             raw = gguf.quantize(w, qtype)
@@ -185,7 +189,50 @@ def _wordpiece_vocabulary(w: gguf.GGUFWriter, source: Path) -> None:
     w.add_bos_token_id(vocab["[CLS]"])
 
 
-def _keys(w: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+def _latents(weights: Mapping[str, np.ndarray], config: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, np.ndarray]]:
+    """Up-projections of keys, on their side, and of values by head, unless `whole`; corrections by the name that files have."""
+    heads, nope = config["num_attention_heads"], config["qk_nope_head_dim"]
+    for name, w in weights.items():
+        if name.endswith("kv_b_proj.weight") and not whole:
+            each = w.reshape(heads, -1, w.shape[1])
+            yield name.replace("kv_b", "k_b"), np.ascontiguousarray(each[:, :nope].swapaxes(1, 2))
+            yield name.replace("kv_b", "v_b"), np.ascontiguousarray(each[:, nope:])
+        else:
+            yield name.replace("e_score_correction_bias", "e_score_correction.bias"), w
+
+
+def _latent_keys(w: gguf.GGUFWriter, config: Mapping[str, Any], whole: bool) -> None:
+    rope, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
+    lengths = (config["qk_nope_head_dim"] + rope, config["v_head_dim"])
+    for add, n in zip((w.add_key_length, w.add_value_length), lengths if whole else (rank + rope, rank), strict=True):
+        add(n)
+    for add, n in () if whole else zip((w.add_key_length_mla, w.add_value_length_mla), lengths, strict=True):
+        add(n)
+    w.add_kv_lora_rank(rank)
+    w.add_rope_dimension_count(rope)
+    if config.get("q_lora_rank"):
+        w.add_q_lora_rank(config["q_lora_rank"])
+    if (every := (config.get("rope_parameters") or {}).get("mscale_all_dim")) is not None:
+        w.add_rope_scaling_yarn_log_mul(0.1 * every)
+    if "n_routed_experts" not in config:
+        return
+    kinds = config.get("mlp_layer_types")
+    w.add_leading_dense_block_count(kinds.count("dense") if kinds else config["first_k_dense_replace"])
+    w.add_expert_count(config["n_routed_experts"])
+    w.add_expert_used_count(config["num_experts_per_tok"])
+    w.add_expert_shared_count(config["n_shared_experts"])
+    w.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    w.add_expert_weights_scale(config["routed_scaling_factor"])
+    if config["norm_topk_prob"]:
+        w.add_expert_weights_norm(True)
+    if config["model_type"] != "deepseek_v2" and not whole:  # else it is seen by the corrections
+        w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if config.get("n_group"):
+        w.add_expert_group_count(config["n_group"])
+        w.add_expert_group_used_count(config["topk_group"])
+
+
+def _keys(w: gguf.GGUFWriter, config: Mapping[str, Any], whole: bool = False) -> None:
     w.add_block_count(config["num_hidden_layers"])
     w.add_context_length(config["max_position_embeddings"])
     w.add_embedding_length(config["hidden_size"])
@@ -193,7 +240,9 @@ def _keys(w: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     w.add_head_count(config["num_attention_heads"])
     w.add_head_count_kv(config["num_key_value_heads"])
     w.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    if config.get("head_dim"):
+    if ARCHITECTURES[config["model_type"]] == gguf.MODEL_ARCH.DEEPSEEK2:
+        _latent_keys(w, config, whole)
+    elif config.get("head_dim"):
         w.add_key_length(config["head_dim"])
         w.add_value_length(config["head_dim"])
     ropes = config.get("rope_parameters") or {}
@@ -204,8 +253,9 @@ def _keys(w: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         w.add_rope_scaling_factor(rope["factor"])
     if rope.get("rope_type") == "yarn":
         w.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-        w.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
-        w.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+        for add, name in ((w.add_rope_scaling_yarn_beta_fast, "beta_fast"), (w.add_rope_scaling_yarn_beta_slow, "beta_slow")):
+            if name in rope:
+                add(rope[name])
     kind = config["model_type"]
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     if kind in ("llama", "mistral", "mixtral", "glm4"):

@@ -38,6 +38,7 @@ DEVICE = load("reference").open(Place())
 FAMILIES = (
     "llama", "llama-biased", "llama-tied", "llama-linear", "llama-yarn", "mistral", "mistral-full", "qwen2", "qwen3",
     "qwen3-moe", "gemma3", "glm4", "mixtral", "mixtral-windowed",
+    "deepseek-v2", "deepseek-v2-lite", "glm4-moe-lite", "youtu",
 )  # fmt: skip
 WIDE: dict[str, dict[str, Any]] = {
     "llama": {"num_attention_heads": 4, "num_key_value_heads": 2},
@@ -95,6 +96,32 @@ def test_dense_files_are_the_model_that_they_were_made_of(family, tmp_path):
         else:
             assert torch.equal(mine[name], theirs[name]), name
     assert told(file) == told(source)
+
+
+def test_up_projections_of_latents_may_be_one_tensor_and_in_blocks(tmp_path):
+    """Older files hold both in one. Blocks are decoded, as these matrices are dense in every model."""
+    sizes = {
+        "hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 4, "q_lora_rank": 64, "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 48, "first_k_dense_replace": 2,
+    }  # fmt: skip
+    mixture = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    source = make_causal("deepseek-v3", tmp_path, **sizes, **mixture, num_hidden_layers=3)
+    config = json.loads((source / "config.json").read_text()) | {"model_type": "glm4_moe_lite"}  # what is converted alike
+    (tmp_path / "as").mkdir()
+    (tmp_path / "as" / "model.safetensors").symlink_to(source / "model.safetensors")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "as" / name).symlink_to(source / name)
+    (tmp_path / "as" / "config.json").write_text(json.dumps(config))
+    whole = convert(tmp_path / "as", tmp_path / "whole.gguf", fused=True)
+    theirs = parameters(source)
+    mine = parameters(whole)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    assert told(whole) == told(source)
+    rounded = parameters(convert(tmp_path / "as", tmp_path / "q8.gguf", lambda name, shape: "Q8_0"))
+    for name, want in theirs.items():
+        if name.endswith(("k_up.weight", "v_up.weight")):
+            assert 1e-5 < (rounded[name] - want).abs().max() < 0.01 * want.abs().max(), name
+    assert read_config(tmp_path / "q8.gguf", None, registry.check)["quantization_config"]["quant_method"] == "gguf"
 
 
 @torch.inference_mode()

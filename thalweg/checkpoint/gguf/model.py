@@ -57,6 +57,10 @@ class Piece:
     heads: int = 0
     """Whose rows were written in pairs; 0 = rows lie as they should."""
     add: float = 0.0
+    by_head: bool = False
+    """The source has a matrix for each head, which become one."""
+    swapped: bool = False
+    """Each lies on its side."""
     coded: bool = False
     """Kept as the file's blocks."""
 
@@ -82,7 +86,7 @@ def _translated(files: Files) -> Translated:
             + ", ".join(sorted(TABLE))
         )
     architecture, keys = TABLE[name], Keys(files.path, files.metadata, f"{name}.")
-    common = configuration(keys, files, architecture.layer_norm)
+    common = configuration(keys, files, architecture.layer_norm, architecture.latent)
     config = common | architecture.config(keys, files)
     pieces = _alike(files, dict(_pieces(files, architecture, config)))
     held = {n.removesuffix(".weight"): files.tensors[p.source].type.name for n, p in pieces.items() if p.coded}
@@ -121,7 +125,8 @@ def _pieces(files: Files, architecture: Architecture, config: Mapping[str, Any])
         for target, piece in made:
             coded = not tensor.type.dense and not dense and len(piece.shape) == 2
             raised = 1.0 if architecture.raised and target.endswith("norm") else 0.0
-            yield f"{target}.{kind}", replace(piece, coded=coded, add=-raised)
+            full = target if found is not None and found[2] in architecture.bare else f"{target}.{kind}"
+            yield full, replace(piece, coded=coded, add=-raised)
 
 
 def _further(files: Files, layer: int) -> bool:
@@ -162,6 +167,11 @@ def _of_layer(
         return [(target(experts[f"{old[1]}_exps"].format(int(old[2]))), Piece(tensor.name, shape))]
     if part not in architecture.layer:
         return None
+    if part in architecture.by_head and len(shape) == 3:
+        swapped = architecture.by_head[part]
+        count, rows, inputs = (shape[0], shape[2], shape[1]) if swapped else shape
+        whole = Piece(tensor.name, (count * rows, inputs), by_head=True, swapped=swapped)
+        return [(target(architecture.layer[part]), whole)]
     return [(target(architecture.layer[part]), Piece(tensor.name, shape, heads=_turned(architecture, part, heads, kv)))]
 
 
@@ -251,6 +261,8 @@ class Model:
         as they are wanted, and else made."""
         piece = self._pieces[name]
         kind = self._type(name)
+        if piece.by_head:
+            return self._joined(piece, kind)[rows or slice(None), cols or slice(None)]
         raw = self._rows(piece, rows)
         if not kind.dense and not piece.coded:
             flat = raw.reshape(-1, raw.shape[-1])
@@ -263,6 +275,13 @@ class Model:
             wide = raw.astype(np.uint32) << 16 if kind.dense == "bfloat16" else raw
             raw = (wide.view(np.float32) if kind.dense == "bfloat16" else wide.astype(np.float32)) + np.float32(piece.add)
         return raw
+
+    def _joined(self, piece: Piece, kind: Type) -> np.ndarray:
+        """The matrices of all heads as one."""
+        raw: np.ndarray = self._files.read(piece.source)
+        if not kind.dense:
+            raw = blocks.dense(kind, raw.reshape(-1, raw.shape[-1])).reshape(*raw.shape[:-1], -1)
+        return (raw.swapaxes(1, 2) if piece.swapped else raw).reshape(piece.shape)
 
     def _rows(self, piece: Piece, rows: slice | None) -> np.ndarray:
         raw: np.ndarray = self._files.read(piece.source)

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from thalweg.checkpoint.config import Config, text
 from thalweg.errors import UnsupportedModelError
+from thalweg.models.families import deepseek, ministral3, mistral, mistral4, qwen2, qwen3
 from thalweg.models.families import gemma3 as gemma
-from thalweg.models.families import ministral3, mistral, qwen2, qwen3
 from thalweg.models.spec import ModelSpec, Names
 
 SEES = Names(
     replace=(("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."), ("model.language_model.", "model.")),
     skip=tuple(
         root + part for root in ("", "model.")
-        for part in ("visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "mtp.")
+        for part in ("visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "mm_projector.", "mtp.")
     ),
 )  # fmt: skip
 """Prefixes as transformers wrote them before its version 4.52, and after it."""
@@ -25,9 +25,13 @@ def gemma3(config: Config) -> ModelSpec:
     return _text(gemma.gemma3, config)
 
 
+def kimi_k25(config: Config) -> ModelSpec:
+    return _text(deepseek.deepseek_v3, config)
+
+
 def mistral3(config: Config) -> ModelSpec:
-    """Mistral Small 3 and Ministral 3."""
-    kinds = {"mistral": mistral.mistral, "ministral3": ministral3.ministral3}
+    """Mistral Small 3 and 4, and Ministral 3."""
+    kinds = {"mistral": mistral.mistral, "ministral3": ministral3.ministral3, "mistral4": mistral4.mistral4}
     kind = text(config, "model_type", "mistral")
     if kind not in kinds:
         raise UnsupportedModelError(f"config.json: text_config: model_type {kind!r:.80} is none of {', '.join(kinds)}")

@@ -54,15 +54,16 @@ class LatentAttention:
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         at = self._place
-        latent_q, latent, key = self._down(p["down"], x).split(self._parts, dim=-1)
-        q = self._q(p["q"], x if self._q_norm is None else self._q_norm(p["q_norm"], latent_q))
+        # As heads, of which there is one: kernels take those out of wider rows.
+        latent_q, latent, key = self._down(p["down"], x).unsqueeze(1).split(self._parts, dim=-1)
+        q = self._q(p["q"], x if self._q_norm is None else self._q_norm(p["q_norm"], latent_q).squeeze(1))
         q = q.unflatten(-1, (self._heads, -1))
         if self._grows is not None:
             q = grown(q, flow.batch.positions, *self._grows)
         still, turning = q.split((self._nope, self._rotary), dim=-1)
-        turned, key = self._rope(turning, key.unsqueeze(1), flow.batch.positions, flow.tables[at.table])
+        turned, key = self._rope(turning, key, flow.batch.positions, flow.tables[at.table])
         query = torch.cat((self._absorb(still, p["k_up"]["weight"]), turned), -1)
-        held = torch.cat((self._kv_norm(p["kv_norm"], latent).unsqueeze(1), key), -1)
+        held = torch.cat((self._kv_norm(p["kv_norm"], latent), key), -1)
         out, flow.caches[at.layer] = self.backend.attend(
             query, held, held, flow.caches[at.layer], flow.batch, at.group, self.spec
         )

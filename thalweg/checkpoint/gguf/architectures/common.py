@@ -51,14 +51,20 @@ class Architecture:
     """The converter wrote the rows of q and k so that the two values that turn together lie side by side."""
     raised: bool = False
     """The converter added 1 to the weights of norms."""
+    by_head: Mapping[str, bool] = field(default_factory=dict)
+    """Tensors that hold a matrix for each head, and whether it lies on its side."""
+    bare: tuple[str, ...] = ()
+    """Tensors whose name in transformers has no further end."""
+    latent: bool = False
+    """Keys and values are made of latents, and `config` says how long they are."""
 
 
-def configuration(keys: Keys, files: Files, layer_norm: bool = False) -> dict[str, Any]:
+def configuration(keys: Keys, files: Files, layer_norm: bool = False, latent: bool = False) -> dict[str, Any]:
     """The part of config.json that every architecture has."""
     heads = keys.integer("attention.head_count", low=1)
     hidden = keys.integer("embedding_length", low=1)
     head_dim = keys.integer("attention.key_length", default=hidden // heads, low=1)
-    if keys.integer("attention.value_length", default=head_dim, low=1) != head_dim:
+    if not latent and keys.integer("attention.value_length", default=head_dim, low=1) != head_dim:
         raise UnsupportedModelError(f"{files.path}: {keys.prefix}attention.value_length: values as long as keys are read")
     table = files.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:

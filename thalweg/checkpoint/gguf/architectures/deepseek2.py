@@ -1,0 +1,95 @@
+"""DeepSeek-V2, V3, R1, Kimi K2 and GLM-4.7-Flash, and Youtu, which has no mixtures. Up-projections of latents are stored apart
+and by head, that of keys on its side; files of before April 2025 hold both in one tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.checkpoint.gguf.architectures.common import LAYER, Architecture, has, rope
+from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.keys import Keys
+from thalweg.errors import UnsupportedModelError
+
+SOFTMAX, SIGMOID = 1, 2
+"""`expert_gating_func`."""
+GLM_VOCAB = 154_880
+"""Of GLM-4.7-Flash, whose first files do not say how experts are chosen."""
+
+
+def _config(keys: Keys, files: Files) -> dict[str, Any]:
+    turned = keys.integer("rope.dimension_count", low=2, high=1 << 16)
+    key = keys.integer("attention.key_length_mla", default=keys.integer("attention.key_length", low=1), low=turned + 1)
+    value = keys.integer("attention.value_length_mla", default=keys.integer("attention.value_length", low=1), low=1)
+    positions = rope(keys, files, turned)
+    if "rope.scaling.yarn_log_multiplier" in keys:  # a tenth of it is what the files hold
+        every = round(keys.real("rope.scaling.yarn_log_multiplier") * 10, 6)
+        positions |= {"mscale": every, "mscale_all_dim": every}
+    heads = keys.integer("attention.head_count", low=1)
+    said = {
+        "hidden_act": "silu", "head_dim": turned, "num_key_value_heads": heads, "rope_parameters": positions,
+        "q_lora_rank": keys.integer("attention.q_lora_rank", low=1) if "attention.q_lora_rank" in keys else None,
+        "kv_lora_rank": keys.integer("attention.kv_lora_rank", low=1), "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": key - turned, "v_head_dim": value, "attention_bias": has(files, "attn_kv_a_mqa.bias"),
+    }  # fmt: skip
+    experts = keys.integer("expert_count", default=0, high=1 << 16)
+    if not experts:
+        return said | {"architectures": ["YoutuForCausalLM"], "model_type": "youtu"}
+    return said | _mixtures(keys, files, experts)
+
+
+def _mixtures(keys: Keys, files: Files, experts: int) -> dict[str, Any]:
+    sigmoids = (
+        any(name.endswith("exp_probs_b.bias") for name in files.tensors)
+        or files.tensors["token_embd.weight"].shape[0] == GLM_VOCAB
+    )
+    chosen = keys.integer("expert_gating_func", default=SIGMOID if sigmoids else SOFTMAX)
+    if chosen not in (SOFTMAX, SIGMOID):
+        raise UnsupportedModelError(
+            f"{files.path}: {keys.prefix}expert_gating_func: {chosen} is not read by this version, which reads 1 (softmax) "
+            "and 2 (sigmoid)"
+        )
+    groups = keys.integer("expert_group_count", default=1, low=1)
+    made = {
+        "n_routed_experts": experts, "num_experts_per_tok": keys.integer("expert_used_count", low=1),
+        "n_shared_experts": keys.integer("expert_shared_count", default=0),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length", low=1),
+        "first_k_dense_replace": keys.integer("leading_dense_block_count", default=0),
+        "routed_scaling_factor": keys.real("expert_weights_scale", default=1.0) or 1.0,
+        "norm_topk_prob": keys.flag("expert_weights_norm", default=False),
+        "n_group": groups, "topk_group": keys.integer("expert_group_used_count", default=1, low=1),
+        "num_nextn_predict_layers": 0,
+    }  # fmt: skip
+    if chosen == SIGMOID:
+        return made | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+    method = "group_limited_greedy" if groups > 1 else "greedy"
+    return made | {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "topk_method": method}
+
+
+DEEPSEEK2 = Architecture(
+    config=_config,
+    layer={
+        **{k: v for k, v in LAYER.items() if k not in ("attn_k", "attn_v")},
+        "attn_q_a": "self_attn.q_a_proj",
+        "attn_q_a_norm": "self_attn.q_a_layernorm",
+        "attn_q_b": "self_attn.q_b_proj",
+        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+        "attn_kv_b": "self_attn.kv_b_proj",
+        "attn_k_b": "self_attn.k_b_proj",
+        "attn_v_b": "self_attn.v_b_proj",
+        "ffn_gate_inp": "mlp.gate",
+        "exp_probs_b": "mlp.gate.e_score_correction_bias",
+        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+        "ffn_up_shexp": "mlp.shared_experts.up_proj",
+        "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    },
+    experts={
+        "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+        "ffn_up_exps": "mlp.experts.{}.up_proj",
+        "ffn_down_exps": "mlp.experts.{}.down_proj",
+    },
+    dense=("ffn_gate_inp", "attn_kv_b", "attn_k_b", "attn_v_b"),
+    by_head={"attn_k_b": True, "attn_v_b": False},
+    bare=("exp_probs_b",),
+    latent=True,
+)

@@ -1,0 +1,31 @@
+"""Mistral Small 4: latent attention whose queries grow with the length of the text, and mixtures chosen by a softmax within
+groups, beside an expert that every token goes to."""
+
+from __future__ import annotations
+
+from thalweg.checkpoint.config import Config, flag, integer, real
+from thalweg.errors import CheckpointError
+from thalweg.models.families.deepseek import latent, layers, mixture
+from thalweg.models.spec import ModelSpec
+
+
+def mistral4(config: Config) -> ModelSpec:
+    said = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(said, dict):
+        raise CheckpointError("config.json: rope_parameters: missing")
+    kept = {k: v for k, v in said.items() if k != "partial_rotary_factor"}  # the slice that turns has a size of its own
+    config = {
+        "q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "n_routed_experts": 128, "num_experts_per_tok": 4,
+        "moe_intermediate_size": 2048, **config, "rope_parameters": kept, "rope_scaling": None, "partial_rotary_factor": None,
+    }  # fmt: skip
+    where = "config.json: rope_parameters"
+    beta = real(said, "llama_4_scaling_beta", 0, 1e6, default=0.0, where=where)
+    heads = latent(
+        config, interleaved=flag(config, "rope_interleave", True),
+        grows=(beta, integer(said, "original_max_position_embeddings", where=where)) if beta else None,
+    )  # fmt: skip
+    moe = mixture(
+        config, renormalise=flag(config, "norm_topk_prob", True), groups=integer(config, "n_group", default=1),
+        top_groups=integer(config, "topk_group", default=1),
+    )  # fmt: skip
+    return layers(config, heads, moe, dense=integer(config, "first_k_dense_replace", low=0, default=0))
