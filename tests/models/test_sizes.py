@@ -26,13 +26,13 @@ LENGTH = 48
 def config(name: str) -> dict:
     kind, different = (ALL | ENCODERS)[name]
     made = settled(kind(**{**SMALL, **different}).to_dict())
-    made["architectures"] = [
-        ARCHITECTURE.get(name) or f"{kind.__name__.removesuffix('Config').removesuffix('Text')}ForCausalLM"
-    ]
+    whole = kind.__name__.removesuffix("Config")
+    bare = f"{whole}Model" if name in ENCODERS else f"{whole.removesuffix('Text')}ForCausalLM"
+    made["architectures"] = [ARCHITECTURE.get(name, bare)]
     return made
 
 
-ARCHITECTURE = {"gpt2": "GPT2LMHeadModel", "bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel"}
+ARCHITECTURE = {"gpt2": "GPT2LMHeadModel"}
 """Where it does not follow from the configuration's name."""
 
 

@@ -14,9 +14,8 @@ import torch
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal import ops
 from thalweg.hal.attention import NOT_FUSED, AttentionBackend, AttnSpec, QKPrologue, choose_attention
-from thalweg.hal.op import Choice, Pack
+from thalweg.hal.op import Choice
 from thalweg.hal.step import Array
-from thalweg.hal.weights import QTensor
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
@@ -49,8 +48,7 @@ class Attention:
         if "sinks" in weights:
             self.specs["sinks"] = ParamSpec(weights["sinks"], ctx.dtype)
         if spec.relative is not None:
-            spread = _spread(spec.relative.buckets, spec.relative.distance)
-            self.specs["relative"] = ParamSpec(weights["relative"], "float32", spread)
+            self.specs["relative"] = ParamSpec(weights["relative"], "float32")
         name = weights["out"]["weight"].sources[0].name.removesuffix(f".{spec.out}.weight")
         found = scales(ctx.formats, name) if self.spec.kv_dtype in FLOAT8 else None
         self.cache_scales = found.names if found else ()
@@ -141,6 +139,7 @@ class _Ops:
         cache = flow.caches[at.layer]
         if self._spec.reach:
             bias = p["relative"]
+            bias = bias[_buckets(bias.shape[0], self._spec.reach, bias.device)].T.contiguous()
             out, cache = self._backend.attend_biased(q, k, v, cache, flow.batch, at.group, self._spec, bias)
         else:
             out, cache = self._backend.attend(q, k, v, cache, flow.batch, at.group, self._spec, p.get("sinks"))
@@ -152,20 +151,13 @@ class _Ops:
 
 
 @functools.cache
-def _spread(buckets: int, distance: int) -> Pack:
-    """Makes of numbers per bucket [buckets, heads] those per distance [heads, 2 * distance + 1], from keys before the query to
-    keys after it. Layers that share the former share the latter."""
+def _buckets(buckets: int, distance: int, device: torch.device) -> Array:
+    """i64[2 * distance + 1] on the device: the bucket of each distance, from keys before the query to keys after it."""
     apart = torch.arange(-distance, distance + 1)
     half, far = buckets // 2, apart.abs()
     near = half // 2
     wide = torch.log(far.clamp(min=1).float() / near) / math.log(distance / near) * (half - near)
-    found = torch.where(far < near, far, (near + wide.long()).clamp(max=half - 1)) + half * (apart > 0)
-
-    def make(w: QTensor) -> Any:
-        table = w.data["weight"]
-        return table[found.to(table.device)].T.contiguous()
-
-    return Pack(make)
+    return (torch.where(far < near, far, (near + wide.long()).clamp(max=half - 1)) + half * (apart > 0)).to(device)
 
 
 def _divided(scales: CacheScales | None, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
