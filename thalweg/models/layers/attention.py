@@ -49,6 +49,7 @@ class Attention:
             self.specs["sinks"] = ParamSpec(weights["sinks"], ctx.dtype)
         if spec.relative is not None:
             self.specs["relative"] = ParamSpec(weights["relative"], "float32")
+            _buckets(spec.relative.buckets, spec.relative.distance)  # before any step
         name = weights["out"]["weight"].sources[0].name.removesuffix(f".{spec.out}.weight")
         found = scales(ctx.formats, name) if self.spec.kv_dtype in FLOAT8 else None
         self.cache_scales = found.names if found else ()
@@ -139,7 +140,7 @@ class _Ops:
         cache = flow.caches[at.layer]
         if self._spec.reach:
             bias = p["relative"]
-            bias = bias[_buckets(bias.shape[0], self._spec.reach, bias.device)].T.contiguous()
+            bias = bias[_placed_buckets(bias.shape[0], self._spec.reach, bias.device)].T.contiguous()
             out, cache = self._backend.attend_biased(q, k, v, cache, flow.batch, at.group, self._spec, bias)
         else:
             out, cache = self._backend.attend(q, k, v, cache, flow.batch, at.group, self._spec, p.get("sinks"))
@@ -151,13 +152,19 @@ class _Ops:
 
 
 @functools.cache
-def _buckets(buckets: int, distance: int, device: torch.device) -> Array:
-    """i64[2 * distance + 1] on the device: the bucket of each distance, from keys before the query to keys after it."""
+def _buckets(buckets: int, distance: int) -> Array:
+    """i64[2 * distance + 1]: the bucket of each distance, from keys before the query to keys after it. Made on the host, so
+    that no device's logarithm decides."""
     apart = torch.arange(-distance, distance + 1)
     half, far = buckets // 2, apart.abs()
     near = half // 2
     wide = torch.log(far.clamp(min=1).float() / near) / math.log(distance / near) * (half - near)
-    return (torch.where(far < near, far, (near + wide.long()).clamp(max=half - 1)) + half * (apart > 0)).to(device)
+    return torch.where(far < near, far, (near + wide.long()).clamp(max=half - 1)) + half * (apart > 0)
+
+
+@functools.cache
+def _placed_buckets(buckets: int, distance: int, device: torch.device) -> Array:
+    return _buckets(buckets, distance).to(device)
 
 
 def _divided(scales: CacheScales | None, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
