@@ -28,8 +28,9 @@ LENGTH = 48
 def config(name: str) -> dict:
     kind, different = (ALL | ENCODERS)[name]
     made = settled(kind(**{**SMALL, **different}).to_dict())
-    name = ARCHITECTURE.get(name) or kind.__name__.removesuffix("Config") + ("Model" if name in ENCODERS else "ForCausalLM")
-    made["architectures"] = [name if name.endswith("Model") else name.replace("TextFor", "For")]
+    whole = kind.__name__.removesuffix("Config")
+    bare = f"{whole}Model" if name in ENCODERS else f"{whole.removesuffix('Text')}ForCausalLM"
+    made["architectures"] = [ARCHITECTURE.get(name, bare)]
     return made
 
 

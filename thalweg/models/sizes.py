@@ -31,7 +31,7 @@ def values(weight: Weight) -> int:
 
 def stored_values(spec: ModelSpec) -> int:
     """Elements of the checkpoint's tensors: a tied matrix once."""
-    return sum(values(w) for w in parameters(spec) if w.role != "tied")
+    return sum(values(w) for w in dict.fromkeys(parameters(spec)) if w.role != "tied")
 
 
 def head_values(spec: ModelSpec) -> int:
@@ -64,7 +64,8 @@ def weight_bytes(
     on one rank."""
     table = f"{spec.root}{spec.embed}.weight"
     once = spec.tied and ranks == 1 and not packs and use.of("tied", table) == use.of("embedding", table) == DENSE
-    held = sum(held_bytes(w, dtype, use, ranks) for w in parameters(spec) if not (once and w.role == "tied"))
+    each = dict.fromkeys(parameters(spec))  # layers may share one
+    held = sum(held_bytes(w, dtype, use, ranks) for w in each if not (once and w.role == "tied"))
     return held + table_bytes(spec, max_len)
 
 

@@ -17,9 +17,8 @@ import torch
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal import ops
 from thalweg.hal.attention import NOT_FUSED, AttentionBackend, AttnSpec, QKPrologue, choose_attention
-from thalweg.hal.op import Choice, Pack
+from thalweg.hal.op import Choice
 from thalweg.hal.step import Array
-from thalweg.hal.weights import QTensor
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Keys, Place
@@ -56,8 +55,8 @@ class Attention:
         if "sinks" in weights:
             self.specs["sinks"] = ParamSpec(weights["sinks"], ctx.dtype)
         if spec.relative is not None:
-            spread = _spread(spec.relative.buckets, spec.relative.distance)
-            self.specs["relative"] = ParamSpec(weights["relative"], "float32", spread)
+            self.specs["relative"] = ParamSpec(weights["relative"], "float32")
+            _buckets(spec.relative.buckets, spec.relative.distance)  # before any step
         name = weights["out"]["weight"].sources[0].name.removesuffix(f".{spec.out}.weight")
         if self._reads:  # the scales are those of the layer that wrote the cache
             name = name.replace(f".{place.of}.", f".{spec.reads}.")
@@ -167,6 +166,7 @@ class _Ops:
         cache = flow.caches[at.layer]
         if self._spec.reach:
             bias = p["relative"]
+            bias = bias[_placed_buckets(bias.shape[0], self._spec.reach, bias.device)].T.contiguous()
             out, cache = self._backend.attend_biased(q, k, v, cache, flow.batch, at.group, self._spec, bias)
         else:
             out, cache = self._backend.attend(q, k, v, cache, flow.batch, at.group, self._spec, p.get("sinks"))
@@ -183,20 +183,19 @@ class _Ops:
 
 
 @functools.cache
-def _spread(buckets: int, distance: int) -> Pack:
-    """Makes of numbers per bucket [buckets, heads] those per distance [heads, 2 * distance + 1], from keys before the query to
-    keys after it. Layers that share the former share the latter."""
+def _buckets(buckets: int, distance: int) -> Array:
+    """i64[2 * distance + 1]: the bucket of each distance, from keys before the query to keys after it. Made on the host, so
+    that no device's logarithm decides."""
     apart = torch.arange(-distance, distance + 1)
     half, far = buckets // 2, apart.abs()
     near = half // 2
     wide = torch.log(far.clamp(min=1).float() / near) / math.log(distance / near) * (half - near)
-    found = torch.where(far < near, far, (near + wide.long()).clamp(max=half - 1)) + half * (apart > 0)
+    return torch.where(far < near, far, (near + wide.long()).clamp(max=half - 1)) + half * (apart > 0)
 
-    def make(w: QTensor) -> Any:
-        table = w.data["weight"]
-        return table[found.to(table.device)].T.contiguous()
 
-    return Pack(make)
+@functools.cache
+def _placed_buckets(buckets: int, distance: int, device: torch.device) -> Array:
+    return _buckets(buckets, distance).to(device)
 
 
 def _divided(scales: CacheScales | None, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
