@@ -142,9 +142,9 @@ def test_experts_without_gates_equal_the_body(library: Library, name: str, dtype
         assert case.worst(x, ids, weights) <= BOUND[dtype], shape
         assert torch.equal(case.run(x[7:9], ids[7:9], weights[7:9]), case.run(x, ids, weights)[7:9])
     refused = Binder([kernel]).bind(
-        ops.experts, dtype=dtype, weight=DENSE, down_weight=DENSE, act="silu", gated=False, experts=4
+        ops.experts, dtype=dtype, weight=DENSE, down_weight=DENSE, act="relu", gated=False, experts=4
     )
-    assert dict(refused.choice.refused)[kernel.name] == "runs relu2, not silu"
+    assert dict(refused.choice.refused)[kernel.name] == "runs silu, gelu_tanh, gelu, relu2, not relu"
 
 
 def test_experts_without_a_row_are_not_read(library: Library) -> None:
@@ -204,7 +204,7 @@ def test_what_does_not_fit_and_what_is_not_run_is_said(library: Library) -> None
             case.run(*wrong)
     facts = {"experts": 4, "dtype": "float32", "weight": DENSE, "down_weight": DENSE}
     for more, reason in (
-        ({"act": "relu"}, "runs silu, gelu_tanh, swiglu_oai, not relu"), ({"dtype": "float16"}, "runs bfloat16 and float32"),
+        ({"act": "relu"}, "runs silu, gelu_tanh, gelu, swiglu_oai, not relu"), ({"dtype": "float16"}, "runs bfloat16 and float32"),
         ({"down_weight": WeightFormat("int", 3, 32)}, "not int3"),
         ({"weight": WeightFormat("int", 8, act="int8")}, "rounds no inputs, not int8-row-int8"),
     ):  # fmt: skip
