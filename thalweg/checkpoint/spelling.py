@@ -11,6 +11,8 @@ OUTER = (
     "compression_config", "tie_word_embeddings", "torch_dtype", "transformers_version",
 )  # fmt: skip
 """Keys that speak of the whole model, and so count where they stand beside the text part."""
+BESIDE = "beside_text"
+"""Where what the file says beside its text part is kept, for whoever reads the other parts."""
 _GPT = {
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
     "n_positions": "max_position_embeddings",
@@ -32,7 +34,8 @@ def settled(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration with its text part in place of it, common names for sizes, and the sizes that its class has."""
     text = config.get("text_config")
     if isinstance(text, dict):
-        config = text | {key: config[key] for key in OUTER if config.get(key) is not None}
+        around = {key: value for key, value in config.items() if key != "text_config"}
+        config = text | {key: config[key] for key in OUTER if config.get(key) is not None} | {BESIDE: around}
     kind = config.get("model_type")
     if not isinstance(kind, str):
         return config

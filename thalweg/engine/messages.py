@@ -25,6 +25,15 @@ class Overlay(msgspec.Struct, frozen=True):
     vectors: np.ndarray  # f32[N, hidden]
 
 
+class MediaItem(msgspec.Struct, frozen=True):
+    """An image of a prompt."""
+
+    digest: bytes
+    """No other image of this client has it, in any size and for any settings."""
+    positions: np.ndarray  # i32[N], ascending: the token at each is a placeholder of one vector
+    views: tuple[np.ndarray, ...]  # u8[height, width, 3] each: what the model's processor makes of it
+
+
 class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """SamplingParams with every text, default and name resolved to token ids: all the engine needs."""
 
@@ -56,6 +65,8 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """What the output must be. Its end is an end of sequence, for which `eos_ids` must have an id: so it wins over min_tokens
     and bad words where nothing else is left."""
     overlay: Overlay | None = None
+    media: tuple[MediaItem, ...] = ()
+    """In the order of their positions."""
     extra: dict[str, Any] = {}
     """SamplingParams.extra_args as the features they belong to checked them (`thalweg.features`): plain values."""
 

@@ -30,6 +30,7 @@ from thalweg.models.layers.moe import Experts
 from thalweg.models.layers.norm import BoundNorm, bound
 from thalweg.models.layers.rotary import cos_sin_table
 from thalweg.models.layers.ungated import UngatedMLP
+from thalweg.models.vision.tower import Tower
 from thalweg.models.weights import ParamSpec, Weight
 
 MIXERS: Mapping[type, Callable[..., Any]] = {spec.Attention: Attention, spec.DeltaNet: GatedDeltaNet}
@@ -121,6 +122,8 @@ class Decoder:
         self._classes = None
         if s.pooling is not None and s.pooling.classes is not None:
             self._classes = Classifier(ctx, s.pooling.classes, s.hidden, weights["classes"])
+        self.vision = None if s.vision is None else Tower(ctx, s.vision, weights["vision"], Block)
+        """Its step is another executable, over the parameters under this key."""
         self.specs: dict[str, Any] = {
             "rope": {i: _table_spec(rope, ctx.max_len) for i, rope in enumerate(ropes)},
             "embed": self._embed.specs,
@@ -187,6 +190,7 @@ class Decoder:
         yield "norm", self._norm
         yield "head", self._head
         yield "classes", self._classes
+        yield "vision", self.vision
 
     @property
     def pools(self) -> bool:

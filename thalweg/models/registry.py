@@ -45,6 +45,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "HunYuanDenseV1ForCausalLM": f"{_FAMILIES}.hunyuan:hunyuan",
     "LlamaForCausalLM": f"{_FAMILIES}.llama:llama",
     "LLaMAForCausalLM": f"{_FAMILIES}.llama:llama",
+    "LlavaForConditionalGeneration": f"{_FAMILIES}.multimodal:llava",
     "MiniMaxM2ForCausalLM": f"{_FAMILIES}.minimax_m2:minimax_m2",
     "Ministral3ForCausalLM": f"{_FAMILIES}.ministral3:ministral3",
     "MinistralForCausalLM": f"{_FAMILIES}.mistral:mistral",

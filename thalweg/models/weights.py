@@ -40,10 +40,14 @@ class View:
     """The first row that is meant, after turning."""
     step: int = 1
     """From a row that is meant to the next."""
+    flat: bool = False
+    """A convolution over whole patches: each of its outputs is a row."""
 
     def take(self, stored: Any, rows: int) -> Any:
         """So many rows of the stored array, without a copy."""
         found = stored if self.at is None else stored[self.at]
+        if self.flat:
+            found = found.reshape(found.shape[0], -1)
         return (found.T if self.turned else found)[self.first : self.first + rows * self.step : self.step]
 
 

@@ -53,6 +53,17 @@ class Request:
     claims: set[bytes] = field(default_factory=set)
     """Keys of blocks it is computing now, for others to wait for."""
 
+    def salt_of(self, begin: int, end: int) -> bytes:
+        """The salt of the block of tokens [begin, end). Placeholders are equal for all images, so it names those that the
+        block shows some of, and which part. Of other blocks it is the request's own."""
+        out = b""
+        for item in self.sampling.media:
+            first, last = np.searchsorted(item.positions, (begin, end)).tolist()
+            if first < last:
+                out += b"%d:%d:%b" % (first, len(item.digest), item.digest)
+        # No caller's salt begins so.
+        return b"\0%d:%b%b" % (len(self.salt), self.salt, out) if out else self.salt
+
     @property
     def resumed(self) -> bool:
         """Had it begun to answer when it entered the queue?"""

@@ -49,7 +49,7 @@ def read(args: EngineArgs, path: Path) -> dict[str, Any]:
         raise ConfigError(f"load_format: {args.load_format} is not what {path} is ({found}); leave it at auto")
     if args.hf_config_path is not None and found == "gguf":
         raise ConfigError("hf_config_path: a GGUF file holds its configuration itself; leave it out")
-    return read_config(
+    config = read_config(
         path,
         args.hf_overrides,
         formats.check,
@@ -57,6 +57,7 @@ def read(args: EngineArgs, path: Path) -> dict[str, Any]:
         tail=args.tail,
         described_in=args.hf_config_path,
     )
+    return {**config, "language_model_only": True} if args.language_model_only else config
 
 
 def cached(args: EngineArgs, config: Mapping[str, Any], spec: ModelSpec) -> EngineArgs:

@@ -1,4 +1,5 @@
-"""The text part of models that also see: their other tensors are left out, and requests with images are refused."""
+"""Models that also see: a language model with an encoder of images before it (`towers`), or its text part alone, of those whose
+encoder is not served, and where that is asked for (--language-model-only)."""
 
 from __future__ import annotations
 
@@ -7,43 +8,80 @@ from dataclasses import replace
 
 from thalweg.checkpoint.config import Config, text
 from thalweg.errors import UnsupportedModelError
-from thalweg.models.families import gemma3 as gemma
-from thalweg.models.families import ministral3, mistral, qwen2, qwen3
-from thalweg.models.spec import ModelSpec, Names
+from thalweg.models.families import gemma, llama, ministral3, mistral, qwen2, qwen3
+from thalweg.models.families import gemma3 as gemma3_text
+from thalweg.models.families.towers.clip import clip
+from thalweg.models.families.towers.common import seen
+from thalweg.models.families.towers.pixtral import pixtral
+from thalweg.models.spec import ModelSpec, Names, Vision
 
-SEES = Names(
-    replace=(("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."), ("model.language_model.", "model.")),
+PREFIXES = (
+    ("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."), ("model.language_model.", "model."),
+    ("vision_tower.vision_model.", "model.vision_tower."), ("model.vision_tower.vision_model.", "model.vision_tower."),
+)  # fmt: skip
+"""As transformers wrote them before its version 4.52, and after it."""
+BLIND = Names(
+    replace=PREFIXES,
     skip=tuple(
         root + part for root in ("", "model.")
         for part in ("visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "mtp.")
     ),
 )  # fmt: skip
-"""Prefixes as transformers wrote them before its version 4.52, and after it."""
+"""Of the text part alone."""
+TEXT: dict[str, Callable[[Config], ModelSpec]] = {
+    "gemma": gemma.gemma,
+    "llama": llama.llama,
+    "ministral3": ministral3.ministral3,
+    "mistral": mistral.mistral,
+    "qwen2": qwen2.qwen2,
+    "qwen3": qwen3.qwen3,
+}
+"""Language models that encoders stand before, by the `model_type` of the text part."""
+Tower = tuple[Vision, tuple[str, ...]]
+"""An encoder, and prefixes of tensors that it leaves unread."""
+
+
+def llava(config: Config) -> ModelSpec:
+    kind = text(seen(config), "model_type", "clip_vision_model")
+    if kind not in ("clip_vision_model", "siglip_vision_model", "pixtral"):
+        raise UnsupportedModelError(f"config.json: vision_config: model_type {kind!r:.80} is not supported")
+    return _seeing(_of_kind(config, "llama"), config, lambda c: pixtral(c, False) if kind == "pixtral" else clip(c))
 
 
 def gemma3(config: Config) -> ModelSpec:
-    return _text(gemma.gemma3, config)
+    return _blind(gemma3_text.gemma3(config))
 
 
 def mistral3(config: Config) -> ModelSpec:
     """Mistral Small 3 and Ministral 3."""
-    kinds = {"mistral": mistral.mistral, "ministral3": ministral3.ministral3}
-    kind = text(config, "model_type", "mistral")
-    if kind not in kinds:
-        raise UnsupportedModelError(f"config.json: text_config: model_type {kind!r:.80} is none of {', '.join(kinds)}")
-    return _text(kinds[kind], config)
+    return _seeing(_of_kind(config, "mistral", ("mistral", "ministral3")), config, lambda c: pixtral(c, True))
 
 
 def qwen2_5_vl(config: Config) -> ModelSpec:
-    return _text(qwen2.qwen2, _one_axis(config))
+    return _blind(qwen2.qwen2(_one_axis(config)))
 
 
 def qwen3_vl(config: Config) -> ModelSpec:
-    return _text(qwen3.qwen3, _one_axis({"rope_theta": 500_000.0, **config}))
+    return _blind(qwen3.qwen3(_one_axis({"rope_theta": 500_000.0, **config})))
 
 
-def _text(family: Callable[[Config], ModelSpec], config: Config) -> ModelSpec:
-    return replace(family(config), names=SEES)
+def _of_kind(config: Config, default: str, known: tuple[str, ...] = tuple(TEXT)) -> ModelSpec:
+    kind = text(config, "model_type", default)
+    if kind not in known:
+        raise UnsupportedModelError(f"config.json: text_config: model_type {kind!r:.80} is none of {', '.join(known)}")
+    return TEXT[kind](config)
+
+
+def _blind(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, names=BLIND)
+
+
+def _seeing(spec: ModelSpec, config: Config, tower: Callable[[Config], Tower]) -> ModelSpec:
+    """With its encoder, unless the text part alone is asked for."""
+    if config.get("language_model_only"):
+        return _blind(spec)
+    vision, unread = tower(config)
+    return replace(spec, names=Names(replace=PREFIXES, skip=("mtp.", "model.mtp.", *unread)), vision=vision)
 
 
 def _one_axis(config: Config) -> Config:

@@ -17,6 +17,7 @@ from thalweg.models.spec.moe import MoE
 from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, rope_type
+from thalweg.models.spec.vision import Projector, Vision
 
 __all__ = [
     "FFN",
@@ -35,7 +36,9 @@ __all__ = [
     "Names",
     "Norm",
     "Norms",
+    "Projector",
     "Rope",
     "UngatedMLP",
+    "Vision",
     "rope_type",
 ]

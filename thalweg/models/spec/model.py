@@ -8,6 +8,7 @@ from typing import Any, Literal
 from thalweg.models.spec.norm import AnyNorm, Norms
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.rope import Rope
+from thalweg.models.spec.vision import Vision
 from thalweg.models.tail import Pooling
 from thalweg.models.weights import Source, Weight, Weights, matrices, vector
 
@@ -62,7 +63,8 @@ class Names:
     inside: tuple[tuple[str, str], ...] = ()
     """Parts of names, anywhere in them, and what takes their place; all of them."""
     skip: tuple[str, ...] = ()
-    """Prefixes of tensors that hold nothing of this model, such as another modality's."""
+    """Prefixes of tensors that hold nothing of this model, such as another modality's: as the checkpoint names them, or as
+    they are known here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,8 @@ class ModelSpec:
     embed: str = "embed_tokens"
     head: str = "lm_head"
     names: Names = field(default_factory=Names)
+    vision: Vision | None = None
+    """The encoder of images; None: the model reads text alone."""
 
     def weights(self) -> Weights:
         """Every parameter, by the keys that loaded parameters have."""
@@ -114,6 +118,8 @@ class ModelSpec:
                 made["head"]["bias"] = vector(f"{self.head}.bias", self.vocab, shard=0)
         elif self.pooling.classes is not None:
             made["classes"] = self.pooling.classes.weights(self.root, self.hidden)
+        if self.vision is not None:
+            made["vision"] = self.vision.weights(self.hidden)
         return made
 
     @property
@@ -160,4 +166,5 @@ class ModelSpec:
             name = name.replace(old, new)
         if self.tied and name == f"{self.head}.weight":
             return None
-        return name if name.startswith((self.root, f"{self.head}.")) else self.root + name
+        name = name if name.startswith((self.root, f"{self.head}.")) else self.root + name
+        return None if name.startswith(self.names.skip) else name

@@ -1,0 +1,119 @@
+"""Small models that see, saved as transformers saves them, with a tokenizer, a template that shows images, and the settings
+of an image processor of transformers. For tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from zoo import SMALL, spread
+
+NAMES = (
+    "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<image>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<|vision_start|>",
+    "<|image_pad|>", "<|vision_end|>", "<start_of_image>", "<image_soft_token>", "<end_of_image>", "<|video_pad|>",
+)  # fmt: skip
+IDS = {name: 256 + i for i, name in enumerate(NAMES)}
+TEXT = {**SMALL, "vocab_size": 288, "head_dim": 16, "pad_token_id": 0, "eos_token_id": IDS["<|im_end|>"], "bos_token_id": 0}
+TEMPLATE = (
+    "{%% for m in messages %%}<|im_start|>{{ m.role }}\n{%% for p in m.content %%}{%% if p.type == 'image' %%}%s"
+    "{%% else %%}{{ p.text }}{%% endif %%}{%% endfor %%}<|im_end|>\n{%% endfor %%}"
+    "{%% if add_generation_prompt %%}<|im_start|>assistant\n{%% endif %%}"
+)
+CLIP = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 7, "model_type": "clip_vision_model",
+}  # fmt: skip
+PIXTRAL = {
+    "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56,
+    "patch_size": 7, "head_dim": 16, "model_type": "pixtral",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Seeing:
+    """config: of the whole model. marker: what its template writes. processor: transformers' class of that name, made with
+    `settings`."""
+
+    config: Callable[[], Any]
+    token: str
+    marker: str
+    processor: str
+    settings: dict[str, Any]
+    extras: tuple[str, ...] = ()
+    """What the processor gives beside pixel values."""
+    text: dict[str, Any] = field(default_factory=dict)
+
+
+def _config(name: str, text: dict[str, Any], vision: dict[str, Any], token: str, **more: Any) -> Callable[[], Any]:
+    ids = {"image_token_id": IDS[token], "image_token_index": IDS[token]}
+    return lambda: getattr(transformers, name)(
+        text_config={**TEXT, **text}, vision_config=vision, tie_word_embeddings=False, **ids, **more
+    )
+
+
+FAMILIES: dict[str, Seeing] = {
+    "llava": Seeing(
+        _config("LlavaConfig", {"model_type": "llama"}, CLIP, "<image>"), "<image>", "<image>\n", "CLIPImageProcessorPil",
+        {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}},
+    ),
+    "pixtral": Seeing(
+        _config("LlavaConfig", {"model_type": "mistral", "sliding_window": None}, PIXTRAL, "[IMG]", vision_feature_layer=-1,
+                vision_feature_select_strategy="full"),
+        "[IMG]", "[IMG]", "PixtralImageProcessorPil", {"size": {"longest_edge": 56}, "patch_size": {"height": 7, "width": 7}},
+        ("image_sizes",),
+    ),
+    "mistral3": Seeing(
+        _config("Mistral3Config", {"model_type": "mistral", "sliding_window": None}, PIXTRAL, "[IMG]"),
+        "[IMG]", "[IMG]", "PixtralImageProcessorPil", {"size": {"longest_edge": 56}, "patch_size": {"height": 14, "width": 14}},
+        ("image_sizes",),
+    ),
+}  # fmt: skip
+
+
+def make(name: str, path: Path) -> torch.nn.Module:
+    """The model of transformers, saved."""
+    family = FAMILIES[name]
+    config = family.config()
+    model = transformers.AutoModelForImageTextToText.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    spread(model, 7)
+    model.save_pretrained(path)
+    processor(name).save_pretrained(path)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tok = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tok.decoder = decoders.ByteLevel()
+    tok.add_special_tokens(list(NAMES))
+    tok.save(str(path / "tokenizer.json"))
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": TEMPLATE % family.marker}
+    (path / "tokenizer_config.json").write_text(json.dumps(said))
+    return model
+
+
+def processor(name: str) -> Any:
+    """transformers' own, which needs Pillow."""
+    family = FAMILIES[name]
+    return getattr(transformers, family.processor)(**family.settings)
+
+
+def greedy(model: torch.nn.Module, name: str, ids: list[int], images: list[Any], new: int) -> list[int]:
+    """transformers' tokens after a prompt whose placeholders are expanded."""
+    family = FAMILIES[name]
+    given: dict[str, Any] = {}
+    if images:
+        made = processor(name)(images=images, return_tensors="np")
+        given = {k: torch.from_numpy(np.asarray(made[k])) for k in ("pixel_values", *family.extras)}
+    with torch.no_grad():
+        out = model.generate(
+            input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=new, min_new_tokens=new,
+            do_sample=False, **given,
+        )  # fmt: skip
+    return out[0, len(ids) :].tolist()
