@@ -20,7 +20,15 @@ NAMES = (
     "<|image_pad|>", "<|vision_end|>", "<start_of_image>", "<image_soft_token>", "<end_of_image>", "<|video_pad|>",
 )  # fmt: skip
 IDS = {name: 256 + i for i, name in enumerate(NAMES)}
-TEXT = {**SMALL, "vocab_size": 288, "head_dim": 16, "pad_token_id": 0, "eos_token_id": IDS["<|im_end|>"], "bos_token_id": 0}
+TEXT = {
+    **SMALL,
+    "vocab_size": 288,
+    "max_position_embeddings": 512,
+    "head_dim": 16,
+    "pad_token_id": 0,
+    "eos_token_id": IDS["<|im_end|>"],
+    "bos_token_id": 0,
+}
 TEMPLATE = (
     "{%% for m in messages %%}<|im_start|>{{ m.role }}\n{%% for p in m.content %%}{%% if p.type == 'image' %%}%s"
     "{%% else %%}{{ p.text }}{%% endif %%}{%% endfor %%}<|im_end|>\n{%% endfor %%}"
@@ -117,3 +125,22 @@ def greedy(model: torch.nn.Module, name: str, ids: list[int], images: list[Any],
             do_sample=False, **given,
         )  # fmt: skip
     return out[0, len(ids) :].tolist()
+
+
+def architecture(name: str) -> str:
+    return type(transformers.AutoModelForImageTextToText.from_config(FAMILIES[name].config())).__name__
+
+
+def same_pixels(name: str, ours: np.ndarray, theirs: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Patches [T, width] of ours and of transformers' pixel values, in one order."""
+    pixels = np.asarray(theirs["pixel_values"])
+    if pixels.ndim == 2:  # patches already
+        return ours, pixels
+    patch = FAMILIES[name].config().vision_config.patch_size
+    images = pixels.reshape(-1, *pixels.shape[-3:])
+    rows, columns = images.shape[2] // patch, images.shape[3] // patch
+    cut = images.reshape(len(images), 3, rows, patch, columns, patch).transpose(0, 2, 4, 1, 3, 5)
+    cut = cut.reshape(len(images) * rows * columns, -1)
+    if len(ours) != len(cut):  # of each square the first is none
+        ours = ours.reshape(len(images), rows * columns + 1, -1)[:, 1:].reshape(cut.shape)
+    return ours, cut

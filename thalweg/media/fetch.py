@@ -42,6 +42,8 @@ class Fetcher:
         address = self._resolved(host, port, at)
         try:
             return self._asked(parts, host, port, address, at)
+        except RequestError:
+            raise
         except (OSError, http.client.HTTPException, ValueError):
             raise RequestError(f"{at}: could not be fetched from {host[:80]!r}", at) from None
 

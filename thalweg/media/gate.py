@@ -64,12 +64,15 @@ class Gate:
             descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError, RuntimeError):
             raise refused from None
-        with os.fdopen(descriptor, "rb") as file:
+        try:
             opened = Path(f"/proc/self/fd/{descriptor}")
             moved = opened.exists() and not Path(os.readlink(opened)).is_relative_to(self._folder)
             if moved or not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise refused
-            return checked(file.read(MOST_BYTES + 1), at)
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                return checked(file.read(MOST_BYTES + 1), at)
+        finally:
+            os.close(descriptor)
 
 
 def checked(data: bytes, at: str) -> bytes:
@@ -86,9 +89,10 @@ def decoded(text: str, at: str) -> bytes:
     if len(text) > 2 * MOST_BYTES:
         raise RequestError(f"{at}: more than {MOST_BYTES >> 20} MiB; send a smaller file", at)
     try:
-        return checked(base64.b64decode("".join(text.split()), validate=True), at)
+        data = base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
         raise RequestError(f"{at}: is not valid base64", at) from None
+    return checked(data, at)
 
 
 def _inline(url: str, at: str) -> bytes:
