@@ -15,6 +15,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from zoo import SMALL, spread
 
+from thalweg.media.patches import Prepared
+
 NAMES = (
     "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<image>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<|vision_start|>",
     "<|image_pad|>", "<|vision_end|>", "<start_of_image>", "<image_soft_token>", "<end_of_image>", "<|video_pad|>",
@@ -43,6 +45,12 @@ PIXTRAL = {
     "patch_size": 7, "head_dim": 16, "model_type": "pixtral",
 }  # fmt: skip
 
+QWEN = {
+    "depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4,
+    "spatial_merge_size": 2, "temporal_patch_size": 2,
+}  # fmt: skip
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+
 
 @dataclass(frozen=True)
 class Seeing:
@@ -61,6 +69,7 @@ class Seeing:
 
 def _config(name: str, text: dict[str, Any], vision: dict[str, Any], token: str, **more: Any) -> Callable[[], Any]:
     ids = {"image_token_id": IDS[token], "image_token_index": IDS[token]}
+    ids |= {"video_token_id": IDS["<|video_pad|>"], "vision_start_token_id": IDS["<|vision_start|>"]}
     return lambda: getattr(transformers, name)(
         text_config={**TEXT, **text}, vision_config=vision, tie_word_embeddings=False, **ids, **more
     )
@@ -81,6 +90,22 @@ FAMILIES: dict[str, Seeing] = {
         _config("Mistral3Config", {"model_type": "mistral", "sliding_window": None}, PIXTRAL, "[IMG]"),
         "[IMG]", "[IMG]", "PixtralImageProcessorPil", {"size": {"longest_edge": 56}, "patch_size": {"height": 14, "width": 14}},
         ("image_sizes",),
+    ),
+    "qwen2.5-vl": Seeing(
+        _config("Qwen2_5_VLConfig", {"rope_parameters": {**MROPE, "mrope_section": [2, 2, 2]}, "head_dim": 12},
+                QWEN | {"fullatt_block_indexes": [1], "window_size": 16}, "<|image_pad|>"),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Qwen2VLImageProcessorPil",
+        {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}}, ("image_grid_thw",),
+    ),
+    "qwen3-vl": Seeing(
+        _config("Qwen3VLConfig", {"rope_parameters": MROPE},
+                QWEN | {"deepstack_visual_indexes": [0, 2], "num_position_embeddings": 36}, "<|image_pad|>"),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Qwen2VLImageProcessorPil",
+        {
+            "patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}, "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+        },
+        ("image_grid_thw",),
     ),
 }  # fmt: skip
 
@@ -119,6 +144,8 @@ def greedy(model: torch.nn.Module, name: str, ids: list[int], images: list[Any],
     if images:
         made = processor(name)(images=images, return_tensors="np")
         given = {k: torch.from_numpy(np.asarray(made[k])) for k in ("pixel_values", *family.extras)}
+        if "image_grid_thw" in given:
+            given["mm_token_type_ids"] = (torch.tensor([ids]) == IDS[family.token]).int()
     with torch.no_grad():
         out = model.generate(
             input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=new, min_new_tokens=new,
@@ -131,11 +158,11 @@ def architecture(name: str) -> str:
     return type(transformers.AutoModelForImageTextToText.from_config(FAMILIES[name].config())).__name__
 
 
-def same_pixels(name: str, ours: np.ndarray, theirs: Any) -> tuple[np.ndarray, np.ndarray]:
+def same_pixels(name: str, prepared: Prepared, theirs: Any) -> tuple[np.ndarray, np.ndarray]:
     """Patches [T, width] of ours and of transformers' pixel values, in one order."""
-    pixels = np.asarray(theirs["pixel_values"])
-    if pixels.ndim == 2:  # patches already
-        return ours, pixels
+    pixels, ours = np.asarray(theirs["pixel_values"]), prepared.value
+    if pixels.ndim == 2:  # patches already, and ours may lie window by window
+        return ours[prepared.keep], pixels
     patch = FAMILIES[name].config().vision_config.patch_size
     images = pixels.reshape(-1, *pixels.shape[-3:])
     rows, columns = images.shape[2] // patch, images.shape[3] // patch

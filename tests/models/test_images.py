@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 Image = pytest.importorskip("PIL.Image", reason="images need Pillow: pip install 'thalweg[images]'")
 
@@ -16,6 +18,8 @@ import seeing  # noqa: E402
 
 from thalweg import LLM, SamplingParams  # noqa: E402
 from thalweg.checkpoint.config import read_config  # noqa: E402
+from thalweg.engine.client import media as client_media  # noqa: E402
+from thalweg.engine.messages import MediaItem  # noqa: E402
 from thalweg.errors import RequestError  # noqa: E402
 from thalweg.media import patches  # noqa: E402
 from thalweg.media.cell import pictures  # noqa: E402
@@ -99,7 +103,7 @@ def test_pixels_and_counts_are_those_of_transformers(name: str, tmp_path: Path) 
         image = picture(width, height, seed)
         views = [np.frombuffer(v.data, np.uint8).reshape(v.height, v.width, 3) for v in pictures(file_of(image), ours, 1 << 20)]
         want = theirs(images=[image], return_tensors="np")
-        np.testing.assert_allclose(*seeing.same_pixels(name, ours.prepared(views).value, want), atol=2e-6)
+        np.testing.assert_allclose(*seeing.same_pixels(name, ours.prepared(views), want), atol=2e-6)
         made = ours.prepared(views)
         group = len(made.keep) // ours.count([(v.shape[1], v.shape[0]) for v in views])
         assert group * ours.count([(v.shape[1], v.shape[0]) for v in views]) == len(made.keep)
@@ -180,3 +184,33 @@ def test_the_text_part_alone_refuses_images(one: Any) -> None:
             llm.chat(asks(picture(28, 28)), GREEDY, use_tqdm=False)
     finally:
         llm.shutdown()
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3-vl"])
+def test_positions_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    family = seeing.FAMILIES[name]
+    config = family.config()
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(tmp_path)
+    seeing.processor(name).save_pretrained(tmp_path)
+    ours = processor(read_config(tmp_path), tmp_path)
+    assert ours is not None
+    token, ids, items, grids = seeing.IDS[family.token], [5, 6, 7], list[MediaItem](), list[list[int]]()
+    for seed, (width, height) in enumerate(SIZES):
+        views = tuple(
+            np.frombuffer(v.data, np.uint8).reshape(v.height, v.width, 3)
+            for v in pictures(file_of(picture(width, height, seed)), ours, 1 << 20)
+        )
+        sizes = [(v.shape[1], v.shape[0]) for v in views]
+        count = ours.count(sizes)
+        items.append(MediaItem(b"", np.arange(len(ids), len(ids) + count, dtype=np.int32), views))
+        ids += [token] * count + [9] * (1 + seed % 3)
+        columns, rows = ours.grid(sizes) or (0, 0)
+        grids.append([1, rows * ours.merge, columns * ours.merge])  # type: ignore[union-attr]
+    said = torch.tensor([ids])
+    want, delta = model.model.get_rope_index(said, (said == token).int(), image_grid_thw=torch.tensor(grids))
+    axes = client_media.axes(ours, len(ids), items)
+    assert axes is not None
+    np.testing.assert_array_equal(axes.shift + np.arange(len(ids))[:, None], want[:, 0].T.numpy())
+    assert axes.after == int(delta[0])

@@ -34,6 +34,14 @@ class MediaItem(msgspec.Struct, frozen=True):
     views: tuple[np.ndarray, ...]  # u8[height, width, 3] each: what the model's processor makes of it
 
 
+class Axes(msgspec.Struct, frozen=True):
+    """Positions along several axes, of models that tell rows and columns of images apart."""
+
+    shift: np.ndarray  # i32[prompt, 3]: added to the position of each token of the prompt, for each axis
+    after: int
+    """Added to that of every later token."""
+
+
 class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """SamplingParams with every text, default and name resolved to token ids: all the engine needs."""
 
@@ -67,6 +75,8 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     overlay: Overlay | None = None
     media: tuple[MediaItem, ...] = ()
     """In the order of their positions."""
+    axes: Axes | None = None
+    """None: a token's position is that in its sequence."""
     extra: dict[str, Any] = {}
     """SamplingParams.extra_args as the features they belong to checked them (`thalweg.features`): plain values."""
 

@@ -13,6 +13,7 @@ from thalweg.hal.step import SamplingArrays, StepBatch
 
 if TYPE_CHECKING:
     from thalweg.media.processors.base import ImageProcessor
+    from thalweg.media.processors.qwen_vl import QwenVL
 
 F32, I32 = np.float32, np.int32
 
@@ -125,3 +126,50 @@ def windows(whole: StepBatch) -> StepBatch:
         whole, token_seq=patches.window_seq, query=size, last_row=np.cumsum(size, dtype=I32) - I32(1),
         slots=np.ones_like(size), context=np.zeros_like(size),
     )  # fmt: skip
+
+
+def blocks(p: QwenVL, view: np.ndarray) -> Prepared:
+    """Patches in squares of those that are merged, and where layers see windows, window by window."""
+    image = normalised(view, p)
+    rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
+    order = merged(rows, columns, p.merge)
+    down, across = np.divmod(order, columns)
+    keep, lengths = np.arange(order.size, dtype=I32), list[int]()
+    if p.window:
+        moved, lengths = _windows(rows // p.merge, columns // p.merge, p.window)
+        every = (moved[:, None] * p.merge**2 + np.arange(p.merge**2, dtype=I32)).reshape(-1)
+        order, down, across = order[every], down[every], across[every]
+        keep = np.argsort(every).astype(I32)
+        lengths = [n * p.merge**2 for n in lengths]
+    flat = cut(image, p.patch).reshape(rows * columns, 3, 1, p.patch, p.patch)[order]
+    value = np.broadcast_to(flat, (order.size, 3, p.frames, p.patch, p.patch)).reshape(order.size, -1)
+    made = Prepared(
+        np.ascontiguousarray(value), [order.size], keep, turn=angles(down, across, p.head_dim, 1e4, False), windows=lengths
+    )
+    if p.side:
+        made.place, made.share = stretched(down, across, rows, columns, p.side)
+    return made
+
+
+def _windows(rows: int, columns: int, window: int) -> tuple[np.ndarray, list[int]]:
+    """Merged patches in the order of their windows, and how many each window has."""
+    each = np.arange(rows * columns, dtype=I32).reshape(rows, columns)
+    parts = [
+        each[top : top + window, left : left + window].reshape(-1)
+        for top in range(0, rows, window)
+        for left in range(0, columns, window)
+    ]
+    return np.concatenate(parts), [len(part) for part in parts]
+
+
+def stretched(down: np.ndarray, across: np.ndarray, rows: int, columns: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """The four nearest rows of a table of side x side places stretched over the image, corner on corner, and their shares."""
+    near, share = [], []
+    for at, size in ((down, rows), (across, columns)):
+        where = at.astype(F32) * F32(side - 1) / F32(max(size - 1, 1))
+        low = np.floor(where).astype(I32)
+        near.append((low, np.minimum(low + 1, side - 1)))
+        share.append((1 - (where - low), where - low))
+    place = [near[0][i] * side + near[1][j] for i in (0, 1) for j in (0, 1)]
+    much = [share[0][i] * share[1][j] for i in (0, 1) for j in (0, 1)]
+    return np.stack(place, 1).astype(I32), np.stack(much, 1).astype(F32)

@@ -15,6 +15,7 @@ import torch
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
+from thalweg.hal.parts.axes import Axes
 from thalweg.hal.parts.overlays import Overlays
 from thalweg.hal.step import Array, StepBatch, StepShape
 from thalweg.models import sizes, spec
@@ -129,6 +130,8 @@ class Decoder:
             "embed": self._embed.specs,
             "layers": {i: b.specs for i, b in enumerate(self.blocks)},
         }
+        if any(rope.sections for rope in ropes):
+            self.specs["axes"] = {i: _axes_spec(rope) for i, rope in enumerate(ropes)}
         if self._learned:
             self.specs["learned"] = {i: each.specs for i, each in enumerate(self._learned)}
         for key, part in self._ends():
@@ -152,26 +155,41 @@ class Decoder:
     def forward(self, params: Any, batch: StepBatch, kv: list[Array]) -> tuple[Array, list[Array]]:
         """The hidden states [T, hidden] after the final norm, and the new caches, one per layer. Token ids are known:
         batch.tokens holds no ON_DEVICE. Where the model tells types of tokens apart, one of type n is its id + n * vocab."""
-        flow = Flow(batch, list(kv), params.get("rope", {}))
-        x, residual = self.entered(params, batch), None
+        flow = self._flow(params, batch, kv)
+        laid = _laid(batch)
+        x, residual = self.entered(params, batch, laid), None
         for i, block in enumerate(self.blocks):
             x, residual = block(params["layers"][i], x, residual, flow)
+            if laid is not None and i + 1 < laid.shape[1] // self.hidden:
+                x = x + laid[:, (i + 1) * self.hidden : (i + 2) * self.hidden].to(x.dtype)
         if self._norm is not None:
             x, _ = self._norm.add(params["norm"], x, residual)
         elif residual is not None:
             x = x + residual
         return x, flow.caches
 
-    def entered(self, params: Any, batch: StepBatch) -> Array:
-        """What enters the first layer, [T, hidden]."""
+    def _flow(self, params: Any, batch: StepBatch, kv: list[Array]) -> Flow:
+        """Where positions have several axes, each token has a row of its own in the rotary tables."""
+        flow, axes = Flow(batch, list(kv), params.get("rope", {})), batch.get(Axes)
+        if axes is None or "axes" not in params:
+            return flow
+        where = (batch.positions.unsqueeze(1) + axes.shift).clamp(0, self.max_len - 1).long()
+        flow.rows = (torch.ones_like(batch.positions).cumsum(0) - 1).to(torch.int32)
+        flow.tables = {
+            i: table[where].gather(1, params["axes"][i].expand(len(where), 1, -1)).squeeze(1)
+            for i, table in flow.tables.items()
+        }
+        return flow
+
+    def entered(self, params: Any, batch: StepBatch, laid: Array | None = None) -> Array:
+        """What enters the first layer, [T, hidden]. laid: as `_laid` gives it."""
         tokens, types = batch.tokens, None
         if self.spec.types > 1:
             types, tokens = torch.div(tokens, self.vocab, rounding_mode="floor"), tokens % self.vocab
         x: Array = self._embed(params["embed"], tokens)
         overlays = batch.get(Overlays)
-        if overlays is not None:
-            laid = overlays.vector[overlays.pick.clamp(min=0)].to(x.dtype)
-            x = torch.where((overlays.pick >= 0).unsqueeze(1), laid, x)
+        if overlays is not None and laid is not None:
+            x = torch.where((overlays.pick >= 0).unsqueeze(1), laid[:, : self.hidden].to(x.dtype), x)
         for i, table in enumerate(self._learned):
             x = x + table(params["learned"][i], batch, types)
         if self._embed_norm is not None:
@@ -220,12 +238,27 @@ class Decoder:
         return self._head.argmax(params["head"], x)
 
 
+def _laid(batch: StepBatch) -> Array | None:
+    """The vector of each token that has one, f32[T, hidden * n], zeros for others; None if no token has. Beyond the first
+    `hidden` values there are those that are added to what the first layers give."""
+    overlays = batch.get(Overlays)
+    if overlays is None:
+        return None
+    return overlays.vector[overlays.pick.clamp(min=0)] * (overlays.pick >= 0).unsqueeze(1)
+
+
 def _bytes(layout: KVLayout | tuple[KVLayout, ...]) -> int:
     return sum(part.bytes_per_block for part in (layout if isinstance(layout, tuple) else (layout,)))
 
 
 def _table(ropes: Sequence[spec.Rope], layer: spec.Layer) -> int:
     return -1 if layer.mixer.rope is None else ropes.index(layer.mixer.rope)
+
+
+def _axes_spec(rope: spec.Rope) -> ParamSpec:
+    """i64[1, 1, rotary_dim]: the axis by which each column of the table is read."""
+    axes = rope.axes or (0,) * (rope.dim // 2)
+    return ParamSpec(Weight(()), "int64", make=partial(torch.tensor, [[[*axes, *axes]]]))
 
 
 def _table_spec(rope: spec.Rope, max_len: int) -> ParamSpec:

@@ -18,6 +18,9 @@ class Flow:
     """One per layer, of recurrent layers a tuple of several. A layer puts what was returned in place of what it was given."""
     tables: Mapping[int, Any]
     """Rotary tables f32[positions, rotary_dim], in the order of `ModelSpec.ropes`."""
+    rows: Array | None = None
+    """i32[T], of steps whose positions have several axes: then the tables have a row for each token, and this says which.
+    None: a token's row is its position."""
 
 
 @dataclass(frozen=True, slots=True)

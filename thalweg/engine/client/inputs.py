@@ -125,7 +125,12 @@ class InputProcessor:
         text, ids, salt, overlay = self._laid(prompt, params)
         items = self._items(ids, images, params.n)
         tokens = np.array(ids, np.int32)
-        shared = {**self._sampling(params, len(ids)), "overlay": overlay, "media": items}
+        shared = {
+            **self._sampling(params, len(ids)),
+            "overlay": overlay,
+            "media": items,
+            "axes": self._media.axes(len(ids), items) if self._media and items else None,
+        }
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         scores = -1 if params.prompt_logprobs is None else self._logprobs("prompt_logprobs", params.prompt_logprobs)
         requests = []

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from thalweg.engine.messages import MediaItem
+from thalweg.engine.messages import Axes, MediaItem
 from thalweg.errors import RequestError
 from thalweg.media.gate import Gate, checked, decoded
 from thalweg.media.images import CELLS, Image, Images
@@ -151,6 +151,10 @@ class Media:
         parts = np.split(places, np.cumsum(counts)[:-1]) if counts else []
         return tuple(MediaItem(image.digest, at, image.views) for image, at in zip(images, parts, strict=True))
 
+    def axes(self, length: int, items: Sequence[MediaItem]) -> Axes | None:
+        """Positions of a prompt of so many tokens, of models that tell rows and columns apart."""
+        return axes(self._processor, length, items)
+
     # ------------------------------------------------------------ prompts of programs
 
     def prompt(self, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,6 +177,23 @@ class Media:
     async def prompt_async(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """`prompt`, off the event loop."""
         return await asyncio.to_thread(self.prompt, fields)
+
+
+def axes(processor: Processor, length: int, items: Sequence[MediaItem]) -> Axes | None:
+    """Positions of a prompt with these images. None: the model's have one axis. An image has the time of its first token, and
+    what follows goes on behind its longer edge."""
+    grids = [processor.grid([(v.shape[1], v.shape[0]) for v in item.views]) for item in items]
+    shift, less = np.zeros((length, 3), np.int32), 0
+    for item, grid in zip(items, grids, strict=True):
+        if grid is None:
+            return None
+        first, last = int(item.positions[0]), int(item.positions[-1]) + 1
+        each = np.arange(last - first, dtype=np.int32)
+        down, across = np.divmod(each, grid[0])
+        shift[first:last] = np.stack([np.zeros_like(down), down, across], 1) - each[:, None] - less
+        less += last - first - max(grid)
+        shift[last:] = -less
+    return Axes(shift, -less)
 
 
 def _sizes(image: Image) -> list[tuple[int, int]]:

@@ -11,10 +11,11 @@ from thalweg.checkpoint.json_files import read_object
 from thalweg.media.processors.base import FILE, View, outer, vision
 from thalweg.media.processors.clip import Clip, clip
 from thalweg.media.processors.pixtral import Pixtral, pixtral
+from thalweg.media.processors.qwen_vl import QwenVL, qwen2_5_vl, qwen3_vl
 
-__all__ = ["FILE", "PROCESSORS", "Clip", "Pixtral", "Processor", "View", "processor"]
+__all__ = ["FILE", "PROCESSORS", "Clip", "Pixtral", "Processor", "QwenVL", "View", "processor"]
 
-Processor = Clip | Pixtral
+Processor = Clip | Pixtral | QwenVL
 
 
 def _llava(config: Config, said: Config) -> Processor:
@@ -24,6 +25,8 @@ def _llava(config: Config, said: Config) -> Processor:
 PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "LlavaForConditionalGeneration": _llava,
     "Mistral3ForConditionalGeneration": pixtral,
+    "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl,
+    "Qwen3VLForConditionalGeneration": qwen3_vl,
 }
 """`architectures` entry of config.json -> what reads the settings of its images."""
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from thalweg.checkpoint.config import Config, text
-from thalweg.errors import UnsupportedModelError
+from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families import gemma, llama, ministral3, mistral, qwen2, qwen3
 from thalweg.models.families import gemma3 as gemma3_text
+from thalweg.models.families.towers import qwen_vl
 from thalweg.models.families.towers.clip import clip
 from thalweg.models.families.towers.common import seen
 from thalweg.models.families.towers.pixtral import pixtral
-from thalweg.models.spec import ModelSpec, Names, Vision
+from thalweg.models.spec import Layer, ModelSpec, Names, Vision
 
 PREFIXES = (
     ("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."), ("model.language_model.", "model."),
@@ -58,11 +60,13 @@ def mistral3(config: Config) -> ModelSpec:
 
 
 def qwen2_5_vl(config: Config) -> ModelSpec:
-    return _blind(qwen2.qwen2(_one_axis(config)))
+    spec = qwen2.qwen2(_one_axis(config))
+    return _seeing(_with_axes(spec, config, mixed=False), config, qwen_vl.qwen2_5_vl)
 
 
 def qwen3_vl(config: Config) -> ModelSpec:
-    return _blind(qwen3.qwen3(_one_axis({"rope_theta": 500_000.0, **config})))
+    spec = qwen3.qwen3(_one_axis({"rope_theta": 500_000.0, **config}))
+    return _seeing(_with_axes(spec, config, mixed=True), config, qwen_vl.qwen3_vl)
 
 
 def _of_kind(config: Config, default: str, known: tuple[str, ...] = tuple(TEXT)) -> ModelSpec:
@@ -82,6 +86,28 @@ def _seeing(spec: ModelSpec, config: Config, tower: Callable[[Config], Tower]) -
         return _blind(spec)
     vision, unread = tower(config)
     return replace(spec, names=Names(replace=PREFIXES, skip=("mtp.", "model.mtp.", *unread)), vision=vision)
+
+
+def _with_axes(spec: ModelSpec, config: Config, mixed: bool) -> ModelSpec:
+    """The same with positions of three axes: time, rows, columns."""
+    said = config.get("rope_scaling") or config.get("rope_parameters")
+    sections = said.get("mrope_section") if isinstance(said, dict) else None
+    first = spec.layers[0].mixer.rope
+    assert first is not None
+    if sections is None:
+        sections = [24, 20, 20] if mixed else [16, 24, 24]
+    whole = isinstance(sections, list) and len(sections) == 3 and all(type(n) is int and n >= 0 for n in sections)
+    if not whole or sum(sections) != first.dim // 2:
+        raise CheckpointError(
+            f"config.json: mrope_section: must be 3 numbers of {first.dim // 2} together, not {sections!r:.80}"
+        )
+
+    def turned(layer: Layer) -> Layer:
+        mixer: Any = layer.mixer
+        rope = replace(mixer.rope, sections=tuple(sections), mixed=mixed)
+        return replace(layer, mixer=replace(mixer, rope=rope))
+
+    return replace(spec, layers=tuple(turned(layer) for layer in spec.layers))
 
 
 def _one_axis(config: Config) -> Config:

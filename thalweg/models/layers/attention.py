@@ -128,7 +128,8 @@ class _Ops:
         if not self._after:
             q, k = self._normed(p, q, k)
         if self._rope is not None:
-            q, k = self._rope(q, k, flow.batch.positions, flow.tables[at.table])
+            rows = flow.batch.positions if flow.rows is None else flow.rows
+            q, k = self._rope(q, k, rows, flow.tables[at.table])
         if self._after:
             q, k = self._normed(p, q, k)
         q, k, v = _divided(self._scales, q, k, v)
@@ -139,6 +140,17 @@ class _Ops:
 
     def _normed(self, p: Mapping[str, Any], q: Array, k: Array) -> tuple[Array, Array]:
         return (q, k) if self._norm is None else (self._norm(q, p["q_norm"]["weight"]), self._norm(k, p["k_norm"]["weight"]))
+
+
+class _Either:
+    """What the backend fuses, but in steps whose positions have several axes: it reads the table at the positions by which it
+    finds the cache."""
+
+    def __init__(self, fused: _Fused, apart: _Ops) -> None:
+        self._fused, self._apart = fused, apart
+
+    def __call__(self, p: Mapping[str, Any], q: Array, k: Array, v: Array, flow: Flow, at: Place) -> Array:
+        return (self._fused if flow.rows is None else self._apart)(p, q, k, v, flow, at)
 
 
 def _divided(scales: CacheScales | None, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
@@ -153,7 +165,7 @@ def _norm_of(norm: declared.HeadNorm, weights: Mapping[str, Any]) -> declared.No
 
 def _attending(
     ctx: Context, spec: declared.Attention, backend: AttentionBackend, attn: AttnSpec, scales: CacheScales | None
-) -> _Fused | _Ops:
+) -> _Fused | _Ops | _Either:
     per_head = spec.norm if spec.norm is not None and not spec.norm.whole else None
     eps, offset = (per_head.eps, per_head.offset) if per_head else (None, 0.0)
     rope = spec.rope
@@ -161,7 +173,8 @@ def _attending(
     between = scales is not None and eps is not None  # norms would undo what comes before them
     after = per_head is not None and per_head.after
     if rope is not None and not (between or after) and _offered(ctx, backend, attn, prologue):
-        return _Fused(backend, attn, prologue, scales)
+        fused = _Fused(backend, attn, prologue, scales)
+        return _Either(fused, _Ops(ctx, backend, attn, prologue, prologue, scales)) if rope.sections else fused
     return _Ops(ctx, backend, attn, prologue if rope else None, prologue, scales, after)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from thalweg.checkpoint.config import BESIDE, Config, flag, integer, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import UNGATED
-from thalweg.models.spec import Attention, Rope, Vision
+from thalweg.models.spec import Attention, Rope
 from thalweg.models.spec.vision import Projector, Step
 
 ACTS = {**UNGATED, "quick_gelu": "gelu_quick"}
@@ -36,13 +38,13 @@ def size(config: Config, key: str, default: int) -> int:
     return integer(config, key, high=1 << 20, default=default)
 
 
-def sees_all(heads: int, hidden: int, *, turned: bool = False, head_dim: int = 0, **more: object) -> Attention:
+def sees_all(heads: int, hidden: int, *, turned: bool = False, head_dim: int = 0, **more: Any) -> Attention:
     """Attention over whole images. turned: rotary positions, which come with the patches."""
     if hidden % heads and not head_dim:
         raise CheckpointError(f"config.json: vision_config: {heads} heads do not divide {hidden}")
     head_dim = head_dim or hidden // heads
     rope = Rope({"rope_type": "default", "rope_theta": 1e4}, head_dim, 1) if turned else None
-    return Attention(heads=heads, kv_heads=heads, head_dim=head_dim, rope=rope, causal=False, **more)  # type: ignore[arg-type]
+    return Attention(heads=heads, kv_heads=heads, head_dim=head_dim, rope=rope, causal=False, **more)
 
 
 def feature_layer(config: Config, layers: int, default: int) -> int:
@@ -56,21 +58,16 @@ def feature_layer(config: Config, layers: int, default: int) -> int:
     return said if said > 0 else layers + 1 + said
 
 
-def two_layers(config: Config, inputs: int, hidden: int, default_bias: bool, **more: object) -> Projector:
-    """linear_1, an activation, linear_2: what LLaVA began with."""
+def two_layers(
+    config: Config, inputs: int, hidden: int, default_bias: bool, first: Step | None = None, **more: Any
+) -> Projector:
+    """linear_1, an activation, linear_2: what LLaVA began with. first: a layer before them."""
     around = beside(config)
     bias = flag(around, "multimodal_projector_bias", default_bias)
-    steps = (
+    steps: tuple[Step, ...] = (
         Step("linear_1", inputs, hidden, bias, act(around, "projector_hidden_act", "gelu")),
         Step("linear_2", hidden, hidden, bias),
     )
-    first = more.pop("first", None)
-    if isinstance(first, Step):
-        steps = (first, *steps)  # type: ignore[assignment]
-    return Projector(root="model.multi_modal_projector.", steps=steps, **more)  # type: ignore[arg-type]
-
-
-def unused(vision: Vision, layers: int) -> tuple[str, ...]:
-    """Prefixes of the tensors of layers that do not run, and of the norm behind them."""
-    some = [f"{vision.root}{vision.layer.format(i)}" for i in range(len(vision.layers), layers)]
-    return tuple(some)
+    if first is not None:
+        steps = (first, *steps)
+    return Projector(root="model.multi_modal_projector.", steps=steps, **more)
