@@ -107,6 +107,19 @@ FAMILIES: dict[str, Seeing] = {
         },
         ("image_grid_thw",),
     ),
+    "qwen3.5": Seeing(
+        _config(
+            "Qwen3_5Config",
+            {
+                "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 24,
+                "linear_value_head_dim": 16,
+                "rope_parameters": {**MROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
+            },
+            QWEN | {"num_position_embeddings": 36}, "<|image_pad|>",
+        ),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Qwen2VLImageProcessorPil",
+        {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}}, ("image_grid_thw",),
+    ),
 }  # fmt: skip
 
 

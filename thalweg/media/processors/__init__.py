@@ -27,6 +27,8 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Mistral3ForConditionalGeneration": pixtral,
     "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl,
     "Qwen3VLForConditionalGeneration": qwen3_vl,
+    "Qwen3_5ForConditionalGeneration": qwen3_vl,
+    "Qwen3_5MoeForConditionalGeneration": qwen3_vl,
 }
 """`architectures` entry of config.json -> what reads the settings of its images."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from thalweg.checkpoint.config import Config, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.models.families import gemma, llama, ministral3, mistral, qwen2, qwen3
+from thalweg.models.families import gemma, llama, ministral3, mistral, qwen2, qwen3, qwen3_next
 from thalweg.models.families import gemma3 as gemma3_text
 from thalweg.models.families.towers import qwen_vl
 from thalweg.models.families.towers.clip import clip
@@ -69,6 +69,14 @@ def qwen3_vl(config: Config) -> ModelSpec:
     return _seeing(_with_axes(spec, config, mixed=True), config, qwen_vl.qwen3_vl)
 
 
+def qwen3_5(config: Config) -> ModelSpec:
+    return _seeing(_with_axes(qwen3_next.qwen3_5(config), config, mixed=True), config, qwen_vl.qwen3_vl)
+
+
+def qwen3_5_moe(config: Config) -> ModelSpec:
+    return _seeing(_with_axes(qwen3_next.qwen3_5_moe(config), config, mixed=True), config, qwen_vl.qwen3_vl)
+
+
 def _of_kind(config: Config, default: str, known: tuple[str, ...] = tuple(TEXT)) -> ModelSpec:
     kind = text(config, "model_type", default)
     if kind not in known:
@@ -92,10 +100,9 @@ def _with_axes(spec: ModelSpec, config: Config, mixed: bool) -> ModelSpec:
     """The same with positions of three axes: time, rows, columns."""
     said = config.get("rope_scaling") or config.get("rope_parameters")
     sections = said.get("mrope_section") if isinstance(said, dict) else None
-    first = spec.layers[0].mixer.rope
-    assert first is not None
+    first = next(rope for layer in spec.layers if (rope := layer.mixer.rope) is not None)
     if sections is None:
-        sections = [24, 20, 20] if mixed else [16, 24, 24]
+        sections = {True: [11, 11, 10] if first.dim < 128 else [24, 20, 20], False: [16, 24, 24]}[mixed]
     whole = isinstance(sections, list) and len(sections) == 3 and all(type(n) is int and n >= 0 for n in sections)
     if not whole or sum(sections) != first.dim // 2:
         raise CheckpointError(
@@ -104,6 +111,8 @@ def _with_axes(spec: ModelSpec, config: Config, mixed: bool) -> ModelSpec:
 
     def turned(layer: Layer) -> Layer:
         mixer: Any = layer.mixer
+        if mixer.rope is None:
+            return layer
         rope = replace(mixer.rope, sections=tuple(sections), mixed=mixed)
         return replace(layer, mixer=replace(mixer, rope=rope))
 
