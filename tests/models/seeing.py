@@ -40,6 +40,10 @@ CLIP = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 7, "model_type": "clip_vision_model",
 }  # fmt: skip
+SIGLIP = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32,
+    "patch_size": 4, "model_type": "siglip_vision_model", "vision_use_head": False,
+}  # fmt: skip
 PIXTRAL = {
     "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56,
     "patch_size": 7, "head_dim": 16, "model_type": "pixtral",
@@ -85,6 +89,12 @@ FAMILIES: dict[str, Seeing] = {
                 vision_feature_select_strategy="full"),
         "[IMG]", "[IMG]", "PixtralImageProcessorPil", {"size": {"longest_edge": 56}, "patch_size": {"height": 7, "width": 7}},
         ("image_sizes",),
+    ),
+    "gemma3": Seeing(
+        _config("Gemma3Config", {"sliding_window": 20, "query_pre_attn_scalar": 24, "model_type": "gemma3_text"}, SIGLIP,
+                "<image_soft_token>", mm_tokens_per_image=16),
+        "<image_soft_token>", "<start_of_image>", "Gemma3ImageProcessorPil",
+        {"size": {"height": 32, "width": 32}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
     ),
     "mistral3": Seeing(
         _config("Mistral3Config", {"model_type": "mistral", "sliding_window": None}, PIXTRAL, "[IMG]"),
@@ -150,21 +160,35 @@ def processor(name: str) -> Any:
     return getattr(transformers, family.processor)(**family.settings)
 
 
-def greedy(model: torch.nn.Module, name: str, ids: list[int], images: list[Any], new: int) -> list[int]:
-    """transformers' tokens after a prompt whose placeholders are expanded."""
+def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tensor]:
+    """What transformers' model is asked with: a prompt whose placeholders are expanded, and its images."""
     family = FAMILIES[name]
-    given: dict[str, Any] = {}
+    out = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))}
+    shown = (out["input_ids"] == IDS[family.token]).int()
     if images:
         made = processor(name)(images=images, return_tensors="np")
-        given = {k: torch.from_numpy(np.asarray(made[k])) for k in ("pixel_values", *family.extras)}
-        if "image_grid_thw" in given:
-            given["mm_token_type_ids"] = (torch.tensor([ids]) == IDS[family.token]).int()
-    with torch.no_grad():
-        out = model.generate(
-            input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=new, min_new_tokens=new,
-            do_sample=False, **given,
-        )  # fmt: skip
-    return out[0, len(ids) :].tolist()
+        out |= {k: torch.from_numpy(np.asarray(made[k])) for k in ("pixel_values", *family.extras)}
+        if "image_grid_thw" in out:
+            out["mm_token_type_ids"] = shown
+    if name == "gemma3":
+        out["token_type_ids"] = shown
+    return out
+
+
+@torch.no_grad()
+def greedy(model: Any, name: str, ids: list[int], images: list[Any], new: int) -> list[int]:
+    """transformers' tokens."""
+    out = model.generate(**given(name, ids, images), max_new_tokens=new, min_new_tokens=new, do_sample=False)
+    tokens: list[int] = out[0, len(ids) :].tolist()
+    return tokens
+
+
+@torch.no_grad()
+def scores(model: Any, name: str, ids: list[int], images: list[Any]) -> np.ndarray:
+    """transformers' log probabilities of the prompt's tokens, from the second."""
+    logits = model(**given(name, ids, images)).logits[0, :-1].log_softmax(-1)
+    made: np.ndarray = logits.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
+    return made
 
 
 def architecture(name: str) -> str:

@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -82,6 +83,10 @@ def test_answers_about_images_are_those_of_transformers(name: str, tmp_path: Pat
         encoded = llm.llm_engine.worker.encode
         assert encoded is not None
         assert encoded.runs == 4  # type: ignore[attr-defined]
+        ids = list(outs[1].prompt_token_ids)
+        scored = llm.chat(chats[1][1], msgspec.structs.replace(GREEDY, prompt_logprobs=0), use_tqdm=False)[0]
+        mine = [each[token].logprob for each, token in zip(scored.prompt_logprobs[1:], ids[1:], strict=True)]
+        np.testing.assert_allclose(mine, seeing.scores(model, name, ids, [a, b]), atol=1e-3)
         before = llm.stats().prefix_hits
         again = llm.chat(chats[1][1], GREEDY, use_tqdm=False)[0]
         assert list(again.outputs[0].token_ids) == list(outs[1].outputs[0].token_ids)

@@ -77,6 +77,8 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """In the order of their positions."""
     axes: Axes | None = None
     """None: a token's position is that in its sequence."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """Tokens [first, end) of the prompt that see each other, those behind too: each is computed in one step."""
     extra: dict[str, Any] = {}
     """SamplingParams.extra_args as the features they belong to checked them (`thalweg.features`): plain values."""
 

@@ -148,6 +148,11 @@ class Decoder:
         """Per group: the backend that makes StepBatch.metadata, and the spec it makes it for, that of all its layers. None: its
         layers attend to nothing."""
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Can its images see themselves whole, where the model means them to?"""
+        return all(b.mixer.spec.spans for layer, b in zip(self.spec.layers, self.blocks, strict=True) if _spans(layer))
+
     def rename(self, name: str) -> str | None:
         """A checkpoint's tensor name as the layers know it; None for tensors that hold nothing of their own."""
         return self.spec.known(name)
@@ -245,6 +250,10 @@ def _laid(batch: StepBatch) -> Array | None:
     if overlays is None:
         return None
     return overlays.vector[overlays.pick.clamp(min=0)] * (overlays.pick >= 0).unsqueeze(1)
+
+
+def _spans(layer: spec.Layer) -> bool:
+    return isinstance(layer.mixer, spec.Attention) and layer.mixer.spans
 
 
 def _bytes(layout: KVLayout | tuple[KVLayout, ...]) -> int:

@@ -129,7 +129,7 @@ class InputProcessor:
             **self._sampling(params, len(ids)),
             "overlay": overlay,
             "media": items,
-            "axes": self._media.axes(len(ids), items) if self._media and items else None,
+            **self._seen(ids, items),
         }
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         scores = -1 if params.prompt_logprobs is None else self._logprobs("prompt_logprobs", params.prompt_logprobs)
@@ -203,6 +203,12 @@ class InputProcessor:
         self._bad_words(tuple(params.bad_words or ()))
 
     # ------------------------------------------------------------ prompts
+
+    def _seen(self, ids: list[int], items: tuple[MediaItem, ...]) -> dict[str, Any]:
+        """What follows from the images of a prompt, as fields of TokenSampling."""
+        if self._media is None or not items:
+            return {}
+        return {"axes": self._media.axes(len(ids), items), "spans": self._media.spans(items)}
 
     def _items(self, ids: list[int], images: Sequence[Any], choices: int) -> tuple[MediaItem, ...]:
         if not images:

@@ -155,6 +155,12 @@ class Media:
         """Positions of a prompt of so many tokens, of models that tell rows and columns apart."""
         return axes(self._processor, length, items)
 
+    def spans(self, items: Sequence[MediaItem]) -> tuple[tuple[int, int], ...]:
+        """Tokens that see each other, of models whose images do."""
+        if not self._processor.together:
+            return ()
+        return tuple((int(item.positions[0]), int(item.positions[-1]) + 1) for item in items)
+
     # ------------------------------------------------------------ prompts of programs
 
     def prompt(self, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -215,6 +215,9 @@ def _encoder(job: _Job, model: Model, params: Any) -> Callable[[MediaItem], np.n
     made = processor(job.hf, job.path) if model.vision is not None else None
     if model.vision is None or made is None:
         return None
+    if not model.looks_ahead:
+        logger.warning("images are refused: no attention of this device lets an image's tokens see each other")
+        return None
     from thalweg.engine.worker.encoder import Encoder
 
     return Encoder(model.vision, params["vision"], job.device, made, ENCODED)

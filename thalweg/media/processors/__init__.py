@@ -10,12 +10,13 @@ from thalweg.checkpoint.config import Config, architecture, folder
 from thalweg.checkpoint.json_files import read_object
 from thalweg.media.processors.base import FILE, View, outer, vision
 from thalweg.media.processors.clip import Clip, clip
+from thalweg.media.processors.gemma3 import Gemma3, gemma3
 from thalweg.media.processors.pixtral import Pixtral, pixtral
 from thalweg.media.processors.qwen_vl import QwenVL, qwen2_5_vl, qwen3_vl
 
-__all__ = ["FILE", "PROCESSORS", "Clip", "Pixtral", "Processor", "QwenVL", "View", "processor"]
+__all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "QwenVL", "View", "processor"]
 
-Processor = Clip | Pixtral | QwenVL
+Processor = Clip | Gemma3 | Pixtral | QwenVL
 
 
 def _llava(config: Config, said: Config) -> Processor:
@@ -23,6 +24,7 @@ def _llava(config: Config, said: Config) -> Processor:
 
 
 PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
+    "Gemma3ForConditionalGeneration": gemma3,
     "LlavaForConditionalGeneration": _llava,
     "Mistral3ForConditionalGeneration": pixtral,
     "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Size = tuple[int, int]
 """Width and height."""
+HALF = (0.5, 0.5, 0.5)
 BICUBIC, BILINEAR = 3, 2
 """Resampling filters, by PIL's numbers."""
 MOST_RATIO = 200
@@ -45,6 +46,8 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     resample: int
     marker: str = ""
     """What templates write for an image. "": the token's own text."""
+    together: bool = False
+    """The vectors of an image see each other, those behind too."""
 
     def views(self, width: int, height: int) -> tuple[View, ...]:
         """Of an image of this size. ValueError, in words for who sent it, for one that cannot be taken."""

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from thalweg.media.patches import Prepared
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-HALF = (0.5, 0.5, 0.5)
 
 
 class QwenVL(ImageProcessor, frozen=True, kw_only=True):

@@ -14,6 +14,8 @@ from thalweg.models.families import gemma3 as gemma3_text
 from thalweg.models.families.towers import qwen_vl
 from thalweg.models.families.towers.clip import clip
 from thalweg.models.families.towers.common import seen
+from thalweg.models.families.towers.gemma3 import gemma3 as gemma3_tower
+from thalweg.models.families.towers.gemma3 import vectors
 from thalweg.models.families.towers.pixtral import pixtral
 from thalweg.models.spec import Layer, ModelSpec, Names, Vision
 
@@ -22,6 +24,7 @@ PREFIXES = (
     ("vision_tower.vision_model.", "model.vision_tower."), ("model.vision_tower.vision_model.", "model.vision_tower."),
 )  # fmt: skip
 """As transformers wrote them before its version 4.52, and after it."""
+INSIDE = (("mm_input_projection_weight", "mm_input_projection.weight"),)
 BLIND = Names(
     replace=PREFIXES,
     skip=tuple(
@@ -51,7 +54,15 @@ def llava(config: Config) -> ModelSpec:
 
 
 def gemma3(config: Config) -> ModelSpec:
-    return _blind(gemma3_text.gemma3(config))
+    """Tokens of an image see each other. No window is shorter than an image."""
+    spec = gemma3_text.gemma3(config)
+    windows = [w for layer in spec.layers if (w := getattr(layer.mixer, "window", 0))]
+    if not config.get("language_model_only") and min(windows, default=vectors(config)) < vectors(config):
+        raise UnsupportedModelError(
+            "config.json: sliding_window: shorter than an image: --language-model-only leaves those out"
+        )
+    layers = tuple(replace(each, mixer=replace(each.mixer, spans=True)) for each in spec.layers)  # type: ignore[type-var]
+    return _seeing(replace(spec, layers=layers), config, gemma3_tower)
 
 
 def mistral3(config: Config) -> ModelSpec:
@@ -93,7 +104,8 @@ def _seeing(spec: ModelSpec, config: Config, tower: Callable[[Config], Tower]) -
     if config.get("language_model_only"):
         return _blind(spec)
     vision, unread = tower(config)
-    return replace(spec, names=Names(replace=PREFIXES, skip=("mtp.", "model.mtp.", *unread)), vision=vision)
+    names = Names(replace=PREFIXES, inside=INSIDE, skip=("mtp.", "model.mtp.", *unread))
+    return replace(spec, names=names, vision=vision)
 
 
 def _with_axes(spec: ModelSpec, config: Config, mixed: bool) -> ModelSpec:

@@ -4,7 +4,7 @@ the device offers for it. The cache is passed through, never kept."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class Attention:
         self._qkv = Linear(ctx, weights["qkv"])
         self._out = RowLinear(ctx, weights["out"])
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
-        self.backend = _choose(ctx, self.spec)
+        self.backend, self.spec = _choose_any(ctx, self.spec)
         self.layout = self.backend.layout(self.spec, ctx.block_tokens)
         self.specs: dict[str, Any] = {"qkv": self._qkv.specs, "out": self._out.specs}
         norms = {k: weights[k] for k in ("q_norm", "k_norm") if k in weights}
@@ -192,6 +192,16 @@ def _offered(ctx: Context, backend: AttentionBackend, spec: AttnSpec, prologue: 
         kernel, refused = (backend.name, ()) if why is None else ("ops", ((backend.name, why),))
         ctx.binder.record(Choice("attend_fused", facts, kernel, why is None and backend.batch_invariant, refused))
     return why is None
+
+
+def _choose_any(ctx: Context, spec: AttnSpec) -> tuple[AttentionBackend, AttnSpec]:
+    """Where no backend lets tokens see those behind them, the model is served without: its images are refused."""
+    if spec.spans:
+        try:
+            return _choose(ctx, spec), spec
+        except DeviceError:
+            spec = replace(spec, spans=False)
+    return _choose(ctx, spec), spec
 
 
 def _choose(ctx: Context, spec: AttnSpec) -> AttentionBackend:

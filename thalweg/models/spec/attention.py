@@ -44,6 +44,8 @@ class Attention:
     """Matrices are stored [inputs, outputs]."""
     sinks: str = ""
     """The tensor of a logit per head that joins the softmax's denominator; "" = none."""
+    spans: bool = False
+    """Tokens of an image see each other, those behind too."""
     grows: tuple[float, int] | None = None
     """(beta, n): q at position p is multiplied by 1 + beta * log(1 + floor(p / n))."""
 
@@ -72,7 +74,7 @@ class Attention:
         return AttnSpec(
             heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, head_dim=self.head_dim,
             scale=self.scale or self.head_dim**-0.5, dtype=dtype, kind="window" if window else "full", window=window,
-            softcap=self.softcap, kv_dtype=kv_dtype, sinks=bool(self.sinks),
+            softcap=self.softcap, kv_dtype=kv_dtype, sinks=bool(self.sinks), spans=self.spans,
         )  # fmt: skip
 
     def weights(self, at: str, hidden: int) -> Weights:

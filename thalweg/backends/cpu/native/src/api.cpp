@@ -15,7 +15,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 17;
+constexpr int ABI = 18;
 
 // Best first.
 struct Level {
@@ -236,7 +236,7 @@ void cut(Context* c, Attending& j) {
 EXPORT void thalweg_attend(Context* c, const Attention* a) {
     Attending j{*a};
     run(c->pool, (a->tokens + a->per_task - 1) / a->per_task, c->kernels->write_kv, &j.attention);
-    if (pool_threads(c->pool) > 1) cut(c, j);
+    if (pool_threads(c->pool) > 1 && !a->last) cut(c, j);  // what sees ahead is a prompt, in tasks enough
     run(c->pool, j.pieces ? j.piece_count : a->task_count, c->kernels->attend, &j);
     run(c->pool, j.cut_count, c->kernels->merge, &j);
 }

@@ -99,6 +99,7 @@ struct Attention {
     // Of the layer. q_weight, k_weight: of the norms, or null. cos_sin: as thalweg_turn's table.
     const void *q, *k, *v, *sinks, *q_weight, *k_weight, *cos_sin;
     void *kv, *out;
+    const int32_t* last;  // of the step: the last position that each token sees, if that is after its own; or null
 };
 
 // A row's keys are summed in segments of so many, from multiples of it on, and the sums of segments are joined in
