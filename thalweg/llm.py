@@ -312,7 +312,7 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def reset_mm_cache(self) -> None:
-        """There is no cache of media: nothing to forget."""
+        """What is made of an image is not kept here: nothing to forget."""
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record operations, until `stop_profile` writes them to the folder of profiler_config."""
@@ -347,7 +347,7 @@ def _final_only(params: SamplingParams | PoolingParams) -> SamplingParams | Pool
 
 def _no_media(mm_processor_kwargs: Mapping[str, Any] | None) -> None:
     if mm_processor_kwargs:
-        raise NotSupportedError("mm_processor_kwargs: this version serves text only; leave it out")
+        raise NotSupportedError("mm_processor_kwargs: images are processed as the model's files say; leave it out")
 
 
 def _source(template: str) -> str:

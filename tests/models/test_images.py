@@ -56,8 +56,9 @@ def asks(*parts: Any) -> list[dict[str, Any]]:
 
 def engine(path: Path, **more: Any) -> LLM:
     return LLM(
-        str(path), device="cpu", dtype="float32", use_tqdm_on_load=False,
+        str(path), dtype="float32", use_tqdm_on_load=False,
         **{
+            "device": "cpu",
             "max_model_len": 512, "max_num_seqs": 3, "block_size": 16, "max_num_batched_tokens": 24,
             "num_gpu_blocks_override": 64,
         } | more,
@@ -74,7 +75,7 @@ def test_answers_about_images_are_those_of_transformers(name: str, tmp_path: Pat
         ([a], asks(a, "what?")), ([a, b], asks("see ", a, f" and {spelt} ", b)), ([], asks("hello")), ([c], asks(c, c.mode)),
         ([b], asks(b, "what?")), ([d], asks("so: ", d)),
     ]  # fmt: skip
-    llm = engine(tmp_path)
+    llm = engine(tmp_path, **{"mamba_block_size": 32, "num_gpu_blocks_override": 160} if name == "qwen3.5" else {})
     try:
         outs = llm.chat([chat for _, chat in chats], GREEDY, use_tqdm=False)
         for (images, _), out in zip(chats, outs, strict=True):
@@ -177,6 +178,26 @@ def test_what_is_no_image_is_refused_by_place(one: Any, content: list[Any], said
     with pytest.raises(RequestError) as error:
         one[2].chat([{"role": "user", "content": content}], GREEDY, use_tqdm=False)
     assert said in str(error.value)
+
+
+@pytest.mark.slow  # a family for each kind of positions and of attention
+@pytest.mark.parametrize(("name", "more"), [
+    ("qwen3-vl", {"num_gpu_blocks_override": 11, "max_model_len": 160}), ("gemma3", {"num_gpu_blocks_override": 7, "max_model_len": 96}),
+    ("gemma3", {"additional_config": {"isa": "none"}}), ("gemma3", {"device": "reference"}),
+    ("qwen2.5-vl", {"device": "thalweg.backends.torch_gpu.testing:HostGpuPlatform"}),
+])  # fmt: skip
+def test_images_are_seen_again_after_preemption_and_on_other_devices(name: str, more: dict[str, Any], tmp_path: Path) -> None:
+    model = seeing.make(name, tmp_path)
+    images = [picture(*size, seed) for seed, size in enumerate(SIZES[:3])]
+    params = msgspec.structs.replace(GREEDY, max_tokens=40)
+    llm = engine(tmp_path, **{"max_num_batched_tokens": 64, **more})
+    try:
+        outs = llm.chat([asks(image, "tell me") for image in images], params, use_tqdm=False)
+        for image, out in zip(images, outs, strict=True):
+            assert list(out.outputs[0].token_ids) == seeing.greedy(model, name, list(out.prompt_token_ids), [image], 40)
+        assert llm.stats().preemptions > 0 or "num_gpu_blocks_override" not in more
+    finally:
+        llm.shutdown()
 
 
 def test_the_text_part_alone_refuses_images(one: Any) -> None:

@@ -57,7 +57,7 @@ class ReferenceAttention(AttentionBackend):
             for at in range(0, query[s], QUERIES):
                 n = min(QUERIES, query[s] - at)
                 rows = slice(first + at, first + at + n)
-                ahead = None if spans is None else spans.last[rows]
+                ahead = None if spans is None else spans.last[rows, 0]
                 out[rows] = _attend_one(q[rows], kv, table[s], context[s] + at, spec, sinks, ahead)
         return out, kv
 

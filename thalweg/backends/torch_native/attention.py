@@ -219,7 +219,7 @@ def _work(
     low = torch.tensor([_low(at, size, spec, exact) for _, _, at in members])
     rows = (first[:, None] + torch.arange(m)).flatten()
     spans = batch.get(Spans)
-    ahead = None if spans is None or m == 1 else spans.last[rows].view(-1, m, 1)
+    ahead = None if spans is None or m == 1 else spans.last[rows, 0].view(-1, m, 1)
     end = start + m if ahead is None else torch.maximum(start + m, ahead.amax((1, 2)) + 1)
     width = _width(int((end - low * size).max()), size, exact)
     table = batch.block_tables[group][seqs]

@@ -13,4 +13,4 @@ from thalweg.hal.fields import Array, Part, dim
 class Axes(Part):
     """Only steps have it in which some position differs from that in the sequence."""
 
-    shift: Array = dim("T 3", np.int32)  # added to each token's position in its sequence, for each axis
+    shift: Array = dim("T axes", np.int32)  # added to each token's position in its sequence, for each axis

@@ -27,4 +27,4 @@ class SpansBuilder(Builder):
                 low, high = max(a, begin), min(b, begin + chunk.take)
                 if low < high:
                     last[first + low - begin : first + high - begin] = b - 1
-        return (Spans(last) if last.any() else None), FOREVER
+        return (Spans(last[:, None]) if last.any() else None), FOREVER
