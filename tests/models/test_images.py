@@ -180,12 +180,18 @@ def test_what_is_no_image_is_refused_by_place(one: Any, content: list[Any], said
     assert said in str(error.value)
 
 
-@pytest.mark.slow  # a family for each kind of positions and of attention
-@pytest.mark.parametrize(("name", "more"), [
-    ("qwen3-vl", {"num_gpu_blocks_override": 11, "max_model_len": 160}), ("gemma3", {"num_gpu_blocks_override": 7, "max_model_len": 96}),
-    ("gemma3", {"additional_config": {"isa": "none"}}), ("gemma3", {"device": "reference"}),
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3-vl", {"num_gpu_blocks_override": 11, "max_model_len": 160}),
+    ("gemma3", {"num_gpu_blocks_override": 7, "max_model_len": 96}),
+    ("gemma3", {"additional_config": {"isa": "none"}}),
+    ("gemma3", {"device": "reference"}),
     ("qwen2.5-vl", {"device": "thalweg.backends.torch_gpu.testing:HostGpuPlatform"}),
-])  # fmt: skip
+]
+"""A family for each kind of positions and of attention."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "more"), CASES)
 def test_images_are_seen_again_after_preemption_and_on_other_devices(name: str, more: dict[str, Any], tmp_path: Path) -> None:
     model = seeing.make(name, tmp_path)
     images = [picture(*size, seed) for seed, size in enumerate(SIZES[:3])]
