@@ -72,7 +72,12 @@ SEEING: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 def test_text_of_a_model_that_sees_is_that_of_transformers(name: str, tmp_path: Path) -> None:
     kind, text, vision = SEEING[name]
     config = kind(
-        text_config={**TEXT, **text}, vision_config=vision, image_token_id=3, video_token_id=4, tie_word_embeddings=False
+        text_config={**TEXT, **text},
+        vision_config=vision,
+        image_token_id=3,
+        video_token_id=4,
+        tie_word_embeddings=False,
+        **({"mm_tokens_per_image": 4} if name == "gemma3" else {}),
     )
     model = transformers.AutoModelForImageTextToText.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
@@ -90,6 +95,7 @@ def test_text_of_a_model_that_sees_is_that_of_transformers(name: str, tmp_path: 
 def test_the_text_part_of_a_configuration_may_leave_sizes_out(tmp_path: Path) -> None:
     """As Gemma 3's published files do."""
     whole = {**transformers.Gemma3Config().to_dict(), "architectures": ["Gemma3ForConditionalGeneration"]}
+    del whole["vision_config"]
     said = {"architectures": whole["architectures"], "text_config": {"model_type": "gemma3_text"}, "eos_token_id": [1, 106]}
     read = []
     for config in (whole, said):

@@ -13,7 +13,7 @@ from thalweg.models.families import gemma, llama, ministral3, mistral, qwen2, qw
 from thalweg.models.families import gemma3 as gemma3_text
 from thalweg.models.families.towers import qwen_vl
 from thalweg.models.families.towers.clip import clip
-from thalweg.models.families.towers.common import seen
+from thalweg.models.families.towers.common import beside, seen
 from thalweg.models.families.towers.gemma3 import gemma3 as gemma3_tower
 from thalweg.models.families.towers.gemma3 import vectors
 from thalweg.models.families.towers.pixtral import pixtral
@@ -47,6 +47,8 @@ Tower = tuple[Vision, tuple[str, ...]]
 
 
 def llava(config: Config) -> ModelSpec:
+    if _is_blind(config):
+        return _blind(_of_kind(config, "llama"))
     kind = text(seen(config), "model_type", "clip_vision_model")
     if kind not in ("clip_vision_model", "siglip_vision_model", "pixtral"):
         raise UnsupportedModelError(f"config.json: vision_config: model_type {kind!r:.80} is not supported")
@@ -56,8 +58,10 @@ def llava(config: Config) -> ModelSpec:
 def gemma3(config: Config) -> ModelSpec:
     """Tokens of an image see each other. No window is shorter than an image."""
     spec = gemma3_text.gemma3(config)
+    if _is_blind(config):
+        return _blind(spec)
     windows = [w for layer in spec.layers if (w := getattr(layer.mixer, "window", 0))]
-    if not config.get("language_model_only") and min(windows, default=vectors(config)) < vectors(config):
+    if min(windows, default=vectors(config)) < vectors(config):
         raise UnsupportedModelError(
             "config.json: sliding_window: shorter than an image: --language-model-only leaves those out"
         )
@@ -81,11 +85,11 @@ def qwen3_vl(config: Config) -> ModelSpec:
 
 
 def qwen3_5(config: Config) -> ModelSpec:
-    return _seeing(_with_axes(qwen3_next.qwen3_5(config), config, mixed=True), config, qwen_vl.qwen3_vl)
+    return _seeing(_with_axes(qwen3_next.qwen3_5(config), config, mixed=True), config, qwen_vl.qwen3_5)
 
 
 def qwen3_5_moe(config: Config) -> ModelSpec:
-    return _seeing(_with_axes(qwen3_next.qwen3_5_moe(config), config, mixed=True), config, qwen_vl.qwen3_vl)
+    return _seeing(_with_axes(qwen3_next.qwen3_5_moe(config), config, mixed=True), config, qwen_vl.qwen3_5)
 
 
 def _of_kind(config: Config, default: str, known: tuple[str, ...] = tuple(TEXT)) -> ModelSpec:
@@ -95,13 +99,18 @@ def _of_kind(config: Config, default: str, known: tuple[str, ...] = tuple(TEXT))
     return TEXT[kind](config)
 
 
+def _is_blind(config: Config) -> bool:
+    """Is the text part alone asked for, or all there is?"""
+    return bool(config.get("language_model_only")) or not isinstance(beside(config).get("vision_config"), dict)
+
+
 def _blind(spec: ModelSpec) -> ModelSpec:
     return replace(spec, names=BLIND)
 
 
 def _seeing(spec: ModelSpec, config: Config, tower: Callable[[Config], Tower]) -> ModelSpec:
     """With its encoder, unless the text part alone is asked for."""
-    if config.get("language_model_only"):
+    if _is_blind(config):
         return _blind(spec)
     vision, unread = tower(config)
     names = Names(replace=PREFIXES, inside=INSIDE, skip=("mtp.", "model.mtp.", *unread))
@@ -112,6 +121,8 @@ def _with_axes(spec: ModelSpec, config: Config, mixed: bool) -> ModelSpec:
     """The same with positions of three axes: time, rows, columns."""
     said = config.get("rope_scaling") or config.get("rope_parameters")
     sections = said.get("mrope_section") if isinstance(said, dict) else None
+    if _is_blind(config):
+        return spec
     first = next(rope for layer in spec.layers if (rope := layer.mixer.rope) is not None)
     if sections is None:
         sections = {True: [11, 11, 10] if first.dim < 128 else [24, 20, 20], False: [16, 24, 24]}[mixed]

@@ -31,7 +31,12 @@ def qwen2_5_vl(config: Config) -> tuple[Vision, tuple[str, ...]]:
                    windowed=frozenset(range(depth)) - frozenset(full)), ()  # fmt: skip
 
 
-def qwen3_vl(config: Config) -> tuple[Vision, tuple[str, ...]]:
+def qwen3_5(config: Config) -> tuple[Vision, tuple[str, ...]]:
+    """The same without taps."""
+    return qwen3_vl(config, tapped=False)
+
+
+def qwen3_vl(config: Config, tapped: bool = True) -> tuple[Vision, tuple[str, ...]]:
     said = seen(config)
     hidden, depth = size(said, "hidden_size", 1152), size(said, "depth", 27)
     inner = UngatedMLP(
@@ -46,7 +51,7 @@ def qwen3_vl(config: Config) -> tuple[Vision, tuple[str, ...]]:
         steps = (Step("linear_fc1", wide, wide, True, "gelu"), Step("linear_fc2", wide, out, True))
         return Projector(root=f"{ROOT}{root}.", group=group, before=before, after=after, steps=steps)
 
-    taps = _layers(said, "deepstack_visual_indexes", (), depth)
+    taps = _layers(said, "deepstack_visual_indexes", (8, 16, 24), depth) if tapped else ()
     return _vision(
         config, said, hidden, depth, Layer(_attention(said, hidden), inner, norms),
         merger("merger", LayerNorm("norm", hidden, EPS), None), True,
