@@ -103,3 +103,20 @@ def test_the_text_part_of_a_configuration_may_leave_sizes_out(tmp_path: Path) ->
         read.append(read_config(tmp_path, overrides={"text_config": {"num_hidden_layers": 7, "layer_types": None}}))
     assert read[1]["eos_token_id"] == [1, 106]
     assert registry.family(read[0])(read[0]) == registry.family(read[1])(read[1])
+
+
+@pytest.mark.parametrize(("kind", "heads"), [("llama", 32), ("mistral", 32)])
+def test_llava_leaves_sizes_of_its_text_part_out(kind: str, heads: int, tmp_path: Path) -> None:
+    """As its published files do; the sizes are those of transformers' configuration class."""
+    said = {
+        "architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "image_token_index": 9,
+        "text_config": {"model_type": kind, "vocab_size": 320}, "vision_config": {"model_type": "pixtral"},
+        "vision_feature_layer": -1,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    read = read_config(tmp_path)
+    theirs = transformers.LlavaConfig.from_pretrained(tmp_path).text_config
+    for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
+        assert read[key] == getattr(theirs, key)
+    assert read.get("num_key_value_heads", heads) == theirs.num_key_value_heads
+    assert registry.family(read)(read).vision is not None

@@ -21,7 +21,7 @@ def pixtral(config: Config, merges: bool) -> tuple[Vision, tuple[str, ...]]:
     each = Layer(
         sees_all(heads, hidden, turned=True, head_dim=size(said, "head_dim", hidden // heads), name="attention"),
         MLP(
-            inner=size(said, "intermediate_size", 4096), act=act(said, "hidden_act", "gelu" if not merges else "silu"),
+            inner=size(said, "intermediate_size", 4096), act=act(said, "hidden_act", "gelu"),
             name="feed_forward",
         ),
         Norms(mixer=Norm("attention_norm", hidden, EPS), ffn=Norm("ffn_norm", hidden, EPS)),
