@@ -71,7 +71,8 @@ def qwen3_vl(config: Config, said: Config) -> QwenVL:
 
 def _made(config: Config, said: Config, seen: Config, most: int, **more: Any) -> QwenVL:
     size = sized(said, "size", ("shortest_edge", "longest_edge"), {"shortest_edge": 56 * 56, "longest_edge": most})
-    hidden, heads = integer(seen, "hidden_size", default=1152), integer(seen, "num_heads", default=16)
+    hidden = integer(seen, "hidden_size", default=1280 if "window" in more else 1152)
+    heads = integer(seen, "num_heads", default=16)
     return QwenVL(
         token=token(config, 151_655), patch=integer(seen, "patch_size", default=14 if "window" in more else 16),
         merge=integer(seen, "spatial_merge_size", high=16, default=2),

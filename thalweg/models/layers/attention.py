@@ -211,5 +211,6 @@ def _choose(ctx: Context, spec: AttnSpec) -> AttentionBackend:
         )
     except ValueError as e:
         raise DeviceError(str(e)) from e
-    ctx.binder.record(Choice("attention", asdict(spec), backend.name, backend.batch_invariant, refused))
+    facts = {key: value for key, value in asdict(spec).items() if value or key != "spans"}
+    ctx.binder.record(Choice("attention", facts, backend.name, backend.batch_invariant, refused))
     return backend
