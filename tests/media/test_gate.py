@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.server
 import socket
 import threading
@@ -100,6 +101,26 @@ def test_hosts_are_fetched_only_where_they_are_allowed(canary: Any) -> None:
         with pytest.raises(RequestError):
             Gate(other).read(f"http://127.0.0.1:{port}/ok", AT)
     assert len(asked) == 5
+
+
+def test_a_server_that_drips_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "TOTAL_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ended = threading.Event()
+
+        def drip() -> None:
+            peer, _ = listener.accept()
+            with peer, contextlib.suppress(OSError):
+                peer.sendall(b"HTTP/1.1 200 OK\r\n")
+                while not ended.wait(0.01):
+                    peer.sendall(b"a")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        with pytest.raises(RequestError, match="took longer than"):
+            Gate(["127.0.0.1"]).read(f"http://127.0.0.1:{listener.getsockname()[1]}/", AT)
+        ended.set()
+        thread.join()
 
 
 @pytest.mark.parametrize(

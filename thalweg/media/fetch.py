@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Sequence
 from urllib.parse import SplitResult, urlsplit
@@ -62,12 +64,21 @@ class Fetcher:
     def _asked(self, parts: SplitResult, host: str, port: int, address: str, at: str) -> bytes:
         until = time.monotonic() + TOTAL_SECONDS
         raw = socket.create_connection((address, port), SECONDS)
-        with raw:
-            sock: socket.socket = raw
+        held = [raw]
+        # Each wait has an end; so has their sum, however slowly a server says its headers.
+        end = threading.Timer(TOTAL_SECONDS, _hang_up, (held,))
+        end.daemon = True
+        end.start()
+        with contextlib.ExitStack() as after:
+            after.callback(lambda: held[0].close())
+            after.callback(end.cancel)
             if parts.scheme == "https":
-                sock = ssl.create_default_context().wrap_socket(raw, server_hostname=host.strip("[]"))
+                context = ssl.create_default_context()
+                secure = context.wrap_socket(raw, server_hostname=host.strip("[]"), do_handshake_on_connect=False)
+                held[0] = secure
+                secure.do_handshake()
             connection = http.client.HTTPConnection(address, port)
-            connection.sock = sock
+            connection.sock = held[0]
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             standard = port == (443 if parts.scheme == "https" else 80)
             connection.putrequest("GET", target, skip_host=True, skip_accept_encoding=True)
@@ -84,11 +95,16 @@ class Fetcher:
                 out += piece
                 if len(out) > self._most:
                     raise RequestError(f"{at}: more than {self._most >> 20} MiB; use a smaller file", at)
-                if time.monotonic() > until:
-                    raise RequestError(f"{at}: the host {host[:80]!r} took longer than {TOTAL_SECONDS:g} seconds", at)
+            if time.monotonic() > until:  # what came was cut off
+                raise RequestError(f"{at}: the host {host[:80]!r} took longer than {TOTAL_SECONDS:g} seconds", at)
             if not out:
                 raise RequestError(f"{at}: is empty", at)
             return bytes(out)
+
+
+def _hang_up(held: list[socket.socket]) -> None:
+    with contextlib.suppress(OSError):
+        held[0].shutdown(socket.SHUT_RDWR)
 
 
 def _parsed(url: str, at: str) -> tuple[SplitResult, str, int]:
