@@ -31,9 +31,15 @@ CHOKES = (
     Choke(("jinja2",), ("thalweg/template/sandbox.py",), "templates run in one sandbox"),
     Choke(
         ("socket", "socketserver", "asyncio.start_server", "asyncio.start_unix_server", "asyncio.open_connection"),
-        ("thalweg/engine/ipc/", "thalweg/server/serve.py", "thalweg/server/http/listen.py"),
+        ("thalweg/engine/ipc/", "thalweg/server/serve.py", "thalweg/server/http/listen.py", "thalweg/media/fetch.py"),
         "one place opens sockets",
     ),
+    Choke(
+        ("http.client", "urllib.request", "httpx", "aiohttp"),
+        ("thalweg/media/fetch.py", "thalweg/bench/", "thalweg/cli/", "thalweg/nano/"),
+        "what a request names is fetched behind one gate",
+    ),
+    Choke(("PIL", "cv2", "imageio"), ("thalweg/media/cell.py",), "images are decoded in one process, with its limits"),
     Choke(
         (
             "subprocess",
@@ -82,6 +88,7 @@ PACKAGES = {
     "thalweg/grammar/": {"numpy", "msgspec"},
     "thalweg/text/": {"tokenizers", "msgspec", "transformers"},
     "thalweg/template/": {"jinja2", "msgspec"},
+    "thalweg/media/": {"PIL", "msgspec", "numpy"},
     "thalweg/checkpoint/": {"numpy", "huggingface_hub"},
     "thalweg/models/fallback/": {"torch", "transformers"},
     "thalweg/models/": {"numpy", "torch", "tqdm"},

@@ -20,6 +20,8 @@ from thalweg.engine.client.about import About
 from thalweg.engine.client.frontend import Frontend, load_frontend, locate
 from thalweg.engine.client.grammars import StructuredOutputs
 from thalweg.engine.client.inputs import InputProcessor
+from thalweg.engine.client.media import NAME as MULTI_MODAL
+from thalweg.engine.client.media import Media
 from thalweg.engine.client.outputs import OutputProcessor
 from thalweg.engine.client.pairs import shortened, tokenization
 from thalweg.engine.client.pooled import AllOpen, PoolingOutputs
@@ -129,7 +131,7 @@ class AsyncLLM(Rests, About):
         self._structured = self._frontend.structured(ready.config)
         self._inputs = InputProcessor(
             ready.config, tokenizer, eos_ids=self._frontend.eos_ids, seed_source=random.SystemRandom(),
-            structured=self._structured,
+            structured=self._structured, media=self._frontend.media,
         )  # fmt: skip
         if self._structured is not None:
             self._warm = asyncio.create_task(self._tell_vocabulary())
@@ -195,6 +197,11 @@ class AsyncLLM(Rests, About):
     def chat(self) -> Chat | None:
         """What makes prompts of conversations. None without a tokenizer."""
         return self._frontend.chat
+
+    @property
+    def media(self) -> Media | None:
+        """Who reads images. None: the model takes text alone."""
+        return self._frontend.media
 
     @property
     def default_sampling(self) -> dict[str, Any]:
@@ -328,6 +335,8 @@ class AsyncLLM(Rests, About):
     async def _encoded(self, prompt: Any) -> Any:
         """The prompt, its ids added if it is so long a text that encoding it would hold up the event loop."""
         fields = {"prompt": prompt} if isinstance(prompt, str) else prompt
+        if self.media is not None and isinstance(fields, dict) and MULTI_MODAL in fields:
+            return await self.media.prompt_async(fields)
         if self._encoder is None or not isinstance(fields, dict) or "prompt_token_ids" in fields:
             return prompt
         text = fields.get("prompt")
@@ -423,6 +432,8 @@ class AsyncLLM(Rests, About):
         await asyncio.wait_for(self._supervisor.stop(), timeout)
         if self._frontend.chat:
             self._frontend.chat.close()
+        if self._frontend.media:
+            self._frontend.media.close()
         if self._structured is not None:
             self._structured.close()
         self._die(EngineDeadError("the engine was shut down"))

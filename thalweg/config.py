@@ -229,6 +229,15 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     max_logprobs: int = 20
     disable_log_stats: bool = False
 
+    allowed_media_domains: list[str] | None = None
+    """Hosts whose http and https URLs requests may have fetched. None: data: URLs alone are read."""
+    allowed_local_media_path: str | None = None
+    """A directory whose files requests may have read, by file: URLs. None: none are."""
+    limit_mm_per_prompt: dict[str, Any] | None = None
+    """Images that one prompt may have: {"image": 4}. None: MOST_IMAGES."""
+    language_model_only: bool = False
+    """Leave the encoder of images out, and refuse them."""
+
     @property
     def tail(self) -> Tail:
         """What was said of whether the model generates."""
@@ -521,6 +530,7 @@ def check_args(args: EngineArgs) -> None:
             parse(args)
         except ConfigError as e:
             problems += e.problems
+    problems += _limits(args.limit_mm_per_prompt or {})
     problems += _structured(args.structured_outputs_config or {})
     if odd := [s for s in args.kv_cache_dtype_skip_layers if not s.isdecimal() and s != "sliding_window"]:
         problems.append(f"kv_cache_dtype_skip_layers: {odd[0]!r:.40} is neither a layer's number nor sliding_window")
@@ -528,3 +538,15 @@ def check_args(args: EngineArgs) -> None:
         problems.append("trust_remote_code: code from model repositories is never run; leave it out")
     if problems:
         raise ConfigError(*problems)
+
+
+def _limits(said: dict[str, Any]) -> list[str]:
+    """What is wrong with --limit-mm-per-prompt: {"image": 4}, or {"image": {"count": 4}}."""
+    problems = []
+    for kind, limit in said.items():
+        count = limit.get("count") if isinstance(limit, dict) and set(limit) <= {"count", "width", "height"} else limit
+        if kind not in ("image", "video", "audio") or isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            problems.append(f'limit_mm_per_prompt: {kind!r:.40}: {limit!r:.80} is not like {{"image": 4}}')
+        elif kind != "image" and count:
+            problems.append(f"limit_mm_per_prompt: {kind}: is not read by this version; leave it out, or say 0")
+    return problems

@@ -41,6 +41,8 @@ FEATURES = (
     Feature(f"{_HAL}.mask:Mask", f"{_CONTROL}.mask:MaskBuilder", f"{_MODELS}.mask:MaskChange"),
     Feature(f"{_HAL}.scores:Scores", f"{_CONTROL}.scores:ScoresBuilder"),
     Feature(f"{_HAL}.overlays:Overlays", f"{_CONTROL}.overlays:OverlaysBuilder"),
+    Feature(f"{_HAL}.spans:Spans", f"{_CONTROL}.spans:SpansBuilder"),
+    Feature(f"{_HAL}.axes:Axes", f"{_CONTROL}.axes:AxesBuilder"),
     Feature(f"{_HAL}.drafts:Drafts", f"{_CONTROL}.drafts:DraftsBuilder"),
 )
 """Those of this repository."""

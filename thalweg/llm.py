@@ -15,12 +15,14 @@ from tqdm import tqdm
 
 from thalweg.config import BUNDLED, BUNDLED_WORDS, EngineArgs, EngineConfig
 from thalweg.engine.client.chat_turns import ChatTurns
+from thalweg.engine.client.media import MEDIA
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import Stats
 from thalweg.engine.planning.arguments import engine_args as engine_args_of
 from thalweg.engine.worker.build import Worker
 from thalweg.errors import ConfigError, NotSupportedError, RequestError
 from thalweg.hal.device import Device
+from thalweg.media.images import Image
 from thalweg.offline.beams import BeamMethods
 from thalweg.offline.engine import LLMEngine
 from thalweg.offline.metrics import Metric
@@ -212,18 +214,30 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         if chat.source is None and chat_template is None:
             raise RequestError("chat_template: the model has none; pass chat_template=, or use generate()", "chat_template")
         template = None if chat_template is None else _source(chat_template)
-        return [
-            chat.prompt(
-                conversation,
+        made: list[Prompt] = []
+        for conversation in conversations:
+            shown, images = self._seen(conversation)
+            media = self.llm_engine.frontend.media
+            prompt = chat.prompt(
+                shown,
                 tools,
                 template=template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 content_format=FORMATS[chat_template_content_format],
                 kwargs=chat_template_kwargs,
+                expand=media.expand(images) if media is not None and images else None,
             )
-            for conversation in conversations
-        ]
+            made.append({**prompt, MEDIA: images} if images else prompt)
+        return made
+
+    def _seen(self, conversation: Sequence[Any]) -> tuple[Sequence[Any], list[Image]]:
+        """A conversation with its images read and taken out, where the model sees any."""
+        media = self.llm_engine.frontend.media
+        if media is None or not isinstance(conversation, list | tuple):
+            return conversation, []
+        shown, sources = media.apart(conversation)
+        return shown, media.read(sources)
 
     def enqueue(
         self,
@@ -298,7 +312,7 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def reset_mm_cache(self) -> None:
-        """There is no cache of media: nothing to forget."""
+        """What is made of an image is not kept here: nothing to forget."""
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record operations, until `stop_profile` writes them to the folder of profiler_config."""
@@ -333,7 +347,7 @@ def _final_only(params: SamplingParams | PoolingParams) -> SamplingParams | Pool
 
 def _no_media(mm_processor_kwargs: Mapping[str, Any] | None) -> None:
     if mm_processor_kwargs:
-        raise NotSupportedError("mm_processor_kwargs: this version serves text only; leave it out")
+        raise NotSupportedError("mm_processor_kwargs: images are processed as the model's files say; leave it out")
 
 
 def _source(template: str) -> str:

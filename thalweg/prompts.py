@@ -22,8 +22,11 @@ class _Embeds(TypedDict):
     prompt_embeds: Any
 
 
-class TextPrompt(_Text, _Common):
-    """{"prompt": text}"""
+class TextPrompt(_Text, _Common, total=False):
+    """{"prompt": text}, with images beside it where the text holds the model's placeholder for each."""
+
+    multi_modal_data: dict[str, Any]
+    """{"image": one or several}: of PIL, u8[height, width, 3] of numpy, bytes of a file, or URLs."""
 
 
 class TokensPrompt(_Tokens, _Common, total=False):

@@ -119,6 +119,7 @@ def test_an_honoured_flag_arrives(flag):
         "spec_method",
         "spec_tokens",
         "structured_outputs_config",
+        "limit_mm_per_prompt",
         "tool_parser_plugin",
         "reasoning_parser_plugin",
     ):

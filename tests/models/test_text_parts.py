@@ -125,7 +125,12 @@ SEEING: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 def test_text_of_a_model_that_sees_is_that_of_transformers(name: str, tmp_path: Path) -> None:
     kind, text, vision = SEEING[name]
     config = kind(  # what stands for an image is no token that a text may have
-        text_config={**TEXT, **text}, vision_config=vision, image_token_id=500, video_token_id=501, tie_word_embeddings=False
+        text_config={**TEXT, **text},
+        vision_config=vision,
+        image_token_id=500,
+        video_token_id=501,
+        tie_word_embeddings=False,
+        **({"mm_tokens_per_image": 4} if name == "gemma3" else {}),
     )
     model = transformers.AutoModelForImageTextToText.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
@@ -164,6 +169,7 @@ def test_the_text_of_a_whole_gemma_3n_is_that_of_its_text_model(tmp_path: Path) 
 def test_the_text_part_of_a_configuration_may_leave_sizes_out(tmp_path: Path) -> None:
     """As Gemma 3's published files do."""
     whole = {**transformers.Gemma3Config().to_dict(), "architectures": ["Gemma3ForConditionalGeneration"]}
+    del whole["vision_config"]
     said = {"architectures": whole["architectures"], "text_config": {"model_type": "gemma3_text"}, "eos_token_id": [1, 106]}
     read = []
     for config in (whole, said):
@@ -171,3 +177,20 @@ def test_the_text_part_of_a_configuration_may_leave_sizes_out(tmp_path: Path) ->
         read.append(read_config(tmp_path, overrides={"text_config": {"num_hidden_layers": 7, "layer_types": None}}))
     assert read[1]["eos_token_id"] == [1, 106]
     assert registry.family(read[0])(read[0]) == registry.family(read[1])(read[1])
+
+
+@pytest.mark.parametrize(("kind", "heads"), [("llama", 32), ("mistral", 32)])
+def test_llava_leaves_sizes_of_its_text_part_out(kind: str, heads: int, tmp_path: Path) -> None:
+    """As its published files do; the sizes are those of transformers' configuration class."""
+    said = {
+        "architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "image_token_index": 9,
+        "text_config": {"model_type": kind, "vocab_size": 320}, "vision_config": {"model_type": "pixtral"},
+        "vision_feature_layer": -1,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    read = read_config(tmp_path)
+    theirs = transformers.LlavaConfig.from_pretrained(tmp_path).text_config
+    for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
+        assert read[key] == getattr(theirs, key)
+    assert read.get("num_key_value_heads", heads) == theirs.num_key_value_heads
+    assert registry.family(read)(read).vision is not None

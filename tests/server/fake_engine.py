@@ -87,6 +87,7 @@ class FakeEngine:
         self.config = config(policy)
         self.tokenizer: ByteTokenizer | None = ByteTokenizer()
         self.chat = Chat(self.tokenizer, template)
+        self.media: Any = None
         self.default_sampling: dict[str, Any] = {}
         self.model_names = list(names)
         self.delay = delay

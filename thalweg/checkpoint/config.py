@@ -12,6 +12,7 @@ from typing import Any
 from thalweg.checkpoint import gguf, native, quantised, sentence
 from thalweg.checkpoint.json_files import read_json, read_object
 from thalweg.checkpoint.safetensors import open_checkpoint
+from thalweg.checkpoint.spelling import BESIDE as BESIDE
 from thalweg.checkpoint.spelling import settled
 from thalweg.checkpoint.tail import decide, token_ids
 from thalweg.checkpoint.weights import Stored

@@ -14,6 +14,8 @@ OUTER = (
 """Keys that speak of the whole model, and so count where they stand beside the text part."""
 LIMITS = "time_step_limit"
 """A list whose numbers may be infinite, which JSON has not: null is written there."""
+BESIDE = "beside_text"
+"""Where what the file says beside its text part is kept, for whoever reads the other parts."""
 _GPT = {
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
     "n_positions": "max_position_embeddings",
@@ -49,11 +51,26 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
 have no longest sequence: the number here is what is served unless hf_overrides says another."""
 
 
+INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("llava", "llama"): {
+        "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "max_position_embeddings": 2048,
+    },
+    ("llava", "mistral"): {
+        "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072,
+    },
+}  # fmt: skip
+"""By model_type of the whole and of its text part: the same."""
+
+
 def settled(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration with its text part in place of it, common names for sizes, and the sizes that its class has."""
     text = config.get("text_config")
     if isinstance(text, dict):
-        config = text | {key: config[key] for key in OUTER if config.get(key) is not None}
+        around = {key: value for key, value in config.items() if key != "text_config"}
+        inside = INSIDE.get((str(config.get("model_type")), str(text.get("model_type", "llama"))), {})
+        config = {**inside, **text} | {key: config[key] for key in OUTER if config.get(key) is not None} | {BESIDE: around}
     kind = config.get("model_type")
     if not isinstance(kind, str):
         return config

@@ -73,7 +73,11 @@ def main(fd: int, device: str) -> int:
     words = _Words()
     grammars = Grammars(words.get)
     core = EngineCore(
-        worker.config, _with_failpoints(worker.launch), announce=lambda started: _announce(channel, started), grammars=grammars
+        worker.config,
+        _with_failpoints(worker.launch),
+        announce=lambda started: _announce(channel, started),
+        grammars=grammars,
+        encode=worker.encode,
     )
     channel.send(m.Ready(worker.config, worker.plan, worker.load_seconds))
     # Weights and code live as long as the process: keep the collector from walking them in the middle of a step. Nor is it

@@ -25,6 +25,23 @@ class Overlay(msgspec.Struct, frozen=True):
     vectors: np.ndarray  # f32[N, hidden]
 
 
+class MediaItem(msgspec.Struct, frozen=True):
+    """An image of a prompt."""
+
+    digest: bytes
+    """No other image of this client has it, in any size and for any settings."""
+    positions: np.ndarray  # i32[N], ascending: the token at each is a placeholder of one vector
+    views: tuple[np.ndarray, ...]  # u8[height, width, 3] each: what the model's processor makes of it
+
+
+class Axes(msgspec.Struct, frozen=True):
+    """Positions along several axes, of models that tell rows and columns of images apart."""
+
+    shift: np.ndarray  # i32[prompt, 3]: added to the position of each token of the prompt, for each axis
+    after: int
+    """Added to that of every later token."""
+
+
 class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """SamplingParams with every text, default and name resolved to token ids: all the engine needs."""
 
@@ -56,6 +73,12 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """What the output must be. Its end is an end of sequence, for which `eos_ids` must have an id: so it wins over min_tokens
     and bad words where nothing else is left."""
     overlay: Overlay | None = None
+    media: tuple[MediaItem, ...] = ()
+    """In the order of their positions."""
+    axes: Axes | None = None
+    """None: a token's position is that in its sequence."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """Tokens [first, end) of the prompt that see each other, those behind too: each is computed in one step."""
     extra: dict[str, Any] = {}
     """SamplingParams.extra_args as the features they belong to checked them (`thalweg.features`): plain values."""
 

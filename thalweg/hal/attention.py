@@ -35,6 +35,8 @@ class AttnSpec:
     head. Their float32 scale is kept beside them in the block."""
     sinks: bool = False
     """One learned logit per head joins the denominator of the softmax: weights are exp(s_i) / (sum_j exp(s_j) + exp(sink))."""
+    spans: bool = False
+    """Steps may have `Spans`: tokens that see some of those behind them, of the same step, which their window does not hide."""
     latent: int = 0
     """kind "latent" (MLA): there is one KV head, and the first `latent` elements of a key are its value. Only keys
     are kept, v is ignored, and out is [T, heads, latent]. The caller applies the up-projection of keys, in q and
@@ -66,6 +68,8 @@ class AttentionBackend(ABC):
 
     name: str
     batch_invariant: bool = False
+    spans: bool = False
+    """Does it heed `Spans`?"""
 
     @abstractmethod
     def supports(self, spec: AttnSpec) -> str | None:
@@ -132,6 +136,8 @@ def choose_attention(
     for b in backends:
         if batch_invariant and not b.batch_invariant:  # before it is asked anything: that may load a library
             why: str | None = NOT_INVARIANT
+        elif spec.spans and not b.spans:
+            why = "no token sees those behind it"
         else:
             why = b.supports(spec) or (b.refuses_blocks(block_tokens) if block_tokens else None)
         if why is None:

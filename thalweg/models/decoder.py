@@ -15,6 +15,7 @@ import torch
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
+from thalweg.hal.parts.axes import Axes
 from thalweg.hal.parts.overlays import Overlays
 from thalweg.hal.step import Array, StepBatch, StepShape
 from thalweg.models import sizes, spec
@@ -40,6 +41,7 @@ from thalweg.models.layers.short_conv import ShortConv
 from thalweg.models.layers.sparse import SparseGatedMLP
 from thalweg.models.layers.ungated import UngatedMLP
 from thalweg.models.layers.xielu import XieluMLP
+from thalweg.models.vision.tower import Tower
 from thalweg.models.weights import ParamSpec, Weight
 
 MIXERS: Mapping[type, Callable[..., Any]] = {
@@ -201,11 +203,15 @@ class Decoder:
         self._dense = (
             DenseModules(ctx, s.pooling.dense, weights["dense"]) if s.pooling is not None and s.pooling.dense else None
         )
+        self.vision = None if s.vision is None else Tower(ctx, s.vision, weights["vision"], Block)
+        """Its step is another executable, over the parameters under this key."""
         self.specs: dict[str, Any] = {
             "rope": {i: _table_spec(rope, ctx.max_len) for i, rope in enumerate(ropes)},
             "embed": self._embed.specs,
             "layers": {i: b.specs for i, b in enumerate(self.blocks)},
         }
+        if any(rope.sections for rope in ropes):
+            self.specs["axes"] = {i: _axes_spec(rope) for i, rope in enumerate(ropes)}
         if self._learned:
             self.specs["learned"] = {i: each.specs for i, each in enumerate(self._learned)}
         for key, part in self._ends():
@@ -222,6 +228,11 @@ class Decoder:
         """Per group: the backend that makes StepBatch.metadata, and the spec it makes it for, that of all its mixers. None: its
         mixers attend to nothing."""
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Can its images see themselves whole, where the model means them to?"""
+        return all(b.mixer.spec.spans for layer, b in zip(self.spec.layers, self.blocks, strict=True) if _spans(layer))
+
     def rename(self, name: str) -> str | None:
         """A checkpoint's tensor name as the layers know it; None for tensors that hold nothing of their own."""
         return self.spec.known(name)
@@ -230,9 +241,11 @@ class Decoder:
         """The hidden states [T, hidden] after the final norm, and the new caches, one per mixer. Token ids are known:
         batch.tokens holds no ON_DEVICE. Where the model tells types of tokens apart, one of type n is its id + n * vocab."""
         x, flow = self.begun(params, batch, kv, params.get("rope", {}))
-        residual = None
+        residual, laid = None, flow.laid
         for i, block in enumerate(self.blocks):
             x, residual = block(params["layers"][i], x, residual, flow)
+            if laid is not None and i + 1 < laid.shape[1] // self.hidden:
+                x = x + laid[:, (i + 1) * self.hidden : (i + 2) * self.hidden].to(x.dtype)
         if self._streams is not None:
             x = self._streams.leave(params["streams"], x)
         if self._norm is not None:
@@ -244,7 +257,8 @@ class Decoder:
     def begun(self, params: Any, batch: StepBatch, kv: Sequence[Array], tables: Mapping[int, Any]) -> tuple[Array, Flow]:
         """What enters the first layer, [T, hidden] or all streams [T, n, hidden], and what flows beside it. tables: as Flow
         has them."""
-        x, inputs = self._embedded(params, batch), None
+        laid = _laid(batch)
+        x, inputs = self._embedded(params, batch, laid), None
         if self._inputs is not None:
             assert self.spec.inputs is not None
             tokens, overlays = batch.tokens, batch.get(Overlays)
@@ -253,18 +267,31 @@ class Decoder:
             inputs = self._inputs(params["inputs"], tokens, x)
         if self._streams is not None:
             x = self._streams.enter(params["streams"], x)
-        return x, Flow(batch, list(kv), tables, inputs)
+        flow = Flow(batch, list(kv), tables, inputs, laid=laid)
+        self._along_axes(params, flow)
+        return x, flow
 
-    def _embedded(self, params: Any, batch: StepBatch) -> Array:
-        """[T, hidden]."""
+    def _along_axes(self, params: Any, flow: Flow) -> None:
+        """Where positions have several axes, each token has a row of its own in the rotary tables."""
+        batch, axes = flow.batch, flow.batch.get(Axes)
+        if axes is None or "axes" not in params:
+            return
+        where = (batch.positions.unsqueeze(1) + axes.shift).clamp(0, self.max_len - 1).long()
+        flow.rows = (torch.ones_like(batch.positions).cumsum(0) - 1).to(torch.int32)
+        flow.tables = {
+            i: table[where].gather(1, params["axes"][i].expand(len(where), 1, -1)).squeeze(1)
+            for i, table in flow.tables.items()
+        }
+
+    def _embedded(self, params: Any, batch: StepBatch, laid: Array | None) -> Array:
+        """[T, hidden]. laid: as `_laid` gives it."""
         tokens, types = batch.tokens, None
         if self.spec.types > 1:
             types, tokens = torch.div(tokens, self.vocab, rounding_mode="floor"), tokens % self.vocab
         x: Array = self._embed(params["embed"], tokens)
         overlays = batch.get(Overlays)
-        if overlays is not None:
-            laid = overlays.vector[overlays.pick.clamp(min=0)].to(x.dtype)
-            x = torch.where((overlays.pick >= 0).unsqueeze(1), laid, x)
+        if overlays is not None and laid is not None:
+            x = torch.where((overlays.pick >= 0).unsqueeze(1), laid[:, : self.hidden].to(x.dtype), x)
         for i, table in enumerate(self._learned):
             x = x + table(params["learned"][i], batch, types)
         if self._embed_norm is not None:
@@ -286,6 +313,7 @@ class Decoder:
         yield "head", self._head
         yield "classes", self._classes
         yield "dense", self._dense
+        yield "vision", self.vision
 
     @property
     def pools(self) -> bool:
@@ -317,12 +345,31 @@ class Decoder:
         return self._head.argmax(params["head"], x)
 
 
+def _laid(batch: StepBatch) -> Array | None:
+    """The vector of each token that has one, f32[T, hidden * n], zeros for others; None if no token has. Beyond the first
+    `hidden` values there are those that are added to what the first layers give."""
+    overlays = batch.get(Overlays)
+    if overlays is None:
+        return None
+    return overlays.vector[overlays.pick.clamp(min=0)] * (overlays.pick >= 0).unsqueeze(1)
+
+
+def _spans(layer: spec.Layer) -> bool:
+    return isinstance(layer.mixer, spec.Attention) and layer.mixer.spans
+
+
 def _bytes(layout: KVLayout | tuple[KVLayout, ...]) -> int:
     return sum(part.bytes_per_block for part in (layout if isinstance(layout, tuple) else (layout,)))
 
 
 def _table(ropes: Sequence[spec.Rope], mixer: spec.Mixer) -> int:
     return -1 if mixer.rope is None else ropes.index(mixer.rope)
+
+
+def _axes_spec(rope: spec.Rope) -> ParamSpec:
+    """i64[1, 1, rotary_dim]: the axis by which each column of the table is read."""
+    axes = rope.axes or (0,) * (rope.dim // 2)
+    return ParamSpec(Weight(()), "int64", make=partial(torch.tensor, [[[*axes, *axes]]]))
 
 
 def _table_spec(rope: spec.Rope, max_len: int) -> ParamSpec:

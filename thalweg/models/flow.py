@@ -32,6 +32,11 @@ class Flow:
     """[T, layers, n]: what each layer is given of its own beside the hidden states, in models whose layers are."""
     keys: dict[int, Keys] = field(default_factory=dict)
     """Of layers whose caches later layers read, by the index of their cache."""
+    rows: Array | None = None
+    """i32[T], of steps whose positions have several axes: then the tables have a row for each token, and this says which.
+    None: a token's row is its position."""
+    laid: Array | None = None
+    """f32[T, hidden * n]: what lies over embedded tokens, and beyond `hidden` what is added to what the first layers give."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ def step_work(
     read = products = 0
     rows = requests * new
     for keys, w in walk(spec.weights()):
-        if w.role == "embedding":
+        if w.role == "embedding" or keys[0] == "vision":
             continue
         size, count = held_bytes(w, dtype, use), values(w)
         computed = requests if w.role in HEADS else rows

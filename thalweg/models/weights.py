@@ -43,10 +43,14 @@ class View:
     run: int = 0
     """Rows that are meant come in runs of so many, and `every` rows from one run to the next; 0 = they do not."""
     every: int = 0
+    flat: bool = False
+    """A convolution over whole patches: each of its outputs is a row."""
 
     def take(self, stored: Any, rows: int) -> Any:
         """So many rows of the stored array, without a copy unless they come in runs."""
         found = stored if self.at is None else stored[self.at]
+        if self.flat:
+            found = found.reshape(found.shape[0], -1)
         found = found.T if self.turned else found
         if self.run:
             runs = found.reshape(-1, self.every, *found.shape[1:])[:, self.first : self.first + self.run]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from thalweg.config import EngineArgs, EngineConfig, profiling
+from thalweg.engine.client import media
 from thalweg.engine.client.frontend import load_frontend, locate
 from thalweg.engine.client.inputs import InputProcessor, PoolingSubmission, Submission
 from thalweg.engine.client.outputs import OutputProcessor
@@ -61,9 +62,14 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
             self._structured, self._judged = self.frontend.structured(self.config), True
         structured = self._structured
         grammars = None if structured is None else Grammars(lambda: structured.judge.vocabulary)
-        self.core = EngineCore(self.config, self.worker.launch, grammars=grammars)
+        self.core = EngineCore(self.config, self.worker.launch, grammars=grammars, encode=self.worker.encode)
         self.inputs = InputProcessor(
-            self.config, self.frontend.tokenizer, eos_ids=self.frontend.eos_ids, seed_source=self._seeds, structured=structured
+            self.config,
+            self.frontend.tokenizer,
+            eos_ids=self.frontend.eos_ids,
+            seed_source=self._seeds,
+            structured=structured,
+            media=self.frontend.media,
         )
 
     @classmethod
@@ -109,8 +115,14 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
     ) -> Submission | PoolingSubmission:
         """A checked request, for `submit`. RequestError names the field."""
         keep, side, special = tokenization(tokenization_kwargs)
+        if self.frontend.media is not None and isinstance(prompt, Mapping) and media.NAME in prompt:
+            prompt = self.frontend.media.prompt(prompt)
         tokenizer = self.frontend.tokenizer
         cut = cuts(keep, side, self.config.model.max_len, tokenizer.truncation_side if tokenizer else "right")
+        if cut is not None and isinstance(prompt, Mapping) and prompt.get(media.MEDIA):
+            raise RequestError(
+                "truncate_prompt_tokens: a prompt with images is not cut; leave it out", "truncate_prompt_tokens"
+            )
         prompt = shortened(tokenizer, prompt, cut, special)
         if isinstance(params, PoolingParams):
             return self.inputs.process_pooling(request_id, prompt, params, priority=priority, handles=self.handles)
@@ -211,7 +223,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         return self.core.reset_prefix_cache()
 
     def reset_mm_cache(self) -> None:
-        """There is no cache of media: nothing to forget."""
+        """What is made of an image is not kept here: nothing to forget."""
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record operations until `stop_profile`, by torch's profiler. RequestError without a profiler_config, while one runs,
@@ -268,6 +280,8 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         """Give the device back. The object is not used again."""
         if self.frontend.chat:
             self.frontend.chat.close()
+        if self.frontend.media:
+            self.frontend.media.close()
         if hasattr(self, "worker"):
             self.worker.close()
 

@@ -32,6 +32,10 @@ LONG = 32768
 """Characters. Encoding a longer prompt takes milliseconds, and has a thread of its own."""
 
 
+Expand = Callable[[str, Sequence[Span]], tuple[str, list[Span]]]
+"""Changes a rendered text, and the spans of what callers wrote in it."""
+
+
 class TextTokenizer(Protocol):
     """What a chat needs of a tokenizer."""
 
@@ -91,12 +95,13 @@ class Chat:
         kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
         most_chars: float = math.inf,
+        expand: Expand | None = None,
     ) -> dict[str, Any]:
         """{"prompt": text, "prompt_token_ids": ids} of a conversation, as the engine takes it.
 
         template: one that came with the request, used instead. tools: JSON schemas. kwargs: more variables for the
         template. content_format: None = what the template reads. add_special_tokens: those the tokenizer adds by
-        itself. Templates write their own. most_chars: a longer prompt is refused before it is encoded.
+        itself. Templates write their own. most_chars: a longer prompt is refused before it is encoded. expand: as `render`.
 
         RequestError, with the field in param: wrong messages, what the template refuses, a limit passed.
         CheckpointError if the model's own template does not parse. TemplateLimitError if that passes a limit.
@@ -109,6 +114,7 @@ class Chat:
             continue_final_message=continue_final_message,
             content_format=content_format,
             kwargs=kwargs,
+            expand=expand,
         )
         _check_length(text, most_chars)
         return self._encoded(text, data, add_special_tokens)
@@ -156,15 +162,17 @@ class Chat:
         continue_final_message: bool = False,
         content_format: ContentFormat | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        expand: Expand | None = None,
     ) -> tuple[str, list[Span]]:
         """The prompt's text, and the spans of it in which callers wrote special tokens out. Errors as `prompt`. Where the
-        template refuses system messages, they are told by users' turns (`fold`)."""
+        template refuses system messages, they are told by users' turns (`fold`). expand: messages may hold IMAGE parts, and
+        this puts what stands for the images into the text."""
         source = template if template is not None else self.source
         if source is None:
             raise RequestError("chat_template: the model has none; send one with the request", "chat_template")
         check_variables(kwargs or {}, self.variables)
         # The richer form: a template that reads strings gets them from it unchanged.
-        checked = normalise(messages, "openai")
+        checked = normalise(messages, "openai", images=expand is not None)
         given = [checked, list(tools) if tools else None, dict(kwargs or {})]
         (chat, schemas, variables), marks = self._specials.mark(given)
         job = Job(
@@ -191,7 +199,8 @@ class Chat:
             raise
         except RequestError as e:  # may quote the messages
             raise RequestError(marks.remove(str(e)) if marks else str(e), e.param) from None
-        return marks.take(text) if marks else (text, [])
+        text, data = marks.take(text) if marks else (text, [])
+        return (text, data) if expand is None else expand(text, data)
 
     def writer(self, template: str | None = None) -> Callable[[Any, Any, bool], str]:
         """(messages, tools, add_generation_prompt) -> the text alone, for who learns from what a template writes."""

@@ -28,17 +28,22 @@ def check_variables(given: Mapping[str, Any], also: Mapping[str, Any] | None = N
         raise RequestError(f"chat_template_kwargs must not set {', '.join(clash)}", "chat_template_kwargs")
 
 
-def normalise(messages: Any, content_format: ContentFormat = "string") -> list[dict[str, Any]]:
+IMAGE = {"type": "image"}
+"""The part that stands for an image, whatever it shows."""
+
+
+def normalise(messages: Any, content_format: ContentFormat = "string", images: bool = False) -> list[dict[str, Any]]:
     """Checked copies of chat messages, as templates expect them.
 
     Text parts become one string, joined by newlines ("string"), or strings become one text part ("openai"). Arguments
-    of tool calls are parsed from JSON. RequestError names the message and field. Other fields pass through unchanged."""
+    of tool calls are parsed from JSON. images: parts may be IMAGE. RequestError names the message and field. Other fields
+    pass through unchanged."""
     if not isinstance(messages, list | tuple) or not messages:
         raise RequestError("messages must be a list of at least one message", "messages")
-    return [_message(f"messages[{i}]", m, content_format) for i, m in enumerate(messages)]
+    return [_message(f"messages[{i}]", m, content_format, images) for i, m in enumerate(messages)]
 
 
-def _message(at: str, message: Any, content_format: ContentFormat) -> dict[str, Any]:
+def _message(at: str, message: Any, content_format: ContentFormat, images: bool) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise RequestError(f"{at} must be an object with role and content, not {type(message).__name__}", "messages")
     role = message.get("role")
@@ -48,14 +53,18 @@ def _message(at: str, message: Any, content_format: ContentFormat) -> dict[str, 
     content = message.get("content")
     if content is None and role != "assistant":
         raise RequestError(f"{at}.content is missing; only an assistant message may leave it out", "messages")
-    out["content"] = _content(f"{at}.content", content, content_format)
+    out["content"] = _content(f"{at}.content", content, content_format, images)
     if out.get("tool_calls"):
         out["tool_calls"] = _tool_calls(f"{at}.tool_calls", out["tool_calls"])
     return out
 
 
-def _content(at: str, content: Any, content_format: ContentFormat) -> Any:
+def _content(at: str, content: Any, content_format: ContentFormat, images: bool) -> Any:
     texts: list[str] = []
+    if images and isinstance(content, list) and IMAGE in content:
+        if content_format == "string":
+            raise RequestError(f"{at}: the chat template reads text alone, so it can show no image", "messages")
+        return [p if p == IMAGE else {"type": "text", "text": _text_part(f"{at}[{i}]", p)} for i, p in enumerate(content)]
     if isinstance(content, str):
         texts = [content]
     elif isinstance(content, list):

@@ -103,7 +103,7 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt exclude each other; set add_generation_prompt to false",
                 "continue_final_message",
             )
-        chat = normalise(messages, content_format or self.content_format)
+        chat = normalise(messages, content_format or self.content_format, images=True)
         if continue_final_message:
             chat = _mark_final(chat)
         pieces = self._template.generate(

@@ -8,6 +8,7 @@ from torch import Tensor
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout, kept_width
 from thalweg.hal.ops.quantise import KV_DTYPES, decode_kv, encode_kv
+from thalweg.hal.parts.spans import Spans
 from thalweg.hal.step import SCRATCH, StepBatch
 
 QUERIES = 256
@@ -20,6 +21,7 @@ class ReferenceAttention(AttentionBackend):
 
     name = "reference"
     batch_invariant = True
+    spans = True
 
     def supports(self, spec: AttnSpec) -> str | None:
         if spec.kind not in ("full", "window", "chunked", "latent"):
@@ -47,6 +49,7 @@ class ReferenceAttention(AttentionBackend):
         kv = _store(kv, [k] if spec.kind == "latent" else [k, v], table, batch, spec)
         out = q.new_zeros(*q.shape[:2], spec.latent or spec.head_dim)
         query, context, last = batch.query.tolist(), batch.context.tolist(), batch.last_row.tolist()
+        spans = batch.get(Spans)
         for s, slot in enumerate(batch.slots.tolist()):
             if slot == SCRATCH:
                 continue
@@ -54,7 +57,8 @@ class ReferenceAttention(AttentionBackend):
             for at in range(0, query[s], QUERIES):
                 n = min(QUERIES, query[s] - at)
                 rows = slice(first + at, first + at + n)
-                out[rows] = _attend_one(q[rows], kv, table[s], context[s] + at, spec, sinks)
+                ahead = None if spans is None else spans.last[rows, 0]
+                out[rows] = _attend_one(q[rows], kv, table[s], context[s] + at, spec, sinks, ahead)
         return out, kv
 
 
@@ -70,21 +74,26 @@ def _store(kv: Tensor, new: list[Tensor], table: Tensor, batch: StepBatch, spec:
     return kv.index_put(where, made)
 
 
-def _attend_one(q: Tensor, kv: Tensor, table: Tensor, start: int, spec: AttnSpec, sinks: Tensor | None) -> Tensor:
-    """q [n, heads, D] of tokens at positions start, start + 1, ... of the sequence whose blocks are `table`."""
+def _attend_one(
+    q: Tensor, kv: Tensor, table: Tensor, start: int, spec: AttnSpec, sinks: Tensor | None, ahead: Tensor | None = None
+) -> Tensor:
+    """q [n, heads, D] of tokens at positions start, start + 1, ... of the sequence whose blocks are `table`. ahead: the last
+    position that each sees, if that is after its own."""
     n, size = q.shape[0], kv.shape[2]
     at = torch.arange(start, start + n)[:, None]
     first = at // spec.window * spec.window if spec.kind == "chunked" else at - spec.window + 1 if spec.window else at * 0
     low = max(0, int(first[0]))
-    blocks = table[low // size : -(-(start + n) // size)].long()
-    held = kv[blocks].transpose(0, 1).flatten(1, 2)[:, low % size :][:, : start + n - low]
+    end = start + n if ahead is None else max(start + n, int(ahead.max()) + 1)
+    blocks = table[low // size : -(-end // size)].long()
+    held = kv[blocks].transpose(0, 1).flatten(1, 2)[:, low % size :][:, : end - low]
     held = decode_kv(held, spec.kv_dtype, torch.float64).repeat_interleave(spec.heads // spec.kv_heads, dim=2)
     keys, values = held[0], held[0][..., : spec.latent] if spec.kind == "latent" else held[1]
     scores = torch.einsum("qhd,khd->hqk", q.to(torch.float64), keys) * spec.scale
     if spec.softcap:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
-    key = torch.arange(low, start + n)[None, :]
-    scores = scores.masked_fill((key > at) | (key < first), float("-inf"))
+    key = torch.arange(low, end)[None, :]
+    future = key > at if ahead is None else (key > at) & (key > ahead[:, None])
+    scores = scores.masked_fill(future | (key < first), float("-inf"))
     if sinks is None:
         weights = torch.softmax(scores, -1)
     else:

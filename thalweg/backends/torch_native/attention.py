@@ -14,6 +14,7 @@ from thalweg.backends.host import cpu_name
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout, kept_width
 from thalweg.hal.ops.quantise import KV_DTYPES, decode_kv, encode_kv
+from thalweg.hal.parts.spans import Spans
 from thalweg.hal.step import SCRATCH, StepBatch
 
 QUERIES = 256
@@ -69,6 +70,8 @@ class PagedAttention(AttentionBackend):
 
     Gathered keys and values that are not the sequence's own (the tail of its last block, padding) are zeroed, not
     only masked. So what an earlier owner left there, NaN included, cannot reach the result."""
+
+    spans = True
 
     def __init__(self, batch_invariant: bool = True) -> None:
         """batch_invariant False: no padding of rows and spans, so the order of sums follows the batch."""
@@ -228,19 +231,24 @@ def _work(
     """members: (sequence, first row, its position) of runs of m query tokens. exact: pad so that sums keep their order."""
     seqs, first, start = (torch.tensor(x) for x in zip(*members, strict=True))
     low = torch.tensor([_low(at, size, spec, exact) for _, _, at in members])
-    width = _width(int((start + m - low * size).max()), size, exact)
+    rows = (first[:, None] + torch.arange(m)).flatten()
+    spans = batch.get(Spans)
+    ahead = None if spans is None or m == 1 else spans.last[rows, 0].view(-1, m, 1)
+    end = start + m if ahead is None else torch.maximum(start + m, ahead.amax((1, 2)) + 1)
+    width = _width(int((end - low * size).max()), size, exact)
     table = batch.block_tables[group][seqs]
     column = low[:, None] + torch.arange(width)
     blocks = table.gather(1, column.clamp(max=table.shape[1] - 1)).long()
     position = (low[:, None] * size + torch.arange(width * size))[:, None, :]  # [n, 1, L]
     at = (start[:, None] + torch.arange(m))[:, :, None]
-    seen = (position <= at) & (position >= _first(at, spec)) if spec.window else position <= at  # [n, m, L]
+    seen = position <= at if ahead is None else (position <= at) | (position <= ahead)  # [n, m, L]
+    if spec.window:
+        seen &= position >= _first(at, spec)
     stale = _false_runs(seen.any(1).flatten())
     per = spec.heads // spec.kv_heads
     dtype = torch.bfloat16 if spec.dtype == "bfloat16" else torch.float32
     hidden = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf")).repeat_interleave(per, 1)
     hidden = F.pad(hidden, (0, 0, 0, -m * per % exact.rows if exact else 0))
-    rows = (first[:, None] + torch.arange(m)).flatten()
     return _Work(rows, len(members), blocks.flatten(), hidden[:, None], exact.rows if exact and exact.tiled else 0, stale)
 
 

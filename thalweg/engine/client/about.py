@@ -25,10 +25,10 @@ class About(NoAdapters, NoNewWeights, NoOtherConfig):
         raise NotImplementedError
 
     async def reset_mm_cache(self) -> None:
-        """There is no cache of media: nothing to forget."""
+        """What is made of an image is not kept here: nothing to forget."""
 
     async def reset_encoder_cache(self) -> None:
-        """There are no outputs of encoders to forget."""
+        """Outputs of the encoder are found by what an image shows, and by nothing that could change: none goes stale."""
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """Devices that share the model. include_dp: there are no replicas to count."""

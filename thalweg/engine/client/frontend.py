@@ -15,9 +15,12 @@ from thalweg.checkpoint import hub
 from thalweg.checkpoint.tokenizer import load_tokenizer
 from thalweg.config import EngineArgs, EngineConfig, check_args
 from thalweg.engine.client.grammars import StructuredOutputs
+from thalweg.engine.client.media import Media
 from thalweg.engine.planning import described
 from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.hal.platform import ModelInfo
+from thalweg.media.gate import Gate
+from thalweg.media.processors import processor
 from thalweg.params import SamplingParams
 from thalweg.template.chat import Chat
 from thalweg.text.grammar import vocabulary
@@ -40,6 +43,8 @@ class Frontend:
     eos_ids: tuple[int, ...]
     default_sampling: dict[str, Any]
     """SamplingParams fields a request starts from."""
+    media: Media | None
+    """Who reads images. None: the model takes text alone."""
     names: list[str]
     """Names that clients may call the model. The first is shown."""
 
@@ -100,8 +105,23 @@ def load_frontend(located: Located) -> Frontend:
         chat=Chat(tokenizer, tokenizer.chat_template, args.renderer_num_workers) if tokenizer else None,
         eos_ids=tuple(eos),
         default_sampling=_default_sampling(args, path),
+        media=_media(located, tokenizer),
         names=list(args.served_model_name or [args.model]),
     )
+
+
+def _media(located: Located, tokenizer: Tokenizer | None) -> Media | None:
+    args = located.args
+    gate = Gate(args.allowed_media_domains or (), args.allowed_local_media_path)
+    made = None if tokenizer is None else processor(located.config, located.path)
+    if made is None or tokenizer is None:
+        return None
+    limit = (args.limit_mm_per_prompt or {}).get("image")
+    media = Media(made, tokenizer, gate, limit["count"] if isinstance(limit, dict) else limit)
+    if not media.safe:
+        logger.warning("images are refused: the tokenizer does not say that the model's image token is a special token")
+        return None
+    return media
 
 
 def _default_sampling(args: EngineArgs, path: Path) -> dict[str, Any]:

@@ -17,7 +17,8 @@ import numpy as np
 from thalweg.config import EngineConfig, PoolingConfig
 from thalweg.engine.client import embeds
 from thalweg.engine.client.grammars import StructuredOutputs
-from thalweg.engine.messages import EngineRequest, Overlay, TokenSampling
+from thalweg.engine.client.media import MEDIA, NAME, Media
+from thalweg.engine.messages import EngineRequest, MediaItem, Overlay, TokenSampling
 from thalweg.errors import RequestError
 from thalweg.features import all_features
 from thalweg.grammar.source import Source
@@ -85,11 +86,12 @@ class InputProcessor:
         eos_ids: tuple[int, ...] = (),
         seed_source: random.Random | None = None,
         structured: StructuredOutputs | None = None,
+        media: Media | None = None,
     ) -> None:
         """tokenizer None: prompts must be token ids, and nothing text-valued may be asked (skip_tokenizer_init).
         eos_ids: the model's end-of-sequence ids. seed_source: where seeds of requests without one come from.
-        structured: who judges grammars; None: there are none."""
-        self._structured = structured
+        structured: who judges grammars; None: there are none. media: who reads images; None: the model sees none."""
+        self._structured, self._media = structured, media
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
         self._seeds = seed_source or random.Random(config.model.seed)
@@ -119,9 +121,16 @@ class InputProcessor:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling_params must be a SamplingParams, not {type(params).__name__}", "sampling_params")
         _check_priority(priority)
+        prompt, images = _with_images(prompt)
         text, ids, salt, overlay = self._laid(prompt, params)
+        items = self._items(ids, images, params.n)
         tokens = np.array(ids, np.int32)
-        shared = {**self._sampling(params, len(ids)), "overlay": overlay}
+        shared = {
+            **self._sampling(params, len(ids)),
+            "overlay": overlay,
+            "media": items,
+            **self._seen(ids, items),
+        }
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         scores = -1 if params.prompt_logprobs is None else self._logprobs("prompt_logprobs", params.prompt_logprobs)
         requests = []
@@ -194,6 +203,19 @@ class InputProcessor:
         self._bad_words(tuple(params.bad_words or ()))
 
     # ------------------------------------------------------------ prompts
+
+    def _seen(self, ids: list[int], items: tuple[MediaItem, ...]) -> dict[str, Any]:
+        """What follows from the images of a prompt, as fields of TokenSampling."""
+        if self._media is None or not items:
+            return {}
+        return {"axes": self._media.axes(len(ids), items), "spans": self._media.spans(items)}
+
+    def _items(self, ids: list[int], images: Sequence[Any], choices: int) -> tuple[MediaItem, ...]:
+        if not images:
+            return ()
+        if self._media is None:
+            raise RequestError(f"prompt: {NAME} is not supported by this model, which takes text alone; leave it out", "prompt")
+        return self._media.items(ids, images, choices)
 
     def _laid(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, list[int], str, Overlay | None]:
         """As `_prompt`, of a prompt that may be given as embeddings too."""
@@ -372,6 +394,15 @@ class InputProcessor:
                 self._check_ids("bad_words", spaced)
                 out[spaced] = None
         return tuple(out)
+
+
+def _with_images(prompt: Any) -> tuple[Any, Sequence[Any]]:
+    """A prompt, and the images that were read for it."""
+    if not isinstance(prompt, Mapping):
+        return prompt, ()
+    if NAME in prompt:
+        raise RequestError(f"prompt: {NAME} is not supported by this model, which takes text alone; leave it out", "prompt")
+    return {k: v for k, v in prompt.items() if k != MEDIA}, prompt.get(MEDIA) or ()
 
 
 def _size(pooling: PoolingConfig, asked: int | None) -> int | None:

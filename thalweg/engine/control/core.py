@@ -28,7 +28,7 @@ from thalweg.engine.control.parts.builder import Setup, builders
 from thalweg.engine.control.request import Request, limit_of, refuse
 from thalweg.engine.control.scheduler import SHARE_FROM, Schedule, Scheduler
 from thalweg.engine.control.slots import Slots
-from thalweg.engine.messages import EngineRequest, Finished, Outputs, Started, Stats
+from thalweg.engine.messages import EngineRequest, Finished, MediaItem, Outputs, Started, Stats
 from thalweg.errors import ConfigError
 from thalweg.grammar.grammars import Grammars
 from thalweg.hal.device import Pending
@@ -50,15 +50,16 @@ class EngineCore:
         announce: Callable[[list[Started]], None] | None = None,
         drafter: Callable[[Slots], Drafter] | None = None,
         grammars: Grammars | None = None,
+        encode: Callable[[MediaItem], np.ndarray] | None = None,
     ) -> None:
         """`launch` starts a step and returns at once; calls take effect in order. `announce` is told which sequences a step
         begins before it is launched, so that somebody knows should the step be the end; without it they are in the step's
         Outputs. `hash_fn`, `share_from` and `drafter` (who guesses tokens, whatever the configuration says) are for tests.
-        `grammars` compiles those of requests, which are refused without it.
+        `grammars` compiles those of requests, which are refused without it. `encode` makes vectors of images, likewise.
         Raises ConfigError if the cache has groups this version cannot keep, or that cannot go with drafts."""
         scheduler, cache = config.scheduler, config.cache
         self.config = config
-        parts = builders(Setup(scheduler.max_seqs, config.model.max_len, config.model.vocab, grammars))
+        parts = builders(Setup(scheduler.max_seqs, config.model.max_len, config.model.vocab, grammars, encode))
         self.slots = Slots(scheduler.max_seqs, config.model.max_len, parts)
         self.kv = KVCache(
             cache.groups, cache.blocks, self.slots, config.model.max_len, cache.prefix_caching, hash_fn, cache.prefix_hash
@@ -72,7 +73,7 @@ class EngineCore:
         self._drafting = guesses is not None
         self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from, guesses)
         most = guesses.most if guesses is not None else 0
-        self._grammars, self._parts = grammars, parts
+        self._grammars, self._parts, self._sees = grammars, parts, encode is not None
         self._builder = BatchBuilder(self.slots, self.kv, parts, most, config.cache.tables_kept)
         self._reader = ResultReader(self.slots, self.kv, self.scheduler, parts)
         self._launch = launch
@@ -98,6 +99,8 @@ class EngineCore:
             why = refuse(r, self.config, self.kv.bounds)
             if why is None and r.sampling.grammar is not None:
                 why = self._uncompiled(r)
+            if why is None and r.sampling.media and not self._sees:
+                why = "this engine reads no images"
             if r.handle in self._requests:
                 why = f"handle: {r.handle} is in use"
             if why is not None:

@@ -53,6 +53,17 @@ class Request:
     claims: set[bytes] = field(default_factory=set)
     """Keys of blocks it is computing now, for others to wait for."""
 
+    def salt_of(self, begin: int, end: int) -> bytes:
+        """The salt of the block of tokens [begin, end). Placeholders are equal for all images, so it names those that the
+        block shows some of, and which part. Of other blocks it is the request's own."""
+        out = b""
+        for item in self.sampling.media:
+            first, last = np.searchsorted(item.positions, (begin, end)).tolist()
+            if first < last:
+                out += b"%d:%d:%b" % (first, len(item.digest), item.digest)
+        # No caller's salt begins so.
+        return b"\0%d:%b%b" % (len(self.salt), self.salt, out) if out else self.salt
+
     @property
     def resumed(self) -> bool:
         """Had it begun to answer when it entered the queue?"""
@@ -89,6 +100,11 @@ def refuse(request: EngineRequest, config: EngineConfig, bounds: list[tuple[int,
     named = (*sampling.allowed_ids, *(i for i, _ in sampling.logit_bias), *(i for w in sampling.bad_words for i in w))
     if any(not 0 <= i < model.vocab for i in named) or any(not w for w in sampling.bad_words):
         return f"allowed_ids, logit_bias, bad_words: ids must be between 0 and {model.vocab - 1}, and no bad word empty"
+    if (most := max((end - first for first, end in sampling.spans), default=0)) > config.scheduler.token_budget:
+        return (
+            f"an image has {most} tokens, which see each other, but a step takes {config.scheduler.token_budget}: raise "
+            "--max-num-batched-tokens"
+        )
     if not config.scheduler.chunked_prefill and tokens.size > config.scheduler.token_budget:
         return (
             f"the prompt has {tokens.size} tokens, but with chunked prefill off a step takes {config.scheduler.token_budget}: "

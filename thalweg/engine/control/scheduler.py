@@ -152,6 +152,7 @@ class Scheduler:
         drafter = self._drafter if streams and self.gain.allows(streams) else None
         decode = self._decodes(budget, in_flight, drafter)
         budget -= decode.size
+        self._left = budget
         whole = False
         if decode.size and budget and (self.waiting or self._prefilling) and not self._resuming():
             most, budget = budget, self.pace.allowance(budget)
@@ -159,13 +160,13 @@ class Scheduler:
                 budget, whole = self.pace.newcomers(most), True
         chunks: list[Chunk] = []
         if self._prefilling and budget and not whole:
-            budget -= self._chunks(chunks, budget, in_flight)
+            budget = max(0, budget - self._chunks(chunks, budget, in_flight))
         if self.counters.preemptions != preempted:
             # A victim must not be in the step: its blocks have new owners. (A chunk has none: only those after it can be.)
             decode = decode[self._slots.serial[decode] != 0]
         entered: list[Request] = []
         if self.waiting and budget and self.counters.preemptions == preempted:
-            budget -= self._enter(chunks, entered, budget, in_flight, whole)
+            budget = max(0, budget - self._enter(chunks, entered, budget, in_flight, whole))
         if chunks and budget and not whole and self.counters.preemptions == preempted:
             self._top_up(chunks, budget)
         drafted: list[Draft] = []
@@ -295,7 +296,8 @@ class Scheduler:
             most = shares.get(slot, budget - taken)
             if self._config.chunked_prefill:
                 most = min(most, max(1, self._kv.room(slot) - start))
-            take = self._chunk_size(start, rests[slot], most) if s.serial[slot] else 0
+            take = self._chunk_size(start, rests[slot], most) if s.serial[slot] and most > 0 else 0
+            take = self._uncut(s.requests[slot], start, take, chunks)
             if take > 0 and self._make_room(slot, take, in_flight):
                 chunks.append(Chunk(slot, take))
                 taken += take
@@ -311,6 +313,9 @@ class Scheduler:
             rest = int(s.length[c.slot]) - start
             most = min(rest, c.take + budget, self._kv.room(c.slot) - start)
             more = self._chunk_size(start, rest, most) - c.take
+            request = s.requests[c.slot]
+            if request is not None and request.sampling.spans:
+                more = 0  # it ends where no image is cut
             if more > 0 and self._kv.grow(c.slot, start + c.take + more):
                 chunks[i] = Chunk(c.slot, c.take + more, c.cached)
                 budget -= more
@@ -323,6 +328,16 @@ class Scheduler:
             return rest if rest <= budget else 0
         threshold = self._config.long_prefill_threshold
         return self._kv.cut(start, min(rest, budget, threshold) if threshold else min(rest, budget))
+
+    def _uncut(self, request: Request | None, start: int, take: int, chunks: list[Chunk]) -> int:
+        """The tokens <= `take` of a chunk that ends inside no span, or all of one that it begins with, if the step has room
+        for that; 0 if it has not."""
+        for first, end in () if request is None else request.sampling.spans:
+            if first < start + take < end:
+                if first > start:
+                    return first - start
+                return end - start if end - start <= self._left - sum(c.take for c in chunks) else 0
+        return take
 
     # ------------------------------------------------------------------ entering
 
@@ -357,6 +372,7 @@ class Scheduler:
                 continue
             if config.chunked_prefill and not running:
                 take = self._kv.first_chunk(nodes, take)
+            take = self._uncut(request, cached, take, chunks)
             request.demand = self._kv.demand(nodes, request.tokens.size, take)
             if not take or not self._kv.fits(request.demand, running):
                 request.held = "cache" if take else "tokens"

@@ -59,7 +59,8 @@ def read(args: EngineArgs, path: Path) -> dict[str, Any]:
         tail=args.tail,
         described_in=args.hf_config_path,
     )
-    return {**config, "model_impl": args.model_impl}
+    blind = {"language_model_only": True} if args.language_model_only else {}
+    return {**config, "model_impl": args.model_impl, **blind}
 
 
 def cached(args: EngineArgs, config: Mapping[str, Any], spec: ModelSpec) -> EngineArgs:

@@ -27,6 +27,9 @@ from thalweg.models.fallback.spec import UNRELIABLE, ForeignSpec
 from thalweg.models.spec import ModelSpec
 from thalweg.quantization import registry as formats
 
+ENCODED = 64 << 20
+"""Bytes of vectors of images that are kept."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -141,8 +144,8 @@ def _plan(k: _Known) -> Plan:
         beside *= 2 if isinstance(k.spec, ForeignSpec) else 1  # tensors of experts are joined as a copy
     problems: list[str] = []
     steps = step_sizes(k.spec, schedule, length, dtype, k.ranks, args.batch_invariant is not False)
-    others = _workspace(k, steps) + history(
-        schedule, length, k.spec
+    others = (
+        _workspace(k, steps) + history(schedule, length, k.spec) + encoded(k.spec)
     )  # of the length asked for; shorter than that needs no more
     try:
         memory = resolve.cache_bytes(args, k.defaults, Memory(k.info.memory_bytes, k.info.memory_bytes), weights, others)
@@ -162,7 +165,7 @@ def _plan(k: _Known) -> Plan:
         blocks=size.blocks[least], block_tokens=groups[least].block_tokens,
         groups=[_shown(g, n) for g, n in zip(groups, size.blocks, strict=True)],
         tokens=size.tokens, sequences=_sequences(groups, size, schedule), history=history(schedule, size.max_len, k.spec),
-        workspace=_workspace(k, replace(steps, max_len=size.max_len)), max_model_len=size.max_len,
+        workspace=_workspace(k, replace(steps, max_len=size.max_len)) + encoded(k.spec), max_model_len=size.max_len,
         max_num_seqs=schedule.max_seqs, max_num_batched_tokens=schedule.token_budget, problems=problems,
     )  # fmt: skip
     _advise(made, k, length, groups)
@@ -178,6 +181,11 @@ def history(schedule: SchedulerConfig, length: int, spec: ModelSpec | None = Non
     if spec is not None and spec.pooling is not None:
         return 0
     return (schedule.max_seqs + 1) * (length + 1) * 4
+
+
+def encoded(spec: ModelSpec) -> int:
+    """Bytes of vectors of images that are kept for the next request with the same image."""
+    return ENCODED if spec.vision is not None else 0
 
 
 def step_sizes(

@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from thalweg.checkpoint import ahead
 from thalweg.checkpoint.config import facts as read_facts
@@ -25,8 +27,9 @@ from thalweg.config import (
     SchedulerConfig,
     check_args,
 )
+from thalweg.engine.messages import MediaItem
 from thalweg.engine.planning import described, resolve
-from thalweg.engine.planning.memory import gib, history, plan, step_sizes, to_load
+from thalweg.engine.planning.memory import ENCODED, encoded, gib, history, plan, step_sizes, to_load
 from thalweg.engine.worker import rehearsal
 from thalweg.engine.worker.rehearsal import decodes, prompts
 from thalweg.engine.worker.runner import Runner
@@ -39,11 +42,15 @@ from thalweg.hal.platform import Defaults, Limits, ModelInfo, Platform
 from thalweg.hal.step import StateBox, StepBatch, StepShape
 from thalweg.hal.weights import WeightFormat
 from thalweg.host.marks import mark
+from thalweg.media.processors import processor
 from thalweg.models import registry, sizes
 from thalweg.models.fallback.spec import UNRELIABLE, ForeignSpec
 from thalweg.models.spec import ModelSpec
 from thalweg.quantization import online
 from thalweg.quantization import registry as formats
+
+if TYPE_CHECKING:
+    from thalweg.models.build import Model
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +65,8 @@ class Worker:
     """The kernel plan, a line per choice."""
     device: Device
     load_seconds: float
+    encode: Callable[[MediaItem], np.ndarray] | None = None
+    """Makes vectors of an image. None: the model reads text alone."""
 
     def close(self) -> None:
         self.device.close()
@@ -203,7 +212,20 @@ def _build_model(job: _Job) -> Worker:
     )
     _prepare(job, runner, buckets, limits, model.vocab)
     config = _config(job, dtype, size, model.groups, schedule, model.vocab, method)
-    return Worker(config, runner.launch, [str(c) for c in binder.bindings], device, 0.0)
+    return Worker(config, runner.launch, [str(c) for c in binder.bindings], device, 0.0, _encoder(job, model, params))
+
+
+def _encoder(job: _Job, model: Model, params: Any) -> Callable[[MediaItem], np.ndarray] | None:
+    """What makes vectors of images, where the model sees and its files say how."""
+    made = processor(job.hf, job.path) if model.vision is not None else None
+    if model.vision is None or made is None:
+        return None
+    if not model.looks_ahead:
+        logger.warning("images are refused: no attention of this device lets an image's tokens see each other")
+        return None
+    from thalweg.engine.worker.encoder import Encoder
+
+    return Encoder(model.vision, params["vision"], job.device, made, ENCODED)
 
 
 def _gains(binder: Binder, dtype: str, width: int, form: WeightFormat) -> bool:
@@ -317,7 +339,7 @@ def _room(job: _Job, dtype: str, schedule: SchedulerConfig, length: int) -> int:
     """Bytes for the KV cache, known before a weight is read."""
     spec, ranks = job.spec, job.device.comm.size
     steps = step_sizes(spec, schedule, length, dtype, ranks, job.args.batch_invariant is not False)
-    others = job.platform.workspace(steps) + history(schedule, length, spec)
+    others = job.platform.workspace(steps) + history(schedule, length, spec) + encoded(spec)
     packs = job.platform.packs(dtype)
     use = formats.scheme(job.hf, job.args.quantization)
     weights = sizes.weight_bytes(spec, dtype, length, ranks, use, packs)

@@ -14,7 +14,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 SWIGLU_OAI = "swiglu_oai"
 """Of experts alone."""
 OAI_ALPHA, OAI_LIMIT = 1.702, 7.0
-UNGATED = (*ACTIVATIONS, "relu", "relu2")
+UNGATED = (*ACTIVATIONS, "gelu_quick", "relu", "relu2")
 
 
 def activate(x: Tensor, act: str) -> Tensor:
@@ -25,6 +25,8 @@ def activate(x: Tensor, act: str) -> Tensor:
         return gelu(x, "tanh")
     if act == "gelu":
         return gelu(x)
+    if act == "gelu_quick":
+        return x * sigmoid(1.702 * x)
     if act == "relu":
         return torch.relu(x)
     if act == "relu2":
@@ -53,7 +55,8 @@ def act_and_mul(x: Tensor, *, act: str = "silu") -> Tensor:
 
 @op(samples=[_gated_sample(a) for a in UNGATED], tolerances={"float32": 1e-6, "bfloat16": 1e-2})
 def activation(x: Tensor, *, act: str) -> Tensor:
-    """act(x), value by value: x [..., F] -> [..., F]. act: silu, gelu, gelu_tanh, relu, or relu2, which is relu squared."""
+    """act(x), value by value: x [..., F] -> [..., F]. act: silu, gelu, gelu_tanh, relu, relu2, which is relu squared, or
+    gelu_quick, which is x * sigmoid(1.702 x)."""
     return activate(x, act)
 
 

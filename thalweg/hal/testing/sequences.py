@@ -50,9 +50,10 @@ def bias(spec: AttnSpec) -> np.ndarray | None:
     return np.sin(np.arange(spec.heads * n, dtype=np.float32)).reshape(-1, n) * 2 if spec.reach else None
 
 
-def dense(s: Story, spec: AttnSpec, dtype: torch.dtype) -> np.ndarray:
+def dense(s: Story, spec: AttnSpec, dtype: torch.dtype, ahead: np.ndarray | None = None) -> np.ndarray:
     """softmax(q k^T * scale) v of the last `query` tokens -> [query, heads, D]. Computed in float64 from inputs
-    rounded to dtype, keys and values also to what the cache holds."""
+    rounded to dtype, keys and values also to what the cache holds. ahead: the last position that each sees, if that is
+    after its own."""
     q = torch.from_numpy(s.q).to(dtype).double().numpy()
     k, v = (_held(torch.from_numpy(a).to(dtype), spec).double().numpy() for a in (s.k, s.v))
     v = k[..., : spec.latent] if spec.kind == "latent" else v
@@ -65,14 +66,15 @@ def dense(s: Story, spec: AttnSpec, dtype: torch.dtype) -> np.ndarray:
         low = max(0, p - spec.window + 1) if spec.window else 0
         if spec.kind == "chunked":
             low = p // spec.window * spec.window
+        end = 1 + (p if ahead is None else max(p, int(ahead[i])))
         # Heads that share keys are the rows of one product: [kv, share, keys].
-        scores = q[p].reshape(kv, share, -1) @ k[low : p + 1].transpose(1, 2, 0) * spec.scale
+        scores = q[p].reshape(kv, share, -1) @ k[low:end].transpose(1, 2, 0) * spec.scale
         if spec.softcap:
             scores = spec.softcap * np.tanh(scores / spec.softcap)
         top = np.maximum(scores.max(-1, keepdims=True), sink)
         w = np.exp(scores - top)
         total = w.sum(-1, keepdims=True) + np.exp(sink - top)
-        out[i] = (w / total @ v[low : p + 1].transpose(1, 0, 2)).reshape(spec.heads, -1)
+        out[i] = (w / total @ v[low:end].transpose(1, 0, 2)).reshape(spec.heads, -1)
     return out
 
 
@@ -169,7 +171,7 @@ class Cache:
         tokens = batch.tokens.shape[0]
         if shape is None and self._device.pads:
             shape = roomy(batch)
-        batch = replace(batch, parts=(Heads(q, k, v),))
+        batch = replace(batch, parts=(*batch.parts, Heads(q, k, v)))
         if shape is not None:
             batch = batch.pad(shape)
         metadata = (self._backend.metadata(batch, 0, self._spec, shape),)

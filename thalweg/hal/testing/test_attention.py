@@ -13,6 +13,7 @@ import torch
 
 from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
 from thalweg.hal.device import Device
+from thalweg.hal.parts.spans import Spans
 from thalweg.hal.step import StepShape
 from thalweg.hal.testing import sequences as seq
 from thalweg.hal.testing.cases import rng
@@ -92,6 +93,28 @@ def test_mixed_batch_equals_dense_attention_whatever_the_blocks_held_before(
     got = cache.attend(seq.batch_of(table, start, query), *seq.rows(stories, start, query))
     want = np.concatenate([seq.dense(s, spec, getattr(torch, dtype)) for s in stories])
     assert got.shape == want.shape
+    assert np.isfinite(got).all()
+    assert np.abs(got - want).max() <= TOLERANCE[dtype] * np.abs(want).max()
+
+
+@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tokens_may_see_some_of_those_behind_them(device: Device, attention: Any, dtype: str, window: int) -> None:
+    if not attention.spans:
+        pytest.skip(f"{attention.name} lets no token see those behind it")
+    size, full = _size(attention), AttnSpec(8, 2, 64, 64**-0.5, dtype, spans=True)
+    spec = _ready(attention, replace(full, kind="window", window=window) if window else full, dtype, size)
+    mix = [(37, 1), (130, 100), (700, 90), (64, 64), (20, 12)]
+    stories, cache, table, start = _filled(device, attention, spec, mix, size, 3)
+    query = [s.query for s in stories]
+    ahead = [np.zeros(n, np.int32) for n in query]
+    for each, at in zip(ahead, start, strict=True):
+        for first, end in ((5, 40), (45, 46), (50, 64), (len(each) - 3, len(each))):  # of a chunk's tokens
+            if 0 < first < end <= len(each):
+                each[first:end] = at + end - 1
+    batch = replace(seq.batch_of(table, start, query), parts=(Spans(np.concatenate(ahead)[:, None]),))
+    got = cache.attend(batch, *seq.rows(stories, start, query))
+    want = np.concatenate([seq.dense(s, spec, getattr(torch, dtype), a) for s, a in zip(stories, ahead, strict=True)])
     assert np.isfinite(got).all()
     assert np.abs(got - want).max() <= TOLERANCE[dtype] * np.abs(want).max()
 

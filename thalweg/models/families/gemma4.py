@@ -21,7 +21,7 @@ from thalweg.models.families.common import (
     rope,
     sliding_window,
 )
-from thalweg.models.families.multimodal import SEES
+from thalweg.models.families.multimodal import BLIND
 from thalweg.models.spec import (
     Attention,
     Beside,
@@ -45,7 +45,7 @@ ROPES = {
 SKIP = tuple(
     root + part for root in ("", "model.") for part in ("audio_tower.", "vision_embedder.", "embed_vision.", "embed_audio.")
 )
-"""Tensors of other modalities, beside those of `multimodal.SEES`."""
+"""Tensors of other modalities, beside those of `multimodal.BLIND`."""
 ROOTS = ("model.", "model.language_model.", "language_model.model.", "language_model.")
 """What layers' names may begin with in files."""
 
@@ -104,7 +104,7 @@ def names(reads: Sequence[int | None]) -> Names:
         for i, source in enumerate(reads) if source is not None
         for root in ROOTS for part in ("k_proj", "v_proj", "k_norm", "v_norm")
     )  # fmt: skip
-    return replace(SEES, inside=((".router.scale", ".router.scale.weight"),), skip=(*SEES.skip, *SKIP, *unused))
+    return replace(BLIND, inside=((".router.scale", ".router.scale.weight"),), skip=(*BLIND.skip, *SKIP, *unused))
 
 
 def layer_inputs(config: Config, width: int) -> LayerInputs:

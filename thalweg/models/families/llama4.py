@@ -8,7 +8,7 @@ from dataclasses import replace
 from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import CheckpointError
 from thalweg.models.families.common import act, attention, decoder, eps, layer_count, layer_types, mlp, pre_norms, rope
-from thalweg.models.families.multimodal import SEES
+from thalweg.models.families.multimodal import BLIND
 from thalweg.models.spec import MLP, Attention, HeadNorm, Layer, ModelSpec, MoE
 
 CHUNKED = "chunked_attention"
@@ -30,7 +30,7 @@ def llama4(config: Config) -> ModelSpec:
         Layer(_attention(config, kind == CHUNKED, bool(turned)), parts[i in mixed], norms)
         for i, (kind, turned) in enumerate(zip(types, turns, strict=True))
     ]
-    return decoder(config, layers, names=SEES)
+    return decoder(config, layers, names=BLIND)
 
 
 def _numbers(config: Config, key: str, absent: list[int]) -> list[int]:

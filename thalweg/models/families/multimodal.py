@@ -1,53 +1,151 @@
-"""The text part of models that also see: their other tensors are left out, and requests with images are refused."""
+"""Models that also see: a language model with an encoder of images before it (`towers`), or its text part alone, of those whose
+encoder is not served, and where that is asked for (--language-model-only)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from thalweg.checkpoint.config import Config, text
-from thalweg.errors import UnsupportedModelError
-from thalweg.models.families import deepseek, ministral3, mistral, mistral4, qwen2, qwen3
-from thalweg.models.families import gemma3 as gemma
-from thalweg.models.spec import ModelSpec, Names
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.families import deepseek, gemma, llama, ministral3, mistral, mistral4, qwen2, qwen3, qwen3_next
+from thalweg.models.families import gemma3 as gemma3_text
+from thalweg.models.families.towers import qwen_vl
+from thalweg.models.families.towers.clip import clip
+from thalweg.models.families.towers.common import beside, seen
+from thalweg.models.families.towers.gemma3 import gemma3 as gemma3_tower
+from thalweg.models.families.towers.gemma3 import vectors
+from thalweg.models.families.towers.pixtral import pixtral
+from thalweg.models.spec import Layer, ModelSpec, Names, Vision
 
-SEES = Names(
-    replace=(("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."), ("model.language_model.", "model.")),
+PREFIXES = (
+    ("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."), ("model.language_model.", "model."),
+    ("vision_tower.vision_model.", "model.vision_tower."), ("model.vision_tower.vision_model.", "model.vision_tower."),
+)  # fmt: skip
+"""As transformers wrote them before its version 4.52, and after it."""
+INSIDE = (("mm_input_projection_weight", "mm_input_projection.weight"),)
+BLIND = Names(
+    replace=PREFIXES,
     skip=tuple(
         root + part for root in ("", "model.")
         for part in ("visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "mm_projector.", "mtp.")
     ),
 )  # fmt: skip
-"""Prefixes as transformers wrote them before its version 4.52, and after it."""
+"""Of the text part alone."""
+TEXT: dict[str, Callable[[Config], ModelSpec]] = {
+    "gemma": gemma.gemma,
+    "llama": llama.llama,
+    "ministral3": ministral3.ministral3,
+    "mistral": mistral.mistral,
+    "mistral4": mistral4.mistral4,
+    "qwen2": qwen2.qwen2,
+    "qwen3": qwen3.qwen3,
+}
+"""Language models that encoders stand before, by the `model_type` of the text part."""
+Tower = tuple[Vision, tuple[str, ...]]
+"""An encoder, and prefixes of tensors that it leaves unread."""
+
+
+def llava(config: Config) -> ModelSpec:
+    if _is_blind(config):
+        return _blind(_of_kind(config, "llama"))
+    kind = text(seen(config), "model_type", "clip_vision_model")
+    if kind not in ("clip_vision_model", "siglip_vision_model", "pixtral"):
+        raise UnsupportedModelError(f"config.json: vision_config: model_type {kind!r:.80} is not supported")
+    return _seeing(_of_kind(config, "llama"), config, lambda c: pixtral(c, False) if kind == "pixtral" else clip(c))
 
 
 def gemma3(config: Config) -> ModelSpec:
-    return _text(gemma.gemma3, config)
+    """Tokens of an image see each other. No window is shorter than an image."""
+    spec = gemma3_text.gemma3(config)
+    if _is_blind(config):
+        return _blind(spec)
+    windows = [w for layer in spec.layers if (w := getattr(layer.mixer, "window", 0))]
+    if min(windows, default=vectors(config)) < vectors(config):
+        raise UnsupportedModelError(
+            "config.json: sliding_window: shorter than an image: --language-model-only leaves those out"
+        )
+    layers = tuple(replace(each, mixer=replace(each.mixer, spans=True)) for each in spec.layers)  # type: ignore[type-var]
+    return _seeing(replace(spec, layers=layers), config, gemma3_tower)
 
 
 def kimi_k25(config: Config) -> ModelSpec:
-    return _text(deepseek.deepseek_v3, config)
+    return _blind(deepseek.deepseek_v3(config))
 
 
 def mistral3(config: Config) -> ModelSpec:
     """Mistral Small 3 and 4, and Ministral 3."""
-    kinds = {"mistral": mistral.mistral, "ministral3": ministral3.ministral3, "mistral4": mistral4.mistral4}
-    kind = text(config, "model_type", "mistral")
-    if kind not in kinds:
-        raise UnsupportedModelError(f"config.json: text_config: model_type {kind!r:.80} is none of {', '.join(kinds)}")
-    return _text(kinds[kind], config)
+    kinds = ("mistral", "ministral3", "mistral4")
+    return _seeing(_of_kind(config, "mistral", kinds), config, lambda c: pixtral(c, True))
 
 
 def qwen2_5_vl(config: Config) -> ModelSpec:
-    return _text(qwen2.qwen2, _one_axis(config))
+    spec = qwen2.qwen2(_one_axis(config))
+    return _seeing(_with_axes(spec, config, mixed=False), config, qwen_vl.qwen2_5_vl)
 
 
 def qwen3_vl(config: Config) -> ModelSpec:
-    return _text(qwen3.qwen3, _one_axis({"rope_theta": 500_000.0, **config}))
+    spec = qwen3.qwen3(_one_axis({"rope_theta": 500_000.0, **config}))
+    return _seeing(_with_axes(spec, config, mixed=True), config, qwen_vl.qwen3_vl)
 
 
-def _text(family: Callable[[Config], ModelSpec], config: Config) -> ModelSpec:
-    return replace(family(config), names=SEES)
+def qwen3_5(config: Config) -> ModelSpec:
+    return _seeing(_with_axes(qwen3_next.qwen3_5(config), config, mixed=True), config, qwen_vl.qwen3_5)
+
+
+def qwen3_5_moe(config: Config) -> ModelSpec:
+    return _seeing(_with_axes(qwen3_next.qwen3_5_moe(config), config, mixed=True), config, qwen_vl.qwen3_5)
+
+
+def _of_kind(config: Config, default: str, known: tuple[str, ...] = tuple(TEXT)) -> ModelSpec:
+    kind = text(config, "model_type", default)
+    if kind not in known:
+        raise UnsupportedModelError(f"config.json: text_config: model_type {kind!r:.80} is none of {', '.join(known)}")
+    return TEXT[kind](config)
+
+
+def _is_blind(config: Config) -> bool:
+    """Is the text part alone asked for, or all there is?"""
+    return bool(config.get("language_model_only")) or not isinstance(beside(config).get("vision_config"), dict)
+
+
+def _blind(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, names=BLIND)
+
+
+def _seeing(spec: ModelSpec, config: Config, tower: Callable[[Config], Tower]) -> ModelSpec:
+    """With its encoder, unless the text part alone is asked for."""
+    if _is_blind(config):
+        return _blind(spec)
+    vision, unread = tower(config)
+    names = Names(replace=PREFIXES, inside=INSIDE, skip=("mtp.", "model.mtp.", *unread))
+    return replace(spec, names=names, vision=vision)
+
+
+def _with_axes(spec: ModelSpec, config: Config, mixed: bool) -> ModelSpec:
+    """The same with positions of three axes: time, rows, columns."""
+    said = config.get("rope_scaling") or config.get("rope_parameters")
+    sections = said.get("mrope_section") if isinstance(said, dict) else None
+    if _is_blind(config):
+        return spec
+    first = next(rope for _, mixer in spec.mixers if (rope := mixer.rope) is not None)
+    if sections is None:
+        sections = {True: [11, 11, 10] if first.dim < 128 else [24, 20, 20], False: [16, 24, 24]}[mixed]
+    whole = isinstance(sections, list) and len(sections) == 3 and all(type(n) is int and n >= 0 for n in sections)
+    if not whole or sum(sections) != first.dim // 2:
+        raise CheckpointError(
+            f"config.json: mrope_section: must be 3 numbers of {first.dim // 2} together, not {sections!r:.80}"
+        )
+
+    def turned(layer: Layer) -> Layer:
+        mixer: Any = layer.mixer
+        if mixer.rope is None:
+            return layer
+        rope = replace(mixer.rope, sections=tuple(sections), mixed=mixed)
+        return replace(layer, mixer=replace(mixer, rope=rope))
+
+    return replace(spec, layers=tuple(turned(layer) for layer in spec.layers))
 
 
 def _one_axis(config: Config) -> Config:

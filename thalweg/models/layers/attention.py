@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ class Attention:
         self._qkv = Linear(ctx, weights["qkv"])
         self._out = RowLinear(ctx, weights["out"])
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
-        self.backend = chosen(ctx, self.spec)
+        self.backend, self.spec = _chosen_any(ctx, self.spec)
         self.layout = () if self._reads else self.backend.layout(self.spec, ctx.block_tokens)
         self.specs: dict[str, Any] = {"qkv": self._qkv.specs, "out": self._out.specs}
         norms = {k: weights[k] for k in ("q_norm", "k_norm") if k in weights}
@@ -159,7 +159,8 @@ class _Ops:
         if not self._after:
             q, k = self._normed(p, q, k, weight)
         if self._rope is not None:
-            q, k = self._rope(q, k, flow.batch.positions, flow.tables[at.table])
+            rows = flow.batch.positions if flow.rows is None else flow.rows
+            q, k = self._rope(q, k, rows, flow.tables[at.table])
         if self._after:
             q, k = self._normed(p, q, k, weight)
         q, k, v = _divided(self._scales, q, k, v)
@@ -198,6 +199,17 @@ def _placed_buckets(buckets: int, distance: int, device: torch.device) -> Array:
     return _buckets(buckets, distance).to(device)
 
 
+class _Either:
+    """What the backend fuses, but in steps whose positions have several axes: it reads the table at the positions by which it
+    finds the cache."""
+
+    def __init__(self, fused: _Fused, apart: _Ops) -> None:
+        self._fused, self._apart = fused, apart
+
+    def __call__(self, p: Mapping[str, Any], q: Array, keys: Keys, flow: Flow, at: Place) -> Array:
+        return (self._fused if flow.rows is None else self._apart)(p, q, keys, flow, at)
+
+
 def _divided(scales: CacheScales | None, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
     """Keys and values as they are cached. The scale of keys goes into q, so that scores stay what they are; that of values
     is owed by what attention gives."""
@@ -210,7 +222,7 @@ def _norm_of(norm: declared.HeadNorm, weights: Mapping[str, Any]) -> declared.No
 
 def _attending(
     ctx: Context, spec: declared.Attention, backend: AttentionBackend, attn: AttnSpec, scales: CacheScales | None
-) -> _Fused | _Ops:
+) -> _Fused | _Ops | _Either:
     per_head = spec.norm if spec.norm is not None and not spec.norm.whole else None
     eps, offset = (per_head.eps, per_head.offset) if per_head else (None, 0.0)
     rope = spec.rope
@@ -219,7 +231,8 @@ def _attending(
     after = per_head is not None and per_head.after
     alone = after or between or (per_head is not None and not per_head.weight)
     if rope is not None and not alone and _offered(ctx, backend, attn, prologue):
-        return _Fused(backend, attn, prologue, scales)
+        fused = _Fused(backend, attn, prologue, scales)
+        return _Either(fused, _Ops(ctx, backend, attn, prologue, prologue, scales)) if rope.sections else fused
     return _Ops(ctx, backend, attn, prologue if rope else None, prologue, scales, after)
 
 
@@ -239,6 +252,16 @@ def _offered(ctx: Context, backend: AttentionBackend, spec: AttnSpec, prologue: 
     return why is None
 
 
+def _chosen_any(ctx: Context, spec: AttnSpec) -> tuple[AttentionBackend, AttnSpec]:
+    """Where no backend lets tokens see those behind them, the model is served without: its images are refused."""
+    if spec.spans:
+        try:
+            return chosen(ctx, spec), spec
+        except DeviceError:
+            spec = replace(spec, spans=False)
+    return chosen(ctx, spec), spec
+
+
 def chosen(ctx: Context, spec: AttnSpec) -> AttentionBackend:
     """The device's backend for this, noted in the kernel plan. DeviceError if there is none."""
     try:
@@ -247,5 +270,6 @@ def chosen(ctx: Context, spec: AttnSpec) -> AttentionBackend:
         )
     except ValueError as e:
         raise DeviceError(str(e)) from e
-    ctx.binder.record(Choice("attention", asdict(spec), backend.name, backend.batch_invariant, refused))
+    facts = {key: value for key, value in asdict(spec).items() if value or key != "spans"}
+    ctx.binder.record(Choice("attention", facts, backend.name, backend.batch_invariant, refused))
     return backend

@@ -25,6 +25,7 @@ from thalweg.models.spec.perlayer import Ending, LayerInput, LayerInputs
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, rope_type
 from thalweg.models.spec.short_conv import ShortConv
 from thalweg.models.spec.sparse import SparseMLP
+from thalweg.models.spec.vision import Projector, Vision
 from thalweg.models.spec.xielu import XieluMLP
 
 __all__ = [
@@ -53,12 +54,14 @@ __all__ = [
     "Names",
     "Norm",
     "Norms",
+    "Projector",
     "Relative",
     "Rope",
     "ShortConv",
     "SparseMLP",
     "Streams",
     "UngatedMLP",
+    "Vision",
     "XieluMLP",
     "rope_type",
 ]

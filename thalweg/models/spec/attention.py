@@ -63,6 +63,8 @@ class Attention:
     sinks: str = ""
     """The tensor of a logit per head that joins the softmax's denominator; "" = none."""
     relative: Relative | None = None
+    spans: bool = False
+    """Tokens of an image see each other, those behind too."""
     grows: tuple[float, int] | None = None
     """(beta, n): q at position p is multiplied by 1 + beta * log(1 + floor((p + first) / n))."""
     first: int = 0
@@ -109,7 +111,7 @@ class Attention:
         return AttnSpec(
             heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, head_dim=self.head_dim,
             scale=self.scale or self.head_dim**-0.5, dtype=dtype, kind=kind, window=window,
-            softcap=self.softcap, kv_dtype=kv_dtype, sinks=bool(self.sinks),
+            softcap=self.softcap, kv_dtype=kv_dtype, sinks=bool(self.sinks), spans=self.spans,
         )  # fmt: skip
 
     def weights(self, at: str, hidden: int) -> Weights:

@@ -10,6 +10,7 @@ from thalweg.models.spec.norm import AnyNorm, Norms
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import Ending, LayerInputs
 from thalweg.models.spec.rope import Rope
+from thalweg.models.spec.vision import Vision
 from thalweg.models.tail import Pooling
 from thalweg.models.weights import Source, Weight, Weights, matrices, vector
 
@@ -98,7 +99,8 @@ class Names:
     inside: tuple[tuple[str, str], ...] = ()
     """Parts of names, anywhere in them, and what takes their place; all of them."""
     skip: tuple[str, ...] = ()
-    """Prefixes of tensors that hold nothing of this model, such as another modality's."""
+    """Prefixes of tensors that hold nothing of this model, such as another modality's: as the checkpoint names them, or as
+    they are known here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +136,8 @@ class ModelSpec:
     embed: str = "embed_tokens"
     head: str = "lm_head"
     names: Names = field(default_factory=Names)
+    vision: Vision | None = None
+    """The encoder of images; None: the model reads text alone."""
 
     def __post_init__(self) -> None:
         for i, layer in enumerate(self.layers):
@@ -165,6 +169,8 @@ class ModelSpec:
             made["classes"] = self.pooling.classes.weights(self.root, self.hidden)
         if self.pooling is not None and self.pooling.dense:
             made["dense"] = {i: each.weights() for i, each in enumerate(self.pooling.dense)}
+        if self.vision is not None:
+            made["vision"] = self.vision.weights(self.hidden)
         return made
 
     @property
@@ -225,4 +231,5 @@ class ModelSpec:
             name = name.replace(old, new)
         if self.tied and name == f"{self.head}.weight":
             return None
-        return name if name.startswith((self.root, f"{self.head}.")) else self.root + name
+        name = name if name.startswith((self.root, f"{self.head}.")) else self.root + name
+        return None if name.startswith(self.names.skip) else name

@@ -35,3 +35,15 @@ class Rope:
     trained: int
     """max_position_embeddings."""
     interleaved: bool = False
+    sections: tuple[int, ...] = ()
+    """Frequencies that turn by each axis of positions with several (M-RoPE); () = there is one."""
+    mixed: bool = False
+    """The axes take turns among the frequencies, as far as each has some left. Else each has its own stretch."""
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axis of each frequency."""
+        if not self.mixed:
+            return tuple(axis for axis, n in enumerate(self.sections) for _ in range(n))
+        count = sum(self.sections)
+        return tuple(i % 3 if i % 3 and i < 3 * self.sections[i % 3] else 0 for i in range(count))

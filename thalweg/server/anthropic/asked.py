@@ -87,8 +87,11 @@ def _system(system: str | list[Block] | None) -> Any:
 
 def _text(blocks: list[Block]) -> Any:
     """A text alone as it is, several as parts, which the template's form puts together."""
-    parts = [{"type": "text", "text": b.text} for b in blocks]
-    return parts[0]["text"] if len(parts) == 1 else parts or ""
+    parts: list[dict[str, Any]] = [
+        {"type": "text", "text": b.text} if b.source is None else {"type": "image_url", "image_url": {"url": b.source.as_url}}
+        for b in blocks
+    ]
+    return parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts or ""
 
 
 def _messages(message: Message) -> list[dict[str, Any]]:
@@ -99,7 +102,7 @@ def _messages(message: Message) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
     texts: list[Block] = []
     for block in message.content:
-        if block.type == "text":
+        if block.type in ("text", "image"):
             texts.append(block)
             continue
         if texts:

@@ -16,6 +16,7 @@ NOT_YET: dict[str, tuple[Any, ...]] = {"mcp_servers": ([],), "container": (), "k
 """Fields that change the answer and are not honoured, each with the values that ask for nothing."""
 BLOCKS = {
     "text": ("text",),
+    "image": ("source",),
     "tool_use": ("id", "name", "input"),
     "tool_result": ("tool_use_id",),
     "thinking": ("thinking",),
@@ -25,11 +26,32 @@ BLOCKS = {
 Json = Annotated[dict[str, Any], MaxBytes(2**20)]
 
 
+class Picture(Model):
+    """Where an image is."""
+
+    type: Literal["base64", "url"]
+    media_type: Label | None = None
+    data: Text | None = None
+    url: Text | None = None
+
+    @model_validator(mode="after")
+    def _rules(self) -> Picture:
+        name = "data" if self.type == "base64" else "url"
+        if getattr(self, name) is None:
+            raise ValueError(f"a source of type {self.type} needs {name}")
+        return self
+
+    @property
+    def as_url(self) -> str:
+        return self.url or f"data:{self.media_type or 'image/png'};base64,{self.data}"
+
+
 class Block(Model):
     """A block of any type."""
 
-    type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
+    type: Literal["text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking"]
     text: Text | None = None
+    source: Picture | None = None
     id: Label | None = None
     name: Label | None = None
     input: Json | None = None
@@ -58,7 +80,7 @@ class Message(Model):
     @model_validator(mode="after")
     def _rules(self) -> Message:
         allowed = {
-            "user": ("text", "tool_result"),
+            "user": ("text", "image", "tool_result"),
             "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
             "system": ("text",),
         }[self.role]
@@ -138,15 +160,17 @@ class MessagesRequest(CountRequest):
     top_k: Int32 | None = None
 
 
-def _refuse_blocks(content: Any, where: str) -> None:
-    """ApiError for a block of a type that is not here, such as an image."""
+def _refuse_blocks(content: Any, where: str, inside: bool = False) -> None:
+    """ApiError for a block of a type that is not here, such as a document. inside: the blocks are those of a tool's result."""
     for i, block in enumerate(content if isinstance(content, list) else ()):
         if not isinstance(block, dict):
             continue
         kind, at = block.get("type"), f"{where}[{i}]"
+        if inside and kind == "image":
+            raise ApiError(f"{at}: an image in a tool's result is not supported by this version; send it beside the result", at)
         if isinstance(kind, str) and kind not in BLOCKS:
             raise ApiError(f"{at}: blocks of type {kind[:64]!r} are not supported by this version; send text", at)
-        _refuse_blocks(block.get("content"), f"{at}.content")
+        _refuse_blocks(block.get("content"), f"{at}.content", True)
 
 
 def _drop_tools(body: dict[str, Any]) -> None:

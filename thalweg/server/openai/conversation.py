@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from thalweg.engine.client.media import MEDIA
+from thalweg.media.images import Image
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.openai.protocol import ChatFields, ChatRequest, Message
@@ -46,8 +48,11 @@ class Conversation:
         keep = self.serving.kept(request) if isinstance(request, ChatRequest) else None
         unbounded = not isinstance(request, ChatRequest) or keep is not None  # whoever counts tokens may have too many
         most_chars = self.serving.engine.config.model.max_len * tokenizer.max_token_chars
-        return await chat.prompt_async(
-            lambda: ([_plain(m) for m in request.messages], self._tools(request)),
+        messages, images = await self._seen(request, keep is not None)
+        media = self.serving.engine.media
+        expand = media.expand(images) if media is not None and images else None
+        prompt = await chat.prompt_async(
+            lambda: (messages or [_plain(m) for m in request.messages], self._tools(request)),
             template=request.chat_template,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
@@ -56,7 +61,29 @@ class Conversation:
             add_special_tokens=request.add_special_tokens,
             most_chars=math.inf if unbounded else most_chars,
             last=None if keep is None else last_chars(keep, tokenizer.max_token_chars),
+            expand=expand,
         )
+        return {**prompt, MEDIA: images} if images else prompt
+
+    async def _seen(self, request: ChatFields, cut: bool) -> tuple[list[Any], list[Image]]:
+        """The messages with their images read and taken out; none, if they hold none. cut: the prompt is to be shortened."""
+        where = next(
+            (
+                f"messages[{i}].content[{j}]"
+                for i, m in enumerate(request.messages) if isinstance(m.content, list)
+                for j, part in enumerate(m.content) if part.is_image
+            ),
+            None,
+        )  # fmt: skip
+        if where is None:
+            return [], []
+        media = self.serving.engine.media
+        if media is None:
+            raise ApiError(f"{where}: this model takes text alone: images are not supported by it; send text parts", where)
+        if cut:
+            raise ApiError("truncate_prompt_tokens: a prompt with images is not cut; leave it out", "truncate_prompt_tokens")
+        messages, sources = media.apart([_plain(m) for m in request.messages])
+        return messages, await media.read_async(sources)
 
     def _variables(self, request: ChatFields) -> dict[str, Any]:
         given = request.chat_template_kwargs or {}
@@ -76,7 +103,9 @@ def _plain(message: Message) -> dict[str, Any]:
     """As clients wrote it, less what only replies carry."""
     out = message.model_dump(exclude_none=True, exclude={"annotations", "audio", "function_call", "refusal"})
     if isinstance(message.content, list):
-        out["content"] = [{"type": "text", "text": p.text} for p in message.content]
+        out["content"] = [
+            {"type": "text", "text": p.text} if not p.is_image else p.model_dump(exclude_none=True) for p in message.content
+        ]
     elif message.content is None and message.refusal:
         out["content"] = message.refusal
     return history(out)

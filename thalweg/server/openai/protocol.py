@@ -24,7 +24,7 @@ from thalweg.server.core.schema import (
     Whole,
 )  # fmt: skip
 from thalweg.server.errors import ApiError
-from thalweg.server.openai.refused import drop_tools, refuse, refuse_parts
+from thalweg.server.openai.refused import IMAGES, drop_tools, refuse, refuse_parts
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1024
@@ -128,9 +128,29 @@ class CompletionRequest(Request):
         return self
 
 
-class TextPart(Model):
-    type: Literal["text", "input_text", "output_text"]
-    text: Text
+class ImageUrl(Model):
+    url: Text
+    detail: Label | None = None
+
+
+class Part(Model):
+    """A part of a message: a text or an image."""
+
+    type: Literal["text", "input_text", "output_text", "image_url", "input_image"]
+    text: Text | None = None
+    image_url: ImageUrl | Text | None = None
+    detail: Label | None = None
+
+    @property
+    def is_image(self) -> bool:
+        return self.type in IMAGES
+
+    @model_validator(mode="after")
+    def _rules(self) -> Part:
+        name = "image_url" if self.is_image else "text"
+        if getattr(self, name) is None:
+            raise ValueError(f"a part of type {self.type} needs {name}")
+        return self
 
 
 class FunctionCall(Model):
@@ -146,7 +166,7 @@ class ToolCall(Model):
 
 class Message(Model):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Field(max_length=MAX_PARTS)] | None = None
+    content: Text | Annotated[list[Part], Field(max_length=MAX_PARTS)] | None = None
     name: Label | None = None
     tool_call_id: Label | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_PARTS)] | None = None

@@ -70,6 +70,10 @@ MESSAGE_NOT_YET: dict[str, tuple[Any, ...]] = {"tools": ([],), "task": ()}
 """NOT_YET for fields of a message."""
 
 
+TEXTS, IMAGES = ("text", "input_text", "output_text"), ("image_url", "input_image")
+"""Types of parts of messages."""
+
+
 def refuse(body: dict[str, Any]) -> None:
     """Take what asks for nothing out of `body`. ApiError for the first field that asks for something."""
     refuse_asked(body, NOT_YET, INSTEAD)
@@ -95,11 +99,15 @@ def drop_tools(body: dict[str, Any]) -> None:
 
 
 def refuse_parts(body: dict[str, Any]) -> None:
-    """ApiError for a part of a message that is no text."""
+    """ApiError for a part of a message that is neither text nor an image."""
     for i, message in enumerate(body.get("messages") or () if isinstance(body.get("messages"), list) else ()):
         content = message.get("content") if isinstance(message, dict) else None
         for j, part in enumerate(content if isinstance(content, list) else ()):
             kind = part.get("type") if isinstance(part, dict) else None
-            if kind not in ("text", "input_text", "output_text"):
-                where = f"messages[{i}].content[{j}]"
-                raise ApiError(f"{where}: parts of type {kind!r} are not supported by this version; only text is", where)
+            where = f"messages[{i}].content[{j}]"
+            if kind in TEXTS and part.get("text") is None:
+                raise ApiError(f"{where}.text: is missing", f"{where}.text")
+            if kind not in (*TEXTS, *IMAGES):
+                raise ApiError(
+                    f"{where}: parts of type {kind!r} are not supported by this version; only text and images are", where
+                )

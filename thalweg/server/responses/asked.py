@@ -124,9 +124,22 @@ async def shortened(serving: Serving, request: ResponsesRequest, tools: Tools, i
     return [*items[:head], *items[turns[low] :]]
 
 
+def check_images(serving: Serving, request: Conversed) -> None:
+    """ApiError for an image that the model cannot see."""
+    if serving.engine.media is not None:
+        return
+    for i, item in enumerate(request.input if isinstance(request.input, list) else ()):
+        for j, part in enumerate(item.content if isinstance(item.content, list) else ()):
+            if part.type == "input_image":
+                at = f"input[{i}].content[{j}]"
+                raise ApiError(f"{at}: this model takes text alone: images are not supported by it; send text", at)
+
+
 def renamed(error: BaseException) -> BaseException:
     """An error whose field is named as clients of this API write it."""
     e = translate(error) if isinstance(error, (RequestError, ApiError)) else error
+    if isinstance(e, ApiError) and e.param and e.param.startswith("messages["):  # items are not messages, one for one
+        return ApiError(e.message.replace(e.param, "input: an image", 1), "input", e.status, e.retry_after)
     if not isinstance(e, ApiError) or e.param not in NAMES:
         return error
     name = NAMES[e.param]

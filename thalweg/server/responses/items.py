@@ -99,8 +99,13 @@ def _content(content: str | list[Part] | None) -> Any:
     """A text alone as it is, several as parts, which the template's form puts together."""
     if isinstance(content, str) or content is None:
         return content or ""
-    parts = [{"type": "text", "text": p.said} for p in content]
-    return parts[0]["text"] if len(parts) == 1 else parts or ""
+    parts: list[Json] = [
+        {"type": "image_url", "image_url": {"url": p.image_url}}
+        if p.type == "input_image"
+        else {"type": "text", "text": p.said}
+        for p in content
+    ]
+    return parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts or ""
 
 
 def listed(item: Item) -> Json:

@@ -49,13 +49,15 @@ ITEMS = {
     "additional_tools": ("tools",),
 }
 """Types of items, each with the fields it needs."""
-PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
+PARTS = ("input_text", "input_image", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 Json = Annotated[dict[str, Any], MaxBytes(2**20)]
 
 
 class Part(Model):
-    type: Literal["input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"]
+    type: Literal["input_text", "input_image", "output_text", "text", "refusal", "summary_text", "reasoning_text"]
     text: Text | None = None
+    image_url: Text | None = None
+    detail: Label | None = None
     refusal: Text | None = None
     annotations: Annotated[list[Any], MaxBytes(2**20)] | None = None
     logprobs: Annotated[list[Any], MaxBytes(2**24)] | None = None
@@ -66,7 +68,7 @@ class Part(Model):
 
     @model_validator(mode="after")
     def _rules(self) -> Part:
-        name = "refusal" if self.type == "refusal" else "text"
+        name = {"refusal": "refusal", "input_image": "image_url"}.get(self.type, "text")
         if getattr(self, name) is None:
             raise ValueError(f"a part of type {self.type} needs {name}")
         return self
@@ -103,6 +105,11 @@ class Item(Model):
         lacking = [name for name in ITEMS[self.type] if getattr(self, name) is None]
         if lacking:
             raise ValueError(f"an item of type {self.type} needs {' and '.join(lacking)}")
+        seen = any(p.type == "input_image" for p in self.content or () if isinstance(p, Part))
+        if seen and (self.type != "message" or self.role not in (None, "user")):
+            raise ValueError("only messages of role user hold images")
+        if any(p.type == "input_image" for p in self.output or () if isinstance(p, Part)):
+            raise ValueError("images in outputs of functions are not supported by this version; send them in a user's message")
         return self
 
 

@@ -14,7 +14,7 @@ from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import or_disconnect
 from thalweg.server.http.middleware import owner_of
 from thalweg.server.openai.chat import asked
-from thalweg.server.responses.asked import chat_of, shortened, tools_of
+from thalweg.server.responses.asked import chat_of, check_images, shortened, tools_of
 from thalweg.server.responses.errors import Events
 from thalweg.server.responses.items import listed
 from thalweg.server.responses.protocol import Conversed, Item, ResponsesRequest
@@ -43,6 +43,7 @@ async def responses(serving: Serving, http: Request) -> Response:
     serving.model_name(request.model)
     if request.background and not store(serving).limit:
         raise ApiError(NO_STORE, "background")
+    check_images(serving, request)
     owner = owner_of(http.scope)
     said = conversation(serving, request, owner)
     tools = tools_of(request, said.items)

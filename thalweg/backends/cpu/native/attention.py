@@ -14,6 +14,7 @@ from thalweg.backends.cpu.native import Library
 from thalweg.errors import DeviceError
 from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue, whole_sequences
 from thalweg.hal.kv import KVLayout, kept_width
+from thalweg.hal.parts.spans import Spans
 from thalweg.hal.step import SCRATCH, StepBatch
 
 ROWS, MOST_ROWS, MOST_DIM, MOST_LATENT = 48, 64, 512, 640
@@ -36,7 +37,7 @@ class _Job(ctypes.Structure):
         ("scale", _F), ("softcap", _F), ("eps", _F), ("offset", _F),
         *((n, _P) for n in ("table", "token_seq", "positions", "slots", "context", "query", "first", "tasks")),
         ("task_count", _L), ("per_task", _L),
-        *((n, _P) for n in ("q", "k", "v", "sinks", "q_weight", "k_weight", "cos_sin", "kv", "out")),
+        *((n, _P) for n in ("q", "k", "v", "sinks", "q_weight", "k_weight", "cos_sin", "kv", "out", "last")),
     )  # fmt: skip
 
 
@@ -45,6 +46,7 @@ class NativeAttention(AttentionBackend):
     step."""
 
     batch_invariant = True
+    spans = True
 
     def __init__(self, library: Library) -> None:
         self._library = library  # its context ends with it
@@ -167,6 +169,10 @@ class NativeAttention(AttentionBackend):
         for name, x in zip(names, held, strict=True):
             setattr(job, name, x.data_ptr())
         job.first, job.tasks = first.data_ptr(), tasks.ctypes.data
+        spans = batch.get(Spans) if spec.spans else None
+        if spans is not None:
+            held.append(spans.last.contiguous())
+            job.last = held[-1].data_ptr()
         # Rows of padding belong to no task: they are not left as whatever the memory held.
         return job, torch.empty if whole else torch.zeros, held, first, tasks
 

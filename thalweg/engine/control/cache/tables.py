@@ -119,7 +119,8 @@ class KVCache:
         keys, tokens, unit = request.keys, request.tokens, self.unit
         parent = keys[-1] if keys else b""
         for i in range(len(keys), tokens.size // unit):
-            parent = self.prefix.key(parent, request.salt, tokens[i * unit : (i + 1) * unit].tobytes())
+            salt = request.salt_of(i * unit, (i + 1) * unit)
+            parent = self.prefix.key(parent, salt, tokens[i * unit : (i + 1) * unit].tobytes())
             keys.append(parent)
         return keys
 
@@ -131,7 +132,8 @@ class KVCache:
         most = (request.tokens.size - 1) // unit
         for i, key in enumerate(self.keys(request)[:most]):
             parent = nodes[-1] if nodes else None
-            node = self.prefix.find(key, parent, request.salt, request.tokens[i * unit : (i + 1) * unit].tobytes())
+            salt = request.salt_of(i * unit, (i + 1) * unit)
+            node = self.prefix.find(key, parent, salt, request.tokens[i * unit : (i + 1) * unit].tobytes())
             if node is None:
                 break
             nodes.append(node)
@@ -181,9 +183,10 @@ class KVCache:
         last = before = nodes[-1] if nodes else None
         for i in range(first, computed // unit):
             span = tokens[i * unit : (i + 1) * unit].tobytes()
+            salt = request.salt_of(i * unit, (i + 1) * unit)
             if i == len(keys):
-                keys.append(prefix.key(keys[-1] if keys else b"", request.salt, span))
-            node = prefix.insert(keys[i], last, request.salt, span)
+                keys.append(prefix.key(keys[-1] if keys else b"", salt, span))
+            node = prefix.insert(keys[i], last, salt, span)
             if node is None:
                 request.publishing = False
                 break

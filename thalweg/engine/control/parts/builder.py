@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from thalweg.engine.control.request import Request
     from thalweg.engine.control.scheduler import Chunk
-    from thalweg.engine.messages import TokenSampling
+    from thalweg.engine.messages import MediaItem, TokenSampling
     from thalweg.grammar.grammars import Grammars
 
     I32 = NDArray[np.int32]
@@ -37,6 +37,8 @@ class Setup:
     vocab: int
     grammars: Grammars | None = None
     """What compiles grammars. None: no request has one."""
+    encode: Callable[[MediaItem], np.ndarray] | None = None
+    """What makes vectors f32[positions, width] of an image. None: no request has one."""
 
 
 @dataclass(slots=True)

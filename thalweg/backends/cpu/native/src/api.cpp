@@ -15,7 +15,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 21;
+constexpr int ABI = 22;
 
 // Best first.
 struct Level {
@@ -237,7 +237,7 @@ EXPORT void thalweg_attend(Context* c, const Attention* a) {
     Attending j{*a};
     run(c->pool, (a->tokens + a->per_task - 1) / a->per_task, a->latent ? c->kernels->write_latents : c->kernels->write_kv,
         &j.attention);
-    if (pool_threads(c->pool) > 1 && !a->both) cut(c, j);
+    if (pool_threads(c->pool) > 1 && !a->both && !a->last) cut(c, j);  // what sees ahead is a prompt, in tasks enough
     run(c->pool, j.pieces ? j.piece_count : a->task_count, a->latent ? c->kernels->attend_latents : c->kernels->attend, &j);
     run(c->pool, j.cut_count, c->kernels->merge, &j);
 }

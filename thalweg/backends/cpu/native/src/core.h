@@ -102,6 +102,7 @@ struct Attention {
     // Of the layer. q_weight, k_weight: of the norms, or null. cos_sin: as thalweg_turn's table.
     const void *q, *k, *v, *sinks, *q_weight, *k_weight, *cos_sin;
     void *kv, *out;
+    const int32_t* last;  // of the step: the last position that each token sees, if that is after its own; or null
 };
 
 inline int64_t out_width(const Attention& j) { return j.latent ? j.latent : j.dim; }

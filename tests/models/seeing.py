@@ -1,0 +1,215 @@
+"""Small models that see, saved as transformers saves them, with a tokenizer, a template that shows images, and the settings
+of an image processor of transformers. For tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from zoo import SMALL, spread
+
+from thalweg.media.patches import Prepared
+
+NAMES = (
+    "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<image>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<|vision_start|>",
+    "<|image_pad|>", "<|vision_end|>", "<start_of_image>", "<image_soft_token>", "<end_of_image>", "<|video_pad|>",
+)  # fmt: skip
+IDS = {name: 256 + i for i, name in enumerate(NAMES)}
+TEXT = {
+    **SMALL,
+    "vocab_size": 288,
+    "max_position_embeddings": 512,
+    "head_dim": 16,
+    "pad_token_id": 0,
+    "eos_token_id": IDS["<|im_end|>"],
+    "bos_token_id": 0,
+}
+TEMPLATE = (
+    "{%% for m in messages %%}<|im_start|>{{ m.role }}\n{%% for p in m.content %%}{%% if p.type == 'image' %%}%s"
+    "{%% else %%}{{ p.text }}{%% endif %%}{%% endfor %%}<|im_end|>\n{%% endfor %%}"
+    "{%% if add_generation_prompt %%}<|im_start|>assistant\n{%% endif %%}"
+)
+CLIP = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 7, "model_type": "clip_vision_model",
+}  # fmt: skip
+SIGLIP = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32,
+    "patch_size": 4, "model_type": "siglip_vision_model", "vision_use_head": False,
+}  # fmt: skip
+PIXTRAL = {
+    "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56,
+    "patch_size": 7, "head_dim": 16, "model_type": "pixtral",
+}  # fmt: skip
+
+QWEN = {
+    "depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4,
+    "spatial_merge_size": 2, "temporal_patch_size": 2,
+}  # fmt: skip
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+
+
+@dataclass(frozen=True)
+class Seeing:
+    """config: of the whole model. marker: what its template writes. processor: transformers' class of that name, made with
+    `settings`."""
+
+    config: Callable[[], Any]
+    token: str
+    marker: str
+    processor: str
+    settings: dict[str, Any]
+    extras: tuple[str, ...] = ()
+    """What the processor gives beside pixel values."""
+    text: dict[str, Any] = field(default_factory=dict)
+
+
+def _config(name: str, text: dict[str, Any], vision: dict[str, Any], token: str, **more: Any) -> Callable[[], Any]:
+    ids = {"image_token_id": IDS[token], "image_token_index": IDS[token]}
+    ids |= {"video_token_id": IDS["<|video_pad|>"], "vision_start_token_id": IDS["<|vision_start|>"]}
+    return lambda: getattr(transformers, name)(
+        text_config={**TEXT, **text}, vision_config=vision, tie_word_embeddings=False, **ids, **more
+    )
+
+
+FAMILIES: dict[str, Seeing] = {
+    "llava": Seeing(
+        _config("LlavaConfig", {"model_type": "llama"}, CLIP, "<image>"), "<image>", "<image>\n", "CLIPImageProcessorPil",
+        {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}},
+    ),
+    "pixtral": Seeing(
+        _config("LlavaConfig", {"model_type": "mistral", "sliding_window": None}, PIXTRAL, "[IMG]", vision_feature_layer=-1,
+                vision_feature_select_strategy="full"),
+        "[IMG]", "[IMG]", "PixtralImageProcessorPil", {"size": {"longest_edge": 56}, "patch_size": {"height": 7, "width": 7}},
+        ("image_sizes",),
+    ),
+    "gemma3": Seeing(
+        _config("Gemma3Config", {"sliding_window": 20, "query_pre_attn_scalar": 24, "model_type": "gemma3_text"}, SIGLIP,
+                "<image_soft_token>", mm_tokens_per_image=16),
+        "<image_soft_token>", "<start_of_image>", "Gemma3ImageProcessorPil",
+        {"size": {"height": 32, "width": 32}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+    ),
+    "mistral3": Seeing(
+        _config("Mistral3Config", {"model_type": "mistral", "sliding_window": None}, PIXTRAL, "[IMG]"),
+        "[IMG]", "[IMG]", "PixtralImageProcessorPil", {"size": {"longest_edge": 56}, "patch_size": {"height": 14, "width": 14}},
+        ("image_sizes",),
+    ),
+    "qwen2.5-vl": Seeing(
+        _config("Qwen2_5_VLConfig", {"rope_parameters": {**MROPE, "mrope_section": [2, 2, 2]}, "head_dim": 12},
+                QWEN | {"fullatt_block_indexes": [1], "window_size": 16}, "<|image_pad|>"),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Qwen2VLImageProcessorPil",
+        {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}}, ("image_grid_thw",),
+    ),
+    "qwen3-vl": Seeing(
+        _config("Qwen3VLConfig", {"rope_parameters": MROPE},
+                QWEN | {"deepstack_visual_indexes": [0, 2], "num_position_embeddings": 36}, "<|image_pad|>"),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Qwen2VLImageProcessorPil",
+        {
+            "patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}, "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+        },
+        ("image_grid_thw",),
+    ),
+    "qwen3.5": Seeing(
+        _config(
+            "Qwen3_5Config",
+            {
+                "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 24,
+                "linear_value_head_dim": 16,
+                "rope_parameters": {**MROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
+            },
+            QWEN | {"num_position_embeddings": 36}, "<|image_pad|>",
+        ),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Qwen2VLImageProcessorPil",
+        {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}}, ("image_grid_thw",),
+    ),
+}  # fmt: skip
+
+
+def make(name: str, path: Path) -> torch.nn.Module:
+    """The model of transformers, saved."""
+    family = FAMILIES[name]
+    config = family.config()
+    model = transformers.AutoModelForImageTextToText.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    spread(model, 7)
+    model.save_pretrained(path)
+    processor(name).save_pretrained(path)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tok = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tok.decoder = decoders.ByteLevel()
+    tok.add_special_tokens(list(NAMES))
+    tok.save(str(path / "tokenizer.json"))
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": TEMPLATE % family.marker}
+    (path / "tokenizer_config.json").write_text(json.dumps(said))
+    return model
+
+
+def processor(name: str) -> Any:
+    """transformers' own, which needs Pillow."""
+    family = FAMILIES[name]
+    return getattr(transformers, family.processor)(**family.settings)
+
+
+def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tensor]:
+    """What transformers' model is asked with: a prompt whose placeholders are expanded, and its images."""
+    family = FAMILIES[name]
+    out = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))}
+    shown = (out["input_ids"] == IDS[family.token]).int()
+    if images:
+        made = processor(name)(images=images, return_tensors="np")
+        out |= {k: torch.from_numpy(np.asarray(made[k])) for k in ("pixel_values", *family.extras)}
+        if "image_grid_thw" in out:
+            out["mm_token_type_ids"] = shown
+    if name == "gemma3":
+        out["token_type_ids"] = shown
+    return out
+
+
+@torch.no_grad()
+def greedy(model: Any, name: str, ids: list[int], images: list[Any], new: int) -> list[int]:
+    """transformers' tokens. Of Qwen3.5 without its cache: with it, positions after an image are others than it has itself."""
+    if name == "qwen3.5":
+        seq = list(ids)
+        for _ in range(new):
+            seq.append(int(model(**given(name, seq, images), use_cache=False).logits[0, -1].argmax()))
+        return seq[len(ids) :]
+    out = model.generate(**given(name, ids, images), max_new_tokens=new, min_new_tokens=new, do_sample=False)
+    tokens: list[int] = out[0, len(ids) :].tolist()
+    return tokens
+
+
+@torch.no_grad()
+def scores(model: Any, name: str, ids: list[int], images: list[Any]) -> np.ndarray:
+    """transformers' log probabilities of the prompt's tokens, from the second."""
+    logits = model(**given(name, ids, images)).logits[0, :-1].log_softmax(-1)
+    made: np.ndarray = logits.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
+    return made
+
+
+def architecture(name: str) -> str:
+    return type(transformers.AutoModelForImageTextToText.from_config(FAMILIES[name].config())).__name__
+
+
+def same_pixels(name: str, prepared: Prepared, theirs: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Patches [T, width] of ours and of transformers' pixel values, in one order."""
+    pixels, ours = np.asarray(theirs["pixel_values"]), prepared.value
+    if pixels.ndim == 2:  # patches already, and ours may lie window by window
+        return ours[prepared.keep], pixels
+    patch = FAMILIES[name].config().vision_config.patch_size
+    images = pixels.reshape(-1, *pixels.shape[-3:])
+    rows, columns = images.shape[2] // patch, images.shape[3] // patch
+    cut = images.reshape(len(images), 3, rows, patch, columns, patch).transpose(0, 2, 4, 1, 3, 5)
+    cut = cut.reshape(len(images) * rows * columns, -1)
+    if len(ours) != len(cut):  # of each square the first is none
+        ours = ours.reshape(len(images), rows * columns + 1, -1)[:, 1:].reshape(cut.shape)
+    return ours, cut

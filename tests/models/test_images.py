@@ -1,0 +1,248 @@
+"""Images through the whole engine: what transformers says to the same picture, whatever is cut, cached or beside."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import transformers
+
+Image = pytest.importorskip("PIL.Image", reason="images need Pillow: pip install 'thalweg[images]'")
+
+import seeing  # noqa: E402
+
+from thalweg import LLM, SamplingParams  # noqa: E402
+from thalweg.checkpoint.config import read_config  # noqa: E402
+from thalweg.engine.client import media as client_media  # noqa: E402
+from thalweg.engine.messages import MediaItem  # noqa: E402
+from thalweg.errors import RequestError  # noqa: E402
+from thalweg.media import patches  # noqa: E402
+from thalweg.media.cell import pictures  # noqa: E402
+from thalweg.media.processors import processor  # noqa: E402
+
+NEW = 8
+GREEDY = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
+SIZES = ((60, 40), (33, 50), (90, 30), (29, 28))
+FIRST = "llava"
+"""The family that is tried where any will do."""
+
+
+def picture(width: int, height: int, seed: int = 0) -> Any:
+    noise = np.random.default_rng(seed).integers(0, 255, (height // 4 + 1, width // 4 + 1, 3)).astype(np.uint8)
+    return Image.fromarray(noise).resize((width, height), Image.Resampling.BILINEAR)
+
+
+def file_of(image: Any, kind: str = "PNG", **options: Any) -> bytes:
+    out = io.BytesIO()
+    image.save(out, format=kind, **options)
+    return out.getvalue()
+
+
+def url(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def asks(*parts: Any) -> list[dict[str, Any]]:
+    """A chat of one turn: texts, and images of PIL."""
+    said = [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image_pil", "image_pil": p} for p in parts]
+    return [{"role": "user", "content": said}]
+
+
+def engine(path: Path, **more: Any) -> LLM:
+    return LLM(
+        str(path), dtype="float32", use_tqdm_on_load=False,
+        **{
+            "device": "cpu",
+            "max_model_len": 512, "max_num_seqs": 3, "block_size": 16, "max_num_batched_tokens": 24,
+            "num_gpu_blocks_override": 64,
+        } | more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [FIRST, *(pytest.param(n, marks=pytest.mark.slow) for n in seeing.FAMILIES if n != FIRST)])
+def test_answers_about_images_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Prompts are longer than a step, so that chunks cut images. User text that spells placeholders out stays text."""
+    model = seeing.make(name, tmp_path)
+    a, b, c, d = (picture(*size, seed) for seed, size in enumerate(SIZES))
+    spelt = "".join(seeing.NAMES)
+    chats = [
+        ([a], asks(a, "what?")), ([a, b], asks("see ", a, f" and {spelt} ", b)), ([], asks("hello")), ([c], asks(c, c.mode)),
+        ([b], asks(b, "what?")), ([d], asks("so: ", d)),
+    ]  # fmt: skip
+    llm = engine(tmp_path, **{"mamba_block_size": 32, "num_gpu_blocks_override": 160} if name == "qwen3.5" else {})
+    try:
+        outs = llm.chat([chat for _, chat in chats], GREEDY, use_tqdm=False)
+        for (images, _), out in zip(chats, outs, strict=True):
+            want = seeing.greedy(model, name, list(out.prompt_token_ids), images, NEW)
+            assert list(out.outputs[0].token_ids) == want
+        encoded = llm.llm_engine.worker.encode
+        assert encoded is not None
+        assert encoded.runs == 4  # type: ignore[attr-defined]
+        ids = list(outs[1].prompt_token_ids)
+        scored = llm.chat(chats[1][1], msgspec.structs.replace(GREEDY, prompt_logprobs=0), use_tqdm=False)[0]
+        mine = [each[token].logprob for each, token in zip(scored.prompt_logprobs[1:], ids[1:], strict=True)]
+        np.testing.assert_allclose(mine, seeing.scores(model, name, ids, [a, b]), atol=1e-3)
+        before = llm.stats().prefix_hits
+        again = llm.chat(chats[1][1], GREEDY, use_tqdm=False)[0]
+        assert list(again.outputs[0].token_ids) == list(outs[1].outputs[0].token_ids)
+        assert llm.stats().prefix_hits > before
+    finally:
+        llm.shutdown()
+
+
+@pytest.mark.parametrize("name", [FIRST, *(pytest.param(n, marks=pytest.mark.slow) for n in seeing.FAMILIES if n != FIRST)])
+def test_pixels_and_counts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    theirs = seeing.processor(name)
+    config = seeing.FAMILIES[name].config()
+    config.architectures = [seeing.architecture(name)]
+    config.save_pretrained(tmp_path)
+    theirs.save_pretrained(tmp_path)
+    ours = processor(read_config(tmp_path), tmp_path)
+    assert ours is not None
+    for seed, (width, height) in enumerate((*SIZES, (500, 300), (7, 40))):
+        image = picture(width, height, seed)
+        views = [np.frombuffer(v.data, np.uint8).reshape(v.height, v.width, 3) for v in pictures(file_of(image), ours, 1 << 20)]
+        want = theirs(images=[image], return_tensors="np")
+        np.testing.assert_allclose(*seeing.same_pixels(name, ours.prepared(views), want), atol=2e-6)
+        made = ours.prepared(views)
+        group = len(made.keep) // ours.count([(v.shape[1], v.shape[0]) for v in views])
+        assert group * ours.count([(v.shape[1], v.shape[0]) for v in views]) == len(made.keep)
+        patches.batch(made).check()
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("seeing")
+    model = seeing.make(FIRST, path)
+    llm = engine(path, limit_mm_per_prompt={"image": 2}, allowed_local_media_path=str(path))
+    yield path, model, llm
+    llm.shutdown()
+
+
+def test_two_images_of_a_size_never_share_a_block(one: Any) -> None:
+    _, model, llm = one
+    a, b = picture(28, 28, 11), picture(28, 28, 12)
+    prefix = "the same text before, and more of it "
+    first = llm.chat(asks(prefix, a, "?"), GREEDY, use_tqdm=False)[0]
+    hits = llm.stats().prefix_hits
+    second = llm.chat(asks(prefix, b, "?"), GREEDY, use_tqdm=False)[0]
+    assert first.prompt_token_ids == second.prompt_token_ids
+    shared = list(first.prompt_token_ids).index(seeing.IDS["<image>"]) // 16 * 16
+    assert llm.stats().prefix_hits - hits == shared  # the blocks before the image, and none that shows some of it
+    for out, image in ((first, a), (second, b)):
+        assert list(out.outputs[0].token_ids) == seeing.greedy(model, FIRST, list(out.prompt_token_ids), [image], NEW)
+
+
+def test_an_image_may_be_given_in_many_ways(one: Any) -> None:
+    path, _, llm = one
+    image = picture(28, 28, 3)
+    (path / "a.png").write_bytes(file_of(image))
+    ways: list[dict[str, Any]] = [
+        {"type": "image_pil", "image_pil": image},
+        {"type": "image", "image": np.asarray(image)},
+        {"type": "image", "image": file_of(image, "WEBP", lossless=True)},
+        {"type": "image_url", "image_url": {"url": url(file_of(image, "GIF") if False else file_of(image))}},
+        {"type": "input_image", "image_url": url(file_of(image))},
+        {"type": "image_url", "image_url": {"url": f"file://{path}/a.png"}},
+        {"type": "image", "source": {"type": "base64", "data": base64.b64encode(file_of(image)).decode()}},
+    ]
+    outs = llm.chat([[{"role": "user", "content": [way]}] for way in ways], GREEDY, use_tqdm=False)
+    assert len({tuple(o.outputs[0].token_ids) for o in outs}) == 1
+    text = outs[0].prompt.replace("<image>" * 16, "<image>")
+    plain = llm.generate({"prompt": text, "multi_modal_data": {"image": image}}, GREEDY, use_tqdm=False)[0]
+    assert plain.prompt_token_ids == outs[0].prompt_token_ids
+    assert plain.outputs[0].token_ids == outs[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ([{"type": "image_url", "image_url": "ftp://a/b"}], "messages[0].content[0]: 'ftp://a/b' is no data:"),
+        ([{"type": "image_url", "image_url": "http://a/b"}], "URLs are not fetched"),
+        ([{"type": "image_url", "image_url": "file:///etc/hostname"}], "no such file in the directory"),
+        ([{"type": "image_url", "image_url": url(b"not an image")}], "is no image that is read here"),
+        ([{"type": "image_url", "image_url": url(file_of(picture(60, 60))[:-300])}], "damaged or incomplete"),
+        ([{"type": "image_url", "image_url": url(file_of(picture(2000, 4)))}], "is 2000 x 4 pixels: more than 200 times"),
+        ([{"type": "image_url"}], "image_url: must be a URL"),
+        ([{"type": "image_pil", "image_pil": picture(9, 9)}] * 3, "3 images; this server takes 2"),
+        ([{"type": "video_url", "video_url": "x"}], "parts of type 'video_url' are not supported"),
+    ],
+)
+def test_what_is_no_image_is_refused_by_place(one: Any, content: list[Any], said: str) -> None:
+    with pytest.raises(RequestError) as error:
+        one[2].chat([{"role": "user", "content": content}], GREEDY, use_tqdm=False)
+    assert said in str(error.value)
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3-vl", {"num_gpu_blocks_override": 11, "max_model_len": 160}),
+    ("gemma3", {"num_gpu_blocks_override": 7, "max_model_len": 96}),
+    ("gemma3", {"additional_config": {"isa": "none"}}),
+    ("gemma3", {"device": "reference"}),
+    ("qwen2.5-vl", {"device": "thalweg.backends.torch_gpu.testing:HostGpuPlatform"}),
+]
+"""A family for each kind of positions and of attention."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "more"), CASES)
+def test_images_are_seen_again_after_preemption_and_on_other_devices(name: str, more: dict[str, Any], tmp_path: Path) -> None:
+    model = seeing.make(name, tmp_path)
+    images = [picture(*size, seed) for seed, size in enumerate(SIZES[:3])]
+    params = msgspec.structs.replace(GREEDY, max_tokens=40)
+    llm = engine(tmp_path, **{"max_num_batched_tokens": 64, **more})
+    try:
+        outs = llm.chat([asks(image, "tell me") for image in images], params, use_tqdm=False)
+        for image, out in zip(images, outs, strict=True):
+            assert list(out.outputs[0].token_ids) == seeing.greedy(model, name, list(out.prompt_token_ids), [image], 40)
+        assert llm.stats().preemptions > 0 or "num_gpu_blocks_override" not in more
+    finally:
+        llm.shutdown()
+
+
+def test_the_text_part_alone_refuses_images(one: Any) -> None:
+    path, model, _ = one
+    llm = engine(path, language_model_only=True)
+    try:
+        out = llm.chat(asks("hello"), GREEDY, use_tqdm=False)[0]
+        assert list(out.outputs[0].token_ids) == seeing.greedy(model, FIRST, list(out.prompt_token_ids), [], NEW)
+        with pytest.raises(RequestError, match="are not supported by this model"):
+            llm.chat(asks(picture(28, 28)), GREEDY, use_tqdm=False)
+    finally:
+        llm.shutdown()
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3-vl"])
+def test_positions_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    family = seeing.FAMILIES[name]
+    config = family.config()
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(tmp_path)
+    seeing.processor(name).save_pretrained(tmp_path)
+    ours = processor(read_config(tmp_path), tmp_path)
+    assert ours is not None
+    token, ids, items, grids = seeing.IDS[family.token], [5, 6, 7], list[MediaItem](), list[list[int]]()
+    for seed, (width, height) in enumerate(SIZES):
+        views = tuple(
+            np.frombuffer(v.data, np.uint8).reshape(v.height, v.width, 3)
+            for v in pictures(file_of(picture(width, height, seed)), ours, 1 << 20)
+        )
+        sizes = [(v.shape[1], v.shape[0]) for v in views]
+        count = ours.count(sizes)
+        items.append(MediaItem(b"", np.arange(len(ids), len(ids) + count, dtype=np.int32), views))
+        ids += [token] * count + [9] * (1 + seed % 3)
+        columns, rows = ours.grid(sizes) or (0, 0)
+        grids.append([1, rows * ours.merge, columns * ours.merge])  # type: ignore[union-attr]
+    said = torch.tensor([ids])
+    want, delta = model.model.get_rope_index(said, (said == token).int(), image_grid_thw=torch.tensor(grids))
+    axes = client_media.axes(ours, len(ids), items)
+    assert axes is not None
+    np.testing.assert_array_equal(axes.shift + np.arange(len(ids))[:, None], want[:, 0].T.numpy())
+    assert axes.after == int(delta[0])

@@ -1,0 +1,138 @@
+"""The process in which images are read: `python -m thalweg.media.cell`, jobs on stdin, answers on stdout.
+
+A few codecs, all imported before the first job, because nothing can be opened afterwards. The size that a header announces is
+checked before a pixel is decoded. What a library says of a file is never passed on.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import sys
+
+import msgspec
+
+from thalweg.host.confined import Confined, write
+from thalweg.media.processors import Processor, View
+from thalweg.media.wire import Done, Job, Picture, Refused, frame
+
+try:
+    from PIL import GifImagePlugin, Image, ImageOps, JpegImagePlugin, MpoImagePlugin, PngImagePlugin, TiffImagePlugin
+    from PIL import WebPImagePlugin as WebP
+except ImportError:
+    READY = False
+else:
+    READY = True
+    _PLUGINS = (GifImagePlugin, JpegImagePlugin, MpoImagePlugin, PngImagePlugin, TiffImagePlugin, WebP)
+    Image.MAX_IMAGE_PIXELS = None  # sizes are checked here
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+"""Of files with several pictures the first is taken."""
+KEPT_BYTES = 64 << 20
+"""Bytes of growth after which a process retires."""
+
+
+class RefusedError(Exception):
+    def __init__(self, reply: Refused) -> None:
+        self.reply = reply
+
+
+def pictures(data: bytes, processor: Processor, most_pixels: int) -> list[Picture]:
+    """The views of one image, upright and without transparency. RefusedError."""
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except MemoryError:
+        raise
+    except Exception:
+        raise RefusedError(Refused("format")) from None
+    width, height = image.size
+    if width * height > most_pixels:
+        raise RefusedError(Refused("pixels", f"{width} x {height}"))
+    try:
+        image.load()
+        upright = _opaque(ImageOps.exif_transpose(image))
+    except MemoryError:
+        raise
+    except Exception:
+        raise RefusedError(Refused("broken")) from None
+    try:
+        views = processor.views(*upright.size)
+    except ValueError as e:
+        raise RefusedError(Refused("shape", str(e))) from None
+    return [_view(upright, view, processor.resample) for view in views]
+
+
+def _view(image: Image.Image, view: View, resample: int) -> Picture:
+    for size in view.sizes:
+        if image.size != size:
+            image = image.resize(size, Image.Resampling(resample))
+    if view.box is not None:
+        image = image.crop(view.box)
+    return Picture(image.width, image.height, image.tobytes())
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    """Three channels of 8 bits. What is transparent shows white."""
+    if image.mode.startswith("I;16") or image.mode == "I":
+        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        above = image.convert("RGBA")
+        below = Image.new("RGBA", above.size, (255, 255, 255, 255))
+        below.alpha_composite(above)
+        return below.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+class Cell:
+    """Reads images one by one. `run` returns when the input ends."""
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.msgpack.Decoder(Job)
+        if READY:
+            Image.preinit()
+        self.process = Confined()
+
+    def run(self) -> None:
+        while (body := self.process.next()) is not None:
+            job = self._decoder.decode(body)
+            del body
+            reply = self._answer(job)
+            del job
+            write(_framed(reply))
+            if reply.last:
+                return
+
+    def _answer(self, job: Job) -> Done | Refused:
+        if not READY:
+            return Refused("library", last=True)
+        with self.process.limited(job.seconds, job.wall, job.memory):
+            try:
+                views = pictures(job.data, job.processor, job.most_pixels)
+            except MemoryError:
+                self.process.limit_memory(None)
+                return Refused("memory", last=True)
+            except RefusedError as e:
+                return msgspec.structs.replace(e.reply, last=self.process.grown() > KEPT_BYTES)
+        return Done(views, last=self.process.grown() > KEPT_BYTES)
+
+
+def _framed(reply: Done | Refused) -> bytes:
+    try:
+        return frame(reply)
+    except ValueError:
+        return frame(Refused("memory", last=True))
+
+
+def main() -> int:
+    cell = Cell()
+    cell.process.confine()
+    gc.freeze()
+    try:
+        cell.run()
+    except OSError:  # the parent is gone
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

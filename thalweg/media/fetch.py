@@ -1,0 +1,141 @@
+"""Fetching a URL of a host that the operator allows: one look-up, a connection to the address that was checked, no redirect."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from urllib.parse import SplitResult, urlsplit
+
+from thalweg.errors import RequestError
+
+SECONDS = 5.0
+"""For one step of a connection."""
+TOTAL_SECONDS = 20.0
+"""For one item."""
+PIECE = 1 << 16
+SAFE = frozenset("abcdefghijklmnopqrstuvwxyz0123456789.-:[]")
+"""Characters of a host and port. One parser's user or path must not be another's host."""
+
+
+class Fetcher:
+    """Thread-safe."""
+
+    def __init__(self, domains: Sequence[str], most_bytes: int) -> None:
+        """domains: names of hosts. An address, or localhost, allows that address. A name allows public addresses alone."""
+        self._allowed = frozenset(d.strip().lower().rstrip(".") for d in domains)
+        self._most = most_bytes
+
+    def get(self, url: str, at: str) -> bytes:
+        """The body of a 200 answer. RequestError names `at`."""
+        if not self._allowed:
+            raise RequestError(
+                f"{at}: URLs are not fetched; send the bytes as a data: URL, or start the server with "
+                "--allowed-media-domains HOST", at,
+            )  # fmt: skip
+        parts, host, port = _parsed(url, at)
+        if host not in self._allowed:
+            raise RequestError(f"{at}: the host {host[:80]!r} is not among --allowed-media-domains", at)
+        address = self._resolved(host, port, at)
+        try:
+            return self._asked(parts, host, port, address, at)
+        except RequestError:
+            raise
+        except (OSError, http.client.HTTPException, ValueError):
+            raise RequestError(f"{at}: could not be fetched from {host[:80]!r}", at) from None
+
+    def _resolved(self, host: str, port: int, at: str) -> str:
+        """The first address of the host, all of which must be allowed."""
+        literal = host.strip("[]")
+        try:
+            found = [str(f[4][0]) for f in socket.getaddrinfo(literal, port, type=socket.SOCK_STREAM)]
+        except (OSError, UnicodeError):
+            raise RequestError(f"{at}: the host {host[:80]!r} is not known", at) from None
+        named = literal == "localhost" or _is_address(literal)
+        if not found or not (named or all(map(_public, found))):
+            raise RequestError(f"{at}: the host {host[:80]!r} has an address that is not public", at)
+        return found[0]
+
+    def _asked(self, parts: SplitResult, host: str, port: int, address: str, at: str) -> bytes:
+        until = time.monotonic() + TOTAL_SECONDS
+        raw = socket.create_connection((address, port), SECONDS)
+        held = [raw]
+        # Each wait has an end; so has their sum, however slowly a server says its headers.
+        end = threading.Timer(TOTAL_SECONDS, _hang_up, (held,))
+        end.daemon = True
+        end.start()
+        with contextlib.ExitStack() as after:
+            after.callback(lambda: held[0].close())
+            after.callback(end.cancel)
+            if parts.scheme == "https":
+                context = ssl.create_default_context()
+                secure = context.wrap_socket(raw, server_hostname=host.strip("[]"), do_handshake_on_connect=False)
+                held[0] = secure
+                secure.do_handshake()
+            connection = http.client.HTTPConnection(address, port)
+            connection.sock = held[0]
+            target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            standard = port == (443 if parts.scheme == "https" else 80)
+            connection.putrequest("GET", target, skip_host=True, skip_accept_encoding=True)
+            connection.putheader("Host", host if standard else f"{host}:{port}")
+            connection.putheader("Accept", "image/*")
+            connection.putheader("Connection", "close")
+            connection.endheaders()
+            answer = connection.getresponse()
+            if answer.status != 200:
+                what = "redirects, which are not followed" if 300 <= answer.status < 400 else f"answers {answer.status}"
+                raise RequestError(f"{at}: the host {host[:80]!r} {what}", at)
+            out = bytearray()
+            while piece := answer.read1(PIECE):
+                out += piece
+                if len(out) > self._most:
+                    raise RequestError(f"{at}: more than {self._most >> 20} MiB; use a smaller file", at)
+            if time.monotonic() > until:  # what came was cut off
+                raise RequestError(f"{at}: the host {host[:80]!r} took longer than {TOTAL_SECONDS:g} seconds", at)
+            if not out:
+                raise RequestError(f"{at}: is empty", at)
+            return bytes(out)
+
+
+def _hang_up(held: list[socket.socket]) -> None:
+    with contextlib.suppress(OSError):
+        held[0].shutdown(socket.SHUT_RDWR)
+
+
+def _parsed(url: str, at: str) -> tuple[SplitResult, str, int]:
+    """Parts, host in lower case, port. RequestError for what two parsers could read in two ways."""
+    wrong = RequestError(f"{at}: is not a plain http or https URL without user, password and white space", at)
+    if len(url) > 8192 or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+        raise wrong
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        raise wrong from None
+    netloc = parts.netloc.lower()
+    if not host or not set(netloc) <= SAFE or port == 0:
+        raise wrong
+    host = f"[{host}]" if ":" in host else host.rstrip(".")
+    return parts, host, port or (443 if parts.scheme == "https" else 80)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _public(address: str) -> bool:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
+        if inner is not None:
+            found = inner
+    return found.is_global and not found.is_multicast

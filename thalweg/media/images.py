@@ -1,0 +1,99 @@
+"""Images read where they can do no harm: in child processes with limits (`cell`), killed when they pass one."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+import msgspec
+import numpy as np
+
+from thalweg.errors import RequestError, UnavailableError
+from thalweg.host.cells import Cells, CrashedError, LostError, OverranError, StoodStillError
+from thalweg.media.processors import Processor
+from thalweg.media.wire import Done, Job, Picture, Refused, frame
+
+MOST_PIXELS = 1 << 26
+"""Pixels that an image may announce. They are decoded whole before anything is made smaller."""
+SECONDS = 5.0
+"""Processor time for one image."""
+WALL = 60.0
+"""Seconds of the clock. An image cannot wait: it stands still with its machine alone."""
+MEMORY = 1 << 30
+"""Bytes over an idle process: a few copies of the largest image."""
+CELLS = 2
+DIGEST = 16
+"""Bytes of a digest."""
+
+
+class Image(msgspec.Struct, frozen=True):
+    """What was made of one: views u8[height, width, 3] and a digest that no other image has. The digest is keyed with a secret
+    of this process, and covers the processor, each view's shape and its bytes."""
+
+    views: tuple[np.ndarray, ...]
+    digest: bytes
+
+
+class Images:
+    """Up to CELLS children that read images. Thread-safe. Children start when first needed, or with `prepare`. They end with
+    this object or this process."""
+
+    def __init__(self, processor: Processor) -> None:
+        self._processor = processor
+        self._settings = msgspec.msgpack.encode(processor)
+        self._secret = secrets.token_bytes(32)
+        self._decoder: msgspec.msgpack.Decoder[Done | Refused] = msgspec.msgpack.Decoder(Done | Refused)
+        self._cells = Cells("thalweg.media.cell", CELLS, lambda reply: self._decoder.decode(reply).last)
+
+    def prepare(self) -> None:
+        """Have a child ready soon. Does not wait."""
+        self._cells.prepare()
+
+    def close(self) -> None:
+        """End the idle children. A later `read` starts new ones."""
+        self._cells.close()
+
+    def read(self, data: bytes, at: str) -> Image:
+        """at: the place in the request. RequestError says what is wrong with it. UnavailableError: children were lost or stood
+        still for no reason of ours."""
+        job = Job(
+            data=data, processor=self._processor, most_pixels=MOST_PIXELS, seconds=SECONDS, wall=WALL,
+            memory=MEMORY + 2 * len(data),
+        )  # fmt: skip
+        try:
+            reply = self._decoder.decode(self._cells.ask(frame(job), WALL + SECONDS))
+        except OverranError:
+            raise RequestError(f"{at}: took longer than {SECONDS:g} seconds to read", at) from None
+        except CrashedError:
+            raise RequestError(f"{at}: crashed the process that read it", at) from None
+        except (StoodStillError, LostError):
+            raise UnavailableError("the process that reads images was lost or stood still; try again") from None
+        if isinstance(reply, Refused):
+            raise _refusal(reply, at)
+        views = tuple(_array(picture) for picture in reply.views)
+        return Image(views, self._digest(views))
+
+    def _digest(self, views: tuple[np.ndarray, ...]) -> bytes:
+        """Of everything that what the model sees depends on, each part behind its length."""
+        found = hashlib.blake2b(key=self._secret, digest_size=DIGEST)
+        for part in (b"image", self._settings, *(p for v in views for p in (repr((v.shape, v.dtype.str)).encode(), v.data))):
+            found.update(b"%d:" % len(memoryview(part).cast("B")))
+            found.update(part)
+        return found.digest()
+
+
+def _array(picture: Picture) -> np.ndarray:
+    return np.frombuffer(picture.data, np.uint8).reshape(picture.height, picture.width, 3)
+
+
+def _refusal(reply: Refused, at: str) -> Exception:
+    if reply.why == "library":
+        return UnavailableError("images need the library Pillow on the server: pip install 'thalweg[images]'")
+    words = {
+        "format": "is no image that is read here: send PNG, JPEG, WebP or GIF",
+        "broken": "is a damaged or incomplete image",
+        "pixels": f"has {reply.detail} pixels; the limit is {MOST_PIXELS >> 20} Mi pixels: send a smaller image",
+        "shape": reply.detail,
+        "memory": f"needs more than {MEMORY >> 20} MiB of memory to read; send a smaller image",
+    }
+    return RequestError(f"{at}: {words[reply.why]}", at)

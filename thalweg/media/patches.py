@@ -1,0 +1,175 @@
+"""Arrays of an image as encoders take them, made on the host: patches in an order that makes merging a matter of neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thalweg.hal.parts.patches import Patches
+from thalweg.hal.step import SamplingArrays, StepBatch
+
+if TYPE_CHECKING:
+    from thalweg.media.processors.base import ImageProcessor
+    from thalweg.media.processors.qwen_vl import QwenVL
+
+F32, I32 = np.float32, np.int32
+
+
+@dataclass(slots=True)
+class Prepared:
+    """Of one image, T patches."""
+
+    value: np.ndarray
+    """f32[T, width]: each patch's channels, and their rows and columns."""
+    lengths: Sequence[int]
+    """Patches that see each other, in order."""
+    keep: np.ndarray
+    """i32[N]: patches of which vectors are made, those that are merged side by side."""
+    place: np.ndarray | None = None
+    """i32[T, near]: rows of the learned table that tell where a patch is."""
+    share: np.ndarray | None = None
+    """f32[T, near]: how much of each. None: all of the one."""
+    turn: np.ndarray | None = None
+    """f32[T, head_dim]: cosines, then sines, of rotary positions."""
+    windows: Sequence[int] = field(default_factory=tuple)
+    """The same as `lengths` for layers that see windows. (): all layers see everything."""
+
+
+def normalised(view: np.ndarray, p: ImageProcessor) -> np.ndarray:
+    """u8[height, width, 3] -> f32."""
+    mean, std = np.array(p.mean, F32), np.array(p.std, F32)
+    made: np.ndarray = (view.astype(F32) * F32(p.scale) - mean) / std
+    return made
+
+
+def cut(image: np.ndarray, patch: int) -> np.ndarray:
+    """[height, width, 3] -> [rows * columns, 3 * patch * patch], as a convolution's weight has them."""
+    rows, columns = image.shape[0] // patch, image.shape[1] // patch
+    image = image[: rows * patch, : columns * patch]
+    parts = image.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 4, 1, 3)
+    return np.ascontiguousarray(parts).reshape(rows * columns, -1)
+
+
+def merged(rows: int, columns: int, merge: int) -> np.ndarray:
+    """i32[rows * columns]: patches in the order in which merge x merge of them are neighbours."""
+    each = np.arange(rows * columns, dtype=I32).reshape(rows // merge, merge, columns // merge, merge)
+    return each.transpose(0, 2, 1, 3).reshape(-1)
+
+
+def square(p: ImageProcessor, views: Sequence[np.ndarray], classes: bool, whole: bool) -> Prepared:
+    """Squares, with a learned place for each patch. classes: of each the first is no patch, but stands for all of it. whole:
+    its vector is wanted, too."""
+    parts = [cut(normalised(v, p), p.patch) for v in views]
+    if classes:
+        parts = [np.concatenate([np.zeros((1, v.shape[1]), F32), v]) for v in parts]
+    lengths = [len(v) for v in parts]
+    place = np.concatenate([np.arange(n, dtype=I32) for n in lengths])
+    keep = np.arange(sum(lengths), dtype=I32)
+    if classes and not whole:
+        keep = keep[place > 0]
+    return Prepared(np.concatenate(parts), lengths, keep, place[:, None])
+
+
+def turned(p: ImageProcessor, view: np.ndarray, merge: int, head_dim: int, theta: float, apart: bool) -> Prepared:
+    """Rotary positions of rows and columns. apart: rows have every other frequency, and columns those between; else both have
+    the same."""
+    value = cut(normalised(view, p), p.patch)
+    rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
+    down, across = np.divmod(np.arange(rows * columns, dtype=I32), columns)
+    turn = angles(down, across, head_dim, theta, apart)
+    return Prepared(value, [len(value)], merged(rows, columns, merge), turn=turn)
+
+
+def angles(down: np.ndarray, across: np.ndarray, head_dim: int, theta: float, apart: bool) -> np.ndarray:
+    """f32[T, head_dim]: cosines, then sines."""
+    if apart:
+        every = 1 / theta ** (np.arange(0, head_dim, 2, dtype=F32) / F32(head_dim))
+        of_rows, of_columns = every[0::2], every[1::2]
+    else:
+        of_rows = of_columns = 1 / theta ** (np.arange(0, head_dim // 2, 2, dtype=F32) / F32(head_dim // 2))
+    angle = np.concatenate([down[:, None].astype(F32) * of_rows, across[:, None].astype(F32) * of_columns], 1)
+    return np.concatenate([np.cos(angle), np.sin(angle)], 1).astype(F32)
+
+
+def batch(p: Prepared) -> StepBatch:
+    """One image as a step: a sequence for each stretch of patches that see each other."""
+    total, lengths = len(p.value), np.array(p.lengths, I32)
+    place = np.zeros((total, 0), I32) if p.place is None else p.place
+    share = np.ones(place.shape, F32) if p.share is None else p.share
+    windows = np.array(p.windows or p.lengths, I32)
+    rows = np.arange(total, dtype=I32)
+    first = np.cumsum(lengths, dtype=I32) - lengths
+    return StepBatch(
+        tokens=np.zeros(total, I32), token_seq=np.repeat(np.arange(len(lengths), dtype=I32), lengths), positions=rows.copy(),
+        slots=np.arange(1, 1 + len(lengths), dtype=I32), context=np.zeros(len(lengths), I32), query=lengths,
+        last_row=first + lengths - I32(1), emit=np.zeros(len(lengths), bool),
+        block_tables=(np.zeros((len(lengths), 1), I32),), sampling=SamplingArrays.greedy(len(lengths)),
+        parts=(
+            Patches(
+                value=p.value, place=place, share=share,
+                turn=np.zeros((total, 0), F32) if p.turn is None else p.turn, keep=p.keep,
+                window=windows, window_seq=np.repeat(np.arange(len(windows), dtype=I32), windows),
+            ),
+        ),
+    )  # fmt: skip
+
+
+def windows(whole: StepBatch) -> StepBatch:
+    """The same patches, each window a sequence."""
+    patches = whole.get(Patches)
+    assert patches is not None
+    size = patches.window
+    return replace(
+        whole, token_seq=patches.window_seq, query=size, last_row=np.cumsum(size, dtype=I32) - I32(1),
+        slots=np.ones_like(size), context=np.zeros_like(size),
+    )  # fmt: skip
+
+
+def blocks(p: QwenVL, view: np.ndarray) -> Prepared:
+    """Patches in squares of those that are merged, and where layers see windows, window by window."""
+    image = normalised(view, p)
+    rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
+    order = merged(rows, columns, p.merge)
+    down, across = np.divmod(order, columns)
+    keep, lengths = np.arange(order.size, dtype=I32), list[int]()
+    if p.window:
+        moved, lengths = _windows(rows // p.merge, columns // p.merge, p.window)
+        every = (moved[:, None] * p.merge**2 + np.arange(p.merge**2, dtype=I32)).reshape(-1)
+        order, down, across = order[every], down[every], across[every]
+        keep = np.argsort(every).astype(I32)
+        lengths = [n * p.merge**2 for n in lengths]
+    flat = cut(image, p.patch).reshape(rows * columns, 3, 1, p.patch, p.patch)[order]
+    value = np.broadcast_to(flat, (order.size, 3, p.frames, p.patch, p.patch)).reshape(order.size, -1)
+    made = Prepared(
+        np.ascontiguousarray(value), [order.size], keep, turn=angles(down, across, p.head_dim, 1e4, False), windows=lengths
+    )
+    if p.side:
+        made.place, made.share = stretched(down, across, rows, columns, p.side)
+    return made
+
+
+def _windows(rows: int, columns: int, window: int) -> tuple[np.ndarray, list[int]]:
+    """Merged patches in the order of their windows, and how many each window has."""
+    each = np.arange(rows * columns, dtype=I32).reshape(rows, columns)
+    parts = [
+        each[top : top + window, left : left + window].reshape(-1)
+        for top in range(0, rows, window)
+        for left in range(0, columns, window)
+    ]
+    return np.concatenate(parts), [len(part) for part in parts]
+
+
+def stretched(down: np.ndarray, across: np.ndarray, rows: int, columns: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """The four nearest rows of a table of side x side places stretched over the image, corner on corner, and their shares."""
+    near, share = [], []
+    for at, size in ((down, rows), (across, columns)):
+        where = at.astype(F32) * F32(side - 1) / F32(max(size - 1, 1))
+        low = np.floor(where).astype(I32)
+        near.append((low, np.minimum(low + 1, side - 1)))
+        share.append((1 - (where - low), where - low))
+    place = [near[0][i] * side + near[1][j] for i in (0, 1) for j in (0, 1)]
+    much = [share[0][i] * share[1][j] for i in (0, 1) for j in (0, 1)]
+    return np.stack(place, 1).astype(I32), np.stack(much, 1).astype(F32)

@@ -1,0 +1,132 @@
+"""What a processor is: which views of an image a model wants, and what stands for them in the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from thalweg.checkpoint.config import Config, integer, real
+from thalweg.errors import CheckpointError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from thalweg.media.patches import Prepared
+
+Size = tuple[int, int]
+"""Width and height."""
+HALF = (0.5, 0.5, 0.5)
+BICUBIC, BILINEAR = 3, 2
+"""Resampling filters, by PIL's numbers."""
+MOST_RATIO = 200
+"""An image that is so much longer than wide is no picture."""
+FILE = "preprocessor_config.json"
+
+
+class View(msgspec.Struct, frozen=True):
+    """What is made of an image: resized to each of these sizes in turn, then cut out."""
+
+    sizes: tuple[Size, ...]
+    box: tuple[int, int, int, int] | None = None
+    """Left, top, right, bottom. What lies beyond the image is black."""
+
+
+class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Settings of one model. `views` and `text` are arithmetic on sizes. They load no library, because the process that reads
+    images asks them, too."""
+
+    token: int
+    """The id that stands for one vector."""
+    patch: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    scale: float
+    resample: int
+    marker: str = ""
+    """What templates write for an image. "": the token's own text."""
+    together: bool = False
+    """The vectors of an image see each other, those behind too."""
+
+    def views(self, width: int, height: int) -> tuple[View, ...]:
+        """Of an image of this size. ValueError, in words for who sent it, for one that cannot be taken."""
+        raise NotImplementedError
+
+    def text(self, sizes: Sequence[Size], token: str) -> str:
+        """What stands in the prompt for an image whose views have these sizes. token: the text of `self.token`."""
+        return token * self.count(sizes)
+
+    def count(self, sizes: Sequence[Size]) -> int:
+        """Vectors."""
+        raise NotImplementedError
+
+    def grid(self, sizes: Sequence[Size]) -> Size | None:
+        """Columns and rows of the vectors, of models whose positions have several axes. None: they have one."""
+        return None
+
+    def prepared(self, views: Sequence[np.ndarray]) -> Prepared:
+        """Arrays that the encoder takes. views: u8[height, width, 3] each."""
+        raise NotImplementedError
+
+
+def settings(said: Config, **defaults: Any) -> dict[str, Any]:
+    """The fields that all processors share. said: of preprocessor_config.json. defaults: mean, std, resample."""
+    for key in ("do_rescale", "do_normalize", "do_resize", "do_convert_rgb"):
+        if said.get(key) is False:
+            raise UnsupportedModelError(f"{FILE}: {key}: false is not supported by this version")
+    return {
+        "mean": three(said, "image_mean", defaults["mean"]),
+        "std": three(said, "image_std", defaults["std"]),
+        "scale": real(said, "rescale_factor", 1e-6, 1.0, default=1 / 255, where=FILE),
+        "resample": integer(said, "resample", low=0, high=5, default=defaults.get("resample", BICUBIC), where=FILE),
+    }
+
+
+def three(said: Config, key: str, default: Sequence[float]) -> tuple[float, float, float]:
+    found = said.get(key)
+    if found is None:
+        found = list(default)
+    if not isinstance(found, list) or len(found) != 3 or not all(isinstance(v, int | float) for v in found):
+        raise CheckpointError(f"{FILE}: {key}: must be a list of 3 numbers, not {found!r:.80}")
+    return float(found[0]), float(found[1]), float(found[2])
+
+
+def sized(said: Config, key: str, names: Sequence[str], default: Mapping[str, int]) -> dict[str, int]:
+    """A size of some of these names: an object, or one number for the first name."""
+    found = said.get(key)
+    if found is None:
+        found = dict(default)
+    if isinstance(found, int) and not isinstance(found, bool):
+        found = dict.fromkeys(("height", "width"), found) if "height" in names else {names[0]: found}
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{FILE}: {key}: must be an object, not {found!r:.80}")
+    return {k: integer(found, k, high=1 << 16 if "edge" not in k else 1 << 28, where=f"{FILE}: {key}")
+            for k in names if found.get(k) is not None}  # fmt: skip
+
+
+def outer(config: Config) -> Config:
+    """The configuration around the text part."""
+    found = config.get("beside_text")
+    return found if isinstance(found, dict) else config
+
+
+def vision(config: Config) -> dict[str, Any]:
+    """`vision_config`. CheckpointError if there is none."""
+    found = outer(config).get("vision_config")
+    if not isinstance(found, dict):
+        raise CheckpointError("config.json: vision_config: missing")
+    return found
+
+
+def token(config: Config, default: int | None = None) -> int:
+    """The id that stands for an image's vectors."""
+    around = outer(config)
+    key = "image_token_id" if around.get("image_token_id") is not None else "image_token_index"
+    return integer(around, key, low=0, default=default)
+
+
+def check_shape(width: int, height: int) -> None:
+    """ValueError for what is no picture."""
+    if max(width, height) > MOST_RATIO * min(width, height):
+        raise ValueError(f"is {width} x {height} pixels: more than {MOST_RATIO} times as long as wide")

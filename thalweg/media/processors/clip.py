@@ -1,0 +1,64 @@
+"""LLaVA 1.5: one square, the middle of an image whose shorter edge was fitted to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from thalweg.checkpoint.config import Config, flag, integer, text
+from thalweg.errors import UnsupportedModelError
+from thalweg.media.processors.base import FILE, ImageProcessor, Size, View, check_shape, outer, settings, sized, token, vision
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from thalweg.media.patches import Prepared
+
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+class Clip(ImageProcessor, frozen=True, kw_only=True):
+    shortest: int
+    """The edge that images are fitted by; 0: both edges to `side`, whatever their ratio."""
+    side: int
+    classes: bool
+    """A vector of the whole image is computed before those of its patches."""
+    whole: bool
+    """That vector is given, too."""
+
+    def views(self, width: int, height: int) -> tuple[View, ...]:
+        check_shape(width, height)
+        if not self.shortest:
+            return (View(((self.side, self.side),)),)
+        long = int(self.shortest * max(width, height) / min(width, height))
+        fitted = (self.shortest, long) if width <= height else (long, self.shortest)
+        left, top = (fitted[0] - self.side) // 2, (fitted[1] - self.side) // 2
+        return (View((fitted,), (left, top, left + self.side, top + self.side)),)
+
+    def count(self, sizes: Sequence[Size]) -> int:
+        return len(sizes) * ((self.side // self.patch) ** 2 + self.whole)
+
+    def prepared(self, views: Sequence[np.ndarray]) -> Prepared:
+        from thalweg.media import patches  # numpy, which the process that reads images does without
+
+        return patches.square(self, views, self.classes, self.whole)
+
+
+def clip(config: Config, said: Config) -> Clip:
+    seen, around = vision(config), outer(config)
+    if flag(said, "do_pad", False):
+        raise UnsupportedModelError(f"{FILE}: do_pad: images padded to squares are not supported by this version")
+    strategy = text(around, "vision_feature_select_strategy", "default")
+    if strategy not in ("default", "full"):
+        raise UnsupportedModelError(f"config.json: vision_feature_select_strategy: {strategy!r:.40} is not supported")
+    side = integer(seen, "image_size", default=336)
+    fit: dict[str, Any] = sized(said, "size", ("shortest_edge", "height", "width"), {"shortest_edge": side})
+    crop = sized(said, "crop_size", ("height", "width"), {"height": side, "width": side})
+    cropped = flag(said, "do_center_crop", "shortest_edge" in fit)
+    if set((crop if cropped else fit).values()) != {side}:
+        raise UnsupportedModelError(f"{FILE}: size: the encoder takes squares of {side} pixels")
+    classes = text(seen, "model_type", "clip_vision_model") == "clip_vision_model"
+    return Clip(
+        token=token(config), patch=integer(seen, "patch_size", default=14), shortest=fit.get("shortest_edge", 0), side=side,
+        classes=classes, whole=classes and strategy == "full", **settings(said, mean=MEAN, std=STD),
+    )  # fmt: skip

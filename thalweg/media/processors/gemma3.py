@@ -1,0 +1,68 @@
+"""Gemma 3: every image is one square of as many vectors, all of which see each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from thalweg.checkpoint.config import Config, flag, integer
+from thalweg.errors import UnsupportedModelError
+from thalweg.media.processors.base import (
+    BILINEAR,
+    FILE,
+    HALF,
+    ImageProcessor,
+    Size,
+    View,
+    check_shape,
+    outer,
+    settings,
+    sized,
+    vision,
+)
+from thalweg.media.processors.base import token as token_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from thalweg.media.patches import Prepared
+
+BEGIN, END = "<start_of_image>", "<end_of_image>"
+
+
+class Gemma3(ImageProcessor, frozen=True, kw_only=True):
+    side: int
+    vectors: int
+
+    def views(self, width: int, height: int) -> tuple[View, ...]:
+        check_shape(width, height)
+        return (View(((self.side, self.side),)),)
+
+    def count(self, sizes: Sequence[Size]) -> int:
+        return len(sizes) * self.vectors
+
+    def text(self, sizes: Sequence[Size], token: str) -> str:
+        return f"\n\n{BEGIN}{token * self.count(sizes)}{END}\n\n"
+
+    def prepared(self, views: Sequence[np.ndarray]) -> Prepared:
+        from thalweg.media import patches
+
+        made = patches.square(self, views, False, False)
+        made.keep = patches.merged(*(self.side // self.patch,) * 2, self.side // self.patch // math.isqrt(self.vectors))
+        return made
+
+
+def gemma3(config: Config, said: Config) -> Gemma3:
+    seen = vision(config)
+    if flag(said, "do_pan_and_scan", False):
+        raise UnsupportedModelError(f"{FILE}: do_pan_and_scan: images cut into several are not supported by this version")
+    side = integer(seen, "image_size", default=896)
+    size = sized(said, "size", ("height", "width"), {"height": side, "width": side})
+    if set(size.values()) != {side}:
+        raise UnsupportedModelError(f"{FILE}: size: the encoder takes squares of {side} pixels")
+    return Gemma3(
+        token=token_of(config, 262_144), patch=integer(seen, "patch_size", default=14), side=side,
+        vectors=integer(outer(config), "mm_tokens_per_image", default=256), marker=BEGIN, together=True,
+        **settings(said, mean=HALF, std=HALF, resample=BILINEAR),
+    )  # fmt: skip

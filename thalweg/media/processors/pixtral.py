@@ -1,0 +1,70 @@
+"""Pixtral and Mistral 3: images keep their ratio, and are cut into as many patches as they have. A token ends each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from thalweg.checkpoint.config import Config, integer, real
+from thalweg.errors import UnsupportedModelError
+from thalweg.media.processors.base import FILE, ImageProcessor, Size, View, check_shape, outer, settings, sized, token, vision
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from thalweg.media.patches import Prepared
+
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+BREAK, END = "[IMG_BREAK]", "[IMG_END]"
+
+
+class Pixtral(ImageProcessor, frozen=True, kw_only=True):
+    longest: int
+    """Pixels of the longer edge, at most."""
+    merge: int
+    """Patches along each edge that become one vector."""
+    head_dim: int
+    theta: float
+    rows: str = BREAK
+    end: str = END
+
+    def views(self, width: int, height: int) -> tuple[View, ...]:
+        check_shape(width, height)
+        ratio = max(width, height) / self.longest
+        if ratio > 1:
+            width, height = int(width / ratio), int(height / ratio)
+        unit = self.patch * self.merge
+        return (View((tuple(max(1, -(-edge // unit)) * unit for edge in (width, height)),)),)  # type: ignore[arg-type]
+
+    def count(self, sizes: Sequence[Size]) -> int:
+        unit = self.patch * self.merge
+        return sum((width // unit) * (height // unit) for width, height in sizes)
+
+    def text(self, sizes: Sequence[Size], token: str) -> str:
+        ((width, height),) = sizes
+        unit = self.patch * self.merge
+        rows = [token * (width // unit)] * (height // unit)
+        return self.rows.join(rows) + self.end
+
+    def prepared(self, views: Sequence[np.ndarray]) -> Prepared:
+        from thalweg.media import patches
+
+        return patches.turned(self, views[0], self.merge, self.head_dim, self.theta, apart=True)
+
+
+def pixtral(config: Config, said: Config) -> Pixtral:
+    seen, around = vision(config), outer(config)
+    size = sized(said, "size", ("longest_edge", "height", "width"), {"longest_edge": integer(seen, "image_size", default=1540)})
+    longest = size.get("longest_edge") or size.get("height", 0)
+    if not longest or size.get("width", longest) != longest:
+        raise UnsupportedModelError(f"{FILE}: size: must name one longest_edge")
+    heads, hidden = integer(seen, "num_attention_heads", default=16), integer(seen, "hidden_size", default=1024)
+    rope = seen.get("rope_parameters") or {}
+    theta = real(
+        rope if isinstance(rope, dict) else {}, "rope_theta", 1, 1e9, default=real(seen, "rope_theta", 1, 1e9, default=1e4)
+    )
+    return Pixtral(
+        token=token(config), patch=integer(seen, "patch_size", default=16), longest=longest,
+        merge=integer(around, "spatial_merge_size", high=16, default=1),
+        head_dim=integer(seen, "head_dim", default=hidden // heads), theta=theta, **settings(said, mean=MEAN, std=STD),
+    )  # fmt: skip

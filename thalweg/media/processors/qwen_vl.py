@@ -1,0 +1,83 @@
+"""Qwen2.5-VL and Qwen3-VL: images keep their ratio between two numbers of pixels. Four patches become one vector, whose
+position has a row and a column."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from thalweg.checkpoint.config import Config, integer
+from thalweg.media.processors.base import ImageProcessor, Size, View, check_shape, settings, sized, token, vision
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from thalweg.media.patches import Prepared
+
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+class QwenVL(ImageProcessor, frozen=True, kw_only=True):
+    least: int
+    most: int
+    """Pixels."""
+    merge: int
+    frames: int
+    """Pictures that a patch goes through: an image is shown so often."""
+    head_dim: int
+    window: int = 0
+    """Vectors along an edge of a window; 0 = no layer sees windows."""
+    side: int = 0
+    """Of the learned table of places, which is stretched over the image; 0 = there is none."""
+
+    def views(self, width: int, height: int) -> tuple[View, ...]:
+        check_shape(width, height)
+        unit = self.patch * self.merge
+        wide, high = (round(edge / unit) * unit for edge in (width, height))
+        if wide * high > self.most:
+            less = math.sqrt(width * height / self.most)
+            wide, high = (max(unit, math.floor(edge / less / unit) * unit) for edge in (width, height))
+        elif wide * high < self.least:
+            more = math.sqrt(self.least / (width * height))
+            wide, high = (math.ceil(edge * more / unit) * unit for edge in (width, height))
+        return (View(((wide, high),)),)
+
+    def grid(self, sizes: Sequence[Size]) -> Size:
+        ((width, height),) = sizes
+        unit = self.patch * self.merge
+        return width // unit, height // unit
+
+    def count(self, sizes: Sequence[Size]) -> int:
+        columns, rows = self.grid(sizes)
+        return columns * rows
+
+    def prepared(self, views: Sequence[np.ndarray]) -> Prepared:
+        from thalweg.media import patches
+
+        return patches.blocks(self, views[0])
+
+
+def qwen2_5_vl(config: Config, said: Config) -> QwenVL:
+    seen = vision(config)
+    patch, merge = integer(seen, "patch_size", default=14), integer(seen, "spatial_merge_size", high=16, default=2)
+    return _made(config, said, seen, 28 * 28 * 1280, window=integer(seen, "window_size", default=112) // patch // merge)
+
+
+def qwen3_vl(config: Config, said: Config) -> QwenVL:
+    seen = vision(config)
+    return _made(config, said, seen, 28 * 28 * 1280, side=math.isqrt(integer(seen, "num_position_embeddings", default=2304)))
+
+
+def _made(config: Config, said: Config, seen: Config, most: int, **more: Any) -> QwenVL:
+    size = sized(said, "size", ("shortest_edge", "longest_edge"), {"shortest_edge": 56 * 56, "longest_edge": most})
+    hidden = integer(seen, "hidden_size", default=1280 if "window" in more else 1152)
+    heads = integer(seen, "num_heads", default=16)
+    return QwenVL(
+        token=token(config, 151_655), patch=integer(seen, "patch_size", default=14 if "window" in more else 16),
+        merge=integer(seen, "spatial_merge_size", high=16, default=2),
+        frames=integer(seen, "temporal_patch_size", high=16, default=2),
+        least=integer(said, "min_pixels", default=size.get("shortest_edge", 56 * 56)),
+        most=integer(said, "max_pixels", default=size.get("longest_edge", most)),
+        head_dim=hidden // heads, **more, **settings(said, mean=MEAN, std=STD),
+    )  # fmt: skip

@@ -1,0 +1,44 @@
+"""CLIP's encoder, and SigLIP's, which has no vector for the whole image."""
+
+from __future__ import annotations
+
+from thalweg.checkpoint.config import Config, real
+from thalweg.models.families.common import hidden_size
+from thalweg.models.families.towers.common import act, feature_layer, seen, sees_all, size, two_layers
+from thalweg.models.spec import Layer, LayerNorm, Norms, UngatedMLP, Vision
+from thalweg.models.spec.vision import Projector
+
+
+def clip(config: Config) -> tuple[Vision, tuple[str, ...]]:
+    """The encoder as LLaVA takes it, and prefixes of tensors that it leaves unread."""
+    layers = feature_layer(config, size(seen(config), "num_hidden_layers", 24), -2)
+    hidden = size(seen(config), "hidden_size", 1024)
+    return encoder(config, layers, two_layers(config, hidden, hidden_size(config), True))
+
+
+def encoder(config: Config, run: int, projector: Projector) -> tuple[Vision, tuple[str, ...]]:
+    """run: layers that are computed; after all of them comes a norm."""
+    said = seen(config)
+    whole = said.get("model_type", "clip_vision_model") == "clip_vision_model"
+    hidden, patch = size(said, "hidden_size", 1024 if whole else 1152), size(said, "patch_size", 14 if not whole else 32)
+    layers, side = size(said, "num_hidden_layers", 24 if whole else 27), size(said, "image_size", 336)
+    e = real(said, "layer_norm_eps", 0, 1, default=1e-5 if whole else 1e-6)
+    each = Layer(
+        sees_all(size(said, "num_attention_heads", 16), hidden, bias=True, out_bias=True, out="out_proj"),
+        UngatedMLP(
+            inner=size(said, "intermediate_size", 4096 if whole else 4304), bias=True,
+            act=act(said, "hidden_act", "quick_gelu" if whole else "gelu_pytorch_tanh"),
+        ),
+        Norms(mixer=LayerNorm("layer_norm1", hidden, e), ffn=LayerNorm("layer_norm2", hidden, e)),
+    )  # fmt: skip
+    made = Vision(
+        hidden=hidden, layers=(each,) * run, projector=projector, patch="embeddings.patch_embedding",
+        kernel=(size(said, "num_channels", 3), patch, patch), patch_bias=not whole, layer="encoder.layers.{}.",
+        whole="embeddings.class_embedding" if whole else "", places="embeddings.position_embedding",
+        rows=(side // patch) ** 2 + whole, enter=LayerNorm("pre_layrnorm", hidden, e) if whole else None,
+        leave=LayerNorm("post_layernorm", hidden, e) if run == layers and not whole else None,
+    )  # fmt: skip
+    skip = [f"{made.root}{made.layer.format(i)}" for i in range(run, layers)] + [f"{made.root}head."]
+    if made.leave is None:
+        skip.append(f"{made.root}post_layernorm.")
+    return made, tuple(skip)

@@ -1,0 +1,73 @@
+"""What the configurations of encoders have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.checkpoint.config import BESIDE, Config, flag, integer, text
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.families.common import UNGATED
+from thalweg.models.spec import Attention, Rope
+from thalweg.models.spec.vision import Projector, Step
+
+ACTS = {**UNGATED, "quick_gelu": "gelu_quick"}
+
+
+def beside(config: Config) -> Config:
+    """What the file says beside the text part."""
+    found = config.get(BESIDE)
+    return found if isinstance(found, dict) else config
+
+
+def seen(config: Config) -> Config:
+    """`vision_config`. CheckpointError if there is none."""
+    found = beside(config).get("vision_config")
+    if not isinstance(found, dict):
+        raise CheckpointError("config.json: vision_config: missing")
+    return found
+
+
+def act(config: Config, key: str, default: str) -> str:
+    name = text(config, key, default)
+    if name not in ACTS:
+        raise UnsupportedModelError(f"config.json: {key}: {name!r:.80} is none of {', '.join(ACTS)}")
+    return ACTS[name]
+
+
+def size(config: Config, key: str, default: int) -> int:
+    return integer(config, key, high=1 << 20, default=default)
+
+
+def sees_all(heads: int, hidden: int, *, turned: bool = False, head_dim: int = 0, **more: Any) -> Attention:
+    """Attention over whole images. turned: rotary positions, which come with the patches."""
+    if hidden % heads and not head_dim:
+        raise CheckpointError(f"config.json: vision_config: {heads} heads do not divide {hidden}")
+    head_dim = head_dim or hidden // heads
+    rope = Rope({"rope_type": "default", "rope_theta": 1e4}, head_dim, 1) if turned else None
+    return Attention(heads=heads, kv_heads=heads, head_dim=head_dim, rope=rope, causal=False, **more)
+
+
+def feature_layer(config: Config, layers: int, default: int) -> int:
+    """How many layers run: `vision_feature_layer` names hidden states, of which there is one more than layers."""
+    said = beside(config).get("vision_feature_layer", default)
+    if isinstance(said, bool) or not isinstance(said, int) or not -layers <= said <= layers or said == 0:
+        raise UnsupportedModelError(
+            f"config.json: vision_feature_layer: {said!r:.40} is not supported by this version: it takes one layer; "
+            "--language-model-only serves the text part"
+        )
+    return said if said > 0 else layers + 1 + said
+
+
+def two_layers(
+    config: Config, inputs: int, hidden: int, default_bias: bool, first: Step | None = None, **more: Any
+) -> Projector:
+    """linear_1, an activation, linear_2: what LLaVA began with. first: a layer before them."""
+    around = beside(config)
+    bias = flag(around, "multimodal_projector_bias", default_bias)
+    steps: tuple[Step, ...] = (
+        Step("linear_1", inputs, hidden, bias, act(around, "projector_hidden_act", "gelu")),
+        Step("linear_2", hidden, hidden, bias),
+    )
+    if first is not None:
+        steps = (first, *steps)
+    return Projector(root="model.multi_modal_projector.", steps=steps, **more)

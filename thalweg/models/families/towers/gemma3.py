@@ -1,0 +1,32 @@
+"""Gemma 3's encoder: SigLIP's, whose vectors are averaged in squares."""
+
+from __future__ import annotations
+
+import math
+
+from thalweg.checkpoint.config import Config, integer, real
+from thalweg.errors import CheckpointError
+from thalweg.models.families.common import hidden_size
+from thalweg.models.families.towers.clip import encoder
+from thalweg.models.families.towers.common import beside, seen, size
+from thalweg.models.spec import Norm, Vision
+from thalweg.models.spec.vision import Projector, Step
+
+
+def vectors(config: Config) -> int:
+    """Of one image."""
+    return integer(beside(config), "mm_tokens_per_image", default=256)
+
+
+def gemma3(config: Config) -> tuple[Vision, tuple[str, ...]]:
+    said = seen(config)
+    hidden, side = size(said, "hidden_size", 1152), size(said, "image_size", 896) // size(said, "patch_size", 14)
+    each = math.isqrt(vectors(config))
+    if each**2 != vectors(config) or side % each:
+        raise CheckpointError(f"config.json: mm_tokens_per_image: {vectors(config)} are no square that divides {side} x {side}")
+    projector = Projector(
+        root="model.multi_modal_projector.", group=(side // each) ** 2, join="mean",
+        after=Norm("mm_soft_emb_norm", hidden, real(said, "layer_norm_eps", 0, 1, default=1e-6), offset=1.0),
+        steps=(Step("mm_input_projection", hidden, hidden_size(config), turned=True),),
+    )  # fmt: skip
+    return encoder({**config}, size(said, "num_hidden_layers", 27), projector)

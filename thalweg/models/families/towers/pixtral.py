@@ -1,0 +1,44 @@
+"""Pixtral's encoder: rotary positions of rows and columns, gated feed-forward parts, in Mistral 3 merged patches."""
+
+from __future__ import annotations
+
+from thalweg.checkpoint.config import Config, integer
+from thalweg.models.families.common import eps, hidden_size
+from thalweg.models.families.towers.common import act, beside, feature_layer, seen, sees_all, size, two_layers
+from thalweg.models.spec import MLP, Layer, Norm, Norms, Vision
+from thalweg.models.spec.vision import Step
+
+EPS = 1e-5
+
+
+def pixtral(config: Config, merges: bool) -> tuple[Vision, tuple[str, ...]]:
+    """merges: patches are normed and merged before they are projected."""
+    said = seen(config)
+    hidden, patch, heads = (
+        size(said, key, default) for key, default in (("hidden_size", 1024), ("patch_size", 16), ("num_attention_heads", 16))
+    )
+    layers = size(said, "num_hidden_layers", 24)
+    each = Layer(
+        sees_all(heads, hidden, turned=True, head_dim=size(said, "head_dim", hidden // heads), name="attention"),
+        MLP(
+            inner=size(said, "intermediate_size", 4096), act=act(said, "hidden_act", "gelu"),
+            name="feed_forward",
+        ),
+        Norms(mixer=Norm("attention_norm", hidden, EPS), ffn=Norm("ffn_norm", hidden, EPS)),
+    )  # fmt: skip
+    if merges:
+        merge = integer(beside(config), "spatial_merge_size", high=16, default=2)
+        projector = two_layers(
+            config, hidden, hidden_size(config), False, group=merge**2, join="channels",
+            before=Norm("norm", hidden, eps(config)),
+            first=Step("patch_merger.merging_layer", hidden * merge**2, hidden),
+        )  # fmt: skip
+    else:
+        projector = two_layers(config, hidden, hidden_size(config), True)
+    run = feature_layer(config, layers, -1)
+    made = Vision(
+        hidden=hidden, layers=(each,) * run, projector=projector, patch="patch_conv",
+        kernel=(size(said, "num_channels", 3), patch, patch), layer="transformer.layers.{}.",
+        enter=Norm("ln_pre", hidden, EPS),
+    )  # fmt: skip
+    return made, tuple(f"{made.root}{made.layer.format(i)}" for i in range(run, layers))

@@ -1,0 +1,94 @@
+"""Qwen's encoders: with windows, rotary positions and gated parts in 2.5, with stretched places and taps of layers in 3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.checkpoint.config import Config, integer
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.families.common import hidden_size
+from thalweg.models.families.towers.common import act, seen, sees_all, size
+from thalweg.models.spec import MLP, AnyNorm, Attention, Layer, LayerNorm, Norm, Norms, UngatedMLP, Vision
+from thalweg.models.spec.vision import Projector, Step
+
+EPS = 1e-6
+ROOT = "model.visual."
+
+
+def qwen2_5_vl(config: Config) -> tuple[Vision, tuple[str, ...]]:
+    said = seen(config)
+    hidden, depth = size(said, "hidden_size", 1280), size(said, "depth", 32)
+    inner = MLP(inner=size(said, "intermediate_size", 3420), act=act(said, "hidden_act", "silu"), bias=True)
+    norms = Norms(mixer=Norm("norm1", hidden, EPS), ffn=Norm("norm2", hidden, EPS))
+    group = integer(said, "spatial_merge_size", high=16, default=2) ** 2
+    wide = hidden * group
+    full = _layers(said, "fullatt_block_indexes", (7, 15, 23, 31), depth)
+    projector = Projector(
+        root=f"{ROOT}merger.", group=group, before=Norm("ln_q", hidden, EPS),
+        steps=(Step("mlp.0", wide, wide, True, "gelu"), Step("mlp.2", wide, _out(config, said), True)),
+    )  # fmt: skip
+    return _vision(config, said, hidden, depth, Layer(_attention(said, hidden), inner, norms), projector, False,
+                   windowed=frozenset(range(depth)) - frozenset(full)), ()  # fmt: skip
+
+
+def qwen3_5(config: Config) -> tuple[Vision, tuple[str, ...]]:
+    """The same without taps."""
+    return qwen3_vl(config, tapped=False)
+
+
+def qwen3_vl(config: Config, tapped: bool = True) -> tuple[Vision, tuple[str, ...]]:
+    said = seen(config)
+    hidden, depth = size(said, "hidden_size", 1152), size(said, "depth", 27)
+    inner = UngatedMLP(
+        inner=size(said, "intermediate_size", 4304), act=act(said, "hidden_act", "gelu_pytorch_tanh"), bias=True,
+        up="linear_fc1", down="linear_fc2",
+    )  # fmt: skip
+    norms = Norms(mixer=LayerNorm("norm1", hidden, EPS), ffn=LayerNorm("norm2", hidden, EPS))
+    group = integer(said, "spatial_merge_size", high=16, default=2) ** 2
+    wide, out = hidden * group, _out(config, said)
+
+    def merger(root: str, before: AnyNorm | None, after: AnyNorm | None) -> Projector:
+        steps = (Step("linear_fc1", wide, wide, True, "gelu"), Step("linear_fc2", wide, out, True))
+        return Projector(root=f"{ROOT}{root}.", group=group, before=before, after=after, steps=steps)
+
+    taps = _layers(said, "deepstack_visual_indexes", (8, 16, 24), depth) if tapped else ()
+    return _vision(
+        config, said, hidden, depth, Layer(_attention(said, hidden), inner, norms),
+        merger("merger", LayerNorm("norm", hidden, EPS), None), True,
+        places="pos_embed", rows=size(said, "num_position_embeddings", 2304),
+        taps=tuple(
+            (layer, merger(f"deepstack_merger_list.{i}", None, LayerNorm("norm", wide, EPS))) for i, layer in enumerate(taps)
+        ),
+    ), ()  # fmt: skip
+
+
+def _attention(said: Config, hidden: int) -> Attention:
+    return sees_all(
+        size(said, "num_heads", 16), hidden, turned=True, name="attn", fused="qkv", out="proj", bias=True, out_bias=True
+    )
+
+
+def _vision(
+    config: Config, said: Config, hidden: int, depth: int, layer: Layer, projector: Projector, bias: bool, **more: Any
+) -> Vision:
+    patch = size(said, "patch_size", 14 if not bias else 16)
+    return Vision(
+        hidden=hidden, layers=(layer,) * depth, projector=projector, patch="patch_embed.proj", patch_bias=bias,
+        kernel=(size(said, "in_channels", 3), size(said, "temporal_patch_size", 2), patch, patch),
+        root=ROOT, layer="blocks.{}.", **more,
+    )  # fmt: skip
+
+
+def _out(config: Config, said: Config) -> int:
+    out = size(said, "out_hidden_size", hidden_size(config))
+    if out != hidden_size(config):
+        raise CheckpointError(f"config.json: vision_config: out_hidden_size: {out} is not hidden_size, {hidden_size(config)}")
+    return out
+
+
+def _layers(said: Config, key: str, default: tuple[int, ...], depth: int) -> tuple[int, ...]:
+    found = said.get(key)
+    found = list(default) if found is None else found
+    if not isinstance(found, list) or not all(type(i) is int and 0 <= i < depth for i in found):
+        raise UnsupportedModelError(f"config.json: vision_config: {key}: must be a list of layers below {depth}")
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""Encoders of images, computed as `spec.Vision` declares them."""

@@ -1,0 +1,142 @@
+"""The encoder of images: a step like any other, whose tokens are patches and whose result is vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from thalweg.hal import ops
+from thalweg.hal.attention import AttentionBackend, AttnSpec
+from thalweg.hal.comm import Solo
+from thalweg.hal.parts.patches import Patches
+from thalweg.hal.step import Array, Params, State, StepBatch, StepResult
+from thalweg.models import spec
+from thalweg.models.context import Context
+from thalweg.models.flow import Flow, Place
+from thalweg.models.layers.linear import Linear
+from thalweg.models.layers.norm import BoundNorm, bound
+from thalweg.models.weights import ParamSpec
+from thalweg.quantization.online import DENSE_FORMATS
+
+FULL, WINDOWED = 0, 1
+"""Places in `StepBatch.metadata`: of sequences that are images, and of those that are windows."""
+
+
+class Projector:
+    """[T, hidden] -> [N, hidden of the language model]."""
+
+    def __init__(self, ctx: Context, s: spec.Projector, weights: Mapping[str, Any]) -> None:
+        self._group, self._join = s.group, s.join
+        self._norms: dict[str, BoundNorm] = {
+            key: bound(ctx, norm, weights[key]) for key, norm in (("before", s.before), ("after", s.after)) if norm is not None
+        }
+        self._steps = [Linear(ctx, weights["steps"][i]) for i in range(len(s.steps))]
+        self._acts = [ctx.bind(ops.activation, act=each.act, size=each.outputs) if each.act else None for each in s.steps]
+        self.specs = {
+            "steps": {i: each.specs for i, each in enumerate(self._steps)},
+            **{key: norm.specs for key, norm in self._norms.items()},
+        }
+
+    def __call__(self, p: Mapping[str, Any], x: Array, keep: Array) -> Array:
+        """keep: i32[N * group], patches in the order in which they are joined."""
+        x = x.index_select(0, keep)
+        if "before" in self._norms:
+            x = self._norms["before"](p["before"], x)
+        if self._group > 1:
+            x = x.unflatten(0, (-1, self._group))
+            x = x.mean(1) if self._join == "mean" else (x.transpose(1, 2) if self._join == "channels" else x).flatten(1)
+        if "after" in self._norms:
+            x = self._norms["after"](p["after"], x)
+        for i, (step, act) in enumerate(zip(self._steps, self._acts, strict=True)):
+            x = step(p["steps"][i], x)
+            x = x if act is None else act(x)
+        return x
+
+
+class Tower:
+    """Holds no tensors: parameters are passed."""
+
+    def __init__(self, ctx: Context, s: spec.Vision, weights: Mapping[str, Any], block: Callable[..., Any]) -> None:
+        """block: what assembles a layer."""
+        ctx = replace(ctx, comm=Solo(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=())
+        self.spec = s
+        self._patch = Linear(ctx, weights["patch"])
+        self._places = ctx.bind(ops.embed, vocab=s.rows, size=s.hidden) if s.places else None
+        self._enter = None if s.enter is None else bound(ctx, s.enter, weights["enter"])
+        self._leave = None if s.leave is None else bound(ctx, s.leave, weights["leave"])
+        self._blocks = [
+            block(ctx, layer, weights["layers"][i], Place(i, WINDOWED if i in s.windowed else FULL, 0))
+            for i, layer in enumerate(s.layers)
+        ]
+        self._projector = Projector(ctx, s.projector, weights["projector"])
+        self._taps = {layer: (i, Projector(ctx, p, weights["taps"][i])) for i, (layer, p) in enumerate(s.taps)}
+        self.specs: dict[str, Any] = {
+            "patch": self._patch.specs,
+            "layers": {i: b.specs for i, b in enumerate(self._blocks)},
+            "projector": self._projector.specs,
+            "taps": {i: tap.specs for i, tap in self._taps.values()},
+        }
+        if s.whole:
+            self.specs["whole"] = ParamSpec(weights["whole"], ctx.dtype)
+        if self._places is not None:
+            self.specs["places"] = {"weight": ParamSpec(weights["places"]["weight"], ctx.dtype, self._places.pack)}
+        for key, norm in (("enter", self._enter), ("leave", self._leave)):
+            if norm is not None:
+                self.specs[key] = norm.specs
+
+    @property
+    def attention(self) -> tuple[AttentionBackend, AttnSpec]:
+        """Of its layers, which are alike."""
+        first = self._blocks[0].mixer
+        return first.backend, first.spec
+
+    def step(self, params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
+        """`StepResult.pooled`: f32[N, width * hidden of the language model]."""
+        patches = batch.get(Patches)
+        assert patches is not None
+        x = self._embedded(params, patches)
+        caches: list[Any] = [x.new_zeros(0)] * len(self._blocks)
+        tables = {0: patches.turn}
+        flows = (Flow(batch, caches, tables), Flow(windows(batch), caches, tables))
+        residual, made = None, list[Array]()
+        for i, block in enumerate(self._blocks):
+            x, residual = block(params["layers"][i], x, residual, flows[i in self.spec.windowed])
+            if i in self._taps:
+                at, tap = self._taps[i]
+                made.append(tap(params["taps"][at], x if residual is None else x + residual, patches.keep))
+        if residual is not None:
+            x = x + residual
+        if self._leave is not None:
+            x = self._leave(params["leave"], x)
+        out = torch.cat([self._projector(params["projector"], x, patches.keep), *made], -1).to(torch.float32)
+        return state, StepResult(torch.zeros_like(batch.slots).unsqueeze(1), torch.zeros_like(batch.slots), pooled=out)
+
+    def _embedded(self, params: Params, patches: Patches) -> Array:
+        table = None
+        x = self._patch(params["patch"], patches.value.to(self._dtype(params)))
+        if self.spec.whole:
+            x = torch.where(patches.place[:, :1] == 0, params["whole"], x)
+        if self._places is not None:
+            near = patches.place.shape[1]
+            table = self._places(patches.place.reshape(-1), params["places"]["weight"])
+            if near > 1:
+                table = (table.unflatten(0, (-1, near)) * patches.share.to(x.dtype).unsqueeze(-1)).sum(1)
+            x = x + table
+        return x if self._enter is None else self._enter(params["enter"], x)
+
+    def _dtype(self, params: Params) -> Any:
+        return getattr(torch, self.attention[1].dtype)
+
+
+def windows(batch: StepBatch) -> StepBatch:
+    """The same patches, each window a sequence, as `media.patches.windows` makes it on the host."""
+    patches = batch.get(Patches)
+    assert patches is not None
+    size = patches.window
+    return replace(
+        batch, token_seq=patches.window_seq, query=size, last_row=(size.cumsum(0) - 1).to(torch.int32),
+        slots=torch.ones_like(size), context=torch.zeros_like(size),
+    )  # fmt: skip
