@@ -41,6 +41,7 @@ FEATURES = (
     Feature(f"{_HAL}.mask:Mask", f"{_CONTROL}.mask:MaskBuilder", f"{_MODELS}.mask:MaskChange"),
     Feature(f"{_HAL}.scores:Scores", f"{_CONTROL}.scores:ScoresBuilder"),
     Feature(f"{_HAL}.overlays:Overlays", f"{_CONTROL}.overlays:OverlaysBuilder"),
+    Feature(f"{_HAL}.sounds:Sounds", f"{_CONTROL}.sounds:SoundsBuilder"),
     Feature(f"{_HAL}.drafts:Drafts", f"{_CONTROL}.drafts:DraftsBuilder"),
 )
 """Those of this repository."""

@@ -15,7 +15,11 @@ _GPT = {
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
     "n_positions": "max_position_embeddings",
 }  # fmt: skip
-NAMES: Mapping[str, Mapping[str, str]] = {"gpt2": _GPT, "gptj": _GPT}
+_WHISPER = {
+    "d_model": "hidden_size", "decoder_attention_heads": "num_attention_heads", "decoder_layers": "num_hidden_layers",
+    "max_target_positions": "max_position_embeddings",
+}  # fmt: skip
+NAMES: Mapping[str, Mapping[str, str]] = {"gpt2": _GPT, "gptj": _GPT, "whisper": _WHISPER}
 """By model_type: names that mean what others call so."""
 ABSENT: Mapping[str, Mapping[str, Any]] = {
     "falcon": {"max_position_embeddings": 2048},

@@ -56,6 +56,8 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """What the output must be. Its end is an end of sequence, for which `eos_ids` must have an id: so it wins over min_tokens
     and bad words where nothing else is left."""
     overlay: Overlay | None = None
+    sound: np.ndarray | None = None  # f32[bins, frames]
+    """What the sequence is about, as the model's encoder takes it."""
     extra: dict[str, Any] = {}
     """SamplingParams.extra_args as the features they belong to checked them (`thalweg.features`): plain values."""
 

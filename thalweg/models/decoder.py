@@ -16,6 +16,7 @@ import torch
 from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.parts.overlays import Overlays
+from thalweg.hal.parts.sounds import Sounds
 from thalweg.hal.step import Array, StepBatch, StepShape
 from thalweg.models import sizes, spec
 from thalweg.models.context import Context
@@ -23,16 +24,20 @@ from thalweg.models.flow import Flow, Place
 from thalweg.models.heads.classify import Classifier
 from thalweg.models.heads.pooling import Pooler
 from thalweg.models.layers.attention import Attention
+from thalweg.models.layers.cross import CrossAttention
 from thalweg.models.layers.delta import GatedDeltaNet
 from thalweg.models.layers.embedding import Added, Embedding, LMHead
 from thalweg.models.layers.mlp import GatedMLP
 from thalweg.models.layers.moe import Experts
 from thalweg.models.layers.norm import BoundNorm, bound
 from thalweg.models.layers.rotary import cos_sin_table
+from thalweg.models.layers.sound import SoundEncoder
 from thalweg.models.layers.ungated import UngatedMLP
 from thalweg.models.weights import ParamSpec, Weight
 
-MIXERS: Mapping[type, Callable[..., Any]] = {spec.Attention: Attention, spec.DeltaNet: GatedDeltaNet}
+MIXERS: Mapping[type, Callable[..., Any]] = {
+    spec.Attention: Attention, spec.CrossAttention: CrossAttention, spec.DeltaNet: GatedDeltaNet,
+}  # fmt: skip
 FFNS: Mapping[type, Callable[..., Any]] = {spec.MLP: GatedMLP, spec.UngatedMLP: UngatedMLP, spec.MoE: Experts}
 
 
@@ -47,12 +52,13 @@ class Block:
             norms.get(k) for k in spec.Norms.KEYS
         )
         self.mixer = MIXERS[type(layer.mixer)](ctx, layer.mixer, weights["mixer"], place)
-        self._ffn = FFNS[type(layer.ffn)](ctx, layer.ffn, weights["ffn"])
+        self._ffn = None if layer.ffn is None else FFNS[type(layer.ffn)](ctx, layer.ffn, weights["ffn"])
         self.specs = {
             "norms": {k: n.specs for k, n in norms.items()},
             "mixer": self.mixer.specs,
-            "ffn": self._ffn.specs,
         }
+        if self._ffn is not None:
+            self.specs["ffn"] = self._ffn.specs
 
     def __call__(self, p: Mapping[str, Any], x: Array, residual: Array | None, flow: Flow) -> tuple[Array, Array | None]:
         norms = p["norms"]
@@ -68,6 +74,8 @@ class Block:
         x, stream = self._scaled(x), residual
         if self._sum is not None:
             x, stream = self._sum.add(norms["mixer_sum"], x, residual)[0], None
+        if self._ffn is None:
+            return x, stream
         entered, residual = _entered(self._ffn_enter, norms.get("ffn"), x, stream)
         x = self._scaled(self._last(p, entered, flow))
         if self._ffn_sum is not None:
@@ -75,6 +83,7 @@ class Block:
         return x, residual
 
     def _last(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
+        assert self._ffn is not None
         x = self._ffn(p["ffn"], x, flow)
         return x if self._ffn_leave is None else self._ffn_leave(p["norms"]["ffn_out"], x)
 
@@ -128,6 +137,7 @@ class Decoder:
         }
         if self._learned:
             self.specs["learned"] = {i: each.specs for i, each in enumerate(self._learned)}
+        self._sound = None if s.sound is None else SoundEncoder(ctx, s.sound, weights["sound"], Block)
         for key, part in self._ends():
             if part is not None:
                 self.specs[key] = part.specs
@@ -150,6 +160,9 @@ class Decoder:
         """The hidden states [T, hidden] after the final norm, and the new caches, one per layer. Token ids are known:
         batch.tokens holds no ON_DEVICE. Where the model tells types of tokens apart, one of type n is its id + n * vocab."""
         flow = Flow(batch, list(kv), params.get("rope", {}))
+        sounds = batch.get(Sounds)
+        if sounds is not None and self._sound is not None:
+            flow.sources = self._sound(params["sound"], sounds.mel)
         x, residual = self.entered(params, batch), None
         for i, block in enumerate(self.blocks):
             x, residual = block(params["layers"][i], x, residual, flow)
@@ -187,6 +200,7 @@ class Decoder:
         yield "norm", self._norm
         yield "head", self._head
         yield "classes", self._classes
+        yield "sound", self._sound
 
     @property
     def pools(self) -> bool:

@@ -45,6 +45,10 @@ class Files:
             out = torch.empty(spec.shape(self._size), dtype=FLOATS[spec.dtype])
         at = 0
         for source in spec.sources:
+            if source.absent:
+                rows = divided(source.shape, spec.shard, self._size)[0]
+                out[at : at + rows], at = 0, at + rows
+                continue
             values = self._values(spec, source, rank)
             _copy(out[at : at + len(values)], values, FLOATS[self._dtype(source)])
             at += len(values)
@@ -149,6 +153,8 @@ class Files:
         """Tensor's name -> (shapes it may have, may it be absent, dtypes it may have)."""
         for _, spec in walk(model.specs):
             for s in spec.sources:
+                if s.absent:
+                    continue
                 if (
                     (self._format is None or spec.format == DENSE)
                     and s.within is not None

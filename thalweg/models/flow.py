@@ -18,6 +18,8 @@ class Flow:
     """One per layer, of recurrent layers a tuple of several. A layer puts what was returned in place of what it was given."""
     tables: Mapping[int, Any]
     """Rotary tables f32[positions, rotary_dim], in the order of `ModelSpec.ropes`."""
+    sources: Any = None
+    """[N, sources, hidden]: what the encoder gave of the sounds of this step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "SmolLM3ForCausalLM": f"{_FAMILIES}.smollm3:smollm3",
     "StableLmForCausalLM": f"{_FAMILIES}.stablelm:stablelm",
     "Starcoder2ForCausalLM": f"{_FAMILIES}.starcoder2:starcoder2",
+    "WhisperForConditionalGeneration": f"{_FAMILIES}.whisper:whisper",
     "XLMRobertaForSequenceClassification": f"{_FAMILIES}.roberta:roberta_classifier",
     "XLMRobertaModel": f"{_FAMILIES}.roberta:roberta",
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from thalweg.hal.attention import AttnSpec
-from thalweg.hal.kv import BYTES, KVSpec, StateSpec, kept_bytes
+from thalweg.hal.kv import BYTES, CrossSpec, KVSpec, StateSpec, kept_bytes
 from thalweg.hal.platform import StepSizes
 from thalweg.hal.weights import DENSE
 from thalweg.models.spec import Layer, ModelSpec, MoE
@@ -80,8 +80,8 @@ def loading_bytes(spec: ModelSpec, dtype: str, ranks: int = 1, use: Scheme = DEN
     return most + TEMPORARIES * chunk * BYTES["float32"]
 
 
-Kept = AttnSpec | StateSpec
-"""What a layer keeps of a sequence: keys and values by token, or a state."""
+Kept = AttnSpec | StateSpec | CrossSpec
+"""What a layer keeps of a sequence: keys and values by token, a state, or keys and values of its source."""
 
 
 def kept(
@@ -113,7 +113,7 @@ def kv_groups(
 
 
 def _block_bytes(s: Kept, block_tokens: int) -> int:
-    return s.bytes_per_block if isinstance(s, StateSpec) else block_tokens * token_bytes(s)
+    return block_tokens * token_bytes(s) if isinstance(s, AttnSpec) else s.bytes_per_block
 
 
 def stand_in_group(spec: ModelSpec, block_tokens: int) -> KVSpec:
@@ -135,10 +135,11 @@ def step_sizes(
 ) -> StepSizes:
     """What bounds the temporaries of a model's largest step, on one of the ranks that share it."""
     row = spec.vocab if spec.pooling is None else spec.hidden  # the widest that the tail makes
-    heads, kv_heads, head_dim = max((each.mixer.widths for each in spec.layers), key=lambda w: (w[0] + 2 * w[1]) * w[2])
+    layers = [*spec.layers, *(spec.sound.layers if spec.sound else ())]
+    heads, kv_heads, head_dim = max((each.mixer.widths for each in layers), key=lambda w: (w[0] + 2 * w[1]) * w[2])
     return StepSizes(
-        tokens=tokens, seqs=seqs, max_len=max_len, hidden=spec.hidden,
-        inner=max(each.ffn.width for each in spec.layers) // ranks, heads=heads // ranks,
+        tokens=max(tokens, spec.sound.frames if spec.sound else 0), seqs=seqs, max_len=max_len, hidden=spec.hidden,
+        inner=max(each.ffn.width for each in layers if each.ffn is not None) // ranks, heads=heads // ranks,
         kv_heads=kv_heads // ranks, head_dim=head_dim, vocab=row, dtype_bytes=BYTES[dtype],
         batch_invariant=batch_invariant,
     )  # fmt: skip
@@ -164,7 +165,7 @@ def step_work(
     read = products = 0
     rows = requests * new
     for keys, w in walk(spec.weights()):
-        if w.role == "embedding":
+        if w.role == "embedding" or keys[0] == "sound":  # heard once, before
             continue
         size, count = held_bytes(w, dtype, use), values(w)
         computed = requests if w.role in HEADS else rows
@@ -180,6 +181,10 @@ def step_work(
         if isinstance(s, StateSpec):
             attended += 6 * rows * prod(s.parts[-1].shape)
             read += 2 * requests * s.bytes_per_block
+            continue
+        if isinstance(s, CrossSpec):
+            attended += 4 * s.heads * s.head_dim * rows * s.sources
+            read += requests * s.bytes_per_block
             continue
         seen = new if s.kind == "encoder" else min(context + (new + 1) / 2, s.window or context + new)
         attended += 4 * s.heads * s.head_dim * rows * seen

@@ -9,6 +9,7 @@ from __future__ import annotations
 from thalweg.hal.op import Op
 from thalweg.hal.ops.activation import act_and_mul, activation, sigmoid_mul
 from thalweg.hal.ops.conv import causal_conv
+from thalweg.hal.ops.cross import cross_attention, cross_write
 from thalweg.hal.ops.delta import delta_gates, delta_rule, gated_rms_norm
 from thalweg.hal.ops.history import history_write, resolve_tokens
 from thalweg.hal.ops.logits import bad_words, logit_bias, penalties, token_mask
@@ -21,8 +22,9 @@ from thalweg.hal.ops.rope import rope
 from thalweg.hal.ops.sampling import draw, logprobs, sample, truncate
 
 __all__ = [
-    "act_and_mul", "activation", "add_rms_norm", "all_ops", "bad_words", "causal_conv", "delta_gates", "delta_rule", "draw",
-    "embed", "experts", "gated_rms_norm", "history_write", "layer_norm", "linear", "linear_argmax", "logit_bias", "logprobs",
+    "act_and_mul", "activation", "add_rms_norm", "all_ops", "bad_words", "causal_conv", "cross_attention",
+    "cross_write", "delta_gates", "delta_rule", "draw", "embed", "experts",
+    "gated_rms_norm", "history_write", "layer_norm", "linear", "linear_argmax", "logit_bias", "logprobs",
     "lora_expand", "lora_shrink", "mean_pool", "penalties", "resolve_tokens", "rms_norm", "rope", "route", "sample",
     "sigmoid_mul", "token_mask", "truncate",
 ]  # fmt: skip
@@ -34,5 +36,6 @@ def all_ops() -> dict[str, Op]:
         embed, linear, linear_argmax, rms_norm, add_rms_norm, rope, act_and_mul, resolve_tokens, history_write, penalties,
         bad_words, logit_bias, token_mask, truncate, sample, draw, logprobs, route, experts, lora_shrink,
         lora_expand, layer_norm, activation, mean_pool, causal_conv, delta_gates, delta_rule, gated_rms_norm, sigmoid_mul,
+        cross_write, cross_attention,
     )  # fmt: skip
     return {o.name: o for o in found}

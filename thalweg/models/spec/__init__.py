@@ -10,6 +10,7 @@ Names of tensors are those of the checkpoint: each part names its own, relative 
 from __future__ import annotations
 
 from thalweg.models.spec.attention import Attention
+from thalweg.models.spec.cross import CrossAttention
 from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.mlp import MLP, UngatedMLP
 from thalweg.models.spec.model import Layer, Learned, ModelSpec, Names
@@ -17,6 +18,7 @@ from thalweg.models.spec.moe import MoE
 from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, rope_type
+from thalweg.models.spec.sound import Sound
 
 __all__ = [
     "FFN",
@@ -24,6 +26,7 @@ __all__ = [
     "ROPE_TYPES",
     "AnyNorm",
     "Attention",
+    "CrossAttention",
     "DeltaNet",
     "HeadNorm",
     "Layer",
@@ -36,6 +39,7 @@ __all__ = [
     "Norm",
     "Norms",
     "Rope",
+    "Sound",
     "UngatedMLP",
     "rope_type",
 ]
