@@ -298,6 +298,8 @@ class SoundConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Tokens that are never drawn."""
     begin_suppress: tuple[int, ...] = ()
     """Tokens that are not drawn first."""
+    multilingual: bool = True
+    """Does it know languages other than English, and translate?"""
 
 
 class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):

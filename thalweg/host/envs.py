@@ -19,6 +19,8 @@ TWINS = {
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "THALWEG_HTTP_TIMEOUT_KEEP_ALIVE",
     "VLLM_LOGGING_LEVEL": "THALWEG_LOGGING_LEVEL",
     "VLLM_LOG_STATS_INTERVAL": "THALWEG_LOG_STATS_INTERVAL",
+    "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": "THALWEG_MAX_AUDIO_CLIP_FILESIZE_MB",
+    "VLLM_MAX_AUDIO_DECODE_DURATION_S": "THALWEG_MAX_AUDIO_DECODE_DURATION_S",
     "VLLM_SERVER_DEV_MODE": "THALWEG_SERVER_DEV_MODE",
     "VLLM_TORCH_PROFILER_DIR": "THALWEG_TORCH_PROFILER_DIR",
 }
@@ -112,6 +114,16 @@ def forwarded_allow_ips() -> list[str]:
 def log_stats_seconds() -> float:
     """THALWEG_LOG_STATS_INTERVAL: seconds between two statistics lines. Default 10."""
     return _number("THALWEG_LOG_STATS_INTERVAL", 10, 0.1)
+
+
+def audio_file_megabytes() -> float:
+    """THALWEG_MAX_AUDIO_CLIP_FILESIZE_MB: size of the largest sound that a request may send. Default 25."""
+    return _number("THALWEG_MAX_AUDIO_CLIP_FILESIZE_MB", 25, 0.001)
+
+
+def audio_seconds() -> float:
+    """THALWEG_MAX_AUDIO_DECODE_DURATION_S: seconds of the longest sound that a request may send. Default 600."""
+    return _number("THALWEG_MAX_AUDIO_DECODE_DURATION_S", 600, 0.1)
 
 
 def otlp_protocol() -> str:

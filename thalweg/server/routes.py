@@ -20,6 +20,7 @@ ROOM = "thalweg.server."
 JSON = ("application/json",)
 STREAMED = (*JSON, EVENTS)
 """Content types of what can be streamed."""
+TRANSCRIBED = (*STREAMED, "text/plain")
 MESSAGES_ERRORS = "anthropic.errors:refused"
 COHERE_ERRORS = "cohere.errors:refused"
 RESPONSES_ERRORS = "responses.errors:refused"
@@ -88,6 +89,10 @@ ROUTES = (
         ("/cohere/v2/chat",), errors=COHERE_ERRORS),
     Row("/v2/embed", "cohere.embed:embed", "A vector per text", ("cohere.protocol:EmbedRequest",), needs="embed",
         also=("/cohere/v2/embed",), errors=COHERE_ERRORS),
+    Row("/v1/audio/transcriptions", "audio.transcriptions:transcriptions", "Write down what is said", (), TRANSCRIBED,
+        "transcription", method="POST"),
+    Row("/v1/audio/translations", "audio.transcriptions:translations", "Write down in English what is said", (), TRANSCRIBED,
+        "transcription", method="POST"),
     Row("/v1/chat/completions/batch", "openai.chat_batch:chat_batch", "Answer several conversations",
         ("openai.chat_batch:BatchChatRequest",), needs="generate"),
     Row("/v1/chat/completions/render", "inference.render:chat", "A conversation as token ids and parameters",

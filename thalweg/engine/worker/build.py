@@ -47,6 +47,8 @@ from thalweg.quantization import online
 from thalweg.quantization import registry as formats
 
 logger = logging.getLogger(__name__)
+ENGLISH_VOCAB = 51_864
+"""Tokens of Whisper's models for English alone, which are one fewer than the others'."""
 
 
 @dataclass(slots=True)
@@ -311,6 +313,7 @@ def _sound(job: _Job) -> SoundConfig | None:
     return SoundConfig(
         bins=heard.bins, frames=heard.frames, suppress=_tokens(said, "suppress_tokens", job.facts.vocab),
         begin_suppress=_tokens(said, "begin_suppress_tokens", job.facts.vocab),
+        multilingual=bool(said.get("is_multilingual", job.facts.vocab != ENGLISH_VOCAB)),
     )  # fmt: skip
 
 
