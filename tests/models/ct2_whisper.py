@@ -41,7 +41,7 @@ def variables(data: bytes) -> Iterator[tuple[str, np.ndarray]]:
         at += size
         return data[at - size : at - 1].decode()
 
-    assert number("<I") == 6 and text() == "WhisperSpec", "another version, or another model"
+    assert (number("<I"), text()) == (6, "WhisperSpec"), "another version, or another model"
     number("<I")
     for _ in range(number("<I")):
         name = text()

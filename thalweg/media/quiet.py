@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 SEARCH = 1.0
-"""Seconds at the end of a window in which a quiet place is looked for."""
+"""Seconds at the end of a window in which a quiet place is looked for, at most an eighth of it."""
 LENGTH = 0.1
 """Seconds of what counts as quiet together."""
 
@@ -22,7 +22,7 @@ def windows(sound: np.ndarray, most: int, rate: int) -> list[Window]:
     """Windows of at most so many samples, in order, without gaps. A sound of no more is one."""
     out, begin = list[Window](), 0
     while sound.size - begin > most:
-        search = min(most // 2, int(SEARCH * rate))
+        search = min(most // 8, int(SEARCH * rate))
         end = begin + most
         cut = end - search + _quietest(sound[end - search : end], max(1, int(LENGTH * rate)))
         out.append(Window(begin, cut))
