@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import itertools
 import os
 import signal
 import struct
@@ -79,7 +80,8 @@ def test_files_that_are_refused(gate):
         "it is empty": b"", text: b"what is said", "without samples": good[:36], "before their format": good[:12] + good[36:],
         "lasts 4 seconds": written(np.zeros((4 * RATE, 1)), RATE, 2), "samples a second": good[:24] + b"\1\0\0\0" + good[28:],
         "channels": good[:22] + b"\0\0" + good[24:], "12 bits": good[:34] + b"\x0c\0" + good[36:],
-        "cut off": good[:16] + b"\4\0\0\0" + good[20:24] + b"data\0\0\0\0", "at a lower rate": written(np.zeros((400_000, 1)), 400_000, 1),
+        "cut off": good[:16] + b"\4\0\0\0" + good[20:24] + b"data\0\0\0\0",
+        "at a lower rate": written(np.zeros((400_000, 1)), 400_000, 1),
     }  # fmt: skip
     for words, data in wrong.items():
         with pytest.raises(RequestError, match=f"file: .*{words}"):
@@ -160,7 +162,7 @@ def test_long_sounds_are_cut_where_they_are_quiet():
         sound[at : at + 2_000] *= 1e-3
     cuts = windows(sound, 30_000, 4_000)
     assert (cuts[0].begin, cuts[-1].end) == (0, 100_000)
-    assert all(a.end == b.begin and 0 < a.end - a.begin <= 30_000 for a, b in zip(cuts, cuts[1:], strict=False))
+    assert all(a.end == b.begin and 0 < a.end - a.begin <= 30_000 for a, b in itertools.pairwise(cuts))
     assert 29_000 <= cuts[0].end <= 31_000
     assert 57_500 <= cuts[1].end <= 59_500
     assert windows(sound[:30_000], 30_000, 4_000) == [(0, 30_000)]

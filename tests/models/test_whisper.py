@@ -1,4 +1,4 @@
-"""Whisper against transformers: the spectrum's way through the encoder, transcripts, times, what is kept and what is not shared."""
+"""Whisper against transformers: the encoder, transcripts, times, what is kept of a sound and what is not shared."""
 
 from __future__ import annotations
 

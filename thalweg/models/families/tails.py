@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from thalweg.checkpoint.config import Config
+from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import classes, pooling
 from thalweg.models.spec import ModelSpec
 from thalweg.models.tail import Pooling
@@ -22,5 +23,7 @@ def classifier(spec: ModelSpec, config: Config) -> ModelSpec:
 
 def _ended(spec: ModelSpec, tail: Pooling) -> ModelSpec:
     """The output matrix is not needed, whether the files have it or not."""
+    if spec.sound is not None:
+        raise UnsupportedModelError("runner: this model writes down what it hears, and gives no vectors: leave it at auto")
     names = replace(spec.names, skip=(*spec.names.skip, f"{spec.head}."))
     return replace(spec, pooling=tail, tied=False, names=names)
