@@ -13,6 +13,8 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -64,8 +66,11 @@ def compare(args: argparse.Namespace, path: Path) -> dict[str, object]:
     rng, times = np.random.default_rng(0), dict[str, list[float]]()
     for repeat in range(args.repeats + 1):  # the first is not counted: it warms up
         sounds = [(0.1 * rng.normal(size=30 * RATE)).astype(np.float32) for _ in range(args.windows)]
-        for name, run in (("thalweg", lambda: ours(llm, sounds, args.tokens)), ("first", lambda: ours(llm, sounds, 1)),
-                          ("transformers", lambda: theirs(model, sounds, args.tokens))):  # fmt: skip
+        runs: list[tuple[str, Callable[[], None]]] = [
+            ("thalweg", partial(ours, llm, sounds, args.tokens)), ("first", partial(ours, llm, sounds, 1)),
+            ("transformers", partial(theirs, model, sounds, args.tokens)),
+        ]  # fmt: skip
+        for name, run in runs:
             begin = time.monotonic()
             run()
             if repeat:
