@@ -83,7 +83,7 @@ def compare(args: argparse.Namespace, path: Path) -> dict[str, object]:
         "real-time factor": {name: round(seconds / t, 2) for name, t in found.items() if name != "first"},
         "share of time until the first token": round(found["first"] / found["thalweg"], 2),
         "times faster than transformers": round(found["transformers"] / found["thalweg"], 2),
-        "kernels": sorted({line.split(" (")[0][:100] for line in plan if line.split()[0].rstrip(":") in kinds}),
+        "kernels": sorted({line.partition(";")[0] for line in plan if line.partition("(")[0] in kinds}),
     }  # fmt: skip
 
 

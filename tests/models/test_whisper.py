@@ -17,8 +17,10 @@ from thalweg.engine.planning.memory import plan
 from thalweg.errors import RequestError
 from thalweg.hal.parts.timestamps import Timestamps
 from thalweg.media.mel import log_mel
+from thalweg.models import sizes
 from thalweg.models.logits.change import Rows
 from thalweg.models.logits.timestamps import TimestampsChange
+from thalweg.quantization.online import DENSE_FORMATS
 
 FRAMES = 2 * SOURCES
 PROMPTS = ([START], [START, DE, TRANSCRIBE, NO_TIMES], [START, DE, TRANSCRIBE], [65, 66, 67, START, DE, TRANSCRIBE, NO_TIMES])
@@ -90,6 +92,9 @@ def test_what_cross_attention_keeps_is_planned(tmp_path):
     cross = next(g for g in rig.model.groups if g.kind == "cross")
     assert kinds["cross"]["bytes_per_block"] == cross.bytes_per_block == 2 * 2 * 48 * SOURCES * 4
     assert kinds["cross"]["blocks"] == 6
+    work = sizes.step_work(rig.model.spec, "float32", DENSE_FORMATS, 1, 1, 10)
+    read = sum(sizes.values(w) for w in sizes.parameters(rig.model.spec))
+    assert 4 * read > work.bytes > cross.bytes_per_block
     held = sum(a.numel() for cache in rig.box.value["kv"] if isinstance(cache, tuple) for a in cache)
     assert held * 4 == cross.bytes_per_block * rig.box.value["kv"][1][0].shape[0]
 

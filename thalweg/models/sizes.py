@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.kv import BYTES, CrossSpec, KVSpec, StateSpec, kept_bytes
 from thalweg.hal.platform import StepSizes
 from thalweg.hal.weights import DENSE
-from thalweg.models.spec import Layer, ModelSpec, MoE
+from thalweg.models.spec import CrossAttention, Layer, ModelSpec, MoE
 from thalweg.models.weights import HEADS, Weight, divided, products, walk
 from thalweg.quantization.format import Scheme
 from thalweg.quantization.online import CHUNK, DENSE_FORMATS
@@ -145,6 +146,13 @@ def step_sizes(
     )  # fmt: skip
 
 
+def _heard(spec: ModelSpec, keys: tuple[Any, ...]) -> bool:
+    """Is this weight read only by the step that hears a sound?"""
+    if keys[0] != "layers":
+        return bool(keys[0] == "sound")
+    return isinstance(spec.layers[keys[1]].mixer, CrossAttention) and keys[2:4] in (("mixer", "k"), ("mixer", "v"))
+
+
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """What one step must at least do."""
@@ -165,7 +173,7 @@ def step_work(
     read = products = 0
     rows = requests * new
     for keys, w in walk(spec.weights()):
-        if w.role == "embedding" or keys[0] == "sound":  # heard once, before
+        if w.role == "embedding" or _heard(spec, keys):
             continue
         size, count = held_bytes(w, dtype, use), values(w)
         computed = requests if w.role in HEADS else rows
