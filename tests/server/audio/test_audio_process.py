@@ -58,8 +58,9 @@ def test_a_long_sound(tmp_path: Path) -> None:
             return made.text  # type: ignore[no-any-return, union-attr]
 
         assert ask() == "".join(texts).strip()
-        (engine,) = (int(p) for p in Path(f"/proc/{process.process.pid}/task/{process.process.pid}/children").read_text().split()
-                     if b"engine.main" in Path(f"/proc/{p}/cmdline").read_bytes())  # fmt: skip
+        pid = process.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        (engine,) = (int(c) for c in children if "thalweg.engine.main" in Path(f"/proc/{c}/cmdline").read_text())
         os.kill(engine, signal.SIGKILL)
         assert ask(language="de" if language == DE else "en") == "".join(texts).strip()
         timed = client.audio.transcriptions.create(model="m", file=("a.wav", data), response_format="verbose_json")
