@@ -22,6 +22,7 @@ import torch
 import transformers
 
 from thalweg import LLM, SamplingParams
+from thalweg.backends.host import cores
 from thalweg.engine.planning.arguments import engine_args
 from thalweg.engine.worker.build import build
 from thalweg.media.mel import RATE, log_mel
@@ -95,13 +96,16 @@ def ours(llm: LLM, sounds: list[np.ndarray], tokens: int) -> None:
 
 @torch.inference_mode()
 def theirs(model: transformers.WhisperForConditionalGeneration, sounds: list[np.ndarray], tokens: int) -> None:
-    """One static batch."""
+    """One static batch, with as many threads as thalweg's compiled kernels have. Torch's own operations in thalweg have one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(cores())
     mel = torch.from_numpy(np.stack([log_mel(s, model.config.num_mel_bins, 3000) for s in sounds])).to(model.dtype)
     heard, cache = model.model.encoder(mel), None
     ids = torch.full((len(sounds), 1), START)
     for _ in range(tokens):
         out = model(encoder_outputs=heard, decoder_input_ids=ids, past_key_values=cache, use_cache=True)
         ids, cache = out.logits[:, -1:].argmax(-1), out.past_key_values
+    torch.set_num_threads(before)
 
 
 if __name__ == "__main__":
