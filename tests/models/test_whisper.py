@@ -13,8 +13,10 @@ from whisper_zoo import BINS, DE, END, NO_TIMES, SOURCES, START, TIMES, TRANSCRI
 
 from thalweg import LLM, SamplingParams
 from thalweg.config import EngineArgs
+from thalweg.engine.control.scheduler import MOST_SOUNDS
 from thalweg.engine.planning.memory import plan
 from thalweg.errors import RequestError
+from thalweg.hal.parts.sounds import Sounds
 from thalweg.hal.parts.timestamps import Timestamps
 from thalweg.media.mel import log_mel
 from thalweg.models import sizes
@@ -92,11 +94,30 @@ def test_what_cross_attention_keeps_is_planned(tmp_path):
     cross = next(g for g in rig.model.groups if g.kind == "cross")
     assert kinds["cross"]["bytes_per_block"] == cross.bytes_per_block == 2 * 2 * 48 * SOURCES * 4
     assert kinds["cross"]["blocks"] == 6
+    assert (kinds["cross"]["block_tokens"], made.kv_per_token) == (0, kinds["full"]["bytes_per_block"] // 16)
     work = sizes.step_work(rig.model.spec, "float32", DENSE_FORMATS, 1, 1, 10)
     read = sum(sizes.values(w) for w in sizes.parameters(rig.model.spec))
     assert 4 * read > work.bytes > cross.bytes_per_block
     held = sum(a.numel() for cache in rig.box.value["kv"] if isinstance(cache, tuple) for a in cache)
     assert held * 4 == cross.bytes_per_block * rig.box.value["kv"][1][0].shape[0]
+
+
+def test_a_step_hears_few_sounds(tmp_path):
+    """However many wait: each is as long as a long prompt."""
+    llm = LLM(str(make_whisper(tmp_path)), device="cpu", dtype="float32", max_num_seqs=12, use_tqdm_on_load=False)
+    core, heard = llm.llm_engine.core, list[int]()
+    launch = core._launch
+
+    def counted(batch):
+        sounds = batch.get(Sounds)
+        heard.append(0 if sounds is None else len(sounds.row))
+        return launch(batch)
+
+    core._launch = counted
+    llm.generate([prompt([START], sound(i, 0.1)) for i in range(10)], SamplingParams(max_tokens=2), use_tqdm=False)
+    assert sum(heard) == 10
+    assert max(heard) == MOST_SOUNDS
+    core.check()
 
 
 def test_prompts_that_are_refused(tmp_path):
