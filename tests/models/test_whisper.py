@@ -22,6 +22,7 @@ from thalweg.media.mel import log_mel
 from thalweg.models import sizes
 from thalweg.models.logits.change import Rows
 from thalweg.models.logits.timestamps import TimestampsChange
+from thalweg.params import BeamSearchParams
 from thalweg.quantization.online import DENSE_FORMATS
 
 FRAMES = 2 * SOURCES
@@ -134,6 +135,8 @@ def test_prompts_that_are_refused(tmp_path):
     for words, asked in wrong.items():
         with pytest.raises(RequestError, match=words):
             llm.generate([asked], params, use_tqdm=False)
+    with pytest.raises(RequestError, match="beams"):
+        llm.beam_search([prompt([START], wave)], BeamSearchParams(beam_width=2, max_tokens=2))
     both = {
         "encoder_prompt": {"prompt": "", "multi_modal_data": {"audio": (wave, 16_000)}},
         "decoder_prompt": "<|startoftranscript|>",

@@ -96,6 +96,14 @@ def test_streams(ear):
     assert events[-1].usage.seconds == 3
 
 
+def test_the_description(ear):
+    said = ear.get("/openapi.json").json()["paths"][TRANSCRIPTIONS]["post"]
+    fields, file = said["requestBody"]["content"]["multipart/form-data"]["schema"]["allOf"]
+    assert "language" in fields["properties"]
+    assert file["required"] == ["file"]
+    assert "413" in said["responses"]
+
+
 def test_what_is_refused(ear):
     data = wav(0.2)
     wrong: list[tuple[str, dict[str, Any]]] = [
