@@ -17,6 +17,8 @@ from thalweg.params import SamplingParams
 
 NAME = "multi_modal_data"
 NEVER = float("-inf")
+TIMESTAMPS = "timestamps"
+"""Name in extra_args of the rules that times keep to: the first time, the end, and the latest first time."""
 
 
 def read(prompt: Any, config: SoundConfig | None) -> tuple[Any, np.ndarray | None]:
@@ -80,7 +82,13 @@ def salted(salt: str, mel: np.ndarray) -> str:
     return RESERVED + digest.hexdigest()
 
 
-def check(params: SamplingParams, mel: np.ndarray) -> None:
+def check(params: SamplingParams, mel: np.ndarray | None) -> None:
+    if mel is None:
+        if TIMESTAMPS in (params.extra_args or {}):
+            raise RequestError(
+                f"extra_args: {TIMESTAMPS}: this model writes down nothing that it hears; leave it out", "extra_args"
+            )
+        return
     if mel.nbytes * params.n > MOST_BYTES:
         raise RequestError(f"n: {params.n} choices of a sound are more than {MOST_BYTES} bytes: ask for fewer at once", "n")
 

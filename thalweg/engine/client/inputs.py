@@ -124,8 +124,8 @@ class InputProcessor:
         text, ids, salt, overlay = self._laid(prompt, params)
         tokens = np.array(ids, np.int32)
         shared = {**self._sampling(params, len(ids)), "overlay": overlay}
+        hearing.check(params, mel)
         if mel is not None and self._sound is not None:
-            hearing.check(params, mel)
             salt, shared = hearing.salted(salt, mel), hearing.sampling(self._sound, mel, ids, shared)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         scores = -1 if params.prompt_logprobs is None else self._logprobs("prompt_logprobs", params.prompt_logprobs)
