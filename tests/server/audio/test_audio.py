@@ -87,6 +87,17 @@ def test_long_sounds_are_heard_in_windows_at_once(ear):
     assert [s.id for s in said.segments] == list(range(6))
 
 
+def test_what_a_window_stops_before_is_heard_again(ear):
+    ear.engine.stops = 2
+    ear.engine.prompts.clear()
+    said = ask(ear, wav(0.9), language="en", response_format="verbose_json")
+    assert said.text == "a a a bc"
+    assert [(s.start, s.end) for s in said.segments] == [(0.0, 0.3), (0.3, 0.6), (0.6, 0.8), (0.9, 0.9)]
+    heard = [p["multi_modal_data"]["audio"].values for p in ear.engine.prompts]
+    assert len(heard) == 3
+    assert not np.array_equal(heard[0], heard[1])
+
+
 def test_streams(ear):
     events = list(ask(ear, wav(2.6 * SECONDS), language="en", stream=True))
     deltas = [e.delta for e in events if e.type == "transcript.text.delta"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 from starlette.requests import Request
@@ -23,7 +24,7 @@ from thalweg.outputs import RequestOutput
 from thalweg.params import RequestOutputKind, SamplingParams
 from thalweg.server.audio import pieces
 from thalweg.server.audio.protocol import AudioRequest, check, fields_of
-from thalweg.server.audio.tokens import FIRST_WITHIN, Tokens
+from thalweg.server.audio.tokens import FIRST_WITHIN, STEP, Tokens
 from thalweg.server.core.admission import Ticket
 from thalweg.server.core.serving import Job, Serving
 from thalweg.server.errors import ApiError
@@ -32,6 +33,10 @@ from thalweg.server.http.answer import DONE, STARTED, EventStream, or_disconnect
 OVERHEAD = 256 * 1024
 """Bytes of a form beside its file."""
 DECODERS = 2
+ROUNDS = 30
+"""Times that what is left of a window is heard."""
+LEAST = 0.2
+"""Seconds that are worth it."""
 GIVEN = ("top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty", "repetition_penalty")
 
 
@@ -53,17 +58,21 @@ class Ear:
         if not sound.size:
             raise ApiError("file: it has no samples", "file")
         cuts = windows(sound, self.config.frames * HOP, RATE)
-        return Heard(sound.size / RATE, cuts, [self._mel(sound[w.begin : w.end]) for w in cuts])
+        return Heard(sound, cuts, self.mels(sound, cuts))
 
-    def _mel(self, sound: np.ndarray) -> LogMel:
-        return LogMel(log_mel(sound, self.config.bins, self.config.frames))
+    def mels(self, sound: np.ndarray, cuts: Sequence[Window]) -> list[LogMel]:
+        return [LogMel(log_mel(sound[w.begin : w.end], self.config.bins, self.config.frames)) for w in cuts]
 
 
 @dataclass(slots=True)
 class Heard:
-    seconds: float
+    sound: np.ndarray
     cuts: list[Window]
     mels: list[LogMel]
+
+    @property
+    def seconds(self) -> float:
+        return self.sound.size / RATE
 
 
 async def transcriptions(serving: Serving, http: Request) -> Response:
@@ -153,10 +162,9 @@ class Transcript:
     task: str
 
     async def whole(self) -> Response:
-        outputs = await self.serving.run(self.job)
         form = self.request.response_format
         if self.request.timed:
-            found = [p for i, output in enumerate(outputs) for p in self._pieces(i, output)]
+            found = await self._timed()
             if form == "srt":
                 return Response(pieces.srt(found), media_type="text/plain")
             if form == "vtt":
@@ -166,17 +174,41 @@ class Transcript:
                 "text": "".join(p.text for p in found).strip(), "words": None,
                 "segments": pieces.verbose(found, self.job.params.temperature), "usage": self._usage(),
             })  # fmt: skip
-        text = "".join(o.outputs[0].text for o in outputs).strip()
+        text = "".join(o.outputs[0].text for o in await self.serving.run(self.job)).strip()
         if form == "text":
             return Response(text + "\n", media_type="text/plain")
         return respond({"text": text, "usage": self._usage()})
 
-    def _pieces(self, i: int, output: RequestOutput) -> list[pieces.Piece]:
-        choice, window = output.outputs[0], self.heard.cuts[i]
+    async def _timed(self) -> list[pieces.Piece]:
+        """Pieces of all windows, in order. What a window stops before is heard again, as a window of its own."""
+        found: list[list[pieces.Piece]] = [[] for _ in self.heard.cuts]
+        todo, job = list(enumerate(self.heard.cuts)), self.job
+        for _ in range(ROUNDS):
+            outputs = await self.serving.run(job)
+            for (i, window), output in zip(todo, outputs, strict=True):
+                found[i] += self._pieces(window, output)
+            rests = ((i, self._rest(window, o)) for (i, window), o in zip(todo, outputs, strict=True))
+            todo = [(i, rest) for i, rest in rests if rest is not None]
+            if not todo:
+                break
+            mels = await asyncio.to_thread(self.ear.mels, self.heard.sound, [w for _, w in todo])
+            prompt = self.job.prompts[0]["prompt_token_ids"]
+            job = msgspec.structs.replace(self.job, prompts=[_prompt(prompt, mel) for mel in mels])
+        return [piece for window in found for piece in window]
+
+    def _rest(self, window: Window, output: RequestOutput) -> Window | None:
+        """What of a window is to be heard again: all after the last time, where that stands twice. So the model was trained to
+        say that a piece begins there which it does not hear to its end."""
+        ids, times = [t for t in output.outputs[0].token_ids if t != self.ear.tokens.end], self.ear.tokens.times
+        if len(ids) < 3 or min(ids[-2:]) < times:
+            return None
+        begin = window.begin + round((ids[-1] - times) * STEP * RATE)
+        return Window(begin, window.end) if window.begin < begin < window.end - LEAST * RATE else None
+
+    def _pieces(self, window: Window, output: RequestOutput) -> list[pieces.Piece]:
+        choice = output.outputs[0]
         ids = [t for t in choice.token_ids if t != self.ear.tokens.end]
-        known = [
-            position[t].logprob for t, position in zip(choice.token_ids, choice.logprobs or (), strict=False) if t in position
-        ]
+        known = [p[t].logprob for t, p in zip(choice.token_ids, choice.logprobs or (), strict=False) if t in p]
         mean = sum(known) / len(known) if known else 0.0
         length = (window.end - window.begin) / RATE
         return list(pieces.cut(ids, self.ear.tokens, self.ear.tokenizer, window.begin / RATE, length, mean))
