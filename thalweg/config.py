@@ -307,6 +307,19 @@ class PoolingConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Do sequences share cached prefixes?"""
 
 
+class SoundConfig(msgspec.Struct, kw_only=True, frozen=True):
+    """What a model that hears takes with every prompt: the log-mel spectrum of a sound of one length."""
+
+    bins: int
+    frames: int
+    suppress: tuple[int, ...] = ()
+    """Tokens that are never drawn."""
+    begin_suppress: tuple[int, ...] = ()
+    """Tokens that are not drawn first."""
+    multilingual: bool = True
+    """Does it know languages other than English, and translate?"""
+
+
 class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     path: str
     architecture: str
@@ -323,6 +336,8 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
     hf_overrides: dict[str, Any] = {}
     pooling: PoolingConfig | None = None
     """None: it generates tokens."""
+    sound: SoundConfig | None = None
+    """None: it does not hear."""
 
     @property
     def max_model_len(self) -> int:
@@ -331,10 +346,10 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """What may be asked of it: generate, or embed, classify and score. A model that gives vectors scores pairs by their
-        angle, one with a single class as it was trained to."""
+        """What may be asked of it: generate, transcription, or embed, classify and score. A model that gives vectors
+        scores pairs by their angle, one with a single class as it was trained to."""
         if self.pooling is None:
-            return ("generate",)
+            return ("generate",) if self.sound is None else ("transcription",)
         if self.pooling.task == "classify":
             return ("classify", "score") if self.pooling.size == 1 else ("classify",)
         return ("embed", "score")

@@ -30,6 +30,13 @@ class Feature:
     builder will find in `TokenSampling.extra`, or raises ValueError in words."""
 
 
+def _times(value: Any) -> tuple[int, ...]:
+    """[the first token that is a time, the token that ends a transcript, steps that the first time may be after the first]."""
+    if not isinstance(value, list | tuple) or len(value) != 3 or not all(type(n) is int and 0 <= n < 2**31 for n in value):
+        raise ValueError("must be three whole numbers: the first time, the end, and the latest first time")
+    return tuple(value)
+
+
 _HAL = "thalweg.hal.parts"
 _CONTROL = "thalweg.engine.control.parts"
 _MODELS = "thalweg.models.logits"
@@ -39,12 +46,15 @@ FEATURES = (
     Feature(f"{_HAL}.bad_words:BadWords", f"{_CONTROL}.bad_words:BadWordsBuilder", f"{_MODELS}.bad_words:BadWordsChange"),
     Feature(f"{_HAL}.bias:Bias", f"{_CONTROL}.bias:BiasBuilder", f"{_MODELS}.bias:BiasChange"),
     Feature(f"{_HAL}.mask:Mask", f"{_CONTROL}.mask:MaskBuilder", f"{_MODELS}.mask:MaskChange"),
+    Feature(f"{_HAL}.timestamps:Timestamps", f"{_CONTROL}.timestamps:TimestampsBuilder",
+            f"{_MODELS}.timestamps:TimestampsChange", {"timestamps": _times}),
     Feature(f"{_HAL}.scores:Scores", f"{_CONTROL}.scores:ScoresBuilder"),
     Feature(f"{_HAL}.overlays:Overlays", f"{_CONTROL}.overlays:OverlaysBuilder"),
     Feature(f"{_HAL}.spans:Spans", f"{_CONTROL}.spans:SpansBuilder"),
     Feature(f"{_HAL}.axes:Axes", f"{_CONTROL}.axes:AxesBuilder"),
+    Feature(f"{_HAL}.sounds:Sounds", f"{_CONTROL}.sounds:SoundsBuilder"),
     Feature(f"{_HAL}.drafts:Drafts", f"{_CONTROL}.drafts:DraftsBuilder"),
-)
+)  # fmt: skip
 """Those of this repository."""
 
 _OUTSIDE = OpenList("thalweg.features", {})

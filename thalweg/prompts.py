@@ -8,6 +8,8 @@ from typing import Any, TypedDict
 class _Common(TypedDict, total=False):
     cache_salt: str
     """Prompts share cached prefixes only with those of the same salt."""
+    multi_modal_data: dict[str, Any]
+    """Of a model that hears: {"audio": samples at 16,000 a second, or (samples, rate)}."""
 
 
 class _Text(TypedDict):

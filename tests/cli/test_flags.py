@@ -376,6 +376,8 @@ VARIABLES = [
     ("HTTP_TIMEOUT_KEEP_ALIVE", "7", envs.keep_alive_seconds, 7, 5),
     ("LOGGING_LEVEL", "debug", envs.log_level, "DEBUG", "INFO"),
     ("LOG_STATS_INTERVAL", "3", envs.log_stats_seconds, 3, 10),
+    ("MAX_AUDIO_CLIP_FILESIZE_MB", "3.5", envs.audio_file_megabytes, 3.5, 25),
+    ("MAX_AUDIO_DECODE_DURATION_S", "90", envs.audio_seconds, 90, 600),
     ("TORCH_PROFILER_DIR", "/p", lambda: (engine().profiler_config or {}).get("torch_profiler_dir"), "/p", None),
     ("SERVER_DEV_MODE", "1", lambda: server().server_dev_mode, True, False),
 ]

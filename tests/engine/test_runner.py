@@ -17,6 +17,7 @@ from thalweg.hal.parts.history import History
 from thalweg.hal.parts.mask import Mask
 from thalweg.hal.parts.penalties import Penalties
 from thalweg.hal.parts.scores import Scores
+from thalweg.hal.parts.timestamps import Timestamps
 from thalweg.hal.platform import Limits
 from thalweg.hal.step import Features, SamplingArrays, StepBatch, StepShape
 
@@ -130,7 +131,7 @@ def test_every_kind_of_step_is_rehearsed_in_scratch_and_padded_as_in_traffic() -
         assert len(batch.metadata) == 1
         assert batch.features.parts == batch.infer_features().parts
     kinds = {kind for _, _, b in machine.ran for kind, _ in b.features.parts}
-    assert kinds == {BadWords, Bias, History, Mask, Penalties, Scores}
+    assert kinds == {BadWords, Bias, History, Mask, Penalties, Scores, Timestamps}
 
 
 def test_limits_that_hold_little_are_kept_to() -> None:

@@ -20,6 +20,10 @@ _GPT = {
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
     "n_positions": "max_position_embeddings",
 }  # fmt: skip
+_WHISPER = {
+    "d_model": "hidden_size", "decoder_attention_heads": "num_attention_heads", "decoder_layers": "num_hidden_layers",
+    "max_target_positions": "max_position_embeddings",
+}  # fmt: skip
 NAMES: Mapping[str, Mapping[str, str]] = {
     "distilbert": {
         "dim": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
@@ -33,6 +37,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "max_trained_positions": "max_position_embeddings", **_GPT, "n_inner": "intermediate_size",
         "layer_norm_epsilon": "layer_norm_eps",
     },
+    "whisper": _WHISPER,
 }  # fmt: skip
 """By model_type: names that mean what others call so. Of several for one thing the first counts."""
 _ENDLESS = {"num_attention_heads": 1, "max_position_embeddings": 32_768}

@@ -62,5 +62,5 @@ def _layers(group: dict[str, Any]) -> str:
 
 
 def _group(group: dict[str, Any]) -> str:
-    size = f"{group['blocks']} blocks of {gib(group['bytes_per_block'])}, one for every {group['block_tokens']} tokens"
-    return f"{_layers(group)}: {size}"
+    each = f"one for every {group['block_tokens']} tokens" if group["block_tokens"] else "one for every sequence"
+    return f"{_layers(group)}: {group['blocks']} blocks of {gib(group['bytes_per_block'])}, {each}"

@@ -79,6 +79,8 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """None: a token's position is that in its sequence."""
     spans: tuple[tuple[int, int], ...] = ()
     """Tokens [first, end) of the prompt that see each other, those behind too: each is computed in one step."""
+    sound: np.ndarray | None = None  # f32[bins, frames]
+    """What the sequence is about, as the model's encoder takes it."""
     extra: dict[str, Any] = {}
     """SamplingParams.extra_args as the features they belong to checked them (`thalweg.features`): plain values."""
 

@@ -37,12 +37,12 @@ class KVSpec:
 
     The block table of a group of kind "state" has two columns. The first is the block with the state before a step's
     first token (where `context` is 0: zeros, whatever the block holds). The second is the block that the state after
-    its last token is written to."""
+    its last token is written to. That of kind "cross" has one, the block with a sequence's whole source."""
 
     kind: KVKind
     block_tokens: int
     """Tokens of a block. Kind "state": a block holds a sequence's whole state, and the prefix cache keeps states at
-    multiples of this many tokens."""
+    multiples of this many tokens. Kind "cross": means nothing, as blocks hold no tokens."""
     bytes_per_block: int
     """Bytes of all layers of the group together."""
     layers: tuple[int, ...]
@@ -85,6 +85,31 @@ class StateSpec:
     parts: tuple[KVLayout, ...]
     kind: ClassVar[KVKind] = "state"
     window: ClassVar[int] = 0
+
+    @property
+    def bytes_per_block(self) -> int:
+        return sum(p.bytes_per_block for p in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class CrossSpec:
+    """What a layer of cross attention keeps of a sequence, on one rank: keys and values of all that an encoder gave of its
+    source. They are written by the first step of a sequence's stay, and read by every step. Ops read and write them. Its
+    group is of kind "cross": one block a sequence, and a table of one column."""
+
+    heads: int
+    head_dim: int
+    sources: int
+    """Vectors of a source, always as many."""
+    dtype: str
+    kind: ClassVar[KVKind] = "cross"
+    window: ClassVar[int] = 0
+
+    @property
+    def parts(self) -> tuple[KVLayout, KVLayout]:
+        """Of keys, and of values."""
+        shape = (self.heads, self.sources, self.head_dim)
+        return state_part("cross-key", shape, self.dtype), state_part("cross-value", shape, self.dtype)
 
     @property
     def bytes_per_block(self) -> int:

@@ -19,6 +19,8 @@ TWINS = {
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "THALWEG_HTTP_TIMEOUT_KEEP_ALIVE",
     "VLLM_LOGGING_LEVEL": "THALWEG_LOGGING_LEVEL",
     "VLLM_LOG_STATS_INTERVAL": "THALWEG_LOG_STATS_INTERVAL",
+    "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB": "THALWEG_MAX_AUDIO_CLIP_FILESIZE_MB",
+    "VLLM_MAX_AUDIO_DECODE_DURATION_S": "THALWEG_MAX_AUDIO_DECODE_DURATION_S",
     "VLLM_SERVER_DEV_MODE": "THALWEG_SERVER_DEV_MODE",
     "VLLM_TORCH_PROFILER_DIR": "THALWEG_TORCH_PROFILER_DIR",
 }
@@ -114,6 +116,16 @@ def log_stats_seconds() -> float:
     return _number("THALWEG_LOG_STATS_INTERVAL", 10, 0.1)
 
 
+def audio_file_megabytes() -> float:
+    """THALWEG_MAX_AUDIO_CLIP_FILESIZE_MB: size of the largest sound that a request may send. Default 25."""
+    return _number("THALWEG_MAX_AUDIO_CLIP_FILESIZE_MB", 25, 0.001, 200)
+
+
+def audio_seconds() -> float:
+    """THALWEG_MAX_AUDIO_DECODE_DURATION_S: seconds of the longest sound that a request may send. Default 600."""
+    return _number("THALWEG_MAX_AUDIO_DECODE_DURATION_S", 600, 0.1, 3600)
+
+
 def otlp_protocol() -> str:
     """OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, or OTEL_EXPORTER_OTLP_PROTOCOL: how traces are sent. Default grpc."""
     for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
@@ -169,7 +181,7 @@ def _get(name: str) -> tuple[str, str]:
     return name, ""
 
 
-def _number(ours: str, default: float, least: float) -> float:
+def _number(ours: str, default: float, least: float, most: float = 1e9) -> float:
     name, text = _get(ours)
     if not text:
         return default
@@ -177,6 +189,6 @@ def _number(ours: str, default: float, least: float) -> float:
         value = float(text)
     except ValueError:
         raise ConfigError(f"{name}: {text!r} is not a number") from None
-    if not least <= value < 1e9:
-        raise ConfigError(f"{name}: {text} must be between {least:g} and 1e9")
+    if not least <= value < most:
+        raise ConfigError(f"{name}: {text} must be between {least:g} and {most:g}")
     return value

@@ -17,6 +17,7 @@ from thalweg.hal.attention import AttentionBackend, AttnSpec
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.parts.axes import Axes
 from thalweg.hal.parts.overlays import Overlays
+from thalweg.hal.parts.sounds import Sounds
 from thalweg.hal.step import Array, StepBatch, StepShape
 from thalweg.models import sizes, spec
 from thalweg.models.context import Context
@@ -27,6 +28,7 @@ from thalweg.models.heads.pooling import Pooler
 from thalweg.models.layers.altup import AltUp, Laurel, Streams
 from thalweg.models.layers.attention import Attention
 from thalweg.models.layers.beside import MLPBesideExperts
+from thalweg.models.layers.cross import CrossAttention
 from thalweg.models.layers.delta import GatedDeltaNet
 from thalweg.models.layers.embedding import Added, Embedding, LMHead
 from thalweg.models.layers.latent import LatentAttention
@@ -38,6 +40,7 @@ from thalweg.models.layers.norm import BoundNorm, bound
 from thalweg.models.layers.perlayer import Ended, LayerInputs
 from thalweg.models.layers.rotary import cos_sin_table
 from thalweg.models.layers.short_conv import ShortConv
+from thalweg.models.layers.sound import SoundEncoder
 from thalweg.models.layers.sparse import SparseGatedMLP
 from thalweg.models.layers.ungated import UngatedMLP
 from thalweg.models.layers.xielu import XieluMLP
@@ -46,6 +49,7 @@ from thalweg.models.weights import ParamSpec, Weight
 
 MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.Attention: Attention,
+    spec.CrossAttention: CrossAttention,
     spec.DeltaNet: GatedDeltaNet,
     spec.LatentAttention: LatentAttention,
     spec.Mamba: Mamba,
@@ -214,6 +218,7 @@ class Decoder:
             self.specs["axes"] = {i: _axes_spec(rope) for i, rope in enumerate(ropes)}
         if self._learned:
             self.specs["learned"] = {i: each.specs for i, each in enumerate(self._learned)}
+        self._sound = None if s.sound is None else SoundEncoder(ctx, s.sound, weights["sound"], Block)
         for key, part in self._ends():
             if part is not None:
                 self.specs[key] = part.specs
@@ -231,7 +236,7 @@ class Decoder:
     @property
     def looks_ahead(self) -> bool:
         """Can its images see themselves whole, where the model means them to?"""
-        return all(b.mixer.spec.spans for layer, b in zip(self.spec.layers, self.blocks, strict=True) if _spans(layer))
+        return all(b.mixers[0].spec.spans for layer, b in zip(self.spec.layers, self.blocks, strict=True) if _spans(layer))
 
     def rename(self, name: str) -> str | None:
         """A checkpoint's tensor name as the layers know it; None for tensors that hold nothing of their own."""
@@ -241,6 +246,9 @@ class Decoder:
         """The hidden states [T, hidden] after the final norm, and the new caches, one per mixer. Token ids are known:
         batch.tokens holds no ON_DEVICE. Where the model tells types of tokens apart, one of type n is its id + n * vocab."""
         x, flow = self.begun(params, batch, kv, params.get("rope", {}))
+        sounds = batch.get(Sounds)
+        if sounds is not None and self._sound is not None:
+            flow.sources = self._sound(params["sound"], sounds.mel)
         residual, laid = None, flow.laid
         for i, block in enumerate(self.blocks):
             x, residual = block(params["layers"][i], x, residual, flow)
@@ -314,6 +322,7 @@ class Decoder:
         yield "classes", self._classes
         yield "dense", self._dense
         yield "vision", self.vision
+        yield "sound", self._sound
 
     @property
     def pools(self) -> bool:

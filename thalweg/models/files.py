@@ -46,6 +46,10 @@ class Files:
             out = torch.empty(spec.shape(self._size), dtype=FLOATS[spec.dtype])
         at = 0
         for source in spec.sources:
+            if source.absent:
+                rows = divided(source.shape, spec.shard, self._size)[0]
+                out[at : at + rows], at = 0, at + rows
+                continue
             values = self._values(spec, source, rank)
             _copy(out[at : at + len(values)], values, FLOATS[self._dtype(source)])
             at += len(values)
@@ -175,6 +179,8 @@ class Files:
         """Tensor's name -> (shapes it may have, may it be absent, dtypes it may have)."""
         for _, spec in walk(model.specs):
             for s in spec.sources:
+                if s.absent:
+                    continue
                 coded = self._coded(s) if spec.format == DENSE else None
                 if coded is not None:
                     yield from self._wanted_parts(coded)

@@ -155,6 +155,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "StableLmForCausalLM": f"{_FAMILIES}.stablelm:stablelm",
     "Starcoder2ForCausalLM": f"{_FAMILIES}.starcoder2:starcoder2",
     "VaultGemmaForCausalLM": f"{_FAMILIES}.gemma:vault_gemma",
+    "WhisperForConditionalGeneration": f"{_FAMILIES}.whisper:whisper",
     "XLMRobertaForSequenceClassification": f"{_FAMILIES}.roberta:roberta_classifier",
     "XLMRobertaModel": f"{_FAMILIES}.roberta:roberta",
     "XverseForCausalLM": f"{_FAMILIES}.llama:llama",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from thalweg.hal.attention import AttnSpec
-from thalweg.hal.kv import BYTES, KVSpec, StateSpec, kept_bytes
+from thalweg.hal.kv import BYTES, CrossSpec, KVSpec, StateSpec, kept_bytes
 from thalweg.hal.platform import StepSizes
 from thalweg.hal.weights import DENSE
-from thalweg.models.spec import Beside, Mixer, ModelSpec, MoE
+from thalweg.models.spec import Beside, CrossAttention, Mixer, ModelSpec, MoE
 from thalweg.models.weights import HEADS, Weight, divided, products, walk
 from thalweg.quantization.format import Scheme
 from thalweg.quantization.online import CHUNK, DENSE_FORMATS
@@ -81,8 +82,8 @@ def loading_bytes(spec: ModelSpec, dtype: str, ranks: int = 1, use: Scheme = DEN
     return most + TEMPORARIES * chunk * BYTES["float32"]
 
 
-Kept = AttnSpec | StateSpec
-"""What a mixer keeps of a sequence: keys and values by token, or a state."""
+Kept = AttnSpec | StateSpec | CrossSpec
+"""What a mixer keeps of a sequence: keys and values by token, a state, or keys and values of its source."""
 
 
 def owners(spec: ModelSpec) -> tuple[int, ...]:
@@ -125,7 +126,7 @@ def kv_groups(
 
 
 def _block_bytes(s: Kept, block_tokens: int) -> int:
-    return s.bytes_per_block if isinstance(s, StateSpec) else block_tokens * token_bytes(s)
+    return block_tokens * token_bytes(s) if isinstance(s, AttnSpec) else s.bytes_per_block
 
 
 def stand_in_group(spec: ModelSpec, block_tokens: int) -> KVSpec:
@@ -150,13 +151,23 @@ def step_sizes(
     wide = spec.hidden * (spec.streams.count if spec.streams else 1)
     inputs = spec.inputs.size if spec.inputs else 0
     row = spec.vocab if spec.pooling is None else spec.hidden  # the widest that the tail makes
-    heads, kv_heads, head_dim = max((mixer.widths for _, mixer in spec.mixers), key=lambda w: (w[0] + 2 * w[1]) * w[2])
+    layers = [*spec.layers, *(spec.sound.layers if spec.sound else ())]
+    heads, kv_heads, head_dim = max(
+        (mixer.widths for each in layers for mixer in each.mixers), key=lambda w: (w[0] + 2 * w[1]) * w[2]
+    )
     return StepSizes(
-        tokens=tokens, seqs=seqs, max_len=max_len, hidden=wide,
-        inner=max((each.ffn.width for each in spec.layers if each.ffn), default=0) // ranks + inputs, heads=heads // ranks,
+        tokens=max(tokens, spec.sound.frames if spec.sound else 0), seqs=seqs, max_len=max_len, hidden=wide,
+        inner=max((each.ffn.width for each in layers if each.ffn), default=0) // ranks + inputs, heads=heads // ranks,
         kv_heads=kv_heads // ranks, head_dim=head_dim, vocab=row, dtype_bytes=BYTES[dtype],
         batch_invariant=batch_invariant,
     )  # fmt: skip
+
+
+def _heard(spec: ModelSpec, keys: tuple[Any, ...]) -> bool:
+    """Is this weight read only by the step that hears a sound?"""
+    if keys[0] != "layers":
+        return bool(keys[0] == "sound")
+    return isinstance(spec.layers[keys[1]].mixer, CrossAttention) and keys[2:4] in (("mixer", "k"), ("mixer", "v"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +190,7 @@ def step_work(
     read = products = 0
     rows = requests * new
     for keys, w in walk(spec.weights()):
-        if w.role == "embedding" or keys[0] == "vision":
+        if w.role == "embedding" or keys[0] == "vision" or _heard(spec, keys):
             continue
         size, count = held_bytes(w, dtype, use), values(w)
         computed = requests if w.role in HEADS else rows
@@ -199,6 +210,10 @@ def step_work(
         if isinstance(s, StateSpec):
             attended += 6 * rows * prod(s.parts[-1].shape)
             read += 2 * requests * s.bytes_per_block
+            continue
+        if isinstance(s, CrossSpec):
+            attended += 4 * s.heads * s.head_dim * rows * s.sources
+            read += requests * s.bytes_per_block
             continue
         most = s.window or context + new
         seen = min(new, 2 * most) if s.kind == "encoder" else min(context + (new + 1) / 2, most)

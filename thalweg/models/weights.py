@@ -71,6 +71,8 @@ class Source:
     """Of the stored tensor; 0 = just those that are meant. More where a checkpoint keeps several matrices in one."""
     within: View | None = None
     """Where to find it in checkpoints that have no tensor of this name."""
+    absent: bool = False
+    """No checkpoint has it: zeros."""
 
     @property
     def stored(self) -> tuple[int, ...]:

@@ -64,6 +64,8 @@ class BeamMethods:
 
     def _search(self, prompt: Any, params: BeamSearchParams) -> _Search:
         one = SamplingParams(max_tokens=1, logprobs=2 * params.beam_width, temperature=params.temperature, detokenize=False)
+        if self.llm_engine.config.model.sound is not None:
+            raise RequestError("model: it hears, and beams of what it says are not in this version; use generate()", "model")
         checked = self.llm_engine.prepare(str(next(self._ids)), prompt, one)
         if isinstance(prompt, dict) and "prompt_embeds" in prompt:
             raise RequestError("prompt_embeds: beams are continued by token ids; send text or ids", "prompt_embeds")

@@ -65,6 +65,8 @@ class Described:
     """What the model must be able to do (`ModelConfig.tasks`); "": nothing."""
     said: str = ""
     """The method, where it is another."""
+    form: Any = None
+    """Model of the fields of a body that is a form with a file, or "module:class"."""
 
     @property
     def method(self) -> str:
@@ -84,10 +86,14 @@ class Described:
         if forms:
             form = forms[0] if len(forms) == 1 else {"anyOf": forms}
             said["requestBody"] = {"required": True, "content": {"application/json": {"schema": form}}}
+        if self.form:
+            file = {"type": "object", "required": ["file"], "properties": {"file": {"type": "string", "format": "binary"}}}
+            parts = {"schema": {"allOf": [_schema(self.form, definitions), file]}}
+            said["requestBody"] = {"required": True, "content": {"multipart/form-data": parts}}
         said["responses"] = {"200": {"description": "The answer", "content": {k: _answer(k) for k in self.kinds}}}
         refused = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
         for status, words in REFUSALS.items():
-            if forms or status in (401, 404, 500, 503):
+            if forms or self.form or status in (401, 404, 500, 503):
                 said["responses"][str(status)] = {"description": words, "content": refused}
         return said
 

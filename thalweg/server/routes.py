@@ -20,6 +20,8 @@ ROOM = "thalweg.server."
 JSON = ("application/json",)
 STREAMED = (*JSON, EVENTS)
 """Content types of what can be streamed."""
+TRANSCRIBED = (*STREAMED, "text/plain")
+AUDIO_FORM = "audio.protocol:AudioRequest"
 MESSAGES_ERRORS = "anthropic.errors:refused"
 COHERE_ERRORS = "cohere.errors:refused"
 RESPONSES_ERRORS = "responses.errors:refused"
@@ -49,7 +51,8 @@ class Row:
     """"module:function" that makes an answer of an error. "": OpenAI's form."""
     given: str = ""
     """What must be true for the server to have the route: a field of ServerSettings, or of the engine. "": nothing."""
-    """What the server must have been told (a field of ServerSettings that is true) to have the route. "": nothing."""
+    form: str = ""
+    """Pydantic model of the fields of a form with a file, as "module:class"."""
 
 
 ROUTES = (
@@ -88,6 +91,10 @@ ROUTES = (
         ("/cohere/v2/chat",), errors=COHERE_ERRORS),
     Row("/v2/embed", "cohere.embed:embed", "A vector per text", ("cohere.protocol:EmbedRequest",), needs="embed",
         also=("/cohere/v2/embed",), errors=COHERE_ERRORS),
+    Row("/v1/audio/transcriptions", "audio.transcriptions:transcriptions", "Write down what is said", (), TRANSCRIBED,
+        "transcription", method="POST", form=AUDIO_FORM),
+    Row("/v1/audio/translations", "audio.transcriptions:translations", "Write down in English what is said", (), TRANSCRIBED,
+        "transcription", method="POST", form=AUDIO_FORM),
     Row("/v1/chat/completions/batch", "openai.chat_batch:chat_batch", "Answer several conversations",
         ("openai.chat_batch:BatchChatRequest",), needs="generate"),
     Row("/v1/chat/completions/render", "inference.render:chat", "A conversation as token ids and parameters",
@@ -146,7 +153,14 @@ def described(serving: Serving) -> list[Described]:
     rows = [replace(row, path=path) for row in given for path in (row.path, *row.also)]
     return [
         Described(
-            row.path, _endpoint(serving, row), tuple(ROOM + b for b in row.bodies), row.says, row.kinds, row.needs, row.method
+            row.path,
+            _endpoint(serving, row),
+            tuple(ROOM + b for b in row.bodies),
+            row.says,
+            row.kinds,
+            row.needs,
+            row.method,
+            ROOM + row.form if row.form else "",
         )
         for row in rows
     ]

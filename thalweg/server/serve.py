@@ -267,6 +267,8 @@ def _config(app: Any, s: ServerSettings) -> uvicorn.Config:
         s.header_timeout, s.body_timeout, s.slow_client_timeout, connection_limit(),
         s.h11_max_incomplete_event_size, s.h11_max_header_count,
     )  # fmt: skip
+    for read in (envs.audio_file_megabytes, envs.audio_seconds):  # a wrong value is told now, and not to who sends a sound
+        read()
     logged = uvicorn.config.LOGGING_CONFIG if s.log_config_file is None else None  # that file is in force already
     return uvicorn.Config(
         app,

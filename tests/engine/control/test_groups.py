@@ -11,6 +11,7 @@ from thalweg.engine.control.cache.groups import POLICIES, policy
 from thalweg.engine.control.cache.groups.base import Surroundings
 from thalweg.engine.control.cache.groups.chunked import Chunked
 from thalweg.engine.control.cache.prefix import PrefixCache
+from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.engine.planning import resolve
 from thalweg.errors import ConfigError
@@ -183,6 +184,27 @@ def test_a_chunk_that_is_begun_needs_nothing_of_the_one_before():
 
 
 def test_a_kind_without_a_policy_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"'cross'.*full, latent, encoder, window, chunked, state"):
-        policy(KVSpec("cross", 16, 1, (0,)))
-    assert set(POLICIES) == {"full", "latent", "encoder", "window", "chunked", "state"}
+    with pytest.raises(ConfigError, match=r"'other'.*full, latent, encoder, window, chunked, state, cross"):
+        policy(KVSpec("other", 16, 1, (0,)))  # type: ignore[arg-type]
+    assert set(POLICIES) == {"full", "latent", "encoder", "window", "chunked", "state", "cross"}
+
+
+def test_a_source_is_one_block_that_nobody_else_finds():
+    spec = KVSpec("cross", 16, 1000, (1,))
+    kind = policy(spec)
+    assert (kind.holds(spec, 4000, 100), kind.sized(spec, 4000, 5), kind.columns) == (1, 6, 1)
+    w = World(make_config(max_len=64, blocks=40, max_seqs=3))
+    kv = KVCache((w.config.cache.groups[0], spec), (40, 4), w.core.slots, 64, True)
+    group = kv.groups[1]
+    assert kv.demand((), 50, 8)[1] == 1
+    assert group.find((), 3) == 3
+    assert [group.lacks(1, n) for n in (1, 64)] == [1, 1]
+    for slot in (1, 2, 3):
+        assert group.room(slot) == 64
+        assert group.grow(slot, 0, 10, True) == 64
+    assert (group.lacks(1, 64), group.room(1), group.first_chunk((), 5)) == (0, 64, 0)
+    assert sorted(group.rows(np.array([1, 2, 3], np.int32), np.zeros(3, np.int32), 9)[:, 0].tolist()) == [1, 2, 3]
+    for slot in (1, 2, 3):
+        group.check(slot)
+        group.release(slot)
+    assert (group.pool.available, group.pool.held, group.held(1)) == (3, 0, [])

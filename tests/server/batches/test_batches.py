@@ -17,8 +17,8 @@ from openai.types import Batch, FileObject
 from test_serve_process import Process
 
 from thalweg.server.batches import batch as batches_module
-from thalweg.server.batches.multipart import boundary_of, parts_of
 from thalweg.server.errors import ApiError
+from thalweg.server.http.multipart import boundary_of, parts_of
 
 CHAT = "/v1/chat/completions"
 PART = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\nx\r\n'

@@ -7,6 +7,7 @@ They run eagerly, so they may write in place and look at values. They compute wh
 from __future__ import annotations
 
 from thalweg.backends.torch_native.attention import PagedAttention
+from thalweg.backends.torch_native.cross import CROSS
 from thalweg.backends.torch_native.elementwise import ELEMENTWISE
 from thalweg.backends.torch_native.encoder import EncoderAttention
 from thalweg.backends.torch_native.linear import LINEAR
@@ -16,7 +17,7 @@ from thalweg.backends.torch_native.sampling import SAMPLING
 from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.op import Kernel
 
-KERNELS: tuple[Kernel, ...] = (*LINEAR, *ELEMENTWISE, *RECURRENCE, *LOGITS, *SAMPLING)
+KERNELS: tuple[Kernel, ...] = (*LINEAR, *ELEMENTWISE, *RECURRENCE, *CROSS, *LOGITS, *SAMPLING)
 ATTENTION: tuple[AttentionBackend, ...] = (PagedAttention(batch_invariant=False), PagedAttention(), EncoderAttention())
 
 __all__ = ["ATTENTION", "KERNELS"]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from thalweg.config import EngineConfig, PoolingConfig
-from thalweg.engine.client import embeds
+from thalweg.engine.client import embeds, hearing
 from thalweg.engine.client.grammars import StructuredOutputs
 from thalweg.engine.client.media import MEDIA, NAME, Media
 from thalweg.engine.messages import EngineRequest, MediaItem, Overlay, TokenSampling
@@ -96,6 +96,7 @@ class InputProcessor:
         self._eos_ids = eos_ids
         self._seeds = seed_source or random.Random(config.model.seed)
         self._max_len = config.model.max_len
+        self._sound = config.model.sound
         self._pooling, self._tasks = config.model.pooling, config.model.tasks
         self._vocab, self._hidden = config.model.vocab, config.model.hidden
         self._bad_words = lru_cache(KEPT_WORDS)(self._read_bad_words)
@@ -121,6 +122,7 @@ class InputProcessor:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling_params must be a SamplingParams, not {type(params).__name__}", "sampling_params")
         _check_priority(priority)
+        prompt, mel = hearing.read(prompt, self._sound)
         prompt, images = _with_images(prompt)
         text, ids, salt, overlay = self._laid(prompt, params)
         items = self._items(ids, images, params.n)
@@ -131,6 +133,9 @@ class InputProcessor:
             "media": items,
             **self._seen(ids, items),
         }
+        hearing.check(params, mel)
+        if mel is not None and self._sound is not None:
+            salt, shared = hearing.salted(salt, mel), hearing.sampling(self._sound, mel, ids, shared)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         scores = -1 if params.prompt_logprobs is None else self._logprobs("prompt_logprobs", params.prompt_logprobs)
         requests = []
@@ -264,7 +269,7 @@ class InputProcessor:
             raise RequestError(
                 f"prompt: {len(text)} characters cannot fit the context of {self._max_len} tokens; shorten the prompt", "prompt"
             )
-        ids = self._encode("prompt", text, True)
+        ids = self._encode("prompt", text, self._sound is None)  # what hears has prompts of special tokens, all of them said
         self._check_ids("prompt", ids)
         return ids
 

@@ -38,6 +38,9 @@ SHARE_FROM = 64
 PASS_AT_MOST = 64
 """Waiting requests that others may overtake in one step: bounds the search."""
 
+MOST_SOUNDS = 4
+"""Sounds that a step may hear: each costs what a long prompt costs."""
+
 _rank = attrgetter("rank")
 
 
@@ -349,10 +352,14 @@ class Scheduler:
         s, config = self._slots, self._config
         threshold = config.long_prefill_threshold
         partial, long_partial = self._in_progress(chunks)
+        sounds = 0
         for request in self.waiting[: s.available + PASS_AT_MOST]:
             running = len(self.running)
             if not budget or not s.available or self._kv.crowded(running):
                 request.held = "tokens" if not budget else "slots" if not s.available else "cache"
+                return given - budget
+            if request.sampling.sound is not None and sounds == MOST_SOUNDS:
+                request.held = "tokens"
                 return given - budget
             if request.waits_for in self._computing:
                 request.held = "prefix"
@@ -390,6 +397,7 @@ class Scheduler:
             if take < rest:
                 partial, long_partial = partial + 1, long_partial + long
             self._admit(request, nodes, take)
+            sounds += request.sampling.sound is not None
             chunks.append(Chunk(request.slot, take, cached))
             entered.append(request)
             budget -= take

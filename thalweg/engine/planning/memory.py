@@ -161,7 +161,7 @@ def _plan(k: _Known) -> Plan:
         device_bytes=k.info.memory_bytes, devices=k.ranks, dtype=dtype,
         implementation="transformers" if isinstance(k.spec, ForeignSpec) else "thalweg",
         stored_bytes=k.facts.weight_bytes, weights=weights, loading=weights + beside,
-        kv_per_token=sum(-(-g.bytes_per_block // g.block_tokens) for g in groups), kv_cache=kv_cache,
+        kv_per_token=sum(map(_per_token, groups)), kv_cache=kv_cache,
         blocks=size.blocks[least], block_tokens=groups[least].block_tokens,
         groups=[_shown(g, n) for g, n in zip(groups, size.blocks, strict=True)],
         tokens=size.tokens, sequences=_sequences(groups, size, schedule), history=history(schedule, size.max_len, k.spec),
@@ -199,10 +199,21 @@ def step_sizes(
     )  # fmt: skip
 
 
+def _grown(g: KVSpec) -> int:
+    """Blocks by which a cache grows with 1024 blocks of tokens: none where a sequence has one, however long it is."""
+    kind = policy(g)
+    return kind.sized(g, 1024 * g.block_tokens, 1) - kind.sized(g, 0, 1)
+
+
+def _per_token(g: KVSpec) -> int:
+    """Bytes by which a cache grows for each token more, in the long run."""
+    return -(-_grown(g) * g.bytes_per_block // (1024 * g.block_tokens))
+
+
 def _shown(g: KVSpec, blocks: int) -> dict[str, Any]:
     return {
         "kind": g.kind, "window": g.window, "layers": len(g.layers), "bytes_per_block": g.bytes_per_block,
-        "block_tokens": g.block_tokens, "blocks": blocks,
+        "block_tokens": g.block_tokens if _grown(g) else 0, "blocks": blocks,
     }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from thalweg.checkpoint import ahead
 from thalweg.checkpoint.config import facts as read_facts
+from thalweg.checkpoint.config import generation_defaults
 from thalweg.config import (
     FASTER_READERS,
     SPELLINGS,
@@ -25,6 +26,7 @@ from thalweg.config import (
     ModelConfig,
     PoolingConfig,
     SchedulerConfig,
+    SoundConfig,
     check_args,
 )
 from thalweg.engine.messages import MediaItem
@@ -33,7 +35,7 @@ from thalweg.engine.planning.memory import ENCODED, encoded, gib, history, plan,
 from thalweg.engine.worker import rehearsal
 from thalweg.engine.worker.rehearsal import decodes, prompts
 from thalweg.engine.worker.runner import Runner
-from thalweg.errors import ConfigError, ThalwegError
+from thalweg.errors import CheckpointError, ConfigError, ThalwegError
 from thalweg.hal import discovery
 from thalweg.hal.device import Device, Pending
 from thalweg.hal.kv import KVLayout, KVSpec
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
     from thalweg.models.build import Model
 
 logger = logging.getLogger(__name__)
+ENGLISH_VOCAB = 51_864
+"""Tokens of Whisper's models for English alone, which are one fewer than the others'."""
 
 
 @dataclass(slots=True)
@@ -331,6 +335,26 @@ def _pooling(spec: ModelSpec) -> PoolingConfig | None:
     )  # fmt: skip
 
 
+def _sound(job: _Job) -> SoundConfig | None:
+    heard = job.spec.sound
+    if heard is None:
+        return None
+    said = {**job.hf, **generation_defaults(job.path)}
+    return SoundConfig(
+        bins=heard.bins, frames=heard.frames, suppress=_tokens(said, "suppress_tokens", job.facts.vocab),
+        begin_suppress=_tokens(said, "begin_suppress_tokens", job.facts.vocab),
+        multilingual=bool(said.get("is_multilingual", job.facts.vocab != ENGLISH_VOCAB)),
+    )  # fmt: skip
+
+
+def _tokens(said: dict[str, Any], key: str, vocab: int) -> tuple[int, ...]:
+    """A list of token ids. A negative one stands for a list that another implementation has, and says nothing here."""
+    ids = said.get(key) or []
+    if not isinstance(ids, list) or not all(isinstance(i, int) and i < vocab for i in ids):
+        raise CheckpointError(f"generation_config.json: {key}: must be a list of token ids below {vocab}")
+    return tuple(sorted({i for i in ids if i >= 0}))
+
+
 def _no_step(params: Any, state: Any, batch: StepBatch) -> Any:
     raise RuntimeError("a platform with runs_models = False was asked to run a model's step")
 
@@ -371,6 +395,7 @@ def _config(
             hidden=job.spec.hidden if job.platform.runs_models else 0,
             hf_overrides=args.hf_overrides or {},
             pooling=_pooling(job.spec),
+            sound=_sound(job),
         ),
         device=DeviceConfig(
             platform=job.platform.name,

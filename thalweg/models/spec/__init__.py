@@ -12,6 +12,7 @@ from __future__ import annotations
 from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.attention import Attention, Relative
 from thalweg.models.spec.beside import Beside
+from thalweg.models.spec.cross import CrossAttention
 from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.latent import LatentAttention
 from thalweg.models.spec.mamba import Mamba
@@ -24,6 +25,7 @@ from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import Ending, LayerInput, LayerInputs
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, rope_type
 from thalweg.models.spec.short_conv import ShortConv
+from thalweg.models.spec.sound import Sound
 from thalweg.models.spec.sparse import SparseMLP
 from thalweg.models.spec.vision import Projector, Vision
 from thalweg.models.spec.xielu import XieluMLP
@@ -36,6 +38,7 @@ __all__ = [
     "AnyNorm",
     "Attention",
     "Beside",
+    "CrossAttention",
     "DeltaNet",
     "Ending",
     "HeadNorm",
@@ -58,6 +61,7 @@ __all__ = [
     "Relative",
     "Rope",
     "ShortConv",
+    "Sound",
     "SparseMLP",
     "Streams",
     "UngatedMLP",

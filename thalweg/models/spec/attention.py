@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from thalweg.hal.attention import AttnSpec
@@ -46,6 +46,8 @@ class Attention:
     norm: HeadNorm | None = None
     bias: bool = False
     """Of q, k and v."""
+    key_bias: bool = True
+    """False: where q and v have a bias, k has none."""
     out_bias: bool = False
     gated: bool = False
     """The projection of q gives each head's q, then as many values whose sigmoids its output is multiplied by."""
@@ -84,6 +86,8 @@ class Attention:
             raise ValueError("Attention: heads are grouped in a fused tensor, and without gates")
         if self.gate and (self.gated or self.fused):
             raise ValueError("Attention: a gate of its own stands beside q, k and v in tensors of their own")
+        if not self.key_bias and self.fused:
+            raise ValueError("Attention: a fused tensor has a bias for keys too")
         if self.norm is not None and self.norm.after and self.norm.whole:
             raise ValueError("Attention: this version has no norm over all heads after rotation")
         if self.chunk and not self.causal:
@@ -129,6 +133,9 @@ class Attention:
             "qkv": linear(parts, hidden, shard=0, bias=self.bias, fused=fused, turned=self.turned),
             "out": linear({f"{at}{self.out}": hidden}, self.heads * d, shard=1, bias=self.out_bias, turned=self.turned),
         }
+        if self.bias and not self.key_bias:
+            q, k, v = made["qkv"]["bias"].sources
+            made["qkv"]["bias"] = replace(made["qkv"]["bias"], sources=(q, replace(k, absent=True), v))
         if self.norm is not None and self.norm.weight:
             widths = (self.heads * d, self.kv_heads * d) if self.norm.whole else (d, d)
             for key, name, size in list(zip(("q_norm", "k_norm"), (self.norm.q, self.norm.k), widths, strict=True))[:projected]:

@@ -10,6 +10,7 @@ from thalweg.models.spec.norm import AnyNorm, Norms
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import Ending, LayerInputs
 from thalweg.models.spec.rope import Rope
+from thalweg.models.spec.sound import Sound
 from thalweg.models.spec.vision import Vision
 from thalweg.models.tail import Pooling
 from thalweg.models.weights import Source, Weight, Weights, matrices, vector
@@ -49,6 +50,8 @@ class Layer:
             raise ValueError("Layer: laurel is added between the parts, to the stream itself")
         if self.parallel and (self.norms.mixer_sum or self.norms.ffn_sum):
             raise ValueError("Layer: parallel parts are added once, so there is no sum between them to normalise")
+        if self.ffn is None and (self.parallel or self.norms.ffn or self.norms.ffn_out or self.norms.ffn_sum):
+            raise ValueError("Layer: there is no feed-forward part to normalise, or to be parallel to")
 
     def weights(self, at: str, hidden: int) -> Weights:
         norms = {k: n.weights(at) for k in Norms.KEYS if (n := getattr(self.norms, k)) is not None}
@@ -114,6 +117,10 @@ class ModelSpec:
     """Of what the last layer gives."""
     learned: tuple[Learned, ...] = ()
     """Added to embedded tokens."""
+    sound: Sound | None = None
+    """The encoder whose vectors cross attention reads."""
+    numbers: tuple[int, ...] = ()
+    """Of each layer: its number in names of tensors. (): they are counted from 0."""
     embed_norm: AnyNorm | None = None
     """Of what enters the first layer."""
     inputs: LayerInputs | None = None
@@ -149,10 +156,16 @@ class ModelSpec:
         """Every parameter, by the keys that loaded parameters have."""
         table = f"{self.root}{self.embed}"
         shape = {table if self.tied else self.head: self.vocab}
+        numbers = self.numbers or range(len(self.layers))
         made: dict[str, Any] = {
             "embed": {"weight": matrices({table: self.vocab}, self.hidden, shard=1, role="embedding")},
-            "layers": {i: each.weights(self.root + self.layer.format(i), self.hidden) for i, each in enumerate(self.layers)},
+            "layers": {
+                i: each.weights(self.root + self.layer.format(n), self.hidden)
+                for i, (n, each) in enumerate(zip(numbers, self.layers, strict=True))
+            },
         }
+        if self.sound is not None:
+            made["sound"] = self.sound.weights(self.root)
         if self.learned:
             made["learned"] = {i: each.weights(self.root, self.hidden) for i, each in enumerate(self.learned)}
         for key, part in (("inputs", self.inputs), ("streams", self.streams)):

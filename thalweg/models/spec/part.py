@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from thalweg.hal.attention import AttnSpec
-from thalweg.hal.kv import StateSpec
+from thalweg.hal.kv import CrossSpec, StateSpec
 from thalweg.models.spec.rope import Rope
 from thalweg.models.weights import Weights
 
@@ -21,7 +21,7 @@ class Mixer(Protocol):
     def widths(self) -> tuple[int, int, int]:
         """Heads, heads of keys and values, values of a head: what a step's temporaries are counted by."""
 
-    def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> AttnSpec | StateSpec:
+    def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> AttnSpec | StateSpec | CrossSpec:
         """What is kept of a sequence, on one of `ranks`, where none is longer than max_len."""
 
     def weights(self, at: str, hidden: int) -> Weights:

@@ -68,7 +68,7 @@ class Tower:
         self._enter = None if s.enter is None else bound(ctx, s.enter, weights["enter"])
         self._leave = None if s.leave is None else bound(ctx, s.leave, weights["leave"])
         self._blocks = [
-            block(ctx, layer, weights["layers"][i], Place(i, WINDOWED if i in s.windowed else FULL, 0))
+            block(ctx, layer, weights["layers"][i], [Place(i, WINDOWED if i in s.windowed else FULL, 0)])
             for i, layer in enumerate(s.layers)
         ]
         self._projector = Projector(ctx, s.projector, weights["projector"])

@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.server.batches.kept import kept_by, page
-from thalweg.server.batches.multipart import boundary_of, parts_of
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import respond
 from thalweg.server.http.middleware import owner_of
+from thalweg.server.http.multipart import boundary_of, parts_of
 
 MOST_LISTED = 10_000
 OVERHEAD = 64 * 1024

@@ -15,6 +15,7 @@ NEEDED = {
     "embed": "a model that gives vectors: a text encoder such as BERT, or one that generates, served with --runner pooling",
     "classify": "a model with a head that classifies (...ForSequenceClassification)",
     "score": "a reranker (...ForSequenceClassification with one class), or a model that gives vectors",
+    "transcription": "a model that hears (WhisperForConditionalGeneration)",
     "pool": "a model that gives vectors or classes",
 }
 """Which models a route is for, by what it needs."""
@@ -23,7 +24,7 @@ NEEDED = {
 def able(serving: Serving, needs: str) -> bool:
     """Can the model do what a route needs?"""
     tasks = serving.engine.config.model.tasks
-    return not needs or needs in tasks or (needs == "pool" and "generate" not in tasks)
+    return not needs or needs in tasks or (needs == "pool" and serving.engine.config.model.pooling is not None)
 
 
 def refusal(path: str, needs: str, instead: Sequence[str]) -> ApiError:

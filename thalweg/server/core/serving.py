@@ -28,6 +28,8 @@ from thalweg.server.core.transcript import Transcript
 from thalweg.server.errors import ApiError
 from thalweg.server.http.bodies import MAX_VALUES, Bodies
 from thalweg.server.http.middleware import tenant_of
+from thalweg.server.http.multipart import Part as FormPart
+from thalweg.server.http.multipart import boundary_of, parts_of
 from thalweg.server.observe.recent import Recent, Record
 from thalweg.server.settings import ServerSettings
 from thalweg.text.encoder import Encoder
@@ -140,6 +142,15 @@ class Serving:
 
         request = await self.bodies.parse(http, parse, enter)
         return request, tickets[0]
+
+    async def read_form(self, http: Request, limit: int) -> tuple[dict[str, FormPart], Ticket]:
+        """The same of a body that is multipart/form-data, of at most `limit` bytes: its parts by name."""
+        tenant, boundary = tenant_of(http.scope), boundary_of(http.headers.get("content-type", ""))
+        self.admission.look(tenant)
+        data = await self.bodies.raw(http, limit)
+        ticket = self.admission.enter(tenant)
+        http.scope["thalweg.visit"].at_end(ticket.close)
+        return await asyncio.to_thread(parts_of, data, boundary), ticket
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with. ApiError 404 for a model that is not served."""

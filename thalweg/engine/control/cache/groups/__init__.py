@@ -1,7 +1,6 @@
 """Kinds of KV group and their policies: which blocks a sequence needs, holds, may drop, and can be found again by.
 
 A kind is one file and one line of `POLICIES`. Nothing outside this folder asks what kind a group is (`ci/group_kinds.py`).
-"cross" groups have no policy yet: their blocks hold an encoder's output, which requests cannot carry so far.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from types import MappingProxyType
 
 from thalweg.engine.control.cache.groups.base import Group
 from thalweg.engine.control.cache.groups.chunked import Chunked
+from thalweg.engine.control.cache.groups.cross import Cross
 from thalweg.engine.control.cache.groups.full import Full
 from thalweg.engine.control.cache.groups.state import State
 from thalweg.engine.control.cache.groups.window import Window
@@ -18,7 +18,7 @@ from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVKind, KVSpec
 
 POLICIES: Mapping[KVKind, type[Group]] = MappingProxyType(
-    {"full": Full, "latent": Full, "encoder": Full, "window": Window, "chunked": Chunked, "state": State}
+    {"full": Full, "latent": Full, "encoder": Full, "window": Window, "chunked": Chunked, "state": State, "cross": Cross}
 )
 """By `KVSpec.kind`. A latent group differs from a full one in what a token's entry is, and an encoder's blocks hold nothing:
 both are the device's business."""

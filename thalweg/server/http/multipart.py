@@ -30,7 +30,8 @@ def boundary_of(content_type: str) -> bytes:
 
 
 def parts_of(data: bytes, boundary: bytes) -> dict[str, Part]:
-    """Parts by name. ApiError 400 for one that is given twice, and for what is no such body."""
+    """Parts by name. Of lists (`name[]`) the values are joined by commas. ApiError 400 for another that is given twice, and for
+    what is no such body."""
     broken = ApiError("the body is not valid multipart/form-data")
     pieces = (b"\r\n" + data).split(b"\r\n--" + boundary, MOST_PARTS + 2)
     if len(pieces) > MOST_PARTS + 2:
@@ -50,7 +51,9 @@ def parts_of(data: bytes, boundary: bytes) -> dict[str, Part]:
         if name is None:
             raise broken
         key = _text(name[1])
-        if key in out:
+        if key in out and key.endswith("[]"):
+            content = out[key].data + b"," + content
+        elif key in out:
             raise ApiError(f"{key[:80]}: given twice", key[:80])
         out[key] = Part(None if filename is None else _text(filename[1]), content)
     return out

@@ -1,0 +1,159 @@
+"""The audio routes through the official client, and by hand: fields, forms of answers, streams, windows, what is refused."""
+
+from __future__ import annotations
+
+import io
+import wave
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from fake_ear import FakeEar
+from fake_engine import FakeEngine
+from whisper_zoo import BEFORE, DE, EN, NO_TIMES, SECONDS, START, TRANSCRIBE, TRANSLATE
+
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+
+
+def wav(seconds: float, loud: bool = True) -> bytes:
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        samples = np.random.default_rng(1).normal(size=int(16_000 * seconds)) * 3000 * loud
+        file.writeframes(samples.astype("<i2").tobytes())
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def ear():
+    from conftest import Running  # that of tests/server
+
+    from thalweg.server.settings import ServerSettings
+
+    running = Running(FakeEar(delay=0.001), ServerSettings())
+    yield running
+    running.stop()
+
+
+def ask(running: Any, data: bytes, **fields: Any) -> Any:
+    return running.client().audio.transcriptions.create(model="fake", file=("x.wav", data), **fields)
+
+
+def test_forms_of_answers(ear):
+    data = wav(0.5)
+    assert ask(ear, data, language="en").text == "a bc"
+    assert ask(ear, data, language="en").usage.seconds == 1
+    assert ask(ear, data, language="en", response_format="text") == "a bc\n"
+    said = ask(ear, data, language="en", response_format="verbose_json", timestamp_granularities=["segment"])
+    assert (said.text, said.language, said.duration, said.words) == ("a bc", "en", 0.5, None)
+    assert [(s.id, s.start, s.end, s.text) for s in said.segments] == [(0, 0.0, 0.2, " a"), (1, 0.4, 0.5, " bc")]
+    assert all(s.avg_logprob < 0 < s.compression_ratio for s in said.segments)
+    srt = ask(ear, data, language="en", response_format="srt")
+    assert srt == "1\n00:00:00,000 --> 00:00:00,200\na\n\n2\n00:00:00,400 --> 00:00:00,500\nbc\n\n"
+    vtt = ask(ear, data, language="en", response_format="vtt")
+    assert vtt == "WEBVTT\n\n00:00:00.000 --> 00:00:00.200\na\n\n00:00:00.400 --> 00:00:00.500\nbc\n\n"
+
+
+def test_what_the_model_is_asked(ear):
+    asked: list[Any] = ear.engine.prompts
+    asked.clear()
+    ask(ear, wav(0.2), language="german", prompt="<|en|> hi", temperature=0.5)
+    (only,) = asked
+    ids = only["prompt_token_ids"]
+    assert ids[-4:] == [START, DE, TRANSCRIBE, NO_TIMES]
+    assert ids[0] == BEFORE
+    assert EN not in ids, "text of a client became a special token"
+    asked.clear()
+    ear.client().audio.translations.create(model="fake", file=("x.wav", wav(0.2)), response_format="verbose_json")
+    assert [a["prompt_token_ids"] for a in asked] == [[START], [START, EN, TRANSLATE]]
+    asked.clear()
+    said = ask(ear, wav(0.2, loud=False), response_format="verbose_json")
+    assert said.language == "de", "the language of the first window was not taken"
+    assert asked[1]["prompt_token_ids"][:2] == [START, DE]
+
+
+def test_long_sounds_are_heard_in_windows_at_once(ear):
+    ear.engine.prompts.clear()
+    ear.engine.most_running = 0
+    said = ask(ear, wav(2.6 * SECONDS), language="en", response_format="verbose_json")
+    assert said.text == "a bc a bc a bc"
+    assert ear.engine.most_running == len(ear.engine.prompts) == 3
+    starts = [s.start for s in said.segments]
+    assert starts == sorted(starts)
+    assert starts[2] > 0.5 * SECONDS
+    assert [s.id for s in said.segments] == list(range(6))
+
+
+def test_what_a_window_stops_before_is_heard_again(ear):
+    ear.engine.stops = 2
+    ear.engine.prompts.clear()
+    said = ask(ear, wav(0.9), language="en", response_format="verbose_json")
+    assert said.text == "a a a bc"
+    assert [(s.start, s.end) for s in said.segments] == [(0.0, 0.3), (0.3, 0.6), (0.6, 0.8), (0.9, 0.9)]
+    heard = [p["multi_modal_data"]["audio"].values for p in ear.engine.prompts]
+    assert len(heard) == 3
+    assert not np.array_equal(heard[0], heard[1])
+
+
+def test_streams(ear):
+    events = list(ask(ear, wav(2.6 * SECONDS), language="en", stream=True))
+    deltas = [e.delta for e in events if e.type == "transcript.text.delta"]
+    assert len(deltas) > 5
+    assert "".join(deltas) == events[-1].text == "a bc a bc a bc"
+    assert events[-1].type == "transcript.text.done"
+    assert events[-1].usage.seconds == 3
+
+
+def test_the_description(ear):
+    said = ear.get("/openapi.json").json()["paths"][TRANSCRIPTIONS]["post"]
+    fields, file = said["requestBody"]["content"]["multipart/form-data"]["schema"]["allOf"]
+    assert "language" in fields["properties"]
+    assert file["required"] == ["file"]
+    assert "413" in said["responses"]
+
+
+def test_what_is_refused(ear):
+    data = wav(0.2)
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("language: 'xx' is none of de, en", {"language": "xx"}),
+        ("cannot be streamed", {"response_format": "srt", "stream": True}),
+        ("times of words", {"response_format": "verbose_json", "timestamp_granularities": ["word", "segment"]}),
+        ("needs response_format verbose_json", {"timestamp_granularities": ["segment"]}),
+        ("hotwords is not supported", {"extra_body": {"hotwords": "x"}}),
+        ("use_beam_search is not supported", {"extra_body": {"use_beam_search": "true"}}),
+        ("response_format", {"response_format": "diarized_json"}),
+        ("temperature", {"temperature": 5e9}),
+        ("file: it is empty", {"file": ("x.wav", b"")}),
+    ]
+    for words, fields in wrong:
+        with pytest.raises(openai.BadRequestError, match=words):
+            ear.client().audio.transcriptions.create(**{"model": "fake", "file": ("x.wav", data), "language": "en", **fields})
+    with pytest.raises(openai.NotFoundError):
+        ear.client().audio.transcriptions.create(model="other", file=("x.wav", data))
+    assert ear.post(TRANSCRIPTIONS, {"model": "fake"}).status_code == 415
+    missing = ear.http.post(TRANSCRIPTIONS, files={"model": (None, "fake")})
+    assert (missing.status_code, missing.json()["error"]["param"]) == (400, "file")
+    with pytest.raises(openai.BadRequestError, match=TRANSCRIPTIONS):
+        ear.client().chat.completions.create(model="fake", messages=[{"role": "user", "content": "x"}])
+
+
+def test_limits_and_other_models(start, monkeypatch):
+    monkeypatch.setenv("VLLM_MAX_AUDIO_CLIP_FILESIZE_MB", "0.5")
+    monkeypatch.setenv("THALWEG_MAX_AUDIO_DECODE_DURATION_S", "2")
+    small = start(FakeEar(multilingual=False))
+    assert ask(small, wav(0.2)).text == "a bc"
+    assert small.engine.prompts[-1]["prompt_token_ids"] == [START, NO_TIMES]
+    for words, fields in (("English alone", {"language": "de"}), ("lasts 3 seconds", {"file": ("x.wav", wav(3.0))})):
+        with pytest.raises(openai.BadRequestError, match=words):
+            small.client().audio.transcriptions.create(**{"model": "fake", "file": ("x.wav", wav(0.2)), **fields})
+    with pytest.raises(openai.BadRequestError, match="translates nothing"):
+        small.client().audio.translations.create(model="fake", file=("x.wav", wav(0.2)))
+    for seconds in (18, 40):  # beyond the file's limit, and beyond the body's
+        with pytest.raises(openai.APIStatusError) as e:
+            ask(small, wav(seconds))
+        assert e.value.status_code == 413
+    with pytest.raises(openai.BadRequestError, match="needs a model that hears"):
+        ask(start(FakeEngine()), wav(0.2))

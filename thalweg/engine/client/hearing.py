@@ -1,0 +1,102 @@
+"""Prompts of models that hear: a sound, and the tokens that a transcript begins with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from thalweg.config import SoundConfig
+from thalweg.engine.client.embeds import MOST_BYTES, RESERVED
+from thalweg.errors import RequestError
+from thalweg.media.mel import HOP, RATE, LogMel, log_mel
+from thalweg.media.sound import samples_of
+from thalweg.params import SamplingParams
+
+NAME = "multi_modal_data"
+NEVER = float("-inf")
+TIMESTAMPS = "timestamps"
+"""Name in extra_args of the rules that times keep to: the first time, the end, and the latest first time."""
+
+
+def read(prompt: Any, config: SoundConfig | None) -> tuple[Any, np.ndarray | None]:
+    """(the prompt of the decoder, the spectrum f32[bins, frames]). A model that does not hear has no spectrum. RequestError."""
+    if not isinstance(prompt, Mapping) or not (NAME in prompt or "encoder_prompt" in prompt):
+        if config is not None:
+            raise RequestError(
+                f'{NAME}: this model hears: send {{"audio": samples or (samples, rate)}} with every prompt', NAME
+            )
+        return prompt, None
+    if config is None:
+        raise RequestError(f"{NAME}: this model reads text alone; leave it out", NAME)
+    if "encoder_prompt" in prompt:
+        prompt = _joined(prompt)
+    given = prompt[NAME]
+    if not isinstance(given, Mapping) or set(given) != {"audio"}:
+        raise RequestError(f'{NAME}: must be {{"audio": samples or (samples, rate)}} for this model', NAME)
+    audio = given["audio"]
+    if isinstance(audio, list) and len(audio) == 1 and not isinstance(audio[0], int | float):
+        audio = audio[0]
+    return {k: v for k, v in prompt.items() if k != NAME}, _heard(audio, config)
+
+
+def _joined(prompt: Mapping[str, Any]) -> dict[str, Any]:
+    """One prompt of the two that vLLM takes for models with an encoder."""
+    unknown = sorted(str(k) for k in prompt.keys() - {"encoder_prompt", "decoder_prompt", "cache_salt"})
+    if unknown:
+        raise RequestError(f"prompt: {unknown[0]} does not go with encoder_prompt", "prompt")
+    encoder, decoder = prompt["encoder_prompt"], prompt.get("decoder_prompt")
+    if not isinstance(encoder, Mapping) or NAME not in encoder:
+        raise RequestError(f"encoder_prompt: must have {NAME}: this model's encoder hears, and reads no text", "encoder_prompt")
+    if encoder.get("prompt") or encoder.get("prompt_token_ids"):
+        raise RequestError("encoder_prompt: this model's encoder reads no text: leave it empty", "encoder_prompt")
+    if isinstance(decoder, str):
+        decoder = {"prompt": decoder}
+    elif isinstance(decoder, list):
+        decoder = {"prompt_token_ids": decoder}
+    if not isinstance(decoder, Mapping):
+        raise RequestError("decoder_prompt: must be text or token ids", "decoder_prompt")
+    return {**{k: v for k, v in prompt.items() if k == "cache_salt"}, **decoder, NAME: encoder[NAME]}
+
+
+def _heard(audio: Any, config: SoundConfig) -> np.ndarray:
+    if isinstance(audio, LogMel):
+        return audio.values
+    wave = samples_of(audio, NAME)
+    most = config.frames * HOP
+    if wave.size > most:
+        raise RequestError(
+            f"{NAME}: the sound lasts {wave.size / RATE:.1f} seconds, and this model hears {most / RATE:g} at once: send it in "
+            "parts (/v1/audio/transcriptions does)",
+            NAME,
+        )
+    return log_mel(wave, config.bins, config.frames)
+
+
+def salted(salt: str, mel: np.ndarray) -> str:
+    """A cache salt of this sound: prompts of transcripts are equal, and must find nobody else's blocks."""
+    digest = hashlib.blake2b(repr((salt, "sound", mel.shape)).encode(), digest_size=24)
+    digest.update(mel.tobytes())
+    return RESERVED + digest.hexdigest()
+
+
+def check(params: SamplingParams, mel: np.ndarray | None) -> None:
+    if mel is None:
+        if TIMESTAMPS in (params.extra_args or {}):
+            raise RequestError(
+                f"extra_args: {TIMESTAMPS}: this model writes down nothing that it hears; leave it out", "extra_args"
+            )
+        return
+    if mel.nbytes * params.n > MOST_BYTES:
+        raise RequestError(f"n: {params.n} choices of a sound are more than {MOST_BYTES} bytes: ask for fewer at once", "n")
+
+
+def sampling(config: SoundConfig, mel: np.ndarray, ids: list[int], fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of TokenSampling, with the tokens left out that the model was trained to leave out."""
+    bias = dict(fields["logit_bias"]) | dict.fromkeys(config.suppress, NEVER)
+    first = tuple((ids[-1], i) for i in config.begin_suppress)
+    return {
+        **fields, "sound": mel, "logit_bias": tuple(sorted(bias.items())), "bad_words": (*fields["bad_words"], *first),
+    }  # fmt: skip

@@ -1,0 +1,53 @@
+"""Attention to what an encoder gave of a sequence's source, kept whole in the sequence's block of a cross group."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.hal.op import Sample, op
+
+PIECE = 16
+"""Tokens whose keys are gathered at once."""
+
+
+def _write_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    held, new = rng.normal(size=(5, 2, 7, 8)), rng.normal(size=(2, 7, 16))
+    table = np.array([[3], [0], [1], [4]], np.int32)
+    return held.astype(np.float16), new.astype(np.float16), table, np.array([2, 0], np.int32)
+
+
+@op(samples=[Sample("2-of-4", _write_sample)], tolerances={"float32": 0, "bfloat16": 0})
+def cross_write(held: Tensor, new: Tensor, table: Tensor, row: Tensor) -> Tensor:
+    """Keys or values of N sources into the blocks of their sequences: held [blocks, G, n, D], new [N, n, G * D], table
+    i32[S, 1], row i32[N], the sequence of each -> held. Kernels may write in place: use the result."""
+    blocks = table[:, 0].index_select(0, row.long()).long()
+    return held.index_put((blocks,), new.reshape(*new.shape[:2], held.shape[1], held.shape[3]).transpose(1, 2))
+
+
+def _attend_sample(name: str, heads: int, sources: int, dim: int, query: tuple[int, ...]) -> Sample:
+    def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        q = rng.normal(size=(sum(query), heads, dim))
+        keys, values = (rng.normal(size=(6, heads, sources, dim)) for _ in range(2))
+        table = np.array([[4], [1], [3], [2]], np.int32)[: len(query)]
+        token_seq = np.repeat(np.arange(len(query), dtype=np.int32), query)
+        return *(a.astype(np.float16) for a in (q, keys, values)), table, token_seq
+
+    return Sample(name, make, {"scale": dim**-0.5})
+
+
+@op(
+    samples=[_attend_sample("decode", 3, 50, 16, (1, 1, 1)), _attend_sample("prompts", 2, 33, 32, (4, 1, 19))],
+    tolerances={"float32": 1e-5, "bfloat16": 1e-2},
+)
+def cross_attention(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, token_seq: Tensor, *, scale: float) -> Tensor:
+    """softmax(q k^T * scale) v over all of a sequence's source: q [T, H, D], keys and values [blocks, H, n, D], table
+    i32[S, 1], token_seq i32[T] -> [T, H, D]. In float64, so that a token does not depend on what it was batched with."""
+    block = table[:, 0].index_select(0, token_seq.long()).long()
+    parts = []
+    for rows, at in zip(torch.split(q, PIECE), torch.split(block, PIECE), strict=True):
+        k, v = (held.index_select(0, at).to(torch.float64) for held in (keys, values))
+        scores = torch.einsum("thd,thnd->thn", rows.to(torch.float64), k) * scale
+        parts.append(torch.einsum("thn,thnd->thd", torch.softmax(scores, -1), v).to(q.dtype))
+    return torch.cat(parts)

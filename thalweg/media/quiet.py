@@ -1,0 +1,40 @@
+"""A long sound in windows that a model can take, cut where it is quietest."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+SEARCH = 1.0
+"""Seconds at the end of a window in which a quiet place is looked for, at most an eighth of it."""
+LENGTH = 0.1
+"""Seconds of what counts as quiet together."""
+
+
+class Window(NamedTuple):
+    begin: int
+    end: int
+    """Samples of the whole sound."""
+
+
+def windows(sound: np.ndarray, most: int, rate: int) -> list[Window]:
+    """Windows of at most so many samples, in order, without gaps. A sound of no more is one."""
+    out, begin = list[Window](), 0
+    while sound.size - begin > most:
+        search = min(most // 8, int(SEARCH * rate))
+        end = begin + most
+        cut = end - search + _quietest(sound[end - search : end], max(1, int(LENGTH * rate)))
+        out.append(Window(begin, cut))
+        begin = cut
+    return [*out, Window(begin, sound.size)]
+
+
+def _quietest(part: np.ndarray, length: int) -> int:
+    """The middle of the stretch with the least energy; of several, the last."""
+    if part.size <= length:
+        return int(part.size // 2)
+    total = np.concatenate([np.zeros(1), np.cumsum(part.astype(np.float64) ** 2)])
+    energy = total[length:] - total[:-length]
+    least = np.flatnonzero(energy <= energy.min() + 1e-9)[-1]
+    return int(least) + length // 2

@@ -1,0 +1,84 @@
+"""The gate for sounds: bytes of a file in, samples out, decoded in a process that can do no harm and has limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from thalweg.errors import RequestError, UnavailableError
+from thalweg.host.cells import Cells, CrashedError, LostError, OverranError, StoodStillError
+from thalweg.media.mel import RATE
+from thalweg.media.resample import resample
+from thalweg.media.sound_wire import Heard, Job, Refused, frame
+
+MEMORY = 768 << 20
+"""Bytes that decoding may use, beyond the idle process."""
+SAMPLES_PER_SECOND = 48_000
+"""Of the longest sound that is taken. One at a higher rate may be as much shorter."""
+CPU_SECONDS, WALL = 30.0, 120.0
+PARAM = "file"
+
+
+class SoundGate:
+    """Up to `cells` processes that decode. Thread-safe. They start when first needed, and end with this object."""
+
+    def __init__(self, cells: int = 1, most_seconds: float = 600.0) -> None:
+        self._most_seconds = most_seconds
+        self._decoder: msgspec.msgpack.Decoder[Heard | Refused] = msgspec.msgpack.Decoder(Heard | Refused)
+        self._cells = Cells("thalweg.media.sound_cell", cells, lambda reply: self._decoder.decode(reply).last)
+
+    def prepare(self) -> None:
+        """Have a process ready soon. Does not wait."""
+        self._cells.prepare()
+
+    def decode(self, data: bytes, rate: int = RATE) -> np.ndarray:
+        """f32[samples] of one channel at `rate`. RequestError (param "file"): what is wrong with the file. UnavailableError:
+        the process was lost for no reason of the file's."""
+        if not data:
+            raise RequestError("file: it is empty", PARAM)
+        most = int(self._most_seconds * SAMPLES_PER_SECOND)
+        job = Job(data, rate, self._most_seconds, most, CPU_SECONDS, WALL, MEMORY)
+        try:
+            reply = self._decoder.decode(self._cells.ask(frame(job), WALL))
+        except OverranError:
+            raise RequestError(f"file: decoding it took longer than {CPU_SECONDS:g} seconds; it was stopped", PARAM) from None
+        except CrashedError:
+            raise RequestError("file: decoding it crashed its process", PARAM) from None
+        except (StoodStillError, LostError):
+            raise UnavailableError("the process that decodes sounds was lost; try again") from None
+        if isinstance(reply, Refused):
+            raise RequestError(f"file: {reply.message}", PARAM)
+        return np.frombuffer(reply.samples, np.float32)
+
+    def close(self) -> None:
+        self._cells.close()
+
+
+def samples_of(given: Any, param: str) -> np.ndarray:
+    """Samples that a caller of Python has: f32[n] at RATE, or (samples, rate); several channels are [channels, n] or [n,
+    channels]. RequestError."""
+    rate = RATE
+    if isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[1], int | float | np.integer):
+        given, rate = given[0], int(given[1])
+    if hasattr(given, "detach"):  # a tensor of torch, which is not imported here
+        given = given.detach().float().cpu().numpy()
+    if isinstance(given, Sequence) and not isinstance(given, str | bytes):
+        try:
+            given = np.asarray(given, np.float32)
+        except (TypeError, ValueError):
+            raise RequestError(f"{param} must be samples, or (samples, rate)", param) from None
+    if not isinstance(given, np.ndarray) or given.dtype.kind not in "fiu" or given.ndim not in (1, 2) or not given.size:
+        raise RequestError(f"{param} must be samples, or (samples, rate), not {type(given).__name__}", param)
+    if not 1_000 <= rate <= 768_000:
+        raise RequestError(f"{param}: {rate} samples a second; 1000 to 768000 are taken", param)
+    wave = given.astype(np.float32)
+    if given.dtype.kind in "iu":
+        wave = wave / np.float32(np.iinfo(given.dtype).max)
+    if wave.ndim == 2:
+        wave = wave.mean(int(np.argmin(wave.shape)))
+    if not np.isfinite(wave).all():
+        raise RequestError(f"{param} holds values that are NaN or inf", param)
+    return resample(wave, rate, RATE)

@@ -1,0 +1,76 @@
+"""Whisper: an encoder of 30 seconds of sound, and a decoder whose every layer attends to what that gives."""
+
+from __future__ import annotations
+
+from thalweg.checkpoint.config import Config, integer
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.families.common import UNGATED, act, hidden_size
+from thalweg.models.spec import (
+    Attention,
+    CrossAttention,
+    Layer,
+    LayerNorm,
+    Learned,
+    ModelSpec,
+    Norms,
+    Sound,
+    UngatedMLP,
+)  # fmt: skip
+
+EPS = 1e-5
+MOST_LAYERS = 1000
+
+
+def whisper(config: Config) -> ModelSpec:
+    hidden, sources = hidden_size(config), integer(config, "max_source_positions", high=1 << 16, default=1500)
+    if config.get("scale_embedding"):
+        raise UnsupportedModelError("config.json: scale_embedding: this version serves Whisper with embeddings as they are")
+    heads = _heads(config, "decoder_attention_heads", hidden)
+    cross = CrossAttention(heads=heads, head_dim=hidden // heads, sources=sources, width=hidden, bias=True)
+    own = Layer(_attention(config, "decoder_attention_heads", hidden, True), None, Norms(mixer=_norm("self_attn", hidden)))
+    hears = Layer(
+        cross, _ffn(config, "decoder_ffn_dim"), Norms(mixer=_norm("encoder_attn", hidden), ffn=_norm("final", hidden))
+    )
+    count = integer(config, "decoder_layers", high=MOST_LAYERS)
+    return ModelSpec(
+        vocab=integer(config, "vocab_size", high=1 << 24), hidden=hidden, layers=(own, hears) * count,
+        numbers=tuple(i // 2 for i in range(2 * count)), norm=LayerNorm("decoder.layer_norm", hidden, EPS),
+        learned=(Learned("decoder.embed_positions", integer(config, "max_position_embeddings", high=1 << 16)),),
+        sound=_encoder(config, hidden, sources), tied=True, layer="decoder.layers.{}.", embed="decoder.embed_tokens",
+        head="proj_out",
+    )  # fmt: skip
+
+
+def _encoder(config: Config, hidden: int, sources: int) -> Sound:
+    layer = Layer(
+        _attention(config, "encoder_attention_heads", hidden, False), _ffn(config, "encoder_ffn_dim"),
+        Norms(mixer=_norm("self_attn", hidden), ffn=_norm("final", hidden)),
+    )  # fmt: skip
+    return Sound(
+        bins=integer(config, "num_mel_bins", high=1 << 12, default=80), sources=sources, hidden=hidden,
+        layers=(layer,) * integer(config, "encoder_layers", high=MOST_LAYERS), norm=LayerNorm("layer_norm", hidden, EPS),
+    )  # fmt: skip
+
+
+def _attention(config: Config, key: str, hidden: int, causal: bool) -> Attention:
+    heads = _heads(config, key, hidden)
+    return Attention(
+        heads=heads, kv_heads=heads, head_dim=hidden // heads, causal=causal, bias=True, key_bias=False, out_bias=True,
+        out="out_proj",
+    )  # fmt: skip
+
+
+def _heads(config: Config, key: str, hidden: int) -> int:
+    heads = integer(config, key, high=1 << 16)
+    if hidden % heads:
+        raise CheckpointError(f"config.json: d_model ({hidden}) must be a multiple of {key} ({heads})")
+    return heads
+
+
+def _ffn(config: Config, key: str) -> UngatedMLP:
+    inner = integer(config, key, high=1 << 24)
+    return UngatedMLP(inner=inner, act=act(config, "activation_function", "gelu", UNGATED), bias=True, name="")
+
+
+def _norm(name: str, hidden: int) -> LayerNorm:
+    return LayerNorm(f"{name}_layer_norm", hidden, EPS)

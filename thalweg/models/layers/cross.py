@@ -1,0 +1,50 @@
+"""Attention to what an encoder gave of a sequence's source. Keys and values are computed in the step that hears the source, and
+kept in the block that the group's table names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from thalweg.hal import ops
+from thalweg.hal.parts.sounds import Sounds
+from thalweg.hal.step import Array
+from thalweg.models import spec as declared
+from thalweg.models.context import Context
+from thalweg.models.flow import Flow, Place
+from thalweg.models.layers.linear import Linear, RowLinear
+
+
+class CrossAttention:
+    """x [T, hidden] -> [T, hidden]."""
+
+    backend = None
+    """Ops read and write what it keeps, so no attention backend plans for it."""
+
+    def __init__(self, ctx: Context, spec: declared.CrossAttention, weights: Mapping[str, Any], place: Place) -> None:
+        self._place, self._head_dim = place, spec.head_dim
+        heads = ctx.share(spec.heads, "heads of cross attention")
+        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
+        self.layout = self.spec.parts
+        self._q, self._k, self._v = (Linear(ctx, weights[name]) for name in "qkv")
+        self._out = RowLinear(ctx, weights["out"])
+        said = {"heads": heads, "head_dim": spec.head_dim}
+        self._write = ctx.bind(ops.cross_write, **said)
+        self._attend = ctx.bind(ops.cross_attention, scale=spec.scale or spec.head_dim**-0.5, **said)
+        self.specs: dict[str, Any] = {
+            "q": self._q.specs, "k": self._k.specs, "v": self._v.specs, "out": self._out.specs,
+        }  # fmt: skip
+
+    def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
+        table, heard = flow.batch.block_tables[self._place.group], flow.batch.get(Sounds)
+        keys, values = flow.caches[self._place.layer]
+        if heard is not None:
+            keys, values = (
+                self._write(
+                    held, made(p[name], flow.sources.flatten(0, 1)).unflatten(0, flow.sources.shape[:2]), table, heard.row
+                )
+                for held, made, name in ((keys, self._k, "k"), (values, self._v, "v"))
+            )
+            flow.caches[self._place.layer] = (keys, values)
+        q = self._q(p["q"], x).unflatten(-1, (-1, self._head_dim))
+        return self._out(p["out"], self._attend(q, keys, values, table, flow.batch.token_seq).flatten(-2))

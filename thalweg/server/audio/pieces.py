@@ -1,0 +1,88 @@
+"""Pieces of a transcript between two times, and the forms in which they are told."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg.server.audio.tokens import STEP, Tokens
+from thalweg.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class Piece:
+    start: float
+    """Seconds, of the whole sound."""
+    end: float
+    text: str
+    tokens: list[int]
+    """With both times, as they were drawn."""
+    offset: float
+    """Of its window."""
+    logprob: float
+    """Mean of the window's tokens."""
+
+
+def cut(
+    ids: Sequence[int], tokens: Tokens, tokenizer: Tokenizer, offset: float, seconds: float, logprob: float
+) -> Iterator[Piece]:
+    """Pieces of one window, of what was drawn in it. seconds: length of the window. Text after the last time ends with it."""
+    start, held, text = 0.0, list[int](), list[int]()
+
+    def made(end: float) -> Piece:
+        words = tokenizer.decode(text, True)
+        return Piece(offset + start, offset + max(start, min(end, seconds)), words, list(held), offset, logprob)
+
+    for i in ids:
+        held.append(i)
+        if i < tokens.end:
+            text.append(i)
+        if i < tokens.times:
+            continue
+        at = (i - tokens.times) * STEP
+        if not text:
+            start, held = min(at, seconds), [i]
+            continue
+        yield made(at)
+        start, held, text = min(at, seconds), [], []
+    if text:
+        yield made(seconds)
+
+
+def verbose(pieces: Iterable[Piece], temperature: float) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": i, "seek": round(p.offset * 100), "start": round(p.start, 3), "end": round(p.end, 3), "text": p.text,
+            "tokens": p.tokens, "temperature": temperature, "avg_logprob": p.logprob,
+            "compression_ratio": _ratio(p.text), "no_speech_prob": None,
+        }
+        for i, p in enumerate(pieces)
+    ]  # fmt: skip
+
+
+def srt(pieces: Iterable[Piece]) -> str:
+    return "".join(
+        f"{i}\n{_clock(p.start, ',')} --> {_clock(p.end, ',')}\n{_line(p.text)}\n\n" for i, p in enumerate(pieces, 1)
+    )  # fmt: skip
+
+
+def vtt(pieces: Iterable[Piece]) -> str:
+    return "WEBVTT\n\n" + "".join(f"{_clock(p.start, '.')} --> {_clock(p.end, '.')}\n{_line(p.text)}\n\n" for p in pieces)
+
+
+def _line(text: str) -> str:
+    """An arrow would begin another piece."""
+    return " ".join(text.split()).replace("-->", "->")
+
+
+def _clock(seconds: float, point: str) -> str:
+    ms = round(seconds * 1000)
+    return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}{point}{ms % 1000:03}"
+
+
+def _ratio(text: str) -> float:
+    """How well it compresses: a text that repeats itself does so well."""
+    raw = text.encode()
+    return len(raw) / len(zlib.compress(raw)) if raw else 1.0

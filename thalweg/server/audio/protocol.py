@@ -1,0 +1,95 @@
+"""Requests of the audio routes: the fields of a form, typed and bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from thalweg.server.core.fields import refuse_asked
+from thalweg.server.core.schema import Asked, Flag, Int32, Number, Whole
+from thalweg.server.errors import ApiError
+from thalweg.server.http.multipart import Part
+
+NOT_YET: dict[str, tuple[Any, ...]] = {
+    "hotwords": ("",),
+    "to_language": ("",),
+    "use_beam_search": ("false", "False", "0"),
+    "n": ("1",),
+    "length_penalty": ("1.0", "1"),
+    "include_stop_str_in_output": ("false", "False", "0"),
+    "vllm_xargs": ("", "{}"),
+    "include[]": ("",),
+    "chunking_strategy": ("auto",),
+    "known_speaker_names[]": ("",),
+    "known_speaker_references[]": ("",),
+}
+"""Fields that change the answer and are not honoured, each with the values that ask for nothing."""
+INSTEAD = {"hotwords": "prompt", "chunking_strategy": "auto"}
+Form = Literal["json", "text", "srt", "verbose_json", "vtt"]
+
+
+class AudioRequest(Asked):
+    language: Annotated[str, Field(max_length=32)] | None = None
+    prompt: Annotated[str, Field(max_length=1 << 16)] = ""
+    response_format: Form = "json"
+    timestamp_granularities: Annotated[str, Field(max_length=64)] = ""
+    """As the form's lists come: joined by commas."""
+    stream: Flag | None = False
+    stream_include_usage: Flag | None = False
+    stream_continuous_usage_stats: Flag | None = False
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Int32 | None = None
+    min_p: Number | None = None
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
+    frequency_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    max_completion_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
+    """Of each window."""
+
+    @classmethod
+    def refuse(cls, body: dict[str, Any]) -> None:
+        refuse_asked(body, NOT_YET, INSTEAD)
+
+    @property
+    def timed(self) -> bool:
+        """Does the answer tell times?"""
+        return self.response_format in ("verbose_json", "srt", "vtt")
+
+
+def fields_of(parts: Mapping[str, Part]) -> tuple[dict[str, Any], bytes]:
+    """(the fields of a form, the file). ApiError."""
+    file = parts.get("file")
+    if file is None or file.filename is None:
+        raise ApiError("file: required field is missing: send the sound as a file of the form", "file")
+    fields: dict[str, Any] = {}
+    for name, part in parts.items():
+        if name == "file":
+            continue
+        if part.filename is not None:
+            raise ApiError(f"{name[:80]}: is no file", name[:80])
+        try:
+            value = part.data.decode()
+        except UnicodeDecodeError:
+            raise ApiError(f"{name[:80]}: is not UTF-8 text", name[:80]) from None
+        known = "timestamp_granularities" if name == "timestamp_granularities[]" else name
+        if value or known == "prompt":
+            fields[known] = int(value) if known == "priority" and value.lstrip("-").isdecimal() else value
+    return fields, file.data
+
+
+def check(request: AudioRequest) -> None:
+    """ApiError for fields that do not go together."""
+    asked = {g.strip() for g in request.timestamp_granularities.split(",") if g.strip()}
+    name = "timestamp_granularities"
+    if odd := sorted(asked - {"word", "segment"}):
+        raise ApiError(f"{name}: {odd[0]!r:.40} is neither word nor segment", name)
+    if "word" in asked:
+        raise ApiError(f"{name}: times of words are not supported by this version; ask for segment", name)
+    if asked and request.response_format != "verbose_json":
+        raise ApiError(f"{name}: needs response_format verbose_json", name)
+    if request.stream and request.timed:
+        raise ApiError(f"stream: {request.response_format} cannot be streamed; ask for json or text", "stream")

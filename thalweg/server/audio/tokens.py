@@ -1,0 +1,77 @@
+"""Tokens that tell the model what a transcript is to be, by the names that every Whisper tokenizer has."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+
+from thalweg.config import SoundConfig
+from thalweg.server.errors import ApiError
+from thalweg.text.tokenizer import Tokenizer
+
+LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
+STEP = 0.02
+"""Seconds from one time to the next."""
+FIRST_WITHIN = 50
+"""Steps within which the first time lies."""
+NAMES = {"english": "en", "german": "de", "french": "fr", "spanish": "es", "italian": "it", "portuguese": "pt", "dutch": "nl",
+         "russian": "ru", "chinese": "zh", "japanese": "ja", "korean": "ko", "arabic": "ar", "hindi": "hi", "turkish": "tr",
+         "polish": "pl", "ukrainian": "uk", "swedish": "sv", "czech": "cs"}  # fmt: skip
+"""Names that clients write in place of codes. OpenAI takes codes alone."""
+
+
+class Tokens:
+    """Made once per server."""
+
+    def __init__(self, tokenizer: Tokenizer, config: SoundConfig, max_len: int) -> None:
+        self._tokenizer, self._multilingual, self._max_len = tokenizer, config.multilingual, max_len
+        self.start = self._id("<|startoftranscript|>")
+        self.end = self._id("<|endoftext|>")
+        self.no_times = self._id("<|notimestamps|>")
+
+    def _id(self, token: str) -> int:
+        found = self._tokenizer.id_of(token)
+        if found is None:
+            raise ApiError(f"model: its tokenizer has no {token}, so it writes no transcripts here", "model")
+        return found
+
+    @property
+    def times(self) -> int:
+        """The first token that is a time."""
+        return self.no_times + 1
+
+    @cached_property
+    def languages(self) -> dict[str, int]:
+        """Code -> token. Of a model for English alone: none."""
+        if not self._multilingual:
+            return {}
+        last = self._tokenizer.vocab_size
+        names = ((i, LANGUAGE.fullmatch(self._tokenizer.token_of(i))) for i in range(self.start, min(last, self.times)))
+        return {name[1]: i for i, name in names if name is not None}
+
+    def language(self, asked: str) -> str:
+        """The code of a language that a client named. ApiError."""
+        code = NAMES.get(asked.lower(), asked.lower().replace("_", "-").partition("-")[0])
+        if not self.languages and code == "en":
+            return code
+        if not self.languages:
+            raise ApiError(f"language: this model knows English alone, not {asked!r}", "language")
+        if code not in self.languages:
+            raise ApiError(f"language: {asked!r} is none of {', '.join(sorted(self.languages))}", "language")
+        return code
+
+    def prompt(self, language: str, task: str, timed: bool, before: str) -> list[int]:
+        """What a transcript begins with. before: text that it goes on from. ApiError."""
+        ids = self._before(before) if before.strip() else []
+        ids.append(self.start)
+        if self.languages:
+            ids += [self.languages[language], self._id(f"<|{task}|>")]
+        elif task != "transcribe":
+            raise ApiError("model: it knows English alone, and translates nothing", "model")
+        return ids if timed else [*ids, self.no_times]
+
+    def _before(self, text: str) -> list[int]:
+        """The end of the text, as much as the model was trained on: half of its context."""
+        text = " " + text.strip()
+        ids = self._tokenizer.encode_with_data(text, [(0, len(text))], False)
+        return [self._id("<|startofprev|>"), *ids[-(self._max_len // 2 - 1) :]]

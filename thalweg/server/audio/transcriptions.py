@@ -1,0 +1,246 @@
+"""/v1/audio/transcriptions and /v1/audio/translations: a sound in windows, each of which the model hears by itself, all of them
+at once."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from thalweg.config import SoundConfig
+from thalweg.host import envs
+from thalweg.media.mel import HOP, RATE, LogMel, log_mel
+from thalweg.media.quiet import Window, windows
+from thalweg.media.sound import SoundGate
+from thalweg.outputs import RequestOutput
+from thalweg.params import RequestOutputKind, SamplingParams
+from thalweg.server.audio import pieces
+from thalweg.server.audio.protocol import AudioRequest, check, fields_of
+from thalweg.server.audio.tokens import FIRST_WITHIN, STEP, Tokens
+from thalweg.server.core.admission import Ticket
+from thalweg.server.core.serving import Job, Serving
+from thalweg.server.errors import ApiError
+from thalweg.server.http.answer import DONE, STARTED, EventStream, or_disconnect, respond
+
+OVERHEAD = 256 * 1024
+"""Bytes of a form beside its file."""
+DECODERS = 2
+ROUNDS = 30
+"""Times that what is left of a window is heard."""
+LEAST = 0.2
+"""Seconds that are worth it."""
+GIVEN = ("top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty", "repetition_penalty")
+
+
+class Ear:
+    """What the audio routes of a server share."""
+
+    def __init__(self, serving: Serving) -> None:
+        model = serving.engine.config.model
+        assert model.sound is not None
+        self.config: SoundConfig = model.sound
+        self.tokenizer = serving.tokenizer("file")
+        self.tokens = Tokens(self.tokenizer, model.sound, model.max_len)
+        self.most_bytes = int(envs.audio_file_megabytes() * 2**20)
+        self.gate = SoundGate(DECODERS, envs.audio_seconds())
+
+    def hear(self, data: bytes) -> Heard:
+        """For a thread. RequestError."""
+        sound = self.gate.decode(data)
+        if not sound.size:
+            raise ApiError("file: it has no samples", "file")
+        cuts = windows(sound, self.config.frames * HOP, RATE)
+        return Heard(sound, cuts, self.mels(sound, cuts))
+
+    def mels(self, sound: np.ndarray, cuts: Sequence[Window]) -> list[LogMel]:
+        return [LogMel(log_mel(sound[w.begin : w.end], self.config.bins, self.config.frames)) for w in cuts]
+
+
+@dataclass(slots=True)
+class Heard:
+    sound: np.ndarray
+    cuts: list[Window]
+    mels: list[LogMel]
+
+    @property
+    def seconds(self) -> float:
+        return self.sound.size / RATE
+
+
+async def transcriptions(serving: Serving, http: Request) -> Response:
+    return await _answer(serving, http, "transcribe")
+
+
+async def translations(serving: Serving, http: Request) -> Response:
+    return await _answer(serving, http, "translate")
+
+
+async def _answer(serving: Serving, http: Request, task: str) -> Response:
+    ear = serving.own(Ear)
+    parts, ticket = await serving.read_form(http, ear.most_bytes + OVERHEAD)
+    fields, data = fields_of(parts)
+    del parts
+    request = serving.fields.parse(AudioRequest, fields)
+    check(request)
+    serving.model_name(request.model)
+    if len(data) > ear.most_bytes:
+        raise ApiError(f"file: {len(data)} bytes; at most {ear.most_bytes} are taken: send it in parts", "file", 413)
+    language = ear.tokens.language(request.language) if request.language else ""
+    if not ear.tokens.languages:
+        language = "en"
+        ear.tokens.prompt(language, task, request.timed, "")  # refused before it is heard
+    heard = await asyncio.to_thread(ear.hear, data)
+    del data
+    work = or_disconnect(http.receive, _detected(serving, request, ear, heard, ticket)) if not language else None
+    if work is not None:
+        found = await work
+        if found is None:
+            return Response(status_code=499)
+        language = found
+    prompt = ear.tokens.prompt(language, task, request.timed, request.prompt)
+    prompts = [_prompt(prompt, mel) for mel in heard.mels]
+    job = serving.job(
+        "trsc" if task == "transcribe" else "trsl", http, request, prompts, _params(request, ear, len(prompt)), ticket
+    )
+    made = Transcript(serving, ear, request, job, heard, language, task)
+    if request.stream:
+        return EventStream(made.stream())
+    answer = await or_disconnect(http.receive, made.whole())
+    return Response(status_code=499) if answer is None else answer
+
+
+def _prompt(ids: list[int], mel: LogMel) -> dict[str, Any]:
+    return {"prompt_token_ids": list(ids), "multi_modal_data": {"audio": mel}}
+
+
+def _params(request: AudioRequest, ear: Ear, prompt: int) -> SamplingParams:
+    fields = {name: value for name in GIVEN if (value := getattr(request, name)) is not None}
+    if request.timed:
+        fields |= {"extra_args": {"timestamps": [ear.tokens.times, ear.tokens.end, FIRST_WITHIN]}, "logprobs": 0}
+    kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
+    return SamplingParams(
+        temperature=request.temperature or 0.0, max_tokens=request.max_completion_tokens, output_kind=kind,
+        detokenize=not request.timed, **fields,
+    )  # fmt: skip
+
+
+async def _detected(serving: Serving, request: AudioRequest, ear: Ear, heard: Heard, ticket: Ticket) -> str:
+    """The language that the first window most probably is in."""
+    known = ear.tokens.languages
+    params = SamplingParams(
+        temperature=0.0, max_tokens=1, allowed_token_ids=sorted(known.values()), detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )  # fmt: skip
+    job = Job(
+        id=f"lang-{id(heard):x}", model=serving.model_name(request.model), created=0,
+        prompts=[_prompt([ear.tokens.start], heard.mels[0])], params=params, priority=request.priority, ticket=ticket,
+    )  # fmt: skip
+    serving.check_priority(request.priority)
+    (output,) = await serving.run(job)
+    token = output.outputs[0].token_ids[0]
+    return next(code for code, i in known.items() if i == token)
+
+
+@dataclass(slots=True)
+class Transcript:
+    """One request: its windows as one answer, or as a stream."""
+
+    serving: Serving
+    ear: Ear
+    request: AudioRequest
+    job: Job
+    heard: Heard
+    language: str
+    task: str
+
+    async def whole(self) -> Response:
+        form = self.request.response_format
+        if self.request.timed:
+            found = await self._timed()
+            if form == "srt":
+                return Response(pieces.srt(found), media_type="text/plain")
+            if form == "vtt":
+                return Response(pieces.vtt(found), media_type="text/plain")
+            return respond({
+                "task": self.task, "language": self.language, "duration": round(self.heard.seconds, 3),
+                "text": "".join(p.text for p in found).strip(), "words": None,
+                "segments": pieces.verbose(found, self.job.params.temperature), "usage": self._usage(),
+            })  # fmt: skip
+        text = "".join(o.outputs[0].text for o in await self.serving.run(self.job)).strip()
+        if form == "text":
+            return Response(text + "\n", media_type="text/plain")
+        return respond({"text": text, "usage": self._usage()})
+
+    async def _timed(self) -> list[pieces.Piece]:
+        """Pieces of all windows, in order. What a window stops before is heard again, as a window of its own."""
+        found: list[list[pieces.Piece]] = [[] for _ in self.heard.cuts]
+        todo, job = list(enumerate(self.heard.cuts)), self.job
+        for _ in range(ROUNDS):
+            outputs = await self.serving.run(job)
+            for (i, window), output in zip(todo, outputs, strict=True):
+                found[i] += self._pieces(window, output)
+            rests = ((i, self._rest(window, o)) for (i, window), o in zip(todo, outputs, strict=True))
+            todo = [(i, rest) for i, rest in rests if rest is not None]
+            if not todo:
+                break
+            mels = await asyncio.to_thread(self.ear.mels, self.heard.sound, [w for _, w in todo])
+            prompt = self.job.prompts[0]["prompt_token_ids"]
+            job = msgspec.structs.replace(self.job, prompts=[_prompt(prompt, mel) for mel in mels])
+        return [piece for window in found for piece in window]
+
+    def _rest(self, window: Window, output: RequestOutput) -> Window | None:
+        """What of a window is to be heard again: all after the last time, where that stands twice. So the model was trained to
+        say that a piece begins there which it does not hear to its end."""
+        ids, times = [t for t in output.outputs[0].token_ids if t != self.ear.tokens.end], self.ear.tokens.times
+        if len(ids) < 3 or min(ids[-2:]) < times:
+            return None
+        begin = window.begin + round((ids[-1] - times) * STEP * RATE)
+        return Window(begin, window.end) if window.begin < begin < window.end - LEAST * RATE else None
+
+    def _pieces(self, window: Window, output: RequestOutput) -> list[pieces.Piece]:
+        choice = output.outputs[0]
+        ids = [t for t in choice.token_ids if t != self.ear.tokens.end]
+        known = [p[t].logprob for t, p in zip(choice.token_ids, choice.logprobs or (), strict=False) if t in p]
+        mean = sum(known) / len(known) if known else 0.0
+        length = (window.end - window.begin) / RATE
+        return list(pieces.cut(ids, self.ear.tokens, self.ear.tokenizer, window.begin / RATE, length, mean))
+
+    def _usage(self) -> dict[str, Any]:
+        return {"type": "duration", "seconds": math.ceil(self.heard.seconds)}
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """Windows in order: what a later one says waits until the earlier ones have ended."""
+        count, at, text = len(self.job.prompts), 0, ""
+        held: list[str] = [""] * count
+        ended = [False] * count
+        outputs = self.serving.stream(self.job)
+        try:
+            async for i, output in outputs:
+                yield STARTED
+                held[i] += output.outputs[0].text
+                ended[i] = output.finished
+                while at < count:
+                    delta, held[at] = held[at], ""
+                    delta = delta if text else delta.lstrip()
+                    text += delta
+                    if delta:
+                        yield _event({"type": "transcript.text.delta", "delta": delta})
+                    if not ended[at]:
+                        break
+                    at += 1
+        finally:
+            await outputs.aclose()
+        yield _event({"type": "transcript.text.done", "text": text.rstrip(), "usage": self._usage()})
+        yield DONE
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(body) + b"\n\n"
