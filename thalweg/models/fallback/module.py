@@ -34,6 +34,7 @@ class Foreign:
     """Holds no values: parameters, computed buffers and caches are passed."""
 
     reader = ConvertedFiles
+    vision = None
     has_argmax = False
     cache_scales: frozenset[str] = frozenset()
 

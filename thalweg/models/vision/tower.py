@@ -90,7 +90,7 @@ class Tower:
     @property
     def attention(self) -> tuple[AttentionBackend, AttnSpec]:
         """Of its layers, which are alike."""
-        first = self._blocks[0].mixer
+        first = self._blocks[0].mixers[0]
         return first.backend, first.spec
 
     def step(self, params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
