@@ -39,7 +39,11 @@ CHOKES = (
         ("thalweg/media/fetch.py", "thalweg/bench/", "thalweg/cli/", "thalweg/nano/"),
         "what a request names is fetched behind one gate",
     ),
-    Choke(("PIL", "cv2", "imageio"), ("thalweg/media/cell.py",), "images are decoded in one process, with its limits"),
+    Choke(
+        ("PIL", "cv2", "imageio", "soundfile"),
+        ("thalweg/media/cell.py", "thalweg/media/sound_cell.py"),
+        "images and sounds are decoded in one process, with its limits",
+    ),
     Choke(
         (
             "subprocess",
@@ -88,7 +92,7 @@ PACKAGES = {
     "thalweg/grammar/": {"numpy", "msgspec"},
     "thalweg/text/": {"tokenizers", "msgspec", "transformers"},
     "thalweg/template/": {"jinja2", "msgspec"},
-    "thalweg/media/": {"PIL", "msgspec", "numpy"},
+    "thalweg/media/": {"PIL", "msgspec", "numpy", "soundfile"},
     "thalweg/checkpoint/": {"numpy", "huggingface_hub"},
     "thalweg/models/fallback/": {"torch", "transformers"},
     "thalweg/models/": {"numpy", "torch", "tqdm"},

@@ -314,7 +314,7 @@ def test_every_known_name_has_one_reason_or_a_family():
         if known.missing is None:
             assert registry.has(name), f"{name} has neither a family nor a reason"
         elif known.missing.fallback:
-            assert classes.SPELLED.get(name, name) in classes.listed()
+            assert classes.spelled(name) in classes.listed()
         if (
             known.missing is not None
             and not known.missing.fallback

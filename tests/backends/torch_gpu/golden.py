@@ -88,7 +88,9 @@ def bind_more(binder: Binder, attention: Sequence[AttentionBackend], dtype: str)
     adapter; weights in formats of checkpoints."""
     for spec in (replace(LATENT, dtype=dtype), replace(LATENT, dtype="float32")):
         backend, refused = choose_attention(attention, spec, batch_invariant=binder.batch_invariant)
-        facts = {key: value for key, value in asdict(spec).items() if value or key != "spans"}  # as the layer says it
+        facts = {
+            key: value for key, value in asdict(spec).items() if value or key not in ("spans", "reach")
+        }  # as the layer says it
         binder.record(Choice("attention", facts, backend.name, backend.batch_invariant, refused))
     every = ops.all_ops()
     binder.bind(every["route"], k=8, scores="sigmoid", renormalise=True, experts=256)

@@ -24,7 +24,7 @@ class Vocabulary:
 
 
 def frontend(template: str = '<tool_call></tool_call>"arguments":<think>') -> Any:
-    return SimpleNamespace(tokenizer=Vocabulary(), chat=SimpleNamespace(source=template))
+    return SimpleNamespace(tokenizer=Vocabulary(), chat=SimpleNamespace(source=template, writer=lambda template: None))
 
 
 def answered(turns: ChatTurns, text: str, **fields: Any) -> CompletionOutput:

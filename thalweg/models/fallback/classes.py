@@ -22,8 +22,6 @@ OURS = (
 )  # fmt: skip
 """Keys of a configuration that were put there by this engine, are refused before, or are not the file's to say: which code
 runs."""
-SPELLED = {"PhiMoEForCausalLM": "PhimoeForCausalLM", "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM"}
-"""Names that published files have -> classes of transformers."""
 CHANGING = ("dynamic", "longrope")
 """Rotary positions whose frequencies follow the longest sequence at hand. Here they follow the longest served."""
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -51,9 +49,14 @@ def listed() -> set[str]:
     return found
 
 
+def spelled(name: str) -> str:
+    """The class of transformers that published files mean by a name: some write MoE where it writes Moe."""
+    return next((each for each in listed() if each.lower() == name.lower()), name)
+
+
 def find(name: str) -> type[PreTrainedModel]:
     """LookupError, in words, if transformers has no class of this name that generates text."""
-    name = SPELLED.get(name, name)
+    name = spelled(name)
     if name not in listed():
         raise LookupError(f"transformers {transformers.__version__} has no class of this name that generates text either")
     if name.endswith("ForConditionalGeneration"):
