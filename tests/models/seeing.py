@@ -117,6 +117,24 @@ FAMILIES: dict[str, Seeing] = {
         },
         ("image_grid_thw",),
     ),
+    "qwen2-vl": Seeing(
+        _config("Qwen2VLConfig", {"rope_parameters": {**MROPE, "mrope_section": [2, 2, 2]}, "head_dim": 12},
+                {"depth": 2, "embed_dim": 32, "hidden_size": 48, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2},
+                "<|image_pad|>"),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Qwen2VLImageProcessorPil",
+        {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}}, ("image_grid_thw",),
+    ),
+    "qwen3-vl-moe": Seeing(
+        _config("Qwen3VLMoeConfig",
+                {"rope_parameters": MROPE, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+                QWEN | {"deepstack_visual_indexes": [0, 2], "num_position_embeddings": 36}, "<|image_pad|>"),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Qwen2VLImageProcessorPil",
+        {
+            "patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}, "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+        },
+        ("image_grid_thw",),
+    ),
     "qwen3.5": Seeing(
         _config(
             "Qwen3_5Config",

@@ -12,7 +12,7 @@ from thalweg.media.processors.base import FILE, View, outer, vision
 from thalweg.media.processors.clip import Clip, clip
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
 from thalweg.media.processors.pixtral import Pixtral, pixtral
-from thalweg.media.processors.qwen_vl import QwenVL, qwen2_5_vl, qwen3_vl
+from thalweg.media.processors.qwen_vl import QwenVL, qwen2_5_vl, qwen2_vl, qwen3_vl
 
 __all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "QwenVL", "View", "processor"]
 
@@ -28,7 +28,9 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "LlavaForConditionalGeneration": _llava,
     "Mistral3ForConditionalGeneration": pixtral,
     "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl,
+    "Qwen2VLForConditionalGeneration": qwen2_vl,
     "Qwen3VLForConditionalGeneration": qwen3_vl,
+    "Qwen3VLMoeForConditionalGeneration": qwen3_vl,
     "Qwen3_5ForConditionalGeneration": qwen3_vl,
     "Qwen3_5MoeForConditionalGeneration": qwen3_vl,
 }

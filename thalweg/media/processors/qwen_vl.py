@@ -58,6 +58,12 @@ class QwenVL(ImageProcessor, frozen=True, kw_only=True):
         return patches.blocks(self, views[0])
 
 
+def qwen2_vl(config: Config, said: Config) -> QwenVL:
+    """Without windows. `hidden_size` there is what the encoder gives."""
+    seen = vision(config)
+    return _made(config, said, {**seen, "hidden_size": integer(seen, "embed_dim", default=1280)}, 28 * 28 * 1280, window=0)
+
+
 def qwen2_5_vl(config: Config, said: Config) -> QwenVL:
     seen = vision(config)
     patch, merge = integer(seen, "patch_size", default=14), integer(seen, "spatial_merge_size", high=16, default=2)

@@ -17,7 +17,7 @@ from thalweg.models.families.towers.common import beside, seen
 from thalweg.models.families.towers.gemma3 import gemma3 as gemma3_tower
 from thalweg.models.families.towers.gemma3 import vectors
 from thalweg.models.families.towers.pixtral import pixtral
-from thalweg.models.spec import Layer, ModelSpec, Names, Vision
+from thalweg.models.spec import Layer, ModelSpec, MoE, Names, Vision
 
 PREFIXES = (
     ("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."), ("model.language_model.", "model."),
@@ -80,6 +80,11 @@ def mistral3(config: Config) -> ModelSpec:
     return _seeing(_of_kind(config, "mistral", kinds), config, lambda c: pixtral(c, True))
 
 
+def qwen2_vl(config: Config) -> ModelSpec:
+    spec = qwen2.qwen2(_one_axis(config))
+    return _seeing(_with_axes(spec, config, mixed=False), config, qwen_vl.qwen2_vl)
+
+
 def qwen2_5_vl(config: Config) -> ModelSpec:
     spec = qwen2.qwen2(_one_axis(config))
     return _seeing(_with_axes(spec, config, mixed=False), config, qwen_vl.qwen2_5_vl)
@@ -88,6 +93,18 @@ def qwen2_5_vl(config: Config) -> ModelSpec:
 def qwen3_vl(config: Config) -> ModelSpec:
     spec = qwen3.qwen3(_one_axis({"rope_theta": 500_000.0, **config}))
     return _seeing(_with_axes(spec, config, mixed=True), config, qwen_vl.qwen3_vl)
+
+
+def qwen3_vl_moe(config: Config) -> ModelSpec:
+    """Experts lie in one tensor for all of a layer, on its side."""
+    said = {"rope_theta": 500_000.0, "num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, **config}
+    spec = qwen3.qwen3_moe(_one_axis({**said, "norm_topk_prob": True}))
+    layers = tuple(
+        replace(each, ffn=replace(each.ffn, fused=("experts.gate_up_proj", "experts.down_proj"), turned=True))
+        if isinstance(each.ffn, MoE) else each
+        for each in spec.layers
+    )  # fmt: skip
+    return _seeing(_with_axes(replace(spec, layers=layers), config, mixed=True), config, qwen_vl.qwen3_vl)
 
 
 def qwen3_5(config: Config) -> ModelSpec:

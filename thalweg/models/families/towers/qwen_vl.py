@@ -1,10 +1,11 @@
-"""Qwen's encoders: with windows, rotary positions and gated parts in 2.5, with stretched places and taps of layers in 3."""
+"""Qwen's encoders: with rotary positions in 2, windows and gated parts in 2.5, stretched places and taps of layers in
+3."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from thalweg.checkpoint.config import Config, integer
+from thalweg.checkpoint.config import Config, integer, real
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import hidden_size
 from thalweg.models.families.towers.common import act, seen, sees_all, size
@@ -13,6 +14,25 @@ from thalweg.models.spec.vision import Projector, Step
 
 EPS = 1e-6
 ROOT = "model.visual."
+
+
+def qwen2_vl(config: Config) -> tuple[Vision, tuple[str, ...]]:
+    """`hidden_size` there is what the encoder gives."""
+    said = seen(config)
+    hidden, depth = size(said, "embed_dim", 1280), size(said, "depth", 32)
+    wider = real(said, "mlp_ratio", 0.01, 100, default=4.0)
+    inner = UngatedMLP(inner=int(hidden * wider), act=act(said, "hidden_act", "quick_gelu"), bias=True)
+    norms = Norms(mixer=LayerNorm("norm1", hidden, EPS), ffn=LayerNorm("norm2", hidden, EPS))
+    group = integer(said, "spatial_merge_size", high=16, default=2) ** 2
+    wide = hidden * group
+    projector = Projector(
+        root=f"{ROOT}merger.", group=group, before=LayerNorm("ln_q", hidden, EPS),
+        steps=(
+            Step("mlp.0", wide, wide, True, "gelu"),
+            Step("mlp.2", wide, _out(config, {"out_hidden_size": said.get("hidden_size")}), True),
+        ),
+    )  # fmt: skip
+    return _vision(config, said, hidden, depth, Layer(_attention(said, hidden), inner, norms), projector, False), ()
 
 
 def qwen2_5_vl(config: Config) -> tuple[Vision, tuple[str, ...]]:
