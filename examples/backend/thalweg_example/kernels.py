@@ -20,10 +20,11 @@ def _supports(spec: Mapping[str, Any]) -> str | None:
     return None if spec["dtype"] == "float32" else f"NumPy has no {spec['dtype']}"
 
 
-def _rms_norm(x: Tensor, weight: Tensor, *, eps: float, offset: float = 0.0) -> Tensor:
+def _rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float, offset: float = 0.0) -> Tensor:
     a = x.numpy()
     scale = 1 / np.sqrt(np.mean(a * a, -1, keepdims=True, dtype=np.float64) + eps)
-    return torch.from_numpy((a * scale).astype(np.float32) * (weight.numpy() + np.float32(offset)))
+    normed = (a * scale).astype(np.float32)
+    return torch.from_numpy(normed if weight is None else normed * (weight.numpy() + np.float32(offset)))
 
 
 def _transposed(w: QTensor) -> np.ndarray:

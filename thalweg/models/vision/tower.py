@@ -100,7 +100,8 @@ class Tower:
         x = self._embedded(params, patches)
         caches: list[Any] = [x.new_zeros(0)] * len(self._blocks)
         tables = {0: patches.turn}
-        flows = (Flow(batch, caches, tables), Flow(windows(batch), caches, tables))
+        rows = torch.arange(len(x), dtype=torch.int32, device=x.device)  # each patch has its own row of the table
+        flows = tuple(Flow(each, caches, tables, rows=rows) for each in (batch, windows(batch)))
         residual, made = None, list[Array]()
         for i, block in enumerate(self._blocks):
             x, residual = block(params["layers"][i], x, residual, flows[i in self.spec.windowed])
@@ -136,7 +137,10 @@ def windows(batch: StepBatch) -> StepBatch:
     patches = batch.get(Patches)
     assert patches is not None
     size = patches.window
+    last = (size.cumsum(0) - 1).to(torch.int32)
+    rows = torch.ones_like(batch.positions).cumsum(0) - 1
+    within = rows - (last + 1 - size).index_select(0, patches.window_seq)
     return replace(
-        batch, token_seq=patches.window_seq, query=size, last_row=(size.cumsum(0) - 1).to(torch.int32),
+        batch, token_seq=patches.window_seq, query=size, last_row=last, positions=within.to(torch.int32),
         slots=torch.ones_like(size), context=torch.zeros_like(size),
     )  # fmt: skip
