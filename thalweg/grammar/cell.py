@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from functools import partial
 
 import msgspec
 
@@ -18,7 +19,7 @@ from thalweg.grammar.compiled import Compiler
 from thalweg.grammar.convert import located, source_of
 from thalweg.grammar.source import Asked, GrammarError, Source, Vocabulary
 from thalweg.grammar.wire import Job, Judged, Refused, frame
-from thalweg.host.confined import AGAIN, Confined, write
+from thalweg.host.confined import AGAIN, Confined
 from thalweg.host.processes import in_forks
 
 KEPT_BYTES = 128 << 20
@@ -57,17 +58,7 @@ def _answer(process: Confined, compiler: Compiler, job: Job) -> Judged | Refused
 def _work(compiler: Compiler) -> int:
     """In a fork: the jobs, up to one that leaves too much behind."""
     process = Confined()
-    decoder = msgspec.msgpack.Decoder(Job)
-    process.confine()
-    try:
-        while (body := process.next()) is not None:
-            reply = _answer(process, compiler, decoder.decode(body))
-            write(frame(reply))
-            if reply.last:
-                return AGAIN
-    except OSError:  # the parent is gone
-        return 1
-    return 0
+    return process.serve(msgspec.msgpack.Decoder(Job).decode, partial(_answer, process, compiler), frame, retired=AGAIN)
 
 
 def main() -> int:

@@ -12,8 +12,9 @@ import resource
 import select
 import signal
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol, TypeVar
 
 HEADER = struct.Struct("!I")
 MAX_FRAME = 256 << 20
@@ -25,6 +26,17 @@ AGAIN = 3
 PARENT_SECONDS = 2.0
 """Seconds between looks of an idle process whether its parent is still there. Its pipe tells sooner, unless it was
 inherited."""
+
+
+class Last(Protocol):
+    """An answer, which says whether this process ends with it."""
+
+    @property
+    def last(self) -> bool: ...
+
+
+Job = TypeVar("Job")
+Reply = TypeVar("Reply", bound=Last)
 
 
 class Confined:
@@ -53,6 +65,25 @@ class Confined:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and then closes the pipe
         for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE):
             resource.setrlimit(limit, (0, 0))
+
+    def serve(
+        self, decode: Callable[[bytes], Job], answer: Callable[[Job], Reply], frame: Callable[[Reply], bytes], retired: int = 0
+    ) -> int:
+        """Confine the process and answer jobs, one by one, until none come or an answer is the last. Returns its exit status:
+        0, `retired` after a last answer, or 1 where the parent is gone. A job's bytes are let go before it is answered."""
+        self.confine()
+        try:
+            while (body := self.next()) is not None:
+                job = decode(body)
+                del body
+                reply = answer(job)
+                del job
+                write(frame(reply))
+                if reply.last:
+                    return retired
+        except OSError:  # the parent is gone
+            return 1
+        return 0
 
     @contextmanager
     def limited(self, seconds: float, wall: float, memory: int) -> Iterator[None]:

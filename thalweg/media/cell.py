@@ -9,10 +9,11 @@ from __future__ import annotations
 import gc
 import io
 import sys
+from functools import partial
 
 import msgspec
 
-from thalweg.host.confined import Confined, write
+from thalweg.host.confined import Confined
 from thalweg.media.processors import Processor, View
 from thalweg.media.wire import Done, Job, Picture, Refused, frame
 
@@ -83,37 +84,18 @@ def _opaque(image: Image.Image) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-class Cell:
-    """Reads images one by one. `run` returns when the input ends."""
-
-    def __init__(self) -> None:
-        self._decoder = msgspec.msgpack.Decoder(Job)
-        if READY:
-            Image.preinit()
-        self.process = Confined()
-
-    def run(self) -> None:
-        while (body := self.process.next()) is not None:
-            job = self._decoder.decode(body)
-            del body
-            reply = self._answer(job)
-            del job
-            write(_framed(reply))
-            if reply.last:
-                return
-
-    def _answer(self, job: Job) -> Done | Refused:
-        if not READY:
-            return Refused("library", last=True)
-        with self.process.limited(job.seconds, job.wall, job.memory):
-            try:
-                views = pictures(job.data, job.processor, job.most_pixels)
-            except MemoryError:
-                self.process.limit_memory(None)
-                return Refused("memory", last=True)
-            except RefusedError as e:
-                return msgspec.structs.replace(e.reply, last=self.process.grown() > KEPT_BYTES)
-        return Done(views, last=self.process.grown() > KEPT_BYTES)
+def answer(process: Confined, job: Job) -> Done | Refused:
+    if not READY:
+        return Refused("library", last=True)
+    with process.limited(job.seconds, job.wall, job.memory):
+        try:
+            views = pictures(job.data, job.processor, job.most_pixels)
+        except MemoryError:
+            process.limit_memory(None)
+            return Refused("memory", last=True)
+        except RefusedError as e:
+            return msgspec.structs.replace(e.reply, last=process.grown() > KEPT_BYTES)
+    return Done(views, last=process.grown() > KEPT_BYTES)
 
 
 def _framed(reply: Done | Refused) -> bytes:
@@ -124,14 +106,11 @@ def _framed(reply: Done | Refused) -> bytes:
 
 
 def main() -> int:
-    cell = Cell()
-    cell.process.confine()
+    if READY:
+        Image.preinit()
+    process = Confined()
     gc.freeze()
-    try:
-        cell.run()
-    except OSError:  # the parent is gone
-        return 1
-    return 0
+    return process.serve(msgspec.msgpack.Decoder(Job).decode, partial(answer, process), _framed)
 
 
 if __name__ == "__main__":

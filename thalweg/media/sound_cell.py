@@ -10,12 +10,13 @@ import gc
 import io
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from thalweg.host.confined import Confined, write
+from thalweg.host.confined import Confined
 from thalweg.media import wav
 from thalweg.media.resample import resample
 from thalweg.media.sound_wire import Heard, Job, Refused, frame
@@ -82,20 +83,9 @@ def answer(process: Confined, job: Job) -> Heard | Refused:
 
 
 def main() -> int:
-    decoder = msgspec.msgpack.Decoder(Job)
     process = Confined()
-    process.confine()
     gc.freeze()
-    try:
-        while (body := process.next()) is not None:
-            reply = answer(process, decoder.decode(body))
-            del body
-            write(frame(reply))
-            if reply.last:
-                return 0
-    except OSError:  # the parent is gone
-        return 1
-    return 0
+    return process.serve(msgspec.msgpack.Decoder(Job).decode, partial(answer, process), frame)
 
 
 if __name__ == "__main__":

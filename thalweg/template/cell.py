@@ -14,7 +14,7 @@ from datetime import datetime
 import msgspec
 
 from thalweg.errors import CheckpointError, RequestError
-from thalweg.host.confined import Confined, write
+from thalweg.host.confined import Confined
 from thalweg.template.sandbox import ChatTemplate, OutputLimitError, load_all
 from thalweg.template.wire import Done, Job, Refused, frame
 
@@ -25,25 +25,14 @@ KEPT_BYTES = 48 << 20
 
 
 class Cell:
-    """Renders jobs one by one. `run` returns when the input ends."""
+    """Renders jobs."""
 
     def __init__(self) -> None:
-        self._decoder = msgspec.msgpack.Decoder(Job)
         self._templates: dict[str, ChatTemplate] = {}
         load_all()
         self.process = Confined()
 
-    def run(self) -> None:
-        while (body := self.process.next()) is not None:
-            job = self._decoder.decode(body)
-            del body
-            reply = self._answer(job)
-            del job
-            write(frame(reply))
-            if reply.last:
-                return
-
-    def _answer(self, job: Job) -> Done | Refused:
+    def answer(self, job: Job) -> Done | Refused:
         limits = job.limits
         with self.process.limited(limits.seconds, limits.wall, limits.memory):
             try:
@@ -81,13 +70,8 @@ class Cell:
 
 def main() -> int:
     cell = Cell()
-    cell.process.confine()
     gc.freeze()
-    try:
-        cell.run()
-    except OSError:  # the parent is gone
-        return 1
-    return 0
+    return cell.process.serve(msgspec.msgpack.Decoder(Job).decode, cell.answer, frame)
 
 
 if __name__ == "__main__":
