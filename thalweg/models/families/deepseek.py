@@ -7,8 +7,9 @@ import math
 from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, real, text
-from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.models.families.common import act, decoder, layer_count, mlp, pre_norms, rope
+from thalweg.errors import UnsupportedModelError
+from thalweg.models.families.common import decoder, layer_count, mlp, pre_norms, rope
+from thalweg.models.families.mixtures import corrected, mixture
 from thalweg.models.spec import LatentAttention, Layer, ModelSpec, MoE, Names, Rope
 
 
@@ -16,9 +17,10 @@ def deepseek_v2(config: Config) -> ModelSpec:
     """`topk_method` "greedy" chooses among all experts, "group_limited_greedy" within groups, for which their best expert
     stands."""
     config = {"q_lora_rank": 1536, "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407, **config}
-    method, grouped = text(config, "topk_method", "greedy"), {}
+    method = text(config, "topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise UnsupportedModelError(f"config.json: topk_method: {method!r:.80} is not supported by this version")
+    grouped: dict[str, Any] = {}
     if method != "greedy":
         grouped = {"groups": integer(config, "n_group"), "top_groups": integer(config, "topk_group"), "group_best": 1}
     moe = mixture(config, renormalise=flag(config, "norm_topk_prob", False), **grouped)
@@ -65,29 +67,6 @@ def _sharper(rope: Rope) -> float:
         return 1.0
     factor = real(parameters, "factor", 1e-6, 1e6, where="rope_parameters")
     return (0.1 * every * math.log(factor) + 1.0) ** 2 if factor > 1 else 1.0
-
-
-def mixture(config: Config, **more: Any) -> MoE:
-    """more: fields of `spec.MoE` that the family decides."""
-    experts, each = integer(config, "n_routed_experts", high=1 << 16), integer(config, "moe_intermediate_size", high=1 << 24)
-    shared = integer(config, "n_shared_experts", low=0, default=1)
-    groups = more.get("groups", 1)
-    if experts % groups or not 1 <= more.get("top_groups", 1) <= groups:
-        raise CheckpointError(f"config.json: n_group, topk_group: {groups} groups, of which {more.get('top_groups')} count, "
-                              f"do not divide {experts} experts")  # fmt: skip
-    return MoE(
-        experts=experts, top_k=integer(config, "num_experts_per_tok", high=experts), inner=each, act=act(config),
-        scale=real(config, "routed_scaling_factor", 1e-6, 1e6, default=1.0),
-        shared=mlp(config, inner=shared * each, name="shared_experts") if shared else None, **more,
-    )  # fmt: skip
-
-
-def corrected(config: Config) -> MoE:
-    """Chosen by sigmoids and a correction, within groups that their best two stand for."""
-    return mixture(
-        config, scores="sigmoid", renormalise=flag(config, "norm_topk_prob", True), correction="gate.e_score_correction_bias",
-        groups=integer(config, "n_group", default=1), top_groups=integer(config, "topk_group", default=1),
-    )  # fmt: skip
 
 
 def layers(config: Config, mixer: LatentAttention, moe: MoE, *, dense: int) -> ModelSpec:

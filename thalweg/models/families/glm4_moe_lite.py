@@ -5,7 +5,8 @@ from __future__ import annotations
 from thalweg.checkpoint.config import Config, flag
 from thalweg.errors import CheckpointError
 from thalweg.models.families.common import eps, layer_count
-from thalweg.models.families.deepseek import corrected, latent, layers
+from thalweg.models.families.deepseek import latent, layers
+from thalweg.models.families.mixtures import corrected
 from thalweg.models.spec import ModelSpec
 
 

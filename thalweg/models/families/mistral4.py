@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import CheckpointError
-from thalweg.models.families.deepseek import latent, layers, mixture
+from thalweg.models.families.deepseek import latent, layers
+from thalweg.models.families.mixtures import mixture
 from thalweg.models.spec import ModelSpec
 
 

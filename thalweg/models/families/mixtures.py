@@ -1,34 +1,46 @@
-"""Mixtures that several families share: experts chosen by sigmoids and a correction, beside some that every token goes to."""
+"""Mixtures that several families share: experts chosen within groups, beside some that every token goes to."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, real
-from thalweg.errors import UnsupportedModelError
+from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import act, layer_count, mlp
 from thalweg.models.spec import MoE
 
 
-def corrected(
+def mixture(
     config: Config, *, experts: str = "n_routed_experts", shared: str = "n_shared_experts",
-    scale: str = "routed_scaling_factor", most: int = 128, top: int = 8, inner: int = 1408, renormalise: bool = True,
-    **more: Any,
+    scale: str = "routed_scaling_factor", most: int = 128, top: int = 8, inner: int = 1408, **more: Any,
 ) -> MoE:  # fmt: skip
-    """As DeepSeek V3 has it. experts, shared, scale: the configuration's keys. most, top, inner: what absent ones mean.
-    more: fields of `spec.MoE` that the family decides."""
+    """As DeepSeek has it. experts, shared, scale: the configuration's keys. most, top, inner: what absent ones mean. more:
+    fields of `spec.MoE` that the family decides."""
     count = integer(config, experts, high=1 << 16, default=most)
     each = integer(config, "moe_intermediate_size", high=1 << 24, default=inner)
     always = integer(config, shared, low=0, high=1 << 16, default=1) if config.get(shared, 1) is not None else 0
+    groups, kept = more.get("groups", 1), more.get("top_groups", 1)
+    if count % groups or not 1 <= kept <= groups:
+        raise CheckpointError(
+            f"config.json: n_group, topk_group: {groups} groups, of which {kept} count, do not divide {count} experts"
+        )
     said: dict[str, Any] = {
         "experts": count, "top_k": integer(config, "num_experts_per_tok", high=count, default=min(top, count)), "inner": each,
-        "act": act(config), "scores": "sigmoid", "renormalise": flag(config, "norm_topk_prob", renormalise),
-        "scale": real(config, scale, 1e-6, 1e6, default=1.0), "correction": "gate.e_score_correction_bias",
-        "groups": integer(config, "n_group", high=count, default=1),
-        "top_groups": integer(config, "topk_group", high=count, default=1),
+        "act": act(config), "scale": real(config, scale, 1e-6, 1e6, default=1.0),
         "shared": mlp(config, inner=always * each, name="shared_experts") if always else None,
     }  # fmt: skip
     return MoE(**(said | more))
+
+
+def corrected(config: Config, *, renormalise: bool = True, **more: Any) -> MoE:
+    """As DeepSeek V3 has it: chosen by sigmoids and a correction, within groups that their best two stand for. renormalise:
+    what an absent norm_topk_prob means. more: as `mixture` takes them."""
+    said: dict[str, Any] = {
+        "scores": "sigmoid", "renormalise": flag(config, "norm_topk_prob", renormalise),
+        "correction": "gate.e_score_correction_bias", "groups": integer(config, "n_group", default=1),
+        "top_groups": integer(config, "topk_group", default=1),
+    }  # fmt: skip
+    return mixture(config, **(said | more))
 
 
 def sparse(config: Config, dense: int) -> list[bool]:

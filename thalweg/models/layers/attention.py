@@ -230,11 +230,9 @@ def _attending(
     between = scales is not None and eps is not None  # norms would undo what comes before them
     after = per_head is not None and per_head.after
     alone = after or between or (per_head is not None and not per_head.weight)
-    if rope is not None and not alone and _offered(ctx, backend, attn, prologue):
+    if rope is not None and not rope.given and not alone and _offered(ctx, backend, attn, prologue):
         fused = _Fused(backend, attn, prologue, scales)
-        return (
-            _Either(fused, _Ops(ctx, backend, attn, prologue, prologue, scales)) if rope.sections or not spec.causal else fused
-        )
+        return _Either(fused, _Ops(ctx, backend, attn, prologue, prologue, scales)) if rope.sections else fused
     return _Ops(ctx, backend, attn, prologue if rope else None, prologue, scales, after)
 
 

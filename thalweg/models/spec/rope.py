@@ -35,6 +35,8 @@ class Rope:
     trained: int
     """max_position_embeddings."""
     interleaved: bool = False
+    given: bool = False
+    """The step brings the table, with a row for each token in place of one for each position."""
     sections: tuple[int, ...] = ()
     """Frequencies that turn by each axis of positions with several (M-RoPE); () = there is one."""
     mixed: bool = False

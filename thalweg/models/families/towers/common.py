@@ -43,7 +43,7 @@ def sees_all(heads: int, hidden: int, *, turned: bool = False, head_dim: int = 0
     if hidden % heads and not head_dim:
         raise CheckpointError(f"config.json: vision_config: {heads} heads do not divide {hidden}")
     head_dim = head_dim or hidden // heads
-    rope = Rope({"rope_type": "default", "rope_theta": 1e4}, head_dim, 1) if turned else None
+    rope = Rope({"rope_type": "default", "rope_theta": 1e4}, head_dim, 1, given=True) if turned else None
     return Attention(heads=heads, kv_heads=heads, head_dim=head_dim, rope=rope, causal=False, **more)
 
 
