@@ -21,6 +21,7 @@ FIGURES = {
     "prefill_tok_s": "prefill, prompt of 2,048",
     "streams16_tok_s": "16 streams",
     "streams32_tok_s": "32 streams",
+    "mixed_tok_s": "24 of mixed lengths",
     "shared_warm_s": "16 cached prefixes",
     "start_s": "start to first token",
     MEMORY: "peak memory, lowest",

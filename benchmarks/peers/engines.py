@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 DRIVERS = Path(__file__).parent / "drivers"
-FORMS = ("bf16", "int8", "int4")
+FORMS = ("bf16", "int8", "int4", "fp8")
 """What is compared with what: weights of the same width."""
 KV8 = "thalweg-kv8"
 """thalweg with keys and values in 8 bits, as OpenVINO has them unless told otherwise."""
+GGUF = "thalweg-gguf"
+"""thalweg with the files that llama.cpp reads, in place of weights that it rounds itself."""
+OURS = ("thalweg", KV8, GGUF)
 SLOTS = 32
 """Requests that llama.cpp's server takes at once; its cache is divided among no fewer."""
 
@@ -30,14 +33,16 @@ class Engine:
 
 
 _COMPRESSED = {"bf16": "checkpoint", "int8": "w8a8", "int4": "w4a16"}
+_GGUF = {"bf16": "gguf-bf16", "int8": "gguf-q8_0", "int4": "gguf-q4_k_m"}
 ENGINES = {
     e.name: e
     for e in (
         Engine("thalweg", "drive_thalweg.py", dict.fromkeys(FORMS, "checkpoint"), own_environment=False),
         Engine(KV8, "drive_thalweg.py", dict.fromkeys(FORMS, "checkpoint"), own_environment=False),
+        Engine(GGUF, "drive_thalweg.py", _GGUF, own_environment=False),
         Engine("vllm", "drive_vllm.py", _COMPRESSED),
         Engine("vllm-zen", "drive_vllm.py", _COMPRESSED),
-        Engine("llamacpp", "drive_llamacpp.py", {"bf16": "gguf-bf16", "int8": "gguf-q8_0", "int4": "gguf-q4_k_m"}),
+        Engine("llamacpp", "drive_llamacpp.py", _GGUF),
         Engine("openvino", "drive_openvino.py", {"bf16": "ov-fp16", "int8": "ov-int8", "int4": "ov-int4"}),
         Engine("transformers", "drive_transformers.py", {"bf16": "checkpoint"}),
     )
@@ -70,6 +75,8 @@ def settings(engine: Engine, envs: Path, weights: Path, form: str, config: Mappi
     }  # fmt: skip
     if engine.name == KV8:
         out["kv_cache_dtype"] = "int8_per_token_head"
+    if engine.name in ("thalweg", KV8) and form != "bf16":
+        out["quantization"] = form
     if engine.name == "llamacpp":
         width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         per_token = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * width * 2  # keys and values of 2 bytes

@@ -62,7 +62,7 @@ def main(a: argparse.Namespace) -> dict[str, Any]:
     source = a.model or models.checkpoint(a.shape, a.layers, a.models)
     entries = [entry(ENGINES[name], form, source, a, limits) for form in a.weights for name in a.engines
                if form in ENGINES[name].weights]  # fmt: skip
-    ceilings = ["bf16", *(["int8"] if set(a.weights) - {"bf16"} else [])]
+    ceilings = ["bf16", *(["int8"] if {"int8", "int4"} & set(a.weights) else [])]
     report = heading(a, limits, source)
     report["conditions"].append(conditions.measure(len(cores), ceilings))
     for e in entries:

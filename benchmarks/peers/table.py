@@ -9,17 +9,17 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.peers.engines import KV8
+from benchmarks.peers.engines import OURS
 from benchmarks.peers.workloads import counted
 
 COLUMNS = (
     ("load_s", "load s", ".1f"), ("ttft_s", "TTFT 512 s", ".2f"), ("decode_tok_s", "decode tok/s", ".1f"),
     ("prefill_tok_s", "prefill 2,048 tok/s", ".0f"), ("streams16_tok_s", "16 streams tok/s", ".0f"),
-    ("streams32_tok_s", "32 streams tok/s", ".0f"), ("shared_cold_s", "16 x shared 1,024 cold s", ".1f"),
+    ("streams32_tok_s", "32 streams tok/s", ".0f"), ("mixed_tok_s", "mixed tok/s", ".0f"),
+    ("shared_cold_s", "16 x shared 1,024 cold s", ".1f"),
     ("shared_warm_s", "warm s", ".1f"), ("start_s", "start to first token s", ".1f"), ("peak_rss_mib", "peak RSS MiB", ",.0f"),
 )  # fmt: skip
 """Figure, heading, format."""
-OURS = ("thalweg", KV8)
 
 
 def better(key: str) -> bool:

@@ -66,6 +66,15 @@ def _shared(w: Workload, seconds: Mapping[str, float]) -> dict[str, float]:
     return {"shared_cold_s": seconds["cold"], "shared_warm_s": seconds["warm"]}
 
 
+MIXED = (32, 1024, 64, 256, 128, 512, 48, 768, 96, 192, 384, 80, 640, 32, 160, 320, 1024, 64, 448, 112, 224, 56, 896, 144)
+"""Prompt tokens of requests that come at once: from a line to some pages, in no order."""
+
+
+def _mixed(w: Workload, seconds: Mapping[str, float]) -> dict[str, float]:
+    whole = w.call("whole")
+    return {"mixed_tok_s": (sum(whole.lengths) + len(whole.lengths) * whole.new) / seconds["whole"]}
+
+
 def workloads(scale: int = 1) -> dict[str, Workload]:
     """By name. scale: lengths are divided by it, to try a driver out; such figures are not worth quoting."""
 
@@ -81,6 +90,7 @@ def workloads(scale: int = 1) -> dict[str, Workload]:
         streams(16),
         streams(32),
         Workload("shared", tuple(Call(name, (n(32),) * 16, n(32), n(1024)) for name in ("cold", "warm")), _shared),
+        Workload("mixed", (Call("whole", tuple(n(length) for length in MIXED), n(64)),), _mixed),
     )
     return {w.name: w for w in every}
 

@@ -360,6 +360,17 @@ def test_a_cache_in_8_bits_is_an_engine_of_its_own() -> None:
     assert got == {("thalweg", "openvino"): 0.5, ("thalweg-kv8", "openvino"): 1.5}
 
 
+def test_files_of_llamacpp_are_not_rounded_again() -> None:
+    limits = Limits((0,), 1 << 30, 4096)
+
+    def told(name: str, form: str) -> object:
+        return engines.settings(ENGINES[name], Path("/nowhere"), Path("/w"), form, {}, limits).get("quantization")
+
+    assert [told("thalweg", f) for f in ("bf16", "int4", "fp8")] == [None, "int4", "fp8"]
+    assert [told("thalweg-gguf", f) for f in ENGINES["thalweg-gguf"].weights] == [None] * 3
+    assert ENGINES["thalweg-gguf"].weights == ENGINES["llamacpp"].weights
+
+
 # ---------------------------------------------------------------- chart
 
 
@@ -397,7 +408,7 @@ def test_the_chart_that_is_committed_is_what_is_drawn(capsys: pytest.CaptureFixt
     ("words", "says"),
     [
         (["--engines", "vllm"], "install vllm"),
-        (["--engines", "other"], "'other' is none of thalweg, thalweg-kv8, vllm"),
+        (["--engines", "other"], "'other' is none of thalweg, thalweg-kv8, thalweg-gguf, vllm"),
         (["--workloads", "single,double"], "'double' is none of"),
         (["--repeats", "0"], "--repeats: 0 must be at least 1"),
         (["--output-json", "/no/such/folder/r.json"], "no directory"),

@@ -11,7 +11,7 @@ def load(s: dict[str, Any]) -> Loaded:
     from thalweg import LLM, SamplingParams, __version__
 
     flags = {
-        "device": "cpu", "dtype": "bfloat16", "quantization": None if s["form"] == "bf16" else s["form"],
+        "device": "cpu", "dtype": "bfloat16", "quantization": s.get("quantization"),
         "threads": s["threads"], "kv_cache_memory_bytes": s["kv_bytes"], "max_model_len": s["max_len"],
         "skip_tokenizer_init": True, "kv_cache_dtype": s.get("kv_cache_dtype", "auto"),
     }  # fmt: skip
