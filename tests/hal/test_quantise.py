@@ -39,7 +39,8 @@ def test_rounding_is_within_half_a_step_also_in_a_short_last_group(name: str, fa
             span = weight.abs().max()
         if not format.symmetric:
             span = group.amax(-1, keepdim=True).clamp(min=0) - group.amin(-1, keepdim=True).clamp(max=0)
-        assert ((back[:, at : at + size] - group).abs() <= span * step * 1.001).all()
+        slack = 2**-8 if format.kind == "int" and format.bits == 4 else 1e-3  # whose scales are bfloat16
+        assert ((back[:, at : at + size] - group).abs() <= span * step * (1 + slack)).all()
 
 
 def test_mxfp4_holds_the_nearest_of_its_levels_under_a_power_of_two() -> None:

@@ -94,11 +94,24 @@ def test_every_level_is_itself(library: Library, levels: str) -> None:
 
 HALF = torch.tensor([1.0, -3.5, 2.0**-24, 1023 * 2.0**-24, 2.0**-14, 65504.0, 0.0, 0.1]).half().float()
 MULTIPLES = torch.tensor([63, 1, 0, -32, 17, 127, 5, 40]) * torch.tensor(1.2345).half().float()
+
+
+def multiples(by: dict[int, int]) -> torch.Tensor:
+    """MULTIPLES, but at these places so many times the unit."""
+    out = MULTIPLES.clone()
+    for at, times in by.items():
+        out[at] = times * MULTIPLES[1]
+    return out
+
+
 SCALES = {
     "f16": (HALF, 2),
     "bf16": (torch.tensor([1e-30, 3e30, -2.5, 2.0**-120, 1.0, 7.0, 0.0, 2.0**100]).bfloat16().float(), 2),
     "multiples": (MULTIPLES, 1.5),
     "multiples of next to nothing": (MULTIPLES * 2.0**-100, 1.5),
+    "multiples down to -128, as Q6_K has them": (multiples({5: -128}), 1.5),
+    "multiples up to 128": (multiples({5: 128}), 1.5),
+    "128 both ways": (multiples({5: 128, 2: -128}), 4),
     "multiples that are far apart": (torch.tensor([1.0, 2.0**-7 + 2.0**-20, 3, 5, 7, 9, 11, 13]), 4),
     "any": (torch.tensor([0.1, 1e-40, 2.0, -1e38, 1 / 3, 5.0, 6.0, 7.0]), 4),
     "none": (torch.zeros(8), 1.5),

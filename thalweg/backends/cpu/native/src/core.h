@@ -46,7 +46,7 @@ struct Weight {
     bool quads, shifted;  // shifted: codes came with zero points, and without sign
     uint8_t* data;
     Numbers scales;   // none if dense
-    Numbers offsets;  // subtracted. Quads: float32 zero points, above `base_of`. Others: minima, or zero points in bytes
+    Numbers offsets;  // subtracted. Minima, or zero points in bytes, above `zero_of`. Quads: no minima, but zero points that need not be whole
     int32_t* sums;   // int8_rows: [panels, 64], 128 * sum of the codes of an output
     float* outer;    // [panels, 64] or null: multiplies whole sums of an output
     float levels[16];     // of 4-bit codes, not in quads. int6: the first
@@ -56,6 +56,8 @@ struct Weight {
     void* memory;
     size_t bytes;
 };
+
+inline int zero_of(const Weight* w) { return w->quads ? base_of(w->form) : middle_of(w->form); }  // zero points are counted from it
 
 constexpr int64_t PLANES_MOST = 32768;  // inputs of a group in quads: their sums stay within 32 bits
 

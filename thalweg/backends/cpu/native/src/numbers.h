@@ -29,7 +29,8 @@ inline uint16_t as_f16(uint32_t u) {  // of those
 }
 inline bool fits_bf16(uint32_t u) { return !(u & 0xffff) && (u >> 23 & 255) != 255; }
 
-// `count` numbers as whole multiples, at most 127, of the largest unit there is. False if there is none.
+// `count` numbers as whole multiples, from -128 to 127, of the largest unit there is. False if there is none. The unit is
+// negative where 128 of a positive one would be needed: of 16 scales of Q6_K the largest is -128 times theirs, whatever its sign.
 inline bool as_bytes(const float* x, int64_t count, float* unit, int8_t* codes) {
     uint64_t odd[UNIT_INPUTS / 2], common = 0;
     int least = 1 << 20, at[UNIT_INPUTS / 2];
@@ -55,13 +56,21 @@ inline bool as_bytes(const float* x, int64_t count, float* unit, int8_t* codes) 
         }
         common = a;
     }
+    uint64_t most[2] = {0, 0};  // of numbers above 0, and below
     for (int64_t i = 0; i < count; ++i) {
         const uint32_t u = bits_of(x[i]);
-        const uint64_t code = u << 1 ? odd[i] / common : 0;
-        if (code > 127) return false;
-        codes[i] = int8_t(u >> 31 ? -int64_t(code) : int64_t(code));
+        if (!(u << 1)) continue;
+        odd[i] /= common;
+        most[u >> 31] = odd[i] > most[u >> 31] ? odd[i] : most[u >> 31];
     }
-    *unit = common ? __builtin_ldexpf(float(common), least - 150) : 0.f;
+    const bool turned = most[0] > 127;
+    if (most[turned] > 127 || most[!turned] > 128) return false;
+    for (int64_t i = 0; i < count; ++i) {
+        const uint32_t u = bits_of(x[i]);
+        const int64_t code = u << 1 ? int64_t(odd[i]) : 0;
+        codes[i] = int8_t((u >> 31) ^ uint32_t(turned) ? -code : code);
+    }
+    *unit = common ? __builtin_ldexpf(turned ? -float(common) : float(common), least - 150) : 0.f;
     return true;
 }
 

@@ -38,11 +38,11 @@ void fits_panel(void* job, int64_t panel) {
     f.fits.fetch_and(all);
 }
 
-// How to hold numbers of every group. Kernels of quads read float32.
+// How to hold numbers of every group.
 Numbers held_by(Context* c, const Weight* w, const float* numbers) {
     Numbers made{Held::f32, 0, nullptr, nullptr};
-    if (w->quads || w->form == Form::int8_rows) return made;
-    for (int64_t group = w->group; group < UNIT_INPUTS && UNIT_INPUTS % w->group == 0; group *= 2) ++made.per;
+    if (w->form == Form::int8_rows) return made;
+    for (int64_t group = w->group; group < UNIT_INPUTS && !w->quads && UNIT_INPUTS % w->group == 0; group *= 2) ++made.per;
     Fitting job{w, numbers, made.per, {-1}};
     run(c->pool, w->panels, fits_panel, &job);
     made.held = smallest(job.fits, made.per);
@@ -77,8 +77,8 @@ void hold_panel(const Pack& p, int64_t panel) {
         }
         for (int64_t g = 0; g < w.groups; ++g) {
             const int64_t to = (panel * w.groups + g) * PANEL + row % PANEL, from = row * w.groups + g;
-            if (w.quads) w.offsets.f32()[to] = (p.mins ? p.mins[from] : float(p.zeros ? p.zeros[from] : middle_of(w.form))) - float(base_of(w.form));
-            else ((int8_t*)w.offsets.at)[to] = int8_t(p.zeros[from] - middle_of(w.form));
+            if (w.quads && p.mins) w.offsets.f32()[to] = p.mins[from] - float(base_of(w.form));
+            else ((int8_t*)w.offsets.at)[to] = int8_t((p.zeros ? p.zeros[from] : middle_of(w.form)) - zero_of(&w));
         }
     }
 }
@@ -157,10 +157,10 @@ EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* const* p
     w->groups = w->form == Form::dense ? 0 : (k + w->group - 1) / w->group;
     w->panel_bytes = units * (bits_of(w->form) == 4 ? 32 : w->form == Form::int6 ? 48 : w->form == Form::int8 || w->form == Form::float8 ? 64 : 256 / unit) * unit;
     w->panel_bytes = up(w->panel_bytes, 64);
-    if (w->groups) w->scales = scales ? held_by(c, w, scales) : Numbers{Held::f32, 0, nullptr, nullptr};
-    if (mins) w->offsets = held_by(c, w, mins);
-    else if (w->form == Form::int4_groups || (shifted && w->quads)) w->offsets.held = Held::f32;
-    else if (shifted) w->offsets.held = Held::bytes;  // of whole scales
+    if (w->groups) w->scales = scales ? held_by(c, w, scales) : Numbers{bits_of(w->form) == 4 ? Held::bf16 : Held::f32, 0, nullptr, nullptr};
+    if (mins && w->quads) w->offsets.held = Held::f32;
+    else if (mins) w->offsets = held_by(c, w, mins);
+    else if (w->form == Form::int4_groups || shifted) w->offsets.held = Held::bytes;  // zero points: as they are in quads, else of whole scales
     levels_of(w, levels);
     const size_t data = w->panels * w->panel_bytes, columns = w->panels * PANEL * 4;
     w->bytes = data + 64 + (w->form == Form::int8_rows ? columns : 0) + (outer ? columns : 0);
