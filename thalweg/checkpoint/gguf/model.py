@@ -61,13 +61,13 @@ class Model:
         kind = self._type(name)
         if piece.coded:
             return "uint8", (*piece.shape[:-1], kind.row(piece.shape[-1]))
-        return kind.dense if kind.dense and piece.value is None else "float32", piece.shape
+        return pieces.dtype(self._files, piece), piece.shape
 
     def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> np.ndarray:
         """The tensor, or some rows (first dimension) and columns (second) of it: a view of the file where its values lie there
         as they are wanted, and else made."""
         piece = self._pieces[name]
-        raw = pieces.read(self._files, piece, self._type(name), rows)
+        raw = pieces.read(self._files, piece, rows)
         if cols is None:
             return raw
         if piece.coded or len(piece.shape) < 2:
@@ -76,4 +76,6 @@ class Model:
 
     def forget(self, name: str) -> None:
         """The tensor's pages no longer count as this process's memory; reading it brings them back."""
-        self._files.forget(self._pieces[name].source)
+        piece = self._pieces[name]
+        for part in piece.parts or (piece,):
+            self._files.forget(part.source)

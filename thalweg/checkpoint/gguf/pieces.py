@@ -41,6 +41,12 @@ class Piece:
     """Each lies on its side."""
     coded: bool = False
     """Kept as the file's blocks."""
+    parts: tuple[Piece, ...] = ()
+    """Pieces that are joined, one after the other; then only the shape, `coded` and the first one's source are said here."""
+
+
+PART = "#"
+"""Follows the name of a tensor that several pieces make, before the number of the piece."""
 
 
 def lowered(values: np.ndarray) -> np.ndarray:
@@ -91,9 +97,25 @@ def _ungrouped(kv: int, each: int, size: int) -> np.ndarray:
     return np.concatenate([q, k, k + kv * size], axis=1).reshape(-1)
 
 
-def read(files: Files, piece: Piece, kind: Type, rows: slice | None) -> np.ndarray:
+def alike(files: Files, piece: Piece) -> bool:
+    """Is all of it of one type?"""
+    return len({files.tensors[p.source].type.name for p in piece.parts}) < 2
+
+
+def dtype(files: Files, piece: Piece) -> str:
+    """Of what `read` gives, but for blocks."""
+    kind = files.tensors[piece.source].type.dense
+    return kind if kind and piece.value is None and alike(files, piece) else "float32"
+
+
+def read(files: Files, piece: Piece, rows: slice | None) -> np.ndarray:
     """The values, or some rows of them: float32 where something is changed or decoded, blocks where they are kept, and else
     a view of the file if rows lie in order."""
+    kind = files.tensors[piece.source].type
+    if piece.parts:
+        same = alike(files, piece)
+        made = [(read(files, p, None), files.tensors[p.source].type) for p in piece.parts]
+        return np.concatenate([raw if same else _wide(raw, kind) for raw, kind in made])[rows or slice(None)]
     raw: np.ndarray = files.read(piece.source)
     if piece.by_head:
         return _joined(raw, piece, kind)[rows or slice(None)]

@@ -22,12 +22,12 @@ from thalweg.checkpoint.gguf.blocks import LAYOUTS
 from thalweg.checkpoint.gguf.files import Files, open_files
 from thalweg.checkpoint.gguf.header import Tensor
 from thalweg.checkpoint.gguf.keys import Keys
-from thalweg.checkpoint.gguf.pieces import Order, Piece, lowered, paired
+from thalweg.checkpoint.gguf.pieces import PART, Order, Piece, alike, lowered, paired
 from thalweg.errors import CheckpointError, UnsupportedModelError
 
 METHOD = "gguf"
 """`quant_method` of such a configuration."""
-_LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+(?:\.\d{1,4})?)(?:\.(weight|bias|scale|input_scale))?")
+_LAYER = re.compile(r"blk\.(\d{1,5})\.([\w.]+?)(?:\.(weight|bias|scale|input_scale))?")
 _READ_APART = ("rope_freqs.weight", "attn_rot_embd.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Ends of names of tensors whose values stand in the configuration, or can be computed."""
 EXPERTS = ".experts."
@@ -62,7 +62,7 @@ def _translated(files: Files) -> Translated:
         )
     architecture, keys = TABLE[name], Keys(files.path, files.metadata, f"{name}.")
     config = configuration(keys, files, architecture) | architecture.config(keys, files)
-    pieces = _alike(files, dict(_pieces(files, architecture, config)))
+    pieces = _alike(files, _joined(files, dict(_pieces(files, architecture, config))))
     held = {n.removesuffix(".weight"): files.tensors[p.source].type.name for n, p in pieces.items() if p.coded}
     config["dtype"] = _dtype(files)
     if held:
@@ -97,7 +97,7 @@ def _pieces(files: Files, architecture: Architecture, config: Mapping[str, Any])
             raise UnsupportedModelError(f"{files.path}: tensor {name!r}: scales beside NVFP4 are not read by this version")
         if make is not None:
             where = architecture.layers.format(int(found[1]), "") if found else ""
-            made = [(where + target, piece) for target, piece in make(tensor, config)]
+            made: Sequence[tuple[str, Piece]] | None = [(where + target, piece) for target, piece in make(tensor, config)]
         else:
             made = _of_layer(tensor, found, architecture, config) if found else _of_model(tensor, architecture)
         if not made or (found is not None and int(found[1]) >= count):
@@ -192,6 +192,24 @@ def _after(order: Order, first: int) -> np.ndarray:
 
 def _turned(architecture: Architecture, part: str, heads: int, kv: int) -> int:
     return {"attn_q": heads, "attn_k": kv}.get(part, 0) if architecture.turned else 0
+
+
+def _joined(files: Files, pieces: dict[str, Piece]) -> dict[str, Piece]:
+    """Pieces of one tensor made one."""
+    out: dict[str, Piece] = {}
+    kept: dict[str, dict[str, Piece]] = {}
+    for name, piece in pieces.items():
+        whole, marked, number = name.partition(PART)
+        if marked:
+            kept.setdefault(whole, {})[number] = piece
+        else:
+            out[name] = piece
+    for name, numbered in kept.items():
+        parts = tuple(numbered[n] for n in sorted(numbered))
+        made = Piece(parts[0].source, (sum(p.shape[0] for p in parts), *parts[0].shape[1:]), parts=parts)
+        coded = all(p.coded for p in parts) and alike(files, made)
+        out[name] = replace(made, coded=coded, parts=tuple(replace(p, coded=coded) for p in parts))
+    return out
 
 
 def _alike(files: Files, pieces: dict[str, Piece]) -> dict[str, Piece]:

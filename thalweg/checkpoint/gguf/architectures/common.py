@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from thalweg.checkpoint.gguf.files import Files
 from thalweg.checkpoint.gguf.header import Tensor
 from thalweg.checkpoint.gguf.keys import Keys
-from thalweg.checkpoint.gguf.pieces import Piece
+from thalweg.checkpoint.gguf.pieces import PART, Piece
 from thalweg.errors import CheckpointError, UnsupportedModelError
 
 WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -159,7 +160,12 @@ def convolved(name: str) -> Make:
 
 def row(name: str) -> Make:
     """A matrix of one row, which may be a vector in files."""
-    return lambda tensor, config: [(name, Piece(tensor.name, (1, tensor.shape[-1])))]
+    return lambda tensor, config: [(name, Piece(tensor.name, (1, int(np.prod(tensor.shape)))))]
+
+
+def joined(name: str, part: int) -> Make:
+    """Rows of a tensor that files have in several; part: which of them comes when."""
+    return lambda tensor, config: [(f"{name}{PART}{part}", Piece(tensor.name, tensor.shape))]
 
 
 def with_tensor(files: Files, keys: Keys, name: str) -> list[bool]:
@@ -212,12 +218,22 @@ def _yarn(keys: Keys, factor: float) -> dict[str, Any]:
         "factor": factor,
         "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length", default=trained, low=1),
     }
+    if "rope.scaling.yarn_log_multiplier" in keys:
+        every = keys.real("rope.scaling.yarn_log_multiplier")
+        made["attention_factor"] = _magnitude(factor, 1.0) / _magnitude(factor, every)
     for ours, theirs in (
         ("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow"), ("attention_factor", "yarn_attn_factor")
     ):  # fmt: skip
         if f"rope.scaling.{theirs}" in keys:
             made[ours] = keys.real(f"rope.scaling.{theirs}")
+    if "rope.scaling.attn_factor" in keys:
+        made["attention_factor"] = made.get("attention_factor", _magnitude(factor, 1.0)) * keys.real("rope.scaling.attn_factor")
     return made
+
+
+def _magnitude(factor: float, by: float) -> float:
+    """Of what is scaled by YaRN."""
+    return 0.1 * by * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 def _long(keys: Keys, files: Files, turning: int) -> dict[str, Any]:
@@ -284,3 +300,11 @@ def mixture(keys: Keys, count: str = "num_experts", inner: str = "moe_intermedia
 def scale(keys: Keys) -> float:
     """Of the chosen experts' weights; 0 = there is none."""
     return keys.real("expert_weights_scale", default=1.0) or 1.0
+
+
+def inner(files: Files) -> int:
+    """Values inside a feed-forward part, of which some converters write what they suppose."""
+    tensor = files.tensors.get("blk.0.ffn_up.weight")
+    if tensor is None or len(tensor.shape) != 2:
+        raise CheckpointError(f"{files.path}: has no blk.0.ffn_up.weight, of which every layer has one")
+    return tensor.shape[0]

@@ -20,7 +20,7 @@ def _config(keys: Keys, files: Files) -> dict[str, Any]:
     positions = rope(keys, files, turned)
     if "rope.scaling.yarn_log_multiplier" in keys:  # a tenth of it is what the files hold
         every = round(keys.real("rope.scaling.yarn_log_multiplier") * 10, 6)
-        positions |= {"mscale": every, "mscale_all_dim": every}
+        positions = {k: v for k, v in positions.items() if k != "attention_factor"} | {"mscale": every, "mscale_all_dim": every}
     heads = keys.integer("attention.head_count", low=1)
     said = {
         "hidden_act": "silu", "head_dim": turned, "num_key_value_heads": heads, "rope_parameters": positions,
