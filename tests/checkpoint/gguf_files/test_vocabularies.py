@@ -233,7 +233,7 @@ def test_unigram_vocabularies_that_cannot_be_right_are_refused(said, error, why,
     [
         ({"pre": "no-such-cut"}, UnsupportedModelError, "pre: 'no-such-cut' is not known to this version; .*--tokenizer"),
         ({"pre": None}, UnsupportedModelError, "tokenizer.ggml.pre: missing"),
-        ({"model": "rwkv"}, UnsupportedModelError, "tokenizer.ggml.model: 'rwkv' is not read .*gpt2, llama, bert and t5"),
+        ({"model": "rwkv"}, UnsupportedModelError, "tokenizer.ggml.model: 'rwkv' is not read .*gpt2, gemma4, llama, bert and t5"),
         ({"model": "llama"}, CheckpointError, "tokenizer.ggml.scores: missing"),
         ({"merges": None}, CheckpointError, "tokenizer.ggml.merges: missing"),
         ({"tokens": None}, CheckpointError, "tokenizer.ggml.tokens: missing"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.checkpoint.gguf.architectures.common import LAYER, WHOLE, Architecture, head_width, rope
+from thalweg.checkpoint.gguf.architectures.common import LAYER, WHOLE, Architecture, head_width, renamed, rope
 from thalweg.checkpoint.gguf.architectures.recurrent import anywhere, names, second, sizes
 from thalweg.checkpoint.gguf.files import Files
 from thalweg.checkpoint.gguf.keys import Keys
@@ -26,5 +26,5 @@ FALCON_H1 = Architecture(
     config=_config,
     layer={**LAYER, **names("mamba"), **_FEED_FORWARD, "ffn_norm": "pre_ff_layernorm"},
     whole={**WHOLE, "output_norm": "model.final_layernorm"},
-    special=second("mamba"),
+    special={**second("mamba"), "ffn_norm": renamed("pre_ff_layernorm.weight")},
 )
