@@ -66,8 +66,15 @@ def _translated(files: Files) -> Translated:
     held = {n.removesuffix(".weight"): files.tensors[p.source].type.name for n, p in pieces.items() if p.coded}
     config["dtype"] = _dtype(files)
     if held:
-        config["quantization_config"] = {"quant_method": METHOD, "types": held} | _described(pieces)
+        known = {_alias(name, architecture): kind for name, kind in held.items()}
+        config["quantization_config"] = {"quant_method": METHOD, "types": held | known} | _described(pieces)
     return Translated(files, config, pieces)
+
+
+def _alias(name: str, architecture: Architecture) -> str:
+    for part, own in architecture.aliases.items():
+        name = name.replace(part, own)
+    return name
 
 
 def _described(pieces: Mapping[str, Piece]) -> dict[str, Any]:

@@ -79,6 +79,8 @@ class Architecture:
     """Layers differ in numbers of heads, and in widths. The configuration has the greatest."""
     attends: bool = True
     """Has attention at all."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Parts of names that the model itself has otherwise than checkpoints."""
     special: Mapping[str, Make] = field(default_factory=dict)
     """What is made of a tensor where that is more than a name, by the end of the tensor's name."""
 
@@ -290,10 +292,11 @@ def has(files: Files, *names: str) -> bool:
 def mixture(keys: Keys, count: str = "num_experts", inner: str = "moe_intermediate_size") -> dict[str, Any]:
     """Numbers of experts and of those that each token goes to, and their width, by these keys of the configuration."""
     used = keys.integer("expert_used_count", low=1)
-    even = keys.integer("feed_forward_length", default=0) // used
+    name = "expert_feed_forward_length"
+    even = None if name in keys else keys.integer("feed_forward_length") // used
     return {
         count: keys.integer("expert_count", low=1, high=1 << 16), "num_experts_per_tok": used,
-        inner: keys.integer("expert_feed_forward_length", default=even, low=1),
+        inner: keys.integer(name, default=even, low=1),
     }  # fmt: skip
 
 

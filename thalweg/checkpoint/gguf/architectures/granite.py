@@ -14,6 +14,10 @@ _EXPERTS = {f"ffn_{part}_exps": f"block_sparse_moe.experts.{{}}.{part}_proj" for
 _ROUTER = {"ffn_gate_inp": "block_sparse_moe.router.layer"}
 
 
+_ALIASES = {".shared_mlp.": ".block_sparse_moe.shared_mlp."}
+"""Of models with experts."""
+
+
 def _shared(end: str) -> dict[str, Make]:
     """The expert that every token goes to, whose gate and up are one tensor; end: of its names in files."""
     return {
@@ -75,7 +79,7 @@ def _hybrid(keys: Keys, files: Files) -> dict[str, Any]:
 GRANITE = Architecture(config=_config, layer=LAYER, turned=True)
 GRANITEMOE = Architecture(
     config=_mixtures, layer={**LAYER, **_ROUTER, "ffn_down_shexp": "shared_mlp.output_linear"}, experts=_EXPERTS,
-    dense=("ffn_gate_inp",), turned=True, special=_shared("_shexp"),
+    dense=("ffn_gate_inp",), turned=True, special=_shared("_shexp"), aliases=_ALIASES,
 )  # fmt: skip
 GRANITEHYBRID = Architecture(
     config=_hybrid,
@@ -84,5 +88,5 @@ GRANITEHYBRID = Architecture(
         "ffn_down": "shared_mlp.output_linear",
     },
     experts=_EXPERTS, dense=("ffn_gate_inp",), turned=True, uneven=True,
-    special={**second("mamba"), **_shared("_shexp"), **_shared("")},
+    special={**second("mamba"), **_shared("_shexp"), **_shared("")}, aliases=_ALIASES,
 )  # fmt: skip

@@ -18,6 +18,7 @@ from thalweg.checkpoint.gguf.architectures.common import (
     scale,
     with_tensor,
 )
+from thalweg.checkpoint.gguf.architectures.recurrent import anywhere
 from thalweg.checkpoint.gguf.files import Files
 from thalweg.checkpoint.gguf.keys import Keys
 from thalweg.errors import UnsupportedModelError
@@ -29,7 +30,10 @@ _LAYER = {
     "shortconv.out_proj": "conv.out_proj", "ffn_gate_inp": "feed_forward.gate",
 }  # fmt: skip
 _WHOLE = {**WHOLE, "token_embd_norm": "model.embedding_norm", "output_norm": "model.embedding_norm"}
-_SPECIAL = {"shortconv.conv.weight": convolved("conv.conv.weight"), "exp_probs_b.bias": renamed("feed_forward.expert_bias")}
+_SPECIAL = {
+    "shortconv.conv.weight": convolved("conv.conv.weight"), "shortconv.conv.bias": renamed("conv.conv.bias"),
+    "exp_probs_b.bias": renamed("feed_forward.expert_bias"),
+}  # fmt: skip
 
 
 def _config(keys: Keys, files: Files) -> dict[str, Any]:
@@ -39,7 +43,7 @@ def _config(keys: Keys, files: Files) -> dict[str, Any]:
         "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "block_auto_adjust_ff_dim": False,
         "norm_eps": keys.real("attention.layer_norm_rms_epsilon"), "conv_L_cache": keys.integer("shortconv.l_cache", low=2),
         "layer_types": ["conv" if each else "full_attention" for each in with_tensor(files, keys, "shortconv.conv.weight")],
-        "conv_bias": "blk.0.shortconv.in_proj.bias" in files.tensors, "rope_parameters": rope(keys, files, head_width(keys)),
+        "conv_bias": anywhere(files, "shortconv.in_proj.bias"), "rope_parameters": rope(keys, files, head_width(keys)),
     }  # fmt: skip
 
 
