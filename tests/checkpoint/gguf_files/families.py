@@ -109,7 +109,7 @@ FAMILIES: dict[str, Family] = {
     "falcon-h1": Family("falcon-h1", mamba_sizes, falcon_h1, {
         "attention_bias": False, "mamba_proj_bias": False, "projectors_bias": False, "mamba_norm_before_gate": False}),
     "lfm2": Family("lfm2", lfm2_keys, lfm2),
-    "lfm2-moe": Family("lfm2moe", lfm2_keys, lfm2),
+    "lfm2-moe": Family("lfm2moe", lfm2_keys, lfm2, {"routed_scaling_factor": 1.0}),
     "olmo2": Family("olmo2"),
     "olmo3": Family("olmo2", windows),
     "olmoe": Family("olmoe", change=halves),

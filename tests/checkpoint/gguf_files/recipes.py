@@ -67,7 +67,7 @@ def nemotron_h(name: str, w: np.ndarray, c: Config) -> Made:
     name, w = next(correction(name, w, c))
     if ".experts." in name:
         name = name.replace("backbone", "model").replace("mixer.experts", "mlp.experts")
-    yield from mamba_second(name, w, c)
+    yield from turned(*next(mamba_second(name, w, c)), c)
 
 
 def halves(name: str, w: np.ndarray, c: Config) -> Made:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from families import FAMILIES, convert_family, make
@@ -13,6 +15,8 @@ from test_models import built, parameters, told
 
 from thalweg.checkpoint.config import read_config
 from thalweg.checkpoint.gguf.architectures import TABLE
+from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.translate import _translated as translated
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.quantization import registry
 
@@ -133,3 +137,23 @@ def keyed(name: str, directory: Path, **said) -> Path:
 def test_what_is_not_read_is_refused_by_key(name, said, error, why, tmp_path):
     with pytest.raises(error, match=why):
         read_config(keyed(name, tmp_path, **said))
+
+
+HOSTILE = [0, 3, -1, 2**31 - 1, "x", True, 1e30, math.inf, np.array([], np.int32), np.array([-5] * 9), np.array([0.5] * 9)]
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "granite-hybrid", "gemma3n"])
+def test_no_value_of_a_key_is_worse_than_an_error_that_names_it(name, tmp_path):
+    """Each key is left out, and made something else. Either that is read, or refused in words."""
+    files = Files(convert_family(name, make(name, tmp_path), tmp_path / "m.gguf"))
+    sound = dict(files.metadata)
+    refused = 0
+    for key in (k for k in sound if k.startswith(f"{FAMILIES[name].arch}.")):
+        for value in (*HOSTILE, None):
+            files.metadata = {k: v for k, v in sound.items() if k != key} | ({} if value is None else {key: value})
+            try:
+                translated.__wrapped__(files)
+            except (CheckpointError, UnsupportedModelError) as e:
+                assert key in str(e) or "tensor" in str(e) or "has no" in str(e), (key, value)
+                refused += 1
+    assert refused > 50

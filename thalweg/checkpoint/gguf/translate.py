@@ -7,6 +7,7 @@ it has to be.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -113,10 +114,24 @@ def _pieces(files: Files, architecture: Architecture, config: Mapping[str, Any])
                 f"{files.file(name)}: tensor {name!r} is none that this version knows of the architecture {where}"
             )
         part = found[2] if found else name.rpartition(".")[0]
+        if not all(_fits(tensor, piece) for _, piece in made):
+            raise CheckpointError(f"{files.file(name)}: tensor {name!r} has shape {list(tensor.shape)}, which cannot be right")
         for target, piece in made:
             if architecture.raised and target.endswith("norm.weight") and part not in architecture.plain:
                 piece = replace(piece, value=lowered)
             yield target, replace(piece, coded=part not in architecture.dense and _keeps(tensor, piece))
+
+
+def _fits(tensor: Tensor, piece: Piece) -> bool:
+    """Has the tensor what the piece is made of?"""
+    stored = tensor.shape
+    if piece.index is not None:
+        if len(stored) < 2 or piece.index >= stored[0]:
+            return False
+        stored = stored[1:]
+    if math.prod(stored) == math.prod(piece.shape):
+        return True
+    return math.prod(stored[1:]) == math.prod(piece.shape[1:]) and piece.first + piece.shape[0] <= stored[0]
 
 
 def _keeps(tensor: Tensor, piece: Piece) -> bool:

@@ -95,16 +95,16 @@ def configuration(keys: Keys, files: Files, architecture: Architecture) -> dict[
     return {
         "num_hidden_layers": layers(keys), "hidden_size": hidden,
         "intermediate_size": most(keys, "feed_forward_length", architecture.uneven, _width(keys)),
-        **(_heads(keys, files, architecture, hidden) if architecture.attends else {}),
+        **(_heads(keys, files, architecture) if architecture.attends else {}),
         "max_position_embeddings": keys.integer("context_length", low=1),
         "layer_norm_eps" if architecture.layer_norm else "rms_norm_eps": keys.real(f"attention.{normed}_epsilon"),
         "vocab_size": table.shape[0], "tie_word_embeddings": "output.weight" not in files.tensors,
     }  # fmt: skip
 
 
-def _heads(keys: Keys, files: Files, architecture: Architecture, hidden: int) -> dict[str, Any]:
+def _heads(keys: Keys, files: Files, architecture: Architecture) -> dict[str, Any]:
     heads = most(keys, "attention.head_count", architecture.uneven, low=1)
-    head_dim = keys.integer("attention.key_length", default=hidden // heads, low=1)
+    head_dim = _width_of(keys, heads)
     if not architecture.latent and keys.integer("attention.value_length", default=head_dim, low=1) != head_dim:
         raise UnsupportedModelError(f"{files.path}: {keys.prefix}attention.value_length: values as long as keys are read")
     kv = most(keys, "attention.head_count_kv", architecture.uneven, default=heads, low=1)
@@ -128,8 +128,16 @@ def most(keys: Keys, name: str, uneven: bool, default: int | None = None, low: i
 
 def head_width(keys: Keys) -> int:
     """Values of one head."""
-    even = keys.integer("embedding_length", low=1) // keys.integer("attention.head_count", low=1)
-    return keys.integer("attention.key_length", default=even, low=1)
+    return _width_of(keys, keys.integer("attention.head_count", low=1))
+
+
+def _width_of(keys: Keys, heads: int) -> int:
+    found = keys.integer("attention.key_length", default=keys.integer("embedding_length", low=1) // heads, low=1)
+    if not found:
+        raise CheckpointError(
+            f"{keys.path}: {keys.prefix}attention.head_count: {heads} heads are more than the values they share"
+        )
+    return found
 
 
 def layer_types(keys: Keys, every: int) -> list[str]:

@@ -57,6 +57,14 @@ def _kinds(keys: Keys, files: Files) -> list[str]:
 
 
 NEMOTRON_H = Architecture(
-    config=_config, layer=_LAYER, whole=WHOLE, layers=LAYERS, uneven=True, special=second("mixer"), dense=("ffn_gate_inp",),
-    bare=("exp_probs_b",), experts={f"ffn_{part}_exps": f"mixer.experts.{{}}.{part}_proj" for part in ("up", "down")},
-)  # fmt: skip
+    config=_config,
+    layer=_LAYER,
+    experts={f"ffn_{part}_exps": f"mixer.experts.{{}}.{part}_proj" for part in ("up", "down")},
+    whole=WHOLE,
+    layers=LAYERS,
+    dense=("ffn_gate_inp",),
+    turned=True,
+    bare=("exp_probs_b",),
+    uneven=True,
+    special=second("mixer"),
+)

@@ -105,6 +105,8 @@ def _apart(tensor: Tensor, config: Mapping[str, Any]) -> Sequence[tuple[str, Pie
     if config["model_type"] == "qwen3_next":
         return [("linear_attn.in_proj_ba.weight", Piece(tensor.name, tensor.shape))]
     heads, each, _ = _tiles(config)
+    if len(tensor.shape) != 2 or tensor.shape[0] != 2 * heads * each:
+        return []
     shape = (heads * each, tensor.shape[-1])
     return [
         (f"linear_attn.in_proj_{part}.weight", Piece(tensor.name, shape, order=partial(_every, heads, each, at)))
