@@ -112,6 +112,9 @@ FAMILIES: dict[str, Family] = {
     "lfm2-moe": Family("lfm2moe", lfm2_keys, lfm2, {"routed_scaling_factor": 1.0}),
     "olmo2": Family("olmo2"),
     "olmo3": Family("olmo2", windows),
+    "ministral3": Family("mistral3", lambda c: {
+        "rope.scaling.yarn_log_multiplier": c["rope_parameters"]["mscale_all_dim"], "rope.dimension_count": head_dim(c),
+        "attention.temperature_scale": c["rope_parameters"]["llama_4_scaling_beta"]}, turned),
     "olmoe": Family("olmoe", change=halves),
     "cohere": Family("command-r", lambda c: {"logit_scale": c["logit_scale"], "rope.scaling.type": "none"}),
     "cohere2": Family("cohere2", lambda c: {

@@ -26,7 +26,7 @@ QUICK = ("gpt-oss", "gemma2", "gemma4-moe", "phi3", "granite-hybrid", "mamba", "
 TOLD = (
     "gpt-oss", "qwen3-next", "qwen3.5", "gemma2", "gemma3n", "gemma4-moe", "phi4-mini", "llama4", "granite-hybrid",
     "nemotron-h", "mamba", "falcon-mamba", "mamba2", "jamba", "falcon-h1", "lfm2-moe", "olmo3", "cohere2", "smollm3",
-    "ernie4.5-moe", "exaone4", "minimax-m2", "starcoder2", "phi", "gpt2", "gpt-neox", "falcon",
+    "ernie4.5-moe", "exaone4", "minimax-m2", "ministral3", "starcoder2", "phi", "gpt2", "gpt-neox", "falcon",
 )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ from thalweg.checkpoint.gguf.architectures.llama4 import LLAMA4
 from thalweg.checkpoint.gguf.architectures.mamba import MAMBA
 from thalweg.checkpoint.gguf.architectures.mamba2 import MAMBA2
 from thalweg.checkpoint.gguf.architectures.minimax_m2 import MINIMAX_M2
+from thalweg.checkpoint.gguf.architectures.mistral3 import MISTRAL3
 from thalweg.checkpoint.gguf.architectures.nemotron_h import NEMOTRON_H
 from thalweg.checkpoint.gguf.architectures.olmo2 import OLMO2
 from thalweg.checkpoint.gguf.architectures.olmoe import OLMOE
@@ -79,6 +80,7 @@ TABLE: Mapping[str, Architecture] = {
     "mamba": MAMBA,
     "mamba2": MAMBA2,
     "minimax-m2": MINIMAX_M2,
+    "mistral3": MISTRAL3,
     "nemotron_h": NEMOTRON_H,
     "nemotron_h_moe": NEMOTRON_H,
     "olmo2": OLMO2,
@@ -96,4 +98,4 @@ TABLE: Mapping[str, Architecture] = {
     "smollm3": SMOLLM3,
     "starcoder2": STARCODER2,
 }
-"""By `general.architecture`. Mistral's models are of the architecture llama."""
+"""By `general.architecture`. The first of Mistral's models are of the architecture llama."""
