@@ -125,7 +125,7 @@ def architecture(config: Config, where: str | Path = "config.json") -> str:
 
 def facts(config: Config, path: str | Path) -> ModelInfo:
     """What platforms may know when they choose defaults. Reads the headers of the weights if there are any."""
-    hidden, heads = integer(config, "hidden_size"), integer(config, "num_attention_heads")
+    hidden, heads = integer(config, "hidden_size"), integer(config, "num_attention_heads", default=1)  # Mamba has none
     kv_heads = integer(config, "num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise CheckpointError(

@@ -1,9 +1,9 @@
 """Tokenizers from a vocabulary that is plain data, as GGUF files hold it.
 
 Held against the ids that llama.cpp gives for the vocabularies it comes with. What users defined is cut out before words are,
-as control tokens are. Of four kinds: `gpt2` merges bytes by rank, `llama` pieces of characters by score (sentencepiece),
-`bert` takes the longest piece that a word begins with (WordPiece), `t5`
-those whose scores sum to the most (Unigram).
+as control tokens are. Of five kinds: `gpt2` merges bytes by rank, `gemma4` characters by rank, `llama` pieces of characters by
+score (sentencepiece), `bert` takes the longest piece that a word begins with (WordPiece), `t5` those whose scores sum to the
+most (Unigram).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.text.tokenizer import Tokenizer
 from thalweg.text.vocabulary import (
     BYTE_LEVEL,
+    CHARACTERS,
     CONTROL,
     NORMAL,
     SENTENCEPIECE,
@@ -47,6 +48,9 @@ def from_vocabulary(made: Vocabulary) -> Tokenizer:
         return _wordpiece(made)
     if made.model == BYTE_LEVEL:
         backend, bos = _byte_level(made, ids)
+    elif made.model == CHARACTERS:
+        backend, bos = _characters(made, ids), True
+        made = replace(made, adds={**made.adds, "bos": True})  # whatever the file says, as in llama.cpp
     elif made.model == SENTENCEPIECE:
         backend, bos = _sentencepiece(made, ids), True
     elif made.model == UNIGRAM:
@@ -54,7 +58,7 @@ def from_vocabulary(made: Vocabulary) -> Tokenizer:
     else:
         raise UnsupportedModelError(
             f"{made.where}: tokenizer.ggml.model: {made.model!r:.40} is not read by this version, which reads {BYTE_LEVEL}, "
-            f"{SENTENCEPIECE}, {WORDPIECE} and {UNIGRAM}; give a tokenizer with --tokenizer DIRECTORY"
+            f"{CHARACTERS}, {SENTENCEPIECE}, {WORDPIECE} and {UNIGRAM}; give a tokenizer with --tokenizer DIRECTORY"
         )
     _add(backend, made)
     _post(backend, made, bos)
@@ -93,15 +97,39 @@ def _byte_level(made: Vocabulary, ids: dict[str, int]) -> tuple[Backend, bool]:
     if made.merges is None:
         raise CheckpointError(f"{made.where}: tokenizer.ggml.merges: missing; {advice}")
     words = WORDS[made.pre]
-    merges = [(m[:at], m[at + 1 :]) for m in made.merges if (at := m.find(" ", 1)) > 0]
-    known = [(a, b) for a, b in merges if a in ids and b in ids and a + b in ids]
-    backend = Backend(models.BPE(vocab=ids, merges=known, ignore_merges=words.whole))
+    backend = Backend(models.BPE(vocab=ids, merges=_listed(made.merges, ids), ignore_merges=words.whole))
     splits = [pre_tokenizers.Split(Regex(p), "isolated") for p in words.patterns]
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     backend.decoder = decoders.ByteLevel()
     return backend, words.bos
+
+
+def _listed(merges: Sequence[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Merges as files list them, by rank: two tokens with a space between."""
+    pairs = [(m[:at], m[at + 1 :]) for m in merges if (at := m.find(" ", 1)) > 0]
+    return [(a, b) for a, b in pairs if a in ids and b in ids and a + b in ids]
+
+
+def _characters(made: Vocabulary, ids: dict[str, int]) -> Backend:
+    """Gemma 4's: as sentencepiece has text, with merges in place of scores, within lines."""
+    if made.merges is None:
+        raise CheckpointError(f"{made.where}: tokenizer.ggml.merges: missing: how characters are merged is not known")
+    unknown = made.specials.get("unknown")
+    backend = Backend(
+        models.BPE(
+            vocab=ids,
+            merges=_listed(made.merges, ids),
+            unk_token=None if unknown is None else made.tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    backend.normalizer = normalizers.Replace(" ", _SPACE)
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("[^\\n]+|\\n+"), "isolated")
+    backend.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    return backend
 
 
 def _sentencepiece(made: Vocabulary, ids: dict[str, int]) -> Backend:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Kinds of tokens, as sentencepiece and GGUF number them."""
-SENTENCEPIECE, BYTE_LEVEL, WORDPIECE, UNIGRAM = "llama", "gpt2", "bert", "t5"
-"""How a vocabulary makes tokens: merging pieces of characters by score, or of bytes by rank, or taking the longest piece that
-a word begins with, or those whose scores sum to the most."""
+SENTENCEPIECE, BYTE_LEVEL, CHARACTERS, WORDPIECE, UNIGRAM = "llama", "gpt2", "gemma4", "bert", "t5"
+"""How a vocabulary makes tokens: merging pieces of characters by score, bytes or characters by rank, or taking the longest
+piece that a word begins with, or those whose scores sum to the most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,20 @@ _KINDS: tuple[tuple[str, Words], ...] = (
     ),
     ("deepseek-coder", Words(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"))),
     ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", Words(_DEEPSEEK3)),
+    (
+        "jais-2",
+        Words((
+            rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|"
+            + "".join(rf"\s{{{n}}}(?!\S)|" for n in (512, 256, 128, 64, 32, 16, 8, 4)) + r"\s{1,2}(?!\S)|\s{1}",
+        )),
+    ),
+    (
+        "exaone-moe",
+        Words((
+            rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+            r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+        )),
+    ),
     ("tekken", Words((_TEKKEN,), whole=True, bos=True)),
     ("gpt-4o llama4 kanana2 talkie minimax-m2", Words((_GPT4O,))),
     ("tiny_aya cohere2moe", Words((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O))),

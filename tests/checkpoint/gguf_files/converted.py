@@ -72,7 +72,7 @@ def convert(
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[arch], split_max_tensors=tensors_per_file)
     _keys(writer, config, whole=fused)
     if tokenizer:
-        _byte_vocabulary(writer, source)
+        byte_vocabulary(writer, source)
     if edit is not None:
         edit(writer)
     tables = [gguf.get_tensor_name_map(a, layers) for a in (arch, gguf.MODEL_ARCH.LLAMA)]  # a mixture may have plain layers
@@ -273,7 +273,7 @@ def _keys(w: gguf.GGUFWriter, config: Mapping[str, Any], whole: bool = False) ->
         w.add_float32("gemma3.rope.freq_base_swa", ropes["sliding_attention"]["rope_theta"])
 
 
-def _byte_vocabulary(w: gguf.GGUFWriter, source: Path) -> None:
+def byte_vocabulary(w: gguf.GGUFWriter, source: Path) -> None:
     """Of `zoo.make_tokenizer`: bytes, no merges."""
     file = source / "tokenizer.json"
     if not file.is_file():

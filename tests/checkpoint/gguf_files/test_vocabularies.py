@@ -149,6 +149,25 @@ def _with_bytes(source: SentencePieceBPETokenizer) -> str:
     return json.dumps(state)
 
 
+def test_characters_are_merged_by_rank_within_lines(tmp_path):
+    """As Gemma 4 has it: spaces are marks, what is no token becomes bytes, and every text has a beginning."""
+    source = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    source.normalizer = normalizers.Replace(" ", "▁")
+    source.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{i:02X}>" for i in range(256))]
+    source.train_from_iterator(CORPUS[1:4], trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False))
+    said = _of(source, model="gemma4", bos_token_id=2, eos_token_id=1, unknown_token_id=3, add_bos_token=False)
+    kinds = {**dict.fromkeys(special[:3], 3), "<unk>": 2, **dict.fromkeys(special[4:], 6)}
+    said["token_type"] = [kinds.get(token, 1) for token in said["tokens"]]
+    mine = load_tokenizer(_file(tmp_path / "m.gguf", **said))
+    for text in [t for t in TEXTS if "<" not in t]:
+        assert mine.encode(text) == [2, *source.encode(text).ids], text
+        assert mine.decode(mine.encode(text)) == text
+    assert any(mine.token_of(i).startswith("▁") for i in mine.encode("a  b"))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.merges: missing: how characters are merged"):
+        load_tokenizer(_file(tmp_path / "n.gguf", **{k: v for k, v in said.items() if k != "merges"}))
+
+
 def _charsmap(table: dict[str, str]) -> bytes:
     """A table of what is replaced: each state has 256 units of its own."""
     units, texts, states = np.zeros(512, "<u4"), b"", {b"": 1}
@@ -233,7 +252,7 @@ def test_unigram_vocabularies_that_cannot_be_right_are_refused(said, error, why,
     [
         ({"pre": "no-such-cut"}, UnsupportedModelError, "pre: 'no-such-cut' is not known to this version; .*--tokenizer"),
         ({"pre": None}, UnsupportedModelError, "tokenizer.ggml.pre: missing"),
-        ({"model": "rwkv"}, UnsupportedModelError, "tokenizer.ggml.model: 'rwkv' is not read .*gpt2, llama, bert and t5"),
+        ({"model": "rwkv"}, UnsupportedModelError, "tokenizer.ggml.model: 'rwkv' is not .*gpt2, gemma4, llama, bert and t5"),
         ({"model": "llama"}, CheckpointError, "tokenizer.ggml.scores: missing"),
         ({"merges": None}, CheckpointError, "tokenizer.ggml.merges: missing"),
         ({"tokens": None}, CheckpointError, "tokenizer.ggml.tokens: missing"),

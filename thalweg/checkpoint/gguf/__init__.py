@@ -29,7 +29,7 @@ def open_model(path: str | Path) -> Model:
 
 def read_config(path: str | Path) -> dict[str, Any]:
     """What config.json of such a model would hold."""
-    from thalweg.checkpoint.gguf.model import translate
+    from thalweg.checkpoint.gguf.translate import translate
     from thalweg.checkpoint.gguf.vocabulary import ends
 
     made = translate(path)

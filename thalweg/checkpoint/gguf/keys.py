@@ -38,6 +38,15 @@ class Keys:
             raise self._fault(name, f"must be between {low} and {high}, not {value}")
         return value
 
+    def each(self, name: str, count: int, default: int | None = None) -> list[int]:
+        """A number for each of so many layers: an array, or one number that all have."""
+        found = self.metadata.get(self.prefix + name)
+        if not isinstance(found, np.ndarray):
+            return [self.integer(name, default)] * count
+        if found.dtype.kind not in "iu" or len(found) < count or (found < 0).any():
+            raise self._fault(name, f"must be a number for each of the {count} layers")
+        return [int(n) for n in found[:count]]
+
     def real(self, name: str, default: float | None = None) -> float:
         value = self._one(name)
         if value is None:

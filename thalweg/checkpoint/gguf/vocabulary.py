@@ -26,7 +26,8 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
 }
 _ENDS = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>", "<|endoftext|>",
-    "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>",
+    "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
+    "<|tool_response>", "[e~[",
     "<｜end▁of▁sentence｜>",
 })  # fmt: skip
 """Control tokens that end an answer, as llama.cpp finds them: many files name no other end than that of a text."""

@@ -5,15 +5,19 @@ Codes need between 2 and 8 bits; they are held in 4 or in 8. 4-bit floats (MXFP4
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thalweg.checkpoint.gguf.blocks import LAYOUTS, decoded
+from thalweg.checkpoint.gguf.pieces import columns
 from thalweg.checkpoint.gguf.types import TYPES
 from thalweg.errors import UnsupportedModelError
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 from thalweg.quantization.format import Format, Get, Part
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FLOATS = ("MXFP4", "NVFP4")
 """Types whose codes are twice a 4-bit float."""
@@ -41,6 +45,7 @@ class Gguf(Format):
                 "quantization_config: types: must name the type of each layer's blocks (a GGUF file does)"
             )
         self._types: Mapping[str, str] = types
+        self._tiles: Mapping[str, list[int]] = description.get("tiles") or {}
         self._act = ""
 
     def scheme(self, layer: str) -> WeightFormat | None:
@@ -76,4 +81,15 @@ class Gguf(Format):
             data = {"codes": codes, "scales": torch.from_numpy(made.scales)}
         if made.mins is not None:
             data["mins"] = torch.from_numpy(made.mins)
+        if layer in self._tiles:
+            data = {key: _in_order(values, self._tiles[layer], form.group, key == "codes") for key, values in data.items()}
         return QTensor(form, shape, data)
+
+
+def _in_order(values: Tensor, tiles: Sequence[int], group: int, codes: bool) -> Tensor:
+    """Columns in the order that transformers has them in. codes: one for each input; else one for each group of them."""
+    import torch
+
+    keys, each, size = tiles
+    order = columns((keys, each, size if codes else size // group))
+    return values[:, torch.from_numpy(order)].contiguous()

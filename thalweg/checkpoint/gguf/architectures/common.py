@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.header import Tensor
 from thalweg.checkpoint.gguf.keys import Keys
+from thalweg.checkpoint.gguf.pieces import PART, Piece
 from thalweg.errors import CheckpointError, UnsupportedModelError
 
 WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -26,8 +29,21 @@ LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 """Those of Llama's layers."""
+EXPERTS = {f"ffn_{part}_exps": f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")}
+"""Of an expert, by the names that most have."""
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+AROUND = {
+    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}  # fmt: skip
+"""Norms before and after each part, as Gemma has them."""
 LAYERS = "model.layers.{}.{}"
+FULL, WINDOWED = "full_attention", "sliding_attention"
+"""Of `layer_types`."""
+SOFTMAX, SIGMOID = 1, 2
+"""`expert_gating_func`."""
+Make = Callable[[Tensor, Mapping[str, Any]], Sequence[tuple[str, Piece]]]
+"""A tensor, and the configuration -> the tensors that transformers has for it, by their whole names within the layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,38 +67,132 @@ class Architecture:
     """The converter wrote the rows of q and k so that the two values that turn together lie side by side."""
     raised: bool = False
     """The converter added 1 to the weights of norms."""
+    plain: tuple[str, ...] = ()
+    """Norms that it left alone."""
     by_head: Mapping[str, bool] = field(default_factory=dict)
     """Tensors that hold a matrix for each head, and whether it lies on its side."""
     bare: tuple[str, ...] = ()
     """Tensors whose name in transformers has no further end."""
     latent: bool = False
     """Keys and values are made of latents, and `config` says how long they are."""
+    uneven: bool = False
+    """Layers differ in numbers of heads, and in widths. The configuration has the greatest."""
+    attends: bool = True
+    """Has attention at all."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Parts of names that the model itself has otherwise than checkpoints."""
+    special: Mapping[str, Make] = field(default_factory=dict)
+    """What is made of a tensor where that is more than a name, by the end of the tensor's name."""
 
 
-def configuration(keys: Keys, files: Files, layer_norm: bool = False, latent: bool = False) -> dict[str, Any]:
+def configuration(keys: Keys, files: Files, architecture: Architecture) -> dict[str, Any]:
     """The part of config.json that every architecture has."""
-    heads = keys.integer("attention.head_count", low=1)
     hidden = keys.integer("embedding_length", low=1)
-    head_dim = keys.integer("attention.key_length", default=hidden // heads, low=1)
-    if not latent and keys.integer("attention.value_length", default=head_dim, low=1) != head_dim:
-        raise UnsupportedModelError(f"{files.path}: {keys.prefix}attention.value_length: values as long as keys are read")
     table = files.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise CheckpointError(f"{files.path}: has no token_embd.weight, the embedding: it is no language model")
+    normed = "layer_norm" if architecture.layer_norm else "layer_norm_rms"
     return {
-        "num_hidden_layers": layers(keys),
-        "hidden_size": hidden,
-        "intermediate_size": keys.integer("feed_forward_length", low=0),
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", default=heads, low=1),
-        "head_dim": head_dim,
+        "num_hidden_layers": layers(keys), "hidden_size": hidden,
+        "intermediate_size": most(keys, "feed_forward_length", architecture.uneven, _width(keys)),
+        **(_heads(keys, files, architecture) if architecture.attends else {}),
         "max_position_embeddings": keys.integer("context_length", low=1),
-        "layer_norm_eps" if layer_norm else "rms_norm_eps": keys.real(
-            "attention.layer_norm_epsilon" if layer_norm else "attention.layer_norm_rms_epsilon"
-        ),
-        "vocab_size": table.shape[0],
-        "tie_word_embeddings": "output.weight" not in files.tensors,
-    }
+        "layer_norm_eps" if architecture.layer_norm else "rms_norm_eps": keys.real(f"attention.{normed}_epsilon"),
+        "vocab_size": table.shape[0], "tie_word_embeddings": "output.weight" not in files.tensors,
+    }  # fmt: skip
+
+
+def _heads(keys: Keys, files: Files, architecture: Architecture) -> dict[str, Any]:
+    heads = most(keys, "attention.head_count", architecture.uneven, low=1)
+    head_dim = _width_of(keys, heads)
+    if not architecture.latent and keys.integer("attention.value_length", default=head_dim, low=1) != head_dim:
+        raise UnsupportedModelError(f"{files.path}: {keys.prefix}attention.value_length: values as long as keys are read")
+    kv = most(keys, "attention.head_count_kv", architecture.uneven, default=heads, low=1)
+    return {"num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": head_dim}
+
+
+def _width(keys: Keys) -> int | None:
+    """What an absent `feed_forward_length` means: none is needed where all layers have experts."""
+    return 0 if "expert_feed_forward_length" in keys else None
+
+
+def most(keys: Keys, name: str, uneven: bool, default: int | None = None, low: int = 0) -> int:
+    """A number that layers have in common, or the greatest of theirs."""
+    if not uneven:
+        return keys.integer(name, default=default, low=low)
+    found = max(keys.each(name, layers(keys), default))
+    if found < low:
+        raise CheckpointError(f"{keys.path}: {keys.prefix}{name}: must be at least {low} in some layer")
+    return found
+
+
+def head_width(keys: Keys) -> int:
+    """Values of one head."""
+    return _width_of(keys, keys.integer("attention.head_count", low=1))
+
+
+def _width_of(keys: Keys, heads: int) -> int:
+    found = keys.integer("attention.key_length", default=keys.integer("embedding_length", low=1) // heads, low=1)
+    if not found:
+        raise CheckpointError(
+            f"{keys.path}: {keys.prefix}attention.head_count: {heads} heads are more than the values they share"
+        )
+    return found
+
+
+def layer_types(keys: Keys, every: int) -> list[str]:
+    """Layers with a window and those without, as `attention.sliding_window_pattern` says. every: of so many layers the last
+    has none, where the file does not say."""
+    name, count = "attention.sliding_window_pattern", layers(keys)
+    said = keys.metadata.get(keys.prefix + name)
+    if isinstance(said, np.ndarray):
+        if len(said) < count:
+            raise CheckpointError(f"{keys.path}: {keys.prefix}{name}: says nothing of some of the {count} layers")
+        return [WINDOWED if windowed else FULL for windowed in said[:count]]
+    every = keys.integer(name, default=every, low=1)
+    return [FULL if (i + 1) % every == 0 else WINDOWED for i in range(count)]
+
+
+def renamed(name: str) -> Make:
+    """A tensor whose whole name is this."""
+    return lambda tensor, config: [(name, Piece(tensor.name, tensor.shape))]
+
+
+def flattened(name: str, value: Callable[[np.ndarray], np.ndarray] | None = None) -> Make:
+    """Values in one dimension, which files have in two."""
+    return lambda tensor, config: [(name, Piece(tensor.name, (int(np.prod(tensor.shape)),), value=value))]
+
+
+def convolved(name: str) -> Make:
+    """[channels, 1, taps], of which files leave out the middle."""
+    return lambda tensor, config: [(name, Piece(tensor.name, (tensor.shape[0], 1, tensor.shape[-1])))]
+
+
+def row(name: str) -> Make:
+    """A matrix of one row, which may be a vector in files."""
+    return lambda tensor, config: [(name, Piece(tensor.name, (1, int(np.prod(tensor.shape)))))]
+
+
+def joined(name: str, part: int) -> Make:
+    """Rows of a tensor that files have in several; part: which of them comes when."""
+    return lambda tensor, config: [(f"{name}{PART}{part}", Piece(tensor.name, tensor.shape))]
+
+
+def with_tensor(files: Files, keys: Keys, name: str) -> list[bool]:
+    """Of each layer: has it this tensor?"""
+    return [f"blk.{i}.{name}" in files.tensors for i in range(layers(keys))]
+
+
+def gating(keys: Keys, default: int, known: tuple[int, ...]) -> int:
+    """`expert_gating_func`: how experts are chosen."""
+    found = keys.integer("expert_gating_func", default=0) or default
+    if found not in known:
+        names = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
+        raise UnsupportedModelError(
+            f"{keys.path}: {keys.prefix}expert_gating_func: {found} is not read by this version, which reads "
+            + " and ".join(f"{kind} ({names[kind]})" for kind in known)
+        )
+    return found
 
 
 def layers(keys: Keys) -> int:
@@ -96,6 +206,8 @@ def rope(keys: Keys, files: Files, head_dim: int) -> dict[str, Any]:
     turning = keys.integer("rope.dimension_count", default=head_dim, low=2)
     if "rope.dimension_count" in keys:
         made["partial_rotary_factor"] = turning / head_dim
+    if "rope_factors_long.weight" in files.tensors:
+        return made | _long(keys, files, turning)
     if "rope_freqs.weight" in files.tensors:
         return made | _by_factors(files, made["rope_theta"], turning)
     kind = keys.text("rope.scaling.type", default="linear" if "rope.scale_linear" in keys else "none")
@@ -116,23 +228,52 @@ def _yarn(keys: Keys, factor: float) -> dict[str, Any]:
         "factor": factor,
         "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length", default=trained, low=1),
     }
+    if "rope.scaling.yarn_log_multiplier" in keys:
+        every = keys.real("rope.scaling.yarn_log_multiplier")
+        made["attention_factor"] = _magnitude(factor, 1.0) / _magnitude(factor, every)
     for ours, theirs in (
         ("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow"), ("attention_factor", "yarn_attn_factor")
     ):  # fmt: skip
         if f"rope.scaling.{theirs}" in keys:
             made[ours] = keys.real(f"rope.scaling.{theirs}")
+    if "rope.scaling.attn_factor" in keys:
+        made["attention_factor"] = made.get("attention_factor", _magnitude(factor, 1.0)) * keys.real("rope.scaling.attn_factor")
     return made
+
+
+def _magnitude(factor: float, by: float) -> float:
+    """Of what is scaled by YaRN."""
+    return 0.1 * by * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def _long(keys: Keys, files: Files, turning: int) -> dict[str, Any]:
+    """Frequencies divided one by one, by other numbers where texts are long (Phi)."""
+    trained = keys.integer("context_length", low=1)
+    made: dict[str, Any] = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length", default=trained, low=1),
+    }
+    for length in ("short", "long"):
+        made[f"{length}_factor"] = [float(f) for f in _factors(files, f"rope_factors_{length}.weight", turning)]
+    if "rope.scaling.attn_factor" in keys:
+        made["attention_factor"] = keys.real("rope.scaling.attn_factor")
+    return made
+
+
+def _factors(files: Files, name: str, turning: int) -> np.ndarray:
+    tensor = files.tensors.get(name)
+    if tensor is None or tensor.type.name != "F32" or tensor.shape != (turning // 2,):
+        raise CheckpointError(f"{files.path}: {name} must hold {turning // 2} values in F32")
+    factors = files.read(name)
+    if not np.isfinite(factors).all() or (factors <= 0).any():
+        raise CheckpointError(f"{files.path}: {name} must hold positive numbers")
+    return factors
 
 
 def _by_factors(files: Files, theta: float, turning: int) -> dict[str, Any]:
     """Frequencies divided one by one. The tensor is how Llama 3.1's scaling is written: where its numbers can be found again
     the scaling is told by them, and else as the list that it is."""
-    tensor = files.tensors["rope_freqs.weight"]
-    if tensor.type.name != "F32" or tensor.shape != (turning // 2,):
-        raise CheckpointError(f"{files.path}: rope_freqs.weight must hold {turning // 2} values in F32")
-    factors = files.read("rope_freqs.weight")
-    if not np.isfinite(factors).all() or (factors <= 0).any():
-        raise CheckpointError(f"{files.path}: rope_freqs.weight must hold positive numbers")
+    factors = _factors(files, "rope_freqs.weight", turning)
     factor = float(factors[-1])
     for original in (8192, 4096, 2048, 16384, 32768, 65536, 131072):
         if np.allclose(factors, _llama3(theta, turning, factor, original), rtol=1e-5):
@@ -154,3 +295,27 @@ def _llama3(theta: float, dim: int, factor: float, original: int, low: float = 1
 def has(files: Files, *names: str) -> bool:
     """Has the first layer one of these tensors?"""
     return any(f"blk.0.{name}" in files.tensors for name in names)
+
+
+def mixture(keys: Keys, count: str = "num_experts", inner: str = "moe_intermediate_size") -> dict[str, Any]:
+    """Numbers of experts and of those that each token goes to, and their width, by these keys of the configuration."""
+    used = keys.integer("expert_used_count", low=1)
+    name = "expert_feed_forward_length"
+    even = None if name in keys else keys.integer("feed_forward_length") // used
+    return {
+        count: keys.integer("expert_count", low=1, high=1 << 16), "num_experts_per_tok": used,
+        inner: keys.integer(name, default=even, low=1),
+    }  # fmt: skip
+
+
+def scale(keys: Keys) -> float:
+    """Of the chosen experts' weights; 0 = there is none."""
+    return keys.real("expert_weights_scale", default=1.0) or 1.0
+
+
+def inner(files: Files) -> int:
+    """Values inside a feed-forward part, of which some converters write what they suppose."""
+    tensor = files.tensors.get("blk.0.ffn_up.weight")
+    if tensor is None or len(tensor.shape) != 2:
+        raise CheckpointError(f"{files.path}: has no blk.0.ffn_up.weight, of which every layer has one")
+    return tensor.shape[0]

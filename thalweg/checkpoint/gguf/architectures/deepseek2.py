@@ -5,13 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.checkpoint.gguf.architectures.common import LAYER, Architecture, has, rope
+from thalweg.checkpoint.gguf.architectures.common import LAYER, SIGMOID, SOFTMAX, Architecture, gating, has, rope
 from thalweg.checkpoint.gguf.files import Files
 from thalweg.checkpoint.gguf.keys import Keys
-from thalweg.errors import UnsupportedModelError
 
-SOFTMAX, SIGMOID = 1, 2
-"""`expert_gating_func`."""
 GLM_VOCAB = 154_880
 """Of GLM-4.7-Flash, whose first files do not say how experts are chosen."""
 
@@ -23,7 +20,7 @@ def _config(keys: Keys, files: Files) -> dict[str, Any]:
     positions = rope(keys, files, turned)
     if "rope.scaling.yarn_log_multiplier" in keys:  # a tenth of it is what the files hold
         every = round(keys.real("rope.scaling.yarn_log_multiplier") * 10, 6)
-        positions |= {"mscale": every, "mscale_all_dim": every}
+        positions = {k: v for k, v in positions.items() if k != "attention_factor"} | {"mscale": every, "mscale_all_dim": every}
     heads = keys.integer("attention.head_count", low=1)
     said = {
         "hidden_act": "silu", "head_dim": turned, "num_key_value_heads": heads, "rope_parameters": positions,
@@ -42,12 +39,7 @@ def _mixtures(keys: Keys, files: Files, experts: int) -> dict[str, Any]:
         any(name.endswith("exp_probs_b.bias") for name in files.tensors)
         or files.tensors["token_embd.weight"].shape[0] == GLM_VOCAB
     )
-    chosen = keys.integer("expert_gating_func", default=SIGMOID if sigmoids else SOFTMAX)
-    if chosen not in (SOFTMAX, SIGMOID):
-        raise UnsupportedModelError(
-            f"{files.path}: {keys.prefix}expert_gating_func: {chosen} is not read by this version, which reads 1 (softmax) "
-            "and 2 (sigmoid)"
-        )
+    chosen = gating(keys, SIGMOID if sigmoids else SOFTMAX, (SOFTMAX, SIGMOID))
     groups = keys.integer("expert_group_count", default=1, low=1)
     made = {
         "n_routed_experts": experts, "num_experts_per_tok": keys.integer("expert_used_count", low=1),

@@ -1,0 +1,38 @@
+"""Llama 4, text. Its files leave out the length of chunks, and how scores grow with the length of a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.checkpoint.gguf.architectures.common import LAYER, Architecture, has, head_width, layers, mixture, rope
+from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.keys import Keys
+
+CHUNK, EVERY = 8192, 4
+"""Tokens of a chunk, and of so many layers the last that has none, and no positions."""
+UNNORMED = 128
+"""Experts of Maverick, whose q and k have no norms."""
+_FEED_FORWARD = {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
+_SHARED = {f"ffn_{part}_shexp": f"feed_forward.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
+
+
+def _config(keys: Keys, files: Files) -> dict[str, Any]:
+    """A window of 0 says that every layer sees everything, and has positions."""
+    whole = keys.integer("attention.sliding_window", default=CHUNK) == 0
+    said = mixture(keys, "num_local_experts", "intermediate_size")
+    return {
+        "architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "hidden_act": "silu", **said,
+        "intermediate_size_mlp": keys.integer("feed_forward_length", low=0),
+        "interleave_moe_layer_step": keys.integer("interleave_moe_layer_step", default=1, low=1),
+        "attention_chunk_size": None if whole else CHUNK, "attention_bias": has(files, "attn_q.bias", "attn_qkv.bias"),
+        "no_rope_layers": [int(whole or (i + 1) % EVERY > 0) for i in range(layers(keys))],
+        "use_qk_norm": said["num_local_experts"] != UNNORMED, "rope_parameters": rope(keys, files, head_width(keys)),
+    }  # fmt: skip
+
+
+LLAMA4 = Architecture(
+    config=_config,
+    layer={**LAYER, **_FEED_FORWARD, **_SHARED, "ffn_gate_inp": "feed_forward.router"},
+    experts={f"ffn_{part}_exps": f"feed_forward.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")},
+    dense=("ffn_gate_inp",),
+)

@@ -1,0 +1,137 @@
+"""Qwen3-Next, Qwen3.5 and its mixtures: gated delta nets. Rates are written as -exp(A_log). Of Qwen3.5 heads of values lie in
+another order, where they are more than heads of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from thalweg.checkpoint.gguf.architectures.common import (
+    EXPERTS,
+    HEAD_NORMS,
+    LAYER,
+    Architecture,
+    Make,
+    convolved,
+    flattened,
+    head_width,
+    mixture,
+    renamed,
+    rope,
+    row,
+    with_tensor,
+)
+from thalweg.checkpoint.gguf.architectures.qwen2moe import SHARED
+from thalweg.checkpoint.gguf.files import Files
+from thalweg.checkpoint.gguf.header import Tensor
+from thalweg.checkpoint.gguf.keys import Keys
+from thalweg.checkpoint.gguf.pieces import Piece, Tiles, logarithm, tiled
+
+_LAYER = {
+    **LAYER, **HEAD_NORMS, **SHARED, "ffn_gate_inp": "mlp.gate",
+    "post_attention_norm": "post_attention_layernorm", "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z", "ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_norm": "linear_attn.norm", "ssm_out": "linear_attn.out_proj",
+}  # fmt: skip
+_SPECIAL = {
+    "ffn_gate_inp_shexp.weight": row("mlp.shared_expert_gate.weight"),
+    "ssm_conv1d.weight": convolved("linear_attn.conv1d.weight"),
+    "ssm_a": flattened("linear_attn.A_log", logarithm), "ssm_dt.bias": renamed("linear_attn.dt_bias"),
+}  # fmt: skip
+_DENSE = ("ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_alpha", "ssm_beta", "ssm_ba")
+
+
+def _config(keys: Keys, files: Files) -> dict[str, Any]:
+    """Of the text: its positions are the same along each of the axes that images have."""
+    inner, heads = keys.integer("ssm.inner_size", low=1), keys.integer("ssm.time_step_rank", low=1)
+    recurrent = with_tensor(files, keys, "ssm_conv1d.weight")
+    return {
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "hidden_act": "silu",
+        "layer_types": ["linear_attention" if each else "full_attention" for each in recurrent],
+        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel", low=2),
+        "linear_key_head_dim": keys.integer("ssm.state_size", low=1), "linear_value_head_dim": inner // heads,
+        "linear_num_key_heads": keys.integer("ssm.group_count", low=1), "linear_num_value_heads": heads,
+        "rope_parameters": rope(keys, files, head_width(keys)),
+    }  # fmt: skip
+
+
+def _mixtures(keys: Keys, files: Files) -> dict[str, Any]:
+    """llama.cpp always divides the shares of the chosen experts by their sum."""
+    said = mixture(keys)
+    shared = keys.integer("expert_shared_feed_forward_length", default=said["moe_intermediate_size"], low=1)
+    return _config(keys, files) | said | {
+        "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "shared_expert_intermediate_size": shared,
+    }  # fmt: skip
+
+
+def _next(keys: Keys, files: Files) -> dict[str, Any]:
+    """The first files have the projections as Qwen3-Next itself has them. Later ones have them apart, as Qwen3.5."""
+    made = _mixtures(keys, files)
+    if any(name.endswith(".ssm_in.weight") for name in files.tensors):
+        made |= {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "decoder_sparse_step": 1}
+    return made
+
+
+def _tiles(config: Mapping[str, Any]) -> Tiles:
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    return keys, values // keys, config["linear_value_head_dim"]
+
+
+def _rows(name: str, width: int = 0, part: str = "") -> Make:
+    """Rows of heads of values. width: of one; 0 = as the configuration says. part: "v" = rows of q and k come first."""
+
+    def make(tensor: Tensor, config: Mapping[str, Any]) -> Sequence[tuple[str, Piece]]:
+        heads, each, size = _tiles(config)
+        tiles = heads, each, width or size
+        first = 2 * heads * config["linear_key_head_dim"] if part == "v" else 0
+        shape = (tensor.shape[0], 1, tensor.shape[-1]) if "conv" in name else tensor.shape
+        value = logarithm if name.endswith("A_log") else None
+        fits = first + tiles[0] * tiles[1] * tiles[2] == tensor.shape[0]
+        return [(name, Piece(tensor.name, shape, order=tiled(tiles, first) if each > 1 else None, value=value))] if fits else []
+
+    return make
+
+
+def _columns(tensor: Tensor, config: Mapping[str, Any]) -> Sequence[tuple[str, Piece]]:
+    tiles = _tiles(config)
+    return [("linear_attn.out_proj.weight", Piece(tensor.name, tensor.shape, tiles=tiles if tiles[1] > 1 else None))]
+
+
+def _apart(tensor: Tensor, config: Mapping[str, Any]) -> Sequence[tuple[str, Piece]]:
+    """Of each head of keys its heads of values' b, then their a."""
+    if config["model_type"] == "qwen3_next":
+        return [("linear_attn.in_proj_ba.weight", Piece(tensor.name, tensor.shape))]
+    heads, each, _ = _tiles(config)
+    if len(tensor.shape) != 2 or tensor.shape[0] != 2 * heads * each:
+        return []
+    shape = (heads * each, tensor.shape[-1])
+    return [
+        (f"linear_attn.in_proj_{part}.weight", Piece(tensor.name, shape, order=partial(_every, heads, each, at)))
+        for at, part in enumerate("ba")
+    ]  # fmt: skip
+
+
+def _every(heads: int, each: int, at: int) -> np.ndarray:
+    found: np.ndarray = np.arange(2 * heads * each).reshape(heads, 2, each)[:, at].reshape(-1)
+    return found
+
+
+_REORDERED: Mapping[str, Make] = {
+    "attn_qkv.weight": _rows("linear_attn.in_proj_qkv.weight", part="v"),
+    "attn_gate.weight": _rows("linear_attn.in_proj_z.weight"),
+    "ssm_beta.weight": _rows("linear_attn.in_proj_b.weight", 1),
+    "ssm_alpha.weight": _rows("linear_attn.in_proj_a.weight", 1),
+    "ssm_a": _rows("linear_attn.A_log", 1), "ssm_dt.bias": _rows("linear_attn.dt_bias", 1),
+    "ssm_conv1d.weight": _rows("linear_attn.conv1d.weight", part="v"), "ssm_out.weight": _columns,
+}  # fmt: skip
+_COMMON: Mapping[str, Any] = {"layer": _LAYER, "raised": True, "plain": ("ssm_norm",), "dense": _DENSE}
+
+QWEN3NEXT = Architecture(
+    config=_next, experts=EXPERTS, special={**_SPECIAL, "ssm_in.weight": renamed("linear_attn.in_proj_qkvz.weight"),
+    "ssm_ba.weight": _apart}, **_COMMON,
+)  # fmt: skip
+QWEN35 = Architecture(config=_config, special={**_SPECIAL, **_REORDERED}, **_COMMON)
+QWEN35MOE = Architecture(config=_mixtures, experts=EXPERTS, special={**_SPECIAL, **_REORDERED}, **_COMMON)

@@ -1,0 +1,251 @@
+"""A GGUF file as a model of transformers: its configuration, and what each of its tensors is made of.
+
+What layers hold in codes is kept as the file's blocks, uint8 [rows, bytes of a row]: which those are, and of what type,
+stands in the configuration's `quantization_config`, for the format `gguf` to read. Everything else is dense, decoded where
+it has to be.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from thalweg.checkpoint.gguf.architectures import TABLE
+from thalweg.checkpoint.gguf.architectures.common import Architecture, configuration
+from thalweg.checkpoint.gguf.blocks import LAYOUTS
+from thalweg.checkpoint.gguf.files import Files, open_files
+from thalweg.checkpoint.gguf.header import Tensor
+from thalweg.checkpoint.gguf.keys import Keys
+from thalweg.checkpoint.gguf.pieces import PART, Order, Piece, alike, lowered, paired
+from thalweg.errors import CheckpointError, UnsupportedModelError
+
+METHOD = "gguf"
+"""`quant_method` of such a configuration."""
+_LAYER = re.compile(r"blk\.(\d{1,5})\.([\w.]+?)(?:\.(weight|bias|scale|input_scale))?")
+_READ_APART = ("rope_freqs.weight", "attn_rot_embd.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Ends of names of tensors whose values stand in the configuration, or can be computed."""
+EXPERTS = ".experts."
+"""In the names of experts' tensors, after the layer's part that they belong to."""
+DOWN = ".ffn_down"
+"""In the names that files give their down projections."""
+_EXPERT = re.compile(r"(ffn_(?:gate|up|down))\.(\d{1,4})")
+"""One expert's, as files of before April 2024 have them."""
+_COMPANIONS = (".scale", ".input_scale")
+"""Ends of names of what NVFP4 keeps beside its blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    files: Files
+    config: Mapping[str, Any]
+    pieces: Mapping[str, Piece]
+
+
+def translate(path: str | Path) -> Translated:
+    """CheckpointError, UnsupportedModelError name the file and the key or tensor that is wrong, or not read."""
+    return _translated(open_files(path))
+
+
+@lru_cache(maxsize=2)
+def _translated(files: Files) -> Translated:
+    name = Keys(files.path, files.metadata).text("general.architecture")
+    if name not in TABLE:
+        raise UnsupportedModelError(
+            f"{files.path}: general.architecture: {name!r:.100} is not read by this version, which reads "
+            + ", ".join(sorted(TABLE))
+        )
+    architecture, keys = TABLE[name], Keys(files.path, files.metadata, f"{name}.")
+    config = configuration(keys, files, architecture) | architecture.config(keys, files)
+    pieces = _alike(files, _joined(files, dict(_pieces(files, architecture, config))))
+    held = {n.removesuffix(".weight"): files.tensors[p.source].type.name for n, p in pieces.items() if p.coded}
+    config["dtype"] = _dtype(files)
+    if held:
+        known = {_alias(name, architecture): kind for name, kind in held.items()}
+        config["quantization_config"] = {"quant_method": METHOD, "types": held | known} | _described(pieces)
+    return Translated(files, config, pieces)
+
+
+def _alias(name: str, architecture: Architecture) -> str:
+    for part, own in architecture.aliases.items():
+        name = name.replace(part, own)
+    return name
+
+
+def _described(pieces: Mapping[str, Piece]) -> dict[str, Any]:
+    """Layers whose blocks have columns in another order."""
+    found = {n.removesuffix(".weight"): list(p.tiles) for n, p in pieces.items() if p.coded and p.tiles}
+    return {"tiles": found} if found else {}
+
+
+def _dtype(files: Files) -> str:
+    """Of most dense matrices, or what suits blocks where there are more of those."""
+    count: dict[str, int] = {}
+    for t in files.tensors.values():
+        kind = t.type.dense or "bfloat16"
+        if len(t.shape) > 1 and kind in ("float32", "float16", "bfloat16"):
+            count[kind] = count.get(kind, 0) + t.end - t.begin
+    return max(count, key=lambda k: count[k], default="bfloat16")
+
+
+def _pieces(files: Files, architecture: Architecture, config: Mapping[str, Any]) -> Iterator[tuple[str, Piece]]:
+    count = config["num_hidden_layers"]
+    for name, tensor in files.tensors.items():
+        found = _LAYER.fullmatch(name)
+        if name.endswith(_READ_APART) or (found is not None and int(found[1]) >= count and _further(files, int(found[1]))):
+            continue
+        make = architecture.special.get(name if found is None else name.partition(".")[2].partition(".")[2])
+        if make is None and name.endswith(_COMPANIONS):
+            raise UnsupportedModelError(f"{files.path}: tensor {name!r}: scales beside NVFP4 are not read by this version")
+        if make is not None:
+            where = architecture.layers.format(int(found[1]), "") if found else ""
+            made: Sequence[tuple[str, Piece]] | None = [(where + target, piece) for target, piece in make(tensor, config)]
+        else:
+            made = _of_layer(tensor, found, architecture, config) if found else _of_model(tensor, architecture)
+        if not made or (found is not None and int(found[1]) >= count):
+            where = files.metadata["general.architecture"]
+            raise CheckpointError(
+                f"{files.file(name)}: tensor {name!r} is none that this version knows of the architecture {where}"
+            )
+        part = found[2] if found else name.rpartition(".")[0]
+        if not all(_fits(tensor, piece) for _, piece in made):
+            raise CheckpointError(f"{files.file(name)}: tensor {name!r} has shape {list(tensor.shape)}, which cannot be right")
+        for target, piece in made:
+            if architecture.raised and target.endswith("norm.weight") and part not in architecture.plain:
+                piece = replace(piece, value=lowered)
+            yield target, replace(piece, coded=part not in architecture.dense and _keeps(tensor, piece))
+
+
+def _fits(tensor: Tensor, piece: Piece) -> bool:
+    """Has the tensor what the piece is made of?"""
+    stored = tensor.shape
+    if piece.index is not None:
+        if len(stored) < 2 or piece.index >= stored[0]:
+            return False
+        stored = stored[1:]
+    if math.prod(stored) == math.prod(piece.shape):
+        return True
+    return math.prod(stored[1:]) == math.prod(piece.shape[1:]) and piece.first + piece.shape[0] <= stored[0]
+
+
+def _keeps(tensor: Tensor, piece: Piece) -> bool:
+    """Can this piece stay in the file's blocks?"""
+    if tensor.type.dense or len(piece.shape) != 2 or piece.value is not None or piece.by_head:
+        return False
+    return piece.tiles is None or piece.tiles[2] % LAYOUTS[tensor.type.name].group == 0
+
+
+def _further(files: Files, layer: int) -> bool:
+    """Is this one of the layers that predict further tokens, which come last?"""
+    arch = files.metadata["general.architecture"]
+    return layer < Keys(files.path, files.metadata, f"{arch}.").integer("block_count")
+
+
+def _of_model(tensor: Tensor, architecture: Architecture) -> list[tuple[str, Piece]] | None:
+    stem, _, kind = tensor.name.rpartition(".")
+    if stem not in architecture.whole or kind not in ("weight", "bias"):
+        return None
+    return [(f"{architecture.whole[stem]}.{kind}", Piece(tensor.name, tensor.shape))]
+
+
+def _of_layer(
+    tensor: Tensor, found: re.Match[str], architecture: Architecture, config: Mapping[str, Any]
+) -> list[tuple[str, Piece]] | None:
+    layer, part, kind, shape = int(found[1]), found[2], found[3], tensor.shape
+    heads, kv = (config.get(k, 0) for k in ("num_attention_heads", "num_key_value_heads"))
+    if kind not in ("weight", "bias"):
+        return None
+
+    def target(name: str) -> str:
+        return f"{architecture.layers.format(layer, name)}.{kind}"
+
+    if part == "attn_qkv" and part not in architecture.layer:
+        return _parts_of_qkv(tensor, target, architecture, (heads, kv, kv), config["head_dim"])
+    experts = architecture.experts or {}
+    if part == "ffn_gate_up_exps" and experts and len(shape) == 3 and shape[1] % 2 == 0:
+        half = shape[1] // 2
+        return [
+            (target(experts[p].format(e)), Piece(tensor.name, (half, shape[2]), e, first))
+            for p, first in (("ffn_gate_exps", 0), ("ffn_up_exps", half))
+            for e in range(shape[0])
+        ]
+    if part in experts:
+        if len(shape) != (3 if kind == "weight" else 2):
+            return None
+        return [(target(experts[part].format(e)), Piece(tensor.name, shape[1:], e)) for e in range(shape[0])]
+    if experts and (old := _EXPERT.fullmatch(part)):
+        return [(target(experts[f"{old[1]}_exps"].format(int(old[2]))), Piece(tensor.name, shape))]
+    if part not in architecture.layer:
+        return None
+    if part in architecture.by_head and len(shape) == 3:
+        swapped = architecture.by_head[part]
+        count, rows, inputs = (shape[0], shape[2], shape[1]) if swapped else shape
+        whole = Piece(tensor.name, (count * rows, inputs), by_head=True, swapped=swapped)
+        return [(target(architecture.layer[part]), whole)]
+    turned = _turned(architecture, part, heads, kv)
+    piece = Piece(tensor.name, shape, order=paired(shape[0], turned) if turned else None)
+    full = architecture.layers.format(layer, architecture.layer[part])
+    return [(full if part in architecture.bare else target(architecture.layer[part]), piece)]
+
+
+def _parts_of_qkv(
+    tensor: Tensor, target: Callable[[str], str], architecture: Architecture, heads: Sequence[int], head_dim: int
+) -> list[tuple[str, Piece]] | None:
+    """Of one tensor that holds all three. None if its rows are not theirs."""
+    made, first = [], 0
+    for part, count in zip(("attn_q", "attn_k", "attn_v"), heads, strict=True):
+        rows = count * head_dim
+        turned = _turned(architecture, part, heads[0], heads[1])
+        order = partial(_after, paired(rows, turned), first) if turned else None
+        made.append((target(architecture.layer[part]), Piece(tensor.name, (rows, *tensor.shape[1:]), first=first, order=order)))
+        first += rows
+    return made if first == tensor.shape[0] else None
+
+
+def _after(order: Order, first: int) -> np.ndarray:
+    return order() + first
+
+
+def _turned(architecture: Architecture, part: str, heads: int, kv: int) -> int:
+    return {"attn_q": heads, "attn_k": kv}.get(part, 0) if architecture.turned else 0
+
+
+def _joined(files: Files, pieces: dict[str, Piece]) -> dict[str, Piece]:
+    """Pieces of one tensor made one."""
+    out: dict[str, Piece] = {}
+    kept: dict[str, dict[str, Piece]] = {}
+    for name, piece in pieces.items():
+        whole, marked, number = name.partition(PART)
+        if marked:
+            kept.setdefault(whole, {})[number] = piece
+        else:
+            out[name] = piece
+    for name, numbered in kept.items():
+        parts = tuple(numbered[n] for n in sorted(numbered))
+        made = Piece(parts[0].source, (sum(p.shape[0] for p in parts), *parts[0].shape[1:]), parts=parts)
+        coded = all(p.coded for p in parts) and alike(files, made)
+        out[name] = replace(made, coded=coded, parts=tuple(replace(p, coded=coded) for p in parts))
+    return out
+
+
+def _alike(files: Files, pieces: dict[str, Piece]) -> dict[str, Piece]:
+    """Gate and up of all experts of a layer are one parameter, and down another. Where gate and up are of two types, they
+    become dense."""
+
+    def parameter(name: str, piece: Piece) -> tuple[str, bool]:
+        return name.partition(EXPERTS)[0], DOWN in piece.source
+
+    kinds: dict[tuple[str, bool], set[str]] = {}
+    for name, piece in pieces.items():
+        if EXPERTS in name:
+            kinds.setdefault(parameter(name, piece), set()).add(files.tensors[piece.source].type.name)
+    return {
+        name: replace(p, coded=False) if EXPERTS in name and len(kinds[parameter(name, p)]) > 1 else p
+        for name, p in pieces.items()
+    }
