@@ -193,8 +193,7 @@ class _Reader:
             begin = self._at
             if count > (self._size - begin) // 8:
                 raise self._fault(f"{where} claims {count} texts")
-            for _ in range(count):
-                self._skip(self._take("<Q", where)[0], where)
+            self._at = self._after_texts(begin, count, where)
             return Texts(self._data, begin, count)
         code = self._code(kind, where)
         width = struct.calcsize(f"<{code}")
@@ -205,6 +204,20 @@ class _Reader:
         stored = np.uint8 if code == "?" else _SCALARS[kind][1]
         values = np.frombuffer(self._data, np.dtype(stored).newbyteorder("<"), count, begin)
         return values != 0 if code == "?" else values
+
+    def _after_texts(self, at: int, count: int, where: str) -> int:
+        """Vocabularies have hundreds of thousands, so this is one loop of few words."""
+        data, last, length = self._data, self._size - 8, struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            if at > last:
+                break
+            at += 8 + length(data, at)[0]
+        else:
+            last = self._size
+        if at > last:
+            self._at = min(at, self._size)
+            self._skip(self._size + 1, where)
+        return at
 
     def _code(self, kind: int, where: str) -> str:
         if kind not in _SCALARS:
