@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from thalweg.config_objects import structured
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVSpec
 
@@ -192,6 +193,12 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     """Running streams are slowed at most by this factor while other requests' prompts are computed. 0 = no limit. None: by
     performance_mode, 2 where that is balanced."""
     long_prefill_token_threshold: int = 0
+    scheduler_reserve_full_isl: bool = True
+    """A prompt starts when the cache has room for all of it. False: for its first chunk, so that more may be preempted."""
+    watermark: float = 0.0
+    """Share of the cache's blocks that stays free when a prompt starts beside running sequences."""
+    prefill_schedule_interval: int = 1
+    """While sequences run, prompts start in every so many steps only."""
     scheduling_policy: str = "fcfs"
     stream_interval: int = 1
     """Tokens of a streamed answer that are told together, after its first. What is left is told at its end."""
@@ -396,6 +403,12 @@ class SchedulerConfig(msgspec.Struct, kw_only=True, frozen=True):
     max_prefill_slowdown: float = 0.0
     long_prefill_threshold: int = 0
     """Prompts longer than this count as long. 0 = none do."""
+    whole_prompts: bool = True
+    """A prompt enters when there are blocks for all of it, not for its first chunk alone."""
+    watermark: float = 0.0
+    """Share of each group's blocks that an entering prompt leaves free."""
+    prefill_interval: int = 1
+    """Beside running sequences prompts enter in every so many steps."""
     pipeline_depth: int = 1
     speculation: SpeculationConfig | None = None
 
@@ -414,7 +427,7 @@ _POSITIVE = ("max_model_len", "block_size", "mamba_block_size", "kv_cache_memory
              "max_num_seqs", "max_num_batched_tokens", "threads", "tensor_parallel_size", "max_num_partial_prefills",
              "max_long_partial_prefills", "stream_interval", "max_num_active_seqs", "max_num_scheduled_tokens",
              "safetensors_prefetch_num_threads", "safetensors_prefetch_block_size", "max_cudagraph_capture_size",
-             "renderer_num_workers")  # fmt: skip
+             "renderer_num_workers", "prefill_schedule_interval")  # fmt: skip
 
 
 _SPECULATION = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
@@ -452,36 +465,6 @@ def speculation(args: EngineArgs) -> SpeculationConfig | None:
             f"speculative_config: prompt_lookup_min {made.lookup_min} exceeds prompt_lookup_max {made.lookup_max}"
         )
     return made
-
-
-_STRUCTURED = ("disable_any_whitespace", "disable_additional_properties")
-_SAME_ALWAYS: dict[str, tuple[Any, ...]] = {
-    "reasoning_parser": ("", None), "reasoning_parser_plugin": ("", None), "enable_in_reasoning": (False, None),
-    "disable_fallback": (True, False, None),
-}  # fmt: skip
-"""Keys of structured_outputs_config, and values that ask for nothing. There is no other engine to fall back on."""
-
-
-def _structured(said: dict[str, Any]) -> list[str]:
-    """What is wrong with structured_outputs_config."""
-    name, problems = "structured_outputs_config", []
-    for key, value in said.items():
-        if key == "backend":
-            if value not in ("auto", "guidance"):
-                problems.append(
-                    f"{name}: backend {value!r} is not here: this version has guidance (llguidance) alone, because it accepts"
-                    " nothing that a schema forbids; leave it out"
-                )
-        elif key in _STRUCTURED:
-            if not isinstance(value, bool):
-                problems.append(f"{name}: {key} must be true or false, not {value!r}")
-        elif key not in _SAME_ALWAYS:
-            problems.append(f"{name}: {key!r:.60} is not known; known are backend, {', '.join(_STRUCTURED)}")
-        elif value not in _SAME_ALWAYS[key]:
-            problems.append(
-                f"{name}: {key}: reasoning is never constrained, and has flags of its own (--reasoning-parser); leave it out"
-            )
-    return problems
 
 
 def check_args(args: EngineArgs) -> None:
@@ -538,6 +521,8 @@ def check_args(args: EngineArgs) -> None:
             problems.append(f"{name} must be between 1 and 86400 seconds, not {getattr(args, name)}")
     if args.max_prefill_slowdown and not 1 < args.max_prefill_slowdown <= 1e6:
         problems.append(f"max_prefill_slowdown must be above 1, or 0 for no limit, not {args.max_prefill_slowdown}")
+    if not 0 <= args.watermark < 1:
+        problems.append(f"watermark must be at least 0 and below 1, not {args.watermark:g}")
     if args.max_restarts < 0:
         problems.append(f"max_restarts must be at least 0, not {args.max_restarts}")
     for parse in (speculation, profiling):
@@ -546,7 +531,7 @@ def check_args(args: EngineArgs) -> None:
         except ConfigError as e:
             problems += e.problems
     problems += _limits(args.limit_mm_per_prompt or {})
-    problems += _structured(args.structured_outputs_config or {})
+    problems += structured(args.structured_outputs_config or {})
     if odd := [s for s in args.kv_cache_dtype_skip_layers if not s.isdecimal() and s != "sliding_window"]:
         problems.append(f"kv_cache_dtype_skip_layers: {odd[0]!r:.40} is neither a layer's number nor sliding_window")
     if args.trust_remote_code:

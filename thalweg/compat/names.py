@@ -63,6 +63,10 @@ class LateInteractionParams(_Refused):
     __refused__ = REFUSED_POOLING["late_interaction_params"]
 
 
+class DataPrompt(_Refused):
+    __refused__ = "no plugin here reads data of its own form: send text, token ids, embeddings, or images and sound beside them"
+
+
 class initialize_ray_cluster(_Refused):  # noqa: N801  (a function in vLLM)
     __refused__ = "there are no Ray workers here: an engine is one process on one machine"
 

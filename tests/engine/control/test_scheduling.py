@@ -488,3 +488,35 @@ def test_a_paused_core_starts_nothing_and_goes_on_where_it_was():
     assert len(w.batch_log) == steps
     w.core.paused = False
     w.drain()
+
+
+def test_a_watermark_keeps_blocks_free_when_a_prompt_starts_beside_others():
+    held = {}
+    for share in (0.0, 0.5):
+        w = world(blocks=21, block_tokens=4, max_len=64, watermark=share)
+        w.submit(request(0, [1] * 16, 12))
+        w.submit(request(1, [2] * 30, 2))
+        held[share] = told(w)[0]
+    assert held == {0.0: {0: "", 1: ""}, 0.5: {0: "", 1: "cache"}}
+
+
+def test_a_prompt_enters_for_its_first_chunk_where_it_need_not_fit_whole():
+    held = {}
+    for whole in (True, False):
+        w = world(blocks=17, block_tokens=4, max_len=64, max_tokens=8, depth=1, whole_prompts=whole)
+        w.submit(request(0, [1] * 4, 20))
+        w.step()
+        w.submit(request(1, [2] * 60, 2))
+        held[whole] = told(w)[0][1]
+    assert held == {True: "cache", False: ""}
+
+
+def test_prompts_start_in_every_so_many_steps_beside_running_sequences():
+    w = world(depth=1, max_len=64, prefill_interval=4)
+    w.submit(request(0, [1, 2], 40))
+    w.step()
+    for h in range(1, 4):
+        w.submit(request(h, [h, 5], 30))
+    held, _ = told(w)
+    assert held == {1: "interval", 2: "interval", 3: "interval"}
+    assert [i for i, b in enumerate(w.batch_log) if max(b.query.tolist()) > 1] == [0, 4]

@@ -228,11 +228,10 @@ class InputProcessor:
             return *self._prompt(prompt), None
         if not self._hidden:
             raise RequestError(f"{embeds.NAME}: this engine runs no model; send text or token ids", embeds.NAME)
-        overlay = embeds.read(prompt, self._hidden)
+        overlay, rest = embeds.read(prompt, self._hidden)
         embeds.check(params, overlay)
-        rest = {k: v for k, v in prompt.items() if k != embeds.NAME and v is not None}
-        _, ids, salt = self._prompt({**rest, "prompt_token_ids": [embeds.PLACEHOLDER] * len(overlay.positions)})
-        return None, ids, embeds.salted(salt, overlay), overlay
+        text, ids, salt = self._prompt(rest)
+        return text, ids, embeds.salted(salt, overlay), overlay
 
     def _prompt(self, prompt: Prompt) -> tuple[str | None, list[int], str]:
         """(text if known, ids, cache salt)."""

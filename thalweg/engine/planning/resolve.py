@@ -183,6 +183,9 @@ def scheduler(args: EngineArgs, defaults: Defaults, length: int) -> SchedulerCon
         max_long_partial_prefills=args.max_long_partial_prefills,
         max_prefill_slowdown=mode.slowdown if args.max_prefill_slowdown is None else args.max_prefill_slowdown,
         long_prefill_threshold=args.long_prefill_token_threshold,
+        whole_prompts=args.scheduler_reserve_full_isl,
+        watermark=args.watermark,
+        prefill_interval=args.prefill_schedule_interval,
         pipeline_depth=depth,
         speculation=speculation(args),
     )
