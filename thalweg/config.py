@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from thalweg.config_objects import structured
+from thalweg.config_objects import decoding, loading, structured
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVSpec
 
@@ -56,6 +56,7 @@ LOAD_STRATEGIES = ("lazy", "eager", "prefetch")
 """How weight files are read: mapped, whole before the first tensor, or ahead in the background."""
 MODEL_IMPLS = ("auto", "thalweg", "vllm", "transformers")
 IMPLS_REFUSED = {"terratorch": "models of images of the earth are not served; leave it at auto"}
+CACHES_REFUSED = {"shm": "one process reads images, so none is shared; leave it at lru"}
 PERFORMANCE_MODES = ("balanced", "interactivity", "throughput")
 RUNNERS = ("auto", "generate", "pooling")
 CONVERTS = ("auto", "none", "embed", "classify")
@@ -138,6 +139,9 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     safetensors_prefetch_num_threads: int = 8
     safetensors_prefetch_block_size: int = 1 << 24
     """Bytes of one read of eager and prefetch."""
+    model_loader_extra_config: dict[str, Any] | None = None
+    """How files are read, as other loaders call it: {"enable_multithread_load": true, "num_threads": 8} is prefetch by so many
+    threads, and {"concurrency": 8} says their number alone."""
     use_tqdm_on_load: bool = True
     strict_kernels: bool = False
     batch_invariant: bool | None = None
@@ -155,6 +159,8 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     """CPU threads of the engine process. None = the platform's choice."""
     additional_config: dict[str, Any] | None = None
     """The platform's own knobs, by name."""
+    device_ids: list[int] | None = None
+    """Which of the machine's devices are used, by the driver's numbers from 0: as many as the model needs. None: the first."""
     tensor_parallel_size: int = 1
     """Devices that share the model, each with its part of every layer. More than one only where one process drives them all."""
 
@@ -242,6 +248,15 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     """A directory whose files requests may have read, by file: URLs. None: none are."""
     limit_mm_per_prompt: dict[str, Any] | None = None
     """Images that one prompt may have: {"image": 4}. None: MOST_IMAGES."""
+    mm_processor_kwargs: dict[str, Any] | None = None
+    """Settings of images in place of those of the model's files: {"max_pixels": 1003520}. One that nothing reads is refused."""
+    media_io_kwargs: dict[str, Any] | None = None
+    """How files are decoded: {"image": {"rgba_background_color": [255, 255, 255]}}, what shows through a picture."""
+    mm_processor_cache_gb: float = 0.25
+    """GiB of images that are kept as the model takes them, so that the next turn of a conversation decodes none. 0: none."""
+    mm_processor_cache_type: str = "lru"
+    disable_chunked_mm_input: bool = False
+    """Compute all of an image's tokens in one step."""
     language_model_only: bool = False
     """Leave the encoder of images out, and refuse them."""
 
@@ -249,6 +264,14 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     def tail(self) -> Tail:
         """What was said of whether the model generates."""
         return Tail(self.runner, self.convert, self.pooler_config)
+
+    @property
+    def reading(self) -> tuple[str, int]:
+        """(one of LOAD_STRATEGIES, threads): how weight files are read."""
+        said = self.model_loader_extra_config or {}
+        strategy = "prefetch" if said.get("enable_multithread_load") else "lazy"
+        threads = said.get("num_threads", said.get("concurrency", self.safetensors_prefetch_num_threads))
+        return self.safetensors_load_strategy or strategy, threads
 
     @property
     def kv_dtype(self) -> str:
@@ -422,7 +445,12 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     scheduler: SchedulerConfig
 
 
-REFUSED = {"load_format": LOAD_REFUSED, "tokenizer_mode": TOKENIZER_REFUSED, "model_impl": IMPLS_REFUSED}
+REFUSED = {
+    "mm_processor_cache_type": CACHES_REFUSED,
+    "load_format": LOAD_REFUSED,
+    "tokenizer_mode": TOKENIZER_REFUSED,
+    "model_impl": IMPLS_REFUSED,
+}
 _POSITIVE = ("max_model_len", "block_size", "mamba_block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override",
              "max_num_seqs", "max_num_batched_tokens", "threads", "tensor_parallel_size", "max_num_partial_prefills",
              "max_long_partial_prefills", "stream_interval", "max_num_active_seqs", "max_num_scheduled_tokens",
@@ -488,6 +516,7 @@ def check_args(args: EngineArgs) -> None:
         ("convert", CONVERTS),
         ("performance_mode", PERFORMANCE_MODES),
         ("safetensors_load_strategy", (*LOAD_STRATEGIES, None)),
+        ("mm_processor_cache_type", ("lru",)),
     ):
         value, refused = getattr(args, name), REFUSED.get(name, {})
         if value in refused:
@@ -530,7 +559,13 @@ def check_args(args: EngineArgs) -> None:
             parse(args)
         except ConfigError as e:
             problems += e.problems
+    if not 0 <= args.mm_processor_cache_gb <= 1024:
+        problems.append(f"mm_processor_cache_gb must be between 0 (none) and 1024, not {args.mm_processor_cache_gb:g}")
     problems += _limits(args.limit_mm_per_prompt or {})
+    problems += decoding(args.media_io_kwargs or {})
+    problems += loading(args.model_loader_extra_config or {})
+    if args.device_ids is not None and (not args.device_ids or min(args.device_ids) < 0):
+        problems.append(f"device_ids must be numbers of devices, from 0, not {args.device_ids}")
     problems += structured(args.structured_outputs_config or {})
     if odd := [s for s in args.kv_cache_dtype_skip_layers if not s.isdecimal() and s != "sliding_window"]:
         problems.append(f"kv_cache_dtype_skip_layers: {odd[0]!r:.40} is neither a layer's number nor sliding_window")

@@ -32,3 +32,38 @@ def structured(said: dict[str, Any]) -> list[str]:
                 f"{name}: {key}: reasoning is never constrained, and has flags of its own (--reasoning-parser); leave it out"
             )
     return problems
+
+
+def decoding(said: dict[str, Any]) -> list[str]:
+    """What is wrong with media_io_kwargs."""
+    name, problems = "media_io_kwargs", []
+    for kind, given in said.items():
+        if kind != "image" or not isinstance(given, dict):
+            problems.append(f'{name}: {kind!r:.40}: is not like {{"image": {{"rgba_background_color": [255, 255, 255]}}}}')
+            continue
+        for key, value in given.items():
+            if key != "rgba_background_color":
+                problems.append(f"{name}: image: {key!r:.60} is not known; this version has rgba_background_color")
+            elif (
+                not isinstance(value, list | tuple)
+                or len(value) != 3
+                or not all(type(v) is int and 0 <= v < 256 for v in value)
+            ):
+                problems.append(f"{name}: image: {key} must be three numbers from 0 to 255, not {value!r:.60}")
+    return problems
+
+
+def loading(said: dict[str, Any]) -> list[str]:
+    """What is wrong with model_loader_extra_config."""
+    name, problems = "model_loader_extra_config", []
+    for key, value in said.items():
+        if key == "enable_multithread_load":
+            if not isinstance(value, bool):
+                problems.append(f"{name}: {key} must be true or false, not {value!r:.60}")
+        elif key not in ("num_threads", "concurrency"):
+            problems.append(
+                f"{name}: {key!r:.60} is not known; this version has enable_multithread_load, num_threads, concurrency"
+            )
+        elif type(value) is not int or not 1 <= value <= 256:
+            problems.append(f"{name}: {key} must be a number from 1 to 256, not {value!r:.60}")
+    return problems

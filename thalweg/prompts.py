@@ -29,6 +29,8 @@ class TextPrompt(_Text, _Common, total=False):
 
     multi_modal_data: dict[str, Any]
     """{"image": one or several}: of PIL, u8[height, width, 3] of numpy, bytes of a file, or URLs."""
+    multi_modal_uuids: dict[str, Any]
+    """{"image": names}: an image of a name that is kept (mm_processor_cache_gb) is not read again, and may be None."""
 
 
 class TokensPrompt(_Tokens, _Common, total=False):

@@ -116,9 +116,7 @@ class VllmConfig:
     @cached_property
     def cache_config(self) -> CacheConfig:
         a, plan = self.engine_args, self._plan
-        return CacheConfig(
-            plan.block_tokens, plan.blocks, a.gpu_memory_utilization, a.kv_cache_dtype, a.enable_prefix_caching
-        )
+        return CacheConfig(plan.block_tokens, plan.blocks, a.gpu_memory_utilization, a.kv_cache_dtype, a.enable_prefix_caching)
 
     @cached_property
     def scheduler_config(self) -> SchedulerConfig:

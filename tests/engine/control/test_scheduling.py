@@ -520,3 +520,15 @@ def test_prompts_start_in_every_so_many_steps_beside_running_sequences():
     held, _ = told(w)
     assert held == {1: "interval", 2: "interval", 3: "interval"}
     assert [i for i, b in enumerate(w.batch_log) if max(b.query.tolist()) > 1] == [0, 4]
+
+
+def test_what_is_not_to_be_cut_is_computed_in_one_step():
+    for uncut, takes in (((), [8, 8, 4]), (((6, 12),), [6, 8, 6])):
+        w = world(depth=1, max_len=64, max_tokens=8)
+        w.submit(request(0, range(20), 1, uncut=uncut))
+        w.drain()
+        assert [int(b.query.sum()) for b in w.batch_log] == takes
+    w = world(depth=1, max_len=64, max_tokens=8)
+    w.submit(request(0, range(20), 1, uncut=((2, 14),)))
+    w.tracked[0].may_fail = True
+    assert "computed together" in w.step().finished[0].error

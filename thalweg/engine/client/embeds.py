@@ -18,12 +18,12 @@ MOST_BYTES = 128 << 20
 RESERVED = "\0"
 """What such a salt begins with, and no caller's may."""
 PLACEHOLDER = 0
-"""Token id that stands for a vector in `prompt_token_ids` of the answer."""
+"""Token id that stands for a vector, where the prompt names none to be told back."""
 
 
 def read(fields: Mapping[str, Any], hidden: int) -> tuple[Overlay, dict[str, Any]]:
-    """The vectors [tokens, hidden] of a prompt, of numpy or torch, in any float type, and the rest of it: its ids, and what else
-    was said. RequestError."""
+    """The vectors [tokens, hidden] of a prompt, of numpy or torch, in any float type. And the rest of it: its ids, and what
+    else was said. RequestError."""
     vectors = _vectors(fields[NAME], hidden)
     rest = {k: v for k, v in fields.items() if k not in (NAME, MASK) and v is not None}
     ids, mask = rest.get(IDS), fields.get(MASK)

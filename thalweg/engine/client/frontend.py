@@ -21,6 +21,7 @@ from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.hal.platform import ModelInfo
 from thalweg.media.gate import Gate
 from thalweg.media.processors import processor
+from thalweg.media.wire import WHITE
 from thalweg.params import SamplingParams
 from thalweg.template.chat import Chat
 from thalweg.text.grammar import vocabulary
@@ -114,10 +115,14 @@ def _media(located: Located, tokenizer: Tokenizer | None) -> Media | None:
     args = located.args
     gate = Gate(args.allowed_media_domains or (), args.allowed_local_media_path)
     made = None if tokenizer is None else processor(located.config, located.path)
+    if made is None and args.mm_processor_kwargs and tokenizer is not None:
+        raise ConfigError("mm_processor_kwargs: this model takes text alone; leave it out")
     if made is None or tokenizer is None:
         return None
     limit = (args.limit_mm_per_prompt or {}).get("image")
-    media = Media(made, tokenizer, gate, limit["count"] if isinstance(limit, dict) else limit)
+    colour = (args.media_io_kwargs or {}).get("image", {}).get("rgba_background_color", WHITE)
+    most, kept = limit["count"] if isinstance(limit, dict) else limit, int(args.mm_processor_cache_gb * (1 << 30))
+    media = Media(made, tokenizer, gate, most, kept, tuple(colour), args.disable_chunked_mm_input)
     if not media.safe:
         logger.warning("images are refused: the tokenizer does not say that the model's image token is a special token")
         return None

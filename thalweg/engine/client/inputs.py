@@ -127,6 +127,8 @@ class InputProcessor:
         text, ids, salt, overlay = self._laid(prompt, params)
         items = self._items(ids, images, params.n)
         tokens = np.array(ids, np.int32)
+        if overlay is not None:
+            tokens[overlay.positions] = embeds.PLACEHOLDER
         shared = {
             **self._sampling(params, len(ids)),
             "overlay": overlay,
@@ -213,7 +215,7 @@ class InputProcessor:
         """What follows from the images of a prompt, as fields of TokenSampling."""
         if self._media is None or not items:
             return {}
-        return {"axes": self._media.axes(len(ids), items), "spans": self._media.spans(items)}
+        return {"axes": self._media.axes(len(ids), items), "spans": self._media.spans(items), "uncut": self._media.uncut(items)}
 
     def _items(self, ids: list[int], images: Sequence[Any], choices: int) -> tuple[MediaItem, ...]:
         if not images:

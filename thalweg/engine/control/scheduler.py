@@ -320,7 +320,7 @@ class Scheduler:
             most = min(rest, c.take + budget, self._kv.room(c.slot) - start)
             more = self._chunk_size(start, rest, most) - c.take
             request = s.requests[c.slot]
-            if request is not None and request.sampling.spans:
+            if request is not None and (request.sampling.spans or request.sampling.uncut):
                 more = 0  # it ends where no image is cut
             if more > 0 and self._kv.grow(c.slot, start + c.take + more):
                 chunks[i] = Chunk(c.slot, c.take + more, c.cached)
@@ -338,7 +338,7 @@ class Scheduler:
     def _uncut(self, request: Request | None, start: int, take: int, chunks: list[Chunk]) -> int:
         """The tokens <= `take` of a chunk that ends inside no span, or all of one that it begins with, if the step has room
         for that; 0 if it has not."""
-        for first, end in () if request is None else request.sampling.spans:
+        for first, end in () if request is None else request.sampling.spans or request.sampling.uncut:
             if first < start + take < end:
                 if first > start:
                     return first - start
