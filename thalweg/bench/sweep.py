@@ -86,8 +86,10 @@ def _serve(a: argparse.Namespace) -> Path:
 
 def _measure(a: argparse.Namespace, place: Path, server: Point, load: Point) -> None:
     place.mkdir(parents=True, exist_ok=True)
-    for run in range(len(_runs(place)) if a.resume else 0, a.num_runs):
+    for run in range(a.num_runs):
         out = place / f"run={run}.json"
+        if a.resume and out.exists():
+            continue
         words = [*shlex.split(a.bench_cmd), *flags(load), "--output-json", str(out.with_suffix(".part"))]
         _run(words, a.show_stdout)
         found = json.loads(out.with_suffix(".part").read_text(encoding="utf-8"))

@@ -73,8 +73,8 @@ def test_a_turn_of_open_webui_streams_with_its_usage_and_goes_on_after_a_tool(st
         "params": {}, "files": [], "features": {"web_search": False, "image_generation": False}, "variables": {"{{USER}}": "A"},
         "session_id": "s", "chat_id": "c", "id": "m", "background_tasks": {"title_generation": True}, "tool_ids": [],
         "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
-        "repeat_penalty": 1.1, "seed": 7, "stop": ["###"], "logit_bias": {"5": -100}, "reasoning_effort": "medium",
-        "max_tokens": 500, "function_calling": "native", "keep_alive": "5m", "num_ctx": 4096,
+        "seed": 7, "stop": ["###"], "logit_bias": {"5": -100}, "reasoning_effort": "medium",
+        "max_tokens": 500,
     }  # fmt: skip
     answer = running.post(CHAT, body, headers=WEBUI)
     assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
@@ -105,7 +105,7 @@ def test_a_turn_of_librechat_streams_and_its_title_is_asked_for_by_a_function(st
     body = {
         "model": "fake", "temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "stream": True,
         "stream_options": {"include_usage": True}, "user": "65f0c0ffee", "reasoning": {"effort": "high", "summary": "auto"},
-        "include_reasoning": True, "verbosity": "low", "parallel_tool_calls": True, "tools": TOOLS, "tool_choice": "auto",
+        "include_reasoning": True, "parallel_tool_calls": True, "tools": TOOLS, "tool_choice": "auto",
         "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
     }  # fmt: skip
     chunks = events(running.post(CHAT, body, headers=headers).text)
