@@ -138,7 +138,7 @@ class AsyncLLM(Rests, About):
         self._structured = self._frontend.structured(ready.config)
         self._inputs = InputProcessor(
             ready.config, tokenizer, eos_ids=self._frontend.eos_ids, seed_source=random.SystemRandom(),
-            structured=self._structured, media=self._frontend.media,
+            structured=self._structured, media=self._frontend.media, marks=self._frontend.marks,
         )  # fmt: skip
         if self._structured is not None:
             self._warm = asyncio.create_task(self._tell_vocabulary())

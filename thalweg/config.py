@@ -232,6 +232,10 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     """Of every request's structured output: {"backend": "guidance", "disable_any_whitespace": true,
     "disable_additional_properties": true}."""
 
+    reasoning_config: dict[str, Any] | None = None
+    """What begins and ends reasoning, for thinking_token_budget: {"reasoning_start_str": "<think>", "reasoning_end_str":
+    "</think>"}, or {"reasoning_parser": name}. None: those two, where they are tokens."""
+
     enable_sleep_mode: bool = False
     """May the engine be put to sleep, and give its memory back until it is woken?"""
 

@@ -59,7 +59,7 @@ def main(a: argparse.Namespace) -> dict[str, Any]:
 async def _measure(a: argparse.Namespace, pid: int, url: str) -> dict[str, Any]:
     to = address(url, "", 0, "/v1/completions", insecure=False)
     client = Client(to, {}, keep_text=False)
-    body = {"prompt": a.prompt, "ignore_eos": True, "temperature": 0}
+    body = {"prompt": a.prompt, "ignore_eos": True, "temperature": 0, "stream": True}
     kinds = {"whole": {**body, "max_tokens": 1}, "tokens": {**body, "max_tokens": a.output_len}}
     rows: dict[str, dict[str, float]] = {}
     try:

@@ -70,6 +70,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
             seed_source=self._seeds,
             structured=structured,
             media=self.frontend.media,
+            marks=self.frontend.marks,
         )
 
     @classmethod

@@ -16,6 +16,7 @@ from thalweg.checkpoint.tokenizer import load_tokenizer
 from thalweg.config import EngineArgs, EngineConfig, check_args
 from thalweg.engine.client.grammars import StructuredOutputs
 from thalweg.engine.client.media import Media
+from thalweg.engine.client.thinking import Marks, marks
 from thalweg.engine.planning import described
 from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.hal.platform import ModelInfo
@@ -46,6 +47,8 @@ class Frontend:
     """SamplingParams fields a request starts from."""
     media: Media | None
     """Who reads images. None: the model takes text alone."""
+    marks: Marks | None
+    """How the model's reasoning begins and ends. None: nothing says."""
     names: list[str]
     """Names that clients may call the model. The first is shown."""
 
@@ -107,6 +110,7 @@ def load_frontend(located: Located) -> Frontend:
         eos_ids=tuple(eos),
         default_sampling=_default_sampling(args, path),
         media=_media(located, tokenizer),
+        marks=marks(args.reasoning_config, tokenizer),
         names=list(args.served_model_name or [args.model]),
     )
 

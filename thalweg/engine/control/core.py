@@ -124,7 +124,7 @@ class EngineCore:
         assert r.sampling.grammar is not None
         if self._grammars is None:
             return "structured_outputs: this engine was given no vocabulary to compile grammars with"
-        if not r.sampling.eos_ids:
+        if r.sampling.grammar.text and not r.sampling.eos_ids:
             return "structured_outputs: the model has no end-of-sequence token, so no grammar could end"
         return self._grammars.refuse(r.sampling.grammar)
 
