@@ -147,6 +147,9 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     batch_invariant: bool | None = None
     """Use only kernels whose rows do not depend on the rest of the batch: same seed, same text, whatever else runs.
     None: wherever the device has them. True: refuse to start where it has not. False: the fastest kernels."""
+    attention_backend: str = "auto"
+    """Which of the device's kinds of attention is used, by our name or the field's (CPU_ATTN, TRITON_ATTN, ...). auto:
+    the first that can do what a layer needs."""
     enforce_eager: bool = False
     """Run every step as it is written: no graph is captured, nothing is recorded. Refused where a compiler makes every step."""
     cudagraph_capture_sizes: list[int] | None = None

@@ -18,7 +18,6 @@ REMOVED, REPLACED = "Removed", "Replaced"
 GONE = (REMOVED, REPLACED)
 TIERS = ("core", "scale", "specialist", "own")
 SAME_AS_NOW: dict[str, tuple[str, ...]] = {
-    "attention_backend": ("auto",),
     "distributed_executor_backend": ("mp", "uni"),
     "task": ("auto", "generate"),
 }
