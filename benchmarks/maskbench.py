@@ -4,10 +4,10 @@
     python benchmarks/maskbench.py --data jsonschemabench/maskbench/data --sample 700
 
 A schema goes the way of a request: judged in a process with limits, then compiled, as the engine does. Instances follow token
-by token, with a mask before each. An invalid one that is accepted is a fault, unless jsonschema takes it too where it
-checks no formats. Then the exit status is 1. A valid one that is
-not may have been narrowed (docs/structured-output.md): it is counted. The bundled model's vocabulary is small: --tokenizer
-names another.
+by token, with a mask before each. An invalid one that is accepted is a fault, and the exit status is 1, unless a format alone
+forbids it: one that is not known is an annotation, and jsonschema takes the instance without formats. A valid one that is not
+accepted may have been narrowed (docs/structured-output.md): it is counted. The bundled model's vocabulary is small:
+--tokenizer names another.
 """
 
 from __future__ import annotations
