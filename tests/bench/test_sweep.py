@@ -47,6 +47,7 @@ def test_a_grid_is_a_list_or_names_from_text_or_a_file(tmp_path: Path):
     ]  # fmt: skip
 
 
+@pytest.mark.slow  # a dozen processes
 def test_every_pair_is_measured_once_and_what_is_there_is_left_out(tmp_path: Path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as s:
         port = s.getsockname()[1]
