@@ -248,6 +248,8 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     logprobs_mode: str = "raw_logprobs"
     max_logprobs: int = 20
     disable_log_stats: bool = False
+    enable_logging_iteration_details: bool = False
+    """A line of the log for each step: its prompt tokens, its decoding sequences, its time."""
 
     allowed_media_domains: list[str] | None = None
     """Hosts whose http and https URLs requests may have fetched. None: data: URLs alone are read."""
@@ -437,6 +439,7 @@ class SchedulerConfig(msgspec.Struct, kw_only=True, frozen=True):
     """A prompt enters when there are blocks for all of it, not for its first chunk alone."""
     watermark: float = 0.0
     """Share of each group's blocks that an entering prompt leaves free."""
+    log_steps: bool = False
     prefill_interval: int = 1
     """Beside running sequences prompts enter in every so many steps."""
     pipeline_depth: int = 1

@@ -532,3 +532,20 @@ def test_what_is_not_to_be_cut_is_computed_in_one_step():
     w.submit(request(0, range(20), 1, uncut=((2, 14),)))
     w.tracked[0].may_fail = True
     assert "computed together" in w.step().finished[0].error
+
+
+def test_steps_are_logged_where_asked_for(caplog):
+    for asked in (False, True):
+        caplog.clear()
+        with caplog.at_level("INFO", logger="thalweg.engine.control.core"):
+            w = world(depth=1, log_steps=asked)
+            w.submit(request(0, [1, 2, 3], 3))
+            w.drain()
+        lines = [r.getMessage() for r in caplog.records]
+        if not asked:
+            assert lines == []
+            continue
+        assert lines[0].startswith("step 0: 3 prompt tokens, 0 sequences decode, ")
+        assert [line.partition(" ms")[0].rpartition(",")[0] for line in lines[1:]] == [
+            f"step {i}: 0 prompt tokens, 1 sequences decode" for i in (1, 2)
+        ]

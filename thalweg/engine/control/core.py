@@ -8,6 +8,7 @@ What makes that safe is said where it matters: `slots` (scheduled and returned p
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -33,6 +34,8 @@ from thalweg.errors import ConfigError
 from thalweg.grammar.grammars import Grammars
 from thalweg.hal.device import Pending
 from thalweg.hal.step import StepBatch
+
+logger = logging.getLogger(__name__)
 
 STATS_EVERY = 32
 """Steps between snapshots in Outputs, besides those in which a sequence starts or ends."""
@@ -223,6 +226,12 @@ class EngineCore:
         now = self._clock()
         seconds = now - max(done.launched, self._last_result)
         self.scheduler.pace.observe(done.prompt_tokens, done.decodes, seconds)
+        if self.config.scheduler.log_steps:
+            logger.info(
+                "step %d: %d prompt tokens, %d sequences decode, %.2f ms, %d run and %d wait",
+                self._steps, done.prompt_tokens, done.decodes, 1e3 * seconds, len(self.scheduler.running),
+                len(self.scheduler.waiting),
+            )  # fmt: skip
         self._last_result = now
         return seconds
 

@@ -199,6 +199,7 @@ def scheduler(args: EngineArgs, defaults: Defaults, length: int) -> SchedulerCon
         whole_prompts=args.scheduler_reserve_full_isl,
         watermark=args.watermark,
         prefill_interval=args.prefill_schedule_interval,
+        log_steps=args.enable_logging_iteration_details,
         pipeline_depth=depth,
         speculation=speculation(args),
     )
