@@ -131,6 +131,14 @@ def test_what_nothing_says_is_refused_by_name(nano):
     with pytest.raises(ConfigError, match="skip-tokenizer-init"):
         marks({"reasoning_start_str": "<think>"}, None)
     assert marks(None, None) is None
+
+    class Poor:
+        def encode(self, text, special):
+            raise RequestError("no such letters")
+
+    assert marks(None, Poor()) is None
+    with pytest.raises(ConfigError, match="no such letters"):
+        marks({"reasoning_parser": "qwen3"}, Poor())
     with pytest.raises(RequestError, match="thinking_token_budget"):
         SamplingParams(thinking_token_budget=-1)
     llm = LLM(device="null", max_model_len=64)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thalweg.errors import ConfigError
+from thalweg.errors import ConfigError, RequestError
 from thalweg.grammar.source import Budget
 from thalweg.text.tokenizer import Tokenizer
 from thalweg.turns.format import Reasoning
@@ -55,7 +55,12 @@ def marks(said: Mapping[str, Any] | None, tokenizer: Tokenizer | None) -> Marks 
     first, last = said.get("reasoning_start_str") or row.open, said.get("reasoning_end_str") or row.close
     if not first or not last:
         raise ConfigError(f"{NAME}: reasoning_parser: {parser} has headers, and no texts that begin and end reasoning")
-    opened, forced, close = (tuple(tokenizer.encode(text, False)) for text in (first, last, row.close or last))
+    try:
+        opened, forced, close = (tuple(tokenizer.encode(text, False)) for text in (first, last, row.close or last))
+    except RequestError as e:  # a vocabulary that has not even these letters
+        if not said:
+            return None
+        raise ConfigError(f"{NAME}: {e}") from None
     if not said and (len(opened) != 1 or len(forced) != 1):
         return None  # nobody said that these are this model's
     if not opened or not forced:
