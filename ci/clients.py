@@ -1,4 +1,4 @@
-"""Real clients against this server, a row each: Codex, Claude Code, OpenCode, the Agents SDK, Cohere. If they are installed.
+"""Real clients against this server, a row each: Codex, Claude Code, OpenCode, the Agents SDK, LangChain, Cohere. If installed.
 
 Run: python ci/clients.py [--bin FOLDER] [--python PYTHON] [--only NAME,...] [--nano] [--keep]
 
@@ -8,7 +8,8 @@ prompt, and the client ended well with the text. --nano serves the draft of the 
 row is right when the client ends well.
 
 Needs: npm install @openai/codex @anthropic-ai/claude-code opencode-ai in FOLDER/../.. (FOLDER is node_modules/.bin), and a
-Python with openai-agents and cohere. Clients get an empty home, a key that opens nothing, and addresses on loopback.
+Python with openai-agents, langchain-openai and cohere. Clients get an empty home, a key that opens nothing, and addresses on
+loopback.
 """
 
 from __future__ import annotations
@@ -61,6 +62,33 @@ async def main():
         print((await Runner.run(agent, sys.argv[3], max_turns=4)).final_output)
 
 asyncio.run(main())
+"""
+
+LANGCHAIN = """
+import subprocess, sys
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_openai import ChatOpenAI
+
+def shell(command: str) -> str:
+    "Run a command."
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True).stdout
+
+model = ChatOpenAI(model=sys.argv[2], base_url=sys.argv[1] + "/v1", api_key="none", max_tokens=200, stream_usage=True)
+messages = [HumanMessage(sys.argv[3])]
+if "--once" in sys.argv:
+    print(model.invoke(messages).content)
+    sys.exit()
+bound = model.bind_tools([shell])
+said = None
+for chunk in bound.stream(messages):  # put together by LangChain's own rules, as LibreChat does
+    said = chunk if said is None else said + chunk
+assert said.usage_metadata["total_tokens"] > 0, said
+messages.append(said)
+messages += [ToolMessage(shell(**c["args"]), tool_call_id=c["id"]) for c in said.tool_calls]
+whole = bound.invoke(messages).content
+streamed = "".join(c.content for c in bound.stream(messages))
+assert streamed == whole, (streamed, whole)
+print(streamed)
 """
 
 COHERE = """
@@ -168,6 +196,14 @@ CLIENTS = (
         lambda url, model: {},
     ),
     Client(
+        "langchain",
+        "",
+        "shell",
+        {"command": COMMAND},
+        lambda url, model, folder: ["-c", LANGCHAIN, url, model, ASK],
+        lambda url, model: {},
+    ),
+    Client(
         "cohere",
         "",
         "shell",
@@ -181,7 +217,7 @@ CLIENTS = (
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--bin", type=Path, help="a folder of programs, such as node_modules/.bin")
-    parser.add_argument("--python", help="a Python that has openai-agents and cohere")
+    parser.add_argument("--python", help="a Python that has openai-agents, langchain-openai and cohere")
     parser.add_argument("--only", default=",".join(c.name for c in CLIENTS))
     parser.add_argument("--nano", action="store_true", help="serve the bundled model's draft")
     parser.add_argument("--timeout", type=float, default=180)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from thalweg.compat import as_vllm
 from thalweg.config import EngineArgs
-from thalweg.engine.planning.arguments import AS_IT_IS, COMPILING
+from thalweg.engine.planning.arguments import AS_IT_IS, COMPILING, TRANSLATED
 from thalweg.flag_table import table
 from thalweg.llm import LLM
 from thalweg.params import REFUSED_PARAMS, REFUSED_POOLING
@@ -54,7 +54,7 @@ def fate(path: str, kind: str, name: str) -> str:
 
 def _argument(name: str) -> str:
     """Of LLM(...) and EngineArgs(...)."""
-    if name in {*EngineArgs.__struct_fields__, *AS_IT_IS, *COMPILING, "fail_on_environ_validation"}:
+    if name in {*EngineArgs.__struct_fields__, *AS_IT_IS, *COMPILING, *TRANSLATED}:
         return HAS
     if name in inspect.signature(LLM.__init__).parameters:
         return HAS

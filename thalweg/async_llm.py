@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from thalweg.config import EngineArgs, EngineConfig, profiling
 from thalweg.engine import messages as m
@@ -92,16 +92,23 @@ class AsyncLLM(Rests, About):
         self._resting = Resting(self._supervisor, self._open_ids, self.abort)
 
     @classmethod
+    def _of(cls, frontend: Frontend, loggers: Sequence[StatLogger]) -> Self:
+        """Subclasses may be made in other ways."""
+        made = cls.__new__(cls)
+        AsyncLLM.__init__(made, frontend, loggers)
+        return made
+
+    @classmethod
     def from_engine_args(
         cls,
         engine_args: EngineArgs,
         start_engine_loop: bool = True,
         usage_context: Any = None,
         stat_loggers: Sequence[StatLogger] | None = None,
-    ) -> AsyncLLM:
+    ) -> Self:
         """An engine that starts when it is first used; what is wrong with the model's files is told now. start_engine_loop:
         start it as soon as an event loop runs. usage_context: nothing is reported to anyone."""
-        made = cls(load_frontend(locate(engine_args)), stat_loggers or ())
+        made = cls._of(load_frontend(locate(engine_args)), stat_loggers or ())
         if start_engine_loop:
             with contextlib.suppress(RuntimeError):  # no event loop runs
                 made._opened()
@@ -131,7 +138,7 @@ class AsyncLLM(Rests, About):
         self._structured = self._frontend.structured(ready.config)
         self._inputs = InputProcessor(
             ready.config, tokenizer, eos_ids=self._frontend.eos_ids, seed_source=random.SystemRandom(),
-            structured=self._structured, media=self._frontend.media,
+            structured=self._structured, media=self._frontend.media, marks=self._frontend.marks,
         )  # fmt: skip
         if self._structured is not None:
             self._warm = asyncio.create_task(self._tell_vocabulary())
@@ -150,7 +157,7 @@ class AsyncLLM(Rests, About):
             await asyncio.shield(self._opened())
 
     @classmethod
-    async def start(cls, args: EngineArgs, *, loggers: Sequence[StatLogger] = (), standby: Standby | None = None) -> AsyncLLM:
+    async def start(cls, args: EngineArgs, *, loggers: Sequence[StatLogger] = (), standby: Standby | None = None) -> Self:
         """Ready to serve, after a canary generation. Raises ConfigError, CheckpointError, UnsupportedModelError or
         DeviceError with the reason. `standby`: a process to make the engine of, already loading its code."""
         located = await asyncio.to_thread(locate, args)
@@ -158,7 +165,7 @@ class AsyncLLM(Rests, About):
         try:
             frontend = await asyncio.to_thread(load_frontend, located)
             mark("tokenizer loaded")
-            made = cls(frontend, loggers)
+            made = cls._of(frontend, loggers)
         except BaseException:
             await _abandon(engine)
             raise

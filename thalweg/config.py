@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from thalweg.config_objects import decoding, loading, structured
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVSpec
 
@@ -55,6 +56,7 @@ LOAD_STRATEGIES = ("lazy", "eager", "prefetch")
 """How weight files are read: mapped, whole before the first tensor, or ahead in the background."""
 MODEL_IMPLS = ("auto", "thalweg", "vllm", "transformers")
 IMPLS_REFUSED = {"terratorch": "models of images of the earth are not served; leave it at auto"}
+CACHES_REFUSED = {"shm": "one process reads images, so none is shared; leave it at lru"}
 PERFORMANCE_MODES = ("balanced", "interactivity", "throughput")
 RUNNERS = ("auto", "generate", "pooling")
 CONVERTS = ("auto", "none", "embed", "classify")
@@ -137,11 +139,17 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     safetensors_prefetch_num_threads: int = 8
     safetensors_prefetch_block_size: int = 1 << 24
     """Bytes of one read of eager and prefetch."""
+    model_loader_extra_config: dict[str, Any] | None = None
+    """How files are read, as other loaders call it: {"enable_multithread_load": true, "num_threads": 8} is prefetch by so many
+    threads, and {"concurrency": 8} says their number alone."""
     use_tqdm_on_load: bool = True
     strict_kernels: bool = False
     batch_invariant: bool | None = None
     """Use only kernels whose rows do not depend on the rest of the batch: same seed, same text, whatever else runs.
     None: wherever the device has them. True: refuse to start where it has not. False: the fastest kernels."""
+    attention_backend: str = "auto"
+    """Which of the device's kinds of attention is used, by our name or the field's (CPU_ATTN, TRITON_ATTN, ...). auto:
+    the first that can do what a layer needs."""
     enforce_eager: bool = False
     """Run every step as it is written: no graph is captured, nothing is recorded. Refused where a compiler makes every step."""
     cudagraph_capture_sizes: list[int] | None = None
@@ -154,6 +162,8 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     """CPU threads of the engine process. None = the platform's choice."""
     additional_config: dict[str, Any] | None = None
     """The platform's own knobs, by name."""
+    device_ids: list[int] | None = None
+    """Which of the machine's devices are used, by the driver's numbers from 0: as many as the model needs. None: the first."""
     tensor_parallel_size: int = 1
     """Devices that share the model, each with its part of every layer. More than one only where one process drives them all."""
 
@@ -192,6 +202,12 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     """Running streams are slowed at most by this factor while other requests' prompts are computed. 0 = no limit. None: by
     performance_mode, 2 where that is balanced."""
     long_prefill_token_threshold: int = 0
+    scheduler_reserve_full_isl: bool = True
+    """A prompt starts when the cache has room for all of it. False: for its first chunk, so that more may be preempted."""
+    watermark: float = 0.0
+    """Share of the cache's blocks that stays free when a prompt starts beside running sequences."""
+    prefill_schedule_interval: int = 1
+    """While sequences run, prompts start in every so many steps only."""
     scheduling_policy: str = "fcfs"
     stream_interval: int = 1
     """Tokens of a streamed answer that are told together, after its first. What is left is told at its end."""
@@ -219,6 +235,10 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     """Of every request's structured output: {"backend": "guidance", "disable_any_whitespace": true,
     "disable_additional_properties": true}."""
 
+    reasoning_config: dict[str, Any] | None = None
+    """What begins and ends reasoning, for thinking_token_budget: {"reasoning_start_str": "<think>", "reasoning_end_str":
+    "</think>"}, or {"reasoning_parser": name}. None: those two, where they are tokens."""
+
     enable_sleep_mode: bool = False
     """May the engine be put to sleep, and give its memory back until it is woken?"""
 
@@ -228,6 +248,8 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     logprobs_mode: str = "raw_logprobs"
     max_logprobs: int = 20
     disable_log_stats: bool = False
+    enable_logging_iteration_details: bool = False
+    """A line of the log for each step: its prompt tokens, its decoding sequences, its time."""
 
     allowed_media_domains: list[str] | None = None
     """Hosts whose http and https URLs requests may have fetched. None: data: URLs alone are read."""
@@ -235,6 +257,15 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     """A directory whose files requests may have read, by file: URLs. None: none are."""
     limit_mm_per_prompt: dict[str, Any] | None = None
     """Images that one prompt may have: {"image": 4}. None: MOST_IMAGES."""
+    mm_processor_kwargs: dict[str, Any] | None = None
+    """Settings of images in place of those of the model's files: {"max_pixels": 1003520}. One that nothing reads is refused."""
+    media_io_kwargs: dict[str, Any] | None = None
+    """How files are decoded: {"image": {"rgba_background_color": [255, 255, 255]}}, what shows through a picture."""
+    mm_processor_cache_gb: float = 0.25
+    """GiB of images that are kept as the model takes them, so that the next turn of a conversation decodes none. 0: none."""
+    mm_processor_cache_type: str = "lru"
+    disable_chunked_mm_input: bool = False
+    """Compute all of an image's tokens in one step."""
     language_model_only: bool = False
     """Leave the encoder of images out, and refuse them."""
 
@@ -242,6 +273,14 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     def tail(self) -> Tail:
         """What was said of whether the model generates."""
         return Tail(self.runner, self.convert, self.pooler_config)
+
+    @property
+    def reading(self) -> tuple[str, int]:
+        """(one of LOAD_STRATEGIES, threads): how weight files are read."""
+        said = self.model_loader_extra_config or {}
+        strategy = "prefetch" if said.get("enable_multithread_load") else "lazy"
+        threads = said.get("num_threads", said.get("concurrency", self.safetensors_prefetch_num_threads))
+        return self.safetensors_load_strategy or strategy, threads
 
     @property
     def kv_dtype(self) -> str:
@@ -396,6 +435,13 @@ class SchedulerConfig(msgspec.Struct, kw_only=True, frozen=True):
     max_prefill_slowdown: float = 0.0
     long_prefill_threshold: int = 0
     """Prompts longer than this count as long. 0 = none do."""
+    whole_prompts: bool = True
+    """A prompt enters when there are blocks for all of it, not for its first chunk alone."""
+    watermark: float = 0.0
+    """Share of each group's blocks that an entering prompt leaves free."""
+    log_steps: bool = False
+    prefill_interval: int = 1
+    """Beside running sequences prompts enter in every so many steps."""
     pipeline_depth: int = 1
     speculation: SpeculationConfig | None = None
 
@@ -409,12 +455,17 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
     scheduler: SchedulerConfig
 
 
-REFUSED = {"load_format": LOAD_REFUSED, "tokenizer_mode": TOKENIZER_REFUSED, "model_impl": IMPLS_REFUSED}
+REFUSED = {
+    "mm_processor_cache_type": CACHES_REFUSED,
+    "load_format": LOAD_REFUSED,
+    "tokenizer_mode": TOKENIZER_REFUSED,
+    "model_impl": IMPLS_REFUSED,
+}
 _POSITIVE = ("max_model_len", "block_size", "mamba_block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override",
              "max_num_seqs", "max_num_batched_tokens", "threads", "tensor_parallel_size", "max_num_partial_prefills",
              "max_long_partial_prefills", "stream_interval", "max_num_active_seqs", "max_num_scheduled_tokens",
              "safetensors_prefetch_num_threads", "safetensors_prefetch_block_size", "max_cudagraph_capture_size",
-             "renderer_num_workers")  # fmt: skip
+             "renderer_num_workers", "prefill_schedule_interval")  # fmt: skip
 
 
 _SPECULATION = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
@@ -454,36 +505,6 @@ def speculation(args: EngineArgs) -> SpeculationConfig | None:
     return made
 
 
-_STRUCTURED = ("disable_any_whitespace", "disable_additional_properties")
-_SAME_ALWAYS: dict[str, tuple[Any, ...]] = {
-    "reasoning_parser": ("", None), "reasoning_parser_plugin": ("", None), "enable_in_reasoning": (False, None),
-    "disable_fallback": (True, False, None),
-}  # fmt: skip
-"""Keys of structured_outputs_config, and values that ask for nothing. There is no other engine to fall back on."""
-
-
-def _structured(said: dict[str, Any]) -> list[str]:
-    """What is wrong with structured_outputs_config."""
-    name, problems = "structured_outputs_config", []
-    for key, value in said.items():
-        if key == "backend":
-            if value not in ("auto", "guidance"):
-                problems.append(
-                    f"{name}: backend {value!r} is not here: this version has guidance (llguidance) alone, because it accepts"
-                    " nothing that a schema forbids; leave it out"
-                )
-        elif key in _STRUCTURED:
-            if not isinstance(value, bool):
-                problems.append(f"{name}: {key} must be true or false, not {value!r}")
-        elif key not in _SAME_ALWAYS:
-            problems.append(f"{name}: {key!r:.60} is not known; known are backend, {', '.join(_STRUCTURED)}")
-        elif value not in _SAME_ALWAYS[key]:
-            problems.append(
-                f"{name}: {key}: reasoning is never constrained, and has flags of its own (--reasoning-parser); leave it out"
-            )
-    return problems
-
-
 def check_args(args: EngineArgs) -> None:
     """Everything that can be wrong without knowing model or device. ConfigError lists it all."""
     problems = []
@@ -505,6 +526,7 @@ def check_args(args: EngineArgs) -> None:
         ("convert", CONVERTS),
         ("performance_mode", PERFORMANCE_MODES),
         ("safetensors_load_strategy", (*LOAD_STRATEGIES, None)),
+        ("mm_processor_cache_type", ("lru",)),
     ):
         value, refused = getattr(args, name), REFUSED.get(name, {})
         if value in refused:
@@ -538,6 +560,8 @@ def check_args(args: EngineArgs) -> None:
             problems.append(f"{name} must be between 1 and 86400 seconds, not {getattr(args, name)}")
     if args.max_prefill_slowdown and not 1 < args.max_prefill_slowdown <= 1e6:
         problems.append(f"max_prefill_slowdown must be above 1, or 0 for no limit, not {args.max_prefill_slowdown}")
+    if not 0 <= args.watermark < 1:
+        problems.append(f"watermark must be at least 0 and below 1, not {args.watermark:g}")
     if args.max_restarts < 0:
         problems.append(f"max_restarts must be at least 0, not {args.max_restarts}")
     for parse in (speculation, profiling):
@@ -545,8 +569,14 @@ def check_args(args: EngineArgs) -> None:
             parse(args)
         except ConfigError as e:
             problems += e.problems
+    if not 0 <= args.mm_processor_cache_gb <= 1024:
+        problems.append(f"mm_processor_cache_gb must be between 0 (none) and 1024, not {args.mm_processor_cache_gb:g}")
     problems += _limits(args.limit_mm_per_prompt or {})
-    problems += _structured(args.structured_outputs_config or {})
+    problems += decoding(args.media_io_kwargs or {})
+    problems += loading(args.model_loader_extra_config or {})
+    if args.device_ids is not None and (not args.device_ids or min(args.device_ids) < 0):
+        problems.append(f"device_ids must be numbers of devices, from 0, not {args.device_ids}")
+    problems += structured(args.structured_outputs_config or {})
     if odd := [s for s in args.kv_cache_dtype_skip_layers if not s.isdecimal() and s != "sliding_window"]:
         problems.append(f"kv_cache_dtype_skip_layers: {odd[0]!r:.40} is neither a layer's number nor sliding_window")
     if args.trust_remote_code:

@@ -18,12 +18,26 @@ REMOVED, REPLACED = "Removed", "Replaced"
 GONE = (REMOVED, REPLACED)
 TIERS = ("core", "scale", "specialist", "own")
 SAME_AS_NOW: dict[str, tuple[str, ...]] = {
-    "attention_backend": ("auto",),
     "distributed_executor_backend": ("mp", "uni"),
     "task": ("auto", "generate"),
 }
 """Values of flags this version does not have, beside their defaults, that ask for what it does anyway. mp and uni:
 one process beside the server."""
+
+
+ANYWAY = {
+    "aggregate_engine_logging": "an engine's statistics are those of the whole server",
+    "allow_deprecated_quantization": "no format that is read here is deprecated",
+    "code_revision": "of code that is never run, any revision is right",
+    "disable_cascade_attn": "there is no cascade attention that could be used",
+    "disable_custom_all_reduce": "devices exchange sums by their own library, there is no other way",
+    "enable_offline_docs": "/docs comes with the package, and asks nobody else for anything",
+    "max_parallel_loading_workers": "one process loads the model, a tensor at a time",
+    "mm_encoder_tp_mode": "encoders of images run on one device",
+    "show_hidden_metrics_for_version": "no metric is hidden",
+    "skip_mm_profiling": "nothing is profiled: what images need follows from the model's sizes",
+}
+"""Arguments that ask for what happens anyway, whatever their value -> why."""
 
 
 @dataclass(frozen=True, slots=True)

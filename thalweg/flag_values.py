@@ -109,6 +109,7 @@ VALUES: dict[str, Callable[[str], Any]] = {
     "human-int": human_int,
 }
 OWN_VALUES: dict[str, Callable[[str], Any]] = {
-    "compilation-config": compilation, "cudagraph-capture-sizes": integer, "max-model-len": context_length,
+    "compilation-config": compilation, "cudagraph-capture-sizes": integer, "device-ids": integer,
+    "max-model-len": context_length,
 }  # fmt: skip
 """Parsers of flags whose values are read in a way of their own."""

@@ -312,7 +312,8 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def reset_mm_cache(self) -> None:
-        """What is made of an image is not kept here: nothing to forget."""
+        """Read every image anew from now on."""
+        self.llm_engine.reset_mm_cache()
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record operations, until `stop_profile` writes them to the folder of profiler_config."""

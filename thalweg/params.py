@@ -26,7 +26,6 @@ MAX_BAD_CHARS = 16384
 MAX_LIST = 100_000
 REFUSED_PARAMS = {
     "logprob_token_ids": "log-probabilities are told of the most likely tokens: ask for logprobs; leave it out",
-    "thinking_token_budget": "no thinking budget is kept by this version: bound the whole answer with max_tokens; leave it out",
     "routed_experts_prompt_start": "which experts a token went to is not told by this version; leave it out",
 }
 """Fields of SamplingParams that this version knows and has not -> why, and what to do instead."""
@@ -173,10 +172,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     repetition_detection: RepetitionDetectionParams | None = None
     skip_clone: bool = False
     """Parameters are never changed here, so they need no copy."""
-    logprob_token_ids: list[int] | None = None
     thinking_token_budget: int | None = None
+    """Tokens of reasoning at most, after which its end is written (EngineArgs.reasoning_config)."""
+    logprob_token_ids: list[int] | None = None
     routed_experts_prompt_start: int | None = None
-    """These three are known and refused (REFUSED_PARAMS)."""
+    """These two are known and refused (REFUSED_PARAMS)."""
     extra_args: dict[str, Any] | None = None
     """Arguments of features that installed packages add (docs/adding-a-feature.md). One that none of them takes is refused."""
 
@@ -216,6 +216,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.max_tokens is not None:
             _int("max_tokens", self.max_tokens, 1, 2**31 - 1)
         _int("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.thinking_token_budget is not None:
+            _int("thinking_token_budget", self.thinking_token_budget, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", "min_tokens")
         for name in ("logprobs", "prompt_logprobs"):

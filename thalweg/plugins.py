@@ -26,20 +26,28 @@ class OpenList:
         """Of installed packages. One that bears a name of `here` is not looked at."""
         return {e.name: e for e in entry_points(group=self.group) if e.name not in self.here}
 
+    @cached_property
+    def _added(self) -> dict[str, str]:
+        return {}
+
+    def add(self, name: str, target: str) -> None:
+        """A name for this process alone, in place of an equal one. target: "module:attribute"."""
+        self._added[name] = target
+
     def __contains__(self, name: str) -> bool:
-        return name in self.here or name in self._outside
+        return name in self._added or name in self.here or name in self._outside
 
     def names(self) -> list[str]:
-        return sorted({*self.here, *self._outside})
+        return sorted({*self._added, *self.here, *self._outside})
 
     def targets(self) -> dict[str, str]:
         """Name -> "module:attribute"."""
-        return {**{name: entry.value for name, entry in self._outside.items()}, **self.here}
+        return {**{name: entry.value for name, entry in self._outside.items()}, **self.here, **self._added}
 
     def load(self, name: str) -> Any:
         """KeyError for a name that is not there, UnsupportedModelError if a package's cannot be imported."""
-        if name in self.here:
-            return imported(self.here[name])
+        if (target := self._added.get(name) or self.here.get(name)) is not None:
+            return imported(target)
         entry = self._outside[name]
         try:
             return entry.load()

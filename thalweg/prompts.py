@@ -29,6 +29,8 @@ class TextPrompt(_Text, _Common, total=False):
 
     multi_modal_data: dict[str, Any]
     """{"image": one or several}: of PIL, u8[height, width, 3] of numpy, bytes of a file, or URLs."""
+    multi_modal_uuids: dict[str, Any]
+    """{"image": names}: an image of a name that is kept (mm_processor_cache_gb) is not read again, and may be None."""
 
 
 class TokensPrompt(_Tokens, _Common, total=False):
@@ -39,8 +41,24 @@ class TokensPrompt(_Tokens, _Common, total=False):
     """Of a pooling model: which of two texts a token is of."""
 
 
-class EmbedsPrompt(_Embeds, _Common):
+class EmbedsPrompt(_Embeds, _Common, total=False):
     """{"prompt_embeds": f32[tokens, hidden]}, of numpy or torch."""
 
+    prompt: str
+    """The text, if it is to be told back."""
+    prompt_token_ids: list[int]
+    """One id for each vector, told back too."""
+    prompt_is_token_ids: list[bool]
+    """Which of them count as tokens: their vectors are not read. With prompt_token_ids."""
 
-PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt
+
+class ExplicitEncoderDecoderPrompt(TypedDict):
+    """Of a model that hears."""
+
+    encoder_prompt: dict[str, Any]
+    """{"multi_modal_data": {"audio": ...}}, with an empty text or none."""
+    decoder_prompt: str | list[int] | dict[str, Any]
+    """Text or ids that the transcript begins with."""
+
+
+PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | ExplicitEncoderDecoderPrompt

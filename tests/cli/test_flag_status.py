@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from thalweg.backends.cuda import CudaPlatform
 from thalweg.backends.null.platform import NullPlatform
 from thalweg.checkpoint import ahead
 from thalweg.cli import common, flag_status, flags, main
@@ -111,6 +112,29 @@ def test_files_are_read_ahead_whole_and_the_model_is_the_same(tmp_path, monkeypa
     taken.clear()
     with ahead.reading(EngineArgs(model=str(tmp_path))):
         assert taken == []
+
+
+def test_options_of_other_loaders_say_how_files_are_read():
+    for said, reading in (
+        ({}, ("lazy", 8)),
+        ({"model_loader_extra_config": {"enable_multithread_load": True, "num_threads": 3}}, ("prefetch", 3)),
+        ({"model_loader_extra_config": {"concurrency": 4}, "safetensors_load_strategy": "eager"}, ("eager", 4)),
+    ):
+        args = EngineArgs(**said)
+        check_args(args)
+        assert args.reading == reading
+    for wrong in ({"tensorizer_uri": "x"}, {"num_threads": 0}, {"enable_multithread_load": 1}):
+        with pytest.raises(ConfigError, match="model_loader_extra_config"):
+            check_args(EngineArgs(model_loader_extra_config=wrong))
+
+
+def test_a_device_is_chosen_where_a_platform_has_several():
+    args = EngineArgs(device_ids=[1])
+    assert resolve.configured(args, CudaPlatform()).options.device == 1
+    assert resolve.configured(EngineArgs(device_ids=[0]), NullPlatform()) is not None
+    for ids, platform in (([1], NullPlatform()), ([0, 1], CudaPlatform())):
+        with pytest.raises(ConfigError, match="device_ids"):
+            resolve.configured(EngineArgs(device_ids=ids), platform)
 
 
 def test_config_json_may_lie_elsewhere(tmp_path):

@@ -122,6 +122,11 @@ def test_an_honoured_flag_arrives(flag):
         "limit_mm_per_prompt",
         "tool_parser_plugin",
         "reasoning_parser_plugin",
+        "custom_histogram_buckets",
+        "media_io_kwargs",
+        "mm_processor_cache_type",
+        "model_loader_extra_config",
+        "device_ids",
     ):
         pytest.skip("refuses this value or needs a companion; tested by name")
     choices = flags.CHOICES.get(flag.dest, flag.choices if flag.type == "choice" else None)
@@ -157,10 +162,10 @@ def test_every_engine_argument_and_server_setting_has_a_flag():
 
 def test_a_flag_that_asks_for_what_happens_anyway_is_accepted(capsys):
     parse("--no-enable-lora", "--no-enforce-eager", "--tensor-parallel-size", "1", "--runner", "generate", "-pp", "1")
-    parse("--tokenizer-mode", "slow", "--code-revision", "main", "--scheduler-reserve-full-isl", "--limit-mm-per-prompt", "{}")
+    parse("--tokenizer-mode", "slow", "--code-revision", "main", "--limit-mm-per-prompt", "{}")
     parse("--task", "generate", "--max-lora-rank", "16", "--distributed-executor-backend", "mp")
     assert capsys.readouterr().err == ""
-    for words in (["-pp"], ["--pipeline-parallel-size", "2"], ["--no-scheduler-reserve-full-isl"], ["--enable-lora"]):
+    for words in (["-pp"], ["--pipeline-parallel-size", "2"], ["--enable-lora"]):
         with pytest.raises(ConfigError):
             parse(*words)
 
@@ -373,7 +378,7 @@ def test_the_key_may_come_from_the_environment(monkeypatch):
 VARIABLES = [
     ("API_KEY", "secret", lambda: server().api_key, ["secret"], []),
     ("BATCH_INVARIANT", "1", lambda: engine().batch_invariant, True, None),
-    ("HTTP_TIMEOUT_KEEP_ALIVE", "7", envs.keep_alive_seconds, 7, 5),
+    ("HTTP_TIMEOUT_KEEP_ALIVE", "7", envs.keep_alive_seconds, 7, 75),
     ("LOGGING_LEVEL", "debug", envs.log_level, "DEBUG", "INFO"),
     ("LOG_STATS_INTERVAL", "3", envs.log_stats_seconds, 3, 10),
     ("MAX_AUDIO_CLIP_FILESIZE_MB", "3.5", envs.audio_file_megabytes, 3.5, 25),
@@ -493,7 +498,7 @@ def test_the_whole_server_loads_no_tensor_framework():
         (["nonsense"], "no such command"),
         (["serve-sla"], "not in this version"),
         (["launch"], "not in this version"),
-        (["bench", "sweep"], "not in this version"),
+        (["bench", "mm-processor"], "not in this version"),
         (["bench", "nonsense"], "no such benchmark"),
         (["serve", "--config", "/no/x.yaml"], "--config"),
         (["serve", "x", "--model", "y"], "--model"),

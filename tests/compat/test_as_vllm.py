@@ -12,12 +12,17 @@ from pathlib import Path
 import pytest
 import python_names
 
-from thalweg import compat
+from thalweg import compat, config
 from thalweg.cli import main
 from thalweg.compat.arguments import AsyncEngineArgs, EngineArgs
-from thalweg.errors import ConfigError, NotSupportedError
+from thalweg.compat.engines import AsyncLLM, LLMEngine
+from thalweg.compat.names import ModelRegistry, UsageContext
+from thalweg.errors import ConfigError, NotSupportedError, RequestError
+from thalweg.models import registry
+from thalweg.params import RequestOutputKind, SamplingParams
 
 ROOT = Path(compat.__file__).parents[2]
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 2}
 PROGRAMS = {
     "basic": r"'3 \+ 4 =' -> '.*' \((stop|length)\)\n'reverse: stone' -> .*\n(None|'.*') -> .*\n",
     "chat": r"(.+\n){3}",
@@ -90,8 +95,8 @@ def test_most_names_of_vllm_are_here_and_the_others_are_counted(capsys, monkeypa
     every = list(python_names.names())
     fates = [fate for *_, fate in every]
     here, refused = fates.count(python_names.HAS), fates.count(python_names.REFUSES)
-    assert here >= 308
-    assert here + refused >= 495
+    assert here >= 350
+    assert here + refused >= 505
     assert python_names.main(["--missing"]) == 0
     assert f"{len(every)} names: {here} here, {refused} refused in words" in capsys.readouterr().out
 
@@ -102,8 +107,69 @@ def test_a_name_that_is_counted_as_refused_says_why(monkeypatch):
     from vllm import LLMEngine, ModelRegistry, initialize_ray_cluster
     from vllm.lora.request import LoRARequest
 
-    calls = [(LoRARequest, "merge the adapter"), (ModelRegistry.register_model, "thalweg.models")]
-    for call, said in (*calls, (LLMEngine.from_vllm_config, "from_engine_args"), (initialize_ray_cluster, "no Ray workers")):
+    for call, said in ((LoRARequest, "merge the adapter"), (LLMEngine.add_lora, "merge"), (initialize_ray_cluster, "no Ray")):
         with pytest.raises(NotSupportedError, match=said):
             call("x")
+    with pytest.raises(NotSupportedError, match=r"thalweg\.models"):
+        ModelRegistry.register_model("x", LLMEngine)
     assert "LlamaForCausalLM" in ModelRegistry.get_supported_archs()
+
+
+def test_an_architecture_is_served_as_one_that_is_here(monkeypatch):
+    monkeypatch.setitem(registry._LIST.__dict__, "_added", {})
+    ModelRegistry.register_model("MineForCausalLM", "vllm.model_executor.models.llama:LlamaForCausalLM")
+    ModelRegistry.register_model("OtherForCausalLM", "thalweg.models.families.qwen2:qwen2")
+    made = {n: registry.family({"architectures": [n]}) for n in ("MineForCausalLM", "OtherForCausalLM", "Qwen2ForCausalLM")}
+    assert made["MineForCausalLM"] is registry.family({"architectures": ["LlamaForCausalLM"]})
+    assert made["OtherForCausalLM"] is made["Qwen2ForCausalLM"]
+    assert {"MineForCausalLM", "OtherForCausalLM"} <= ModelRegistry.get_supported_archs()
+
+
+def test_arguments_of_other_names_are_those_of_ours():
+    made = EngineArgs(model="m", model_weights="w", tokens_only=True, disable_custom_all_reduce=True)
+    assert (made.model, made.hf_config_path, made.tokenizer, made.served_model_name) == ("w", "m", "m", ["m"])
+    assert made.skip_tokenizer_init
+
+
+def test_configurations_tell_what_an_engine_would_have_and_make_one():
+    args = EngineArgs(max_model_len=64, max_num_seqs=3, dtype="float32", device="cpu", speculative_config=DRAFTS)
+    assert isinstance(args, config.EngineArgs)
+    whole = args.create_engine_config()
+    assert (whole.model_config.max_model_len, whole.model_config.dtype) == (64, "float32")
+    assert whole.model_config.get_vocab_size() == whole.model_config.hf_config["vocab_size"] > 1000
+    assert (whole.scheduler_config.max_num_seqs, whole.parallel_config.world_size) == (3, 1)
+    assert whole.cache_config.num_gpu_blocks > 1
+    assert args.create_speculative_config().tokens == 2
+    assert args.create_model_config() == whole.model_config
+    assert args.create_load_config() == whole.load_config
+    tokens, seqs = args.get_batch_defaults(1)
+    assert set(tokens) == set(seqs) == set(UsageContext)
+    assert tokens[UsageContext.LLM_CLASS] >= seqs[UsageContext.LLM_CLASS] > 3
+    engine = LLMEngine.from_vllm_config(whole)
+    try:
+        assert engine.config.scheduler.max_seqs == 3
+    finally:
+        engine.shutdown()
+    with pytest.raises(ConfigError, match="create_engine_config"):
+        LLMEngine.from_vllm_config(args)
+
+
+async def test_an_engine_of_a_configuration_takes_requests_whose_outputs_are_collected(caplog):
+    args = EngineArgs(device="null", max_model_len=64, dtype="float32")
+    engine = AsyncLLM.from_vllm_config(args.create_engine_config(), enable_log_requests=True)
+    try:
+        asked = SamplingParams(max_tokens=3, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
+        with caplog.at_level("INFO", logger="thalweg.compat.engines"):
+            got = await engine.add_request("one", "3 + 4 =", asked)
+            assert got.get_nowait() is None
+            last = await got.get()
+        assert (last.finished, len(last.outputs[0].token_ids)) == (True, 3)
+        assert "request one: " in caplog.text
+        wrong = await engine.add_request("two", {"prompt_token_ids": [-1]}, asked)
+        with pytest.raises(RequestError, match="prompt_token_ids"):
+            await wrong.get()
+        long = await engine.add_request("three", "3 + 4 =", SamplingParams(max_tokens=40, ignore_eos=True))
+        long.close()
+        assert await engine.get_supported_tasks() == ("generate",)
+    finally:
+        await engine.shutdown()

@@ -15,9 +15,11 @@ from thalweg.hal.comm import Solo
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Place
+from thalweg.llm import LLM
 from thalweg.models.build import build
 from thalweg.models.step import make_state
 from thalweg.models.weights import divided
+from thalweg.params import SamplingParams
 
 DEVICE = load("reference").open(Place())
 
@@ -130,3 +132,16 @@ def test_state_has_a_cache_per_layer_of_its_groups_size(tmp_path):
     assert tuple(state["history"].shape) == (3, 65)
     with pytest.raises(ValueError, match="1 block counts for 2 KV groups"):
         make_state(m, DEVICE, blocks=[5], slots=3, max_len=64)
+
+
+def test_attention_is_chosen_by_name():
+    texts, used = [], []
+    for name in ("auto", "TORCH_SDPA", "torch-paged"):
+        llm = LLM(device="cpu", dtype="float32", attention_backend=name, max_model_len=64, num_gpu_blocks_override=16)
+        used.append(" ".join(line for line in llm.kernel_plan if "attention" in line))
+        texts.append(llm.generate("3 + 4 =", SamplingParams(temperature=0, max_tokens=6), use_tqdm=False)[0].outputs[0].text)
+        llm.shutdown()
+    assert len(set(texts)) == 1
+    assert ["torch-paged" in plan for plan in used[1:]] == [True, True]
+    with pytest.raises(ConfigError, match=r"attention_backend: 'FLASHINFER' is none of this device's: .*torch-paged"):
+        LLM(device="cpu", attention_backend="FLASHINFER")

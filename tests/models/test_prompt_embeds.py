@@ -96,6 +96,12 @@ def test_embeddings_of_tokens_are_those_tokens(case: tuple) -> None:
     vectors = model.get_input_embeddings()(torch.tensor(ids)).detach()
     (said,), (laid,) = tokens(llm, [{"prompt_token_ids": ids}], drawn), tokens(llm, [{"prompt_embeds": vectors}], drawn)
     assert said == laid
+    mask = [True, False, False, True, False]
+    vectors[torch.tensor(mask)] = 7.0  # not read
+    mixed = {"prompt_embeds": vectors, "prompt_token_ids": ids, "prompt_is_token_ids": mask, "prompt": "as text"}
+    assert tokens(llm, [mixed], drawn) == [said]
+    out = llm.generate(mixed, SamplingParams(max_tokens=2), use_tqdm=False)[0]
+    assert (out.prompt, out.prompt_token_ids) == ("as text", ids)
     out = llm.generate({"prompt_embeds": vectors}, SamplingParams(max_tokens=2, n=2, seed=1), use_tqdm=False)[0]
     assert (out.prompt, out.prompt_token_ids, len(out.outputs)) == (None, [0] * 5, 2)
 
@@ -115,7 +121,10 @@ def nano() -> LLM:
         ({"prompt_embeds": "nan"}, {}, "holds values that are NaN or inf"),
         ({"prompt_embeds": "none"}, {}, "is empty"),
         ({"prompt_embeds": "long"}, {}, "leave no room to answer"),
-        ({"prompt_embeds": "ok", "prompt": "a"}, {}, "either embeddings or text"),
+        ({"prompt_embeds": "ok", "prompt": 1}, {}, "prompt must be text"),
+        ({"prompt_embeds": "ok", "prompt_token_ids": [1]}, {}, "one for each of the 4 vectors"),
+        ({"prompt_embeds": "ok", "prompt_is_token_ids": [True] * 4}, {}, "send them too"),
+        ({"prompt_embeds": "ok", "prompt_token_ids": [1] * 4, "prompt_is_token_ids": [1] * 4}, {}, "true and false"),
         ({"prompt_embeds": "ok", "images": 1}, {}, "images is not supported"),
         ({"prompt_embeds": "ok", "cache_salt": "\0a"}, {}, "must not begin with a NUL"),
         ({"prompt_embeds": "ok"}, {"prompt_logprobs": 1}, "prompt_logprobs: a prompt of embeddings has no tokens"),

@@ -173,7 +173,7 @@ def test_parameters_say_how_they_sample_and_take_ends_from_a_generation_config()
         SamplingParams(bad_words=["x"]).update_from_tokenizer(SimpleNamespace(encode=lambda word, add_special_tokens: []))
 
 
-@pytest.mark.parametrize("name", ["logprob_token_ids", "thinking_token_budget", "routed_experts_prompt_start"])
+@pytest.mark.parametrize("name", ["logprob_token_ids", "routed_experts_prompt_start"])
 def test_parameters_that_are_not_honoured_are_refused_by_name(name):
     with pytest.raises(RequestError, match=f"^{name}: .*leave it out"):
         SamplingParams(**{name: [1] if name.endswith("ids") else 1})

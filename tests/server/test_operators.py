@@ -104,6 +104,10 @@ def test_what_cannot_be_honoured_is_refused_by_name(operators, path: str, param:
     assert answer.json()["error"]["param"] == param
 
 
+def test_the_number_of_engines_never_changes(operators) -> None:
+    assert operators.post("/is_scaling_elastic_ep").json() == {"is_scaling_elastic_ep": False}
+
+
 def test_pages_of_other_origins_operate_nothing(operators) -> None:
     assert operators.post("/sleep", headers={"origin": "https://evil.example"}).status_code == 403
     assert operators.post("/resume", headers={"origin": operators.url}).status_code == 200

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import logging.config
+import time
 from collections.abc import Iterator
 
 import pytest
+from fake_engine import FakeEngine
 from starlette.responses import PlainTextResponse
 from test_flags import complaint, engine, parse, server
 
@@ -248,3 +250,41 @@ def _heads(*words):
 def test_heads_of_no_sensible_size_are_refused(words):
     with pytest.raises(ConfigError, match=words[0]):
         server(*words)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_has_the_times_of_its_request_where_asked_for(start, stream):
+    running = start(enable_per_request_metrics=True)
+    for path, said in ((TEXT, {"prompt": "ab"}), (CHAT, {"messages": [{"role": "user", "content": "ab"}]})):
+        for n, times in ((1, [500.0, 1000.0, 500.0, 1000 / 3, 4 / 1.5]), (2, None)):
+            body = {**said, "max_tokens": 4, "n": n, "stream": stream}
+            if stream:
+                lines = running.post(path, {**body, "stream_options": {"include_usage": True}}).text.split("\n\n")
+                assert not any('"metrics"' in line for line in lines[:-3])
+                found = json.loads(lines[-3].removeprefix("data: "))["metrics"]
+            else:
+                found = running.post(path, body).json()["metrics"]
+            assert found == times or list(found.values()) == pytest.approx(times)
+    assert '"metrics"' not in start().post(TEXT, {"prompt": "ab", "max_tokens": 4}).text
+
+
+def test_a_silent_stream_says_that_it_lives(start):
+    running = start(FakeEngine(delay=0.06), sse_keep_alive_interval=0.02)
+    body = {"prompt": "ab", "max_tokens": 3, "stream": True}
+    text = running.post(TEXT, body).text
+    assert text.startswith(": keep-alive\n\n")
+    assert text.count(": keep-alive") >= 3
+    words = [json.loads(p[6:])["choices"][0]["text"] for p in text.split("\n\n") if p.startswith("data: {")]
+    assert "".join(words) == running.post(TEXT, {**body, "stream": False}).json()["choices"][0]["text"]
+    assert text.endswith("data: [DONE]\n\n")
+    failed = running.post(TEXT, {**body, "prompt": "!fail"})
+    assert (failed.status_code, "it broke" in failed.text) == (200, True)
+    assert not running.engine.running
+    running.engine.delay = 5
+    with running.http.stream("POST", TEXT, json=body) as answer:
+        next(answer.iter_text())
+    for _ in range(100):
+        if not running.engine.running:
+            break
+        time.sleep(0.02)
+    assert len(running.engine.aborted) == 1

@@ -135,7 +135,7 @@ def _answer(process: subprocess.Popen[bytes], log: Path, until: float) -> tuple[
     while time.monotonic() < until:
         if process.poll() is not None:
             raise ThalwegError(f"bench startup: the server ended while starting: {log.read_text(errors='replace')[-500:]}")
-        url = url or _address(log)
+        url = url or server_address(log)
         if url:
             try:
                 if not body["model"]:
@@ -156,7 +156,7 @@ def _answer(process: subprocess.Popen[bytes], log: Path, until: float) -> tuple[
     raise ThalwegError(f"bench startup: no answer in time: {log.read_text(errors='replace')[-500:]}")
 
 
-def _address(log: Path) -> str:
+def server_address(log: Path) -> str:
     """Where the server says it listens. "" until it does."""
     for word in log.read_text(errors="replace").replace(";", " ").split():
         if word.startswith("http://"):

@@ -16,15 +16,16 @@ SUFFIXES = (".safetensors", ".gguf")
 
 @contextmanager
 def reading(args: EngineArgs) -> Iterator[None]:
-    """Reads the files of `args.model` as `args.safetensors_load_strategy` says. eager: whole, before the caller goes on.
+    """Reads the files of `args.model` as `args.reading` says. eager: whole, before the caller goes on.
     prefetch: while the caller loads. lazy or None: nothing. A read that fails is left to whoever needs the bytes."""
-    if args.safetensors_load_strategy not in ("eager", "prefetch") or args.load_format == "dummy":
+    strategy, threads = args.reading
+    if strategy not in ("eager", "prefetch") or args.load_format == "dummy":
         yield
         return
-    pool = ThreadPoolExecutor(args.safetensors_prefetch_num_threads, "prefetch")
+    pool = ThreadPoolExecutor(threads, "prefetch")
     try:
         reads = [pool.submit(_read, *part) for part in _parts(Path(args.model), args.safetensors_prefetch_block_size)]
-        if args.safetensors_load_strategy == "eager":
+        if strategy == "eager":
             _wait(reads)
         yield
     finally:

@@ -1,4 +1,4 @@
-"""`thalweg bench latency | throughput | serve | startup | roofline | host`: picks the benchmark. thalweg.bench
+"""`thalweg bench latency | throughput | serve | sweep | front | startup | roofline | host`: picks the benchmark. thalweg.bench
 measures."""
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ KINDS = {
     "serve": "load on a running server: latencies, throughput, goodput",
     "startup": "from process start to the first token, cold and warm",
     "roofline": "how much of the device's bandwidth and arithmetic a model's steps use",
+    "sweep": "serve over a grid of servers and loads, and a plot",
+    "front": "processor time of the server's own process, per request and per token",
     "host": "what the control loop costs per step, with no model at all",
 }
-NOT_HERE = ("sweep", "mm-processor")
-WITHOUT_ENGINE = ("host", "serve")
+NOT_HERE = ("mm-processor",)
+WITHOUT_ENGINE = ("front", "host", "serve", "sweep")
 """Kinds that take no engine flags."""
 
 
@@ -59,7 +61,7 @@ def _without_engine(kind: str, module: Any, words: list[str]) -> int:
     module.add_arguments(parser)
     refused = getattr(module, "REFUSED", ())
     _add_refused(parser, refused)
-    namespace = parser.parse_args(normalise(words, parser))
+    namespace = parser.parse_args(words if kind == "sweep" else normalise(words, parser))
     _check_refused(namespace, refused)
     module.main(namespace)
     return 0

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from thalweg.config import (
+    CACHES_REFUSED,
     DTYPES,
     KV_CACHE_DTYPES,
     LOAD_FORMATS,
@@ -35,7 +36,7 @@ from thalweg.config import (
 )
 from thalweg.engine.planning.arguments import compiling
 from thalweg.errors import ConfigError
-from thalweg.flag_table import GONE, REMOVED, Flag, table
+from thalweg.flag_table import ANYWAY, GONE, REMOVED, Flag, table
 from thalweg.flag_values import OWN_VALUES, VALUES, dotted, merge
 from thalweg.host import envs
 from thalweg.server.settings import ServerSettings
@@ -45,6 +46,7 @@ CHOICES = {
     "kv_cache_dtype": tuple(KV_CACHE_DTYPES),
     "load_format": LOAD_FORMATS,
     "logprobs_mode": LOGPROBS_MODES,
+    "mm_processor_cache_type": ("lru",),
     "prefix_caching_hash_algo": PREFIX_HASHES,
     "quantization": QUANTIZATIONS,
     "safetensors_load_strategy": LOAD_STRATEGIES,
@@ -54,16 +56,14 @@ CHOICES = {
 }
 """Values of flags for which this version has fewer (or other) values than the field."""
 REFUSED_VALUES = {
+    "mm_processor_cache_type": CACHES_REFUSED,
     "load_format": LOAD_REFUSED,
     "safetensors_load_strategy": {"torchao": "torchao's checkpoints are known by their config.json; leave it out"},
     "tokenizer_mode": TOKENIZER_REFUSED,
 }
 """Values of the field that a flag does not take here -> what to do instead."""
-COMMAND = frozenset(
-    {"code_revision", "compilation_config", "config", "fail_on_environ_validation", "log_level", "optimization_level"}
-)
-"""Honoured by the command line itself, here or in common.parse. code_revision: of code that is never run, so any is the right
-one."""
+COMMAND = frozenset({*ANYWAY, "compilation_config", "config", "fail_on_environ_validation", "log_level", "optimization_level"})
+"""Honoured by the command line itself, here or in common.parse, or what happens anyway (`flag_table.ANYWAY`)."""
 _UNSET = object()
 
 

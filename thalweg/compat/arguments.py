@@ -6,17 +6,18 @@ import argparse
 from typing import Any
 
 from thalweg import config
+from thalweg.compat.configs import MadeArgs, MakesConfigs, made
 from thalweg.engine.planning.arguments import engine_args
 from thalweg.flag_table import GONE, Flag, table
 from thalweg.flag_values import OWN_VALUES, VALUES
 
 
-class EngineArgs:
+class EngineArgs(MakesConfigs):
     """Makes a thalweg EngineArgs: `EngineArgs(model=..., dtype=...)`. Arguments of vLLM that this version has not are accepted
     where they ask for what happens anyway. ConfigError names the others, with why and what to do instead."""
 
-    def __new__(cls, model: str = config.BUNDLED, **fields: Any) -> config.EngineArgs:  # type: ignore[misc]
-        return engine_args({"model": model, **fields})
+    def __new__(cls, model: str = config.BUNDLED, **fields: Any) -> MadeArgs:  # type: ignore[misc]
+        return made(engine_args({"model": model, **fields}))
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -34,10 +35,10 @@ class EngineArgs:
         return parser
 
     @classmethod
-    def from_cli_args(cls, args: argparse.Namespace) -> config.EngineArgs:
+    def from_cli_args(cls, args: argparse.Namespace) -> MadeArgs:
         """Of what `add_cli_args` parsed. Other names of the namespace are the program's own."""
         known = {f.dest for f in _flags()}
-        return engine_args({name: value for name, value in vars(args).items() if name in known and value is not None})
+        return made(engine_args({name: value for name, value in vars(args).items() if name in known and value is not None}))
 
 
 class AsyncEngineArgs(EngineArgs):

@@ -10,7 +10,7 @@ from typing import Any
 from thalweg import llm
 from thalweg.errors import NotSupportedError
 from thalweg.params import REFUSED_POOLING, StructuredOutputsParams
-from thalweg.refused import ADAPTERS, refused
+from thalweg.refused import ADAPTERS
 
 FAMILIES = "a family of models comes as an entry point of the group thalweg.models (docs/adding-a-model.md)"
 
@@ -63,21 +63,38 @@ class LateInteractionParams(_Refused):
     __refused__ = REFUSED_POOLING["late_interaction_params"]
 
 
+class DataPrompt(_Refused):
+    __refused__ = "no plugin here reads data of its own form: send text, token ids, embeddings, or images and sound beside them"
+
+
 class initialize_ray_cluster(_Refused):  # noqa: N801  (a function in vLLM)
     __refused__ = "there are no Ray workers here: an engine is one process on one machine"
 
 
 class ModelRegistry:
-    """Families come as packages here."""
+    """Architectures of this process: those of LLM and LLMEngine. An engine process knows those of packages."""
 
-    register_model = refused(FAMILIES)
+    @staticmethod
+    def register_model(model_arch: str, model_cls: Any) -> None:
+        """Serve an architecture as one that is here, where `model_cls` is a class of such a name ("module:LlamaForCausalLM" or
+        the class), or by a family ("module:function"). NotSupportedError for other classes: modules of vLLM do not run here."""
+        from thalweg.models import registry
+
+        said = model_cls if isinstance(model_cls, str) else f"{model_cls.__module__}:{model_cls.__qualname__}"
+        name = said.rpartition(":")[2]
+        if registry.has(name):
+            registry.add(model_arch, name)
+        elif ":" in said and not name[:1].isupper():
+            registry.add(model_arch, said)
+        else:
+            raise NotSupportedError(f"register_model: {name!r:.80}: it is not served here; {FAMILIES}")
 
     @staticmethod
     def get_supported_archs() -> set[str]:
         """Architectures that can be served."""
-        from thalweg.models.registry import ARCHITECTURES
+        from thalweg.models.registry import served
 
-        return set(ARCHITECTURES)
+        return set(served())
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):

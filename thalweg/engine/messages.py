@@ -79,6 +79,8 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """None: a token's position is that in its sequence."""
     spans: tuple[tuple[int, int], ...] = ()
     """Tokens [first, end) of the prompt that see each other, those behind too: each is computed in one step."""
+    uncut: tuple[tuple[int, int], ...] = ()
+    """Tokens [first, end) of the prompt that are computed in one step too, and see each other no more than others."""
     sound: np.ndarray | None = None  # f32[bins, frames]
     """What the sequence is about, as the model's encoder takes it."""
     extra: dict[str, Any] = {}

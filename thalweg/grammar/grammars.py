@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from thalweg.grammar.budget import Bounded, Follows
 from thalweg.grammar.source import GrammarError, Source, Vocabulary
 
 if TYPE_CHECKING:
@@ -29,12 +30,12 @@ class Grammars:
 
     def ready(self, source: Source) -> bool:
         """Is it compiled and kept?"""
-        return self._made is not None and self._made[0].keeps(source.text)
+        return not source.text or (self._made is not None and self._made[0].keeps(source.text))
 
     def refuse(self, source: Source) -> str | None:
         """Compile it. Why it cannot be, or None."""
         try:
-            self.matcher(source)
+            self.follower(source)
         except GrammarError as e:
             return f"structured_outputs: {e}"
         return None
@@ -44,6 +45,14 @@ class Grammars:
         thread of the process stands still."""
         with self._one:
             self._compiler()
+
+    def follower(self, source: Source) -> Follows:
+        """Of a sequence, at the start of its text. GrammarError."""
+        inner = self.matcher(source) if source.text else None
+        if source.budget is not None:
+            return Bounded(source.budget, inner)
+        assert inner is not None, "a source says something"
+        return inner
 
     def matcher(self, source: Source) -> Matcher:
         """At the start of a text. GrammarError."""

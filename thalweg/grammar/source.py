@@ -23,10 +23,24 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """A regex of the whitespace allowed between tokens of JSON, in place of ours."""
 
 
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """A bound on the tokens of reasoning (`thalweg.grammar.budget`)."""
+
+    open: tuple[int, ...]
+    close: tuple[int, ...]
+    forced: tuple[int, ...]
+    """Token ids: what begins reasoning, what ends it, and what comes when no token is left."""
+    most: int
+    begun: int = -1
+    """Tokens of reasoning that the prompt ends in. -1: it does not reason."""
+
+
 class Source(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A grammar that was judged, as llguidance reads it."""
+    """A grammar that was judged, as llguidance reads it, a bound on reasoning, or both."""
 
     text: str
+    """"": there is no grammar."""
+    budget: Budget | None = None
     json: bool = False
     """The constrained part is one JSON value, and no more: `thalweg.grammar.guard` watches it."""
     free_until: tuple[int, ...] = ()

@@ -70,6 +70,8 @@ class AttentionBackend(ABC):
     batch_invariant: bool = False
     spans: bool = False
     """Does it heed `Spans`?"""
+    known_as: tuple[str, ...] = ()
+    """What the field calls such a backend, beside `name`."""
 
     @abstractmethod
     def supports(self, spec: AttnSpec) -> str | None:
@@ -144,6 +146,16 @@ def choose_attention(
             return b, tuple(refused)
         refused.append((b.name, why))
     raise ValueError(f"no attention backend of this device supports {spec}: " + "; ".join(f"{n}: {w}" for n, w in refused))
+
+
+def named_attention(backends: Sequence[AttentionBackend], name: str) -> list[AttentionBackend]:
+    """Those of a name of ours, of its part before a dash, or of the field's name for them. ValueError if there are none."""
+    said = name.lower().replace("_", "-")
+    found = [b for b in backends if name.upper() in b.known_as or b.name == said or b.name.startswith(f"{said}-")]
+    if not found:
+        there = dict.fromkeys(n for b in backends for n in (b.name, *b.known_as))
+        raise ValueError(f"{name!r:.60} is none of this device's: {', '.join(there)}")
+    return found
 
 
 def whole_sequences(batch: StepBatch) -> list[slice]:

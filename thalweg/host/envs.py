@@ -101,8 +101,9 @@ def set_log_level(level: str) -> None:
 
 
 def keep_alive_seconds() -> int:
-    """THALWEG_HTTP_TIMEOUT_KEEP_ALIVE: seconds an idle HTTP connection stays open. Default 5."""
-    return int(_number("THALWEG_HTTP_TIMEOUT_KEEP_ALIVE", 5, 0))
+    """THALWEG_HTTP_TIMEOUT_KEEP_ALIVE: seconds an idle HTTP connection stays open. Default 75, which is more than the pools of
+    clients and proxies keep one (httpx 5, aiohttp 15, load balancers 60): who closes first must be the one that may send."""
+    return int(_number("THALWEG_HTTP_TIMEOUT_KEEP_ALIVE", 75, 0))
 
 
 def forwarded_allow_ips() -> list[str]:

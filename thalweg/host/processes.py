@@ -62,6 +62,39 @@ class Process:
             await asyncio.sleep(POLL_SECONDS)
 
 
+class Named:
+    """A command that a user named, or one of ours, in a group of its own. It prints to `log`, where this process does, or
+    nowhere. Whoever makes one ends it."""
+
+    def __init__(self, words: Sequence[str], log: Path | None = None, shown: bool = False) -> None:
+        """FileNotFoundError if there is no such program."""
+        with contextlib.ExitStack() as opened:
+            out = opened.enter_context(log.open("wb")) if log is not None else None if shown else subprocess.DEVNULL
+            self._popen = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status. None while it runs."""
+        return self._popen.poll()
+
+    def wait(self) -> int:
+        """Until it has ended by itself: its exit status."""
+        return self._popen.wait()
+
+    def end(self, seconds: float = 60.0) -> None:
+        """SIGTERM to the group, SIGKILL after so long, and wait until it is gone."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(seconds)
+                return
+
+
 class ChildTimeoutError(Exception):
     """The child did not read or answer in time. It is still there: kill it."""
 

@@ -15,7 +15,7 @@ import msgspec
 
 from thalweg.host.confined import Confined
 from thalweg.media.processors import Processor, View
-from thalweg.media.wire import Done, Job, Picture, Refused, frame
+from thalweg.media.wire import WHITE, Colour, Done, Job, Picture, Refused, frame
 
 try:
     from PIL import GifImagePlugin, Image, ImageOps, JpegImagePlugin, MpoImagePlugin, PngImagePlugin, TiffImagePlugin
@@ -38,7 +38,7 @@ class RefusedError(Exception):
         self.reply = reply
 
 
-def pictures(data: bytes, processor: Processor, most_pixels: int) -> list[Picture]:
+def pictures(data: bytes, processor: Processor, most_pixels: int, background: Colour = WHITE) -> list[Picture]:
     """The views of one image, upright and without transparency. RefusedError."""
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
@@ -51,7 +51,7 @@ def pictures(data: bytes, processor: Processor, most_pixels: int) -> list[Pictur
         raise RefusedError(Refused("pixels", f"{width} x {height}"))
     try:
         image.load()
-        upright = _opaque(ImageOps.exif_transpose(image))
+        upright = _opaque(ImageOps.exif_transpose(image), background)
     except MemoryError:
         raise
     except Exception:
@@ -72,13 +72,13 @@ def _view(image: Image.Image, view: View, resample: int) -> Picture:
     return Picture(image.width, image.height, image.tobytes())
 
 
-def _opaque(image: Image.Image) -> Image.Image:
-    """Three channels of 8 bits. What is transparent shows white."""
+def _opaque(image: Image.Image, background: Colour) -> Image.Image:
+    """Three channels of 8 bits. What is transparent shows the background."""
     if image.mode.startswith("I;16") or image.mode == "I":
         image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         above = image.convert("RGBA")
-        below = Image.new("RGBA", above.size, (255, 255, 255, 255))
+        below = Image.new("RGBA", above.size, (*background, 255))
         below.alpha_composite(above)
         return below.convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")
@@ -89,7 +89,7 @@ def answer(process: Confined, job: Job) -> Done | Refused:
         return Refused("library", last=True)
     with process.limited(job.seconds, job.wall, job.memory):
         try:
-            views = pictures(job.data, job.processor, job.most_pixels)
+            views = pictures(job.data, job.processor, job.most_pixels, job.background)
         except MemoryError:
             process.limit_memory(None)
             return Refused("memory", last=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import threading
+from collections import OrderedDict
 
 import msgspec
 import numpy as np
@@ -11,7 +13,7 @@ import numpy as np
 from thalweg.errors import RequestError, UnavailableError
 from thalweg.host.cells import Cells, CrashedError, LostError, OverranError, StoodStillError
 from thalweg.media.processors import Processor
-from thalweg.media.wire import Done, Job, Picture, Refused, frame
+from thalweg.media.wire import WHITE, Colour, Done, Job, Picture, Refused, frame
 
 MOST_PIXELS = 1 << 26
 """Pixels that an image may announce. They are decoded whole before anything is made smaller."""
@@ -33,13 +35,49 @@ class Image(msgspec.Struct, frozen=True):
     views: tuple[np.ndarray, ...]
     digest: bytes
 
+    @property
+    def nbytes(self) -> int:
+        return sum(view.nbytes for view in self.views)
+
+
+class _Kept:
+    """Images by key, at most so many bytes of them: who was asked for longest ago goes first. Thread-safe."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._bytes = most, 0
+        self._images: OrderedDict[bytes, Image] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: bytes) -> Image | None:
+        with self._lock:
+            if key in self._images:
+                self._images.move_to_end(key)
+            return self._images.get(key)
+
+    def put(self, key: bytes, image: Image) -> None:
+        if image.nbytes > self._most:
+            return
+        with self._lock:
+            if key not in self._images:
+                self._images[key] = image
+                self._bytes += image.nbytes
+            while self._bytes > self._most:
+                self._bytes -= self._images.popitem(last=False)[1].nbytes
+
+    def clear(self) -> None:
+        with self._lock:
+            self._images.clear()
+            self._bytes = 0
+
 
 class Images:
     """Up to CELLS children that read images. Thread-safe. Children start when first needed, or with `prepare`. They end with
     this object or this process."""
 
-    def __init__(self, processor: Processor) -> None:
-        self._processor = processor
+    def __init__(self, processor: Processor, kept_bytes: int = 0, background: Colour = WHITE) -> None:
+        """kept_bytes: of images that were read, for when they come again. background: shows through what is transparent."""
+        self._processor, self._background = processor, background
+        self._kept = _Kept(kept_bytes)
         self._settings = msgspec.msgpack.encode(processor)
         self._secret = secrets.token_bytes(32)
         self._decoder: msgspec.msgpack.Decoder[Done | Refused] = msgspec.msgpack.Decoder(Done | Refused)
@@ -53,12 +91,27 @@ class Images:
         """End the idle children. A later `read` starts new ones."""
         self._cells.close()
 
-    def read(self, data: bytes, at: str) -> Image:
-        """at: the place in the request. RequestError says what is wrong with it. UnavailableError: children were lost or stood
-        still for no reason of ours."""
+    def forget(self) -> None:
+        """Read everything anew from now on."""
+        self._kept.clear()
+
+    def read(self, data: bytes, at: str, name: str = "") -> Image:
+        """at: the place in the request. name: what the caller calls an image. One that is kept under it is taken, whatever
+        the data, which may be empty then. RequestError says what is wrong with it. UnavailableError: children were lost or
+        stood still for no reason of ours."""
+        key = b"name" + name.encode() if name else hashlib.blake2b(data, key=self._secret, digest_size=DIGEST).digest()
+        found = self._kept.get(key)
+        if found is None and not data:
+            raise RequestError(f"{at}: no image of the name {name[:60]!r} is kept; send it", at)
+        if found is None:
+            found = self._read(data, at)
+            self._kept.put(key, found)
+        return found
+
+    def _read(self, data: bytes, at: str) -> Image:
         job = Job(
             data=data, processor=self._processor, most_pixels=MOST_PIXELS, seconds=SECONDS, wall=WALL,
-            memory=MEMORY + 2 * len(data),
+            memory=MEMORY + 2 * len(data), background=self._background,
         )  # fmt: skip
         try:
             reply = self._decoder.decode(self._cells.ask(frame(job), WALL + SECONDS))

@@ -12,6 +12,10 @@ from thalweg.media.processors import Processor
 Why = Literal["format", "broken", "pixels", "shape", "memory", "library"]
 
 
+Colour = tuple[int, int, int]
+WHITE = (255, 255, 255)
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One image. seconds: processor time. wall: seconds of the clock. memory: bytes over an idle process."""
 
@@ -21,6 +25,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     wall: float
     memory: int
+    background: Colour = WHITE
+    """Shows through what is transparent."""
 
 
 class Picture(msgspec.Struct, frozen=True):

@@ -181,6 +181,17 @@ def served() -> dict[str, str]:
     return _LIST.targets()
 
 
+def add(name: str, target: str) -> None:
+    """Serve an architecture in this process. target: "module:function" of its family, or an architecture that is served.
+    UnsupportedModelError where it is neither."""
+    if ":" not in target:
+        found = _entry(target)
+        if found is None or found[1]:
+            raise UnsupportedModelError(_unknown(target, ""))
+        target = served()[target]
+    _LIST.add(name, target)
+
+
 def supported(config: Mapping[str, Any]) -> str:
     """The architecture's name. UnsupportedModelError says what is nearest, or what is missing. Whether transformers has a class
     that nobody has heard of here is seen when it is loaded."""

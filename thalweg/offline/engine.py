@@ -70,6 +70,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
             seed_source=self._seeds,
             structured=structured,
             media=self.frontend.media,
+            marks=self.frontend.marks,
         )
 
     @classmethod
@@ -223,7 +224,9 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         return self.core.reset_prefix_cache()
 
     def reset_mm_cache(self) -> None:
-        """What is made of an image is not kept here: nothing to forget."""
+        """Read every image anew from now on."""
+        if self.frontend.media:
+            self.frontend.media.forget()
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record operations until `stop_profile`, by torch's profiler. RequestError without a profiler_config, while one runs,

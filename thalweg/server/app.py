@@ -17,7 +17,7 @@ from thalweg.server.core.lifecycle import PROBES, Gate, Lifecycle
 from thalweg.server.core.serving import Serving
 from thalweg.server.description import pages_of
 from thalweg.server.errors import ApiError
-from thalweg.server.http.answer import failure
+from thalweg.server.http.answer import SILENCE, failure
 from thalweg.server.http.middleware import Counted, HostGuard, KeyGuard, RequestIds, RootPath
 from thalweg.server.observe.metrics import EngineMetrics, HttpMetrics
 from thalweg.server.observe.recent import Recent
@@ -44,7 +44,7 @@ class Application:
         self.recent = Recent()
         """A StatLogger the engine is started with."""
         self._settings, self._engine_metrics, self._traces = settings, metrics, traces
-        self._metrics = metrics or EngineMetrics()
+        self._metrics = metrics or EngineMetrics(settings.custom_histogram_buckets)
         self._http = HttpMetrics(self._metrics.registry)
         self._gate = Gate(self.lifecycle, settings.root_path.rstrip("/"))
         if settings.webui:
@@ -59,6 +59,8 @@ class Application:
             await receive()
             await send({"type": "lifespan.shutdown.complete"})
             return
+        if self._settings.sse_keep_alive_interval:
+            scope[SILENCE] = self._settings.sse_keep_alive_interval
         await self._app(scope, receive, send)
 
     def open(self, engine: AsyncLLM) -> None:

@@ -135,6 +135,7 @@ ROUTES = (
     Row("/reset_mm_cache", "operators.caches:reset_mm_cache", "Forget media that were read", method="POST", given=DEV),
     Row("/reset_encoder_cache", "operators.caches:reset_encoder_cache", "Forget outputs of encoders", method="POST", given=DEV),
     Row("/get_world_size", "operators.world:get_world_size", "Devices that share the model", given=DEV),
+    Row("/is_scaling_elastic_ep", "operators.world:is_scaling", "Does the number of engines change?", method="POST"),
     Row("/start_profile", "operators.profile:start", "Record the operations of steps", method="POST", given="profiles"),
     Row("/stop_profile", "operators.profile:stop", "Write what was recorded", method="POST", given="profiles"),
     Row("/page/state", "page.state:state", "What the web page shows of the server", given="webui"),

@@ -101,7 +101,7 @@ class _Signals:
 async def _main(
     args: EngineArgs, settings: ServerSettings, sock: socket.socket, standby: Standby | None, traces: Traces | None
 ) -> int:
-    metrics = None if args.disable_log_stats else EngineMetrics()
+    metrics = None if args.disable_log_stats else EngineMetrics(settings.custom_histogram_buckets)
     loggers: list[StatLogger] = [] if metrics is None else [metrics, StatsLine(envs.log_stats_seconds())]
     if traces is not None:
         loggers.append(traces)

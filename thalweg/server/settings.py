@@ -15,8 +15,13 @@ from typing import Any
 import msgspec
 
 from thalweg.errors import ConfigError
+from thalweg.server.observe.buckets import problems_of
 from thalweg.turns.choose import AUTO, NONE
 from thalweg.turns.table import CALLS, REASONING, TEMPLATE
+
+STRICT_LEVELS = ("off", "function", "parameter")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Values of reasoning_effort."""
 
 
 class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
@@ -70,6 +75,8 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     enable_log_deltas: bool = False
     """Of a streamed answer each piece too, at once, where enable_log_outputs is set."""
     max_log_len: int | None = None
+    sse_keep_alive_interval: float = 0.0
+    """Seconds of silence of a stream after which a comment is sent, for proxies between. 0: none is."""
     shutdown_timeout: int = 30
     """Seconds open requests get to finish once the server is told to stop."""
     max_body: int | None = None
@@ -99,10 +106,16 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     """May clients leave it to the model whether it calls a tool?"""
     tool_call_parser: str | None = None
     """How calls are read out of the text: a name of the table of turn formats, auto, hf or none. None: auto."""
+    tool_strict_level: str = "off"
+    """Which calls of tool_choice auto are held to a grammar: off, those of tools that are strict; function, names and form of
+    all; parameter, the schemas of all too."""
     tool_parser_plugin: str | None = None
     """A Python file, run at start, that registers more formats."""
     reasoning_parser: str | None = None
     reasoning_parser_plugin: str | None = None
+
+    anthropic_disabled_thinking_effort: str | None = None
+    """reasoning_effort of requests of the Messages API whose thinking is disabled, and that name none themselves."""
 
     server_dev_mode: bool = False
     """Routes for operators too (also THALWEG_SERVER_DEV_MODE=1): sleep, pause, profiles."""
@@ -115,6 +128,10 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
     enable_server_load_tracking: bool = False
     metrics_prefix: str = "both"
     """thalweg | vllm | both: what series are called in /metrics."""
+    custom_histogram_buckets: dict[str, Any] | None = None
+    """Upper bounds of buckets by family of histograms: {"request_latency": [0.1, 0.5, 1]}. See observe.buckets.FAMILIES."""
+    enable_per_request_metrics: bool = False
+    """Times of a request in its answer, where one prompt has one choice."""
     otlp_traces_endpoint: str | None = None
     """Collector of traces: http://host:4317 by gRPC, or a whole address over HTTP."""
     strict_requests: bool = False
@@ -161,6 +178,9 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
             yield f"--files-directory: nothing can be written into {self.files_directory!r}"
         if self.max_queued_requests is not None and self.max_queued_requests < 0:
             yield f"--max-queued-requests: {self.max_queued_requests} must not be negative"
+        if not 0 <= self.sse_keep_alive_interval <= 86400:
+            yield f"--sse-keep-alive-interval: {self.sse_keep_alive_interval:g} must be between 0 (none) and 86400 seconds"
+        yield from (f"--custom-histogram-buckets: {p}" for p in problems_of(self.custom_histogram_buckets or {}))
         for name in ("slow_client_timeout", "header_timeout", "body_timeout"):
             if not 0.1 <= getattr(self, name) <= 86400:
                 yield f"--{name.replace('_', '-')}: {getattr(self, name)} must be between 0.1 and 86400 seconds"
@@ -190,6 +210,11 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True):
         yield from self._tls_problems()
 
     def _turn_problems(self) -> Iterator[str]:
+        if self.tool_strict_level not in STRICT_LEVELS:
+            yield f"--tool-strict-level: {self.tool_strict_level!r} is not one of {', '.join(STRICT_LEVELS)}"
+        if self.anthropic_disabled_thinking_effort not in (None, *EFFORTS):
+            effort = self.anthropic_disabled_thinking_effort
+            yield f"--anthropic-disabled-thinking-effort: {effort!r} is not one of {', '.join(EFFORTS)}"
         for name, known in (("tool_call_parser", CALLS), ("reasoning_parser", REASONING)):
             value = getattr(self, name)
             if value and value not in known and value not in (AUTO, NONE, TEMPLATE) and value != "GptOss":

@@ -488,3 +488,64 @@ def test_a_paused_core_starts_nothing_and_goes_on_where_it_was():
     assert len(w.batch_log) == steps
     w.core.paused = False
     w.drain()
+
+
+def test_a_watermark_keeps_blocks_free_when_a_prompt_starts_beside_others():
+    held = {}
+    for share in (0.0, 0.5):
+        w = world(blocks=21, block_tokens=4, max_len=64, watermark=share)
+        w.submit(request(0, [1] * 16, 12))
+        w.submit(request(1, [2] * 30, 2))
+        held[share] = told(w)[0]
+    assert held == {0.0: {0: "", 1: ""}, 0.5: {0: "", 1: "cache"}}
+
+
+def test_a_prompt_enters_for_its_first_chunk_where_it_need_not_fit_whole():
+    held = {}
+    for whole in (True, False):
+        w = world(blocks=17, block_tokens=4, max_len=64, max_tokens=8, depth=1, whole_prompts=whole)
+        w.submit(request(0, [1] * 4, 20))
+        w.step()
+        w.submit(request(1, [2] * 60, 2))
+        held[whole] = told(w)[0][1]
+    assert held == {True: "cache", False: ""}
+
+
+def test_prompts_start_in_every_so_many_steps_beside_running_sequences():
+    w = world(depth=1, max_len=64, prefill_interval=4)
+    w.submit(request(0, [1, 2], 40))
+    w.step()
+    for h in range(1, 4):
+        w.submit(request(h, [h, 5], 30))
+    held, _ = told(w)
+    assert held == {1: "interval", 2: "interval", 3: "interval"}
+    assert [i for i, b in enumerate(w.batch_log) if max(b.query.tolist()) > 1] == [0, 4]
+
+
+def test_what_is_not_to_be_cut_is_computed_in_one_step():
+    for uncut, takes in (((), [8, 8, 4]), (((6, 12),), [6, 8, 6])):
+        w = world(depth=1, max_len=64, max_tokens=8)
+        w.submit(request(0, range(20), 1, uncut=uncut))
+        w.drain()
+        assert [int(b.query.sum()) for b in w.batch_log] == takes
+    w = world(depth=1, max_len=64, max_tokens=8)
+    w.submit(request(0, range(20), 1, uncut=((2, 14),)))
+    w.tracked[0].may_fail = True
+    assert "computed together" in w.step().finished[0].error
+
+
+def test_steps_are_logged_where_asked_for(caplog):
+    for asked in (False, True):
+        caplog.clear()
+        with caplog.at_level("INFO", logger="thalweg.engine.control.core"):
+            w = world(depth=1, log_steps=asked)
+            w.submit(request(0, [1, 2, 3], 3))
+            w.drain()
+        lines = [r.getMessage() for r in caplog.records]
+        if not asked:
+            assert lines == []
+            continue
+        assert lines[0].startswith("step 0: 3 prompt tokens, 0 sequences decode, ")
+        assert [line.partition(" ms")[0].rpartition(",")[0] for line in lines[1:]] == [
+            f"step {i}: 0 prompt tokens, 1 sequences decode" for i in (1, 2)
+        ]

@@ -191,6 +191,18 @@ def test_thinking_is_a_variable_of_the_template(start):
         assert len(r.content) == blocks
 
 
+def test_an_effort_may_go_with_thinking_that_is_disabled(start):
+    engine = Scripted(*["b"] * 3, template=CHATML + "{{ reasoning_effort }}")
+    running = start(engine, anthropic_disabled_thinking_effort="low")
+    for fields, seen in (
+        ({"thinking": {"type": "disabled"}}, "low"),
+        ({"thinking": {"type": "disabled"}, "extra_body": {"chat_template_kwargs": {"reasoning_effort": "max"}}}, "max"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, ""),
+    ):
+        ask(running, **fields)
+        assert engine.prompts[-1]["prompt"].endswith("<assistant>" + seen)
+
+
 @pytest.mark.parametrize(("choice", "forced"), [({"type": "any"}, True), ({"type": "tool", "name": "get_time"}, True),
                                                ({"type": "auto"}, False)])  # fmt: skip
 def test_tool_choice(start, choice, forced):

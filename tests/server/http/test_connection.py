@@ -309,3 +309,43 @@ def test_queries_are_not_logged(start, logged):
     httpx.get(running.url + "/version?api_key=sentinel")
     assert any("/version" in line for line in logged)
     assert not any("sentinel" in line for line in logged)
+
+
+def answered(s: socket.socket) -> bool:
+    """Is one request of this connection answered?"""
+    s.sendall(HIDDEN)
+    with contextlib.suppress(ConnectionError):
+        return s.recv(65536).startswith(b"HTTP/1.1 200 ")
+    return False
+
+
+def test_a_request_that_comes_as_an_idle_connection_would_close_is_answered(start):
+    """Its bytes are there when the deadline passes, and nobody has read them."""
+    running = start()
+    with raw(running) as s:
+        assert answered(s)
+
+        def late() -> None:
+            time.sleep(0.1)  # the client sends meanwhile
+            (connection,) = running._server.server_state.connections
+            connection._idle_late()
+
+        running._loop.call_soon_threadsafe(late)
+        time.sleep(0.02)
+        assert answered(s)
+    running._server.config.timeout_keep_alive = 0.05
+    with raw(running) as s:
+        assert answered(s)
+        assert s.recv(100) == b""
+
+
+def test_an_idle_connection_gives_way_where_there_are_too_many(start, monkeypatch):
+    monkeypatch.setattr("thalweg.server.serve.connection_limit", lambda: 2)
+    running = start()
+    with raw(running) as first, raw(running) as second:
+        assert answered(first)
+        assert answered(second)
+        with raw(running) as third:
+            assert answered(third)
+            assert first.recv(100) == b""
+            assert answered(second)

@@ -10,7 +10,8 @@ from fake_engine import config
 from thalweg.engine.messages import Finished, Outputs, Stats
 from thalweg.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from thalweg.params import RequestOutputKind, SamplingParams
-from thalweg.server.observe.metrics import EngineMetrics, exposition, steps_125
+from thalweg.server.observe.buckets import problems_of, steps_125
+from thalweg.server.observe.metrics import EngineMetrics, exposition
 from thalweg.server.observe.stats_line import StatsLine
 
 
@@ -149,3 +150,30 @@ def test_the_log_line_shows_rates_since_the_line_before(caplog):
         "preemptions: 3",
     ):
         assert part in text
+
+
+def test_buckets_are_replaced_by_family():
+    metrics = EngineMetrics({"request_latency": [0.25, 4], "inter_token_latency": [1.0], "request_tokens": [7, 70]})
+    metrics.bind("m", config())
+    metrics.record(frame([1], 1.0))
+    metrics.record(frame([1], 1.5))
+    for name, bounds in (
+        ("e2e_request_latency_seconds", {"0.25", "4.0", "+Inf"}),
+        ("inter_token_latency_seconds", {"1.0", "+Inf"}),
+        ("request_prompt_tokens", {"7.0", "70.0", "+Inf"}),
+        ("request_params_n", {"1.0", "2.0", "5.0", "10.0", "20.0", "+Inf"}),
+    ):
+        samples = [s for f in metrics.registry.collect() for s in f.samples if s.name == f"thalweg:{name}_bucket"]
+        assert {s.labels["le"] for s in samples} == bounds
+    assert value(metrics, "thalweg:inter_token_latency_seconds_bucket", {"le": "1.0"}) == 1
+
+
+def test_wrong_buckets_are_told_by_family():
+    wrong = {
+        "latency": [1],
+        "request_latency": [],
+        "iteration_tokens": [3, 2],
+        "request_tokens": [0, 1],
+        "request_params_n": ["x"],
+    }
+    assert [p.split(":")[0].split(" ")[0].strip("'") for p in problems_of(wrong)] == list(wrong)

@@ -7,6 +7,7 @@ import logging
 import pytest
 from fake_engine import FakeEngine
 from prometheus_client.parser import text_string_to_metric_families
+from scripted import Scripted
 
 from thalweg.server.core.fields import MOST_NAMES, Fields
 from thalweg.server.openai.protocol import ChatRequest, CompletionRequest, TokenizeText
@@ -223,3 +224,13 @@ def test_every_wrong_key_of_a_bias_is_named(server):
     assert "'5'" not in message
     message = server.post(TEXT, {"prompt": "a", "logit_bias": {"007": 1, "7": 2}}).json()["error"]["message"]
     assert "token 7 is given twice" in message
+
+
+def test_a_budget_of_reasoning_reaches_the_engine(start):
+    engine = Scripted("a", "b")
+    running = start(engine)
+    running.post(CHAT, {"messages": [HI], "thinking_token_budget": 64})
+    running.post(TEXT, {"prompt": "hi", "thinking_token_budget": 0})
+    assert [p.thinking_token_budget for p in engine.params] == [64, 0]
+    answer = running.post(CHAT, {"messages": [HI], "thinking_token_budget": -1})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "thinking_token_budget")

@@ -230,6 +230,17 @@ def test_a_strict_tool_is_held_to_its_schema_from_where_a_call_begins(start):
     assert {'"const": "get_weather"' in held.grammar, '"const": "get_time"' in held.grammar} == {True}
 
 
+@pytest.mark.parametrize(("level", "schemas"), [("function", 0), ("parameter", 1)])
+def test_a_server_may_hold_the_calls_of_every_tool(start, level, schemas):
+    engine = Scripted("So." + mark(9) + '{"name": "get_time", "arguments": {}}')
+    engine.tokenizer = ByteTokenizer()
+    engine.tokenizer.added = {9: "<tool_call>"}
+    assert ask(start(engine, tool_strict_level=level), tools=strict()).choices[0].finish_reason == "tool_calls"
+    held = engine.params[0].structured_outputs
+    assert (held.free_until, held.grammar.count('"city"') > 0) == ([9], bool(schemas))
+    assert '"const": "get_weather"' in held.grammar
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -27,6 +27,7 @@ class GatherAttention(AttentionBackend):
 
     name = "torch-gather"
     batch_invariant = True
+    known_as = ("TORCH_SDPA",)
 
     def supports(self, spec: AttnSpec) -> str | None:
         if spec.kind not in ("full", "window", "chunked", "latent"):

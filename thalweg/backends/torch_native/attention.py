@@ -72,6 +72,7 @@ class PagedAttention(AttentionBackend):
     only masked. So what an earlier owner left there, NaN included, cannot reach the result."""
 
     spans = True
+    known_as = ("TORCH_SDPA",)
 
     def __init__(self, batch_invariant: bool = True) -> None:
         """batch_invariant False: no padding of rows and spans, so the order of sums follows the batch."""

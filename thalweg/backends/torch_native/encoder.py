@@ -22,6 +22,7 @@ class EncoderAttention(AttentionBackend):
 
     name = "torch-encoder"
     batch_invariant = True
+    known_as = ("TORCH_SDPA",)
 
     def supports(self, spec: AttnSpec) -> str | None:
         if spec.kind != "encoder":

@@ -76,6 +76,8 @@ class PagedAttention(AttentionBackend):
     """exact: every tile of every launch has the same shape, and prefills join their keys in the same spans as decodes
     do. So a token's bits depend on nothing but its sequence. Otherwise decode and prefill each use their best tiles."""
 
+    known_as = ("TRITON_ATTN",)
+
     def __init__(self, tiles: Tiles, exact: bool) -> None:
         self._tiles = tiles
         self.batch_invariant = exact

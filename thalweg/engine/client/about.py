@@ -25,7 +25,9 @@ class About(NoAdapters, NoNewWeights, NoOtherConfig):
         raise NotImplementedError
 
     async def reset_mm_cache(self) -> None:
-        """What is made of an image is not kept here: nothing to forget."""
+        """Read every image anew from now on."""
+        if self._frontend.media:
+            self._frontend.media.forget()
 
     async def reset_encoder_cache(self) -> None:
         """Outputs of the encoder are found by what an image shows, and by nothing that could change: none goes stale."""

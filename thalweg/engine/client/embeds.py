@@ -12,20 +12,34 @@ from thalweg.engine.messages import Overlay
 from thalweg.errors import RequestError
 from thalweg.params import SamplingParams
 
-NAME = "prompt_embeds"
+NAME, IDS, MASK = "prompt_embeds", "prompt_token_ids", "prompt_is_token_ids"
 MOST_BYTES = 128 << 20
 """Bytes of vectors that a request may send to an engine process, all its choices together."""
 RESERVED = "\0"
 """What such a salt begins with, and no caller's may."""
 PLACEHOLDER = 0
-"""Token id that stands for a vector in `prompt_token_ids` of the answer."""
+"""Token id that stands for a vector, where the prompt names none to be told back."""
 
 
-def read(fields: Mapping[str, Any], hidden: int) -> Overlay:
-    """The vectors [tokens, hidden] of a prompt, of numpy or torch, in any float type. RequestError."""
-    if fields.get("prompt") is not None or fields.get("prompt_token_ids") is not None:
-        raise RequestError(f"{NAME}: send either embeddings or text or token ids, not both", NAME)
-    given = fields[NAME]
+def read(fields: Mapping[str, Any], hidden: int) -> tuple[Overlay, dict[str, Any]]:
+    """The vectors [tokens, hidden] of a prompt, of numpy or torch, in any float type. And the rest of it: its ids, and what
+    else was said. RequestError."""
+    vectors = _vectors(fields[NAME], hidden)
+    rest = {k: v for k, v in fields.items() if k not in (NAME, MASK) and v is not None}
+    ids, mask = rest.get(IDS), fields.get(MASK)
+    if ids is None and mask is not None:
+        raise RequestError(f"{MASK}: says which of prompt_token_ids are tokens; send them too", MASK)
+    for name, given in ((IDS, ids), (MASK, mask)):
+        if given is not None and (not hasattr(given, "__len__") or len(given) != len(vectors)):
+            raise RequestError(f"{name}: there must be one for each of the {len(vectors)} vectors of {NAME}", name)
+    tokens = np.zeros(len(vectors), bool) if mask is None else np.asarray(mask)
+    if tokens.dtype != bool:
+        raise RequestError(f"{MASK} must hold true and false", MASK)
+    at = np.flatnonzero(~tokens).astype(np.int32)
+    return Overlay(at, vectors[at]), {**rest, IDS: [PLACEHOLDER] * len(vectors) if ids is None else ids}
+
+
+def _vectors(given: Any, hidden: int) -> np.ndarray:
     if hasattr(given, "detach"):  # a tensor of torch, which is not imported here
         given = given.detach().float().cpu().numpy()
     if not isinstance(given, np.ndarray) or given.dtype.kind != "f":
@@ -36,7 +50,7 @@ def read(fields: Mapping[str, Any], hidden: int) -> Overlay:
     vectors = np.ascontiguousarray(given, np.float32)
     if not np.isfinite(vectors).all():
         raise RequestError(f"{NAME} holds values that are NaN or inf", NAME)
-    return Overlay(np.arange(len(vectors), dtype=np.int32), vectors)
+    return vectors
 
 
 def salted(salt: str, overlay: Overlay) -> str:

@@ -16,11 +16,13 @@ from thalweg.checkpoint.tokenizer import load_tokenizer
 from thalweg.config import EngineArgs, EngineConfig, check_args
 from thalweg.engine.client.grammars import StructuredOutputs
 from thalweg.engine.client.media import Media
+from thalweg.engine.client.thinking import Marks, marks
 from thalweg.engine.planning import described
 from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.hal.platform import ModelInfo
 from thalweg.media.gate import Gate
 from thalweg.media.processors import processor
+from thalweg.media.wire import WHITE
 from thalweg.params import SamplingParams
 from thalweg.template.chat import Chat
 from thalweg.text.grammar import vocabulary
@@ -45,6 +47,8 @@ class Frontend:
     """SamplingParams fields a request starts from."""
     media: Media | None
     """Who reads images. None: the model takes text alone."""
+    marks: Marks | None
+    """How the model's reasoning begins and ends. None: nothing says."""
     names: list[str]
     """Names that clients may call the model. The first is shown."""
 
@@ -106,6 +110,7 @@ def load_frontend(located: Located) -> Frontend:
         eos_ids=tuple(eos),
         default_sampling=_default_sampling(args, path),
         media=_media(located, tokenizer),
+        marks=marks(args.reasoning_config, tokenizer),
         names=list(args.served_model_name or [args.model]),
     )
 
@@ -114,10 +119,14 @@ def _media(located: Located, tokenizer: Tokenizer | None) -> Media | None:
     args = located.args
     gate = Gate(args.allowed_media_domains or (), args.allowed_local_media_path)
     made = None if tokenizer is None else processor(located.config, located.path)
+    if made is None and args.mm_processor_kwargs and tokenizer is not None:
+        raise ConfigError("mm_processor_kwargs: this model takes text alone; leave it out")
     if made is None or tokenizer is None:
         return None
     limit = (args.limit_mm_per_prompt or {}).get("image")
-    media = Media(made, tokenizer, gate, limit["count"] if isinstance(limit, dict) else limit)
+    colour = (args.media_io_kwargs or {}).get("image", {}).get("rgba_background_color", WHITE)
+    most, kept = limit["count"] if isinstance(limit, dict) else limit, int(args.mm_processor_cache_gb * (1 << 30))
+    media = Media(made, tokenizer, gate, most, kept, tuple(colour), args.disable_chunked_mm_input)
     if not media.safe:
         logger.warning("images are refused: the tokenizer does not say that the model's image token is a special token")
         return None

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from thalweg.config import EngineConfig, PoolingConfig
-from thalweg.engine.client import embeds, hearing
+from thalweg.engine.client import embeds, hearing, thinking
 from thalweg.engine.client.grammars import StructuredOutputs
 from thalweg.engine.client.media import MEDIA, NAME, Media
+from thalweg.engine.client.thinking import Marks
 from thalweg.engine.messages import EngineRequest, MediaItem, Overlay, TokenSampling
 from thalweg.errors import RequestError
 from thalweg.features import all_features
@@ -87,11 +89,13 @@ class InputProcessor:
         seed_source: random.Random | None = None,
         structured: StructuredOutputs | None = None,
         media: Media | None = None,
+        marks: Marks | None = None,
     ) -> None:
         """tokenizer None: prompts must be token ids, and nothing text-valued may be asked (skip_tokenizer_init).
         eos_ids: the model's end-of-sequence ids. seed_source: where seeds of requests without one come from.
-        structured: who judges grammars; None: there are none. media: who reads images; None: the model sees none."""
-        self._structured, self._media = structured, media
+        structured: who judges grammars; None: there are none. media: who reads images; None: the model sees none.
+        marks: of its reasoning; None: nobody knows them."""
+        self._structured, self._media, self._marks = structured, media, marks
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
         self._seeds = seed_source or random.Random(config.model.seed)
@@ -127,8 +131,10 @@ class InputProcessor:
         text, ids, salt, overlay = self._laid(prompt, params)
         items = self._items(ids, images, params.n)
         tokens = np.array(ids, np.int32)
+        if overlay is not None:
+            tokens[overlay.positions] = embeds.PLACEHOLDER
         shared = {
-            **self._sampling(params, len(ids)),
+            **self._sampling(params, ids),
             "overlay": overlay,
             "media": items,
             **self._seen(ids, items),
@@ -213,7 +219,7 @@ class InputProcessor:
         """What follows from the images of a prompt, as fields of TokenSampling."""
         if self._media is None or not items:
             return {}
-        return {"axes": self._media.axes(len(ids), items), "spans": self._media.spans(items)}
+        return {"axes": self._media.axes(len(ids), items), "spans": self._media.spans(items), "uncut": self._media.uncut(items)}
 
     def _items(self, ids: list[int], images: Sequence[Any], choices: int) -> tuple[MediaItem, ...]:
         if not images:
@@ -228,11 +234,10 @@ class InputProcessor:
             return *self._prompt(prompt), None
         if not self._hidden:
             raise RequestError(f"{embeds.NAME}: this engine runs no model; send text or token ids", embeds.NAME)
-        overlay = embeds.read(prompt, self._hidden)
+        overlay, rest = embeds.read(prompt, self._hidden)
         embeds.check(params, overlay)
-        rest = {k: v for k, v in prompt.items() if k != embeds.NAME and v is not None}
-        _, ids, salt = self._prompt({**rest, "prompt_token_ids": [embeds.PLACEHOLDER] * len(overlay.positions)})
-        return None, ids, embeds.salted(salt, overlay), overlay
+        text, ids, salt = self._prompt(rest)
+        return text, ids, embeds.salted(salt, overlay), overlay
 
     def _prompt(self, prompt: Prompt) -> tuple[str | None, list[int], str]:
         """(text if known, ids, cache salt)."""
@@ -326,7 +331,7 @@ class InputProcessor:
 
     # ------------------------------------------------------------ parameters
 
-    def _sampling(self, p: SamplingParams, prompt_len: int) -> dict[str, Any]:
+    def _sampling(self, p: SamplingParams, prompt: Sequence[int]) -> dict[str, Any]:
         """The fields of TokenSampling that every choice shares."""
         if p.stop and self._tokenizer is None:
             raise RequestError("stop: this engine runs without a tokenizer; use stop_token_ids", "stop")
@@ -337,7 +342,7 @@ class InputProcessor:
         ):
             self._check_ids(name, ids or [])
         grammar = self._grammar(p)
-        room = self._max_len - prompt_len
+        room = self._max_len - len(prompt)
         max_tokens = room if p.max_tokens is None else min(p.max_tokens, room)
         return {
             "max_tokens": max_tokens,
@@ -351,7 +356,7 @@ class InputProcessor:
             "presence_penalty": p.presence_penalty,
             "frequency_penalty": p.frequency_penalty,
             "eos_ids": () if p.ignore_eos and grammar is None else self._eos_ids,
-            "grammar": grammar,
+            "grammar": self._bounded(p, grammar, prompt),
             "stop_ids": tuple(p.stop_token_ids or ()),
             "logprobs": -1 if p.logprobs is None else self._logprobs("logprobs", p.logprobs),
             "logit_bias": tuple(sorted((p.logit_bias or {}).items())),
@@ -359,6 +364,15 @@ class InputProcessor:
             "bad_words": self._bad_words(tuple(p.bad_words or ())),
             "extra": extra(p.extra_args or {}),
         }
+
+    def _bounded(self, p: SamplingParams, grammar: Source | None, prompt: Sequence[int]) -> Source | None:
+        """The grammar, and a bound on reasoning."""
+        if p.thinking_token_budget is None:
+            return grammar
+        if self._marks is None:
+            raise RequestError(thinking.NONE, thinking.FIELD)
+        budget = self._marks.budget(p.thinking_token_budget, prompt)
+        return Source(text="", budget=budget) if grammar is None else msgspec.structs.replace(grammar, budget=budget)
 
     def _grammar(self, p: SamplingParams) -> Source | None:
         if p.structured_outputs is None:

@@ -19,10 +19,11 @@ from thalweg.errors import RequestError
 from thalweg.media.gate import Gate, checked, decoded
 from thalweg.media.images import CELLS, Image, Images
 from thalweg.media.processors import Processor
+from thalweg.media.wire import WHITE, Colour
 from thalweg.template.specials import Span
 from thalweg.text.tokenizer import Tokenizer
 
-NAME = "multi_modal_data"
+NAME, UUIDS = "multi_modal_data", "multi_modal_uuids"
 MEDIA = "media"
 """Key of a prompt under which images lie that have been read."""
 MOST_IMAGES = 16
@@ -41,16 +42,21 @@ class Source:
     at: str
     url: str = ""
     data: bytes = b""
+    name: str = ""
+    """What the caller calls it. There may be nothing else of one that is kept."""
 
 
 class Media:
     """What a model that sees needs of a client. Thread-safe."""
 
-    def __init__(self, processor: Processor, tokenizer: Tokenizer, gate: Gate, limit: int | None = None) -> None:
-        """limit: images of one prompt."""
+    def __init__(
+        self, processor: Processor, tokenizer: Tokenizer, gate: Gate, limit: int | None = None, kept_bytes: int = 0,
+        background: Colour = WHITE, uncut: bool = False,
+    ) -> None:  # fmt: skip
+        """limit: images of one prompt. kept_bytes, background: see Images. uncut: an image is computed in one step."""
         self._processor, self._tokenizer, self._gate = processor, tokenizer, gate
         self._limit = MOST_IMAGES if limit is None else limit
-        self._images = Images(processor)
+        self._images, self._uncut = Images(processor, kept_bytes, background), uncut
         self._threads = ThreadPoolExecutor(CELLS, "media")
         self._token = tokenizer.token_of(processor.token)
         self._marker = processor.marker or self._token
@@ -105,7 +111,8 @@ class Media:
         return list(await asyncio.gather(*(loop.run_in_executor(self._threads, self._read, s) for s in sources)))
 
     def _read(self, source: Source) -> Image:
-        return self._images.read(source.data or self._gate.read(source.url, source.at), source.at)
+        data = source.data or (self._gate.read(source.url, source.at) if source.url else b"")
+        return self._images.read(data, source.at, source.name)
 
     # ------------------------------------------------------------ what stands for them
 
@@ -155,25 +162,33 @@ class Media:
         """Positions of a prompt of so many tokens, of models that tell rows and columns apart."""
         return axes(self._processor, length, items)
 
+    def forget(self) -> None:
+        """Read every image anew."""
+        self._images.forget()
+
+    def uncut(self, items: Sequence[MediaItem]) -> tuple[tuple[int, int], ...]:
+        """Tokens that are computed in one step, where images are to be."""
+        return _spans(items) if self._uncut else ()
+
     def spans(self, items: Sequence[MediaItem]) -> tuple[tuple[int, int], ...]:
         """Tokens that see each other, of models whose images do."""
-        if not self._processor.together:
-            return ()
-        return tuple((int(item.positions[0]), int(item.positions[-1]) + 1) for item in items)
+        return _spans(items) if self._processor.together else ()
 
     # ------------------------------------------------------------ prompts of programs
 
     def prompt(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """{"prompt": text, "multi_modal_data": {"image": one or several}} with the images read and their placeholders put in.
-        An image is one of PIL's, u8[height, width, 3] of numpy, bytes of a file, or a URL."""
+        An image is one of PIL's, u8[height, width, 3] of numpy, bytes of a file, or a URL. "multi_modal_uuids" beside it names
+        images: None in place of one that is kept."""
         given = fields[NAME]
-        rest = {k: v for k, v in fields.items() if k != NAME}
+        rest = {k: v for k, v in fields.items() if k not in (NAME, UUIDS)}
         if not isinstance(given, Mapping) or given.keys() - {"image"}:
             raise RequestError(f'{NAME} must be {{"image": one or several}}; this version reads images', NAME)
         found = given.get("image", [])
         several = found if isinstance(found, list | tuple) else [found]
         self._check_count(len(several), NAME)
-        images = self.read([_given(image, f"{NAME}.image[{i}]") for i, image in enumerate(several)])
+        names = _names(fields.get(UUIDS), len(several))
+        images = self.read([_given(image, f"{NAME}.image[{i}]", names[i]) for i, image in enumerate(several)])
         text = rest.get("prompt")
         if rest.get("prompt_token_ids") is not None or not isinstance(text, str):
             raise RequestError(f"{NAME}: goes with a prompt of text, in which {self._marker} stands for an image", NAME)
@@ -183,6 +198,10 @@ class Media:
     async def prompt_async(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """`prompt`, off the event loop."""
         return await asyncio.to_thread(self.prompt, fields)
+
+
+def _spans(items: Sequence[MediaItem]) -> tuple[tuple[int, int], ...]:
+    return tuple((int(item.positions[0]), int(item.positions[-1]) + 1) for item in items)
 
 
 def axes(processor: Processor, length: int, items: Sequence[MediaItem]) -> Axes | None:
@@ -247,18 +266,31 @@ def _sourced(said: Mapping[str, Any], at: str) -> Source:
     raise RequestError(f"{at}.source: must be of type base64, with data, or url, with a url", at)
 
 
-def _given(image: Any, at: str) -> Source:
+def _names(said: Any, count: int) -> list[str]:
+    """{"image": one name or several}, None for an image without: a name for each of so many, or ""."""
+    if said is None:
+        return [""] * count
+    given = said.get("image") if isinstance(said, Mapping) and set(said) == {"image"} else None
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list | tuple) or len(names) != count or not all(isinstance(n, str | None) for n in names):
+        raise RequestError(f'{UUIDS}: must be {{"image": a name, or None, for each of the {count} images}}', UUIDS)
+    return [n or "" for n in names]
+
+
+def _given(image: Any, at: str, name: str = "") -> Source:
     """An image as programs hold it."""
+    if image is None and name:
+        return Source(at, name=name)
     if isinstance(image, str):
-        return Source(at, url=image)
+        return Source(at, url=image, name=name)
     if isinstance(image, bytes | bytearray):
-        return Source(at, data=checked(bytes(image), at))
+        return Source(at, data=checked(bytes(image), at), name=name)
     if isinstance(image, np.ndarray):
-        return Source(at, data=checked(_bitmap(image, at), at))
+        return Source(at, data=checked(_bitmap(image, at), at), name=name)
     if hasattr(image, "save") and hasattr(image, "mode"):  # one of PIL's, which is not imported here
         file = io.BytesIO()
         image.save(file, format="PNG", compress_level=1)
-        return Source(at, data=checked(file.getvalue(), at))
+        return Source(at, data=checked(file.getvalue(), at), name=name)
     raise RequestError(f"{at}: must be a URL, the bytes of a file, a PIL image or an array, not {type(image).__name__}", at)
 
 

@@ -8,6 +8,7 @@ What makes that safe is said where it matters: `slots` (scheduled and returned p
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -33,6 +34,8 @@ from thalweg.errors import ConfigError
 from thalweg.grammar.grammars import Grammars
 from thalweg.hal.device import Pending
 from thalweg.hal.step import StepBatch
+
+logger = logging.getLogger(__name__)
 
 STATS_EVERY = 32
 """Steps between snapshots in Outputs, besides those in which a sequence starts or ends."""
@@ -124,7 +127,7 @@ class EngineCore:
         assert r.sampling.grammar is not None
         if self._grammars is None:
             return "structured_outputs: this engine was given no vocabulary to compile grammars with"
-        if not r.sampling.eos_ids:
+        if r.sampling.grammar.text and not r.sampling.eos_ids:
             return "structured_outputs: the model has no end-of-sequence token, so no grammar could end"
         return self._grammars.refuse(r.sampling.grammar)
 
@@ -223,6 +226,12 @@ class EngineCore:
         now = self._clock()
         seconds = now - max(done.launched, self._last_result)
         self.scheduler.pace.observe(done.prompt_tokens, done.decodes, seconds)
+        if self.config.scheduler.log_steps:
+            logger.info(
+                "step %d: %d prompt tokens, %d sequences decode, %.2f ms, %d run and %d wait",
+                self._steps, done.prompt_tokens, done.decodes, 1e3 * seconds, len(self.scheduler.running),
+                len(self.scheduler.waiting),
+            )  # fmt: skip
         self._last_result = now
         return seconds
 

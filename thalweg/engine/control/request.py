@@ -100,9 +100,11 @@ def refuse(request: EngineRequest, config: EngineConfig, bounds: list[tuple[int,
     named = (*sampling.allowed_ids, *(i for i, _ in sampling.logit_bias), *(i for w in sampling.bad_words for i in w))
     if any(not 0 <= i < model.vocab for i in named) or any(not w for w in sampling.bad_words):
         return f"allowed_ids, logit_bias, bad_words: ids must be between 0 and {model.vocab - 1}, and no bad word empty"
-    if (most := max((end - first for first, end in sampling.spans), default=0)) > config.scheduler.token_budget:
+    if (
+        most := max((end - first for first, end in sampling.spans or sampling.uncut), default=0)
+    ) > config.scheduler.token_budget:
         return (
-            f"an image has {most} tokens, which see each other, but a step takes {config.scheduler.token_budget}: raise "
+            f"an image has {most} tokens, which are computed together, but a step takes {config.scheduler.token_budget}: raise "
             "--max-num-batched-tokens"
         )
     if not config.scheduler.chunked_prefill and tokens.size > config.scheduler.token_budget:

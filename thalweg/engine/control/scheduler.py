@@ -98,6 +98,8 @@ class Scheduler:
         self._order: NDArray[np.int32] | None = None
         self.pace = Pace(config.max_prefill_slowdown)
         self.gain = Gain()
+        self._since = 0
+        """Steps since the last one in which a prompt started, with it."""
         self._prefilling = 0  # an upper bound on running sequences with more than one token to compute
 
     # ------------------------------------------------------------------ comings and goings
@@ -168,7 +170,7 @@ class Scheduler:
             # A victim must not be in the step: its blocks have new owners. (A chunk has none: only those after it can be.)
             decode = decode[self._slots.serial[decode] != 0]
         entered: list[Request] = []
-        if self.waiting and budget and self.counters.preemptions == preempted:
+        if self.waiting and budget and self.counters.preemptions == preempted and self._may_enter(bool(decode.size)):
             budget = max(0, budget - self._enter(chunks, entered, budget, in_flight, whole))
         if chunks and budget and not whole and self.counters.preemptions == preempted:
             self._top_up(chunks, budget)
@@ -180,6 +182,7 @@ class Scheduler:
         halved = drafted and in_flight and self._slots.proposed[self.order()].any()
         if not decode.size and not chunks and (halved or not drafted):
             return None
+        self._since = 1 if entered else self._since + 1
         return Schedule(decode, chunks, entered, drafted, streams)
 
     def _resuming(self) -> bool:
@@ -317,7 +320,7 @@ class Scheduler:
             most = min(rest, c.take + budget, self._kv.room(c.slot) - start)
             more = self._chunk_size(start, rest, most) - c.take
             request = s.requests[c.slot]
-            if request is not None and request.sampling.spans:
+            if request is not None and (request.sampling.spans or request.sampling.uncut):
                 more = 0  # it ends where no image is cut
             if more > 0 and self._kv.grow(c.slot, start + c.take + more):
                 chunks[i] = Chunk(c.slot, c.take + more, c.cached)
@@ -335,7 +338,7 @@ class Scheduler:
     def _uncut(self, request: Request | None, start: int, take: int, chunks: list[Chunk]) -> int:
         """The tokens <= `take` of a chunk that ends inside no span, or all of one that it begins with, if the step has room
         for that; 0 if it has not."""
-        for first, end in () if request is None else request.sampling.spans:
+        for first, end in () if request is None else request.sampling.spans or request.sampling.uncut:
             if first < start + take < end:
                 if first > start:
                     return first - start
@@ -343,6 +346,14 @@ class Scheduler:
         return take
 
     # ------------------------------------------------------------------ entering
+
+    def _may_enter(self, decodes: bool) -> bool:
+        """Is this a step in which prompts start? Each one is where nothing decodes."""
+        if decodes and self._since < self._config.prefill_interval:
+            for request in self.waiting:
+                request.held = "interval"
+            return False
+        return True
 
     def _enter(self, chunks: list[Chunk], entered: list[Request], budget: int, in_flight: int, whole: bool) -> int:
         """Admit waiting requests in rank order. The first that finds no room ends the round; only one that waits for a
@@ -364,7 +375,8 @@ class Scheduler:
             if request.waits_for in self._computing:
                 request.held = "prefix"
                 continue
-            if running and not self._kv.fits(request.demand, running):
+            spare = config.watermark if running else 0.0
+            if running and not self._kv.fits(request.demand, running, spare):
                 request.held = "cache"
                 return given - budget  # as when it last looked; looking costs a walk over its prompt
             nodes = self._kv.find(request)
@@ -380,8 +392,9 @@ class Scheduler:
             if config.chunked_prefill and not running:
                 take = self._kv.first_chunk(nodes, take)
             take = self._uncut(request, cached, take, chunks)
-            request.demand = self._kv.demand(nodes, request.tokens.size, take)
-            if not take or not self._kv.fits(request.demand, running):
+            upto = request.tokens.size if config.whole_prompts else cached + take
+            request.demand = self._kv.demand(nodes, upto, take)
+            if not take or not self._kv.fits(request.demand, running, spare):
                 request.held = "cache" if take else "tokens"
                 if not running and not in_flight and not self._kv.withheld:
                     self.impossible.append((request, self._too_big(request.tokens.size)))

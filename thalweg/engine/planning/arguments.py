@@ -12,7 +12,7 @@ import msgspec
 
 from thalweg.config import EngineArgs
 from thalweg.errors import ConfigError
-from thalweg.flag_table import GONE, REMOVED, Flag, table
+from thalweg.flag_table import ANYWAY, GONE, REMOVED, Flag, table
 from thalweg.host import envs
 
 logger = logging.getLogger(__name__)
@@ -20,8 +20,8 @@ NO_COMPILER = "the platform decides what is compiled and captured; of this objec
 GRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 COMPILING = ("compilation_config", "optimization_level")
 AS_IT_IS = {
+    **ANYWAY,
     "enable_prompt_embeds": "generate() takes prompt_embeds as it is",
-    "code_revision": "of code that is never run, any revision is right",
     "enable_log_requests": "requests in Python are logged by whoever makes them",
 }
 """Arguments that ask in Python for what happens anyway, whatever their value."""
@@ -33,6 +33,7 @@ def engine_args(fields: Mapping[str, Any]) -> EngineArgs:
     fields = dict(fields)
     if fields.pop("fail_on_environ_validation", False) and (elsewhere := envs.foreign()):
         raise ConfigError(f"fail_on_environ_validation: {elsewhere}")
+    fields = _elsewhere(fields)
     known = set(EngineArgs.__struct_fields__)
     presets = compiling(fields.pop("compilation_config", None), fields.pop("optimization_level", None), "{name}")
     problems = [p for name in sorted(set(fields) - known) if (p := _problem(name, fields[name])) is not None]
@@ -50,16 +51,32 @@ def engine_args(fields: Mapping[str, Any]) -> EngineArgs:
         raise ConfigError(f"engine argument: {e}") from None
 
 
+TRANSLATED = ("fail_on_environ_validation", "model_weights", "tokens_only")
+"""Arguments that are other arguments here, or none of the engine's."""
+
+
+def _elsewhere(fields: dict[str, Any]) -> dict[str, Any]:
+    """tokens_only as skip_tokenizer_init. model_weights as the model whose other files lie in `model`."""
+    if fields.pop("tokens_only", False):
+        fields["skip_tokenizer_init"] = True
+    if weights := fields.pop("model_weights", None):
+        beside = {name: fields.get("model") for name in ("hf_config_path", "tokenizer", "served_model_name")}
+        fields = {**beside, **{k: v for k, v in fields.items() if v is not None}, "model": weights}
+    return fields
+
+
 def _problem(name: str, value: Any) -> str | None:
     """Why the argument is not honoured. None: it asks for what happens anyway."""
     flag = _flags().get(name)
+    if name in AS_IT_IS:
+        return None
     if flag is not None and not flag.refusal:
         return f"{name}: it is a setting of the server: `thalweg serve --{flag.name}`; leave it out"
     if flag is None:
         near = difflib.get_close_matches(name, EngineArgs.__struct_fields__, n=1, cutoff=0.6)
         hint = f"; did you mean {near[0]}?" if near else "; `thalweg flags` lists them"
         return f"{name}: not an engine argument this version honours{hint}"
-    if name in AS_IT_IS or flag.asks_nothing(value) or (value is None and flag.group not in GONE):
+    if flag.asks_nothing(value) or (value is None and flag.group not in GONE):
         return None
     if flag.group == REMOVED:
         logger.warning("%s has no effect any more: %s", name, flag.refusal)

@@ -60,7 +60,8 @@ def read(args: EngineArgs, path: Path) -> dict[str, Any]:
         described_in=args.hf_config_path,
     )
     blind = {"language_model_only": True} if args.language_model_only else {}
-    return {**config, "model_impl": args.model_impl, **blind}
+    images = {"mm_processor_kwargs": args.mm_processor_kwargs} if args.mm_processor_kwargs else {}
+    return {**config, "model_impl": args.model_impl, **blind, **images}
 
 
 def cached(args: EngineArgs, config: Mapping[str, Any], spec: ModelSpec) -> EngineArgs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -94,6 +94,8 @@ def configured(args: EngineArgs, platform: Platform) -> Platform:
     said = dict(args.additional_config or {})
     if args.threads is not None:
         said["threads"] = args.threads
+    if args.device_ids is not None:
+        said |= _device(args.device_ids, platform)
     captured = {"graph_sizes": args.cudagraph_capture_sizes, "largest_graph": args.max_cudagraph_capture_size}
     captured = {name: value for name, value in captured.items() if value is not None}
     asked = bool(said or captured or args.enforce_eager)
@@ -119,6 +121,17 @@ def configured(args: EngineArgs, platform: Platform) -> Platform:
     if problems:
         raise ConfigError(*problems)
     return platform.configured(replace(platform.options, **converted))
+
+
+def _device(ids: Sequence[int], platform: Platform) -> dict[str, Any]:
+    """The knob of a platform that says which device it opens. ConfigError where it opens others, or cannot choose."""
+    if len(ids) > 1:
+        raise ConfigError(f"device_ids: {len(ids)} devices, and an engine of platform {platform.name!r} opens one; name one")
+    if platform.options is None or "device" not in get_type_hints(type(platform.options)):
+        if ids[0] == 0:
+            return {}
+        raise ConfigError(f"device_ids: platform {platform.name!r} has one device to choose, 0; leave it out")
+    return {"device": ids[0]}
 
 
 def check_values(args: EngineArgs, platform: Platform) -> None:
@@ -183,6 +196,10 @@ def scheduler(args: EngineArgs, defaults: Defaults, length: int) -> SchedulerCon
         max_long_partial_prefills=args.max_long_partial_prefills,
         max_prefill_slowdown=mode.slowdown if args.max_prefill_slowdown is None else args.max_prefill_slowdown,
         long_prefill_threshold=args.long_prefill_token_threshold,
+        whole_prompts=args.scheduler_reserve_full_isl,
+        watermark=args.watermark,
+        prefill_interval=args.prefill_schedule_interval,
+        log_steps=args.enable_logging_iteration_details,
         pipeline_depth=depth,
         speculation=speculation(args),
     )

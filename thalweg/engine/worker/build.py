@@ -37,6 +37,7 @@ from thalweg.engine.worker.rehearsal import decodes, prompts
 from thalweg.engine.worker.runner import Runner
 from thalweg.errors import CheckpointError, ConfigError, ThalwegError
 from thalweg.hal import discovery
+from thalweg.hal.attention import AttentionBackend, named_attention
 from thalweg.hal.device import Device, Pending
 from thalweg.hal.kv import KVLayout, KVSpec
 from thalweg.hal.op import Binder
@@ -182,7 +183,7 @@ def _build_model(job: _Job) -> Worker:
     method = online.chosen(args.quantization, functools.partial(_gains, binder, dtype, job.facts.hidden))
     block_tokens = resolve.block_tokens(args, job.defaults)
     model = build_model(
-        job.hf, binder=binder, attention=device.attention, comm=device.comm, dtype=dtype, max_len=length,
+        job.hf, binder=binder, attention=_attention(job, device), comm=device.comm, dtype=dtype, max_len=length,
         block_tokens=block_tokens, quantization=method, kv_dtype=args.kv_dtype,
         kv_skip=args.kv_cache_dtype_skip_layers,
         state_tokens=resolve.state_tokens(args, job.spec, block_tokens),
@@ -271,6 +272,15 @@ def _tell_prepared(job: _Job, steps: int, seconds: float, taken: int) -> None:
             "--gpu-memory-utilization (%g) or --max-num-seqs",
             gib(taken), gib(planned), job.args.gpu_memory_utilization,
         )  # fmt: skip
+
+
+def _attention(job: _Job, device: Device) -> Sequence[AttentionBackend]:
+    """The device's attention, or the part of it that the user named. ConfigError."""
+    name = job.args.attention_backend
+    try:
+        return device.attention if name == "auto" else named_attention(device.attention, name)
+    except ValueError as e:
+        raise ConfigError(f"attention_backend: {e}") from None
 
 
 def _invariant(job: _Job) -> bool:

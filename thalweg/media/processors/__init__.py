@@ -8,6 +8,7 @@ from typing import Any
 
 from thalweg.checkpoint.config import Config, architecture, folder
 from thalweg.checkpoint.json_files import read_object
+from thalweg.errors import ConfigError
 from thalweg.media.processors.base import FILE, View, outer, vision
 from thalweg.media.processors.clip import Clip, clip
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
@@ -44,7 +45,29 @@ def processor(config: Config, path: Path) -> Processor | None:
     if read is None or config.get("language_model_only") or not isinstance(outer(config).get("vision_config"), dict):
         return None
     said = _said(folder(path))
-    return None if said is None else read(config, said)
+    if said is None:
+        return None
+    settings = _Watched({**said, **config.get("mm_processor_kwargs", {})})
+    made = read(config, settings)
+    if unread := sorted(set(config.get("mm_processor_kwargs", {})) - settings.read):
+        raise ConfigError(f"mm_processor_kwargs: {unread[0]!r:.60} is no setting of this model's images; leave it out")
+    return made
+
+
+class _Watched(dict[str, Any]):
+    """Settings, and which of them were looked at."""
+
+    def __init__(self, said: Mapping[str, Any]) -> None:
+        super().__init__(said)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
 
 
 def _said(where: Path) -> dict[str, Any] | None:

@@ -23,8 +23,8 @@ NAMES = {
 """Fields of chat completions as clients of this API write them."""
 
 
-def chat_of(request: MessagesRequest) -> ChatRequest:
-    """ApiError names the field of `request`."""
+def chat_of(request: MessagesRequest, effort: str | None = None) -> ChatRequest:
+    """ApiError names the field of `request`. effort: what it asks for with thinking disabled, unless it says so itself."""
     choice, form = request.tool_choice, request.output_config and request.output_config.format
     fields: dict[str, Any] = {
         **_prompt_fields(request),
@@ -36,6 +36,9 @@ def chat_of(request: MessagesRequest) -> ChatRequest:
         "top_k": request.top_k,
         "include_reasoning": not (request.thinking and request.thinking.type == "disabled"),
     }
+    disabled = request.thinking is not None and request.thinking.type == "disabled"
+    if effort is not None and disabled and "reasoning_effort" not in (request.chat_template_kwargs or {}):
+        fields["reasoning_effort"] = effort
     if choice is not None and request.tools:
         fields["tool_choice"] = CHOICES.get(choice.type) or {"type": "function", "function": {"name": choice.name}}
         fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use

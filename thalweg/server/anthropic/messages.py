@@ -22,7 +22,7 @@ from thalweg.server.openai.turns import Answer
 async def messages(serving: Serving, http: Request) -> Response:
     request, ticket = await serving.read(http, lambda body: serving.fields.parse(MessagesRequest, body))
     serving.model_name(request.model)
-    chat = chat_of(request)
+    chat = chat_of(request, serving.settings.anthropic_disabled_thinking_effort)
     params, prompt, answer = await asked(serving, chat)
     turn = Turn(serving, serving.job("msg", http, chat, [prompt], params, ticket), answer)
     ignored = {"X-Ignored-Fields": ", ".join(request.ignored)} if request.ignored else {}

@@ -18,6 +18,10 @@ from thalweg.server.errors import translate
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": keep-alive\n\n"
+"""What readers of events skip, and proxies count as a sign of life."""
+SILENCE = "thalweg.silence"
+"""Key of a scope: seconds of silence after which a stream sends COMMENT."""
 STARTED = b""
 """A frame without a byte: the answer has begun, so its header can go out."""
 
@@ -61,7 +65,7 @@ async def or_disconnect(receive: Receive, work: Awaitable[T]) -> T | None:
 class EventStream(Response):
     """Server-sent events from a generator of ready-made frames. The first frame, even an empty one, decides the
     status. An error before it is an ordinary error answer, an error after it an error event. A disconnect closes the
-    generator."""
+    generator. Where silence is broken by comments (SILENCE), a comment decides the status too."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None], fields: Mapping[str, str] | None = None) -> None:
         """fields: more of its header."""
@@ -84,8 +88,9 @@ class EventStream(Response):
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
+        frames = _audible(self._frames, scope[SILENCE]) if SILENCE in scope else self._frames
         try:
-            async for frame in self._frames:
+            async for frame in frames:
                 if not started:
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     started = True
@@ -99,5 +104,31 @@ class EventStream(Response):
                 return
             await send({"type": "http.response.body", "body": self.broken(e), "more_body": True})
         finally:
+            await frames.aclose()
             await self._frames.aclose()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _audible(frames: AsyncGenerator[bytes, None], seconds: float) -> AsyncGenerator[bytes, None]:
+    """The frames, with a comment wherever none comes for so long. An empty one breaks no silence."""
+    coming: asyncio.Task[bytes | None] | None = None
+    loop = asyncio.get_running_loop()
+    due = loop.time() + seconds
+    try:
+        while True:
+            coming = coming or asyncio.ensure_future(anext(frames, None))
+            await asyncio.wait({coming}, timeout=max(0.0, due - loop.time()))
+            if coming.done():
+                frame, coming = coming.result(), None
+                if frame is None:
+                    return
+            else:
+                frame = COMMENT
+            if frame:
+                due = loop.time() + seconds
+            yield frame
+    finally:
+        if coming is not None:
+            coming.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await coming

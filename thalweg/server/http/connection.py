@@ -55,6 +55,8 @@ class Limits:
     connections: int = 8192
     head_bytes: int = MAX_HEAD
     head_fields: int = MAX_FIELDS
+    idle: dict[Connection, None] = field(default_factory=dict, repr=False)
+    """Connections that wait for a next request, those that have waited longest first."""
     scratch: bytearray = field(default_factory=lambda: bytearray(READ), repr=False)
     """Buffer where bytes arrive, for all connections of an event loop. Each takes them out before the next one reads."""
 
@@ -95,6 +97,8 @@ class Connection(asyncio.BufferedProtocol):
         self._scheme = "https" if is_ssl(transport) else "http"
         self._state.connections.add(self)  # type: ignore[arg-type]
         transport.set_write_buffer_limits(high=HIGH_WATER)
+        if len(self._state.connections) > self._limits.connections and self._limits.idle:
+            next(iter(self._limits.idle)).give_way()
         if len(self._state.connections) > self._limits.connections:
             self._refuse(RefusedError(503, "too many connections"))
             return
@@ -102,6 +106,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)
+        self._limits.idle.pop(self, None)
         self.lost = True
         for timer in (self._timer, self._slow):
             if timer is not None:
@@ -121,6 +126,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.transport.is_closing():
             return
         if not self._buffer and self._exchange is None:
+            self._limits.idle.pop(self, None)
             self._deadline(self._limits.head_seconds, self._head_late)
         self._buffer += memoryview(self._limits.scratch)[:nbytes]
         try:
@@ -240,7 +246,8 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_soon(self.buffer_updated, 0)
         else:
             self._read(True)
-            self._deadline(self._config.timeout_keep_alive, self.transport.close)
+            self._limits.idle[self] = None
+            self._deadline(self._config.timeout_keep_alive, self._idle_late)
 
     async def drain(self) -> None:
         """Returns when the client has taken enough of what was written, or is gone."""
@@ -259,6 +266,26 @@ class Connection(asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(seconds, late) if late is not None else None
+
+    def _idle_late(self) -> None:
+        """The client has asked nothing for long. What it asked just now may wait unread where the event loop was busy: to close
+        then would answer it with a reset."""
+        if self._readable():
+            self._deadline(self._limits.head_seconds, self._head_late)
+        else:
+            self.give_way()
+
+    def give_way(self) -> None:
+        """Close a connection that waits for a next request."""
+        self._limits.idle.pop(self, None)
+        self._state.connections.discard(self)
+        self.transport.close()
+
+    def _readable(self) -> bool:
+        """Does something wait to be read? A client that has closed its side counts: it is noticed when read."""
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     def _head_late(self) -> None:
         if self._buffer:

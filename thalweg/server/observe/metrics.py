@@ -7,7 +7,7 @@ A registry per server, never the global one, so that servers in one process do n
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,13 +31,9 @@ from thalweg.engine.control.cache.groups import policy
 from thalweg.engine.messages import Outputs, Stats
 from thalweg.outputs import ABORTED, FINISH_REASONS, PoolingRequestOutput, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
+from thalweg.server.observe.buckets import PER_TOKEN, REQUEST, families
 
-FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
-PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 HTTP_FINE = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60)
-STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 LABELS = ("model_name", "engine")
 ENGINE = "0"
 MOST_TRACKED = 100_000
@@ -52,12 +48,6 @@ OLD_NAMES = {
     "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
 }
 """Names that older dashboards of the field ask for, under that prefix alone."""
-
-
-def steps_125(limit: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, 50 ... up to `limit`."""
-    found = [m * 10**e for e in range(12) for m in (1, 2, 5)]
-    return tuple(float(v) for v in found if v <= limit) or (1.0,)
 
 
 class _Gaps:
@@ -98,10 +88,12 @@ class _Gaps:
 class EngineMetrics(Collector):
     """A StatLogger. Made before the engine (which is told of it), bound to the registry when the engine is known."""
 
-    def __init__(self) -> None:
+    def __init__(self, buckets: Mapping[str, Any] | None = None) -> None:
+        """buckets: upper bounds by family (`buckets.FAMILIES`), in place of ours."""
         self.registry = CollectorRegistry()
+        self._buckets = buckets
         self._stats: Stats | None = None
-        self._gaps = _Gaps(PER_TOKEN)
+        self._gaps = _Gaps((buckets or {}).get("inter_token_latency", PER_TOKEN))
         self._model = ""
         self._bound = False
         self.queued: Callable[[], int] = lambda: 0
@@ -113,24 +105,28 @@ class EngineMetrics(Collector):
     def bind(self, model: str, config: EngineConfig) -> None:
         """Register every series, with buckets that fit the model. Once."""
         self._model = model
-        lengths = steps_125(config.model.max_len)
-        self._per_step = self._histogram("iteration_tokens_total", "Tokens per step", STEP_TOKENS)
-        self._first = self._histogram("time_to_first_token_seconds", "Arrival to first token", FIRST_TOKEN)
+        bounds = families(self._buckets, config.model.max_len)
+        lengths, per_token, request = bounds["request_tokens"], bounds["inter_token_latency"], bounds["request_latency"]
+        self._per_step = self._histogram("iteration_tokens_total", "Tokens per step", bounds["iteration_tokens"])
+        first = bounds["time_to_first_token"]
+        self._first = self._histogram("time_to_first_token_seconds", "Arrival to first token", first)
         self._mean_gap = self._histogram(
-            "request_time_per_output_token_seconds", "Mean gap between tokens, per request", PER_TOKEN
+            "request_time_per_output_token_seconds", "Mean gap between tokens, per request", per_token
         )
-        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to finish", REQUEST)
-        self._queue = self._histogram("request_queue_time_seconds", "Time waiting to be scheduled", REQUEST)
-        self._running = self._histogram("request_inference_time_seconds", "Time running", REQUEST)
-        self._prefill = self._histogram("request_prefill_time_seconds", "Scheduled to first token", REQUEST)
-        self._decode = self._histogram("request_decode_time_seconds", "First to last token", REQUEST)
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to finish", request)
+        self._queue = self._histogram("request_queue_time_seconds", "Time waiting to be scheduled", request)
+        self._running = self._histogram("request_inference_time_seconds", "Time running", request)
+        self._prefill = self._histogram("request_prefill_time_seconds", "Scheduled to first token", request)
+        self._decode = self._histogram("request_decode_time_seconds", "First to last token", request)
         self._prompt = self._histogram("request_prompt_tokens", "Prompt length", lengths)
         self._made = self._histogram("request_generation_tokens", "Output length", lengths)
         self._longest = self._histogram("request_max_num_generation_tokens", "Longest of n outputs", lengths)
-        self._n = self._histogram("request_params_n", "Requested n", (1, 2, 5, 10, 20))
+        self._n = self._histogram("request_params_n", "Requested n", bounds["request_params_n"])
         self._limit = self._histogram("request_params_max_tokens", "Requested max_tokens", lengths)
         self._computed = self._histogram("request_prefill_kv_computed_tokens", "Prompt tokens not cached", lengths)
-        self._preempted = self._histogram("request_num_preemptions", "Preemptions of a request", PREEMPTIONS)
+        self._preempted = self._histogram(
+            "request_num_preemptions", "Preemptions of a request", bounds["request_num_preemptions"]
+        )
         self._success = Counter(
             f"{OWN}request_success", "Finished requests", (*LABELS, "finished_reason"), registry=self.registry
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from thalweg.outputs import CompletionOutput
-from thalweg.server.core.serving import Serving
+from thalweg.outputs import CompletionOutput, RequestMetrics
+from thalweg.server.core.serving import Job, Serving
 from thalweg.server.openai.protocol import Request
 
 
@@ -22,6 +22,26 @@ def usage_of(serving: Serving, request: Request) -> tuple[bool, bool]:
     options = request.stream_options
     last = bool(options and options.include_usage)
     return last, bool(last and options and options.continuous_usage_stats)
+
+
+def timing(serving: Serving, job: Job, metrics: RequestMetrics | None) -> dict[str, Any]:
+    """{"metrics": times of the request} for its answer, where --enable-per-request-metrics asks for them. None of them where
+    several choices or prompts share the times, or there are none."""
+    if not serving.settings.enable_per_request_metrics:
+        return {}
+    if metrics is None or len(job.prompts) > 1 or job.params.n > 1 or not metrics.first_token_ts:
+        return {"metrics": None}
+    m, made = metrics, metrics.num_generation_tokens
+    decoding, running = m.last_token_ts - m.first_token_ts, m.last_token_ts - m.scheduled_ts
+    return {
+        "metrics": {
+            "time_to_first_token_ms": (m.first_token_ts - m.scheduled_ts) * 1e3,
+            "generation_time_ms": decoding * 1e3,
+            "queue_time_ms": max(0.0, m.scheduled_ts - m.queued_ts) * 1e3,
+            "mean_itl_ms": decoding / (made - 1) * 1e3 if made > 1 else None,
+            "tokens_per_second": made / running if running > 0 else None,
+        }
+    }
 
 
 def finish(choice: CompletionOutput) -> dict[str, Any]:

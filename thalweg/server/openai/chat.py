@@ -15,7 +15,7 @@ from thalweg.server.core.serving import Job, Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import DONE, STARTED, EventStream, or_disconnect
 from thalweg.server.openai import logprobs
-from thalweg.server.openai.answers import as_ids, finish, usage_of
+from thalweg.server.openai.answers import as_ids, finish, timing, usage_of
 from thalweg.server.openai.chunks import ChunkWriter, Counter
 from thalweg.server.openai.protocol import ChatRequest
 from thalweg.server.openai.sampling import chat_name, chat_params
@@ -78,6 +78,7 @@ class Chat:
             "choices": [self.choice(c) for c in sorted(output.outputs, key=lambda c: c.index)],
             "usage": self.serving.total_usage(self.job, outputs),
         }
+        body |= timing(self.serving, self.job, output.metrics)
         if self.serving.fingerprint is not None:
             body["system_fingerprint"] = self.serving.fingerprint
         asked = self.request.prompt_logprobs is not None
@@ -117,6 +118,7 @@ class Chat:
             async for _, output in outputs:
                 yield STARTED
                 counter.cached(0, output.num_cached_tokens)
+                counter.times = output.metrics
                 for choice in output.outputs:
                     if choice.index not in started:
                         started.add(choice.index)
@@ -136,7 +138,7 @@ class Chat:
         finally:
             await outputs.aclose()
         if usage:
-            yield writer.usage(counter.usage())
+            yield writer.usage(counter.usage(), timing(self.serving, self.job, counter.times))
         yield DONE
 
     def _opening(self, index: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from thalweg.outputs import RequestMetrics
 from thalweg.server.core.serving import Job, Serving
 
 _BARE = b',"logprobs":null,"finish_reason":null}'
@@ -37,9 +38,9 @@ class ChunkWriter:
             end = b'],"prompt_token_ids":' + orjson.dumps(prompt_token_ids) + end.removeprefix(b"]")
         return self._head + orjson.dumps(choice) + end
 
-    def usage(self, usage: dict[str, Any]) -> bytes:
-        """The last chunk of include_usage: no choices."""
-        return self._head + self._end(usage)
+    def usage(self, usage: dict[str, Any], more: dict[str, Any]) -> bytes:
+        """The last chunk of include_usage: no choices. more: other fields of it."""
+        return self._head + b'],"usage":' + orjson.dumps(usage) + (b"," + orjson.dumps(more)[1:] if more else b"}") + b"\n\n"
 
     def _end(self, usage: dict[str, Any] | None) -> bytes:
         return self._tail if usage is None else b'],"usage":' + orjson.dumps(usage) + b"}\n\n"
@@ -51,6 +52,7 @@ class Counter:
     def __init__(self, job: Job, serving: Serving) -> None:
         self._job, self._serving = job, serving
         self.made = 0
+        self.times: RequestMetrics | None = None
         self._cached: dict[int, int] = {}
 
     def cached(self, i: int, tokens: int | None) -> None:

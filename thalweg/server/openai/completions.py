@@ -13,7 +13,7 @@ from thalweg.server.core.serving import Job, Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.http.answer import DONE, STARTED, EventStream, or_disconnect
 from thalweg.server.openai import logprobs
-from thalweg.server.openai.answers import as_ids, finish, usage_of
+from thalweg.server.openai.answers import as_ids, finish, timing, usage_of
 from thalweg.server.openai.chunks import ChunkWriter, Counter
 from thalweg.server.openai.protocol import CompletionRequest
 from thalweg.server.openai.sampling import completion_params
@@ -75,6 +75,7 @@ class Completions:
             "choices": choices,
             "usage": self.serving.total_usage(self.job, outputs, self.prompt_only),
         }
+        body |= timing(self.serving, self.job, outputs[0].metrics)
         if self.serving.fingerprint is not None:
             body["system_fingerprint"] = self.serving.fingerprint
         return body
@@ -121,6 +122,7 @@ class Completions:
             async for i, output in outputs:
                 yield STARTED
                 counter.cached(i, output.num_cached_tokens)
+                counter.times = output.metrics
                 for choice in output.outputs:
                     index = i * self.job.params.n + choice.index
                     counter.made += 0 if self.prompt_only else len(choice.token_ids)
@@ -134,7 +136,7 @@ class Completions:
         finally:
             await outputs.aclose()
         if usage:
-            yield writer.usage(counter.usage())
+            yield writer.usage(counter.usage(), timing(self.serving, self.job, counter.times))
         yield DONE
 
     def _delta(

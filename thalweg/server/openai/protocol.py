@@ -71,6 +71,7 @@ class Request(Asked, Body):
     bad_words: Annotated[list[Label], Field(max_length=1000)] | None = None
     allowed_token_ids: TokenIds | None = None
     prompt_logprobs: Int32 | None = None
+    thinking_token_budget: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
 
     response_format: Json | None = None
     structured_outputs: Json | None = None

@@ -28,7 +28,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
     "repetition_detection": ({"max_pattern_size": 0},),
-    "thinking_token_budget": (),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "return_prompt_text": (False,),

@@ -25,6 +25,7 @@ SHARED = (
     "bad_words",
     "allowed_token_ids",
     "prompt_logprobs",
+    "thinking_token_budget",
 )
 """Fields that mean the same in a request and in SamplingParams."""
 MOST_NAMED = 10

@@ -45,8 +45,10 @@ class Turns:
             named = settings.tool_call_parser, settings.reasoning_parser
             turn = choose(*named, template, tokenizer.response_template, render)
             log.info("%s", describe(turn))
-        self._auto = settings.enable_auto_tool_choice
+        self._auto, self._level = settings.enable_auto_tool_choice, settings.tool_strict_level
         self._with_calls, self._without = bind(turn, tokenizer), bind(turn.without_calls(), tokenizer)
+        if self._level != "off" and beginning_of_calls(self._with_calls) is None:
+            log.warning("--tool-strict-level has no effect: no token of this model begins a call, and nothing else")
 
     def bound(self, request: ChatRequest) -> Bound | None:
         """What reads the answer. None: it is content as it stands. ApiError if the tools cannot be had as asked."""
@@ -84,12 +86,14 @@ class Turns:
 
     def _hold(self, request: ChatRequest, bound: Bound, params: SamplingParams) -> None:
         """Tools that are strict: text is free up to the token that begins a call, and then calls follow their schemas. Other
-        tools of the request are called with any object, where the format says which keys a call has without the schema."""
+        tools of the request are called with any object, where the format says which keys a call has without the schema.
+        --tool-strict-level holds calls of all tools so: "function" their names and form, "parameter" their schemas."""
         functions, token = [t.function for t in request.tools or ()], beginning_of_calls(bound)
-        if token is None or not any(f.strict for f in functions):
+        strict = {f.name for f in functions if f.strict or self._level == "parameter"}
+        if token is None or not (strict or self._level == "function"):
             return
         named = isinstance(bound.turn.calls.body, JsonCalls | JsonArgs) if bound.turn.calls is not None else False
-        tools = {f.name: (f.parameters if f.strict or not named else None) or {} for f in functions}
+        tools = {f.name: (f.parameters if f.name in strict or not named else None) or {} for f in functions}
         source = begun_grammar(bound, tools, request.parallel_tool_calls is not False)
         params.structured_outputs = StructuredOutputsParams(grammar=source, free_until=[token], asked_as="tools")
 

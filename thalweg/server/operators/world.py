@@ -1,4 +1,4 @@
-"""/get_world_size."""
+"""/get_world_size and /is_scaling_elastic_ep."""
 
 from __future__ import annotations
 
@@ -13,3 +13,9 @@ from thalweg.server.operators.query import checked, flag
 async def get_world_size(serving: Serving, http: Request) -> Response:
     checked(http, ("include_dp",))
     return respond({"world_size": serving.engine.get_world_size(flag(http, "include_dp", True))})
+
+
+async def is_scaling(serving: Serving, http: Request) -> Response:
+    """Never: a server has one engine from its start to its end. Load balancers of the field ask."""
+    checked(http, ())
+    return respond({"is_scaling_elastic_ep": False})

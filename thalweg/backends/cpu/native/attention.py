@@ -47,6 +47,7 @@ class NativeAttention(AttentionBackend):
 
     batch_invariant = True
     spans = True
+    known_as = ("CPU_ATTN",)
 
     def __init__(self, library: Library) -> None:
         self._library = library  # its context ends with it

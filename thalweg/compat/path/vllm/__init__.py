@@ -1,14 +1,12 @@
 """vLLM's names, served by thalweg. On the path only where somebody asked for it: see thalweg.compat."""
 
 from thalweg import (
-    AsyncLLM,
     BeamSearchParams,
     ClassificationOutput,
     ClassificationRequestOutput,
     CompletionOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
-    LLMEngine,
     PoolingOutput,
     PoolingParams,
     PoolingRequestOutput,
@@ -18,6 +16,7 @@ from thalweg import (
     ScoringRequestOutput,
 )
 from thalweg.compat.arguments import AsyncEngineArgs, EngineArgs
+from thalweg.compat.engines import AsyncLLM, LLMEngine
 from thalweg.compat.names import LLM, ModelRegistry, initialize_ray_cluster
 from thalweg.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
 

@@ -73,9 +73,10 @@ class KVCache:
         with a first chunk of `chunk` tokens."""
         return [g.need(nodes, tokens, chunk) for g in self.groups]
 
-    def fits(self, demand: Sequence[int], running: int) -> bool:
-        """Is that much available, beside what the `running` others will need next?"""
-        return all(g.pool.available - g.headroom(running) >= d for g, d in zip(self.groups, demand, strict=False))
+    def fits(self, demand: Sequence[int], running: int, spare: float = 0.0) -> bool:
+        """Is that much available, beside what the `running` others will need next, and a share `spare` of all blocks?"""
+        rest = [g.pool.available - g.headroom(running) - int(spare * (g.pool.total - 1)) for g in self.groups]
+        return all(left >= d for left, d in zip(rest, demand, strict=False))
 
     def crowded(self, running: int) -> bool:
         """Is what is available needed by the `running` sequences?"""

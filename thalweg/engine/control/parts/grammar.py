@@ -23,8 +23,8 @@ from thalweg.grammar.source import GrammarError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from thalweg.grammar.budget import Follows
     from thalweg.grammar.grammars import Grammars
-    from thalweg.grammar.matcher import Matcher
 
     U32 = NDArray[np.uint32]
 
@@ -36,7 +36,7 @@ MOST_FAILURES = 5
 @dataclass(slots=True)
 class _Follower:
     request: Request
-    matcher: Matcher
+    matcher: Follows
     fed: int
     """Tokens of the sequence, prompt included, that the matcher knows."""
     patience: int = 0
@@ -54,7 +54,7 @@ class Followers:
     def enter(self, slot: int, request: Request) -> None:
         assert self._grammars is not None, "a request with a grammar was refused at the door"
         assert request.sampling.grammar is not None
-        self._at[slot] = _Follower(request, self._grammars.matcher(request.sampling.grammar), request.prompt_len)
+        self._at[slot] = _Follower(request, self._grammars.follower(request.sampling.grammar), request.prompt_len)
 
     def leave(self, slot: int) -> None:
         self._at.pop(slot, None)

@@ -1,5 +1,5 @@
 """Names of vllm.engine.llm_engine, served by thalweg (thalweg.compat)."""
 
-from thalweg import LLMEngine
+from thalweg.compat.engines import LLMEngine
 
 __all__ = ["LLMEngine"]

@@ -1,5 +1,5 @@
 """Names of vllm.v1.engine.async_llm, served by thalweg (thalweg.compat)."""
 
-from thalweg import AsyncLLM
+from thalweg.compat.engines import AsyncLLM
 
 __all__ = ["AsyncLLM"]

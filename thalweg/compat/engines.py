@@ -1,0 +1,151 @@
+"""Engines under vLLM's names, made of its configuration object, and its way to add requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from thalweg import async_llm
+from thalweg.async_llm import StatLogger
+from thalweg.compat.configs import VllmConfig
+from thalweg.engine.client.frontend import load_frontend, locate
+from thalweg.errors import ConfigError, RequestError
+from thalweg.offline import engine as offline
+from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from thalweg.params import PoolingParams, SamplingParams
+
+logger = logging.getLogger(__name__)
+Output = RequestOutput | PoolingRequestOutput[PoolingOutput]
+
+
+class LLMEngine(offline.LLMEngine):
+    """thalweg's, which can be made of a VllmConfig too."""
+
+    @classmethod
+    def from_vllm_config(
+        cls,
+        vllm_config: VllmConfig,
+        usage_context: Any = None,
+        stat_loggers: Any = None,
+        disable_log_stats: bool = False,
+    ) -> LLMEngine:
+        """disable_log_stats: an engine in the calling thread logs none. The rest as `from_engine_args`."""
+        made = cls.from_engine_args(_checked(vllm_config).engine_args, usage_context, stat_loggers)
+        assert isinstance(made, LLMEngine)
+        return made
+
+
+class AsyncLLM(async_llm.AsyncLLM):
+    """thalweg's, made of a VllmConfig. It starts when it is first used, or as soon as an event loop runs."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        log_stats: bool = True,
+        usage_context: Any = None,
+        log_requests: bool = False,
+        start_engine_loop: bool = True,
+        stat_loggers: Sequence[StatLogger] | None = None,
+    ) -> None:
+        """log_stats: False tells the stat_loggers nothing. log_requests: a line of the log for each. usage_context: nothing is
+        reported to anyone."""
+        super().__init__(load_frontend(locate(_checked(vllm_config).engine_args)), (stat_loggers or ()) if log_stats else ())
+        self._log_requests = log_requests
+        if start_engine_loop:
+            with contextlib.suppress(RuntimeError):  # no event loop runs
+                self._opened()
+
+    _log_requests = False
+
+    @classmethod
+    def from_vllm_config(
+        cls,
+        vllm_config: VllmConfig,
+        start_engine_loop: bool = True,
+        usage_context: Any = None,
+        stat_loggers: Sequence[StatLogger] | None = None,
+        enable_log_requests: bool = False,
+        disable_log_stats: bool = False,
+    ) -> AsyncLLM:
+        return cls(vllm_config, not disable_log_stats, usage_context, enable_log_requests, start_engine_loop, stat_loggers)
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **more: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """As thalweg's."""
+        if self._log_requests:
+            logger.info("request %s: %r", request_id, sampling_params)
+        outputs = super().generate(prompt, sampling_params, request_id, **more)
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                yield output
+
+    async def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | PoolingParams,
+        arrival_time: float | None = None,
+        lora_request: None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+    ) -> Collector:
+        """The request, whose outputs are taken from what is returned. RequestError comes from there too."""
+        if arrival_time is not None:
+            raise RequestError("arrival_time: requests arrive when they are added; leave it out", "arrival_time")
+        more = {
+            "lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs, "trace_headers": trace_headers,
+            "priority": priority,
+        }  # fmt: skip
+        if isinstance(params, PoolingParams):
+            return Collector(request_id, self.encode(prompt, params, request_id, **more))  # type: ignore[arg-type]
+        return Collector(request_id, self.generate(prompt, params, request_id, **more))
+
+
+class Collector:
+    """What comes of one request. It is aborted with `close`, and by itself where nobody holds this any more."""
+
+    def __init__(self, request_id: str, outputs: AsyncGenerator[Output, None]) -> None:
+        self.request_id = request_id
+        self._news: asyncio.Queue[Output | BaseException] = asyncio.Queue()
+        self._task = asyncio.get_running_loop().create_task(_collect(outputs, self._news))
+
+    def get_nowait(self) -> Output | None:
+        """The next output. None: there is none yet. Raises what the request failed with."""
+        return None if self._news.empty() else _raised(self._news.get_nowait())
+
+    async def get(self) -> Output:
+        """The next output, waited for. Not to be asked again after the last, whose `finished` is true."""
+        return _raised(await self._news.get())
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop has ended, and with it the request
+            self._task.cancel()
+
+
+async def _collect(outputs: AsyncGenerator[Output, None], to: asyncio.Queue[Output | BaseException]) -> None:
+    try:
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                to.put_nowait(output)
+    except Exception as e:
+        to.put_nowait(e)
+
+
+def _raised(found: Output | BaseException) -> Output:
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def _checked(vllm_config: object) -> VllmConfig:
+    if not isinstance(vllm_config, VllmConfig):
+        raise ConfigError("vllm_config: must be made by EngineArgs(...).create_engine_config()")
+    return vllm_config

@@ -1,0 +1,77 @@
+"""A bound on reasoning: so many tokens of it, and then the tokens that end it. A grammar may follow the sequence beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from thalweg.grammar.source import Budget
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ALL = np.uint32(0xFFFFFFFF)
+
+
+class Follows(Protocol):
+    """Who says which tokens may come next in one sequence. Its state is a function of the tokens it was given."""
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """The tokens that came. GrammarError."""
+
+    def mask(self, words: NDArray[np.uint32]) -> None:
+        """Which tokens may come next. Words: u32, bit t % 32 of word t // 32 is token t. GrammarError."""
+
+
+class Bounded:
+    """Reasoning of at most `budget.most` tokens in all, wherever it begins and ends. Text is free but for that, and for what
+    `inner` says."""
+
+    def __init__(self, budget: Budget, inner: Follows | None) -> None:
+        self._budget, self._inner = budget, inner
+        self._inside, self._used = budget.begun >= 0, max(0, budget.begun)
+        self._at = 0
+        """Tokens of the end that were forced so far."""
+        self._last: list[int] = []
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self._step(token)
+        if self._inner is not None:
+            self._inner.accept(tokens)
+
+    def _step(self, token: int) -> None:
+        budget = self._budget
+        if self._due:
+            self._at += 1
+            if self._at == len(budget.forced):
+                self._inside, self._at = False, 0
+                self._last.clear()
+            return
+        longest = max(len(budget.open), len(budget.close))
+        self._last = [*self._last, token][-longest:]
+        if self._inside:
+            self._used += 1
+            self._inside = not self._ended(budget.close)
+        else:
+            self._inside = self._ended(budget.open)
+
+    def _ended(self, with_: tuple[int, ...]) -> bool:
+        return tuple(self._last[-len(with_) :]) == with_
+
+    @property
+    def _due(self) -> bool:
+        """Is it time for the end?"""
+        return self._inside and self._used >= self._budget.most
+
+    def mask(self, words: NDArray[np.uint32]) -> None:
+        if self._due:
+            token = self._budget.forced[self._at]
+            words[:] = 0
+            words[token // 32] = np.uint32(1) << np.uint32(token % 32)
+        elif self._inner is not None:
+            self._inner.mask(words)
+        else:
+            words[:] = ALL
