@@ -16,6 +16,7 @@ from thalweg.errors import DeviceError
 from thalweg.hal import HAL_API
 from thalweg.hal.device import Device, DeviceInfo
 from thalweg.hal.step import StepShape
+from thalweg.hal.weights import DENSE, WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +209,9 @@ class Platform(ABC):
         """Why `describe` said None, and what to do about it. Default: what `probe` says."""
         return self.probe().reason
 
-    def packs(self, dtype: str) -> bool:
-        """Do this platform's kernels keep their own copy of the matrices they multiply by? Then an embedding that is
-        also the output matrix lies in memory twice. Default: no."""
+    def packs(self, dtype: str, format: WeightFormat = DENSE) -> bool:
+        """Do this platform's kernels keep their own copy of the matrices they multiply by, of dtype or in codes of a format?
+        Then an embedding that is also the output matrix lies in memory twice. Default: no."""
         return False
 
     def workspace(self, s: StepSizes) -> int:

@@ -58,8 +58,10 @@ class Files:
 
     def packed(self, spec: ParamSpec, rank: int) -> Any:
         """The same packed straight from the files; None where values have to be converted or codes read."""
+        if self._format is not None and spec.format != DENSE:
+            return self._blocks(spec, rank, self._format)
         mapped = spec.pack.mapped if spec.pack else None
-        if mapped is None or (self._format is not None and spec.format != DENSE):
+        if mapped is None:
             return None
         if any(self._dtype(s) != spec.dtype for s in spec.sources):
             return None
@@ -69,6 +71,22 @@ class Files:
         made = mapped(values, spec.format)
         for s in spec.sources if made is not None else ():
             self._forget(s)
+        return made
+
+    def _blocks(self, spec: ParamSpec, rank: int, format: Format) -> Any:
+        """The same of a file's blocks, which the kernel unpacks; None where it does not."""
+        unpack = spec.pack.blocks if spec.pack else None
+        if unpack is None or any(s.absent for s in spec.sources):
+            return None
+        kind, *others = {format.blocks(s.name.removesuffix(".weight")) for s in spec.sources}
+        shares = [_share(s, spec.shard, rank, self._size) for s in spec.sources]
+        if not kind or others or any(columns is not None for _, columns in shares):
+            return None
+        names = [self._stored[s.name] for s in spec.sources]
+        values = [self._checkpoint.read(name, rows) for name, (rows, _) in zip(names, shares, strict=True)]
+        made = unpack(values, kind, spec.format)
+        for name in names if made is not None else ():
+            self._checkpoint.forget(name)
         return made
 
     def _place(self, source: Source) -> tuple[str, View | None]:

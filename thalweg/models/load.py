@@ -67,7 +67,7 @@ def load_params(
     specs = list(walk(model.specs))
     shared = _shared([s for _, s in specs], model.comm.size)
     spent = 0
-    placed: dict[Any, Any] = {}  # shared values: by key as they are, by key and `pack` as that made them
+    placed: dict[Any, Any] = {}  # shared values: by key as they are, by key, `pack` and form as that made them
     params: dict[Any, Any] = {}
     for keys, spec in tqdm(specs, desc="Loading weights", disable=None if progress else True, leave=False):
         key = _key(spec, model.comm.size)
@@ -78,8 +78,9 @@ def load_params(
         node = params
         for k in keys[:-1]:
             node = node.setdefault(k, {})
-        if (key, spec.pack) in placed and spec.format == DENSE:
-            node[keys[-1]] = placed[key, spec.pack]
+        made = (key, spec.pack, spec.format)
+        if made in placed:
+            node[keys[-1]] = placed[made]
             continue
         if spec.shard is not None and len(ranks) > 1:
             puts = [functools.partial(device.put_on, rank=i) for i in range(len(ranks))]
@@ -96,8 +97,8 @@ def load_params(
                 if key in shared:
                     placed[key] = array
             node[keys[-1]] = _placed(spec, array, lambda a: a)
-        if key in shared and spec.format == DENSE:
-            placed[key, spec.pack] = node[keys[-1]]
+        if key in shared:
+            placed[made] = node[keys[-1]]
     heap.trim()
     return params
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.kv import BYTES, CrossSpec, KVSpec, StateSpec, kept_bytes
 from thalweg.hal.platform import StepSizes
-from thalweg.hal.weights import DENSE
+from thalweg.hal.weights import DENSE, WeightFormat
 from thalweg.models.spec import Beside, CrossAttention, Mixer, ModelSpec, MoE
 from thalweg.models.weights import HEADS, Weight, divided, products, walk
 from thalweg.quantization.format import Scheme
@@ -58,13 +58,19 @@ def held_bytes(weight: Weight, dtype: str, use: Scheme, ranks: int = 1) -> int:
 
 
 def weight_bytes(
-    spec: ModelSpec, dtype: str, max_len: int, ranks: int = 1, use: Scheme = DENSE_FORMATS, packs: bool = False
+    spec: ModelSpec,
+    dtype: str,
+    max_len: int,
+    ranks: int = 1,
+    use: Scheme = DENSE_FORMATS,
+    packs: Callable[[str, WeightFormat], bool] = lambda dtype, format: False,
 ) -> int:
     """Of the weights in memory, on one of the ranks that share them: with the copies that kernels pack (`packs`) and computed
-    tables. A tied matrix is held once where the embedding and the output matrix need the same of it: dense, kept as it is,
-    on one rank."""
+    tables. A tied matrix is held once where the embedding and the output matrix need the same of it: in one form, kept as it
+    is, on one rank."""
     table = f"{spec.root}{spec.embed}.weight"
-    once = spec.tied and ranks == 1 and not packs and use.of("tied", table) == use.of("embedding", table) == DENSE
+    form = use.of("embedding", table)
+    once = spec.tied and ranks == 1 and not packs(dtype, form) and use.of("tied", table) == form
     each = dict.fromkeys(parameters(spec))  # layers may share one
     held = sum(held_bytes(w, dtype, use, ranks) for w in each if not (once and w.role == "tied"))
     return held + table_bytes(spec, max_len)

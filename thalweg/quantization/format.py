@@ -86,6 +86,11 @@ class Format(ABC):
         """The weight in canonical form, of the format that `scheme` says. Scales have a row for every output, so that
         weights may be joined and divided among ranks."""
 
+    def blocks(self, layer: str) -> str:
+        """The GGUF type whose rows the tensor "weight" of this layer holds as they should be, so that a kernel may unpack them
+        itself. Default: "", it holds none."""
+        return ""
+
     def ignores(self, name: str) -> bool:
         """May a tensor that is no part of any weight be left unread? Default: scales of a quantised KV cache (CACHE)."""
         return CACHE.search(name) is not None

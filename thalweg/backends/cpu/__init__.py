@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from thalweg.backends import lean_torch
-from thalweg.backends.cpu.native import NONE, NoLibraryError, expect, levels, waiting
+from thalweg.backends.cpu.native import NONE, QUADS, NoLibraryError, expect, levels, of_rows, waiting
 from thalweg.backends.host import cores, cpu_flags, cpu_name, has_torch, host_memory
 from thalweg.errors import DeviceError
 from thalweg.hal.device import Device, DeviceInfo
 from thalweg.hal.platform import Defaults, ModelInfo, Place, Platform, Probe, StepSizes
+from thalweg.hal.weights import DENSE, WeightFormat
 
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Features of a processor with native bfloat16 matrix products, any of them (x86's names, then Arm's)."""
@@ -72,9 +73,11 @@ class CpuPlatform(Platform):
         dtypes = ("bfloat16", "float32") if flags & BF16_FLAGS else ("float32", "bfloat16")
         return DeviceInfo(cpu_name(), "cpu", host_memory()[0], cores(), dtypes)
 
-    def packs(self, dtype: str) -> bool:
+    def packs(self, dtype: str, format: WeightFormat = DENSE) -> bool:
         """Compiled kernels embed out of the packed output matrix. Without them oneDNN keeps a copy of each matrix, in bfloat16
-        only where the processor lets it run that."""
+        only where the processor lets it run that. Codes of some formats are like dense weights."""
+        if format != DENSE:
+            return self._compiled() and (self._level() == QUADS or not of_rows(format))
         return not self._compiled() and (dtype == "float32" or bool(cpu_flags() & PACKS_BF16))
 
     def workspace(self, s: StepSizes) -> int:
@@ -107,6 +110,9 @@ class CpuPlatform(Platform):
     def _compiled(self) -> bool:
         """Will its device run compiled kernels?"""
         return NONE not in (self.options.isa, _best())
+
+    def _level(self) -> str:
+        return self.options.isa or _best()
 
 
 def _best() -> str:

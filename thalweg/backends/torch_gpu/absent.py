@@ -34,6 +34,7 @@ from thalweg.hal.platform import (
     Topology,
 )
 from thalweg.hal.step import Features, Params, StateBox, Step, StepBatch, StepResult, StepShape, lay_out, unpack
+from thalweg.hal.weights import DENSE, WeightFormat
 
 if TYPE_CHECKING:
     from thalweg.backends.torch_gpu.platform import GpuPlatform
@@ -116,8 +117,8 @@ class AbsentPlatform(Platform):
         """None: kernels are the same for a bucket and a batch that is run as it is."""
         return ()
 
-    def packs(self, dtype: str) -> bool:
-        return self._base.packs(dtype)
+    def packs(self, dtype: str, format: WeightFormat = DENSE) -> bool:
+        return self._base.packs(dtype, format)
 
     def workspace(self, s: StepSizes) -> int:
         return 0

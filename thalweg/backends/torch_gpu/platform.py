@@ -30,6 +30,7 @@ from thalweg.errors import DeviceError
 from thalweg.hal.device import Device, DeviceInfo
 from thalweg.hal.platform import Absent, Defaults, Limits, ModelInfo, Parallel, Place, Platform, Probe, StepSizes, Topology
 from thalweg.hal.step import StepShape
+from thalweg.hal.weights import DENSE, WeightFormat
 
 if TYPE_CHECKING:
     from thalweg.backends.torch_gpu.library import Vendor
@@ -217,6 +218,10 @@ class GpuPlatform(Platform):
 
     def defaults(self, model: ModelInfo, device: DeviceInfo) -> Defaults:
         return defaults(arch_of(device.notes["arch"]), device.memory_bytes, model)
+
+    def packs(self, dtype: str, format: WeightFormat = DENSE) -> bool:
+        """Of codes products have a layout of their own."""
+        return format != DENSE
 
     def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
         o = self.options

@@ -23,6 +23,7 @@ from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal.device import Device, DeviceInfo
 from thalweg.hal.platform import Defaults, Limits, ModelInfo, Parallel, Place, Platform, Probe, StepSizes, Topology
 from thalweg.hal.step import StepShape
+from thalweg.hal.weights import DENSE, WeightFormat
 
 NODES = ("dev/accel[0-9]*", "dev/vfio/[0-9]*")
 INSTALL = "pip install 'thalweg[tpu]'"
@@ -120,6 +121,10 @@ class TpuPlatform(Platform):
             kv_cache_bytes=min(1 << 28, host_memory()[1] // 8) if on_host else None,
             pipeline_depth=2,
         )
+
+    def packs(self, dtype: str, format: WeightFormat = DENSE) -> bool:
+        """Of codes products have a layout of their own."""
+        return format != DENSE
 
     def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
         """Programs are compiled per shape, so there are few: decode steps of 1, 4, 16 ... sequences, and mixed steps

@@ -137,9 +137,8 @@ def _plan(k: _Known) -> Plan:
         _check_stored(k)
     weights = beside = 0
     if k.platform.runs_models:
-        packs = k.platform.packs(dtype)
         use = formats.scheme(k.hf, args.quantization)
-        weights = sizes.weight_bytes(k.spec, dtype, length, k.ranks, use, packs)
+        weights = sizes.weight_bytes(k.spec, dtype, length, k.ranks, use, k.platform.packs)
         beside = sizes.loading_bytes(k.spec, dtype, k.ranks, use)
         beside *= 2 if isinstance(k.spec, ForeignSpec) else 1  # tensors of experts are joined as a copy
     problems: list[str] = []

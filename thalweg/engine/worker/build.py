@@ -374,9 +374,8 @@ def _room(job: _Job, dtype: str, schedule: SchedulerConfig, length: int) -> int:
     spec, ranks = job.spec, job.device.comm.size
     steps = step_sizes(spec, schedule, length, dtype, ranks, job.args.batch_invariant is not False)
     others = job.platform.workspace(steps) + history(schedule, length, spec) + encoded(spec)
-    packs = job.platform.packs(dtype)
     use = formats.scheme(job.hf, job.args.quantization)
-    weights = sizes.weight_bytes(spec, dtype, length, ranks, use, packs)
+    weights = sizes.weight_bytes(spec, dtype, length, ranks, use, job.platform.packs)
     return resolve.cache_bytes(job.args, job.defaults, job.device.memory(), weights, others)
 
 

@@ -26,8 +26,8 @@ def embed(tokens: Tensor, weight: Tensor | Mapping[str, Tensor], *, group: int =
     """Rows of the table: tokens i32[T], weight [V, H] -> [T, H]. Of a quantised table the rows that are meant are taken first,
     and then turned back into dtype, the model's.
 
-    Facts at bind: vocab, size, dtype, and of a quantised table weight (its WeightFormat) and group; tied, where the table is a
-    dense output matrix too."""
+    Facts at bind: vocab, size, dtype, and of a quantised table weight (its WeightFormat) and group. tied, where the table is
+    the output matrix too, and both are in one form."""
     if isinstance(weight, Tensor):
         return weight[tokens.long()]
     every = next(weight[k] for k in ("codes", "pairs", "float_pairs") if k in weight).shape[0]

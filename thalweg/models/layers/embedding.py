@@ -25,9 +25,9 @@ class Embedding:
         here = ctx.share(spec.hidden, "hidden units")
         table = weights["weight"]
         form = ctx.format(table)
-        # Of a dense table that is the output matrix too, the two need the same.
-        dense = form == DENSE == ctx.formats.of("tied", table.sources[0].name)
-        one = {"tied": True} if spec.tied and ctx.comm.size == 1 and dense else {}
+        # Of a table that is the output matrix too, in one form, the two need the same.
+        same = form == ctx.formats.of("tied", table.sources[0].name)
+        one = {"tied": True} if spec.tied and ctx.comm.size == 1 and same else {}
         said = {} if form == DENSE else {"weight": form, "group": form.group}
         self._op = ctx.bind(ops.embed, vocab=spec.vocab, size=here, **one, **said)
         # Rounded to the model's dtype before it multiplies, as the published implementations do.

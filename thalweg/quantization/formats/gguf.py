@@ -69,6 +69,9 @@ class Gguf(Format):
         kind = _BY_NAME[self._types[layer]]
         return {"weight": Part(((shape[0], kind.row(shape[1])),))}
 
+    def blocks(self, layer: str) -> str:
+        return "" if layer in self._tiles else self._types[layer]
+
     def read(self, layer: str, shape: tuple[int, int], get: Get) -> QTensor:
         import torch
 

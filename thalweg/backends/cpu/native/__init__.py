@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-ABI = 22
+from thalweg.hal.weights import WeightFormat
+
+ABI = 23
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
@@ -38,6 +40,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_waiting": (_L, ()),
     "thalweg_settle": (None, ()),
     "thalweg_pack": (_P, (_P, _I, _I, _P, _P, _L, _L, _L, _P, _P, _P, _I, _P, _P, _I, _F)),
+    "thalweg_pack_blocks": (_P, (_P, _I, _I, _P, _P, _L, _L)),
     "thalweg_quads": (_I, (_P, _I, _L, _L)),
     "thalweg_free": (None, (_P,)),
     "thalweg_bytes": (_L, (_P,)),
@@ -54,7 +57,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_best": (None, (_P, _P, _L, _L, _P)),
     "thalweg_linear": (None, (_P, _P, _I, _P, _L, _P, _P)),
     "thalweg_largest": (None, (_P, _P, _I, _P, _L, _P, _P, _P, _P)),
-    "thalweg_gather": (None, (_P, _P, _P, _L, _P)),
+    "thalweg_gather": (None, (_P, _P, _I, _P, _L, _P)),
     "thalweg_draw": (None, (_P, _P, _L, _L, _P, _I, _P, _P, _P, _P, _P, _P, _P, _P)),
     "thalweg_logprobs": (None, (_P, _P, _P, _L, _L, _L, _I, _P, _P, _P)),
     "thalweg_penalties": (None, (_P, _P, _L, _L, _P, _L, _P, _P, _P, _P, _P, _P, _P)),
@@ -70,6 +73,10 @@ REPLAYED = (
 """Functions that make up a step, which `thalweg_replay` calls again from a list. They are numbered as there."""
 WORDS = 20
 """Words of 64 bits in an entry of that list: the function's number, and its arguments after the context."""
+
+
+QUADS = "avx512vnni"
+"""The instruction set whose products take codes of integers in quads, whatever inputs are."""
 
 
 class NoLibraryError(Exception):
@@ -129,6 +136,12 @@ def levels() -> list[str]:
     """Instruction sets that the library holds and this processor has, best first. NoLibraryError."""
     text: bytes = _load().thalweg_levels()
     return text.decode().split(",")
+
+
+def of_rows(format: WeightFormat) -> bool:
+    """Are these codes of which rows can be read out of a packed matrix, where no product takes them in quads?"""
+    plain = not (format.act or format.scale_dtype or format.reordered or format.smoothed)
+    return plain and format.kind == "int" and format.bits in (4, 8) and (format.group % 2 == 0 or format.group == -1)
 
 
 def open_library(threads: int, level: str = "") -> Library:

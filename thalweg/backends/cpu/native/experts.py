@@ -69,6 +69,12 @@ class Experts:
             return None
         return self._linear.pack_mapped(parts, format)
 
+    def pack_blocks(self, parts: Sequence[np.ndarray], kind: str, format: WeightFormat) -> Packed | None:
+        """Likewise, of a GGUF file's blocks."""
+        if any(len(p) % PANEL for p in parts):
+            return None
+        return self._linear.pack_blocks(parts, kind, format)
+
     def run(
         self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Packed, down: Packed, bias: Tensor | None = None, *,
         experts: int, act: str = "silu", group: int = 0, down_group: int = 0, gated: bool = True,
@@ -123,6 +129,6 @@ def _scores(spec: Mapping[str, Any]) -> str | None:
 def kernels(library: Library) -> tuple[Kernel, ...]:
     ops, name = Experts(library), f"native-{library.level}"
     return (
-        Kernel("experts", name, ops.run, _runs, Pack(ops.pack, ops.pack_mapped), batch_invariant=True),
+        Kernel("experts", name, ops.run, _runs, Pack(ops.pack, ops.pack_mapped, ops.pack_blocks), batch_invariant=True),
         Kernel("route", name, ops.route, _scores, batch_invariant=True),
     )

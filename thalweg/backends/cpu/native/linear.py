@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from thalweg.backends.cpu.native import PORTABLE, Library
+from thalweg.backends.cpu.native import PORTABLE, Library, of_rows
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.ops.quantise import E2M1
 from thalweg.hal.weights import DENSE as PLAIN
@@ -30,6 +30,13 @@ FLOAT_ACTS = {"": 0, "float8_e4m3fn": 1, "float8_e4m3fn_per_group": 2, "float8_e
 """Names of `WeightFormat.act` -> what inputs are rounded to before a product of floats."""
 PANEL = 64
 """Outputs of a panel. It and the numbers above are those of core.h."""
+BLOCKS = {
+    "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34), "Q4_K": (256, 144),
+    "Q5_K": (256, 176), "Q6_K": (256, 210),
+}  # fmt: skip
+"""GGUF's types that the library unpacks itself, in the order of blocks.h: values and bytes of a block."""
+SIX = ("Q5_0", "Q5_1", "Q5_K", "Q6_K")
+"""Of these the codes fit in six bits."""
 LEVELS = (*E2M1, *(-x for x in E2M1))
 """Values of the 4-bit float, by its bits."""
 
@@ -128,6 +135,23 @@ class Linear:
         shape, where = (sum(map(len, parts)), parts[0].shape[1]), [(p.ctypes.data, len(p)) for p in parts]
         return self._packed(form, dtype, where, format, shape, shifted=not format.symmetric)
 
+    def pack_blocks(self, parts: Sequence[np.ndarray], kind: str, format: WeightFormat) -> Packed | None:
+        """Rows of a GGUF file's blocks, [rows, bytes], from where they lie."""
+        form = form_of(format)
+        if kind not in BLOCKS or format.act or isinstance(form, str) or form not in (INT8, INT4):
+            return None
+        form = INT6 if form == INT8 and kind in SIX and self._library.level != "avx512vnni" else form
+        values, size = BLOCKS[kind]
+        rows, columns = sum(map(len, parts)), parts[0].shape[1] // size * values
+        if self._library.quads(self._context, form, columns, format.group):
+            return None
+        parts = [np.require(p, requirements=["C"]) for p in parts]
+        handle = self._library.pack_blocks(
+            self._context, form, list(BLOCKS).index(kind), (ctypes.c_void_p * len(parts))(*(p.ctypes.data for p in parts)),
+            (ctypes.c_int64 * len(parts))(*map(len, parts)), rows, columns,
+        )  # fmt: skip
+        return self._taken(handle, (rows, columns))
+
     def _packed(
         self,
         form: int,
@@ -153,22 +177,35 @@ class Linear:
             int(made.shifted if made else shifted), levels, outer, FLOAT_ACTS.get(format.act, 0),
             made.input_scale if made else 0.0,
         )  # fmt: skip
+        return self._taken(handle, shape, dtype if form == DENSE else None)
+
+    def _taken(self, handle: int, shape: tuple[int, int], dtype: torch.dtype | None = None) -> Packed:
         if not handle:
-            raise MemoryError(f"no memory for a packed weight of {n} x {k}")
-        return Packed(self._library, handle, shape, dtype if form == DENSE else None)
+            raise MemoryError(f"no memory for a packed weight of {shape[0]} x {shape[1]}")
+        return Packed(self._library, handle, shape, dtype)
 
     def has_rows(self, spec: Mapping[str, Any]) -> str | None:
-        if not spec.get("tied") or spec.get("weight", PLAIN) != PLAIN:
+        if not spec.get("tied"):
             return "reads rows out of the packed output matrix, and this table is none"
-        return None if spec["dtype"] in NAMES else f"holds bfloat16 and float32, not {spec['dtype']}"
+        if spec["dtype"] not in NAMES:
+            return f"holds bfloat16 and float32, not {spec['dtype']}"
+        format = spec.get("weight", PLAIN)
+        if format == PLAIN:
+            return None
+        if not of_rows(format) or self._library.quads(
+            self._context, INT8 if format.bits == 8 else INT4, spec["size"], format.group
+        ):
+            return f"reads rows of integers of 4 and 8 bits that no product takes in quads, not {format}"
+        return None
 
     def rows(self, tokens: Tensor, weight: Packed, *, group: int = 0, dtype: str = "") -> Tensor:
-        """Of a dense weight, as they were before it was packed."""
-        if weight.dtype is None or tokens.dtype != torch.int32:
-            raise ValueError(f"embed: {tokens.dtype} does not choose among rows of {weight.dtype}")
+        """Of a dense weight, as they were before it was packed. Of codes, decoded to dtype."""
+        kind = weight.dtype or getattr(torch, dtype)
+        if tokens.dtype != torch.int32 or kind not in TYPES:
+            raise ValueError(f"embed: {tokens.dtype} does not choose among rows of {kind}")
         tokens = tokens.contiguous()
-        out = torch.empty((*tokens.shape, weight.shape[1]), dtype=weight.dtype)
-        self._gather(self._context, weight.handle, tokens.data_ptr(), tokens.numel(), out.data_ptr())
+        out = torch.empty((*tokens.shape, weight.shape[1]), dtype=kind)
+        self._gather(self._context, weight.handle, TYPES[kind], tokens.data_ptr(), tokens.numel(), out.data_ptr())
         return out
 
     def run(self, x: Tensor, weight: Packed, bias: Tensor | None = None, *, act: str = "", group: int = 0) -> Tensor:
@@ -276,7 +313,7 @@ def _fit(x: Tensor, weight: Packed, bias: Tensor | None) -> Tensor:
 
 def kernels(library: Library) -> tuple[Kernel, ...]:
     linear, name = Linear(library), f"native-{library.level}"
-    pack = Pack(linear.pack, linear.pack_mapped)
+    pack = Pack(linear.pack, linear.pack_mapped, linear.pack_blocks)
     return (
         Kernel("linear", name, linear.run, linear.supports, pack, batch_invariant=True, gains=linear.gains),
         Kernel("embed", name, linear.rows, linear.has_rows, pack, batch_invariant=True),

@@ -15,7 +15,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 22;
+constexpr int ABI = 23;
 
 // Best first.
 struct Level {
@@ -393,7 +393,7 @@ EXPORT void thalweg_replay(Context* c, const int64_t* entries, int64_t n) {
             case 6:
                 thalweg_largest(c, (const Weight*)at(0), int(a[1]), at(2), a[3], at(4), at(5), (int32_t*)at(6), (float*)at(7));
                 break;
-            case 7: thalweg_gather(c, (const Weight*)at(0), (const int32_t*)at(1), a[2], at(3)); break;
+            case 7: thalweg_gather(c, (const Weight*)at(0), int(a[1]), (const int32_t*)at(2), a[3], at(4)); break;
             case 8:
                 thalweg_draw(c, (const float*)at(0), a[1], a[2], (const float*)at(3), int(a[4]), (const int32_t*)at(5),
                              (const float*)at(6), (const float*)at(7), (const int32_t*)at(8), (const int32_t*)at(9),

@@ -71,4 +71,4 @@ EXPORT void thalweg_route(thalweg::Context* c, const float* logits, const float*
                           int32_t* ids, float* weights);
 EXPORT void thalweg_heads(thalweg::Context* c, const thalweg::Weight* w, int64_t heads, int64_t n, int type, const void* x,
                           int64_t tokens, int64_t x_token, int64_t x_head, void* y);
-EXPORT void thalweg_gather(thalweg::Context* c, const thalweg::Weight* w, const int32_t* tokens, int64_t count, void* out);
+EXPORT void thalweg_gather(thalweg::Context* c, const thalweg::Weight* w, int type, const int32_t* tokens, int64_t count, void* out);

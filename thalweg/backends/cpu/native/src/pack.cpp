@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <memory>
 
+#include "blocks.h"
 #include "context.h"
 #include "numbers.h"
 
@@ -19,6 +20,7 @@ struct Pack {
     Weight* w;
     const void* const* parts;  // one's rows after another's
     const int64_t* part_rows;
+    const Blocks* blocks;  // of which parts are made, or null
     bool rounds;  // parts hold values of the weight's type, for a form of codes
     const float *scales, *mins;  // [n, groups]
     const uint8_t* zeros;
@@ -98,21 +100,43 @@ const uint8_t* rows_of(const Pack& p, int64_t first, int64_t end, int64_t row_by
     return room.get();
 }
 
+// Scales and minima of a panel's rows, out of blocks.
+struct Unpack {
+    const Pack* pack;
+    float *scales, *minima;
+};
+void unpack_numbers(void* job, int64_t panel) {
+    const Unpack& u = *(const Unpack*)job;
+    const Pack& p = *u.pack;
+    const Weight& w = *p.w;
+    const Blocks& of = *p.blocks;
+    const int64_t first = panel * PANEL, count = first + PANEL < w.n ? PANEL : w.n - first, blocks = w.k / of.values, per = of.values / of.group;
+    Room joined;
+    const uint8_t* row = rows_of(p, first, first + count, blocks * of.bytes, joined);
+    for (int64_t i = 0; i < count * blocks; ++i, row += of.bytes) {
+        const int64_t at = first * w.groups + i * per;
+        of.numbers(row, u.scales + at, u.minima ? u.minima + at : nullptr);
+    }
+}
+
 void pack_panel(void* job, int64_t panel) {
     const Pack& p = *(const Pack*)job;
     const Weight& w = *p.w;
     const int64_t first = panel * PANEL, count = first + PANEL < w.n ? PANEL : w.n - first;
     const int64_t held = w.type == Type::f32 ? 4 : 2, bytes = w.form == Form::dense ? held : 1, stride = up(w.k * bytes, 64);
-    const int64_t row_bytes = w.k * (p.rounds ? held : bytes);
+    const int64_t row_bytes = p.blocks ? w.k / p.blocks->values * p.blocks->bytes : w.k * (p.rounds ? held : bytes);
     Room joined, ready;
     if (p.scales) hold_panel(p, panel);
     const uint8_t* rows = rows_of(p, first, first + count, row_bytes, joined);
-    if (p.rounds || count < PANEL || stride > row_bytes) {
+    if (p.blocks || p.rounds || count < PANEL || stride > row_bytes) {
         ready.reset(new uint8_t[PANEL * stride]);
         std::unique_ptr<float[]> wide(new float[p.rounds ? w.k + 64 : 0]);
         for (int64_t c = 0; c < count; ++c) {
             uint8_t* to = ready.get() + c * stride;
             if (p.rounds) p.kernels->round_row(w, rows + c * row_bytes, first + c, wide.get(), to);
+            else if (p.blocks)
+                for (int64_t i = 0; i < w.k / p.blocks->values; ++i)
+                    p.blocks->codes(rows + c * row_bytes + i * p.blocks->bytes, to + i * p.blocks->values);
             else memcpy(to, rows + c * row_bytes, row_bytes);
             memset(to + w.k * bytes, 0, stride - w.k * bytes);
         }
@@ -136,17 +160,10 @@ EXPORT int thalweg_quads(Context* c, int form, int64_t k, int64_t group) {
     return Form(form) == Form::int4_groups || (c->kernels->planes && (Form(form) == Form::int8 || Form(form) == Form::int4) && fits);
 }
 
-// A packed weight, from rows of bfloat16, float32 or codes (a byte each: int8, uint8 where there are zeros, minima or
-// levels, or e4m3), in parts of part_rows rows, n in all.
-// scales float32 [n, groups]. zeros uint8 [n, groups] or null. mins float32 [n, groups] or null: what is subtracted, and
-// in quads zero points that need not be whole. group: inputs of a scale, even, and >= k for one group.
-// Where scales are null and the form is one of codes, parts hold values of `type`, which are rounded. shifted says
-// whether with zero points; codes of int8 that come with minima have signs, unless it is set.
-// levels: float32 [16], of a table. outer: float32 [n] or null, multiplies all scales of an output. act, input_scale: see
-// Act.
-EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* const* parts, const int64_t* part_rows, int64_t n,
-                            int64_t k, int64_t group, const float* scales, const uint8_t* zeros, const float* mins, int shifted,
-                            const float* levels, const float* outer, int act, float input_scale) {
+namespace {
+
+// What is known of a weight before its numbers are. Of those only whether there are any.
+Weight* begin(Context* c, int form, int type, int64_t n, int64_t k, int64_t group, int shifted, int act, float input_scale) {
     Weight* w = new Weight{};
     w->form = Form(form), w->type = Type(type), w->n = n, w->k = k, w->shifted = shifted, w->act = Act(act), w->input_scale = input_scale;
     w->quads = thalweg_quads(c, form, k, group);
@@ -157,10 +174,16 @@ EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* const* p
     w->groups = w->form == Form::dense ? 0 : (k + w->group - 1) / w->group;
     w->panel_bytes = units * (bits_of(w->form) == 4 ? 32 : w->form == Form::int6 ? 48 : w->form == Form::int8 || w->form == Form::float8 ? 64 : 256 / unit) * unit;
     w->panel_bytes = up(w->panel_bytes, 64);
-    if (w->groups) w->scales = scales ? held_by(c, w, scales) : Numbers{bits_of(w->form) == 4 ? Held::bf16 : Held::f32, 0, nullptr, nullptr};
-    if (mins && w->quads) w->offsets.held = Held::f32;
-    else if (mins) w->offsets = held_by(c, w, mins);
-    else if (w->form == Form::int4_groups || shifted) w->offsets.held = Held::bytes;  // zero points: as they are in quads, else of whole scales
+    return w;
+}
+
+// The rest, and the packing itself. Null, and no weight any more, where there is no memory.
+Weight* finish(Context* c, Pack& job, const float* levels, const float* outer) {
+    Weight* w = job.w;
+    if (w->groups) w->scales = job.scales ? held_by(c, w, job.scales) : Numbers{bits_of(w->form) == 4 ? Held::bf16 : Held::f32, 0, nullptr, nullptr};
+    if (job.mins && w->quads) w->offsets.held = Held::f32;
+    else if (job.mins) w->offsets = held_by(c, w, job.mins);
+    else if (w->form == Form::int4_groups || w->shifted) w->offsets.held = Held::bytes;  // zero points: as they are in quads, else of whole scales
     levels_of(w, levels);
     const size_t data = w->panels * w->panel_bytes, columns = w->panels * PANEL * 4;
     w->bytes = data + 64 + (w->form == Form::int8_rows ? columns : 0) + (outer ? columns : 0);
@@ -178,10 +201,41 @@ EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* const* p
         if (units_of(w, *of)) of->units = (float*)at, at += units_of(w, *of);
     }
     if (w->form == Form::int8_rows) w->sums = (int32_t*)at, at += columns;
-    if (outer) memcpy(w->outer = (float*)at, outer, n * 4);
-    Pack job{c->kernels, w, parts, part_rows, w->groups && !scales, scales, mins, zeros};
+    if (outer) memcpy(w->outer = (float*)at, outer, w->n * 4);
     run(c->pool, w->panels, pack_panel, &job);
     return w;
+}
+
+}  // namespace
+
+
+// A packed weight, from rows of bfloat16, float32 or codes (a byte each: int8, uint8 where there are zeros, minima or
+// levels, or e4m3), in parts of part_rows rows, n in all.
+// scales float32 [n, groups]. zeros uint8 [n, groups] or null. mins float32 [n, groups] or null: what is subtracted, and
+// in quads zero points that need not be whole. group: inputs of a scale, even, and >= k for one group.
+// Where scales are null and the form is one of codes, parts hold values of `type`, which are rounded. shifted says
+// whether with zero points; codes of int8 that come with minima have signs, unless it is set.
+// levels: float32 [16], of a table. outer: float32 [n] or null, multiplies all scales of an output. act, input_scale: see
+// Act.
+EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* const* parts, const int64_t* part_rows, int64_t n,
+                            int64_t k, int64_t group, const float* scales, const uint8_t* zeros, const float* mins, int shifted,
+                            const float* levels, const float* outer, int act, float input_scale) {
+    Weight* w = begin(c, form, type, n, k, group, shifted, act, input_scale);
+    Pack job{c->kernels, w, parts, part_rows, nullptr, w->groups && !scales, scales, mins, zeros};
+    return finish(c, job, levels, outer);
+}
+
+// The same of rows of blocks, of which BLOCKS[kind] tells. k: a multiple of a block's values. form: int4, int8 or int6, not in
+// quads.
+EXPORT Weight* thalweg_pack_blocks(Context* c, int form, int kind, const void* const* parts, const int64_t* part_rows, int64_t n, int64_t k) {
+    const Blocks* of = BLOCKS + kind;
+    Weight* w = begin(c, form, 0, n, k, of->group, 0, 0, 0);
+    const int64_t groups = k / of->group;
+    std::unique_ptr<float[]> scales(new float[n * groups]), minima(new float[of->minima ? n * groups : 0]);
+    Pack job{c->kernels, w, parts, part_rows, of, false, scales.get(), of->minima ? minima.get() : nullptr, nullptr};
+    Unpack numbers{&job, scales.get(), of->minima ? minima.get() : nullptr};
+    run(c->pool, w->panels, unpack_numbers, &numbers);
+    return finish(c, job, nullptr, nullptr);
 }
 
 EXPORT void thalweg_free(Weight* w) {
@@ -195,20 +249,76 @@ namespace {
 
 struct Gather {
     const Weight* w;
+    Type type;  // of the rows that come out
     const int32_t* tokens;
     int64_t count;
     uint8_t* out;
 };
+
+float number_at(const Numbers& n, int64_t at, int64_t unit) {
+    if (n.held == Held::f32) return n.f32()[at];
+    if (n.held == Held::bytes) return float(((const int8_t*)n.at)[at]) * (n.units ? n.units[unit] : 1.f);
+    const uint8_t* p = (const uint8_t*)n.at + 2 * at;
+    if (n.held == Held::f16) return half_at(p);
+    uint32_t u = uint32_t(p[0]) << 16 | uint32_t(p[1]) << 24;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+// The code of input k of an output, of int8, int4 or int6, not in quads (see Weight): minus what zero points are counted from.
+int code_at(const Weight& w, const uint8_t* panel, int64_t c, int64_t k) {
+    const int64_t step = k / 2, odd = k % 2;
+    if (w.form == Form::int8) return int8_t(panel[step * 2 * PANEL + c * 2 + odd]);
+    const int64_t quarter = c / 16, place = c % 16;
+    const uint8_t* at = panel + step * (w.form == Form::int6 ? PANEL * 3 / 2 : PANEL);
+    const int low = at[place * 4 + odd * 2 + quarter / 2] >> (quarter % 2 * 4) & 15;
+    const bool minima = w.offsets.held != Held::none && !w.shifted;
+    if (w.form == Form::int4) return minima ? low : low - 8;
+    const int high = at[PANEL + place * 2 + odd] >> (quarter * 2) & 3;
+    return (low | high << 4) - (minima ? 0 : 32);
+}
+
+// A row as `hal.ops.quantise.dequantise` has it, to the last bit but where minima belong to codes above 127, which were shifted.
+void decode_row(const Gather& j, int64_t row, uint8_t* out) {
+    const Weight& w = *j.w;
+    const int64_t panel = row / PANEL, c = row % PANEL, units = (w.groups + (int64_t(1) << w.scales.per) - 1) >> w.scales.per;
+    const int64_t offset_units = (w.groups + (int64_t(1) << w.offsets.per) - 1) >> w.offsets.per;
+    const bool zeros = w.offsets.held == Held::bytes && !w.offsets.units;
+    const uint8_t* data = w.data + panel * w.panel_bytes;
+    for (int64_t k = 0; k < w.k; ++k) {
+        const int64_t g = k / w.group, at = (panel * w.groups + g) * PANEL + c;
+        const float scale = number_at(w.scales, at, (panel * units + (g >> w.scales.per)) * PANEL + c);
+        float x = float(code_at(w, data, c, k));
+        if (zeros) x -= float(((const int8_t*)w.offsets.at)[at]);
+        x *= scale;
+        if (w.offsets.held != Held::none && !zeros) {
+            const volatile float product = x;  // rounded before the minimum is subtracted
+            x = product - number_at(w.offsets, at, (panel * offset_units + (g >> w.offsets.per)) * PANEL + c);
+        }
+        if (j.type == Type::f32) {
+            memcpy(out + 4 * k, &x, 4);
+            continue;
+        }
+        const uint32_t u = bits_of(x);
+        const uint16_t narrow = x != x ? uint16_t(u >> 16 | 0x40) : uint16_t((u + 0x7fff + (u >> 16 & 1)) >> 16);
+        memcpy(out + 2 * k, &narrow, 2);
+    }
+}
 constexpr int64_t GATHERED = 8;  // rows of a task
 
 void gather_rows(void* job, int64_t index) {
     const Gather& j = *(const Gather*)job;
-    const int64_t bytes = j.w->type == Type::bf16 ? 2 : 4, row_bytes = j.w->k * bytes;
+    const int64_t bytes = j.type == Type::bf16 ? 2 : 4, row_bytes = j.w->k * bytes;
     for (int64_t i = index * GATHERED; i < (index + 1) * GATHERED && i < j.count; ++i) {
         uint8_t* out = j.out + i * row_bytes;
         const int64_t row = j.tokens[i];
         if (row < 0 || row >= j.w->n) {
             memset(out, 0, row_bytes);
+            continue;
+        }
+        if (j.w->form != Form::dense) {
+            decode_row(j, row, out);
             continue;
         }
         const uint32_t* from = (const uint32_t*)(j.w->data + row / PANEL * j.w->panel_bytes) + row % PANEL;
@@ -220,8 +330,9 @@ void gather_rows(void* job, int64_t index) {
 
 }  // namespace
 
-// Rows of a dense weight [n, k] as they were before they were packed: out [count, k]. Of a row there is none of, 0.
-EXPORT void thalweg_gather(Context* c, const Weight* w, const int32_t* tokens, int64_t count, void* out) {
-    Gather j{w, tokens, count, (uint8_t*)out};
+// Rows of a weight [n, k] as they were before they were packed, or decoded: out [count, k] of `type`, a dense weight's own. Of a
+// row there is none of, 0.
+EXPORT void thalweg_gather(Context* c, const Weight* w, int type, const int32_t* tokens, int64_t count, void* out) {
+    Gather j{w, Type(type), tokens, count, (uint8_t*)out};
     run(c->pool, (count + GATHERED - 1) / GATHERED, gather_rows, &j);
 }
