@@ -54,6 +54,12 @@ def asks(*parts: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": said}]
 
 
+def seen(image: Any, ours: Any) -> tuple[tuple[np.ndarray, ...], tuple[int, int]]:
+    """What is read of a file of this image: views, and its size."""
+    done = pictures(file_of(image), ours, 1 << 20)
+    return tuple(np.frombuffer(v.data, np.uint8).reshape(v.height, v.width, 3) for v in done.views), done.size
+
+
 def engine(path: Path, **more: Any) -> LLM:
     return LLM(
         str(path), dtype="float32", use_tqdm_on_load=False,
@@ -107,12 +113,12 @@ def test_pixels_and_counts_are_those_of_transformers(name: str, tmp_path: Path) 
     assert ours is not None
     for seed, (width, height) in enumerate((*SIZES, (500, 300), (7, 40))):
         image = picture(width, height, seed)
-        views = [np.frombuffer(v.data, np.uint8).reshape(v.height, v.width, 3) for v in pictures(file_of(image), ours, 1 << 20)]
+        views, size = seen(image, ours)
         want = theirs(images=[image], return_tensors="np")
-        np.testing.assert_allclose(*seeing.same_pixels(name, ours.prepared(views), want), atol=2e-6)
-        made = ours.prepared(views)
-        group = len(made.keep) // ours.count([(v.shape[1], v.shape[0]) for v in views])
-        assert group * ours.count([(v.shape[1], v.shape[0]) for v in views]) == len(made.keep)
+        made = ours.prepared(views, size)
+        np.testing.assert_allclose(*seeing.same_pixels(name, made, want), atol=2e-6)
+        group = len(made.keep) // ours.count(size)
+        assert group * ours.count(size) == len(made.keep)
         patches.batch(made).check()
 
 
@@ -230,15 +236,11 @@ def test_positions_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert ours is not None
     token, ids, items, grids = seeing.IDS[family.token], [5, 6, 7], list[MediaItem](), list[list[int]]()
     for seed, (width, height) in enumerate(SIZES):
-        views = tuple(
-            np.frombuffer(v.data, np.uint8).reshape(v.height, v.width, 3)
-            for v in pictures(file_of(picture(width, height, seed)), ours, 1 << 20)
-        )
-        sizes = [(v.shape[1], v.shape[0]) for v in views]
-        count = ours.count(sizes)
-        items.append(MediaItem(b"", np.arange(len(ids), len(ids) + count, dtype=np.int32), views))
+        views, size = seen(picture(width, height, seed), ours)
+        count = ours.count(size)
+        items.append(MediaItem(b"", np.arange(len(ids), len(ids) + count, dtype=np.int32), views, size))
         ids += [token] * count + [9] * (1 + seed % 3)
-        columns, rows = ours.grid(sizes) or (0, 0)
+        columns, rows = ours.grid(size) or (0, 0)
         grids.append([1, rows * ours.merge, columns * ours.merge])  # type: ignore[union-attr]
     said = torch.tensor([ids])
     want, delta = model.model.get_rope_index(said, (said == token).int(), image_grid_thw=torch.tensor(grids))

@@ -8,13 +8,13 @@ from typing import Any
 
 from thalweg.checkpoint.config import Config, architecture, folder
 from thalweg.checkpoint.json_files import read_object
-from thalweg.media.processors.base import FILE, View, outer, vision
+from thalweg.media.processors.base import FILE, Size, View, outer, vision
 from thalweg.media.processors.clip import Clip, clip
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
 from thalweg.media.processors.pixtral import Pixtral, pixtral
 from thalweg.media.processors.qwen_vl import QwenVL, qwen2_5_vl, qwen2_vl, qwen3_vl
 
-__all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "QwenVL", "View", "processor"]
+__all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "QwenVL", "Size", "View", "processor"]
 
 Processor = Clip | Gemma3 | Pixtral | QwenVL
 

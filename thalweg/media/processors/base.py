@@ -34,8 +34,8 @@ class View(msgspec.Struct, frozen=True):
 
 
 class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Settings of one model. `views` and `text` are arithmetic on sizes. They load no library, because the process that reads
-    images asks them, too."""
+    """Settings of one model. `views` and `text` are arithmetic on the size of an image, upright, as it was sent. They load no
+    library, because the process that reads images asks them, too."""
 
     token: int
     """The id that stands for one vector."""
@@ -53,20 +53,25 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Of an image of this size. ValueError, in words for who sent it, for one that cannot be taken."""
         raise NotImplementedError
 
-    def text(self, sizes: Sequence[Size], token: str) -> str:
-        """What stands in the prompt for an image whose views have these sizes. token: the text of `self.token`."""
-        return token * self.count(sizes)
+    def shown(self, size: Size) -> Size:
+        """Of the first view."""
+        view = self.views(*size)[0]
+        return view.sizes[-1] if view.box is None else (view.box[2] - view.box[0], view.box[3] - view.box[1])
 
-    def count(self, sizes: Sequence[Size]) -> int:
+    def text(self, size: Size, token: str) -> str:
+        """What stands in the prompt for an image of this size. token: the text of `self.token`."""
+        return token * self.count(size)
+
+    def count(self, size: Size) -> int:
         """Vectors."""
         raise NotImplementedError
 
-    def grid(self, sizes: Sequence[Size]) -> Size | None:
+    def grid(self, size: Size) -> Size | None:
         """Columns and rows of the vectors, of models whose positions have several axes. None: they have one."""
         return None
 
-    def prepared(self, views: Sequence[np.ndarray]) -> Prepared:
-        """Arrays that the encoder takes. views: u8[height, width, 3] each."""
+    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+        """Arrays that the encoder takes. views: u8[height, width, 3] each, of an image of this size."""
         raise NotImplementedError
 
 

@@ -36,17 +36,20 @@ class Pixtral(ImageProcessor, frozen=True, kw_only=True):
         unit = self.patch * self.merge
         return (View((tuple(max(1, -(-edge // unit)) * unit for edge in (width, height)),)),)  # type: ignore[arg-type]
 
-    def count(self, sizes: Sequence[Size]) -> int:
-        unit = self.patch * self.merge
-        return sum((width // unit) * (height // unit) for width, height in sizes)
+    def count(self, size: Size) -> int:
+        columns, rows = self._grid(size)
+        return columns * rows
 
-    def text(self, sizes: Sequence[Size], token: str) -> str:
-        ((width, height),) = sizes
-        unit = self.patch * self.merge
-        rows = [token * (width // unit)] * (height // unit)
-        return self.rows.join(rows) + self.end
+    def text(self, size: Size, token: str) -> str:
+        columns, rows = self._grid(size)
+        return self.rows.join([token * columns] * rows) + self.end
 
-    def prepared(self, views: Sequence[np.ndarray]) -> Prepared:
+    def _grid(self, size: Size) -> Size:
+        unit = self.patch * self.merge
+        width, height = self.shown(size)
+        return width // unit, height // unit
+
+    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
         from thalweg.media import patches
 
         return patches.turned(self, views[0], self.merge, self.head_dim, self.theta, apart=True)

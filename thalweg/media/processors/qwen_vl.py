@@ -43,16 +43,16 @@ class QwenVL(ImageProcessor, frozen=True, kw_only=True):
             wide, high = (math.ceil(edge * more / unit) * unit for edge in (width, height))
         return (View(((wide, high),)),)
 
-    def grid(self, sizes: Sequence[Size]) -> Size:
-        ((width, height),) = sizes
+    def grid(self, size: Size) -> Size:
+        width, height = self.shown(size)
         unit = self.patch * self.merge
         return width // unit, height // unit
 
-    def count(self, sizes: Sequence[Size]) -> int:
-        columns, rows = self.grid(sizes)
+    def count(self, size: Size) -> int:
+        columns, rows = self.grid(size)
         return columns * rows
 
-    def prepared(self, views: Sequence[np.ndarray]) -> Prepared:
+    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
         from thalweg.media import patches
 
         return patches.blocks(self, views[0])
