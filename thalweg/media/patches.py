@@ -34,6 +34,11 @@ class Prepared:
     """f32[T, near]: how much of each. None: all of the one."""
     turn: np.ndarray | None = None
     """f32[T, head_dim]: cosines, then sines, of rotary positions."""
+    mix: np.ndarray | None = None
+    """i32[placeholders, sorts]: of the vectors that are made, those that each placeholder's is mixed of. The one behind the
+    last is what is learned for the end of a row. None: each its own."""
+    part: np.ndarray | None = None
+    """f32[placeholders, sorts]: how much of each. None: all of the one."""
     windows: Sequence[int] = field(default_factory=tuple)
     """The same as `lengths` for layers that see windows. (): all layers see everything."""
 
@@ -59,9 +64,9 @@ def merged(rows: int, columns: int, merge: int) -> np.ndarray:
     return each.transpose(0, 2, 1, 3).reshape(-1)
 
 
-def square(p: ImageProcessor, views: Sequence[np.ndarray], classes: bool, whole: bool) -> Prepared:
+def square(p: ImageProcessor, views: Sequence[np.ndarray], classes: bool, whole: bool, merge: int = 1) -> Prepared:
     """Squares, with a learned place for each patch. classes: of each the first is no patch, but stands for all of it. whole:
-    its vector is wanted, too."""
+    its vector is wanted, too. merge: patches along each edge that become one vector."""
     parts = [cut(normalised(v, p), p.patch) for v in views]
     if classes:
         parts = [np.concatenate([np.zeros((1, v.shape[1]), F32), v]) for v in parts]
@@ -70,7 +75,19 @@ def square(p: ImageProcessor, views: Sequence[np.ndarray], classes: bool, whole:
     keep = np.arange(sum(lengths), dtype=I32)
     if classes and not whole:
         keep = keep[place > 0]
+    if merge > 1:
+        side = views[0].shape[0] // p.patch
+        keep = keep.reshape(len(views), -1)[:, merged(side, side, merge)].reshape(-1)
     return Prepared(np.concatenate(parts), lengths, keep, place[:, None])
+
+
+def bucketed(side: int, views: int) -> np.ndarray:
+    """i32[views * side * side, 1]: the place of each patch of squares, found by how far along the edges it lies. In float32
+    that puts a few patches into the place before theirs, as where these models were trained."""
+    limits = (1 / side + np.arange(side - 1) * (1 / side)).astype(F32)
+    far = np.minimum(np.arange(side, dtype=F32) * (F32(1) / F32(side)), F32(1 - 1e-6))
+    at = np.searchsorted(limits, far, side="right").astype(I32)
+    return np.tile((at[:, None] * side + at).reshape(-1, 1), (views, 1))
 
 
 def turned(p: ImageProcessor, view: np.ndarray, merge: int, head_dim: int, theta: float, apart: bool) -> Prepared:
@@ -99,11 +116,12 @@ def batch(p: Prepared) -> StepBatch:
     total, lengths = len(p.value), np.array(p.lengths, I32)
     place = np.zeros((total, 0), I32) if p.place is None else p.place
     share = np.ones(place.shape, F32) if p.share is None else p.share
+    mix = np.zeros((0, 0), I32) if p.mix is None else p.mix
     windows = np.array(p.windows or p.lengths, I32)
-    rows = np.arange(total, dtype=I32)
     first = np.cumsum(lengths, dtype=I32) - lengths
+    rows = np.arange(total, dtype=I32) - np.repeat(first, lengths)
     return StepBatch(
-        tokens=np.zeros(total, I32), token_seq=np.repeat(np.arange(len(lengths), dtype=I32), lengths), positions=rows.copy(),
+        tokens=np.zeros(total, I32), token_seq=np.repeat(np.arange(len(lengths), dtype=I32), lengths), positions=rows,
         slots=np.arange(1, 1 + len(lengths), dtype=I32), context=np.zeros(len(lengths), I32), query=lengths,
         last_row=first + lengths - I32(1), emit=np.zeros(len(lengths), bool),
         block_tables=(np.zeros((len(lengths), 1), I32),), sampling=SamplingArrays.greedy(len(lengths)),
@@ -111,6 +129,7 @@ def batch(p: Prepared) -> StepBatch:
             Patches(
                 value=p.value, place=place, share=share,
                 turn=np.zeros((total, 0), F32) if p.turn is None else p.turn, keep=p.keep,
+                mix=mix, part=np.ones(mix.shape, F32) if p.part is None else p.part,
                 window=windows, window_seq=np.repeat(np.arange(len(windows), dtype=I32), windows),
             ),
         ),

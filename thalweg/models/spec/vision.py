@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,6 +26,8 @@ class Step:
     """After it, as `ops.activation` names it; "" = none."""
     turned: bool = False
     """Stored [inputs, outputs]."""
+    gated: bool = False
+    """The second half of its outputs goes through `act`, and is multiplied by the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,8 @@ class Projector:
     """rows: one vector after the other. channels: each channel of all of them, then the next. mean: their mean."""
     before: AnyNorm | None = None
     """Of each vector."""
-    after: AnyNorm | None = None
-    """Of what is joined."""
+    after: tuple[AnyNorm, ...] = ()
+    """Of what is joined, in turn."""
 
     def weights(self) -> Weights:
         made: dict[str, Any] = {
@@ -49,15 +51,16 @@ class Projector:
                 for i, s in enumerate(self.steps)
             }
         }
-        for key, norm in (("before", self.before), ("after", self.after)):
-            if norm is not None:
-                made[key] = norm.weights(self.root)
+        if self.before is not None:
+            made["before"] = self.before.weights(self.root)
+        if self.after:
+            made["after"] = {i: norm.weights(self.root) for i, norm in enumerate(self.after)}
         return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vision:
-    """Layers over the patches of an image, all of which see each other, or those of their window."""
+    """Layers over the patches of an image, all of which see each other, or those of their window or tile."""
 
     hidden: int
     layers: tuple[Layer, ...]
@@ -75,6 +78,9 @@ class Vision:
     """The learned table of places; "" = none."""
     rows: int = 0
     """Of it."""
+    stacks: int = 0
+    """That table is a tensor [stacks, rows / stacks, hidden] of its own, and `whole` one of [1, 1, hidden]. 0: the table is the
+    weight of a module, and `whole` a vector."""
     enter: AnyNorm | None = None
     """Of embedded patches."""
     leave: AnyNorm | None = None
@@ -83,6 +89,24 @@ class Vision:
     """Layers that see windows."""
     taps: tuple[tuple[int, Projector], ...] = ()
     """Layers of which vectors are made, too: the language model adds those to what its first layers give."""
+    reads: tuple[int, ...] = ()
+    """Layers whose outputs are joined, value after value, for the projector. (): it reads the last one's."""
+    newline: str = ""
+    """A learned vector, of the language model's size, that stands behind those of the projector; "" = none."""
+    scale: float = 1.0
+    """Of the vectors that the language model gets."""
+    halves: bool = False
+    """Rotary positions turn the halves of each head one by one, the first by columns, the second by rows. So q and k have their
+    second and third quarters swapped, and turn as one."""
+
+    def _table(self) -> Iterator[Source]:
+        """The learned places. Of a stack each part is a source."""
+        name = f"{self.root}{self.places}"
+        if not self.stacks:
+            yield Source(f"{name}.weight", (self.rows, self.hidden))
+        each = (self.rows // max(self.stacks, 1), self.hidden)
+        for i in range(self.stacks):
+            yield Source(f"{name}.{i}", each, within=View(name, (self.stacks, *each), at=i))
 
     @property
     def width(self) -> int:
@@ -102,14 +126,40 @@ class Vision:
         if self.patch_bias:
             made["patch"]["bias"] = vector(f"{name}.bias", self.hidden)
         if self.whole:
-            made["whole"] = vector(f"{self.root}{self.whole}", self.hidden)
+            ones = (1,) * (2 if self.stacks else 0)
+            made["whole"] = Weight((Source(f"{self.root}{self.whole}", (*ones, self.hidden)),))
         if self.places:
-            made["places"] = {"weight": Weight((Source(f"{self.root}{self.places}.weight", (self.rows, self.hidden)),))}
+            made["places"] = {"weight": Weight(tuple(self._table()))}
+        if self.newline:
+            made["newline"] = vector(self.newline, hidden)
+        if self.halves:
+            for i, each in enumerate(self.layers):
+                made["layers"][i] = {**made["layers"][i], "mixer": _halved(made["layers"][i]["mixer"], each)}
         for key, norm in (("enter", self.enter), ("leave", self.leave)):
             if norm is not None:
                 made[key] = norm.weights(self.root)
         plain: Weights = _plain(made)
         return plain
+
+
+def _halved(mixer: Mapping[str, Any], layer: Layer) -> dict[str, Any]:
+    """Quarters of each head of q and k in the order 1, 3, 2, 4."""
+    (attention,) = layer.mixers
+    _, _, head_dim = attention.widths
+    part = head_dim // 4
+
+    def swapped(source: Source) -> list[Source]:
+        rows = source.shape[0]
+        firsts = [head + part * quarter for head in range(0, rows, head_dim) for quarter in (0, 2, 1, 3)]
+        return [Source(source.name, (part, *source.shape[1:]), first, rows) for first in firsts]
+
+    q, k, v = mixer["qkv"]["weight"].sources
+    qkv = {"weight": replace(mixer["qkv"]["weight"], sources=(*swapped(q), *swapped(k), v))}
+    norms = {
+        key: {"weight": replace(mixer[key]["weight"], sources=tuple(swapped(mixer[key]["weight"].sources[0])))}
+        for key in ("q_norm", "k_norm")
+    }
+    return {**mixer, "qkv": qkv, **norms}
 
 
 def _plain(tree: Mapping[Any, Any]) -> dict[Any, Any]:
