@@ -20,6 +20,7 @@ from thalweg.media.patches import Prepared
 NAMES = (
     "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<image>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<|vision_start|>",
     "<|image_pad|>", "<|vision_end|>", "<start_of_image>", "<image_soft_token>", "<end_of_image>", "<|video_pad|>",
+    "<IMG_CONTEXT>", "<fake_token_around_image>", "<global-img>",
 )  # fmt: skip
 IDS = {name: 256 + i for i, name in enumerate(NAMES)}
 TEXT = {
@@ -49,6 +50,14 @@ PIXTRAL = {
     "patch_size": 7, "head_dim": 16, "model_type": "pixtral",
 }  # fmt: skip
 
+INTERNVL = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": [28, 28],
+    "patch_size": [7, 7],
+}  # fmt: skip
+IDEFICS = {**SIGLIP, "image_size": 28, "patch_size": 7, "model_type": "idefics3_vision"}
+TILED = {"size": {"height": 28, "width": 28}}
+SPLIT = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
+PINS = [[28, 56], [56, 28], [56, 56], [28, 84]]
 QWEN = {
     "depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4,
     "spatial_merge_size": 2, "temporal_patch_size": 2,
@@ -68,7 +77,9 @@ class Seeing:
     settings: dict[str, Any]
     extras: tuple[str, ...] = ()
     """What the processor gives beside pixel values."""
-    text: dict[str, Any] = field(default_factory=dict)
+    writer: str = ""
+    """transformers' class of the whole processor, which writes placeholders, and what it holds."""
+    holds: dict[str, Any] = field(default_factory=dict)
 
 
 def _config(name: str, text: dict[str, Any], vision: dict[str, Any], token: str, **more: Any) -> Callable[[], Any]:
@@ -151,6 +162,65 @@ FAMILIES: dict[str, Seeing] = {
 }  # fmt: skip
 
 
+FAMILIES |= {
+    "internvl": Seeing(
+        _config("InternVLConfig", {"model_type": "qwen2"}, INTERNVL, "<IMG_CONTEXT>"), "<IMG_CONTEXT>", "<IMG_CONTEXT>\n",
+        "GotOcr2ImageProcessorPil", {**TILED, "crop_to_patches": True, "max_patches": 4}, writer="InternVLProcessor",
+        holds={"start_image_token": "<img>", "end_image_token": "</img>", "image_seq_length": 4},
+    ),
+    "internvl-norms": Seeing(
+        _config(
+            "InternVLConfig", {"model_type": "qwen3"},
+            INTERNVL | {
+                "norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": True, "use_mean_pooling": False,
+                "num_hidden_layers": 3,
+            }, "<IMG_CONTEXT>",
+        ),
+        "<IMG_CONTEXT>", "<IMG_CONTEXT>\n", "GotOcr2ImageProcessorPil", {**TILED, "crop_to_patches": True, "max_patches": 4},
+    ),
+    "idefics3": Seeing(
+        _config("Idefics3Config", {"model_type": "llama"}, IDEFICS, "<image>", scale_factor=2), "<image>", "<image>",
+        "Idefics3ImageProcessorPil", SPLIT, ("pixel_attention_mask",), writer="Idefics3Processor",
+        holds={"fake_image_token": "<fake_token_around_image>", "global_image_tag": "<global-img>", "image_seq_len": 4},
+    ),
+    "smolvlm": Seeing(
+        _config("SmolVLMConfig", {"model_type": "llama"}, IDEFICS | {"model_type": "smolvlm_vision"}, "<image>",
+                scale_factor=4),
+        "<image>", "<image>", "SmolVLMImageProcessorPil", SPLIT, ("pixel_attention_mask",), writer="SmolVLMProcessor",
+        holds={"fake_image_token": "<fake_token_around_image>", "global_image_token": "<global-img>", "image_seq_len": 1},
+    ),
+    "llava-next": Seeing(
+        _config("LlavaNextConfig", {"model_type": "mistral", "sliding_window": None}, CLIP, "<image>",
+                image_grid_pinpoints=PINS),
+        "<image>", "<image>\n", "LlavaNextImageProcessorPil",
+        {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}, "image_grid_pinpoints": PINS},
+        ("image_sizes",), writer="LlavaNextProcessor",
+        holds={"patch_size": 7, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
+    ),
+    "granite-vision": Seeing(
+        _config(
+            "LlavaNextConfig",
+            {
+                "model_type": "granite", "embedding_multiplier": 2.0, "residual_multiplier": 0.7, "attention_multiplier": 0.2,
+            }, SIGLIP | {"image_size": 28, "patch_size": 7, "num_hidden_layers": 4}, "<image>", image_grid_pinpoints=PINS,
+            vision_feature_layer=[-4, -2, -1], vision_feature_select_strategy="full",
+        ),
+        "<image>", "<image>\n", "LlavaNextImageProcessorPil",
+        {"size": {"height": 28, "width": 28}, "crop_size": {"height": 28, "width": 28}, "image_grid_pinpoints": PINS},
+        ("image_sizes",), writer="LlavaNextProcessor",
+        holds={"patch_size": 7, "num_additional_image_tokens": 0, "vision_feature_select_strategy": "full"},
+    ),
+    "llava-onevision": Seeing(
+        _config("LlavaOnevisionConfig", {"model_type": "qwen2"}, SIGLIP | {"image_size": 28, "patch_size": 7}, "<image>",
+                image_grid_pinpoints=PINS, vision_aspect_ratio="anyres_max_2"),
+        "<image>", "<image>\n", "LlavaOnevisionImageProcessorPil",
+        {"size": {"height": 28, "width": 28}, "image_grid_pinpoints": PINS}, ("image_sizes", "batch_num_images"),
+        writer="LlavaOnevisionProcessor",
+        holds={"num_image_tokens": 16, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_2"},
+    ),
+}  # fmt: skip
+
+
 def make(name: str, path: Path) -> torch.nn.Module:
     """The model of transformers, saved."""
     family = FAMILIES[name]
@@ -184,7 +254,8 @@ def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tenso
     out = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))}
     shown = (out["input_ids"] == IDS[family.token]).int()
     if images:
-        made = processor(name)(images=images, return_tensors="np")
+        nested = FAMILIES[name].writer in ("Idefics3Processor", "SmolVLMProcessor")
+        made = processor(name)(images=[images] if nested else images, return_tensors="np")
         out |= {k: torch.from_numpy(np.asarray(made[k])) for k in ("pixel_values", *family.extras)}
         if "image_grid_thw" in out:
             out["mm_token_type_ids"] = shown
@@ -218,12 +289,27 @@ def architecture(name: str) -> str:
     return type(transformers.AutoModelForImageTextToText.from_config(FAMILIES[name].config())).__name__
 
 
+def written(name: str, image: Any) -> str:
+    """What transformers' processor puts in an image's place; "" where it is not asked."""
+    family = FAMILIES[name]
+    if not family.writer:
+        return ""
+    kind, reads = getattr(transformers, family.writer), processor(name)
+    whole = kind.__new__(kind)
+    for key, value in {"image_processor": reads, "image_token": family.token, **family.holds}.items():
+        setattr(whole, key, value)
+    more = {"return_row_col_info": True} if "pixel_attention_mask" in family.extras else {}
+    text: str = whole.replace_image_token(reads(images=[image], return_tensors="np", **more), 0)
+    return text
+
+
 def same_pixels(name: str, prepared: Prepared, theirs: Any) -> tuple[np.ndarray, np.ndarray]:
     """Patches [T, width] of ours and of transformers' pixel values, in one order."""
     pixels, ours = np.asarray(theirs["pixel_values"]), prepared.value
     if pixels.ndim == 2:  # patches already, and ours may lie window by window
         return ours[prepared.keep], pixels
     patch = FAMILIES[name].config().vision_config.patch_size
+    patch = patch if isinstance(patch, int) else patch[0]
     images = pixels.reshape(-1, *pixels.shape[-3:])
     rows, columns = images.shape[2] // patch, images.shape[3] // patch
     cut = images.reshape(len(images), 3, rows, patch, columns, patch).transpose(0, 2, 4, 1, 3, 5)

@@ -117,8 +117,13 @@ def test_pixels_and_counts_are_those_of_transformers(name: str, tmp_path: Path) 
         want = theirs(images=[image], return_tensors="np")
         made = ours.prepared(views, size)
         np.testing.assert_allclose(*seeing.same_pixels(name, made, want), atol=2e-6)
-        group = len(made.keep) // ours.count(size)
-        assert group * ours.count(size) == len(made.keep)
+        if made.mix is None:
+            assert len(made.keep) % ours.count(size) == 0
+        else:
+            assert len(made.mix) == ours.count(size)
+        text = ours.text(size, seeing.FAMILIES[name].token)
+        assert text == (seeing.written(name, image) or text)
+        assert text.count(seeing.FAMILIES[name].token) == ours.count(size)
         patches.batch(made).check()
 
 

@@ -11,12 +11,15 @@ from thalweg.checkpoint.json_files import read_object
 from thalweg.media.processors.base import FILE, Size, View, outer, vision
 from thalweg.media.processors.clip import Clip, clip
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
+from thalweg.media.processors.idefics3 import Idefics3, idefics3
+from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_onevision
 from thalweg.media.processors.pixtral import Pixtral, pixtral
 from thalweg.media.processors.qwen_vl import QwenVL, qwen2_5_vl, qwen2_vl, qwen3_vl
+from thalweg.media.processors.tiles import Tiles, internvl
 
 __all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "QwenVL", "Size", "View", "processor"]
 
-Processor = Clip | Gemma3 | Pixtral | QwenVL
+Processor = Clip | Gemma3 | Idefics3 | LlavaNext | Pixtral | QwenVL | Tiles
 
 
 def _llava(config: Config, said: Config) -> Processor:
@@ -25,7 +28,11 @@ def _llava(config: Config, said: Config) -> Processor:
 
 PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Gemma3ForConditionalGeneration": gemma3,
+    "Idefics3ForConditionalGeneration": idefics3,
+    "InternVLForConditionalGeneration": internvl,
     "LlavaForConditionalGeneration": _llava,
+    "LlavaNextForConditionalGeneration": llava_next,
+    "LlavaOnevisionForConditionalGeneration": llava_onevision,
     "Mistral3ForConditionalGeneration": pixtral,
     "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl,
     "Qwen2VLForConditionalGeneration": qwen2_vl,
@@ -33,6 +40,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Qwen3VLMoeForConditionalGeneration": qwen3_vl,
     "Qwen3_5ForConditionalGeneration": qwen3_vl,
     "Qwen3_5MoeForConditionalGeneration": qwen3_vl,
+    "SmolVLMForConditionalGeneration": idefics3,
 }
 """`architectures` entry of config.json -> what reads the settings of its images."""
 

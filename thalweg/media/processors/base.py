@@ -110,6 +110,16 @@ def sized(said: Config, key: str, names: Sequence[str], default: Mapping[str, in
             for k in names if found.get(k) is not None}  # fmt: skip
 
 
+def edge(config: Config, key: str, default: int) -> int:
+    """A number, or two that are equal. UnsupportedModelError for what is no square."""
+    found = config.get(key)
+    if isinstance(found, list):
+        if len(found) != 2 or found[0] != found[1]:
+            raise UnsupportedModelError(f"config.json: vision_config: {key}: {found!r:.40} is no square")
+        config = {**config, key: found[0]}
+    return integer(config, key, high=1 << 16, default=default)
+
+
 def outer(config: Config) -> Config:
     """The configuration around the text part."""
     found = config.get("beside_text")
