@@ -20,7 +20,7 @@ from thalweg.media.patches import Prepared
 NAMES = (
     "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<image>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<|vision_start|>",
     "<|image_pad|>", "<|vision_end|>", "<start_of_image>", "<image_soft_token>", "<end_of_image>", "<|video_pad|>",
-    "<IMG_CONTEXT>", "<fake_token_around_image>", "<global-img>",
+    "<IMG_CONTEXT>", "<fake_token_around_image>", "<global-img>", "<|image>", "<|image|>", "<image|>",
 )  # fmt: skip
 IDS = {name: 256 + i for i, name in enumerate(NAMES)}
 TEXT = {
@@ -58,6 +58,15 @@ IDEFICS = {**SIGLIP, "image_size": 28, "patch_size": 7, "model_type": "idefics3_
 TILED = {"size": {"height": 28, "width": 28}}
 SPLIT = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
 PINS = [[28, 56], [56, 28], [56, 56], [28, 84]]
+GEMMA_4 = {
+    "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "global_head_dim": 16,
+    "sliding_window": 20, "vocab_size_per_layer_input": 288, "hidden_size_per_layer_input": 8, "model_type": "gemma4_text",
+}  # fmt: skip
+GEMMA_4_VISION = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 16, "patch_size": 4, "position_embedding_size": 80, "pooling_kernel_size": 2,
+}  # fmt: skip
+GEMMA_4_EDGES = {"boi_token_id": IDS["<|image>"], "eoi_token_id": IDS["<image|>"]}
 QWEN = {
     "depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4,
     "spatial_merge_size": 2, "temporal_patch_size": 2,
@@ -218,6 +227,21 @@ FAMILIES |= {
         writer="LlavaOnevisionProcessor",
         holds={"num_image_tokens": 16, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_2"},
     ),
+    "gemma4": Seeing(
+        _config("Gemma4Config", GEMMA_4 | {"num_kv_shared_layers": 2}, GEMMA_4_VISION | {"use_clipped_linears": True},
+                "<|image|>", audio_config=None, **GEMMA_4_EDGES),
+        "<|image|>", "<|image|>", "Gemma4ImageProcessorPil", {"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 2},
+        ("image_position_ids",), writer="Gemma4Processor", holds={"boi_token": "", "eoi_token": ""},
+    ),
+    "gemma4-together": Seeing(
+        _config(
+            "Gemma4Config",
+            GEMMA_4 | {"use_bidirectional_attention": "vision", "hidden_size_per_layer_input": 0, "sliding_window": 72},
+            GEMMA_4_VISION | {"standardize": True}, "<|image|>", audio_config=None, **GEMMA_4_EDGES,
+        ),
+        "<|image|>", "<|image|>", "Gemma4ImageProcessorPil", {"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 2},
+        ("image_position_ids",),
+    ),
 }  # fmt: skip
 
 
@@ -257,7 +281,7 @@ def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tenso
         nested = FAMILIES[name].writer in ("Idefics3Processor", "SmolVLMProcessor")
         made = processor(name)(images=[images] if nested else images, return_tensors="np")
         out |= {k: torch.from_numpy(np.asarray(made[k])) for k in ("pixel_values", *family.extras)}
-        if "image_grid_thw" in out:
+        if "image_grid_thw" in out or "image_position_ids" in out:
             out["mm_token_type_ids"] = shown
     if name == "gemma3":
         out["token_type_ids"] = shown
@@ -266,8 +290,9 @@ def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tenso
 
 @torch.no_grad()
 def greedy(model: Any, name: str, ids: list[int], images: list[Any], new: int) -> list[int]:
-    """transformers' tokens. Of Qwen3.5 without its cache: with it, positions after an image are others than it has itself."""
-    if name == "qwen3.5":
+    """transformers' tokens. Of Qwen3.5 without its cache: with it, positions after an image are others than it has itself.
+    So of Gemma 4 whose images see themselves: with it, tokens after long prompts and after text alone are others."""
+    if name in ("qwen3.5", "gemma4-together"):
         seq = list(ids)
         for _ in range(new):
             seq.append(int(model(**given(name, seq, images), use_cache=False).logits[0, -1].argmax()))
@@ -306,6 +331,8 @@ def written(name: str, image: Any) -> str:
 def same_pixels(name: str, prepared: Prepared, theirs: Any) -> tuple[np.ndarray, np.ndarray]:
     """Patches [T, width] of ours and of transformers' pixel values, in one order."""
     pixels, ours = np.asarray(theirs["pixel_values"]), prepared.value
+    if "image_position_ids" in theirs:  # values from 0 to 1, and patches that are not there
+        return ours, 2 * (pixels[0, : len(ours)] - 0.5)
     if pixels.ndim == 2:  # patches already, and ours may lie window by window
         return ours[prepared.keep], pixels
     patch = FAMILIES[name].config().vision_config.patch_size

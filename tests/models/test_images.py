@@ -81,7 +81,11 @@ def test_answers_about_images_are_those_of_transformers(name: str, tmp_path: Pat
         ([a], asks(a, "what?")), ([a, b], asks("see ", a, f" and {spelt} ", b)), ([], asks("hello")), ([c], asks(c, c.mode)),
         ([b], asks(b, "what?")), ([d], asks("so: ", d)),
     ]  # fmt: skip
-    llm = engine(tmp_path, **{"mamba_block_size": 32, "num_gpu_blocks_override": 160} if name == "qwen3.5" else {})
+    more = {
+        "qwen3.5": {"mamba_block_size": 32, "num_gpu_blocks_override": 160},
+        "gemma4-together": {"max_num_batched_tokens": 80},
+    }
+    llm = engine(tmp_path, **more.get(name, {}))
     try:
         outs = llm.chat([chat for _, chat in chats], GREEDY, use_tqdm=False)
         for (images, _), out in zip(chats, outs, strict=True):

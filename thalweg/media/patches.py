@@ -13,6 +13,7 @@ from thalweg.hal.step import SamplingArrays, StepBatch
 
 if TYPE_CHECKING:
     from thalweg.media.processors.base import ImageProcessor
+    from thalweg.media.processors.gemma4 import Gemma4
     from thalweg.media.processors.qwen_vl import QwenVL
 
 F32, I32 = np.float32, np.int32
@@ -98,6 +99,18 @@ def turned(p: ImageProcessor, view: np.ndarray, merge: int, head_dim: int, theta
     down, across = np.divmod(np.arange(rows * columns, dtype=I32), columns)
     turn = angles(down, across, head_dim, theta, apart)
     return Prepared(value, [len(value)], merged(rows, columns, merge), turn=turn)
+
+
+def axial(p: Gemma4, view: np.ndarray) -> Prepared:
+    """Places of columns and of rows in a table each, rotary positions of columns before those of rows, patches with a pixel's
+    channels side by side."""
+    rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
+    value = cut(normalised(view, p), p.patch).reshape(rows * columns, 3, p.patch**2).transpose(0, 2, 1)
+    down, across = np.divmod(np.arange(rows * columns, dtype=I32), columns)
+    return Prepared(
+        np.ascontiguousarray(value).reshape(rows * columns, -1), [rows * columns], merged(rows, columns, p.pool),
+        place=np.stack([across, p.rows + down], 1).astype(I32), turn=angles(across, down, p.head_dim, p.theta, False),
+    )  # fmt: skip
 
 
 def angles(down: np.ndarray, across: np.ndarray, head_dim: int, theta: float, apart: bool) -> np.ndarray:

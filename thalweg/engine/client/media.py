@@ -54,6 +54,7 @@ class Media:
         self._threads = ThreadPoolExecutor(CELLS, "media")
         self._token = tokenizer.token_of(processor.token)
         self._marker = processor.marker or self._token
+        self._edges = tuple(tokenizer.token_of(each) for each in processor.edges or ())
 
     @property
     def safe(self) -> bool:
@@ -128,7 +129,7 @@ class Media:
             while spans and spans[0][1] <= at:
                 a, b = spans.pop(0)
                 moved.append((a + grown, b + grown))
-            shown = self._processor.text(image.size, self._token)
+            shown = self._processor.text(image.size, self._token).join(self._edges or ("", ""))
             out += [text[last:at], shown]
             last = at + len(self._marker)
             grown += len(shown) - len(self._marker)

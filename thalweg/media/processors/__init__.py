@@ -8,9 +8,11 @@ from typing import Any
 
 from thalweg.checkpoint.config import Config, architecture, folder
 from thalweg.checkpoint.json_files import read_object
+from thalweg.checkpoint.native_images import READS
 from thalweg.media.processors.base import FILE, Size, View, outer, vision
 from thalweg.media.processors.clip import Clip, clip
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
+from thalweg.media.processors.gemma4 import Gemma4, gemma4
 from thalweg.media.processors.idefics3 import Idefics3, idefics3
 from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_onevision
 from thalweg.media.processors.pixtral import Pixtral, pixtral
@@ -19,7 +21,7 @@ from thalweg.media.processors.tiles import Tiles, internvl
 
 __all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "QwenVL", "Size", "View", "processor"]
 
-Processor = Clip | Gemma3 | Idefics3 | LlavaNext | Pixtral | QwenVL | Tiles
+Processor = Clip | Gemma3 | Gemma4 | Idefics3 | LlavaNext | Pixtral | QwenVL | Tiles
 
 
 def _llava(config: Config, said: Config) -> Processor:
@@ -28,12 +30,14 @@ def _llava(config: Config, said: Config) -> Processor:
 
 PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Gemma3ForConditionalGeneration": gemma3,
+    "Gemma4ForConditionalGeneration": gemma4,
     "Idefics3ForConditionalGeneration": idefics3,
     "InternVLForConditionalGeneration": internvl,
     "LlavaForConditionalGeneration": _llava,
     "LlavaNextForConditionalGeneration": llava_next,
     "LlavaOnevisionForConditionalGeneration": llava_onevision,
     "Mistral3ForConditionalGeneration": pixtral,
+    "PixtralForConditionalGeneration": pixtral,
     "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl,
     "Qwen2VLForConditionalGeneration": qwen2_vl,
     "Qwen3VLForConditionalGeneration": qwen3_vl,
@@ -51,7 +55,8 @@ def processor(config: Config, path: Path) -> Processor | None:
     read = PROCESSORS.get(architecture(config))
     if read is None or config.get("language_model_only") or not isinstance(outer(config).get("vision_config"), dict):
         return None
-    said = _said(folder(path))
+    said = outer(config).get(READS)  # of a format that has no file for it
+    said = said if isinstance(said, dict) else _said(folder(path))
     return None if said is None else read(config, said)
 
 

@@ -46,6 +46,8 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     resample: int
     marker: str = ""
     """What templates write for an image. "": the token's own text."""
+    edges: tuple[int, int] | None = None
+    """Ids that stand before and behind what `text` gives, of families that name them in their configuration."""
     together: bool = False
     """The vectors of an image see each other, those behind too."""
 

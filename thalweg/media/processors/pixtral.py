@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from thalweg.checkpoint.config import Config, integer, real
+from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import UnsupportedModelError
 from thalweg.media.processors.base import FILE, ImageProcessor, Size, View, check_shape, outer, settings, sized, token, vision
 
@@ -25,6 +25,8 @@ class Pixtral(ImageProcessor, frozen=True, kw_only=True):
     """Patches along each edge that become one vector."""
     head_dim: int
     theta: float
+    rounds: bool = False
+    """An edge that is made shorter is rounded, as in Mistral's own code; else it is cut off."""
     rows: str = BREAK
     end: str = END
 
@@ -32,7 +34,7 @@ class Pixtral(ImageProcessor, frozen=True, kw_only=True):
         check_shape(width, height)
         ratio = max(width, height) / self.longest
         if ratio > 1:
-            width, height = int(width / ratio), int(height / ratio)
+            width, height = (max(round(edge / ratio) if self.rounds else int(edge / ratio), 1) for edge in (width, height))
         unit = self.patch * self.merge
         return (View((tuple(max(1, -(-edge // unit)) * unit for edge in (width, height)),)),)  # type: ignore[arg-type]
 
@@ -68,6 +70,6 @@ def pixtral(config: Config, said: Config) -> Pixtral:
     )
     return Pixtral(
         token=token(config), patch=integer(seen, "patch_size", default=16), longest=longest,
-        merge=integer(around, "spatial_merge_size", high=16, default=1),
+        rounds=flag(said, "rounds", False), merge=integer(around, "spatial_merge_size", high=16, default=1),
         head_dim=integer(seen, "head_dim", default=hidden // heads), theta=theta, **settings(said, mean=MEAN, std=STD),
     )  # fmt: skip

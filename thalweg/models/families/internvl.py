@@ -9,4 +9,4 @@ from thalweg.models.spec import ModelSpec
 
 
 def internvl(config: Config) -> ModelSpec:
-    return seeing(of_kind(config, "qwen2"), config, tower)
+    return seeing(of_kind({"tie_word_embeddings": True, **config}, "qwen2"), config, tower)

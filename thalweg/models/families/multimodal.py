@@ -98,6 +98,11 @@ def mistral3(config: Config) -> ModelSpec:
     return seeing(of_kind(config, "mistral", kinds), config, lambda c: pixtral(c, True))
 
 
+def native_pixtral(config: Config) -> ModelSpec:
+    """As Mistral's own format has both."""
+    return mistral3(config) if beside(config).get("model_type") == "mistral3" else llava(config)
+
+
 def qwen2_vl(config: Config) -> ModelSpec:
     spec = qwen2.qwen2(_one_axis(config))
     return seeing(_with_axes(spec, config, mixed=False), config, qwen_vl.qwen2_vl)

@@ -95,9 +95,24 @@ class Vision:
     """A learned vector, of the language model's size, that stands behind those of the projector; "" = none."""
     scale: float = 1.0
     """Of the vectors that the language model gets."""
+    clipped: bool = False
+    """Of each linear layer of `layers`, what enters and leaves it is kept between limits, which files have as numbers."""
     halves: bool = False
     """Rotary positions turn the halves of each head one by one, the first by columns, the second by rows. So q and k have their
     second and third quarters swapped, and turn as one."""
+
+    def _clipped(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """The same where each linear layer also has the limits of what enters and leaves each of its parts."""
+        made: dict[str, Any] = {}
+        for key, value in tree.items():
+            if isinstance(value, Mapping) and isinstance(value.get("weight"), Weight) and value["weight"].role == "linear":
+                names = dict.fromkeys(s.name.removesuffix(".weight") for s in value["weight"].sources)
+                limits = [f"{name}.{side}_{end}" for name in names for side in ("input", "output") for end in ("min", "max")]
+                clip = Weight(tuple(Source(f"{n}.1", (1,), within=View(n, ())) for n in limits), dtype="float32", fill="zeros")
+                made[key] = {**value, "clip": clip}
+            else:
+                made[key] = self._clipped(value) if isinstance(value, Mapping) else value
+        return made
 
     def _table(self) -> Iterator[Source]:
         """The learned places. Of a stack each part is a source."""
@@ -132,6 +147,8 @@ class Vision:
             made["places"] = {"weight": Weight(tuple(self._table()))}
         if self.newline:
             made["newline"] = vector(self.newline, hidden)
+        if self.clipped:
+            made["layers"] = {i: self._clipped(each) for i, each in made["layers"].items()}
         if self.halves:
             for i, each in enumerate(self.layers):
                 made["layers"][i] = {**made["layers"][i], "mixer": _halved(made["layers"][i]["mixer"], each)}
@@ -143,23 +160,20 @@ class Vision:
 
 
 def _halved(mixer: Mapping[str, Any], layer: Layer) -> dict[str, Any]:
-    """Quarters of each head of q and k in the order 1, 3, 2, 4."""
+    """With q and k, and their norms, as `Vision.halves` says."""
     (attention,) = layer.mixers
-    _, _, head_dim = attention.widths
-    part = head_dim // 4
+    head_dim = attention.widths[2]
 
-    def swapped(source: Source) -> list[Source]:
-        rows = source.shape[0]
-        firsts = [head + part * quarter for head in range(0, rows, head_dim) for quarter in (0, 2, 1, 3)]
-        return [Source(source.name, (part, *source.shape[1:]), first, rows) for first in firsts]
+    def swapped(s: Source) -> Source:
+        return Source(f"{s.name}.halved", s.shape, within=View(s.name, s.shape, quarters=head_dim))
 
-    q, k, v = mixer["qkv"]["weight"].sources
-    qkv = {"weight": replace(mixer["qkv"]["weight"], sources=(*swapped(q), *swapped(k), v))}
+    weight = mixer["qkv"]["weight"]
+    q, k, *v = weight.sources
     norms = {
-        key: {"weight": replace(mixer[key]["weight"], sources=tuple(swapped(mixer[key]["weight"].sources[0])))}
-        for key in ("q_norm", "k_norm")
-    }
-    return {**mixer, "qkv": qkv, **norms}
+        key: {"weight": replace(mixer[key]["weight"], sources=tuple(map(swapped, mixer[key]["weight"].sources)))}
+        for key in ("q_norm", "k_norm") if key in mixer
+    }  # fmt: skip
+    return {**mixer, "qkv": {**mixer["qkv"], "weight": replace(weight, sources=(swapped(q), swapped(k), *v))}, **norms}
 
 
 def _plain(tree: Mapping[Any, Any]) -> dict[Any, Any]:
