@@ -58,6 +58,11 @@ IDEFICS = {**SIGLIP, "image_size": 28, "patch_size": 7, "model_type": "idefics3_
 TILED = {"size": {"height": 28, "width": 28}}
 SPLIT = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
 PINS = [[28, 56], [56, 28], [56, 56], [28, 84]]
+GLM = {
+    "depth": 2, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4,
+    "spatial_merge_size": 2, "temporal_patch_size": 2, "image_size": 24,
+}  # fmt: skip
+GLM_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 1]}
 GEMMA_4 = {
     "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "global_head_dim": 16,
     "sliding_window": 20, "vocab_size_per_layer_input": 288, "hidden_size_per_layer_input": 8, "model_type": "gemma4_text",
@@ -232,6 +237,38 @@ FAMILIES |= {
                 "<|image|>", audio_config=None, **GEMMA_4_EDGES),
         "<|image|>", "<|image|>", "Gemma4ImageProcessorPil", {"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 2},
         ("image_position_ids",), writer="Gemma4Processor", holds={"boi_token": "", "eoi_token": ""},
+    ),
+    "lighton-ocr": Seeing(
+        _config("LightOnOcrConfig", {"model_type": "qwen3"}, PIXTRAL, "<|image_pad|>"), "<|image_pad|>", "<|image_pad|>",
+        "PixtralImageProcessorPil", {"size": {"longest_edge": 56}, "patch_size": {"height": 14, "width": 14}}, ("image_sizes",),
+        writer="LightOnOcrProcessor", holds={"effective_patch_size": 14},
+    ),
+    "aya-vision": Seeing(
+        _config("AyaVisionConfig", {"model_type": "cohere2", "sliding_window": 20, "logit_scale": 1.0},
+                SIGLIP | {"image_size": 28, "patch_size": 7}, "<image_soft_token>", alignment_intermediate_size=40),
+        "<image_soft_token>", "<image>", "GotOcr2ImageProcessorPil", {**TILED, "crop_to_patches": True, "max_patches": 4},
+        writer="AyaVisionProcessor",
+        holds={
+            "img_size": 28, "patch_size": 14, "start_of_img_token": "<|START_OF_IMG|>", "end_of_img_token": "<|END_OF_IMG|>",
+            "img_patch_token": "<image_soft_token>", "tile_token": "TILE", "tile_global_token": "TILE_GLOBAL",
+        },
+    ),
+    "glm4v": Seeing(
+        _config("Glm4vConfig", {"model_type": "glm4v_text", "rope_parameters": GLM_ROPE, "head_dim": 12}, GLM, "<|image_pad|>"),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Glm4vImageProcessorPil",
+        {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 8192}}, ("image_grid_thw",),
+    ),
+    "glm4v-moe": Seeing(
+        _config(
+            "Glm4vMoeConfig",
+            {
+                "model_type": "glm4v_moe_text", "rope_parameters": {**GLM_ROPE, "mrope_section": [2, 1, 1]},
+                "n_routed_experts": 6, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24,
+            }, GLM | {"attention_bias": True}, "<|image_pad|>",
+        ),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Glm4vImageProcessorPil",
+        {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 8192}}, ("image_grid_thw",),
     ),
     "gemma4-together": Seeing(
         _config(

@@ -61,8 +61,9 @@ def cut(image: np.ndarray, patch: int) -> np.ndarray:
 
 def merged(rows: int, columns: int, merge: int) -> np.ndarray:
     """i32[rows * columns]: patches in the order in which merge x merge of them are neighbours."""
-    each = np.arange(rows * columns, dtype=I32).reshape(rows // merge, merge, columns // merge, merge)
-    return each.transpose(0, 2, 1, 3).reshape(-1)
+    each = np.arange(rows * columns, dtype=I32).reshape(rows, columns)
+    each = each[: rows // merge * merge, : columns // merge * merge]  # what is left over gives no vector
+    return each.reshape(rows // merge, merge, columns // merge, merge).transpose(0, 2, 1, 3).reshape(-1)
 
 
 def square(p: ImageProcessor, views: Sequence[np.ndarray], classes: bool, whole: bool, merge: int = 1) -> Prepared:
@@ -205,3 +206,25 @@ def stretched(down: np.ndarray, across: np.ndarray, rows: int, columns: int, sid
     place = [near[0][i] * side + near[1][j] for i in (0, 1) for j in (0, 1)]
     much = [share[0][i] * share[1][j] for i in (0, 1) for j in (0, 1)]
     return np.stack(place, 1).astype(I32), np.stack(much, 1).astype(F32)
+
+
+def curved(order: np.ndarray, rows: int, columns: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """The sixteen nearest rows of a table of side x side places stretched over the image by cubic curves, middle on middle, and
+    their shares. Beyond the table its edge goes on. order: of the patches."""
+    near, share = [], []
+    for at, size in zip(np.divmod(order, columns), (rows, columns), strict=True):
+        where = (((at.astype(F32) + F32(0.5)) / F32(size)) * 2 - 1 + 1) * F32(side) / 2 - F32(0.5)
+        low = np.floor(where)
+        far = (where - low).astype(F32)
+        near.append([np.clip(low.astype(I32) + i, 0, side - 1) for i in (-1, 0, 1, 2)])
+        share.append([_cubic(far + 1), _cubic(far), _cubic(1 - far), _cubic(2 - far)])
+    place = [y * side + x for y in near[0] for x in near[1]]
+    much = [v * u for v in share[0] for u in share[1]]
+    return np.stack(place, 1).astype(I32), np.stack(much, 1).astype(F32)
+
+
+def _cubic(far: np.ndarray) -> np.ndarray:
+    """How much of what is so far away, from 0 to 2 (Keys 1981, with -0.75)."""
+    a = F32(-0.75)
+    made: np.ndarray = np.where(far <= 1, ((a + 2) * far - (a + 3)) * far * far + 1, ((far - 5) * far + 8) * far * a - 4 * a)
+    return made

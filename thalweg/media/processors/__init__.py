@@ -15,13 +15,13 @@ from thalweg.media.processors.gemma3 import Gemma3, gemma3
 from thalweg.media.processors.gemma4 import Gemma4, gemma4
 from thalweg.media.processors.idefics3 import Idefics3, idefics3
 from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_onevision
-from thalweg.media.processors.pixtral import Pixtral, pixtral
-from thalweg.media.processors.qwen_vl import QwenVL, qwen2_5_vl, qwen2_vl, qwen3_vl
-from thalweg.media.processors.tiles import Tiles, internvl
+from thalweg.media.processors.pixtral import Pixtral, lighton_ocr, pixtral
+from thalweg.media.processors.qwen_vl import Glm4v, QwenVL, glm4v, qwen2_5_vl, qwen2_vl, qwen3_vl
+from thalweg.media.processors.tiles import Named, Tiles, aya_vision, internvl
 
 __all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "QwenVL", "Size", "View", "processor"]
 
-Processor = Clip | Gemma3 | Gemma4 | Idefics3 | LlavaNext | Pixtral | QwenVL | Tiles
+Processor = Clip | Gemma3 | Gemma4 | Glm4v | Idefics3 | LlavaNext | Named | Pixtral | QwenVL | Tiles
 
 
 def _llava(config: Config, said: Config) -> Processor:
@@ -29,10 +29,15 @@ def _llava(config: Config, said: Config) -> Processor:
 
 
 PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
+    "AyaVisionForConditionalGeneration": aya_vision,
     "Gemma3ForConditionalGeneration": gemma3,
     "Gemma4ForConditionalGeneration": gemma4,
+    "Glm4vForConditionalGeneration": glm4v,
+    "Glm4vMoeForConditionalGeneration": glm4v,
     "Idefics3ForConditionalGeneration": idefics3,
     "InternVLForConditionalGeneration": internvl,
+    "LightOnOCRForConditionalGeneration": lighton_ocr,
+    "LightOnOcrForConditionalGeneration": lighton_ocr,
     "LlavaForConditionalGeneration": _llava,
     "LlavaNextForConditionalGeneration": llava_next,
     "LlavaOnevisionForConditionalGeneration": llava_onevision,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import UnsupportedModelError
 from thalweg.media.processors.base import FILE, ImageProcessor, Size, View, check_shape, outer, settings, sized, token, vision
@@ -27,6 +29,9 @@ class Pixtral(ImageProcessor, frozen=True, kw_only=True):
     theta: float
     rounds: bool = False
     """An edge that is made shorter is rounded, as in Mistral's own code; else it is cut off."""
+    unit: int = 0
+    """Both edges become multiples of so many pixels; 0 = of what becomes one vector. What is left over is seen by patches, and
+    gives none."""
     rows: str = BREAK
     end: str = END
 
@@ -35,7 +40,7 @@ class Pixtral(ImageProcessor, frozen=True, kw_only=True):
         ratio = max(width, height) / self.longest
         if ratio > 1:
             width, height = (max(round(edge / ratio) if self.rounds else int(edge / ratio), 1) for edge in (width, height))
-        unit = self.patch * self.merge
+        unit = self.unit or self.patch * self.merge
         return (View((tuple(max(1, -(-edge // unit)) * unit for edge in (width, height)),)),)  # type: ignore[arg-type]
 
     def count(self, size: Size) -> int:
@@ -55,6 +60,16 @@ class Pixtral(ImageProcessor, frozen=True, kw_only=True):
         from thalweg.media import patches
 
         return patches.turned(self, views[0], self.merge, self.head_dim, self.theta, apart=True)
+
+
+def lighton_ocr(config: Config, said: Config) -> Pixtral:
+    """Without signs of rows and of the end."""
+    edges = sized(said, "patch_size", ("height", "width"), {"height": 16, "width": 16})
+    if len(set(edges.values())) != 1:
+        raise UnsupportedModelError(f"{FILE}: patch_size: must be a square")
+    around = {"spatial_merge_size": 2, **outer(config)}
+    made = pixtral({**config, "beside_text": {**around, "image_token_id": token(config, 151_655)}}, said)
+    return msgspec.structs.replace(made, unit=edges["height"], rows="", end="")
 
 
 def pixtral(config: Config, said: Config) -> Pixtral:

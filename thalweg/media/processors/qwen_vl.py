@@ -7,8 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from thalweg.checkpoint.config import Config, integer
-from thalweg.media.processors.base import ImageProcessor, Size, View, check_shape, settings, sized, token, vision
+from thalweg.media.processors.base import ImageProcessor, Size, View, check_shape, edge, settings, sized, token, vision
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,6 +58,48 @@ class QwenVL(ImageProcessor, frozen=True, kw_only=True):
         from thalweg.media import patches
 
         return patches.blocks(self, views[0])
+
+
+class Glm4v(QwenVL, frozen=True, kw_only=True):
+    """Sizes are those of films of as many pictures as a patch goes through. Places are stretched by cubic curves."""
+
+    def views(self, width: int, height: int) -> tuple[View, ...]:
+        unit, pictures = self.patch * self.merge, self.frames
+        if min(width, height) < unit:
+            more = max(unit / height, unit / width)
+            width, height = int(width * more), int(height * more)
+        check_shape(width, height)
+        wide, high = (round(edge / unit) * unit for edge in (width, height))
+        if pictures * wide * high > self.most:
+            less = math.sqrt(pictures * height * width / self.most)
+            wide, high = (max(unit, math.floor(edge / less / unit) * unit) for edge in (width, height))
+        elif pictures * wide * high < self.least:
+            more = math.sqrt(self.least / (pictures * height * width))
+            wide, high = (math.ceil(edge * more / unit) * unit for edge in (width, height))
+        return (View(((wide, high),)),)
+
+    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+        from thalweg.media import patches
+
+        made = patches.blocks(msgspec.structs.replace(self, side=0), views[0])
+        rows, columns = (edge // self.patch for edge in views[0].shape[:2])
+        made.place, made.share = patches.curved(patches.merged(rows, columns, self.merge), rows, columns, self.side)
+        return made
+
+
+def glm4v(config: Config, said: Config) -> Glm4v:
+    seen = vision(config)
+    size = sized(
+        said, "size", ("shortest_edge", "longest_edge"), {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15_000}
+    )
+    patch = edge(seen, "patch_size", 14)
+    return Glm4v(
+        token=token(config, 151_343), patch=patch, merge=integer(seen, "spatial_merge_size", high=16, default=2),
+        frames=integer(seen, "temporal_patch_size", high=16, default=2), least=size.get("shortest_edge", 112 * 112),
+        most=size.get("longest_edge", 28 * 28 * 15_000), side=edge(seen, "image_size", 336) // patch,
+        head_dim=integer(seen, "hidden_size", default=1536) // integer(seen, "num_heads", default=12),
+        **settings(said, mean=MEAN, std=STD),
+    )  # fmt: skip
 
 
 def qwen2_vl(config: Config, said: Config) -> QwenVL:

@@ -1,12 +1,12 @@
-"""InternVL: an image is cut into as many squares as have its ratio best, and shown whole in one more, without a sign between
-them."""
+"""InternVL and Aya Vision: an image is cut into as many squares as have its ratio best, and shown whole in one
+more."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from thalweg.checkpoint.config import Config, integer, real
+from thalweg.checkpoint.config import Config, integer, real, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.media.processors.base import (
     FILE,
@@ -76,6 +76,25 @@ class Tiles(ImageProcessor, frozen=True, kw_only=True):
         from thalweg.media import patches
 
         return patches.square(self, views, self.classes, False, self.merge)
+
+
+class Named(Tiles, frozen=True, kw_only=True):
+    """Aya Vision: each tile has its number before it."""
+
+    classes: bool = False
+
+    def text(self, size: Size, token: str) -> str:
+        last = len(self.views(*size))
+        names = [*(f"TILE_{i}" for i in range(1, last)), "TILE_GLOBAL"]
+        return "<|START_OF_IMG|>" + "".join(name + token * self.each for name in names) + "<|END_OF_IMG|>"
+
+
+def aya_vision(config: Config, said: Config) -> Named:
+    """Tiles whatever `crop_to_patches` says, as above."""
+    if text(outer(config), "vision_feature_select_strategy", "full") != "full":
+        raise UnsupportedModelError("config.json: vision_feature_select_strategy: this encoder has vectors of patches alone")
+    more = tiled(config, said, 384, 14) | {"merge": integer(outer(config), "downsample_factor", high=16, default=2)}
+    return Named(token=token(config, 255_036), marker="<image>", **more)
 
 
 def internvl(config: Config, said: Config) -> Tiles:

@@ -104,38 +104,38 @@ def native_pixtral(config: Config) -> ModelSpec:
 
 
 def qwen2_vl(config: Config) -> ModelSpec:
-    spec = qwen2.qwen2(_one_axis(config))
-    return seeing(_with_axes(spec, config, mixed=False), config, qwen_vl.qwen2_vl)
+    spec = qwen2.qwen2(one_axis(config))
+    return seeing(with_axes(spec, config, mixed=False), config, qwen_vl.qwen2_vl)
 
 
 def qwen2_5_vl(config: Config) -> ModelSpec:
-    spec = qwen2.qwen2(_one_axis(config))
-    return seeing(_with_axes(spec, config, mixed=False), config, qwen_vl.qwen2_5_vl)
+    spec = qwen2.qwen2(one_axis(config))
+    return seeing(with_axes(spec, config, mixed=False), config, qwen_vl.qwen2_5_vl)
 
 
 def qwen3_vl(config: Config) -> ModelSpec:
-    spec = qwen3.qwen3(_one_axis({"rope_theta": 500_000.0, **config}))
-    return seeing(_with_axes(spec, config, mixed=True), config, qwen_vl.qwen3_vl)
+    spec = qwen3.qwen3(one_axis({"rope_theta": 500_000.0, **config}))
+    return seeing(with_axes(spec, config, mixed=True), config, qwen_vl.qwen3_vl)
 
 
 def qwen3_vl_moe(config: Config) -> ModelSpec:
     """Experts lie in one tensor for all of a layer, on its side."""
     said = {"rope_theta": 500_000.0, "num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, **config}
-    spec = qwen3.qwen3_moe(_one_axis({**said, "norm_topk_prob": True}))
+    spec = qwen3.qwen3_moe(one_axis({**said, "norm_topk_prob": True}))
     layers = tuple(
         replace(each, ffn=replace(each.ffn, fused=("experts.gate_up_proj", "experts.down_proj"), turned=True))
         if isinstance(each.ffn, MoE) else each
         for each in spec.layers
     )  # fmt: skip
-    return seeing(_with_axes(replace(spec, layers=layers), config, mixed=True), config, qwen_vl.qwen3_vl)
+    return seeing(with_axes(replace(spec, layers=layers), config, mixed=True), config, qwen_vl.qwen3_vl)
 
 
 def qwen3_5(config: Config) -> ModelSpec:
-    return seeing(_with_axes(qwen3_next.qwen3_5(config), config, mixed=True), config, qwen_vl.qwen3_5)
+    return seeing(with_axes(qwen3_next.qwen3_5(config), config, mixed=True), config, qwen_vl.qwen3_5)
 
 
 def qwen3_5_moe(config: Config) -> ModelSpec:
-    return seeing(_with_axes(qwen3_next.qwen3_5_moe(config), config, mixed=True), config, qwen_vl.qwen3_5)
+    return seeing(with_axes(qwen3_next.qwen3_5_moe(config), config, mixed=True), config, qwen_vl.qwen3_5)
 
 
 def of_kind(config: Config, default: str, known: tuple[str, ...] = tuple(TEXT)) -> ModelSpec:
@@ -155,23 +155,24 @@ def blind(spec: ModelSpec) -> ModelSpec:
 
 
 def seeing(spec: ModelSpec, config: Config, tower: Callable[[Config], Tower], **names: Any) -> ModelSpec:
-    """With its encoder, unless the text part alone is asked for. names: `replace` and `inside` of `Names`, before those that
-    all have."""
-    before, inside = names.get("replace", ()), names.get("inside", ())
+    """With its encoder, unless the text part alone is asked for. names: fields of `Names`, before those that all
+    have."""
+    before, inside, skip = (names.get(key, ()) for key in ("replace", "inside", "skip"))
     if is_blind(config):
-        return replace(spec, names=replace(BLIND, replace=(*before, *PREFIXES), inside=inside))
+        return replace(spec, names=Names(replace=(*before, *PREFIXES), inside=inside, skip=(*BLIND.skip, *skip)))
     vision, unread = tower(config)
-    known = Names(replace=(*before, *PREFIXES), inside=(*INSIDE, *inside), skip=("mtp.", "model.mtp.", *unread))
+    known = Names(replace=(*before, *PREFIXES), inside=(*INSIDE, *inside), skip=("mtp.", "model.mtp.", *skip, *unread))
     return replace(spec, names=known, vision=vision)
 
 
-def _with_axes(spec: ModelSpec, config: Config, mixed: bool) -> ModelSpec:
-    """The same with positions of three axes: time, rows, columns."""
+def with_axes(spec: ModelSpec, config: Config, mixed: bool, absent: list[int] | None = None) -> ModelSpec:
+    """The same with positions of three axes: time, rows, columns. absent: sections, where the file names none."""
     said = config.get("rope_scaling") or config.get("rope_parameters")
     sections = said.get("mrope_section") if isinstance(said, dict) else None
     if is_blind(config):
         return spec
     first = next(rope for _, mixer in spec.mixers if (rope := mixer.rope) is not None)
+    sections = absent if sections is None else sections
     if sections is None:
         sections = {True: [11, 11, 10] if first.dim < 128 else [24, 20, 20], False: [16, 24, 24]}[mixed]
     whole = isinstance(sections, list) and len(sections) == 3 and all(type(n) is int and n >= 0 for n in sections)
@@ -190,7 +191,7 @@ def _with_axes(spec: ModelSpec, config: Config, mixed: bool) -> ModelSpec:
     return replace(spec, layers=tuple(turned(layer) for layer in spec.layers))
 
 
-def _one_axis(config: Config) -> Config:
+def one_axis(config: Config) -> Config:
     """Positions of text are the same along each of the axes that images have."""
     said = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(said, dict):

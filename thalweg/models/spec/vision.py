@@ -28,6 +28,25 @@ class Step:
     """Stored [inputs, outputs]."""
     gated: bool = False
     """The second half of its outputs goes through `act`, and is multiplied by the first."""
+    up: str = ""
+    """A matrix beside it, of as many outputs, that what `act` gives is multiplied by; "" = none."""
+    norm: AnyNorm | None = None
+    """Before `act`."""
+    kernel: tuple[int, ...] = ()
+    """It is stored as a convolution over the vectors that are joined, of this shape for each output; () = as a matrix."""
+
+    def weights(self, root: str) -> Weights:
+        parts = {f"{root}{name}": self.outputs for name in (self.name, self.up) if name}
+        made: dict[str, Any] = linear(parts, self.inputs, shard=0, bias=self.bias, turned=self.turned)
+        if self.kernel:
+            made["weight"] = convolution(f"{root}{self.name}", self.outputs, self.kernel)
+        return made | ({"norm": self.norm.weights(root)} if self.norm is not None else {})
+
+
+def convolution(name: str, outputs: int, kernel: tuple[int, ...]) -> Weight:
+    """The matrix that it is where no two places overlap."""
+    view = View(f"{name}.weight", (outputs, *kernel), flat=True)
+    return Weight((Source(f"{name}.flat", (outputs, prod(kernel)), within=view),), 0, "linear")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +65,7 @@ class Projector:
 
     def weights(self) -> Weights:
         made: dict[str, Any] = {
-            "steps": {
-                i: linear({f"{self.root}{s.name}": s.outputs}, s.inputs, shard=0, bias=s.bias, turned=s.turned)
-                for i, s in enumerate(self.steps)
-            }
+            "steps": {i: step.weights(self.root) for i, step in enumerate(self.steps)},
         }
         if self.before is not None:
             made["before"] = self.before.weights(self.root)
@@ -82,7 +98,9 @@ class Vision:
     """That table is a tensor [stacks, rows / stacks, hidden] of its own, and `whole` one of [1, 1, hidden]. 0: the table is the
     weight of a module, and `whole` a vector."""
     enter: AnyNorm | None = None
-    """Of embedded patches."""
+    """Of embedded patches, with their places."""
+    embedded: AnyNorm | None = None
+    """Of embedded patches, before places are added."""
     leave: AnyNorm | None = None
     """Of what the last layer gives."""
     windowed: frozenset[int] = frozenset()
@@ -130,10 +148,9 @@ class Vision:
 
     def weights(self, hidden: int) -> Weights:
         """hidden: the language model's. Every parameter is whole on each rank, and held in the model's dtype."""
-        name, values = f"{self.root}{self.patch}", prod(self.kernel)
-        view = View(f"{name}.weight", (self.hidden, *self.kernel), flat=True)
+        name = f"{self.root}{self.patch}"
         made: dict[str, Any] = {
-            "patch": {"weight": Weight((Source(f"{name}.flat", (self.hidden, values), within=view),))},
+            "patch": {"weight": convolution(name, self.hidden, self.kernel)},
             "layers": {i: each.weights(self.root + self.layer.format(i), self.hidden) for i, each in enumerate(self.layers)},
             "projector": self.projector.weights(),
             "taps": {i: each.weights() for i, (_, each) in enumerate(self.taps)},
@@ -152,7 +169,7 @@ class Vision:
         if self.halves:
             for i, each in enumerate(self.layers):
                 made["layers"][i] = {**made["layers"][i], "mixer": _halved(made["layers"][i]["mixer"], each)}
-        for key, norm in (("enter", self.enter), ("leave", self.leave)):
+        for key, norm in (("embedded", self.embedded), ("enter", self.enter), ("leave", self.leave)):
             if norm is not None:
                 made[key] = norm.weights(self.root)
         plain: Weights = _plain(made)

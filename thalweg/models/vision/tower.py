@@ -37,9 +37,15 @@ class Projector:
             ctx.bind(ops.activation, act=each.act, size=each.outputs // (1 + each.gated)) if each.act else None
             for each in s.steps
         ]
-        self._gated = [each.gated for each in s.steps]
+        self._spec = s.steps
+        self._norms = [
+            None if s.norm is None else bound(ctx, s.norm, weights["steps"][i]["norm"]) for i, s in enumerate(s.steps)
+        ]
         self._dtype = getattr(torch, ctx.dtype)
         self.specs: dict[str, Any] = {"steps": {i: each.specs for i, each in enumerate(self._steps)}}
+        self.specs["steps"] |= {
+            i: {**self._steps[i].specs, "norm": norm.specs} for i, norm in enumerate(self._norms) if norm is not None
+        }
         if self._before is not None:
             self.specs["before"] = self._before.specs
         if self._after:
@@ -56,14 +62,22 @@ class Projector:
         for i, norm in enumerate(self._after):
             x = norm(p.get("after", {}).get(i), x)
         x = x.to(self._dtype)
-        for i, (step, act) in enumerate(zip(self._steps, self._acts, strict=True)):
-            x = step(p["steps"][i], x)
-            if act is not None and self._gated[i]:
-                x, gate = x.chunk(2, -1)
-                x = act(gate.contiguous()) * x
-            elif act is not None:
-                x = act(x)
+        for i, step in enumerate(self._steps):
+            x = self._step(i, p["steps"][i], step(p["steps"][i], x))
         return x
+
+    def _step(self, i: int, p: Mapping[str, Any], x: Array) -> Array:
+        """What follows a product."""
+        norm, act, spec = self._norms[i], self._acts[i], self._spec[i]
+        if norm is not None:
+            x = norm(p["norm"], x)
+        if act is None:
+            return x
+        if not spec.gated and not spec.up:
+            return act(x)
+        first, second = x.chunk(2, -1)
+        gate, value = (first, second) if spec.up else (second, first)
+        return act(gate.contiguous()) * value
 
 
 class Tower:
@@ -75,6 +89,7 @@ class Tower:
         self.spec = s
         self._patch = Linear(ctx, weights["patch"])
         self._places = ctx.bind(ops.embed, vocab=s.rows, size=s.hidden) if s.places else None
+        self._embed_norm = None if s.embedded is None else bound(ctx, s.embedded, weights["embedded"])
         self._enter = None if s.enter is None else bound(ctx, s.enter, weights["enter"])
         self._leave = None if s.leave is None else bound(ctx, s.leave, weights["leave"])
         self._blocks = [
@@ -95,7 +110,7 @@ class Tower:
             self.specs["newline"] = ParamSpec(weights["newline"], ctx.dtype)
         if self._places is not None:
             self.specs["places"] = {"weight": ParamSpec(weights["places"]["weight"], ctx.dtype, self._places.pack)}
-        for key, norm in (("enter", self._enter), ("leave", self._leave)):
+        for key, norm in (("embedded", self._embed_norm), ("enter", self._enter), ("leave", self._leave)):
             if norm is not None:
                 self.specs[key] = norm.specs
 
@@ -146,6 +161,8 @@ class Tower:
     def _embedded(self, params: Params, patches: Patches) -> Array:
         table = None
         x = self._patch(params["patch"], patches.value.to(self._dtype(params)))
+        if self._embed_norm is not None:
+            x = self._embed_norm(params["embedded"], x)
         if self.spec.whole:
             x = torch.where(patches.place[:, :1] == 0, params["whole"].reshape(-1), x)
         if self._places is not None:
