@@ -3,24 +3,29 @@ of an image processor of transformers. For tests."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 import transformers
+import transformers.models.got_ocr2.image_processing_pil_got_ocr2 as got
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from zoo import SMALL, spread
 
-from thalweg.media.patches import Prepared
+from thalweg.media.patches import Prepared, merged
 
 NAMES = (
     "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<image>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<|vision_start|>",
     "<|image_pad|>", "<|vision_end|>", "<start_of_image>", "<image_soft_token>", "<end_of_image>", "<|video_pad|>",
     "<IMG_CONTEXT>", "<fake_token_around_image>", "<global-img>", "<|image>", "<|image|>", "<image|>",
+    "<|START_OF_IMG|>", "<|IMG_LINE_BREAK|>", "<|END_OF_IMG|>",
 )  # fmt: skip
 IDS = {name: 256 + i for i, name in enumerate(NAMES)}
 TEXT = {
@@ -253,6 +258,16 @@ FAMILIES |= {
             "img_patch_token": "<image_soft_token>", "tile_token": "TILE", "tile_global_token": "TILE_GLOBAL",
         },
     ),
+    "cohere2-vision": Seeing(
+        _config("Cohere2VisionConfig", {"model_type": "cohere2", "sliding_window": 20, "logit_scale": 1.0},
+                SIGLIP | {"image_size": 28, "patch_size": 7}, "<image_soft_token>", alignment_intermediate_size=40),
+        "<image_soft_token>", "<image_soft_token>", "Cohere2VisionImageProcessor",
+        {**TILED, "crop_to_patches": True, "max_patches": 4}, writer="Cohere2VisionProcessor",
+        holds={
+            "patch_size": 2, "boi_token": "<|START_OF_IMG|>", "eoi_token": "<|END_OF_IMG|>",
+            "img_line_break_token": "<|IMG_LINE_BREAK|>",
+        },
+    ),
     "glm4v": Seeing(
         _config("Glm4vConfig", {"model_type": "glm4v_text", "rope_parameters": GLM_ROPE, "head_dim": 12}, GLM, "<|image_pad|>"),
         "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Glm4vImageProcessorPil",
@@ -269,6 +284,14 @@ FAMILIES |= {
         ),
         "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Glm4vImageProcessorPil",
         {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 8192}}, ("image_grid_thw",),
+    ),
+    "paddleocr-vl": Seeing(
+        _config("PaddleOCRVLConfig",
+                {"head_dim": 12, "rope_parameters": {**MROPE, "mrope_section": [2, 2, 2]}, "use_bias": True},
+                {**SIGLIP, "image_size": 24, "model_type": "paddleocr_vl_vision"}, "<|image_pad|>"),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "PaddleOCRVLImageProcessorPil",
+        {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}}, ("image_grid_thw",),
+        writer="PaddleOCRVLProcessor",
     ),
     "gemma4-together": Seeing(
         _config(
@@ -304,9 +327,29 @@ def make(name: str, path: Path) -> torch.nn.Module:
 
 
 def processor(name: str) -> Any:
-    """transformers' own, which needs Pillow."""
+    """transformers' own, which needs Pillow. Of Command A Vision it needs torchvision: here its way to cut is put into that of
+    GOT-OCR, which is the same otherwise."""
     family = FAMILIES[name]
+    if family.processor == "Cohere2VisionImageProcessor":
+        return CohereTiles(**family.settings)
     return getattr(transformers, family.processor)(**family.settings)
+
+
+@functools.cache
+def canvas() -> Any:
+    """What chooses the tiles of Command A Vision, out of a module of transformers that only torchvision lets one import."""
+    file = Path(transformers.__file__).parent / "models/cohere2_vision/image_processing_cohere2_vision.py"
+    wanted = ("get_all_supported_aspect_ratios", "get_optimal_tiled_canvas")
+    parts = [n for n in ast.parse(file.read_text()).body if isinstance(n, ast.FunctionDef) and n.name in wanted]
+    known: dict[str, Any] = {"np": np, "lru_cache": functools.lru_cache}
+    exec(compile(ast.Module(parts, []), str(file), "exec"), known)
+    return known[wanted[1]]
+
+
+class CohereTiles(got.GotOcr2ImageProcessorPil):
+    def crop_image_to_patches(self, *args: Any, **more: Any) -> Any:
+        with mock.patch.object(got, "get_optimal_tiled_canvas", canvas()):
+            return super().crop_image_to_patches(*args, **more)
 
 
 def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tensor]:
@@ -371,7 +414,12 @@ def same_pixels(name: str, prepared: Prepared, theirs: Any) -> tuple[np.ndarray,
     if "image_position_ids" in theirs:  # values from 0 to 1, and patches that are not there
         return ours, 2 * (pixels[0, : len(ours)] - 0.5)
     if pixels.ndim == 2:  # patches already, and ours may lie window by window
-        return ours[prepared.keep], pixels
+        return ours[prepared.keep], pixels.reshape(len(ours), -1)
+    if pixels.ndim == 4 and "image_grid_thw" in theirs:  # patches, row by row
+        _, rows, columns = theirs["image_grid_thw"][0]
+        return ours, pixels.reshape(len(ours), -1)[
+            merged(rows, columns, FAMILIES[name].config().vision_config.spatial_merge_size)
+        ]
     patch = FAMILIES[name].config().vision_config.patch_size
     patch = patch if isinstance(patch, int) else patch[0]
     images = pixels.reshape(-1, *pixels.shape[-3:])

@@ -208,16 +208,17 @@ def stretched(down: np.ndarray, across: np.ndarray, rows: int, columns: int, sid
     return np.stack(place, 1).astype(I32), np.stack(much, 1).astype(F32)
 
 
-def curved(order: np.ndarray, rows: int, columns: int, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """The sixteen nearest rows of a table of side x side places stretched over the image by cubic curves, middle on middle, and
-    their shares. Beyond the table its edge goes on. order: of the patches."""
+def spread(order: np.ndarray, rows: int, columns: int, side: int, cubic: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest rows of a table of side x side places that is stretched over the image, middle on middle, and their shares:
+    sixteen for cubic curves, else four for straight lines. Beyond the table its edge goes on. order: of the patches."""
     near, share = [], []
     for at, size in zip(np.divmod(order, columns), (rows, columns), strict=True):
-        where = (((at.astype(F32) + F32(0.5)) / F32(size)) * 2 - 1 + 1) * F32(side) / 2 - F32(0.5)
+        where = (at.astype(F32) + F32(0.5)) * F32(side) / F32(size) - F32(0.5)
         low = np.floor(where)
         far = (where - low).astype(F32)
-        near.append([np.clip(low.astype(I32) + i, 0, side - 1) for i in (-1, 0, 1, 2)])
-        share.append([_cubic(far + 1), _cubic(far), _cubic(1 - far), _cubic(2 - far)])
+        taps = (-1, 0, 1, 2) if cubic else (0, 1)
+        near.append([np.clip(low.astype(I32) + i, 0, side - 1) for i in taps])
+        share.append([_cubic(np.abs(far - F32(i))) if cubic else 1 - np.abs(far - F32(i)) for i in taps])
     place = [y * side + x for y in near[0] for x in near[1]]
     much = [v * u for v in share[0] for u in share[1]]
     return np.stack(place, 1).astype(I32), np.stack(much, 1).astype(F32)

@@ -16,12 +16,12 @@ from thalweg.media.processors.gemma4 import Gemma4, gemma4
 from thalweg.media.processors.idefics3 import Idefics3, idefics3
 from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_onevision
 from thalweg.media.processors.pixtral import Pixtral, lighton_ocr, pixtral
-from thalweg.media.processors.qwen_vl import Glm4v, QwenVL, glm4v, qwen2_5_vl, qwen2_vl, qwen3_vl
-from thalweg.media.processors.tiles import Named, Tiles, aya_vision, internvl
+from thalweg.media.processors.qwen_vl import Glm4v, PaddleOCR, QwenVL, glm4v, paddleocr_vl, qwen2_5_vl, qwen2_vl, qwen3_vl
+from thalweg.media.processors.tiles import Lined, Named, Tiles, aya_vision, cohere2_vision, internvl
 
 __all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "QwenVL", "Size", "View", "processor"]
 
-Processor = Clip | Gemma3 | Gemma4 | Glm4v | Idefics3 | LlavaNext | Named | Pixtral | QwenVL | Tiles
+Processor = Clip | Gemma3 | Gemma4 | Glm4v | Idefics3 | Lined | LlavaNext | Named | PaddleOCR | Pixtral | QwenVL | Tiles
 
 
 def _llava(config: Config, said: Config) -> Processor:
@@ -30,6 +30,7 @@ def _llava(config: Config, said: Config) -> Processor:
 
 PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "AyaVisionForConditionalGeneration": aya_vision,
+    "Cohere2VisionForConditionalGeneration": cohere2_vision,
     "Gemma3ForConditionalGeneration": gemma3,
     "Gemma4ForConditionalGeneration": gemma4,
     "Glm4vForConditionalGeneration": glm4v,
@@ -42,6 +43,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "LlavaNextForConditionalGeneration": llava_next,
     "LlavaOnevisionForConditionalGeneration": llava_onevision,
     "Mistral3ForConditionalGeneration": pixtral,
+    "PaddleOCRVLForConditionalGeneration": paddleocr_vl,
     "PixtralForConditionalGeneration": pixtral,
     "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl,
     "Qwen2VLForConditionalGeneration": qwen2_vl,

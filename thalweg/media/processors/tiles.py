@@ -1,12 +1,12 @@
-"""InternVL and Aya Vision: an image is cut into as many squares as have its ratio best, and shown whole in one
-more."""
+"""InternVL, Aya Vision and Command A Vision: an image is cut into as many squares as have its ratio best, and shown whole in
+one more."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from thalweg.checkpoint.config import Config, integer, real, text
+from thalweg.checkpoint.config import Config, flag, integer, real, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.media.processors.base import (
     FILE,
@@ -87,6 +87,30 @@ class Named(Tiles, frozen=True, kw_only=True):
         last = len(self.views(*size))
         names = [*(f"TILE_{i}" for i in range(1, last)), "TILE_GLOBAL"]
         return "<|START_OF_IMG|>" + "".join(name + token * self.each for name in names) + "<|END_OF_IMG|>"
+
+
+class Lined(Tiles, frozen=True, kw_only=True):
+    """Command A Vision: a line ends behind each tile. As few pixels as possible are added, or taken off."""
+
+    classes: bool = False
+
+    def tiling(self, width: int, height: int) -> Size:
+        grids = [(x, y) for x in range(1, self.most + 1) for y in range(1, self.most + 1) if x * y <= self.most]
+        grids.sort(key=lambda grid: grid[0] * grid[1])
+        scales = [min(x * self.side / width, y * self.side / height) for x, y in grids]
+        if max(scales) < 1:
+            return grids[scales.index(max(scales))]
+        return grids[scales.index(min(scale for scale in scales if scale >= 1))]
+
+    def text(self, size: Size, token: str) -> str:
+        lines = (token * self.each + "<|IMG_LINE_BREAK|>") * len(self.views(*size))
+        return f"<|START_OF_IMG|>{lines}<|END_OF_IMG|>"
+
+
+def cohere2_vision(config: Config, said: Config) -> Lined:
+    merge = integer(outer(config), "downsample_factor", high=16, default=2)
+    cuts = {} if flag(said, "crop_to_patches", True) else {"most": 1}
+    return Lined(token=token(config, 255_036), **tiled(config, said, 512, 16) | {"merge": merge} | cuts)
 
 
 def aya_vision(config: Config, said: Config) -> Named:

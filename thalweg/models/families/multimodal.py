@@ -43,7 +43,7 @@ BLIND = Names(
         root + part for root in ("", "model.")
         for part in (
             "visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "mm_projector.", "connector.",
-            "image_newline", "mtp.",
+            "image_newline", "mlp_AR.", "mtp.",
         )
     ),
 )  # fmt: skip
