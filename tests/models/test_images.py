@@ -234,7 +234,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3-vl", {"num_gpu_blocks_override": 11, "max_model_len": 160}),
     ("gemma3", {"num_gpu_blocks_override": 7, "max_model_len": 96}),
     ("gemma3", {"additional_config": {"isa": "none"}}),
-    ("gemma3", {"device": "reference"}),
+    ("gemma4-together", {"device": "reference", "max_num_batched_tokens": 80}),
     ("qwen2.5-vl", {"device": "thalweg.backends.torch_gpu.testing:HostGpuPlatform"}),
 ]
 """A family for each kind of positions and of attention."""

@@ -17,7 +17,7 @@ from thalweg.models import spec
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
 from thalweg.models.layers.linear import Linear
-from thalweg.models.layers.norm import BoundNorm, bound
+from thalweg.models.layers.norm import BoundNorm, Scaled, bound
 from thalweg.models.weights import ParamSpec
 from thalweg.quantization.online import DENSE_FORMATS
 
@@ -59,8 +59,8 @@ class Projector:
         if self._group > 1:
             x = x.unflatten(0, (-1, self._group))
             x = x.float().mean(1) if self._join == "mean" else (x.transpose(1, 2) if self._join == "channels" else x).flatten(1)
-        for i, norm in enumerate(self._after):
-            x = norm(p.get("after", {}).get(i), x)
+        for i, norm in enumerate(self._after):  # kernels of norms take the model's dtype alone
+            x = norm(p.get("after", {}).get(i), x if isinstance(norm, Scaled) else x.to(self._dtype))
         x = x.to(self._dtype)
         for i, step in enumerate(self._steps):
             x = self._step(i, p["steps"][i], step(p["steps"][i], x))
