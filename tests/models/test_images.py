@@ -256,6 +256,23 @@ def test_images_are_seen_again_after_preemption_and_on_other_devices(name: str, 
         llm.shutdown()
 
 
+@pytest.mark.slow
+def test_a_marker_that_is_no_token_stays_text_where_users_write_it(tmp_path: Path) -> None:
+    """Aya Vision's templates write <image>, which its vocabulary does not have."""
+    model, image = seeing.make("aya-vision", tmp_path), picture(60, 40)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file.read_text().replace('"<image>"', '"<unused>"'))
+    llm = engine(tmp_path)
+    try:
+        out = llm.chat(asks("an <image> or ", image, " not <image>"), GREEDY, use_tqdm=False)[0]
+        assert out.prompt is not None
+        assert out.prompt.count("<image>") == 2
+        want = seeing.greedy(model, "aya-vision", list(out.prompt_token_ids), [image], NEW)
+        assert list(out.outputs[0].token_ids) == want
+    finally:
+        llm.shutdown()
+
+
 def test_the_text_part_alone_refuses_images(one: Any) -> None:
     path, model, _ = one
     llm = engine(path, language_model_only=True)
