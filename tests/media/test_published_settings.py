@@ -41,7 +41,7 @@ def test_qwen2_5_vl_with_its_text_part_beside(tmp_path: Path) -> None:
     p = made(tmp_path, QWEN, {"min_pixels": 3136, "max_pixels": 12_845_056, "image_mean": CLIP["mean"], "size": None})
     (view,) = p.views(1280, 720)
     assert view.sizes == ((1288, 728),)
-    assert p.grid(view.sizes) == (46, 26)
+    assert p.grid((1280, 720)) == (46, 26)
     assert (p.window, p.head_dim, p.token) == (4, 80, 55)
     (large,) = p.views(8000, 6000)
     assert large.sizes[0][0] * large.sizes[0][1] <= 12_845_056
@@ -58,7 +58,7 @@ def test_gemma3(tmp_path: Path) -> None:
         GEMMA,
         {"do_pan_and_scan": None, "size": {"height": 896, "width": 896}, "resample": 2, "image_mean": [0.5] * 3},
     )
-    assert p.text([(896, 896)], "#") == f"\n\n<start_of_image>{'#' * 256}<end_of_image>\n\n"
+    assert p.text((896, 896), "#") == f"\n\n<start_of_image>{'#' * 256}<end_of_image>\n\n"
     assert (p.token, p.resample, p.std) == (262_144, 2, (0.5, 0.5, 0.5))
 
 

@@ -3,23 +3,29 @@ of an image processor of transformers. For tests."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 import transformers
+import transformers.models.got_ocr2.image_processing_pil_got_ocr2 as got
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from zoo import SMALL, spread
 
-from thalweg.media.patches import Prepared
+from thalweg.media.patches import Prepared, merged
 
 NAMES = (
     "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<image>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<|vision_start|>",
     "<|image_pad|>", "<|vision_end|>", "<start_of_image>", "<image_soft_token>", "<end_of_image>", "<|video_pad|>",
+    "<IMG_CONTEXT>", "<fake_token_around_image>", "<global-img>", "<|image>", "<|image|>", "<image|>",
+    "<|START_OF_IMG|>", "<|IMG_LINE_BREAK|>", "<|END_OF_IMG|>",
 )  # fmt: skip
 IDS = {name: 256 + i for i, name in enumerate(NAMES)}
 TEXT = {
@@ -49,6 +55,28 @@ PIXTRAL = {
     "patch_size": 7, "head_dim": 16, "model_type": "pixtral",
 }  # fmt: skip
 
+INTERNVL = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": [28, 28],
+    "patch_size": [7, 7],
+}  # fmt: skip
+IDEFICS = {**SIGLIP, "image_size": 28, "patch_size": 7, "model_type": "idefics3_vision"}
+TILED = {"size": {"height": 28, "width": 28}}
+SPLIT = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
+PINS = [[28, 56], [56, 28], [56, 56], [28, 84]]
+GLM = {
+    "depth": 2, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4,
+    "spatial_merge_size": 2, "temporal_patch_size": 2, "image_size": 24,
+}  # fmt: skip
+GLM_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 1]}
+GEMMA_4 = {
+    "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "global_head_dim": 16,
+    "sliding_window": 20, "vocab_size_per_layer_input": 288, "hidden_size_per_layer_input": 8, "model_type": "gemma4_text",
+}  # fmt: skip
+GEMMA_4_VISION = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 16, "patch_size": 4, "position_embedding_size": 80, "pooling_kernel_size": 2,
+}  # fmt: skip
+GEMMA_4_EDGES = {"boi_token_id": IDS["<|image>"], "eoi_token_id": IDS["<image|>"]}
 QWEN = {
     "depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4,
     "spatial_merge_size": 2, "temporal_patch_size": 2,
@@ -68,7 +96,9 @@ class Seeing:
     settings: dict[str, Any]
     extras: tuple[str, ...] = ()
     """What the processor gives beside pixel values."""
-    text: dict[str, Any] = field(default_factory=dict)
+    writer: str = ""
+    """transformers' class of the whole processor, which writes placeholders, and what it holds."""
+    holds: dict[str, Any] = field(default_factory=dict)
 
 
 def _config(name: str, text: dict[str, Any], vision: dict[str, Any], token: str, **more: Any) -> Callable[[], Any]:
@@ -151,6 +181,130 @@ FAMILIES: dict[str, Seeing] = {
 }  # fmt: skip
 
 
+FAMILIES |= {
+    "internvl": Seeing(
+        _config("InternVLConfig", {"model_type": "qwen2"}, INTERNVL, "<IMG_CONTEXT>"), "<IMG_CONTEXT>", "<IMG_CONTEXT>\n",
+        "GotOcr2ImageProcessorPil", {**TILED, "crop_to_patches": True, "max_patches": 4}, writer="InternVLProcessor",
+        holds={"start_image_token": "<img>", "end_image_token": "</img>", "image_seq_length": 4},
+    ),
+    "internvl-norms": Seeing(
+        _config(
+            "InternVLConfig", {"model_type": "qwen3"},
+            INTERNVL | {
+                "norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": True, "use_mean_pooling": False,
+                "num_hidden_layers": 3,
+            }, "<IMG_CONTEXT>",
+        ),
+        "<IMG_CONTEXT>", "<IMG_CONTEXT>\n", "GotOcr2ImageProcessorPil", {**TILED, "crop_to_patches": True, "max_patches": 4},
+    ),
+    "idefics3": Seeing(
+        _config("Idefics3Config", {"model_type": "llama"}, IDEFICS, "<image>", scale_factor=2), "<image>", "<image>",
+        "Idefics3ImageProcessorPil", SPLIT, ("pixel_attention_mask",), writer="Idefics3Processor",
+        holds={"fake_image_token": "<fake_token_around_image>", "global_image_tag": "<global-img>", "image_seq_len": 4},
+    ),
+    "smolvlm": Seeing(
+        _config("SmolVLMConfig", {"model_type": "llama"}, IDEFICS | {"model_type": "smolvlm_vision"}, "<image>",
+                scale_factor=4),
+        "<image>", "<image>", "SmolVLMImageProcessorPil", SPLIT, ("pixel_attention_mask",), writer="SmolVLMProcessor",
+        holds={"fake_image_token": "<fake_token_around_image>", "global_image_token": "<global-img>", "image_seq_len": 1},
+    ),
+    "llava-next": Seeing(
+        _config("LlavaNextConfig", {"model_type": "mistral", "sliding_window": None}, CLIP, "<image>",
+                image_grid_pinpoints=PINS),
+        "<image>", "<image>\n", "LlavaNextImageProcessorPil",
+        {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}, "image_grid_pinpoints": PINS},
+        ("image_sizes",), writer="LlavaNextProcessor",
+        holds={"patch_size": 7, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
+    ),
+    "granite-vision": Seeing(
+        _config(
+            "LlavaNextConfig",
+            {
+                "model_type": "granite", "embedding_multiplier": 2.0, "residual_multiplier": 0.7, "attention_multiplier": 0.2,
+            }, SIGLIP | {"image_size": 28, "patch_size": 7, "num_hidden_layers": 4}, "<image>", image_grid_pinpoints=PINS,
+            vision_feature_layer=[-4, -2, -1], vision_feature_select_strategy="full",
+        ),
+        "<image>", "<image>\n", "LlavaNextImageProcessorPil",
+        {"size": {"height": 28, "width": 28}, "crop_size": {"height": 28, "width": 28}, "image_grid_pinpoints": PINS},
+        ("image_sizes",), writer="LlavaNextProcessor",
+        holds={"patch_size": 7, "num_additional_image_tokens": 0, "vision_feature_select_strategy": "full"},
+    ),
+    "llava-onevision": Seeing(
+        _config("LlavaOnevisionConfig", {"model_type": "qwen2"}, SIGLIP | {"image_size": 28, "patch_size": 7}, "<image>",
+                image_grid_pinpoints=PINS, vision_aspect_ratio="anyres_max_2"),
+        "<image>", "<image>\n", "LlavaOnevisionImageProcessorPil",
+        {"size": {"height": 28, "width": 28}, "image_grid_pinpoints": PINS}, ("image_sizes", "batch_num_images"),
+        writer="LlavaOnevisionProcessor",
+        holds={"num_image_tokens": 16, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_2"},
+    ),
+    "gemma4": Seeing(
+        _config("Gemma4Config", GEMMA_4 | {"num_kv_shared_layers": 2}, GEMMA_4_VISION | {"use_clipped_linears": True},
+                "<|image|>", audio_config=None, **GEMMA_4_EDGES),
+        "<|image|>", "<|image|>", "Gemma4ImageProcessorPil", {"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 2},
+        ("image_position_ids",), writer="Gemma4Processor", holds={"boi_token": "", "eoi_token": ""},
+    ),
+    "lighton-ocr": Seeing(
+        _config("LightOnOcrConfig", {"model_type": "qwen3"}, PIXTRAL, "<|image_pad|>"), "<|image_pad|>", "<|image_pad|>",
+        "PixtralImageProcessorPil", {"size": {"longest_edge": 56}, "patch_size": {"height": 14, "width": 14}}, ("image_sizes",),
+        writer="LightOnOcrProcessor", holds={"effective_patch_size": 14},
+    ),
+    "aya-vision": Seeing(
+        _config("AyaVisionConfig", {"model_type": "cohere2", "sliding_window": 20, "logit_scale": 1.0},
+                SIGLIP | {"image_size": 28, "patch_size": 7}, "<image_soft_token>", alignment_intermediate_size=40),
+        "<image_soft_token>", "<image>", "GotOcr2ImageProcessorPil", {**TILED, "crop_to_patches": True, "max_patches": 4},
+        writer="AyaVisionProcessor",
+        holds={
+            "img_size": 28, "patch_size": 14, "start_of_img_token": "<|START_OF_IMG|>", "end_of_img_token": "<|END_OF_IMG|>",
+            "img_patch_token": "<image_soft_token>", "tile_token": "TILE", "tile_global_token": "TILE_GLOBAL",
+        },
+    ),
+    "cohere2-vision": Seeing(
+        _config("Cohere2VisionConfig", {"model_type": "cohere2", "sliding_window": 20, "logit_scale": 1.0},
+                SIGLIP | {"image_size": 28, "patch_size": 7}, "<image_soft_token>", alignment_intermediate_size=40),
+        "<image_soft_token>", "<image_soft_token>", "Cohere2VisionImageProcessor",
+        {**TILED, "crop_to_patches": True, "max_patches": 4}, writer="Cohere2VisionProcessor",
+        holds={
+            "patch_size": 2, "boi_token": "<|START_OF_IMG|>", "eoi_token": "<|END_OF_IMG|>",
+            "img_line_break_token": "<|IMG_LINE_BREAK|>",
+        },
+    ),
+    "glm4v": Seeing(
+        _config("Glm4vConfig", {"model_type": "glm4v_text", "rope_parameters": GLM_ROPE, "head_dim": 12}, GLM, "<|image_pad|>"),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Glm4vImageProcessorPil",
+        {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 8192}}, ("image_grid_thw",),
+    ),
+    "glm4v-moe": Seeing(
+        _config(
+            "Glm4vMoeConfig",
+            {
+                "model_type": "glm4v_moe_text", "rope_parameters": {**GLM_ROPE, "mrope_section": [2, 1, 1]},
+                "n_routed_experts": 6, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24,
+            }, GLM | {"attention_bias": True}, "<|image_pad|>",
+        ),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Glm4vImageProcessorPil",
+        {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 8192}}, ("image_grid_thw",),
+    ),
+    "paddleocr-vl": Seeing(
+        _config("PaddleOCRVLConfig",
+                {"head_dim": 12, "rope_parameters": {**MROPE, "mrope_section": [2, 2, 2]}, "use_bias": True},
+                {**SIGLIP, "image_size": 24, "model_type": "paddleocr_vl_vision"}, "<|image_pad|>"),
+        "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "PaddleOCRVLImageProcessorPil",
+        {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}}, ("image_grid_thw",),
+        writer="PaddleOCRVLProcessor",
+    ),
+    "gemma4-together": Seeing(
+        _config(
+            "Gemma4Config",
+            GEMMA_4 | {"use_bidirectional_attention": "vision", "hidden_size_per_layer_input": 0, "sliding_window": 72},
+            GEMMA_4_VISION | {"standardize": True}, "<|image|>", audio_config=None, **GEMMA_4_EDGES,
+        ),
+        "<|image|>", "<|image|>", "Gemma4ImageProcessorPil", {"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 2},
+        ("image_position_ids",),
+    ),
+}  # fmt: skip
+
+
 def make(name: str, path: Path) -> torch.nn.Module:
     """The model of transformers, saved."""
     family = FAMILIES[name]
@@ -173,9 +327,29 @@ def make(name: str, path: Path) -> torch.nn.Module:
 
 
 def processor(name: str) -> Any:
-    """transformers' own, which needs Pillow."""
+    """transformers' own, which needs Pillow. Of Command A Vision it needs torchvision: here its way to cut is put into that of
+    GOT-OCR, which is the same otherwise."""
     family = FAMILIES[name]
+    if family.processor == "Cohere2VisionImageProcessor":
+        return CohereTiles(**family.settings)
     return getattr(transformers, family.processor)(**family.settings)
+
+
+@functools.cache
+def canvas() -> Any:
+    """What chooses the tiles of Command A Vision, out of a module of transformers that only torchvision lets one import."""
+    file = Path(transformers.__file__).parent / "models/cohere2_vision/image_processing_cohere2_vision.py"
+    wanted = ("get_all_supported_aspect_ratios", "get_optimal_tiled_canvas")
+    parts = [n for n in ast.parse(file.read_text()).body if isinstance(n, ast.FunctionDef) and n.name in wanted]
+    known: dict[str, Any] = {"np": np, "lru_cache": functools.lru_cache}
+    exec(compile(ast.Module(parts, []), str(file), "exec"), known)
+    return known[wanted[1]]
+
+
+class CohereTiles(got.GotOcr2ImageProcessorPil):
+    def crop_image_to_patches(self, *args: Any, **more: Any) -> Any:
+        with mock.patch.object(got, "get_optimal_tiled_canvas", canvas()):
+            return super().crop_image_to_patches(*args, **more)
 
 
 def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tensor]:
@@ -184,9 +358,10 @@ def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tenso
     out = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))}
     shown = (out["input_ids"] == IDS[family.token]).int()
     if images:
-        made = processor(name)(images=images, return_tensors="np")
+        nested = FAMILIES[name].writer in ("Idefics3Processor", "SmolVLMProcessor")
+        made = processor(name)(images=[images] if nested else images, return_tensors="np")
         out |= {k: torch.from_numpy(np.asarray(made[k])) for k in ("pixel_values", *family.extras)}
-        if "image_grid_thw" in out:
+        if "image_grid_thw" in out or "image_position_ids" in out:
             out["mm_token_type_ids"] = shown
     if name == "gemma3":
         out["token_type_ids"] = shown
@@ -195,8 +370,9 @@ def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tenso
 
 @torch.no_grad()
 def greedy(model: Any, name: str, ids: list[int], images: list[Any], new: int) -> list[int]:
-    """transformers' tokens. Of Qwen3.5 without its cache: with it, positions after an image are others than it has itself."""
-    if name == "qwen3.5":
+    """transformers' tokens. Of Qwen3.5 without its cache: with it, positions after an image are others than it has itself.
+    So of Gemma 4 whose images see themselves: with it, tokens after long prompts and after text alone are others."""
+    if name in ("qwen3.5", "gemma4-together"):
         seq = list(ids)
         for _ in range(new):
             seq.append(int(model(**given(name, seq, images), use_cache=False).logits[0, -1].argmax()))
@@ -218,12 +394,34 @@ def architecture(name: str) -> str:
     return type(transformers.AutoModelForImageTextToText.from_config(FAMILIES[name].config())).__name__
 
 
+def written(name: str, image: Any) -> str:
+    """What transformers' processor puts in an image's place; "" where it is not asked."""
+    family = FAMILIES[name]
+    if not family.writer:
+        return ""
+    kind, reads = getattr(transformers, family.writer), processor(name)
+    whole = kind.__new__(kind)
+    for key, value in {"image_processor": reads, "image_token": family.token, **family.holds}.items():
+        setattr(whole, key, value)
+    more = {"return_row_col_info": True} if "pixel_attention_mask" in family.extras else {}
+    text: str = whole.replace_image_token(reads(images=[image], return_tensors="np", **more), 0)
+    return text
+
+
 def same_pixels(name: str, prepared: Prepared, theirs: Any) -> tuple[np.ndarray, np.ndarray]:
     """Patches [T, width] of ours and of transformers' pixel values, in one order."""
     pixels, ours = np.asarray(theirs["pixel_values"]), prepared.value
+    if "image_position_ids" in theirs:  # values from 0 to 1, and patches that are not there
+        return ours, 2 * (pixels[0, : len(ours)] - 0.5)
     if pixels.ndim == 2:  # patches already, and ours may lie window by window
-        return ours[prepared.keep], pixels
+        return ours[prepared.keep], pixels.reshape(len(ours), -1)
+    if pixels.ndim == 4 and "image_grid_thw" in theirs:  # patches, row by row
+        _, rows, columns = theirs["image_grid_thw"][0]
+        return ours, pixels.reshape(len(ours), -1)[
+            merged(rows, columns, FAMILIES[name].config().vision_config.spatial_merge_size)
+        ]
     patch = FAMILIES[name].config().vision_config.patch_size
+    patch = patch if isinstance(patch, int) else patch[0]
     images = pixels.reshape(-1, *pixels.shape[-3:])
     rows, columns = images.shape[2] // patch, images.shape[3] // patch
     cut = images.reshape(len(images), 3, rows, patch, columns, patch).transpose(0, 2, 4, 1, 3, 5)

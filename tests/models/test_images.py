@@ -16,6 +16,7 @@ import transformers
 Image = pytest.importorskip("PIL.Image", reason="images need Pillow: pip install 'thalweg[images]'")
 
 import seeing  # noqa: E402
+from PIL import ImageOps  # noqa: E402
 
 from thalweg import LLM, SamplingParams  # noqa: E402
 from thalweg.checkpoint.config import read_config  # noqa: E402
@@ -54,6 +55,12 @@ def asks(*parts: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": said}]
 
 
+def seen(image: Any, ours: Any) -> tuple[tuple[np.ndarray, ...], tuple[int, int]]:
+    """What is read of a file of this image: views, and its size."""
+    done = pictures(file_of(image), ours, 1 << 20)
+    return tuple(np.frombuffer(v.data, np.uint8).reshape(v.height, v.width, 3) for v in done.views), done.size
+
+
 def engine(path: Path, **more: Any) -> LLM:
     return LLM(
         str(path), dtype="float32", use_tqdm_on_load=False,
@@ -75,7 +82,11 @@ def test_answers_about_images_are_those_of_transformers(name: str, tmp_path: Pat
         ([a], asks(a, "what?")), ([a, b], asks("see ", a, f" and {spelt} ", b)), ([], asks("hello")), ([c], asks(c, c.mode)),
         ([b], asks(b, "what?")), ([d], asks("so: ", d)),
     ]  # fmt: skip
-    llm = engine(tmp_path, **{"mamba_block_size": 32, "num_gpu_blocks_override": 160} if name == "qwen3.5" else {})
+    more = {
+        "qwen3.5": {"mamba_block_size": 32, "num_gpu_blocks_override": 160},
+        "gemma4-together": {"max_num_batched_tokens": 80},
+    }
+    llm = engine(tmp_path, **more.get(name, {}))
     try:
         outs = llm.chat([chat for _, chat in chats], GREEDY, use_tqdm=False)
         for (images, _), out in zip(chats, outs, strict=True):
@@ -105,15 +116,54 @@ def test_pixels_and_counts_are_those_of_transformers(name: str, tmp_path: Path) 
     theirs.save_pretrained(tmp_path)
     ours = processor(read_config(tmp_path), tmp_path)
     assert ours is not None
-    for seed, (width, height) in enumerate((*SIZES, (500, 300), (7, 40))):
+    for seed, (width, height) in enumerate((*SIZES, (500, 300), (7, 40), (1, 1), (50, 1), (1, 40))):
         image = picture(width, height, seed)
-        views = [np.frombuffer(v.data, np.uint8).reshape(v.height, v.width, 3) for v in pictures(file_of(image), ours, 1 << 20)]
+        views, size = seen(image, ours)
         want = theirs(images=[image], return_tensors="np")
-        np.testing.assert_allclose(*seeing.same_pixels(name, ours.prepared(views), want), atol=2e-6)
-        made = ours.prepared(views)
-        group = len(made.keep) // ours.count([(v.shape[1], v.shape[0]) for v in views])
-        assert group * ours.count([(v.shape[1], v.shape[0]) for v in views]) == len(made.keep)
+        made = ours.prepared(views, size)
+        np.testing.assert_allclose(*seeing.same_pixels(name, made, want), atol=2e-6)
+        if made.mix is None:
+            assert len(made.keep) % ours.count(size) == 0
+        else:
+            assert len(made.mix) == ours.count(size)
+        text = ours.text(size, seeing.FAMILIES[name].token)
+        assert text == (seeing.written(name, image) or text)
+        assert text.count(seeing.FAMILIES[name].token) == ours.count(size)
         patches.batch(made).check()
+
+
+def odd_files() -> dict[str, bytes]:
+    image, rng = picture(60, 40, 3), np.random.default_rng(1)
+    shine = Image.fromarray(rng.integers(0, 255, (40, 60)).astype(np.uint8))
+    clear, grey, turned = image.convert("RGBA"), image.convert("LA"), Image.Exif()
+    clear.putalpha(shine)
+    grey.putalpha(shine)
+    turned[0x0112] = 6  # by a quarter
+    return {
+        "transparent": file_of(clear), "transparent webp": file_of(clear, "WEBP", lossless=True), "grey": file_of(grey),
+        "palette": file_of(image.convert("P"), transparency=3), "one colour": file_of(image.convert("L"), transparency=100),
+        "one bit": file_of(image.convert("1")), "cmyk": file_of(image.convert("CMYK"), "JPEG"),
+        "upright by exif": file_of(image, "JPEG", exif=turned), "gif": file_of(image, "GIF"),
+    }  # fmt: skip
+
+
+def test_odd_files_are_seen_as_transformers_sees_them(tmp_path: Path) -> None:
+    """Files of 16 bits are not among them: their shades are kept here, where transformers makes almost all of them white."""
+    config, theirs = seeing.FAMILIES["gemma3"].config(), seeing.processor("gemma3")
+    config.architectures = [seeing.architecture("gemma3")]
+    config.save_pretrained(tmp_path)
+    theirs.save_pretrained(tmp_path)
+    ours = processor(read_config(tmp_path), tmp_path)
+    assert ours is not None
+    for kind, data in odd_files().items():
+        image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+        done = pictures(data, ours, 1 << 20)
+        views = [np.frombuffer(v.data, np.uint8).reshape(v.height, v.width, 3) for v in done.views]
+        want = theirs(images=[image], return_tensors="np")
+        np.testing.assert_allclose(
+            *seeing.same_pixels("gemma3", ours.prepared(views, done.size), want), atol=2e-6, err_msg=kind
+        )
+        assert done.size == image.size
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +234,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3-vl", {"num_gpu_blocks_override": 11, "max_model_len": 160}),
     ("gemma3", {"num_gpu_blocks_override": 7, "max_model_len": 96}),
     ("gemma3", {"additional_config": {"isa": "none"}}),
-    ("gemma3", {"device": "reference"}),
+    ("gemma4-together", {"device": "reference", "max_num_batched_tokens": 80}),
     ("qwen2.5-vl", {"device": "thalweg.backends.torch_gpu.testing:HostGpuPlatform"}),
 ]
 """A family for each kind of positions and of attention."""
@@ -206,6 +256,23 @@ def test_images_are_seen_again_after_preemption_and_on_other_devices(name: str, 
         llm.shutdown()
 
 
+@pytest.mark.slow
+def test_a_marker_that_is_no_token_stays_text_where_users_write_it(tmp_path: Path) -> None:
+    """Aya Vision's templates write <image>, which its vocabulary does not have."""
+    model, image = seeing.make("aya-vision", tmp_path), picture(60, 40)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file.read_text().replace('"<image>"', '"<unused>"'))
+    llm = engine(tmp_path)
+    try:
+        out = llm.chat(asks("an <image> or ", image, " not <image>"), GREEDY, use_tqdm=False)[0]
+        assert out.prompt is not None
+        assert out.prompt.count("<image>") == 2
+        want = seeing.greedy(model, "aya-vision", list(out.prompt_token_ids), [image], NEW)
+        assert list(out.outputs[0].token_ids) == want
+    finally:
+        llm.shutdown()
+
+
 def test_the_text_part_alone_refuses_images(one: Any) -> None:
     path, model, _ = one
     llm = engine(path, language_model_only=True)
@@ -218,7 +285,7 @@ def test_the_text_part_alone_refuses_images(one: Any) -> None:
         llm.shutdown()
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3-vl"])
+@pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3-vl", "glm4v"])
 def test_positions_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     family = seeing.FAMILIES[name]
     config = family.config()
@@ -230,15 +297,11 @@ def test_positions_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert ours is not None
     token, ids, items, grids = seeing.IDS[family.token], [5, 6, 7], list[MediaItem](), list[list[int]]()
     for seed, (width, height) in enumerate(SIZES):
-        views = tuple(
-            np.frombuffer(v.data, np.uint8).reshape(v.height, v.width, 3)
-            for v in pictures(file_of(picture(width, height, seed)), ours, 1 << 20)
-        )
-        sizes = [(v.shape[1], v.shape[0]) for v in views]
-        count = ours.count(sizes)
-        items.append(MediaItem(b"", np.arange(len(ids), len(ids) + count, dtype=np.int32), views))
+        views, size = seen(picture(width, height, seed), ours)
+        count = ours.count(size)
+        items.append(MediaItem(b"", np.arange(len(ids), len(ids) + count, dtype=np.int32), views, size))
         ids += [token] * count + [9] * (1 + seed % 3)
-        columns, rows = ours.grid(sizes) or (0, 0)
+        columns, rows = ours.grid(size) or (0, 0)
         grids.append([1, rows * ours.merge, columns * ours.merge])  # type: ignore[union-attr]
     said = torch.tensor([ids])
     want, delta = model.model.get_rope_index(said, (said == token).int(), image_grid_thw=torch.tensor(grids))

@@ -276,10 +276,12 @@ def describe_pooling(path: Path, mode: str, normalise: bool = True, max_len: int
 def spread(model: torch.nn.Module, seed: int) -> None:
     """Random weights whose logits differ by a few units; biases and norm weights that matter."""
     g = torch.Generator().manual_seed(seed)
-    stored = ("e_score_correction_bias", "expert_bias", "layer_scalar")
+    stored = ("e_score_correction_bias", "expert_bias", "layer_scalar", "std_bias", "std_scale", "put_max", "put_min")
     buffers = ((name, b) for name, b in model.named_buffers() if name.endswith(stored))
     for name, p in (*model.named_parameters(), *buffers):
-        if name.endswith("A_log"):
+        if name.endswith(("input_max", "output_max", "input_min", "output_min")):
+            p.fill_({"input_max": 1.1, "input_min": -0.9, "output_max": 1.6, "output_min": -1.7}[name.rsplit(".", 1)[1]])
+        elif name.endswith("A_log"):
             p.uniform_(-3, 0.5, generator=g)  # from heads that forget little to heads that forget much
         elif "norm" in name.lower() or ".ln_" in name:
             p.add_(torch.empty_like(p).normal_(0, 0.2, generator=g))  # about where they begin: 1, or 0 where 1 is added
@@ -295,6 +297,10 @@ def spread(model: torch.nn.Module, seed: int) -> None:
             p.normal_(0, 1.5, generator=g)
         elif name.endswith("bias"):
             p.normal_(0, 0.3, generator=g)
+        elif name.endswith(("lambda_1", "lambda_2")):
+            p.uniform_(0.3, 1.2, generator=g)
+        elif "newline" in name or "cls_token" in name:
+            p.normal_(0, 0.6, generator=g)
         elif "embed" in name or "lm_head" in name:
             p.normal_(0, 0.4, generator=g)
         else:

@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from thalweg.checkpoint import native_images
 from thalweg.checkpoint.json_files import read_object
 from thalweg.checkpoint.pieces import Piece, Pieces
 from thalweg.checkpoint.safetensors import Checkpoint, open_checkpoint
+from thalweg.checkpoint.spelling import settled
 from thalweg.errors import CheckpointError, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
@@ -31,10 +33,20 @@ _SAME = {
     "vocab_size": "vocab_size", "activation": "hidden_act", "tied_embeddings": "tie_word_embeddings",
 }  # fmt: skip
 """Keys of params.json -> those of config.json."""
-_READ = ("rope_theta", "sliding_window", "yarn", "moe", "quantization", "max_seq_len", "max_position_embeddings", "model_type")
+_READ = (
+    "rope_theta",
+    "sliding_window",
+    "yarn",
+    "moe",
+    "quantization",
+    "max_seq_len",
+    "max_position_embeddings",
+    "model_type",
+    native_images.KEY,
+)
 _MEAN_NOTHING = ("max_batch_size", "model_parallel", "causal", "ragged_attention", "use_cache", "transformers_version")
 _ELSEWHERE = {
-    "multimodal": "images and sound", "vision_encoder": "images", "qk_nope_head_dim": "latent attention",
+    "multimodal": "sound", "qk_nope_head_dim": "latent attention",
     "qk_rope_head_dim": "latent attention", "llama_4_scaling": "queries scaled by position", "lora": "adapters",
     "use_biases": "biases",
 }  # fmt: skip
@@ -75,6 +87,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
         made |= _mixture(Path(path), params["moe"])
     if params.get("quantization"):
         made["quantization_config"] = _quantised(Path(path), params["quantization"])
+    if (images := params.get(native_images.KEY)) is not None:
+        made = settled({**native_images.around(Path(path), images, made), "text_config": made})
     return made
 
 
@@ -94,9 +108,9 @@ def open_model(path: str | Path) -> Pieces:
 
 def _paired(path: Path, name: str, shape: tuple[int, ...], params: Mapping[str, Any]) -> int:
     """The heads whose rows a tensor has in pairs; 0: it has none."""
-    found = _NAME.fullmatch(name)
+    found, seen = _NAME.fullmatch(name), native_images.paired(name, params)
     keys = {"attention.wq": ("n_heads",), "attention.wk": ("n_kv_heads", "n_heads")}.get(found[2] if found else "", ())
-    heads = next((params[k] for k in keys if params.get(k)), 0)
+    heads = next((params[k] for k in keys if params.get(k)), 0) if seen is None else seen
     if not heads or not shape or shape[0] == 1:
         return 0
     if not isinstance(heads, int) or heads < 1 or shape[0] % (2 * heads):
@@ -111,6 +125,8 @@ def open_consolidated(path: Path) -> Checkpoint:
 
 def _target(name: str) -> str | None:
     """The name that transformers has for a tensor. None: there is none."""
+    if (seen := native_images.target(name)) is not None:
+        return seen
     stem, _, kind = name.rpartition(".")
     if stem in _ONE:
         return f"{_ONE[stem]}.{_KINDS[kind]}" if kind in _KINDS else None

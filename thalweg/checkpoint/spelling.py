@@ -56,17 +56,34 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
 have no longest sequence: the number here is what is served unless hf_overrides says another."""
 
 
-INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
-    ("llava", "llama"): {
-        "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "max_position_embeddings": 2048,
-    },
-    ("llava", "mistral"): {
-        "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072,
-    },
+_LLAMA = {
+    "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "max_position_embeddings": 2048,
 }  # fmt: skip
+_MISTRAL = {
+    "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072,
+}  # fmt: skip
+_QWEN2 = {
+    "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 32_768,
+}  # fmt: skip
+INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("idefics3", "llama"): _LLAMA,
+    ("internvl", "qwen2"): _QWEN2,
+    ("llava", "llama"): _LLAMA,
+    ("llava", "mistral"): _MISTRAL,
+    ("llava_next", "granite"): _LLAMA,
+    ("llava_next", "llama"): _LLAMA,
+    ("llava_next", "mistral"): _MISTRAL,
+    ("llava_onevision", "qwen2"): _QWEN2,
+    ("smolvlm", "llama"): _LLAMA,
+}
 """By model_type of the whole and of its text part: the same."""
+
+
+TIED_INSIDE = ("llava_onevision",)
+"""Models whose files may say only of the text part that its embedding is the output matrix."""
 
 
 def settled(config: dict[str, Any]) -> dict[str, Any]:
@@ -75,6 +92,8 @@ def settled(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(text, dict):
         around = {key: value for key, value in config.items() if key != "text_config"}
         inside = INSIDE.get((str(config.get("model_type")), str(text.get("model_type", "llama"))), {})
+        if config.get("model_type") in TIED_INSIDE and text.get("tie_word_embeddings"):
+            config = {**config, "tie_word_embeddings": True}
         config = {**inside, **text} | {key: config[key] for key in OUTER if config.get(key) is not None} | {BESIDE: around}
     kind = config.get("model_type")
     if not isinstance(kind, str):

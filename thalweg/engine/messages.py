@@ -32,6 +32,8 @@ class MediaItem(msgspec.Struct, frozen=True):
     """No other image of this client has it, in any size and for any settings."""
     positions: np.ndarray  # i32[N], ascending: the token at each is a placeholder of one vector
     views: tuple[np.ndarray, ...]  # u8[height, width, 3] each: what the model's processor makes of it
+    size: tuple[int, int]
+    """Its width and height as it was sent, upright."""
 
 
 class Axes(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from thalweg.host.confined import Confined
-from thalweg.media.processors import Processor, View
+from thalweg.media.processors import Processor, Size, View
 from thalweg.media.wire import WHITE, Colour, Done, Job, Picture, Refused, frame
 
 try:
@@ -38,7 +38,7 @@ class RefusedError(Exception):
         self.reply = reply
 
 
-def pictures(data: bytes, processor: Processor, most_pixels: int, background: Colour = WHITE) -> list[Picture]:
+def pictures(data: bytes, processor: Processor, most_pixels: int, background: Colour = WHITE) -> Done:
     """The views of one image, upright and without transparency. RefusedError."""
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
@@ -60,13 +60,18 @@ def pictures(data: bytes, processor: Processor, most_pixels: int, background: Co
         views = processor.views(*upright.size)
     except ValueError as e:
         raise RefusedError(Refused("shape", str(e))) from None
-    return [_view(upright, view, processor.resample) for view in views]
+    resized: dict[tuple[Size, ...], Image.Image] = {}
+    return Done([_view(upright, view, processor.resample, resized) for view in views], upright.size)
 
 
-def _view(image: Image.Image, view: View, resample: int) -> Picture:
-    for size in view.sizes:
-        if image.size != size:
-            image = image.resize(size, Image.Resampling(resample))
+def _view(image: Image.Image, view: View, resample: int, resized: dict[tuple[Size, ...], Image.Image]) -> Picture:
+    """resized: what earlier views made of the image, by the sizes that it went through. Tiles are cut out of one."""
+    for n, size in enumerate(view.sizes, 1):
+        made = resized.get(view.sizes[:n])
+        if made is None:
+            made = image if image.size == size else image.resize(size, Image.Resampling(resample))
+            resized[view.sizes[:n]] = made
+        image = made
     if view.box is not None:
         image = image.crop(view.box)
     return Picture(image.width, image.height, image.tobytes())
@@ -89,13 +94,13 @@ def answer(process: Confined, job: Job) -> Done | Refused:
         return Refused("library", last=True)
     with process.limited(job.seconds, job.wall, job.memory):
         try:
-            views = pictures(job.data, job.processor, job.most_pixels, job.background)
+            done = pictures(job.data, job.processor, job.most_pixels, job.background)
         except MemoryError:
             process.limit_memory(None)
             return Refused("memory", last=True)
         except RefusedError as e:
             return msgspec.structs.replace(e.reply, last=process.grown() > KEPT_BYTES)
-    return Done(views, last=process.grown() > KEPT_BYTES)
+    return msgspec.structs.replace(done, last=process.grown() > KEPT_BYTES)
 
 
 def _framed(reply: Done | Refused) -> bytes:

@@ -12,7 +12,7 @@ import numpy as np
 
 from thalweg.errors import RequestError, UnavailableError
 from thalweg.host.cells import Cells, CrashedError, LostError, OverranError, StoodStillError
-from thalweg.media.processors import Processor
+from thalweg.media.processors import Processor, Size
 from thalweg.media.wire import WHITE, Colour, Done, Job, Picture, Refused, frame
 
 MOST_PIXELS = 1 << 26
@@ -29,10 +29,11 @@ DIGEST = 16
 
 
 class Image(msgspec.Struct, frozen=True):
-    """What was made of one: views u8[height, width, 3] and a digest that no other image has. The digest is keyed with a secret
-    of this process, and covers the processor, each view's shape and its bytes."""
+    """What was made of one: views u8[height, width, 3], its width and height before that, and a digest that no other image has.
+    The digest is keyed with a secret of this process, and covers the processor, the size, each view's shape and its bytes."""
 
     views: tuple[np.ndarray, ...]
+    size: Size
     digest: bytes
 
     @property
@@ -124,12 +125,13 @@ class Images:
         if isinstance(reply, Refused):
             raise _refusal(reply, at)
         views = tuple(_array(picture) for picture in reply.views)
-        return Image(views, self._digest(views))
+        return Image(views, reply.size, self._digest(views, reply.size))
 
-    def _digest(self, views: tuple[np.ndarray, ...]) -> bytes:
+    def _digest(self, views: tuple[np.ndarray, ...], size: Size) -> bytes:
         """Of everything that what the model sees depends on, each part behind its length."""
         found = hashlib.blake2b(key=self._secret, digest_size=DIGEST)
-        for part in (b"image", self._settings, *(p for v in views for p in (repr((v.shape, v.dtype.str)).encode(), v.data))):
+        head = (b"image", self._settings, repr(size).encode())
+        for part in (*head, *(p for v in views for p in (repr((v.shape, v.dtype.str)).encode(), v.data))):
             found.update(b"%d:" % len(memoryview(part).cast("B")))
             found.update(part)
         return found.digest()

@@ -13,6 +13,7 @@ from thalweg.hal.step import SamplingArrays, StepBatch
 
 if TYPE_CHECKING:
     from thalweg.media.processors.base import ImageProcessor
+    from thalweg.media.processors.gemma4 import Gemma4
     from thalweg.media.processors.qwen_vl import QwenVL
 
 F32, I32 = np.float32, np.int32
@@ -34,6 +35,11 @@ class Prepared:
     """f32[T, near]: how much of each. None: all of the one."""
     turn: np.ndarray | None = None
     """f32[T, head_dim]: cosines, then sines, of rotary positions."""
+    mix: np.ndarray | None = None
+    """i32[placeholders, sorts]: of the vectors that are made, those that each placeholder's is mixed of. The one behind the
+    last is what is learned for the end of a row. None: each its own."""
+    part: np.ndarray | None = None
+    """f32[placeholders, sorts]: how much of each. None: all of the one."""
     windows: Sequence[int] = field(default_factory=tuple)
     """The same as `lengths` for layers that see windows. (): all layers see everything."""
 
@@ -55,13 +61,14 @@ def cut(image: np.ndarray, patch: int) -> np.ndarray:
 
 def merged(rows: int, columns: int, merge: int) -> np.ndarray:
     """i32[rows * columns]: patches in the order in which merge x merge of them are neighbours."""
-    each = np.arange(rows * columns, dtype=I32).reshape(rows // merge, merge, columns // merge, merge)
-    return each.transpose(0, 2, 1, 3).reshape(-1)
+    each = np.arange(rows * columns, dtype=I32).reshape(rows, columns)
+    each = each[: rows // merge * merge, : columns // merge * merge]  # what is left over gives no vector
+    return each.reshape(rows // merge, merge, columns // merge, merge).transpose(0, 2, 1, 3).reshape(-1)
 
 
-def square(p: ImageProcessor, views: Sequence[np.ndarray], classes: bool, whole: bool) -> Prepared:
+def square(p: ImageProcessor, views: Sequence[np.ndarray], classes: bool, whole: bool, merge: int = 1) -> Prepared:
     """Squares, with a learned place for each patch. classes: of each the first is no patch, but stands for all of it. whole:
-    its vector is wanted, too."""
+    its vector is wanted, too. merge: patches along each edge that become one vector."""
     parts = [cut(normalised(v, p), p.patch) for v in views]
     if classes:
         parts = [np.concatenate([np.zeros((1, v.shape[1]), F32), v]) for v in parts]
@@ -70,7 +77,19 @@ def square(p: ImageProcessor, views: Sequence[np.ndarray], classes: bool, whole:
     keep = np.arange(sum(lengths), dtype=I32)
     if classes and not whole:
         keep = keep[place > 0]
+    if merge > 1:
+        side = views[0].shape[0] // p.patch
+        keep = keep.reshape(len(views), -1)[:, merged(side, side, merge)].reshape(-1)
     return Prepared(np.concatenate(parts), lengths, keep, place[:, None])
+
+
+def bucketed(side: int, views: int) -> np.ndarray:
+    """i32[views * side * side, 1]: the place of each patch of squares, found by how far along the edges it lies. In float32
+    that puts a few patches into the place before theirs, as where these models were trained."""
+    limits = (1 / side + np.arange(side - 1) * (1 / side)).astype(F32)
+    far = np.minimum(np.arange(side, dtype=F32) * (F32(1) / F32(side)), F32(1 - 1e-6))
+    at = np.searchsorted(limits, far, side="right").astype(I32)
+    return np.tile((at[:, None] * side + at).reshape(-1, 1), (views, 1))
 
 
 def turned(p: ImageProcessor, view: np.ndarray, merge: int, head_dim: int, theta: float, apart: bool) -> Prepared:
@@ -81,6 +100,18 @@ def turned(p: ImageProcessor, view: np.ndarray, merge: int, head_dim: int, theta
     down, across = np.divmod(np.arange(rows * columns, dtype=I32), columns)
     turn = angles(down, across, head_dim, theta, apart)
     return Prepared(value, [len(value)], merged(rows, columns, merge), turn=turn)
+
+
+def axial(p: Gemma4, view: np.ndarray) -> Prepared:
+    """Places of columns and of rows in a table each, rotary positions of columns before those of rows, patches with a pixel's
+    channels side by side."""
+    rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
+    value = cut(normalised(view, p), p.patch).reshape(rows * columns, 3, p.patch**2).transpose(0, 2, 1)
+    down, across = np.divmod(np.arange(rows * columns, dtype=I32), columns)
+    return Prepared(
+        np.ascontiguousarray(value).reshape(rows * columns, -1), [rows * columns], merged(rows, columns, p.pool),
+        place=np.stack([across, p.rows + down], 1).astype(I32), turn=angles(across, down, p.head_dim, p.theta, False),
+    )  # fmt: skip
 
 
 def angles(down: np.ndarray, across: np.ndarray, head_dim: int, theta: float, apart: bool) -> np.ndarray:
@@ -99,11 +130,12 @@ def batch(p: Prepared) -> StepBatch:
     total, lengths = len(p.value), np.array(p.lengths, I32)
     place = np.zeros((total, 0), I32) if p.place is None else p.place
     share = np.ones(place.shape, F32) if p.share is None else p.share
+    mix = np.zeros((0, 0), I32) if p.mix is None else p.mix
     windows = np.array(p.windows or p.lengths, I32)
-    rows = np.arange(total, dtype=I32)
     first = np.cumsum(lengths, dtype=I32) - lengths
+    rows = np.arange(total, dtype=I32) - np.repeat(first, lengths)
     return StepBatch(
-        tokens=np.zeros(total, I32), token_seq=np.repeat(np.arange(len(lengths), dtype=I32), lengths), positions=rows.copy(),
+        tokens=np.zeros(total, I32), token_seq=np.repeat(np.arange(len(lengths), dtype=I32), lengths), positions=rows,
         slots=np.arange(1, 1 + len(lengths), dtype=I32), context=np.zeros(len(lengths), I32), query=lengths,
         last_row=first + lengths - I32(1), emit=np.zeros(len(lengths), bool),
         block_tables=(np.zeros((len(lengths), 1), I32),), sampling=SamplingArrays.greedy(len(lengths)),
@@ -111,6 +143,7 @@ def batch(p: Prepared) -> StepBatch:
             Patches(
                 value=p.value, place=place, share=share,
                 turn=np.zeros((total, 0), F32) if p.turn is None else p.turn, keep=p.keep,
+                mix=mix, part=np.ones(mix.shape, F32) if p.part is None else p.part,
                 window=windows, window_seq=np.repeat(np.arange(len(windows), dtype=I32), windows),
             ),
         ),
@@ -173,3 +206,26 @@ def stretched(down: np.ndarray, across: np.ndarray, rows: int, columns: int, sid
     place = [near[0][i] * side + near[1][j] for i in (0, 1) for j in (0, 1)]
     much = [share[0][i] * share[1][j] for i in (0, 1) for j in (0, 1)]
     return np.stack(place, 1).astype(I32), np.stack(much, 1).astype(F32)
+
+
+def spread(order: np.ndarray, rows: int, columns: int, side: int, cubic: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest rows of a table of side x side places that is stretched over the image, middle on middle, and their shares:
+    sixteen for cubic curves, else four for straight lines. Beyond the table its edge goes on. order: of the patches."""
+    near, share = [], []
+    for at, size in zip(np.divmod(order, columns), (rows, columns), strict=True):
+        where = (at.astype(F32) + F32(0.5)) * F32(side) / F32(size) - F32(0.5)
+        low = np.floor(where)
+        far = (where - low).astype(F32)
+        taps = (-1, 0, 1, 2) if cubic else (0, 1)
+        near.append([np.clip(low.astype(I32) + i, 0, side - 1) for i in taps])
+        share.append([_cubic(np.abs(far - F32(i))) if cubic else 1 - np.abs(far - F32(i)) for i in taps])
+    place = [y * side + x for y in near[0] for x in near[1]]
+    much = [v * u for v in share[0] for u in share[1]]
+    return np.stack(place, 1).astype(I32), np.stack(much, 1).astype(F32)
+
+
+def _cubic(far: np.ndarray) -> np.ndarray:
+    """How much of what is so far away, from 0 to 2 (Keys 1981, with -0.75)."""
+    a = F32(-0.75)
+    made: np.ndarray = np.where(far <= 1, ((a + 2) * far - (a + 3)) * far * far + 1, ((far - 5) * far + 8) * far * a - 4 * a)
+    return made

@@ -38,9 +38,11 @@ class Picture(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The views that the processor wants of the image. last: this process ends now. Use another."""
+    """The views that the processor wants of the image. size: its width and height, upright. last: this process ends now. Use
+    another."""
 
     views: list[Picture]
+    size: tuple[int, int]
     last: bool = False
 
 

@@ -45,13 +45,19 @@ class View:
     every: int = 0
     flat: bool = False
     """A convolution over whole patches: each of its outputs is a row."""
+    quarters: int = 0
+    """Rows come in heads of so many, whose second and third quarters are swapped; 0 = they lie as they are meant."""
 
     def take(self, stored: Any, rows: int) -> Any:
         """So many rows of the stored array, without a copy unless they come in runs."""
         found = stored if self.at is None else stored[self.at]
+        if not found.shape:
+            return found.reshape(1)
         if self.flat:
             found = found.reshape(found.shape[0], -1)
         found = found.T if self.turned else found
+        if self.quarters:
+            found = found.reshape(-1, 4, self.quarters // 4, *found.shape[1:])[:, [0, 2, 1, 3]].reshape(found.shape)
         if self.run:
             runs = found.reshape(-1, self.every, *found.shape[1:])[:, self.first : self.first + self.run]
             return runs.reshape(rows, *found.shape[1:])

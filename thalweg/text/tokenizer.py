@@ -11,12 +11,13 @@ for prompts of which a part is somebody's data. There they are text (see thalweg
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import tokenizers
 
@@ -71,6 +72,14 @@ class Tokenizer:
         """No token stands for more characters of text than this. inf where that cannot be known."""
         self._bytes: dict[int, bytes] = {}
         self._names: dict[int, str] = {}
+
+    def marking(self, text: str) -> Self:
+        """The same tokenizer, where this text must not act in a user's data either: others put tokens in its place."""
+        if not text or text in self.special_texts:
+            return self
+        made = copy.copy(self)
+        made.special_texts = (*self.special_texts, text)
+        return made
 
     def _most_chars(self, vocab: Mapping[str, int], spaces: bool) -> float:
         """spaces: some added token takes those beside it."""

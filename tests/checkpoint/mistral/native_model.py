@@ -63,10 +63,14 @@ def _weights(p: dict[str, Any]) -> dict[str, torch.Tensor]:
     return made
 
 
-def log_probabilities(weights: dict[str, torch.Tensor], ids: list[int], **changes: Any) -> torch.Tensor:
-    """[len, vocab], of a model with these weights after each token."""
+def log_probabilities(
+    weights: dict[str, torch.Tensor], ids: list[int], laid: tuple[int, torch.Tensor] | None = None, **changes: Any
+) -> torch.Tensor:
+    """[len, vocab], of a model with these weights after each token. laid: an id, and vectors in place of its embeddings."""
     p = {**PARAMS, **changes}
     h = weights["tok_embeddings.weight"][ids]
+    if laid is not None:
+        h[torch.tensor(ids) == laid[0]] = laid[1]
     for i in range(p["n_layers"]):
         w = {n.removeprefix(f"layers.{i}."): t for n, t in weights.items() if n.startswith(f"layers.{i}.")}
         window = p.get("sliding_window")

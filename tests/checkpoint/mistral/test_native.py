@@ -137,7 +137,7 @@ def test_what_params_json_leaves_out_is_what_the_models_were_made_with(tmp_path,
 @pytest.mark.parametrize(
     ("changes", "error", "why"),
     [
-        ({"vision_encoder": {"hidden_size": 8}}, UnsupportedModelError, "vision_encoder: images are not read"),
+        ({"multimodal": {"whisper_model_args": {"dim": 8}}}, UnsupportedModelError, "multimodal: sound"),
         ({"model_type": "mamba"}, UnsupportedModelError, "model_type: 'mamba'"),
         ({"moe": {**MOE["moe"], "num_shared_experts": 1}}, UnsupportedModelError, "num_shared_experts"),
         ({"moe": {"num_experts": 4}}, CheckpointError, "moe: must be an object with num_experts and num_experts_per_tok"),

@@ -10,7 +10,7 @@ from thalweg.engine.messages import MediaItem, TokenSampling
 
 def request(salt: bytes, *items: tuple[bytes, int, int]) -> Request:
     """items: digest, and the positions [first, end) of its placeholders."""
-    media = tuple(MediaItem(d, np.arange(a, b, dtype=np.int32), ()) for d, a, b in items)
+    media = tuple(MediaItem(d, np.arange(a, b, dtype=np.int32), (), (1, 1)) for d, a, b in items)
     tokens = np.zeros(64, np.int32)
     return Request(1, TokenSampling(max_tokens=1, media=media), 64, (0, 0), salt, True, 65, 0.0, tokens)
 

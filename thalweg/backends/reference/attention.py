@@ -49,7 +49,7 @@ class ReferenceAttention(AttentionBackend):
         kv = _store(kv, [k] if spec.kind == "latent" else [k, v], table, batch, spec)
         out = q.new_zeros(*q.shape[:2], spec.latent or spec.head_dim)
         query, context, last = batch.query.tolist(), batch.context.tolist(), batch.last_row.tolist()
-        spans = batch.get(Spans)
+        spans = batch.get(Spans) if spec.spans else None
         for s, slot in enumerate(batch.slots.tolist()):
             if slot == SCRATCH:
                 continue

@@ -233,7 +233,7 @@ def _work(
     seqs, first, start = (torch.tensor(x) for x in zip(*members, strict=True))
     low = torch.tensor([_low(at, size, spec, exact) for _, _, at in members])
     rows = (first[:, None] + torch.arange(m)).flatten()
-    spans = batch.get(Spans)
+    spans = batch.get(Spans) if spec.spans else None
     ahead = None if spans is None or m == 1 else spans.last[rows, 0].view(-1, m, 1)
     end = start + m if ahead is None else torch.maximum(start + m, ahead.amax((1, 2)) + 1)
     width = _width(int((end - low * size).max()), size, exact)

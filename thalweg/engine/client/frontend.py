@@ -101,6 +101,8 @@ def load_frontend(located: Located) -> Frontend:
             )
         tokenizer = load_tokenizer(where, "hf" if args.tokenizer_mode == "slow" else args.tokenizer_mode)
         check_vocab(tokenizer, located.facts.vocab)
+        images = processor(located.config, located.path)
+        tokenizer = tokenizer if images is None else tokenizer.marking(images.marker)
     eos = hf.eos_ids(path, located.config) or (tokenizer.eos_ids if tokenizer else ())
     return Frontend(
         args=located.args,

@@ -60,6 +60,7 @@ class Media:
         self._threads = ThreadPoolExecutor(CELLS, "media")
         self._token = tokenizer.token_of(processor.token)
         self._marker = processor.marker or self._token
+        self._edges = tuple(tokenizer.token_of(each) for each in processor.edges or ())
 
     @property
     def safe(self) -> bool:
@@ -135,7 +136,7 @@ class Media:
             while spans and spans[0][1] <= at:
                 a, b = spans.pop(0)
                 moved.append((a + grown, b + grown))
-            shown = self._processor.text(_sizes(image), self._token)
+            shown = self._processor.text(image.size, self._token).join(self._edges or ("", ""))
             out += [text[last:at], shown]
             last = at + len(self._marker)
             grown += len(shown) - len(self._marker)
@@ -144,7 +145,7 @@ class Media:
     def items(self, ids: Sequence[int], images: Sequence[Image], choices: int) -> tuple[MediaItem, ...]:
         """The images with the positions of their placeholders among a prompt's ids. choices: that the request asks for."""
         places = np.flatnonzero(np.array(ids, np.int32) == self._processor.token).astype(np.int32)
-        counts = [self._processor.count(_sizes(image)) for image in images]
+        counts = [self._processor.count(image.size) for image in images]
         if sum(counts) != places.size:
             raise RequestError(
                 f"prompt: {places.size} placeholders for {sum(counts)} vectors of {len(images)} images", "prompt"
@@ -156,7 +157,7 @@ class Media:
                 "smaller ones, or ask for fewer choices at once", "prompt",
             )  # fmt: skip
         parts = np.split(places, np.cumsum(counts)[:-1]) if counts else []
-        return tuple(MediaItem(image.digest, at, image.views) for image, at in zip(images, parts, strict=True))
+        return tuple(MediaItem(image.digest, at, image.views, image.size) for image, at in zip(images, parts, strict=True))
 
     def axes(self, length: int, items: Sequence[MediaItem]) -> Axes | None:
         """Positions of a prompt of so many tokens, of models that tell rows and columns apart."""
@@ -207,7 +208,7 @@ def _spans(items: Sequence[MediaItem]) -> tuple[tuple[int, int], ...]:
 def axes(processor: Processor, length: int, items: Sequence[MediaItem]) -> Axes | None:
     """Positions of a prompt with these images. None: the model's have one axis. An image has the time of its first token, and
     what follows goes on behind its longer edge."""
-    grids = [processor.grid([(v.shape[1], v.shape[0]) for v in item.views]) for item in items]
+    grids = [processor.grid(item.size) for item in items]
     shift, less = np.zeros((length, 3), np.int32), 0
     for item, grid in zip(items, grids, strict=True):
         if grid is None:
@@ -219,10 +220,6 @@ def axes(processor: Processor, length: int, items: Sequence[MediaItem]) -> Axes 
         less += last - first - max(grid)
         shift[last:] = -less
     return Axes(shift, -less)
-
-
-def _sizes(image: Image) -> list[tuple[int, int]]:
-    return [(v.shape[1], v.shape[0]) for v in image.views]
 
 
 def _found(text: str, marker: str) -> list[int]:

@@ -43,7 +43,7 @@ class Encoder:
 
     def _encode(self, item: MediaItem) -> np.ndarray:
         self.runs += 1
-        batch = patches.batch(self._processor.prepared(item.views))
+        batch = patches.batch(self._processor.prepared(item.views, item.size))
         backend, spec = self._attention
         batch.metadata = tuple(backend.metadata(b, 0, spec, None) for b in (batch, patches.windows(batch)))
         if self._run is None:

@@ -97,12 +97,15 @@ def test_mixed_batch_equals_dense_attention_whatever_the_blocks_held_before(
     assert np.abs(got - want).max() <= TOLERANCE[dtype] * np.abs(want).max()
 
 
-@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize(("window", "heeds"), [(0, True), (40, True), (0, False)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_tokens_may_see_some_of_those_behind_them(device: Device, attention: Any, dtype: str, window: int) -> None:
+def test_tokens_may_see_some_of_those_behind_them(
+    device: Device, attention: Any, dtype: str, window: int, heeds: bool
+) -> None:  # fmt: skip
+    """In layers that say so alone: a model may have others, whose steps bring the same spans."""
     if not attention.spans:
         pytest.skip(f"{attention.name} lets no token see those behind it")
-    size, full = _size(attention), AttnSpec(8, 2, 64, 64**-0.5, dtype, spans=True)
+    size, full = _size(attention), AttnSpec(8, 2, 64, 64**-0.5, dtype, spans=heeds)
     spec = _ready(attention, replace(full, kind="window", window=window) if window else full, dtype, size)
     mix = [(37, 1), (130, 100), (700, 90), (64, 64), (20, 12)]
     stories, cache, table, start = _filled(device, attention, spec, mix, size, 3)
@@ -114,7 +117,9 @@ def test_tokens_may_see_some_of_those_behind_them(device: Device, attention: Any
                 each[first:end] = at + end - 1
     batch = replace(seq.batch_of(table, start, query), parts=(Spans(np.concatenate(ahead)[:, None]),))
     got = cache.attend(batch, *seq.rows(stories, start, query))
-    want = np.concatenate([seq.dense(s, spec, getattr(torch, dtype), a) for s, a in zip(stories, ahead, strict=True)])
+    want = np.concatenate(
+        [seq.dense(s, spec, getattr(torch, dtype), a if heeds else None) for s, a in zip(stories, ahead, strict=True)]
+    )
     assert np.isfinite(got).all()
     assert np.abs(got - want).max() <= TOLERANCE[dtype] * np.abs(want).max()
 

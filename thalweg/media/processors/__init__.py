@@ -8,16 +8,21 @@ from typing import Any
 
 from thalweg.checkpoint.config import Config, architecture, folder
 from thalweg.checkpoint.json_files import read_object
+from thalweg.checkpoint.native_images import READS
 from thalweg.errors import ConfigError
-from thalweg.media.processors.base import FILE, View, outer, vision
+from thalweg.media.processors.base import FILE, Size, View, outer, vision
 from thalweg.media.processors.clip import Clip, clip
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
-from thalweg.media.processors.pixtral import Pixtral, pixtral
-from thalweg.media.processors.qwen_vl import QwenVL, qwen2_5_vl, qwen2_vl, qwen3_vl
+from thalweg.media.processors.gemma4 import Gemma4, gemma4
+from thalweg.media.processors.idefics3 import Idefics3, idefics3
+from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_onevision
+from thalweg.media.processors.pixtral import Pixtral, lighton_ocr, pixtral
+from thalweg.media.processors.qwen_vl import Glm4v, PaddleOCR, QwenVL, glm4v, paddleocr_vl, qwen2_5_vl, qwen2_vl, qwen3_vl
+from thalweg.media.processors.tiles import Lined, Named, Tiles, aya_vision, cohere2_vision, internvl
 
-__all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "QwenVL", "View", "processor"]
+__all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "QwenVL", "Size", "View", "processor"]
 
-Processor = Clip | Gemma3 | Pixtral | QwenVL
+Processor = Clip | Gemma3 | Gemma4 | Glm4v | Idefics3 | Lined | LlavaNext | Named | PaddleOCR | Pixtral | QwenVL | Tiles
 
 
 def _llava(config: Config, said: Config) -> Processor:
@@ -25,15 +30,29 @@ def _llava(config: Config, said: Config) -> Processor:
 
 
 PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
+    "AyaVisionForConditionalGeneration": aya_vision,
+    "Cohere2VisionForConditionalGeneration": cohere2_vision,
     "Gemma3ForConditionalGeneration": gemma3,
+    "Gemma4ForConditionalGeneration": gemma4,
+    "Glm4vForConditionalGeneration": glm4v,
+    "Glm4vMoeForConditionalGeneration": glm4v,
+    "Idefics3ForConditionalGeneration": idefics3,
+    "InternVLForConditionalGeneration": internvl,
+    "LightOnOCRForConditionalGeneration": lighton_ocr,
+    "LightOnOcrForConditionalGeneration": lighton_ocr,
     "LlavaForConditionalGeneration": _llava,
+    "LlavaNextForConditionalGeneration": llava_next,
+    "LlavaOnevisionForConditionalGeneration": llava_onevision,
     "Mistral3ForConditionalGeneration": pixtral,
+    "PaddleOCRVLForConditionalGeneration": paddleocr_vl,
+    "PixtralForConditionalGeneration": pixtral,
     "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl,
     "Qwen2VLForConditionalGeneration": qwen2_vl,
     "Qwen3VLForConditionalGeneration": qwen3_vl,
     "Qwen3VLMoeForConditionalGeneration": qwen3_vl,
     "Qwen3_5ForConditionalGeneration": qwen3_vl,
     "Qwen3_5MoeForConditionalGeneration": qwen3_vl,
+    "SmolVLMForConditionalGeneration": idefics3,
 }
 """`architectures` entry of config.json -> what reads the settings of its images."""
 
@@ -44,7 +63,8 @@ def processor(config: Config, path: Path) -> Processor | None:
     read = PROCESSORS.get(architecture(config))
     if read is None or config.get("language_model_only") or not isinstance(outer(config).get("vision_config"), dict):
         return None
-    said = _said(folder(path))
+    said = outer(config).get(READS)  # of a format that has no file for it
+    said = said if isinstance(said, dict) else _said(folder(path))
     if said is None:
         return None
     settings = _Watched({**said, **config.get("mm_processor_kwargs", {})})

@@ -34,8 +34,8 @@ class View(msgspec.Struct, frozen=True):
 
 
 class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Settings of one model. `views` and `text` are arithmetic on sizes. They load no library, because the process that reads
-    images asks them, too."""
+    """Settings of one model. `views` and `text` are arithmetic on the size of an image, upright, as it was sent. They load no
+    library, because the process that reads images asks them, too."""
 
     token: int
     """The id that stands for one vector."""
@@ -46,6 +46,8 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     resample: int
     marker: str = ""
     """What templates write for an image. "": the token's own text."""
+    edges: tuple[int, int] | None = None
+    """Ids that stand before and behind what `text` gives, of families that name them in their configuration."""
     together: bool = False
     """The vectors of an image see each other, those behind too."""
 
@@ -53,20 +55,25 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """Of an image of this size. ValueError, in words for who sent it, for one that cannot be taken."""
         raise NotImplementedError
 
-    def text(self, sizes: Sequence[Size], token: str) -> str:
-        """What stands in the prompt for an image whose views have these sizes. token: the text of `self.token`."""
-        return token * self.count(sizes)
+    def shown(self, size: Size) -> Size:
+        """Of the first view."""
+        view = self.views(*size)[0]
+        return view.sizes[-1] if view.box is None else (view.box[2] - view.box[0], view.box[3] - view.box[1])
 
-    def count(self, sizes: Sequence[Size]) -> int:
+    def text(self, size: Size, token: str) -> str:
+        """What stands in the prompt for an image of this size. token: the text of `self.token`."""
+        return token * self.count(size)
+
+    def count(self, size: Size) -> int:
         """Vectors."""
         raise NotImplementedError
 
-    def grid(self, sizes: Sequence[Size]) -> Size | None:
+    def grid(self, size: Size) -> Size | None:
         """Columns and rows of the vectors, of models whose positions have several axes. None: they have one."""
         return None
 
-    def prepared(self, views: Sequence[np.ndarray]) -> Prepared:
-        """Arrays that the encoder takes. views: u8[height, width, 3] each."""
+    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+        """Arrays that the encoder takes. views: u8[height, width, 3] each, of an image of this size."""
         raise NotImplementedError
 
 
@@ -103,6 +110,16 @@ def sized(said: Config, key: str, names: Sequence[str], default: Mapping[str, in
         raise CheckpointError(f"{FILE}: {key}: must be an object, not {found!r:.80}")
     return {k: integer(found, k, high=1 << 16 if "edge" not in k else 1 << 28, where=f"{FILE}: {key}")
             for k in names if found.get(k) is not None}  # fmt: skip
+
+
+def edge(config: Config, key: str, default: int) -> int:
+    """A number, or two that are equal. UnsupportedModelError for what is no square."""
+    found = config.get(key)
+    if isinstance(found, list):
+        if len(found) != 2 or found[0] != found[1]:
+            raise UnsupportedModelError(f"config.json: vision_config: {key}: {found!r:.40} is no square")
+        config = {**config, key: found[0]}
+    return integer(config, key, high=1 << 16, default=default)
 
 
 def outer(config: Config) -> Config:

@@ -35,10 +35,10 @@ class Clip(ImageProcessor, frozen=True, kw_only=True):
         left, top = (fitted[0] - self.side) // 2, (fitted[1] - self.side) // 2
         return (View((fitted,), (left, top, left + self.side, top + self.side)),)
 
-    def count(self, sizes: Sequence[Size]) -> int:
-        return len(sizes) * ((self.side // self.patch) ** 2 + self.whole)
+    def count(self, size: Size) -> int:
+        return (self.side // self.patch) ** 2 + self.whole
 
-    def prepared(self, views: Sequence[np.ndarray]) -> Prepared:
+    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
         from thalweg.media import patches  # numpy, which the process that reads images does without
 
         return patches.square(self, views, self.classes, self.whole)

@@ -39,13 +39,13 @@ class Gemma3(ImageProcessor, frozen=True, kw_only=True):
         check_shape(width, height)
         return (View(((self.side, self.side),)),)
 
-    def count(self, sizes: Sequence[Size]) -> int:
-        return len(sizes) * self.vectors
+    def count(self, size: Size) -> int:
+        return self.vectors
 
-    def text(self, sizes: Sequence[Size], token: str) -> str:
-        return f"\n\n{BEGIN}{token * self.count(sizes)}{END}\n\n"
+    def text(self, size: Size, token: str) -> str:
+        return f"\n\n{BEGIN}{token * self.vectors}{END}\n\n"
 
-    def prepared(self, views: Sequence[np.ndarray]) -> Prepared:
+    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
         from thalweg.media import patches
 
         made = patches.square(self, views, False, False)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from thalweg.checkpoint.config import Config, integer, real
+import msgspec
+
+from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import UnsupportedModelError
 from thalweg.media.processors.base import FILE, ImageProcessor, Size, View, check_shape, outer, settings, sized, token, vision
 
@@ -25,6 +27,11 @@ class Pixtral(ImageProcessor, frozen=True, kw_only=True):
     """Patches along each edge that become one vector."""
     head_dim: int
     theta: float
+    rounds: bool = False
+    """An edge that is made shorter is rounded, as in Mistral's own code; else it is cut off."""
+    unit: int = 0
+    """Both edges become multiples of so many pixels; 0 = of what becomes one vector. What is left over is seen by patches, and
+    gives none."""
     rows: str = BREAK
     end: str = END
 
@@ -32,24 +39,37 @@ class Pixtral(ImageProcessor, frozen=True, kw_only=True):
         check_shape(width, height)
         ratio = max(width, height) / self.longest
         if ratio > 1:
-            width, height = int(width / ratio), int(height / ratio)
-        unit = self.patch * self.merge
+            width, height = (max(round(edge / ratio) if self.rounds else int(edge / ratio), 1) for edge in (width, height))
+        unit = self.unit or self.patch * self.merge
         return (View((tuple(max(1, -(-edge // unit)) * unit for edge in (width, height)),)),)  # type: ignore[arg-type]
 
-    def count(self, sizes: Sequence[Size]) -> int:
-        unit = self.patch * self.merge
-        return sum((width // unit) * (height // unit) for width, height in sizes)
+    def count(self, size: Size) -> int:
+        columns, rows = self._grid(size)
+        return columns * rows
 
-    def text(self, sizes: Sequence[Size], token: str) -> str:
-        ((width, height),) = sizes
-        unit = self.patch * self.merge
-        rows = [token * (width // unit)] * (height // unit)
-        return self.rows.join(rows) + self.end
+    def text(self, size: Size, token: str) -> str:
+        columns, rows = self._grid(size)
+        return self.rows.join([token * columns] * rows) + self.end
 
-    def prepared(self, views: Sequence[np.ndarray]) -> Prepared:
+    def _grid(self, size: Size) -> Size:
+        unit = self.patch * self.merge
+        width, height = self.shown(size)
+        return width // unit, height // unit
+
+    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
         from thalweg.media import patches
 
         return patches.turned(self, views[0], self.merge, self.head_dim, self.theta, apart=True)
+
+
+def lighton_ocr(config: Config, said: Config) -> Pixtral:
+    """Without signs of rows and of the end."""
+    edges = sized(said, "patch_size", ("height", "width"), {"height": 16, "width": 16})
+    if len(set(edges.values())) != 1:
+        raise UnsupportedModelError(f"{FILE}: patch_size: must be a square")
+    around = {"spatial_merge_size": 2, **outer(config)}
+    made = pixtral({**config, "beside_text": {**around, "image_token_id": token(config, 151_655)}}, said)
+    return msgspec.structs.replace(made, unit=edges["height"], rows="", end="")
 
 
 def pixtral(config: Config, said: Config) -> Pixtral:
@@ -65,6 +85,6 @@ def pixtral(config: Config, said: Config) -> Pixtral:
     )
     return Pixtral(
         token=token(config), patch=integer(seen, "patch_size", default=16), longest=longest,
-        merge=integer(around, "spatial_merge_size", high=16, default=1),
+        rounds=flag(said, "rounds", False), merge=integer(around, "spatial_merge_size", high=16, default=1),
         head_dim=integer(seen, "head_dim", default=hidden // heads), theta=theta, **settings(said, mean=MEAN, std=STD),
     )  # fmt: skip

@@ -7,8 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from thalweg.checkpoint.config import Config, integer
-from thalweg.media.processors.base import ImageProcessor, Size, View, check_shape, settings, sized, token, vision
+from thalweg.media.processors.base import ImageProcessor, Size, View, check_shape, edge, settings, sized, token, vision
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,19 +45,97 @@ class QwenVL(ImageProcessor, frozen=True, kw_only=True):
             wide, high = (math.ceil(edge * more / unit) * unit for edge in (width, height))
         return (View(((wide, high),)),)
 
-    def grid(self, sizes: Sequence[Size]) -> Size:
-        ((width, height),) = sizes
+    def grid(self, size: Size) -> Size:
+        width, height = self.shown(size)
         unit = self.patch * self.merge
         return width // unit, height // unit
 
-    def count(self, sizes: Sequence[Size]) -> int:
-        columns, rows = self.grid(sizes)
+    def count(self, size: Size) -> int:
+        columns, rows = self.grid(size)
         return columns * rows
 
-    def prepared(self, views: Sequence[np.ndarray]) -> Prepared:
+    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
         from thalweg.media import patches
 
         return patches.blocks(self, views[0])
+
+
+class Glm4v(QwenVL, frozen=True, kw_only=True):
+    """Sizes are those of films of as many pictures as a patch goes through. Places are stretched by cubic curves."""
+
+    cubic: bool = True
+
+    def views(self, width: int, height: int) -> tuple[View, ...]:
+        unit, pictures = self.patch * self.merge, self.frames
+        width, height = self.enlarged(width, height, unit)
+        check_shape(width, height)
+        wide, high = (round(edge / unit) * unit for edge in (width, height))
+        if pictures * wide * high > self.most:
+            less = math.sqrt(pictures * height * width / self.most)
+            wide, high = (max(unit, math.floor(edge / less / unit) * unit) for edge in (width, height))
+        elif pictures * wide * high < self.least:
+            more = math.sqrt(self.least / (pictures * height * width))
+            wide, high = (math.ceil(edge * more / unit) * unit for edge in (width, height))
+        return (View(((wide, high),)),)
+
+    def enlarged(self, width: int, height: int, unit: int) -> Size:
+        """What is too short for one vector."""
+        if min(width, height) >= unit:
+            return width, height
+        more = max(unit / height, unit / width)
+        return int(width * more), int(height * more)
+
+    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+        from thalweg.media import patches
+
+        made = patches.blocks(msgspec.structs.replace(self, side=0), views[0])
+        rows, columns = (edge // self.patch for edge in views[0].shape[:2])
+        made.place, made.share = patches.spread(
+            patches.merged(rows, columns, self.merge), rows, columns, self.side, self.cubic
+        )  # fmt: skip
+        return made
+
+
+class PaddleOCR(Glm4v, frozen=True, kw_only=True):
+    """Places are stretched by straight lines."""
+
+    cubic: bool = False
+
+    def enlarged(self, width: int, height: int, unit: int) -> Size:
+        if height < unit:
+            width, height = round(width * unit / height), unit
+        if width < unit:
+            width, height = unit, round(height * unit / width)
+        return width, height
+
+
+def paddleocr_vl(config: Config, said: Config) -> PaddleOCR:
+    seen = vision(config)
+    size = sized(said, "size", ("shortest_edge", "longest_edge"), {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536})
+    patch = edge(seen, "patch_size", 14)
+    return PaddleOCR(
+        token=token(config, 100_295), patch=patch, merge=integer(seen, "spatial_merge_size", high=16, default=2), frames=1,
+        least=integer(said, "min_pixels", default=size.get("shortest_edge", 384 * 384)),
+        most=integer(said, "max_pixels", default=size.get("longest_edge", 1536 * 1536)),
+        side=edge(seen, "image_size", 384) // patch,
+        head_dim=integer(seen, "hidden_size", default=1152) // integer(seen, "num_attention_heads", default=16),
+        **settings(said, mean=MEAN, std=STD),
+    )  # fmt: skip
+
+
+def glm4v(config: Config, said: Config) -> Glm4v:
+    seen = vision(config)
+    size = sized(
+        said, "size", ("shortest_edge", "longest_edge"), {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15_000}
+    )
+    patch = edge(seen, "patch_size", 14)
+    return Glm4v(
+        token=token(config, 151_343), patch=patch, merge=integer(seen, "spatial_merge_size", high=16, default=2),
+        frames=integer(seen, "temporal_patch_size", high=16, default=2), least=size.get("shortest_edge", 112 * 112),
+        most=size.get("longest_edge", 28 * 28 * 15_000), side=edge(seen, "image_size", 336) // patch,
+        head_dim=integer(seen, "hidden_size", default=1536) // integer(seen, "num_heads", default=12),
+        **settings(said, mean=MEAN, std=STD),
+    )  # fmt: skip
 
 
 def qwen2_vl(config: Config, said: Config) -> QwenVL:

@@ -9,7 +9,19 @@ from typing import Any
 
 from thalweg.checkpoint.config import Config, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.models.families import deepseek, gemma, llama, ministral3, mistral, mistral4, qwen2, qwen3, qwen3_next
+from thalweg.models.families import (
+    deepseek,
+    gemma,
+    gpt_oss,
+    granite,
+    llama,
+    ministral3,
+    mistral,
+    mistral4,
+    qwen2,
+    qwen3,
+    qwen3_next,
+)
 from thalweg.models.families import gemma3 as gemma3_text
 from thalweg.models.families.towers import qwen_vl
 from thalweg.models.families.towers.clip import clip
@@ -29,18 +41,24 @@ BLIND = Names(
     replace=PREFIXES,
     skip=tuple(
         root + part for root in ("", "model.")
-        for part in ("visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "mm_projector.", "mtp.")
+        for part in (
+            "visual.", "vision_tower.", "multi_modal_projector.", "vision_model.", "mm_projector.", "connector.",
+            "image_newline", "mlp_AR.", "mtp.",
+        )
     ),
 )  # fmt: skip
 """Of the text part alone."""
 TEXT: dict[str, Callable[[Config], ModelSpec]] = {
     "gemma": gemma.gemma,
+    "gpt_oss": gpt_oss.gpt_oss,
+    "granite": granite.granite,
     "llama": llama.llama,
     "ministral3": ministral3.ministral3,
     "mistral": mistral.mistral,
     "mistral4": mistral4.mistral4,
     "qwen2": qwen2.qwen2,
     "qwen3": qwen3.qwen3,
+    "qwen3_moe": qwen3.qwen3_moe,
 }
 """Language models that encoders stand before, by the `model_type` of the text part."""
 Tower = tuple[Vision, tuple[str, ...]]
@@ -48,105 +66,113 @@ Tower = tuple[Vision, tuple[str, ...]]
 
 
 def llava(config: Config) -> ModelSpec:
-    if _is_blind(config):
-        return _blind(_of_kind(config, "llama"))
+    if is_blind(config):
+        return blind(of_kind(config, "llama"))
     kind = text(seen(config), "model_type", "clip_vision_model")
     if kind not in ("clip_vision_model", "siglip_vision_model", "pixtral"):
         raise UnsupportedModelError(f"config.json: vision_config: model_type {kind!r:.80} is not supported")
-    return _seeing(_of_kind(config, "llama"), config, lambda c: pixtral(c, False) if kind == "pixtral" else clip(c))
+    return seeing(of_kind(config, "llama"), config, lambda c: pixtral(c, False) if kind == "pixtral" else clip(c))
 
 
 def gemma3(config: Config) -> ModelSpec:
     """Tokens of an image see each other. No window is shorter than an image."""
     spec = gemma3_text.gemma3(config)
-    if _is_blind(config):
-        return _blind(spec)
+    if is_blind(config):
+        return blind(spec)
     windows = [w for layer in spec.layers if (w := getattr(layer.mixer, "window", 0))]
     if min(windows, default=vectors(config)) < vectors(config):
         raise UnsupportedModelError(
             "config.json: sliding_window: shorter than an image: --language-model-only leaves those out"
         )
     layers = tuple(replace(each, mixer=replace(each.mixer, spans=True)) for each in spec.layers)  # type: ignore[type-var]
-    return _seeing(replace(spec, layers=layers), config, gemma3_tower)
+    return seeing(replace(spec, layers=layers), config, gemma3_tower)
 
 
 def kimi_k25(config: Config) -> ModelSpec:
-    return _blind(deepseek.deepseek_v3(config))
+    return blind(deepseek.deepseek_v3(config))
 
 
 def mistral3(config: Config) -> ModelSpec:
     """Mistral Small 3 and 4, and Ministral 3."""
     kinds = ("mistral", "ministral3", "mistral4")
-    return _seeing(_of_kind(config, "mistral", kinds), config, lambda c: pixtral(c, True))
+    return seeing(of_kind(config, "mistral", kinds), config, lambda c: pixtral(c, True))
+
+
+def native_pixtral(config: Config) -> ModelSpec:
+    """As Mistral's own format has both."""
+    return mistral3(config) if beside(config).get("model_type") == "mistral3" else llava(config)
 
 
 def qwen2_vl(config: Config) -> ModelSpec:
-    spec = qwen2.qwen2(_one_axis(config))
-    return _seeing(_with_axes(spec, config, mixed=False), config, qwen_vl.qwen2_vl)
+    spec = qwen2.qwen2(one_axis(config))
+    return seeing(with_axes(spec, config, mixed=False), config, qwen_vl.qwen2_vl)
 
 
 def qwen2_5_vl(config: Config) -> ModelSpec:
-    spec = qwen2.qwen2(_one_axis(config))
-    return _seeing(_with_axes(spec, config, mixed=False), config, qwen_vl.qwen2_5_vl)
+    spec = qwen2.qwen2(one_axis(config))
+    return seeing(with_axes(spec, config, mixed=False), config, qwen_vl.qwen2_5_vl)
 
 
 def qwen3_vl(config: Config) -> ModelSpec:
-    spec = qwen3.qwen3(_one_axis({"rope_theta": 500_000.0, **config}))
-    return _seeing(_with_axes(spec, config, mixed=True), config, qwen_vl.qwen3_vl)
+    spec = qwen3.qwen3(one_axis({"rope_theta": 500_000.0, **config}))
+    return seeing(with_axes(spec, config, mixed=True), config, qwen_vl.qwen3_vl)
 
 
 def qwen3_vl_moe(config: Config) -> ModelSpec:
     """Experts lie in one tensor for all of a layer, on its side."""
     said = {"rope_theta": 500_000.0, "num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, **config}
-    spec = qwen3.qwen3_moe(_one_axis({**said, "norm_topk_prob": True}))
+    spec = qwen3.qwen3_moe(one_axis({**said, "norm_topk_prob": True}))
     layers = tuple(
         replace(each, ffn=replace(each.ffn, fused=("experts.gate_up_proj", "experts.down_proj"), turned=True))
         if isinstance(each.ffn, MoE) else each
         for each in spec.layers
     )  # fmt: skip
-    return _seeing(_with_axes(replace(spec, layers=layers), config, mixed=True), config, qwen_vl.qwen3_vl)
+    return seeing(with_axes(replace(spec, layers=layers), config, mixed=True), config, qwen_vl.qwen3_vl)
 
 
 def qwen3_5(config: Config) -> ModelSpec:
-    return _seeing(_with_axes(qwen3_next.qwen3_5(config), config, mixed=True), config, qwen_vl.qwen3_5)
+    return seeing(with_axes(qwen3_next.qwen3_5(config), config, mixed=True), config, qwen_vl.qwen3_5)
 
 
 def qwen3_5_moe(config: Config) -> ModelSpec:
-    return _seeing(_with_axes(qwen3_next.qwen3_5_moe(config), config, mixed=True), config, qwen_vl.qwen3_5)
+    return seeing(with_axes(qwen3_next.qwen3_5_moe(config), config, mixed=True), config, qwen_vl.qwen3_5)
 
 
-def _of_kind(config: Config, default: str, known: tuple[str, ...] = tuple(TEXT)) -> ModelSpec:
+def of_kind(config: Config, default: str, known: tuple[str, ...] = tuple(TEXT)) -> ModelSpec:
     kind = text(config, "model_type", default)
     if kind not in known:
         raise UnsupportedModelError(f"config.json: text_config: model_type {kind!r:.80} is none of {', '.join(known)}")
     return TEXT[kind](config)
 
 
-def _is_blind(config: Config) -> bool:
+def is_blind(config: Config) -> bool:
     """Is the text part alone asked for, or all there is?"""
     return bool(config.get("language_model_only")) or not isinstance(beside(config).get("vision_config"), dict)
 
 
-def _blind(spec: ModelSpec) -> ModelSpec:
+def blind(spec: ModelSpec) -> ModelSpec:
     return replace(spec, names=BLIND)
 
 
-def _seeing(spec: ModelSpec, config: Config, tower: Callable[[Config], Tower]) -> ModelSpec:
-    """With its encoder, unless the text part alone is asked for."""
-    if _is_blind(config):
-        return _blind(spec)
+def seeing(spec: ModelSpec, config: Config, tower: Callable[[Config], Tower], **names: Any) -> ModelSpec:
+    """With its encoder, unless the text part alone is asked for. names: fields of `Names`, before those that all
+    have."""
+    before, inside, skip = (names.get(key, ()) for key in ("replace", "inside", "skip"))
+    if is_blind(config):
+        return replace(spec, names=Names(replace=(*before, *PREFIXES), inside=inside, skip=(*BLIND.skip, *skip)))
     vision, unread = tower(config)
-    names = Names(replace=PREFIXES, inside=INSIDE, skip=("mtp.", "model.mtp.", *unread))
-    return replace(spec, names=names, vision=vision)
+    known = Names(replace=(*before, *PREFIXES), inside=(*INSIDE, *inside), skip=("mtp.", "model.mtp.", *skip, *unread))
+    return replace(spec, names=known, vision=vision)
 
 
-def _with_axes(spec: ModelSpec, config: Config, mixed: bool) -> ModelSpec:
-    """The same with positions of three axes: time, rows, columns."""
+def with_axes(spec: ModelSpec, config: Config, mixed: bool, absent: list[int] | None = None) -> ModelSpec:
+    """The same with positions of three axes: time, rows, columns. absent: sections, where the file names none."""
     said = config.get("rope_scaling") or config.get("rope_parameters")
     sections = said.get("mrope_section") if isinstance(said, dict) else None
-    if _is_blind(config):
+    if is_blind(config):
         return spec
     first = next(rope for _, mixer in spec.mixers if (rope := mixer.rope) is not None)
+    sections = absent if sections is None else sections
     if sections is None:
         sections = {True: [11, 11, 10] if first.dim < 128 else [24, 20, 20], False: [16, 24, 24]}[mixed]
     whole = isinstance(sections, list) and len(sections) == 3 and all(type(n) is int and n >= 0 for n in sections)
@@ -165,7 +191,7 @@ def _with_axes(spec: ModelSpec, config: Config, mixed: bool) -> ModelSpec:
     return replace(spec, layers=tuple(turned(layer) for layer in spec.layers))
 
 
-def _one_axis(config: Config) -> Config:
+def one_axis(config: Config) -> Config:
     """Positions of text are the same along each of the axes that images have."""
     said = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(said, dict):

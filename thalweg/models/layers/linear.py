@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +38,17 @@ class Product:
         return self._op(x, p["weight"], bias)
 
 
+class Clip:
+    """What enters and leaves each part of a linear layer, kept between limits: p f32[4 * parts]."""
+
+    def __init__(self, ctx: Context, weight: Weight) -> None:
+        self.spec = ParamSpec(weight, "float32")
+
+    def __call__(self, p: Array, part: int, x: Array, product: Callable[[Array], Array]) -> Array:
+        low, high, least, most = p[4 * part : 4 * part + 4].to(x.dtype)
+        return product(x.clamp(low, high)).clamp(least, most)
+
+
 class Linear:
     """Outputs divided among ranks ("column parallel"): each rank computes its own share of every part. Or not divided, where
     the weight is not.
@@ -50,16 +63,27 @@ class Linear:
         """This rank's outputs of each part."""
         if whole.shard is not None:
             self.outputs = [ctx.share(s.shape[0], f"outputs of {s.name.removesuffix('.weight')}") for s in whole.sources]
-        parts = products(whole, ctx.formats)
+        clipped = "clip" in weights
+        each = [replace(whole, sources=(s,)) for s in whole.sources] if clipped else [whole]
+        parts = [part for weight in each for part in products(weight, ctx.formats)]
+        self._clip = Clip(ctx, weights["clip"]) if clipped else None
         self._products = [Product(ctx, part) for part in parts]
         self._rows = [part.shape(ctx.comm.size)[0] for part in parts]
         held = [product.spec for product in self._products]
         self.specs: dict[str, Any] = {"weight": held[0] if len(held) == 1 else dict(enumerate(held))}
+        if self._clip is not None:
+            self.specs["clip"] = self._clip.spec
         if "bias" in weights:
             self.specs["bias"] = ParamSpec(weights["bias"], ctx.dtype)
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         weight, bias = p["weight"], p.get("bias")
+        if self._clip is not None:
+            weight = [weight] if len(self._products) == 1 else weight
+            return torch.cat(
+                [self._clip(p["clip"], i, x, partial(product, p=weight[i], bias=None))
+                 for i, product in enumerate(self._products)], -1,
+            )  # fmt: skip
         if len(self._products) == 1:
             return self._products[0](x, weight, bias)
         biases = [None] * len(self._products) if bias is None else bias.split(self._rows)
@@ -76,12 +100,17 @@ class RowLinear:
         whole = weights["weight"]
         ctx.share(whole.sources[0].shape[1], f"inputs of {whole.sources[0].name.removesuffix('.weight')}")
         self._product = Product(ctx, whole)
+        self._clip = Clip(ctx, weights["clip"]) if "clip" in weights else None
         self.specs = {"weight": self._product.spec}
+        if self._clip is not None:
+            self.specs["clip"] = self._clip.spec
         if "bias" in weights:
             self.specs["bias"] = ParamSpec(weights["bias"], ctx.dtype)
 
     def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
         bias = p.get("bias")
+        if self._clip is not None:  # of encoders, which no rank divides
+            return self._clip(p["clip"], 0, x, partial(self._product, p=p["weight"], bias=bias))
         if self._comm.size == 1:
             return self._product(x, p["weight"], bias)
         y = self._comm.all_reduce(self._product(x, p["weight"], None))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from thalweg.hal import ops
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
-from thalweg.models.spec import AnyNorm, LayerNorm, Norm
+from thalweg.models.spec import AnyNorm, LayerNorm, Norm, Scale
 from thalweg.models.weights import ParamSpec
 
 
@@ -55,9 +57,29 @@ class MeanNorm:
         return self(p, total), total
 
 
-BoundNorm = RMSNorm | MeanNorm
+class Scaled:
+    """x [T, size] -> [T, size], each value by its own weight."""
+
+    def __init__(self, ctx: Context, spec: Scale, weights: Mapping[str, Any]) -> None:
+        self._by, self._less = spec.by, "less" in weights
+        self.specs = {name: ParamSpec(w, ctx.dtype) for name, w in weights.items()}
+
+    def __call__(self, p: Mapping[str, Any], x: Array) -> Array:
+        weight = p["weight"]
+        x = x.to(torch.float32) * self._by
+        return ((x - p["less"] if self._less else x) * weight).to(weight.dtype)
+
+    def add(self, p: Mapping[str, Any], x: Array, residual: Array | None) -> tuple[Array, Array]:
+        """As RMSNorm.add."""
+        total = x if residual is None else x + residual
+        return self(p, total), total
+
+
+BoundNorm = RMSNorm | MeanNorm | Scaled
 
 
 def bound(ctx: Context, spec: AnyNorm, weights: Mapping[str, Any]) -> BoundNorm:
     """The norm of a declaration."""
+    if isinstance(spec, Scale):
+        return Scaled(ctx, spec, weights)
     return RMSNorm(ctx, spec, weights) if isinstance(spec, Norm) else MeanNorm(ctx, spec, weights)

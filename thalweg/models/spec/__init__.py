@@ -20,7 +20,7 @@ from thalweg.models.spec.mamba2 import Mamba2
 from thalweg.models.spec.mlp import MLP, UngatedMLP
 from thalweg.models.spec.model import Layer, Learned, ModelSpec, Names
 from thalweg.models.spec.moe import MoE
-from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms
+from thalweg.models.spec.norm import AnyNorm, HeadNorm, LayerNorm, Norm, Norms, Scale
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import Ending, LayerInput, LayerInputs
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, rope_type
@@ -60,6 +60,7 @@ __all__ = [
     "Projector",
     "Relative",
     "Rope",
+    "Scale",
     "ShortConv",
     "Sound",
     "SparseMLP",

@@ -51,7 +51,23 @@ class LayerNorm:
         return made | ({"bias": vector(f"{at}.bias", self.size, fill="zeros")} if self.bias else {})
 
 
-AnyNorm = Norm | LayerNorm
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What stands where norms do and takes no statistics: (x * by - less) * weight, in float32. Names are those of tensors."""
+
+    name: str
+    """Of the weight."""
+    size: int
+    by: float = 1.0
+    less: str = ""
+    """"" = nothing is taken off."""
+
+    def weights(self, at: str) -> Weights:
+        made = {"weight": vector(f"{at}{self.name}", self.size, fill="ones")}
+        return made | ({"less": vector(f"{at}{self.less}", self.size, fill="zeros")} if self.less else {})
+
+
+AnyNorm = Norm | LayerNorm | Scale
 
 
 @dataclass(frozen=True, slots=True)

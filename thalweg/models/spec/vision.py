@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,6 +26,27 @@ class Step:
     """After it, as `ops.activation` names it; "" = none."""
     turned: bool = False
     """Stored [inputs, outputs]."""
+    gated: bool = False
+    """The second half of its outputs goes through `act`, and is multiplied by the first."""
+    up: str = ""
+    """A matrix beside it, of as many outputs, that what `act` gives is multiplied by; "" = none."""
+    norm: AnyNorm | None = None
+    """Before `act`."""
+    kernel: tuple[int, ...] = ()
+    """It is stored as a convolution over the vectors that are joined, of this shape for each output; () = as a matrix."""
+
+    def weights(self, root: str) -> Weights:
+        parts = {f"{root}{name}": self.outputs for name in (self.name, self.up) if name}
+        made: dict[str, Any] = linear(parts, self.inputs, shard=0, bias=self.bias, turned=self.turned)
+        if self.kernel:
+            made["weight"] = convolution(f"{root}{self.name}", self.outputs, self.kernel)
+        return made | ({"norm": self.norm.weights(root)} if self.norm is not None else {})
+
+
+def convolution(name: str, outputs: int, kernel: tuple[int, ...]) -> Weight:
+    """The matrix that it is where no two places overlap."""
+    view = View(f"{name}.weight", (outputs, *kernel), flat=True)
+    return Weight((Source(f"{name}.flat", (outputs, prod(kernel)), within=view),), 0, "linear")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,25 +60,23 @@ class Projector:
     """rows: one vector after the other. channels: each channel of all of them, then the next. mean: their mean."""
     before: AnyNorm | None = None
     """Of each vector."""
-    after: AnyNorm | None = None
-    """Of what is joined."""
+    after: tuple[AnyNorm, ...] = ()
+    """Of what is joined, in turn."""
 
     def weights(self) -> Weights:
         made: dict[str, Any] = {
-            "steps": {
-                i: linear({f"{self.root}{s.name}": s.outputs}, s.inputs, shard=0, bias=s.bias, turned=s.turned)
-                for i, s in enumerate(self.steps)
-            }
+            "steps": {i: step.weights(self.root) for i, step in enumerate(self.steps)},
         }
-        for key, norm in (("before", self.before), ("after", self.after)):
-            if norm is not None:
-                made[key] = norm.weights(self.root)
+        if self.before is not None:
+            made["before"] = self.before.weights(self.root)
+        if self.after:
+            made["after"] = {i: norm.weights(self.root) for i, norm in enumerate(self.after)}
         return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vision:
-    """Layers over the patches of an image, all of which see each other, or those of their window."""
+    """Layers over the patches of an image, all of which see each other, or those of their window or tile."""
 
     hidden: int
     layers: tuple[Layer, ...]
@@ -75,14 +94,52 @@ class Vision:
     """The learned table of places; "" = none."""
     rows: int = 0
     """Of it."""
+    stacks: int = 0
+    """That table is a tensor [stacks, rows / stacks, hidden] of its own, and `whole` one of [1, 1, hidden]. 0: the table is the
+    weight of a module, and `whole` a vector."""
     enter: AnyNorm | None = None
-    """Of embedded patches."""
+    """Of embedded patches, with their places."""
+    embedded: AnyNorm | None = None
+    """Of embedded patches, before places are added."""
     leave: AnyNorm | None = None
     """Of what the last layer gives."""
     windowed: frozenset[int] = frozenset()
     """Layers that see windows."""
     taps: tuple[tuple[int, Projector], ...] = ()
     """Layers of which vectors are made, too: the language model adds those to what its first layers give."""
+    reads: tuple[int, ...] = ()
+    """Layers whose outputs are joined, value after value, for the projector. (): it reads the last one's."""
+    newline: str = ""
+    """A learned vector, of the language model's size, that stands behind those of the projector; "" = none."""
+    scale: float = 1.0
+    """Of the vectors that the language model gets."""
+    clipped: bool = False
+    """Of each linear layer of `layers`, what enters and leaves it is kept between limits, which files have as numbers."""
+    halves: bool = False
+    """Rotary positions turn the halves of each head one by one, the first by columns, the second by rows. So q and k have their
+    second and third quarters swapped, and turn as one."""
+
+    def _clipped(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """The same where each linear layer also has the limits of what enters and leaves each of its parts."""
+        made: dict[str, Any] = {}
+        for key, value in tree.items():
+            if isinstance(value, Mapping) and isinstance(value.get("weight"), Weight) and value["weight"].role == "linear":
+                names = dict.fromkeys(s.name.removesuffix(".weight") for s in value["weight"].sources)
+                limits = [f"{name}.{side}_{end}" for name in names for side in ("input", "output") for end in ("min", "max")]
+                clip = Weight(tuple(Source(f"{n}.1", (1,), within=View(n, ())) for n in limits), dtype="float32", fill="zeros")
+                made[key] = {**value, "clip": clip}
+            else:
+                made[key] = self._clipped(value) if isinstance(value, Mapping) else value
+        return made
+
+    def _table(self) -> Iterator[Source]:
+        """The learned places. Of a stack each part is a source."""
+        name = f"{self.root}{self.places}"
+        if not self.stacks:
+            yield Source(f"{name}.weight", (self.rows, self.hidden))
+        each = (self.rows // max(self.stacks, 1), self.hidden)
+        for i in range(self.stacks):
+            yield Source(f"{name}.{i}", each, within=View(name, (self.stacks, *each), at=i))
 
     @property
     def width(self) -> int:
@@ -91,10 +148,9 @@ class Vision:
 
     def weights(self, hidden: int) -> Weights:
         """hidden: the language model's. Every parameter is whole on each rank, and held in the model's dtype."""
-        name, values = f"{self.root}{self.patch}", prod(self.kernel)
-        view = View(f"{name}.weight", (self.hidden, *self.kernel), flat=True)
+        name = f"{self.root}{self.patch}"
         made: dict[str, Any] = {
-            "patch": {"weight": Weight((Source(f"{name}.flat", (self.hidden, values), within=view),))},
+            "patch": {"weight": convolution(name, self.hidden, self.kernel)},
             "layers": {i: each.weights(self.root + self.layer.format(i), self.hidden) for i, each in enumerate(self.layers)},
             "projector": self.projector.weights(),
             "taps": {i: each.weights() for i, (_, each) in enumerate(self.taps)},
@@ -102,14 +158,39 @@ class Vision:
         if self.patch_bias:
             made["patch"]["bias"] = vector(f"{name}.bias", self.hidden)
         if self.whole:
-            made["whole"] = vector(f"{self.root}{self.whole}", self.hidden)
+            ones = (1,) * (2 if self.stacks else 0)
+            made["whole"] = Weight((Source(f"{self.root}{self.whole}", (*ones, self.hidden)),))
         if self.places:
-            made["places"] = {"weight": Weight((Source(f"{self.root}{self.places}.weight", (self.rows, self.hidden)),))}
-        for key, norm in (("enter", self.enter), ("leave", self.leave)):
+            made["places"] = {"weight": Weight(tuple(self._table()))}
+        if self.newline:
+            made["newline"] = vector(self.newline, hidden)
+        if self.clipped:
+            made["layers"] = {i: self._clipped(each) for i, each in made["layers"].items()}
+        if self.halves:
+            for i, each in enumerate(self.layers):
+                made["layers"][i] = {**made["layers"][i], "mixer": _halved(made["layers"][i]["mixer"], each)}
+        for key, norm in (("embedded", self.embedded), ("enter", self.enter), ("leave", self.leave)):
             if norm is not None:
                 made[key] = norm.weights(self.root)
         plain: Weights = _plain(made)
         return plain
+
+
+def _halved(mixer: Mapping[str, Any], layer: Layer) -> dict[str, Any]:
+    """With q and k, and their norms, as `Vision.halves` says."""
+    (attention,) = layer.mixers
+    head_dim = attention.widths[2]
+
+    def swapped(s: Source) -> Source:
+        return Source(f"{s.name}.halved", s.shape, within=View(s.name, s.shape, quarters=head_dim))
+
+    weight = mixer["qkv"]["weight"]
+    q, k, *v = weight.sources
+    norms = {
+        key: {"weight": replace(mixer[key]["weight"], sources=tuple(map(swapped, mixer[key]["weight"].sources)))}
+        for key in ("q_norm", "k_norm") if key in mixer
+    }  # fmt: skip
+    return {**mixer, "qkv": {**mixer["qkv"], "weight": replace(weight, sources=(swapped(q), swapped(k), *v))}, **norms}
 
 
 def _plain(tree: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -17,7 +17,7 @@ from thalweg.models import spec
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
 from thalweg.models.layers.linear import Linear
-from thalweg.models.layers.norm import BoundNorm, bound
+from thalweg.models.layers.norm import BoundNorm, Scaled, bound
 from thalweg.models.weights import ParamSpec
 from thalweg.quantization.online import DENSE_FORMATS
 
@@ -30,30 +30,54 @@ class Projector:
 
     def __init__(self, ctx: Context, s: spec.Projector, weights: Mapping[str, Any]) -> None:
         self._group, self._join = s.group, s.join
-        self._norms: dict[str, BoundNorm] = {
-            key: bound(ctx, norm, weights[key]) for key, norm in (("before", s.before), ("after", s.after)) if norm is not None
-        }
+        self._before = None if s.before is None else bound(ctx, s.before, weights["before"])
+        self._after: list[BoundNorm] = [bound(ctx, norm, weights["after"][i]) for i, norm in enumerate(s.after)]
         self._steps = [Linear(ctx, weights["steps"][i]) for i in range(len(s.steps))]
-        self._acts = [ctx.bind(ops.activation, act=each.act, size=each.outputs) if each.act else None for each in s.steps]
-        self.specs = {
-            "steps": {i: each.specs for i, each in enumerate(self._steps)},
-            **{key: norm.specs for key, norm in self._norms.items()},
+        self._acts = [
+            ctx.bind(ops.activation, act=each.act, size=each.outputs // (1 + each.gated)) if each.act else None
+            for each in s.steps
+        ]
+        self._spec = s.steps
+        self._norms = [
+            None if s.norm is None else bound(ctx, s.norm, weights["steps"][i]["norm"]) for i, s in enumerate(s.steps)
+        ]
+        self._dtype = getattr(torch, ctx.dtype)
+        self.specs: dict[str, Any] = {"steps": {i: each.specs for i, each in enumerate(self._steps)}}
+        self.specs["steps"] |= {
+            i: {**self._steps[i].specs, "norm": norm.specs} for i, norm in enumerate(self._norms) if norm is not None
         }
+        if self._before is not None:
+            self.specs["before"] = self._before.specs
+        if self._after:
+            self.specs["after"] = {i: norm.specs for i, norm in enumerate(self._after)}
 
     def __call__(self, p: Mapping[str, Any], x: Array, keep: Array) -> Array:
         """keep: i32[N * group], patches in the order in which they are joined."""
         x = x.index_select(0, keep)
-        if "before" in self._norms:
-            x = self._norms["before"](p["before"], x)
+        if self._before is not None:
+            x = self._before(p["before"], x)
         if self._group > 1:
             x = x.unflatten(0, (-1, self._group))
-            x = x.mean(1) if self._join == "mean" else (x.transpose(1, 2) if self._join == "channels" else x).flatten(1)
-        if "after" in self._norms:
-            x = self._norms["after"](p["after"], x)
-        for i, (step, act) in enumerate(zip(self._steps, self._acts, strict=True)):
-            x = step(p["steps"][i], x)
-            x = x if act is None else act(x)
+            x = x.float().mean(1) if self._join == "mean" else (x.transpose(1, 2) if self._join == "channels" else x).flatten(1)
+        for i, norm in enumerate(self._after):  # kernels of norms take the model's dtype alone
+            x = norm(p.get("after", {}).get(i), x if isinstance(norm, Scaled) else x.to(self._dtype))
+        x = x.to(self._dtype)
+        for i, step in enumerate(self._steps):
+            x = self._step(i, p["steps"][i], step(p["steps"][i], x))
         return x
+
+    def _step(self, i: int, p: Mapping[str, Any], x: Array) -> Array:
+        """What follows a product."""
+        norm, act, spec = self._norms[i], self._acts[i], self._spec[i]
+        if norm is not None:
+            x = norm(p["norm"], x)
+        if act is None:
+            return x
+        if not spec.gated and not spec.up:
+            return act(x)
+        first, second = x.chunk(2, -1)
+        gate, value = (first, second) if spec.up else (second, first)
+        return act(gate.contiguous()) * value
 
 
 class Tower:
@@ -65,6 +89,7 @@ class Tower:
         self.spec = s
         self._patch = Linear(ctx, weights["patch"])
         self._places = ctx.bind(ops.embed, vocab=s.rows, size=s.hidden) if s.places else None
+        self._embed_norm = None if s.embedded is None else bound(ctx, s.embedded, weights["embedded"])
         self._enter = None if s.enter is None else bound(ctx, s.enter, weights["enter"])
         self._leave = None if s.leave is None else bound(ctx, s.leave, weights["leave"])
         self._blocks = [
@@ -81,9 +106,11 @@ class Tower:
         }
         if s.whole:
             self.specs["whole"] = ParamSpec(weights["whole"], ctx.dtype)
+        if s.newline:
+            self.specs["newline"] = ParamSpec(weights["newline"], ctx.dtype)
         if self._places is not None:
             self.specs["places"] = {"weight": ParamSpec(weights["places"]["weight"], ctx.dtype, self._places.pack)}
-        for key, norm in (("enter", self._enter), ("leave", self._leave)):
+        for key, norm in (("embedded", self._embed_norm), ("enter", self._enter), ("leave", self._leave)):
             if norm is not None:
                 self.specs[key] = norm.specs
 
@@ -102,24 +129,42 @@ class Tower:
         tables = {0: patches.turn}
         rows = torch.arange(len(x), dtype=torch.int32, device=x.device)  # each patch has its own row of the table
         flows = tuple(Flow(each, caches, tables, rows=rows) for each in (batch, windows(batch)))
-        residual, made = None, list[Array]()
+        residual, made, read = None, list[Array](), dict[int, Array]()
         for i, block in enumerate(self._blocks):
             x, residual = block(params["layers"][i], x, residual, flows[i in self.spec.windowed])
             if i in self._taps:
                 at, tap = self._taps[i]
                 made.append(tap(params["taps"][at], x if residual is None else x + residual, patches.keep))
+            if i in self.spec.reads:
+                read[i] = x if residual is None else x + residual
         if residual is not None:
             x = x + residual
+        if read:
+            x = torch.cat([read[i] for i in self.spec.reads], -1)
         if self._leave is not None:
             x = self._leave(params["leave"], x)
-        out = torch.cat([self._projector(params["projector"], x, patches.keep), *made], -1).to(torch.float32)
+        x = self._arranged(params, self._projector(params["projector"], x, patches.keep), patches)
+        out = torch.cat([x, *made], -1).to(torch.float32)
         return state, StepResult(torch.zeros_like(batch.slots).unsqueeze(1), torch.zeros_like(batch.slots), pooled=out)
+
+    def _arranged(self, params: Params, x: Array, patches: Patches) -> Array:
+        """The vectors in the order of placeholders, and those that stand between rows among them."""
+        if self.spec.newline:
+            x = torch.cat([x, params["newline"].unsqueeze(0)])
+        near = patches.mix.shape[1]
+        if near:
+            x = x.index_select(0, patches.mix.reshape(-1))
+        if near > 1:
+            x = (x.unflatten(0, (-1, near)) * patches.part.to(x.dtype).unsqueeze(-1)).sum(1)
+        return x if self.spec.scale == 1.0 else x * self.spec.scale
 
     def _embedded(self, params: Params, patches: Patches) -> Array:
         table = None
         x = self._patch(params["patch"], patches.value.to(self._dtype(params)))
+        if self._embed_norm is not None:
+            x = self._embed_norm(params["embedded"], x)
         if self.spec.whole:
-            x = torch.where(patches.place[:, :1] == 0, params["whole"], x)
+            x = torch.where(patches.place[:, :1] == 0, params["whole"].reshape(-1), x)
         if self._places is not None:
             near = patches.place.shape[1]
             table = self._places(patches.place.reshape(-1), params["places"]["weight"])

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from thalweg.checkpoint.config import Config, real
 from thalweg.models.families.common import hidden_size
-from thalweg.models.families.towers.common import act, feature_layer, seen, sees_all, size, two_layers
+from thalweg.models.families.towers.common import act, feature_layers, seen, sees_all, size, two_layers
 from thalweg.models.spec import Layer, LayerNorm, Norms, UngatedMLP, Vision
 from thalweg.models.spec.vision import Projector
 
 
 def clip(config: Config) -> tuple[Vision, tuple[str, ...]]:
     """The encoder as LLaVA takes it, and prefixes of tensors that it leaves unread."""
-    layers = feature_layer(config, size(seen(config), "num_hidden_layers", 24), -2)
+    return features(config, 24, -2)
+
+
+def features(config: Config, layers: int, default: int) -> tuple[Vision, tuple[str, ...]]:
+    """Of one layer or several, counted as `vision_feature_layer` counts them. layers: there are, unless the file says so."""
+    read = feature_layers(config, size(seen(config), "num_hidden_layers", layers), default)
     hidden = size(seen(config), "hidden_size", 1024)
-    return encoder(config, layers, two_layers(config, hidden, hidden_size(config), True))
+    made, unread = encoder(config, max(read), two_layers(config, hidden * len(read), hidden_size(config), True))
+    return (replace(made, reads=tuple(n - 1 for n in read)) if len(read) > 1 else made), unread
 
 
-def encoder(config: Config, run: int, projector: Projector) -> tuple[Vision, tuple[str, ...]]:
-    """run: layers that are computed; after all of them comes a norm."""
+def encoder(config: Config, run: int, projector: Projector, normed: bool = False) -> tuple[Vision, tuple[str, ...]]:
+    """run: layers that are computed. normed: what they give is normed."""
     said = seen(config)
     whole = said.get("model_type", "clip_vision_model") == "clip_vision_model"
     hidden, patch = size(said, "hidden_size", 1024 if whole else 1152), size(said, "patch_size", 14 if not whole else 32)
@@ -36,7 +44,7 @@ def encoder(config: Config, run: int, projector: Projector) -> tuple[Vision, tup
         kernel=(size(said, "num_channels", 3), patch, patch), patch_bias=not whole, layer="encoder.layers.{}.",
         whole="embeddings.class_embedding" if whole else "", places="embeddings.position_embedding",
         rows=(side // patch) ** 2 + whole, enter=LayerNorm("pre_layrnorm", hidden, e) if whole else None,
-        leave=LayerNorm("post_layernorm", hidden, e) if run == layers and not whole else None,
+        leave=LayerNorm("post_layernorm", hidden, e) if normed else None,
     )  # fmt: skip
     skip = [f"{made.root}{made.layer.format(i)}" for i in range(run, layers)] + [f"{made.root}head."]
     if made.leave is None:

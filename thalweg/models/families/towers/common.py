@@ -47,15 +47,22 @@ def sees_all(heads: int, hidden: int, *, turned: bool = False, head_dim: int = 0
     return Attention(heads=heads, kv_heads=heads, head_dim=head_dim, rope=rope, causal=False, **more)
 
 
-def feature_layer(config: Config, layers: int, default: int) -> int:
-    """How many layers run: `vision_feature_layer` names hidden states, of which there is one more than layers."""
+def feature_layers(config: Config, layers: int, default: int) -> tuple[int, ...]:
+    """Layers that are read, counted from 1: `vision_feature_layer` names hidden states, of which there is one more than
+    layers."""
     said = beside(config).get("vision_feature_layer", default)
-    if isinstance(said, bool) or not isinstance(said, int) or not -layers <= said <= layers or said == 0:
+    found = said if isinstance(said, list) and said else [said]
+    if any(isinstance(n, bool) or not isinstance(n, int) or not -layers <= n <= layers or n == 0 for n in found):
         raise UnsupportedModelError(
-            f"config.json: vision_feature_layer: {said!r:.40} is not supported by this version: it takes one layer; "
-            "--language-model-only serves the text part"
+            f"config.json: vision_feature_layer: {said!r:.40} is not supported by this version: it takes layers from 1 to "
+            f"{layers}, or from the last; --language-model-only serves the text part"
         )
-    return said if said > 0 else layers + 1 + said
+    return tuple(n if n > 0 else layers + 1 + n for n in found)
+
+
+def with_defaults(config: Config, **defaults: Any) -> Config:
+    """The same with what `vision_config` does not say."""
+    return {**config, BESIDE: {**beside(config), "vision_config": {**defaults, **seen(config)}}}
 
 
 def two_layers(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, integer
+from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import eps, hidden_size
-from thalweg.models.families.towers.common import act, beside, feature_layer, seen, sees_all, size, two_layers
+from thalweg.models.families.towers.common import act, beside, feature_layers, seen, sees_all, size, two_layers
 from thalweg.models.spec import MLP, Layer, Norm, Norms, Vision
 from thalweg.models.spec.vision import Step
 
@@ -35,7 +36,9 @@ def pixtral(config: Config, merges: bool) -> tuple[Vision, tuple[str, ...]]:
         )  # fmt: skip
     else:
         projector = two_layers(config, hidden, hidden_size(config), True)
-    run = feature_layer(config, layers, -1)
+    run, *more = feature_layers(config, layers, -1)
+    if more:
+        raise UnsupportedModelError("config.json: vision_feature_layer: this version takes one layer of this encoder")
     made = Vision(
         hidden=hidden, layers=(each,) * run, projector=projector, patch="patch_conv",
         kernel=(size(said, "num_channels", 3), patch, patch), layer="transformer.layers.{}.",

@@ -67,14 +67,14 @@ def qwen3_vl(config: Config, tapped: bool = True) -> tuple[Vision, tuple[str, ..
     group = integer(said, "spatial_merge_size", high=16, default=2) ** 2
     wide, out = hidden * group, _out(config, said)
 
-    def merger(root: str, before: AnyNorm | None, after: AnyNorm | None) -> Projector:
+    def merger(root: str, before: AnyNorm | None, *after: AnyNorm) -> Projector:
         steps = (Step("linear_fc1", wide, wide, True, "gelu"), Step("linear_fc2", wide, out, True))
         return Projector(root=f"{ROOT}{root}.", group=group, before=before, after=after, steps=steps)
 
     taps = _layers(said, "deepstack_visual_indexes", (8, 16, 24), depth) if tapped else ()
     return _vision(
         config, said, hidden, depth, Layer(_attention(said, hidden), inner, norms),
-        merger("merger", LayerNorm("norm", hidden, EPS), None), True,
+        merger("merger", LayerNorm("norm", hidden, EPS)), True,
         places="pos_embed", rows=size(said, "num_position_embeddings", 2304),
         taps=tuple(
             (layer, merger(f"deepstack_merger_list.{i}", None, LayerNorm("norm", wide, EPS))) for i, layer in enumerate(taps)

@@ -1,0 +1,125 @@
+"""LLaVA-NeXT and OneVision: an image is shown whole, and in tiles without what was added to fit them. A learned vector ends
+each row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from thalweg.checkpoint.config import Config, integer, text
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.media.processors.base import FILE, ImageProcessor, Size, View, check_shape, outer, settings, sized, token, vision
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from thalweg.media.patches import Prepared
+
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+NEXT = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+ONEVISION = [[384 * high, 384 * wide] for high in range(1, 7) for wide in range(1, 7)]
+SHRINK = 1.1
+"""Only what is so much too long along each edge is made smaller."""
+
+
+class LlavaNext(ImageProcessor, frozen=True, kw_only=True):
+    side: int
+    """Pixels of a tile."""
+    pinpoints: tuple[Size, ...]
+    """Height and width of what tiles may make up, in pixels."""
+    classes: bool
+    """A vector of the whole tile is computed before those of its patches."""
+    most: int = 0
+    """Tiles of whose size the vectors of an image may be. More are made smaller; 0 = they are not."""
+
+    def views(self, width: int, height: int) -> tuple[View, ...]:
+        check_shape(width, height)
+        side, (high, wide) = self.side, self._best(width, height)
+        if wide / width < high / height:
+            fitted = (wide, min(math.ceil(height * (wide / width)), high))
+        else:
+            fitted = (min(math.ceil(width * (high / height)), wide), high)
+        left, top = (wide - fitted[0]) // 2, (high - fitted[1]) // 2
+        tiles = [
+            View((fitted,), (x - left, y - top, x - left + side, y - top + side))
+            for y in range(0, high, side) for x in range(0, wide, side)
+        ]  # fmt: skip
+        return (View(((side, side),)), *tiles)
+
+    def _best(self, width: int, height: int) -> Size:
+        """Height and width of what shows most of the image's pixels, of those the one with least beside them."""
+        found, shown, wasted = self.pinpoints[0], 0, float("inf")
+        for high, wide in self.pinpoints:
+            scale = min(wide / width, high / height)
+            seen = min(int(width * scale) * int(height * scale), width * height)
+            waste = wide * high - seen
+            if seen > shown or (seen == shown and waste < wasted):
+                found, shown, wasted = (high, wide), seen, waste
+        return found
+
+    def across(self, size: Size) -> int:
+        """Tiles in a row."""
+        return self._best(*size)[1] // self.side
+
+    def rows(self, size: Size) -> tuple[int, int, int, int]:
+        """Of the vectors of tiles, rows and columns that show the image: the first row, how many, the first column, how
+        many."""
+        (width, height), (high, wide), each = size, self._best(*size), self.side // self.patch
+        rows, columns = each * (high // self.side), each * (wide // self.side)
+        if width / height > columns / rows:
+            over = (rows - int(round(height * (columns / width), 7))) // 2
+            return over, rows - 2 * over, 0, columns
+        over = (columns - int(round(width * (rows / height), 7))) // 2
+        return 0, rows, over, columns - 2 * over
+
+    def fitted(self, size: Size) -> Size:
+        """Rows and columns of them that are given."""
+        _, rows, _, columns = self.rows(size)
+        less = math.sqrt(rows * columns / (self.most * (self.side // self.patch) ** 2)) if self.most else 0
+        return (int(rows // less), int(columns // less)) if less > SHRINK else (rows, columns)
+
+    def count(self, size: Size) -> int:
+        rows, columns = self.fitted(size)
+        return (self.side // self.patch) ** 2 + rows * (columns + 1)
+
+    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+        from thalweg.media import anyres, patches
+
+        made = patches.square(self, views, self.classes, False)
+        made.mix, made.part = anyres.packed(self, size)
+        return made
+
+
+def llava_next(config: Config, said: Config) -> LlavaNext:
+    return _made(config, said, NEXT, "clip_vision_model", "default")
+
+
+def llava_onevision(config: Config, said: Config) -> LlavaNext:
+    ratio = text(outer(config), "vision_aspect_ratio", "anyres_max_9")
+    most = ratio.removeprefix("anyres_max_")
+    if not most.isdecimal() or not 1 <= int(most) <= 64:
+        raise UnsupportedModelError(f"config.json: vision_aspect_ratio: {ratio!r:.40} is not anyres_max_9 or the like")
+    return _made(config, said, ONEVISION, "siglip_vision_model", "full", most=int(most))
+
+
+def _made(config: Config, said: Config, pinpoints: list[list[int]], kind: str, strategy: str, **more: Any) -> LlavaNext:
+    seen, around = vision(config), outer(config)
+    classes = text(seen, "model_type", kind) == "clip_vision_model"
+    if text(around, "vision_feature_select_strategy", strategy) != ("default" if classes else "full"):
+        raise UnsupportedModelError("config.json: vision_feature_select_strategy: does not fit the encoder")
+    side = integer(seen, "image_size", default=336 if classes else 384)
+    fit = sized(said, "size", ("shortest_edge", "height", "width"), {"shortest_edge": side})
+    if set(fit.values()) | set(sized(said, "crop_size", ("height", "width"), {"height": side}).values()) != {side}:
+        raise UnsupportedModelError(f"{FILE}: size: the encoder takes squares of {side} pixels")
+    found = around.get("image_grid_pinpoints") or said.get("image_grid_pinpoints") or pinpoints
+    whole = isinstance(found, list) and all(
+        isinstance(p, list) and len(p) == 2 and all(type(n) is int and 0 < n <= 1 << 14 and n % side == 0 for n in p)
+        for p in found
+    )
+    if not whole:
+        raise CheckpointError(f"config.json: image_grid_pinpoints: must be pairs of multiples of {side}")
+    return LlavaNext(
+        token=token(config, 32_000 if classes else 151_646), patch=integer(seen, "patch_size", default=14), side=side,
+        pinpoints=tuple((high, wide) for high, wide in found), classes=classes, **more, **settings(said, mean=MEAN, std=STD),
+    )  # fmt: skip

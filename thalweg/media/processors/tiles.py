@@ -1,0 +1,148 @@
+"""InternVL, Aya Vision and Command A Vision: an image is cut into as many squares as have its ratio best, and shown whole in
+one more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from thalweg.checkpoint.config import Config, flag, integer, real, text
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.media.processors.base import (
+    FILE,
+    ImageProcessor,
+    Size,
+    View,
+    check_shape,
+    edge,
+    outer,
+    settings,
+    sized,
+    token,
+    vision,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from thalweg.media.patches import Prepared
+
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+class Tiles(ImageProcessor, frozen=True, kw_only=True):
+    side: int
+    """Pixels of a tile."""
+    least: int
+    most: int
+    """Tiles."""
+    merge: int
+    """Patches along each edge that become one vector."""
+    classes: bool = True
+    """A vector of the whole tile is computed before those of its patches."""
+
+    def views(self, width: int, height: int) -> tuple[View, ...]:
+        check_shape(width, height)
+        columns, rows = self.tiling(width, height)
+        side, whole = self.side, View(((self.side, self.side),))
+        if columns * rows == 1:
+            return (whole,)
+        fitted = (side * columns, side * rows)
+        boxes = [(x * side, y * side, (x + 1) * side, (y + 1) * side) for y in range(rows) for x in range(columns)]
+        return (*(View((fitted,), box) for box in boxes), whole)
+
+    def tiling(self, width: int, height: int) -> Size:
+        """Columns and rows. Of equally good ones the most tiles, while the image has more than half of their pixels."""
+        best, found = float("inf"), (1, 1)
+        grids = [(x, y) for x in range(1, self.most + 1) for y in range(1, self.most + 1) if self.least <= x * y <= self.most]
+        for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+            off = abs(width / height - columns / rows)
+            if off < best or (off == best and width * height > 0.5 * self.side * self.side * columns * rows):
+                best, found = off, (columns, rows)
+        return found
+
+    @property
+    def each(self) -> int:
+        """Vectors of a tile."""
+        return (self.side // self.patch // self.merge) ** 2
+
+    def count(self, size: Size) -> int:
+        return len(self.views(*size)) * self.each
+
+    def text(self, size: Size, token: str) -> str:
+        return f"<img>{token * self.count(size)}</img>"
+
+    def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
+        from thalweg.media import patches
+
+        return patches.square(self, views, self.classes, False, self.merge)
+
+
+class Named(Tiles, frozen=True, kw_only=True):
+    """Aya Vision: each tile has its number before it."""
+
+    classes: bool = False
+
+    def text(self, size: Size, token: str) -> str:
+        last = len(self.views(*size))
+        names = [*(f"TILE_{i}" for i in range(1, last)), "TILE_GLOBAL"]
+        return "<|START_OF_IMG|>" + "".join(name + token * self.each for name in names) + "<|END_OF_IMG|>"
+
+
+class Lined(Tiles, frozen=True, kw_only=True):
+    """Command A Vision: a line ends behind each tile. As few pixels as possible are added, or taken off."""
+
+    classes: bool = False
+
+    def tiling(self, width: int, height: int) -> Size:
+        grids = [(x, y) for x in range(1, self.most + 1) for y in range(1, self.most + 1) if x * y <= self.most]
+        grids.sort(key=lambda grid: grid[0] * grid[1])
+        scales = [min(x * self.side / width, y * self.side / height) for x, y in grids]
+        if max(scales) < 1:
+            return grids[scales.index(max(scales))]
+        return grids[scales.index(min(scale for scale in scales if scale >= 1))]
+
+    def text(self, size: Size, token: str) -> str:
+        lines = (token * self.each + "<|IMG_LINE_BREAK|>") * len(self.views(*size))
+        return f"<|START_OF_IMG|>{lines}<|END_OF_IMG|>"
+
+
+def cohere2_vision(config: Config, said: Config) -> Lined:
+    merge = integer(outer(config), "downsample_factor", high=16, default=2)
+    cuts = {} if flag(said, "crop_to_patches", True) else {"most": 1}
+    return Lined(token=token(config, 255_036), **tiled(config, said, 512, 16) | {"merge": merge} | cuts)
+
+
+def aya_vision(config: Config, said: Config) -> Named:
+    """Tiles whatever `crop_to_patches` says, as above."""
+    if text(outer(config), "vision_feature_select_strategy", "full") != "full":
+        raise UnsupportedModelError("config.json: vision_feature_select_strategy: this encoder has vectors of patches alone")
+    more = tiled(config, said, 384, 14) | {"merge": integer(outer(config), "downsample_factor", high=16, default=2)}
+    return Named(token=token(config, 255_036), marker="<image>", **more)
+
+
+def internvl(config: Config, said: Config) -> Tiles:
+    """Tiles whatever `crop_to_patches` says, as its processor in transformers does."""
+    return Tiles(token=token(config, 151_667), **tiled(config, said, 448, 14))
+
+
+def tiled(config: Config, said: Config, side: int, patch: int) -> dict[str, Any]:
+    """side, patch: where the file does not say."""
+    seen = vision(config)
+    side, patch = (edge(seen, key, default) for key, default in (("image_size", side), ("patch_size", patch)))
+    size = sized(said, "size", ("height", "width"), {"height": side, "width": side})
+    if set(size.values()) != {side}:
+        raise UnsupportedModelError(f"{FILE}: size: the encoder takes squares of {side} pixels")
+    most = integer(said, "max_patches", high=64, default=12)
+    return {
+        "patch": patch, "side": side, "least": integer(said, "min_patches", high=most, default=1), "most": most,
+        "merge": shuffled(config), **settings(said, mean=MEAN, std=STD),
+    }  # fmt: skip
+
+
+def shuffled(config: Config) -> int:
+    """Patches along an edge of those that become one vector."""
+    ratio = real(outer(config), "downsample_ratio", 0.05, 1, default=0.5)
+    if round(1 / ratio) * ratio != 1:
+        raise CheckpointError(f"config.json: downsample_ratio: {ratio} is not one of a whole number")
+    return round(1 / ratio)

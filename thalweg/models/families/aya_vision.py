@@ -1,0 +1,59 @@
+"""Aya Vision and Command A Vision: Command R behind SigLIP, whose vectors are joined in squares and projected by a gated layer.
+
+Command R's `logit_scale` counts, as in its text models. Transformers' class for images leaves it out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from thalweg.checkpoint.config import Config, integer, real
+from thalweg.models.families import cohere
+from thalweg.models.families.common import hidden_size
+from thalweg.models.families.multimodal import seeing
+from thalweg.models.families.towers.clip import encoder
+from thalweg.models.families.towers.common import beside, feature_layers, seen, size, with_defaults
+from thalweg.models.spec import LayerNorm, ModelSpec, Vision
+from thalweg.models.spec.vision import Projector, Step
+
+SIGLIP = {
+    "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 14, "image_size": 384,
+    "num_hidden_layers": 26, "num_attention_heads": 14,
+}  # fmt: skip
+
+COMMAND = {"intermediate_size": 3072, "patch_size": 16, "image_size": 512, "num_hidden_layers": 27, "num_attention_heads": 12}
+
+
+def aya_vision(config: Config) -> ModelSpec:
+    return seeing(cohere.cohere2({"tie_word_embeddings": True, **config}), config, tower)
+
+
+def cohere2_vision(config: Config) -> ModelSpec:
+    return seeing(cohere.cohere2({"tie_word_embeddings": True, **config}), config, normed)
+
+
+def normed(config: Config) -> tuple[Vision, tuple[str, ...]]:
+    """What leaves the encoder is normed, and what is joined is not."""
+    config = with_defaults(config, **{**SIGLIP, **COMMAND})
+    said, around = seen(config), beside(config)
+    wide = size(said, "hidden_size", 1152) * integer(around, "downsample_factor", high=16, default=2) ** 2
+    projector = _gated(config, wide, size(around, "alignment_intermediate_size", 36_864))
+    return encoder(config, size(said, "num_hidden_layers", 27), projector, normed=True)
+
+
+def _gated(config: Config, wide: int, inner: int, **more: Any) -> Projector:
+    out = hidden_size(config)
+    steps = (Step("linear_1", wide, inner, True, "silu", gated=True), Step("linear_2", inner // 2, out, True))
+    group = integer(beside(config), "downsample_factor", high=16, default=2) ** 2
+    return Projector(root="model.multi_modal_projector.", group=group, steps=steps, **more)
+
+
+def tower(config: Config) -> tuple[Vision, tuple[str, ...]]:
+    config = with_defaults(config, **SIGLIP)
+    said, around = seen(config), beside(config)
+    read = feature_layers(config, size(said, "num_hidden_layers", 26), -1)
+    wide = size(said, "hidden_size", 1152) * len(read) * integer(around, "downsample_factor", high=16, default=2) ** 2
+    norm = LayerNorm("layernorm", wide, real(around, "adapter_layer_norm_eps", 0, 1, default=1e-6))
+    projector = _gated(config, wide, size(around, "alignment_intermediate_size", hidden_size(config)), after=(norm,))
+    made, unread = encoder(config, max(read), projector)
+    return (replace(made, reads=tuple(n - 1 for n in read)) if len(read) > 1 else made), unread

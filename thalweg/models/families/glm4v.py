@@ -1,0 +1,25 @@
+"""GLM-4.1V, GLM-4.5V and GLM-4.6V: GLM-4, or its mixtures, with positions of three axes, behind an encoder of images."""
+
+from __future__ import annotations
+
+from thalweg.checkpoint.config import Config, integer
+from thalweg.models.families import glm4 as dense
+from thalweg.models.families import glm4_moe as mixed
+from thalweg.models.families.common import hidden_size
+from thalweg.models.families.multimodal import one_axis, seeing, with_axes
+from thalweg.models.families.towers.glm4v import glm4v as tower
+from thalweg.models.spec import ModelSpec
+
+SECTIONS = [8, 12, 12]
+
+
+def glm4v(config: Config) -> ModelSpec:
+    config = {"rms_norm_eps": 1e-5, "num_key_value_heads": 2, **config}
+    head_dim = hidden_size(config) // integer(config, "num_attention_heads", default=32)
+    spec = dense.glm4(one_axis({**config, "head_dim": head_dim}))
+    return seeing(with_axes(spec, config, mixed=False, absent=SECTIONS), config, tower)
+
+
+def glm4v_moe(config: Config) -> ModelSpec:
+    spec = mixed.glm4_moe(one_axis({"attention_bias": True, **config}))
+    return seeing(with_axes(spec, config, mixed=False, absent=SECTIONS), config, tower, skip=spec.names.skip)

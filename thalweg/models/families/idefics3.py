@@ -1,0 +1,33 @@
+"""Idefics 3 and SmolVLM: Llama behind SigLIP, whose vectors are joined in squares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from thalweg.checkpoint.config import Config, integer
+from thalweg.models.families.common import hidden_size
+from thalweg.models.families.multimodal import of_kind, seeing
+from thalweg.models.families.towers.clip import encoder
+from thalweg.models.families.towers.common import beside, seen, size, with_defaults
+from thalweg.models.spec import ModelSpec, Vision
+from thalweg.models.spec.vision import Projector, Step
+
+ROOT = "model.vision_model."
+DEFAULTS = {
+    "model_type": "idefics3_vision", "intermediate_size": 3072, "num_hidden_layers": 12, "image_size": 224, "patch_size": 32,
+}  # fmt: skip
+
+
+def idefics3(config: Config) -> ModelSpec:
+    spec = of_kind({"rms_norm_eps": 1e-5, **config}, "llama")
+    return seeing(spec, config, tower, replace=(("model.text_model.", "model."),))
+
+
+def tower(config: Config) -> tuple[Vision, tuple[str, ...]]:
+    config = with_defaults(config, **DEFAULTS)
+    said = seen(config)
+    hidden, group = size(said, "hidden_size", 1152), integer(beside(config), "scale_factor", high=16, default=2) ** 2
+    step = Step("proj", hidden * group, hidden_size(config))
+    projector = Projector(root="model.connector.modality_projection.", group=group, steps=(step,))
+    made, _ = encoder(config, size(said, "num_hidden_layers", 12), projector, normed=True)
+    return replace(made, root=ROOT), ()

@@ -1,0 +1,59 @@
+"""InternVL's encoder: layers whose parts are scaled value by value, tiles apart from each other, four patches to a vector."""
+
+from __future__ import annotations
+
+from thalweg.checkpoint.config import Config, flag, real, text
+from thalweg.errors import UnsupportedModelError
+from thalweg.media.processors.base import edge
+from thalweg.media.processors.tiles import shuffled
+from thalweg.models.families.common import hidden_size
+from thalweg.models.families.towers.common import act, beside, feature_layers, seen, sees_all, size, two_layers
+from thalweg.models.spec import AnyNorm, HeadNorm, Layer, LayerNorm, Norm, Norms, Scale, UngatedMLP, Vision
+
+EPS = 1e-5
+"""Of the projector's norm."""
+
+
+def internvl(config: Config) -> tuple[Vision, tuple[str, ...]]:
+    """The encoder, and prefixes of tensors that it leaves unread."""
+    said = seen(config)
+    hidden, layers = size(said, "hidden_size", 1024), size(said, "num_hidden_layers", 24)
+    e, side, patch = (
+        real(said, "layer_norm_eps", 0, 1, default=1e-6),
+        edge(said, "image_size", 448),
+        edge(said, "patch_size", 14),
+    )
+    if not flag(said, "use_absolute_position_embeddings", True) or flag(said, "use_mask_token", False):
+        raise UnsupportedModelError("config.json: vision_config: places that are not learned, and masks, are not supported")
+    bias = flag(said, "attention_bias", False)
+
+    def norm(name: str) -> AnyNorm:
+        made: type[Norm | LayerNorm] = Norm if text(said, "norm_type", "layer_norm") == "rms_norm" else LayerNorm
+        return made(name, hidden, e)
+
+    each = Layer(
+        sees_all(
+            size(said, "num_attention_heads", 16), hidden, bias=bias, out_bias=True, out="projection_layer", name="attention",
+            norm=HeadNorm(1e-6, whole=True) if flag(said, "use_qk_norm", False) else None,
+        ),
+        UngatedMLP(inner=size(said, "intermediate_size", 4096), bias=True, act=act(said, "hidden_act", "gelu")),
+        Norms(
+            mixer=norm("layernorm_before"), mixer_out=Scale("lambda_1", hidden), ffn=norm("layernorm_after"),
+            ffn_out=Scale("lambda_2", hidden),
+        ),
+    )  # fmt: skip
+    group, (run, *more) = shuffled(config) ** 2, feature_layers(config, layers, -1)
+    if more:
+        raise UnsupportedModelError("config.json: vision_feature_layer: this version takes one layer of this encoder")
+    projector = two_layers(
+        config, hidden * group, hidden_size(config), True, group=group, after=(LayerNorm("layer_norm", hidden * group, EPS),)
+    )
+    normed = not flag(said, "use_mean_pooling", True) and beside(config).get("vision_feature_layer", -1) == -1
+    made = Vision(
+        hidden=hidden, layers=(each,) * run, projector=projector, patch="embeddings.patch_embeddings.projection",
+        kernel=(size(said, "num_channels", 3), patch, patch), patch_bias=True, layer="encoder.layer.{}.",
+        whole="embeddings.cls_token", places="embeddings.position_embeddings", rows=(side // patch) ** 2 + 1, stacks=1,
+        leave=LayerNorm("layernorm", hidden, e) if normed else None,
+    )  # fmt: skip
+    unread = [f"{made.root}{made.layer.format(i)}" for i in range(run, layers)]
+    return made, tuple(unread if normed else [*unread, f"{made.root}layernorm."])
