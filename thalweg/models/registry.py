@@ -171,6 +171,11 @@ FALLBACK = "thalweg.models.fallback.declare:declared"
 """What reads a configuration where there is no family for it. It loads transformers."""
 INSTALL = "pip install 'thalweg[hf]'"
 _GENERATES = "ForCausalLM"
+WRAPPERS = {
+    "TransformersForCausalLM": False, "TransformersMoEForCausalLM": False, "TransformersEmbeddingModel": True,
+    "TransformersMoEEmbeddingModel": True,
+}  # fmt: skip
+"""Names of vLLM's for whatever class of transformers `model_type` means: does it give vectors?"""
 _TAILS = {"ForSequenceClassification": tails.classifier, "Model": tails.embedder}
 """What the end of an architecture's name makes of a decoder that is in the list as ...ForCausalLM."""
 Family = Callable[[Mapping[str, Any]], ModelSpec]
@@ -197,9 +202,9 @@ def foreign(config: Mapping[str, Any]) -> bool:
     if asked != "transformers" and (asked != "auto" or has(name)):
         return False
     missing = names.missing(name)
-    if missing is not None and not missing.fallback and asked == "auto":
+    if missing is not None and not missing.fallback and (asked == "auto" or name.startswith("Transformers")):
         raise UnsupportedModelError(_unknown(name, missing.why))
-    if not name.endswith(GENERATES):
+    if not name.endswith(GENERATES) and name not in WRAPPERS:
         if asked == "auto":
             return False
         raise UnsupportedModelError(
@@ -240,7 +245,8 @@ def _declared(config: Mapping[str, Any]) -> ModelSpec:
     except ImportError as e:
         why = f"transformers may serve it, and what is installed does not do: {e}; pip install -U 'thalweg[hf]'"
         raise UnsupportedModelError(_unknown(architecture(config), why)) from e
-    return tails.embedder(made, config) if "pooling" in config else made
+    vectors = "pooling" in config or WRAPPERS.get(architecture(config), False)
+    return tails.embedder(made, config) if vectors else made
 
 
 def _base(name: str) -> tuple[str, str]:
