@@ -18,6 +18,7 @@ from thalweg.hal.kv import KVLayout
 from thalweg.hal.parts.axes import Axes
 from thalweg.hal.parts.overlays import Overlays
 from thalweg.hal.parts.sounds import Sounds
+from thalweg.hal.parts.sparse import Sparse
 from thalweg.hal.step import Array, StepBatch, StepShape
 from thalweg.models import sizes, spec
 from thalweg.models.context import Context
@@ -307,7 +308,11 @@ class Decoder:
         return x
 
     def metadata(self, batch: StepBatch, shape: StepShape | None) -> tuple[Mapping[str, Any], ...]:
-        """Host work for each group, as `AttentionBackend.metadata` does it: what `batch.metadata` is filled with."""
+        """Host work for each group, as `AttentionBackend.metadata` does it: what `batch.metadata` is filled with. ValueError:
+        the step lacks a part that the model cannot do without."""
+        top = max(g.top for g in self.groups)
+        if top and batch.get(Sparse) is None and (batch.context + batch.query > top).any():
+            raise ValueError(f"StepBatch.parts: tokens see more than the {top} that they read, and Sparse is missing")
         return tuple(
             {} if group is None else group[0].metadata(batch, g, group[1], shape) for g, group in enumerate(self.attention)
         )

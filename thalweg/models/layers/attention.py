@@ -270,6 +270,6 @@ def chosen(ctx: Context, spec: AttnSpec) -> AttentionBackend:
         )
     except ValueError as e:
         raise DeviceError(str(e)) from e
-    facts = {key: value for key, value in asdict(spec).items() if value or key not in ("spans", "reach")}
+    facts = {key: value for key, value in asdict(spec).items() if value or key not in ("spans", "reach", "index", "top")}
     ctx.binder.record(Choice("attention", facts, backend.name, backend.batch_invariant, refused))
     return backend

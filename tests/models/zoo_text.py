@@ -1,0 +1,28 @@
+"""More of `zoo_more.MORE`: sparse attention, and text families that came after `zoo_rest`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4, "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20,
+}  # fmt: skip
+_EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24, "routed_scaling_factor": 1.7}
+INDEXED: dict[str, Any] = {
+    **LATENT, **_EXPERTS, "q_lora_rank": 40, "n_routed_experts": 8, "first_k_dense_replace": 1, "index_topk": 9,
+    "index_head_dim": 24, "index_n_heads": 8,
+}  # fmt: skip
+TEXT: dict[str, tuple[Any, dict[str, Any]]] = {
+    "deepseek-v32": (
+        transformers.DeepseekV32Config,
+        {
+            **INDEXED, "n_group": 4, "topk_group": 2, "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64,
+                "mscale": 1.0, "mscale_all_dim": 1.0,
+            },
+        },
+    ),
+}  # fmt: skip
+"""Name -> (configuration class, what differs from `zoo.SMALL`)."""
