@@ -24,5 +24,15 @@ TEXT: dict[str, tuple[Any, dict[str, Any]]] = {
             },
         },
     ),
+    "mimo-v2-flash": (
+        transformers.MiMoV2FlashConfig,
+        {
+            **_EXPERTS, "num_hidden_layers": 7, "head_dim": 32, "v_head_dim": 20, "n_routed_experts": 6, "sliding_window": 9,
+            "attention_bias": True,
+        },
+    ),
+    "bloom": (transformers.BloomConfig, {"n_head": 4, "n_layer": 2}),
+    "bloom-six-heads": (transformers.BloomConfig, {"n_head": 6, "n_layer": 1}),
+    "mpt": (transformers.MptConfig, {"d_model": 48, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}),
 }  # fmt: skip
 """Name -> (configuration class, what differs from `zoo.SMALL`)."""

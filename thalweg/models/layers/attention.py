@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal import ops
@@ -24,8 +25,12 @@ from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Keys, Place
 from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.norm import RMSNorm, norm_facts
+from thalweg.models.spec.attention import PLACES
 from thalweg.models.weights import ParamSpec
 from thalweg.quantization.cache import FLOAT8, CacheScales, scales
+
+PAGE = 256
+"""Positions are told as so many times one number, and another below it: both are exact in bfloat16."""
 
 
 class Attention:
@@ -34,6 +39,8 @@ class Attention:
     def __init__(self, ctx: Context, spec: declared.Attention, weights: Mapping[str, Any], place: Place) -> None:
         self._head_dim, self._place, self._grouped, self._grows = spec.head_dim, place, spec.grouped, spec.grows
         self._first, self._reads, self._own_gate = spec.first, spec.reads is not None, bool(spec.gate)
+        self._value_dim, self._value_scale = spec.value_dim or spec.head_dim, spec.value_scale
+        self._slopes = _Slopes(ctx, spec) if spec.slopes else None
         ctx.share(spec.heads, "attention heads")
         ctx.share(spec.kv_heads, "key-value heads")
         self._qkv = Linear(ctx, weights["qkv"])
@@ -78,7 +85,12 @@ class Attention:
         if self._grows is not None:  # before rotation, which changes no lengths, so that backends may fuse that
             beta, every = self._grows
             q = grown(q, flow.batch.positions + self._first, beta, every)
-        out = self._attend(p, q, self._keys(p, kv, flow), flow, self._place)
+        keys = self._keys(p, kv, flow)
+        if self._slopes is not None:
+            q, keys = self._slopes(q, keys, flow.batch.positions)
+        out = self._attend(p, q, keys, flow, self._place)
+        if out.shape[-1] != self._value_dim:
+            out = out[..., : self._value_dim]
         out = out.flatten(-2)
         return self._out(p["out"], out if self._gate is None else self._gate(out, gate))
 
@@ -87,7 +99,10 @@ class Attention:
         if self._reads:
             return flow.keys[self._place.layer]
         k = kv[0].unflatten(-1, (-1, self._head_dim))
-        v = kv[1].unflatten(-1, (-1, self._head_dim)) if len(kv) > 1 else k
+        v = kv[1].unflatten(-1, (-1, self._value_dim)) if len(kv) > 1 else k
+        v = v if self._value_scale == 1.0 else v * self._value_scale
+        if self._value_dim != self._head_dim:
+            v = F.pad(v, (0, self._head_dim - self._value_dim))
         keys = Keys(k, v if self._value_norm is None else self._value_norm(v), p["k_norm"]["weight"] if "k_norm" in p else None)
         if self._place.read:
             flow.keys[self._place.layer] = keys
@@ -108,6 +123,30 @@ def grown(q: Array, positions: Array, beta: float, every: int) -> Array:
     """q [T, heads, n] times 1 + beta * log(1 + floor(position / every))."""
     growth = 1 + beta * torch.log(1 + torch.div(positions, every, rounding_mode="floor").to(torch.float32))
     return q * growth.to(q.dtype)[:, None, None]
+
+
+class _Slopes:
+    """Scores that fall with distance (ALiBi), as a part of the product of q and k: -slope * (i - j) is slope * j but for a
+    number that all of a query's scores share. So every backend has them."""
+
+    def __init__(self, ctx: Context, spec: declared.Attention) -> None:
+        if ctx.comm.size > 1:
+            raise ConfigError("tensor_parallel_size: slopes of heads (ALiBi) are not divided among ranks: leave it at 1")
+        self._more = spec.kept_dim - spec.head_dim
+        exact = torch.tensor(spec.slopes, dtype=torch.float64) / (spec.scale or spec.head_dim**-0.5)
+        dtype = getattr(torch, ctx.dtype)
+        large = exact.to(dtype)
+        small = (exact - large.to(torch.float64)).to(dtype)
+        by = torch.stack([large * PAGE, large, small * PAGE, small], -1)  # [heads, PLACES]
+        self._by = F.pad(by, (0, self._more - PLACES)).tolist()
+
+    def __call__(self, q: Array, keys: Keys, positions: Array) -> tuple[Array, Keys]:
+        by = torch.tensor(self._by, dtype=q.dtype, device=q.device)
+        high = torch.div(positions, PAGE, rounding_mode="floor")
+        place = torch.stack([high, positions - high * PAGE] * 2, -1).to(q.dtype)
+        place = F.pad(place, (0, self._more - PLACES))[:, None]
+        k = torch.cat((keys.k, place.expand(-1, keys.k.shape[1], -1)), -1)
+        return torch.cat((q, by[None].expand(q.shape[0], -1, -1)), -1), replace(keys, k=k, v=F.pad(keys.v, (0, self._more)))
 
 
 class _Fused:
