@@ -114,6 +114,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Ministral3ForCausalLM": f"{_FAMILIES}.ministral3:ministral3",
     "MinistralForCausalLM": f"{_FAMILIES}.mistral:mistral",
     "Mistral3ForConditionalGeneration": f"{_FAMILIES}.multimodal:mistral3",
+    "MistralLarge3ForCausalLM": f"{_FAMILIES}.mistral4:mistral4",
     "Mistral4ForCausalLM": f"{_FAMILIES}.mistral4:mistral4",
     "MistralForCausalLM": f"{_FAMILIES}.mistral:mistral",
     "MixtralForCausalLM": f"{_FAMILIES}.mixtral:mixtral",
