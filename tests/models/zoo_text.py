@@ -31,6 +31,14 @@ TEXT: dict[str, tuple[Any, dict[str, Any]]] = {
             "attention_bias": True,
         },
     ),
+    "kimi-linear": (
+        transformers.KimiLinearConfig,
+        {
+            **LATENT, **_EXPERTS, "num_hidden_layers": 3, "num_local_experts": 8, "num_expert_group": 2, "linear_head_dim": 16,
+            "linear_num_heads": 3, "linear_conv_kernel_dim": 3, "first_k_dense_replace": 1, "pad_token_id": 0,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+    ),
     "bloom": (transformers.BloomConfig, {"n_head": 4, "n_layer": 2}),
     "bloom-six-heads": (transformers.BloomConfig, {"n_head": 6, "n_layer": 1}),
     "mpt": (transformers.MptConfig, {"d_model": 48, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}),

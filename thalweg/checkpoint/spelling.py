@@ -41,6 +41,10 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "max_trained_positions": "max_position_embeddings", **_GPT, "n_inner": "intermediate_size",
         "layer_norm_epsilon": "layer_norm_eps",
     },
+    "kimi_linear": {
+        "model_max_length": "max_position_embeddings", "num_experts_per_token": "num_experts_per_tok",
+        "num_shared_experts": "n_shared_experts", "num_expert_group": "n_group", "moe_renormalize": "norm_topk_prob",
+    },
     "whisper": _WHISPER,
 }  # fmt: skip
 """By model_type: names that mean what others call so. Of several for one thing the first counts."""

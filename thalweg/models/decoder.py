@@ -32,6 +32,7 @@ from thalweg.models.layers.beside import MLPBesideExperts
 from thalweg.models.layers.cross import CrossAttention
 from thalweg.models.layers.delta import GatedDeltaNet
 from thalweg.models.layers.embedding import Added, Embedding, LMHead
+from thalweg.models.layers.kda import KimiDeltaAttention
 from thalweg.models.layers.latent import LatentAttention
 from thalweg.models.layers.mamba import Mamba
 from thalweg.models.layers.mamba2 import Mamba2
@@ -52,6 +53,7 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.Attention: Attention,
     spec.CrossAttention: CrossAttention,
     spec.DeltaNet: GatedDeltaNet,
+    spec.KimiDelta: KimiDeltaAttention,
     spec.LatentAttention: LatentAttention,
     spec.Mamba: Mamba,
     spec.Mamba2: Mamba2,

@@ -96,6 +96,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "JinaEmbeddingsV3ForSequenceClassification": f"{_FAMILIES}.jina_v3:jina_v3_classifier",
     "JinaEmbeddingsV3Model": f"{_FAMILIES}.jina_v3:jina_v3",
     "Kimi_K25ForConditionalGeneration": f"{_FAMILIES}.multimodal:kimi_k25",
+    "KimiLinearForCausalLM": f"{_FAMILIES}.kimi_linear:kimi_linear",
     "KimiK25ForConditionalGeneration": f"{_FAMILIES}.multimodal:kimi_k25",
     "KimiK2ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v3",
     "Lfm2ForCausalLM": f"{_FAMILIES}.lfm2:lfm2",

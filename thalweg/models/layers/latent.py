@@ -34,10 +34,12 @@ class LatentAttention:
         ))  # fmt: skip
         self._kv_norm = _norm(ctx, spec.latent, spec.eps, weights["kv_norm"])
         self._q_norm = _norm(ctx, spec.q_latent, spec.eps, weights["q_norm"]) if spec.q_latent else None
-        self._rope = ctx.bind(
-            ops.rope, rotary_dim=spec.rope_dim, interleaved=spec.rope.interleaved, heads=self._heads, kv_heads=1,
-            head_dim=spec.rope_dim,
-        )  # fmt: skip
+        self._rope = None
+        if spec.rope is not None:
+            self._rope = ctx.bind(
+                ops.rope, rotary_dim=spec.rope_dim, interleaved=spec.rope.interleaved, heads=self._heads, kv_heads=1,
+                head_dim=spec.rope_dim,
+            )  # fmt: skip
         up = {"heads": self._heads}
         self._absorb = ctx.bind(ops.head_linear, turned=True, in_features=spec.nope_dim, out_features=spec.latent, **up)
         self._expand = ctx.bind(ops.head_linear, turned=False, in_features=spec.latent, out_features=spec.value_dim, **up)
@@ -84,8 +86,9 @@ class LatentAttention:
         if self._grows is not None:
             q = grown(q, flow.batch.positions, *self._grows)
         still, turning = q.split((self._nope, self._rotary), dim=-1)
-        turned, key = self._rope(turning, key, flow.batch.positions, flow.tables[at.table])
-        query = torch.cat((self._absorb(still, p["k_up"]["weight"]), turned), -1)
+        if self._rope is not None:
+            turning, key = self._rope(turning, key, flow.batch.positions, flow.tables[at.table])
+        query = torch.cat((self._absorb(still, p["k_up"]["weight"]), turning), -1)
         held = torch.cat((self._kv_norm(p["kv_norm"], latent), key), -1)
         cache = flow.caches[at.layer]
         if self._indexer is None:

@@ -15,6 +15,7 @@ from thalweg.models.spec.beside import Beside
 from thalweg.models.spec.cross import CrossAttention
 from thalweg.models.spec.delta import DeltaNet
 from thalweg.models.spec.indexer import Indexer
+from thalweg.models.spec.kda import KimiDelta
 from thalweg.models.spec.latent import LatentAttention
 from thalweg.models.spec.mamba import Mamba
 from thalweg.models.spec.mamba2 import Mamba2
@@ -44,6 +45,7 @@ __all__ = [
     "Ending",
     "HeadNorm",
     "Indexer",
+    "KimiDelta",
     "LatentAttention",
     "Laurel",
     "Layer",

@@ -23,8 +23,10 @@ class LatentAttention:
     nope_dim: int
     """Of a head's q and k, what does not turn. It comes first."""
     value_dim: int
-    rope: Rope
-    """Of the rest of q, and of the rotated key."""
+    rope: Rope | None
+    """Of the rest of q, and of the rotated key. None: positions are not told."""
+    still: int = 0
+    """Where there is no `rope`: values of the rest of q, and of the key that all heads share."""
     q_latent: int = 0
     """q is made of a normed latent of its own, of so many values (`q_lora_rank`). 0 = of x."""
     scale: float = 0.0
@@ -42,12 +44,16 @@ class LatentAttention:
     name: str = "self_attn"
 
     def __post_init__(self) -> None:
+        if (self.rope is None) != bool(self.still):
+            raise ValueError("LatentAttention: a part of q turns, or has so many values that do not")
+        if self.top and self.rope is None:
+            raise ValueError("LatentAttention: an indexer turns its heads as attention does")
         if self.indexer is not None and not (self.top and self.q_latent):
             raise ValueError("LatentAttention: an indexer reads the latent of q, and chooses so many tokens")
 
     @property
     def rope_dim(self) -> int:
-        return self.rope.dim
+        return self.still if self.rope is None else self.rope.dim
 
     @property
     def widths(self) -> tuple[int, int, int]:
