@@ -55,7 +55,7 @@ def config(path: str | Path, params: Mapping[str, Any], rope: Mapping[str, Any])
         raise UnsupportedModelError(f"{path}: moe: {', '.join(odd)[:200]}: not known to this version")
     made = {ours: moe[theirs] for theirs, ours in _MOE.items() if moe.get(theirs) is not None}
     return {
-        "architectures": ["MistralLarge3ForCausalLM"], "model_type": "mistral4", "norm_topk_prob": True,
+        "architectures": ["MistralLarge3ForCausalLM"], "norm_topk_prob": True,
         "rope_interleave": True, "n_shared_experts": 0, **made, **{key: params[key] for key in SIZES},
         "rope_parameters": _rope(path, params, rope),
     }  # fmt: skip

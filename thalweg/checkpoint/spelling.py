@@ -29,6 +29,8 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "dim": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
         "hidden_dim": "intermediate_size", "activation": "hidden_act",
     },
+    "baichuan": {"model_max_length": "max_position_embeddings"},
+    "exaone": {"num_layers": "num_hidden_layers"},
     "bloom": {"n_embed": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
               "seq_length": "max_position_embeddings"},
     "mpt": {"d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
