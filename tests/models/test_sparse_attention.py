@@ -64,7 +64,7 @@ def test_a_step_without_its_part_is_refused_not_computed_otherwise(tmp_path):
     part = batch.get(Sparse)
     assert part is not None
     assert part.row.tolist() == list(range(TOP, 20))
-    assert part.pick.tolist() == [-1] * TOP + list(range(20 - TOP)) + [-1] * 5
+    assert part.pick[:, 0].tolist() == [-1] * TOP + list(range(20 - TOP)) + [-1] * 5
     with pytest.raises(ValueError, match="Sparse is missing"):
         rig.model.metadata(replace(batch, parts=()), None)
 
@@ -79,7 +79,7 @@ def test_the_part_is_made_anew_when_a_sequence_grows_beyond_what_it_reads():
     assert built(3, 7) == (None, TOP - 7)
     part, lasts = built(8, 12, TOP)
     assert part is not None
-    assert (part.row.tolist(), part.pick.tolist(), lasts) == ([1, 2], [-1, 0, 1], 1)
+    assert (part.row.tolist(), part.pick[:, 0].tolist(), lasts) == ([1, 2], [-1, 0, 1], 1)
     assert built(12, TOP)[1] == FOREVER
     assert not SparseBuilder(Setup(4, 64, VOCAB)).wanted(Work(None, None, None, None, 0))
 

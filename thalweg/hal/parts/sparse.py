@@ -15,7 +15,7 @@ class Sparse(Part):
     """A step without it has none: each of its tokens reads all that it sees."""
 
     row: Array = dim("N", np.int32)  # rows of T that choose
-    pick: Array = dim("T", np.int32, fill=-1)  # index in N of each token, -1 = it reads all
+    pick: Array = dim("T one", np.int32, fill=-1)  # index in N of each token, -1 = it reads all
 
     @classmethod
     def of(cls, context: Any, query: Any, top: int) -> Self | None:
@@ -27,4 +27,4 @@ class Sparse(Part):
         row = np.flatnonzero(positions >= top).astype(np.int32)
         pick = np.full(positions.size, -1, np.int32)
         pick[row] = np.arange(row.size, dtype=np.int32)
-        return cls(row, pick)
+        return cls(row, pick[:, None])

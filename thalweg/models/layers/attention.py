@@ -29,6 +29,8 @@ from thalweg.models.spec.attention import PLACES
 from thalweg.models.weights import ParamSpec
 from thalweg.quantization.cache import FLOAT8, CacheScales, scales
 
+SELDOM = ("spans", "reach", "index", "top")
+"""What the kernel plan says of attention only where there is some."""
 PAGE = 256
 """Positions are told as so many times one number, and another below it: both are exact in bfloat16."""
 
@@ -309,6 +311,6 @@ def chosen(ctx: Context, spec: AttnSpec) -> AttentionBackend:
         )
     except ValueError as e:
         raise DeviceError(str(e)) from e
-    facts = {key: value for key, value in asdict(spec).items() if value or key not in ("spans", "reach", "index", "top")}
+    facts = {key: value for key, value in asdict(spec).items() if value or key not in SELDOM}
     ctx.binder.record(Choice("attention", facts, backend.name, backend.batch_invariant, refused))
     return backend

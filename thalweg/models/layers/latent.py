@@ -106,7 +106,7 @@ class LatentAttention:
     def _reads(self, query: Array, cache: Array, out: Array, sparse: Sparse, flow: Flow) -> Array:
         """out, but for tokens that see more than they read. All attend to everything before: so a token that reads all it sees
         has the same bits in a step with and without others."""
-        row, pick = sparse.row.long(), sparse.pick
+        row, pick = sparse.row.long(), sparse.pick[:, 0]
         table, keys = flow.batch.block_tables[self._place.group], self.backend.keys(cache, self.spec)
         read = self._chosen(query[row], keys, table, flow.batch.token_seq[row], flow.chosen)
         return torch.where((pick >= 0)[:, None, None], read[pick.clamp(min=0).long()], out)
