@@ -31,6 +31,19 @@ TEXT: dict[str, tuple[Any, dict[str, Any]]] = {
             "attention_bias": True,
         },
     ),
+    "laguna": (
+        transformers.LagunaConfig,
+        {
+            "num_hidden_layers": 3, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 32, "moe_routed_scaling_factor": 1.7, "sliding_window": 9,
+            "num_attention_heads_per_layer": [4, 6, 4],
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+    ),
+    "laguna-by-element": (
+        transformers.LagunaConfig,
+        {"num_hidden_layers": 1, "head_dim": 16, "gating": "per-element", "mlp_layer_types": ["dense"]},
+    ),
     "kimi-linear": (
         transformers.KimiLinearConfig,
         {

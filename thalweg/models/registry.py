@@ -105,6 +105,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "KimiLinearForCausalLM": f"{_FAMILIES}.kimi_linear:kimi_linear",
     "KimiK25ForConditionalGeneration": f"{_FAMILIES}.multimodal:kimi_k25",
     "KimiK2ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v3",
+    "LagunaForCausalLM": f"{_FAMILIES}.laguna:laguna",
     "Lfm2ForCausalLM": f"{_FAMILIES}.lfm2:lfm2",
     "Lfm2MoeForCausalLM": f"{_FAMILIES}.lfm2:lfm2_moe",
     "Llama4ForCausalLM": f"{_FAMILIES}.llama4:llama4",

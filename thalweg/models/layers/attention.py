@@ -19,6 +19,7 @@ from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal import ops
 from thalweg.hal.attention import NOT_FUSED, AttentionBackend, AttnSpec, QKPrologue, choose_attention
 from thalweg.hal.op import Choice
+from thalweg.hal.ops.pointwise import softplus
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
@@ -74,7 +75,11 @@ class Attention:
         """Names of the checkpoint's tensors that hold scales of this layer's cache."""
         change = found if found and (found.key, found.value) != (1.0, 1.0) else None
         self._attend = _attending(ctx, spec, self.backend, self.spec, change)
-        self._gate = ctx.bind(ops.sigmoid_mul, size=self.spec.heads * spec.head_dim) if spec.gated or spec.gate else None
+        self._gate: Any = None
+        if spec.softplus:
+            self._gate = _softplus_mul
+        elif spec.gated or spec.gate:
+            self._gate = ctx.bind(ops.sigmoid_mul, size=self.spec.heads * spec.head_dim)
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         q, *kv = self._apart(self._qkv(p["qkv"], x))
@@ -125,6 +130,12 @@ def grown(q: Array, positions: Array, beta: float, every: int) -> Array:
     """q [T, heads, n] times 1 + beta * log(1 + floor(position / every))."""
     growth = 1 + beta * torch.log(1 + torch.div(positions, every, rounding_mode="floor").to(torch.float32))
     return q * growth.to(q.dtype)[:, None, None]
+
+
+def _softplus_mul(x: Array, gate: Array) -> Array:
+    """x [T, heads * n] times softplus of gate, which is as wide, or [T, heads]."""
+    by = softplus(gate.to(torch.float32)).to(x.dtype)
+    return x * by if by.shape == x.shape else (x.unflatten(-1, (by.shape[-1], -1)) * by.unsqueeze(-1)).flatten(-2)
 
 
 class _Slopes:

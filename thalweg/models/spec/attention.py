@@ -66,6 +66,10 @@ class Attention:
     """The projection of q gives each head's q, then as many values whose sigmoids its output is multiplied by."""
     gate: str = ""
     """The same gate as the output of a matrix of its own, by its name; "" = there is none."""
+    softplus: bool = False
+    """That matrix gives what goes through softplus in place of a sigmoid."""
+    gate_heads: bool = False
+    """And one value for each head."""
     name: str = "self_attn"
     parts: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
     fused: str = ""
@@ -103,6 +107,8 @@ class Attention:
             raise ValueError("Attention: heads are grouped in a fused tensor, and without gates")
         if self.gate and (self.gated or self.fused):
             raise ValueError("Attention: a gate of its own stands beside q, k and v in tensors of their own")
+        if (self.softplus and not self.gate) or (self.gate_heads and not self.softplus):
+            raise ValueError("Attention: a gate for each head has a matrix of its own, and goes through softplus")
         if not self.key_bias and self.fused:
             raise ValueError("Attention: a fused tensor has a bias for keys too")
         if self.norm is not None and self.norm.after and self.norm.whole:
@@ -147,7 +153,7 @@ class Attention:
         projected = 1 if self.reads is not None else 2 if self.keys_as_values else 3
         parts, fused = {f"{at}{self.parts[i]}": outputs[i] for i in range(projected)}, ""
         if self.gate:
-            parts[f"{at}{self.gate}"] = self.heads * d
+            parts[f"{at}{self.gate}"] = self.heads if self.gate_heads else self.heads * d
         if self.grouped:
             parts = {f"{at}{self.fused}": sum(outputs)}
         elif self.fused:
