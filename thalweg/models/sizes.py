@@ -41,7 +41,8 @@ def head_values(spec: ModelSpec) -> int:
 
 def table_bytes(spec: ModelSpec, max_len: int) -> int:
     """Of computed tables, which every rank has whole."""
-    return sum(max_len * rope.dim * BYTES["float32"] for rope in spec.ropes)
+    slopes = sum(getattr(mixer, "slope_values", 0) for _, mixer in spec.mixers)
+    return (sum(max_len * rope.dim for rope in spec.ropes) + slopes) * BYTES["float32"]
 
 
 def held_bytes(weight: Weight, dtype: str, use: Scheme, ranks: int = 1) -> int:

@@ -10,6 +10,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from thalweg.models.flow import Flow, Keys, Place
 from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.norm import RMSNorm, norm_facts
 from thalweg.models.spec.attention import PLACES
-from thalweg.models.weights import ParamSpec
+from thalweg.models.weights import ParamSpec, Weight
 from thalweg.quantization.cache import FLOAT8, CacheScales, scales
 
 SELDOM = ("spans", "reach", "index", "top")
@@ -62,6 +63,8 @@ class Attention:
                 raise ConfigError("tensor_parallel_size: the norms of q and k cover all heads of this model: leave it at 1")
             self._wide = {k: RMSNorm(ctx, _norm_of(spec.norm, w), w) for k, w in norms.items()}
         self.specs |= {k: {"weight": ParamSpec(w["weight"], ctx.dtype)} for k, w in norms.items()}
+        if self._slopes is not None:
+            self.specs["slopes"] = self._slopes.spec
         if "sinks" in weights:
             self.specs["sinks"] = ParamSpec(weights["sinks"], ctx.dtype)
         if spec.relative is not None:
@@ -94,7 +97,7 @@ class Attention:
             q = grown(q, flow.batch.positions + self._first, beta, every)
         keys = self._keys(p, kv, flow)
         if self._slopes is not None:
-            q, keys = self._slopes(q, keys, flow.batch.positions)
+            q, keys = self._slopes(p["slopes"], q, keys, flow.batch.positions)
         out = self._attend(p, q, keys, flow, self._place)
         if out.shape[-1] != self._value_dim:
             out = out[..., : self._value_dim]
@@ -146,20 +149,25 @@ class _Slopes:
         if ctx.comm.size > 1:
             raise ConfigError("tensor_parallel_size: slopes of heads (ALiBi) are not divided among ranks: leave it at 1")
         self._more = spec.kept_dim - spec.head_dim
-        exact = torch.tensor(spec.slopes, dtype=torch.float64) / (spec.scale or spec.head_dim**-0.5)
-        dtype = getattr(torch, ctx.dtype)
-        large = exact.to(dtype)
-        small = (exact - large.to(torch.float64)).to(dtype)
-        by = torch.stack([large * PAGE, large, small * PAGE, small], -1)  # [heads, PLACES]
-        self._by = F.pad(by, (0, self._more - PLACES)).tolist()
+        self.spec = ParamSpec(Weight(()), "float32", make=partial(_slope_table, spec, ctx.dtype))
 
-    def __call__(self, q: Array, keys: Keys, positions: Array) -> tuple[Array, Keys]:
-        by = torch.tensor(self._by, dtype=q.dtype, device=q.device)
+    def __call__(self, table: Array, q: Array, keys: Keys, positions: Array) -> tuple[Array, Keys]:
+        """table f32[heads, n]: what `spec` makes."""
         high = torch.div(positions, PAGE, rounding_mode="floor")
         place = torch.stack([high, positions - high * PAGE] * 2, -1).to(q.dtype)
         place = F.pad(place, (0, self._more - PLACES))[:, None]
         k = torch.cat((keys.k, place.expand(-1, keys.k.shape[1], -1)), -1)
-        return torch.cat((q, by[None].expand(q.shape[0], -1, -1)), -1), replace(keys, k=k, v=F.pad(keys.v, (0, self._more)))
+        by = table.to(q.dtype)[None].expand(q.shape[0], -1, -1)
+        return torch.cat((q, by), -1), replace(keys, k=k, v=F.pad(keys.v, (0, self._more)))
+
+
+def _slope_table(spec: declared.Attention, dtype: str) -> torch.Tensor:
+    """f32[heads, kept_dim - head_dim]: what q holds against positions, each slope as two numbers of dtype that add up to it."""
+    exact = torch.tensor(spec.slopes, dtype=torch.float64) / (spec.scale or spec.head_dim**-0.5)
+    large = exact.to(getattr(torch, dtype)).to(torch.float64)
+    small = (exact - large).to(getattr(torch, dtype)).to(torch.float64)
+    by = torch.stack([large * PAGE, large, small * PAGE, small], -1)
+    return F.pad(by, (0, spec.kept_dim - spec.head_dim - PLACES)).to(torch.float32)
 
 
 class _Fused:

@@ -124,6 +124,11 @@ class Attention:
         return -(-(self.head_dim + PLACES) // STEP) * STEP if self.slopes else self.head_dim
 
     @property
+    def slope_values(self) -> int:
+        """Of the table that slopes are put into."""
+        return self.heads * (self.kept_dim - self.head_dim)
+
+    @property
     def widths(self) -> tuple[int, int, int]:
         """Heads, heads of keys and values, values of a head: what a step's temporaries are counted by."""
         return self.heads, self.kv_heads, self.kept_dim
