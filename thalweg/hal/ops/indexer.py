@@ -27,10 +27,15 @@ def _write_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
 def index_write(held: Tensor, new: Tensor, table: Tensor, token_seq: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
     """Keys of a step's tokens into their pages: held [blocks, n, D], new [T, D], table i32[S, B], token_seq, positions i32[T],
     slots i32[S] -> held. Those of padding (slot 0) go to the scratch block. Kernels may write in place: use the result."""
+    return held.index_put(placed(held, table, token_seq, positions, slots), new)
+
+
+def placed(held: Tensor, table: Tensor, token_seq: Tensor, positions: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each token its block and its place in there."""
     size, seq = held.shape[1], token_seq.long()
     column = torch.div(positions, size, rounding_mode="floor").clamp(max=table.shape[1] - 1).long()
     block = torch.where(slots[seq] == SCRATCH, SCRATCH, table[seq, column]).long()
-    return held.index_put((block, (positions % size).long()), new)
+    return block, (positions % size).long()
 
 
 def _top_sample(name: str, heads: int, top: int) -> Sample:
