@@ -51,6 +51,7 @@ FEATURES = (
     Feature(f"{_HAL}.scores:Scores", f"{_CONTROL}.scores:ScoresBuilder"),
     Feature(f"{_HAL}.overlays:Overlays", f"{_CONTROL}.overlays:OverlaysBuilder"),
     Feature(f"{_HAL}.spans:Spans", f"{_CONTROL}.spans:SpansBuilder"),
+    Feature(f"{_HAL}.sparse:Sparse", f"{_CONTROL}.sparse:SparseBuilder"),
     Feature(f"{_HAL}.axes:Axes", f"{_CONTROL}.axes:AxesBuilder"),
     Feature(f"{_HAL}.sounds:Sounds", f"{_CONTROL}.sounds:SoundsBuilder"),
     Feature(f"{_HAL}.drafts:Drafts", f"{_CONTROL}.drafts:DraftsBuilder"),

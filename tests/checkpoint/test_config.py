@@ -124,7 +124,7 @@ def test_overrides_are_checked_as_the_file_is(tmp_path):
 
 def test_what_this_version_lacks_is_refused_in_words(tmp_path):
     for change, words in (
-        ({"architectures": ["MptForCausalLM"]}, "'MptForCausalLM' is not supported.*`thalweg models`"),
+        ({"architectures": ["DbrxForCausalLM"]}, "'DbrxForCausalLM' is not supported.*`thalweg models`"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantised checkpoints \(awq\)"),
         ({"hidden_act": "relu"}, "hidden_act: 'relu' is none of"),
         ({"architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),

@@ -26,8 +26,9 @@ def test_it_says_why_a_known_name_is_not_served_and_counts(capsys):
     assert counts["native"] >= 59
     assert sum(counts.values()) == sum(r["field"] for r in rows.values()) == 361
     assert rows["LlamaForCausalLM"]["served"] == "native"
-    assert rows["TransformersForCausalLM"]["served"] == "refused"
-    assert "--model-impl transformers" in rows["TransformersForCausalLM"]["what"]
+    assert rows["TransformersForCausalLM"]["served"] == "fallback"
+    assert rows["TransformersForSequenceClassification"]["served"] == "refused"
+    assert "the model's own class" in rows["TransformersForSequenceClassification"]["what"]
     assert main(["models", "Helium"]) == 0
     assert capsys.readouterr().out.startswith(f"{rows['HeliumForCausalLM']['served']} ")
     assert main(["models", "--only", "refused", "Medusa"]) == 0

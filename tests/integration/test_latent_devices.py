@@ -38,8 +38,9 @@ def serve(path: Path, **more: Any) -> tuple[list[tuple[list[int], list[float]]],
 
 
 @pytest.mark.slow
-def test_a_gpu_s_device_says_what_the_processor_says(tmp_path: Path) -> None:
-    path = make_checkpoint("deepseek-v3", tmp_path)
+@pytest.mark.parametrize("name", ["deepseek-v3", "glm-moe-dsa"])
+def test_a_gpu_s_device_says_what_the_processor_says(name: str, tmp_path: Path) -> None:
+    path = make_checkpoint(name, tmp_path)
     (want, _, _), (got, stats, _) = serve(path), serve(path, device=HOST, num_gpu_blocks_override=20)
     assert stats.prefix_hits > 0
     assert stats.preemptions > 0

@@ -15,6 +15,7 @@ from thalweg.checkpoint.config import read_config
 from thalweg.hal.discovery import load
 from thalweg.hal.op import Binder
 from thalweg.hal.parts.scores import Scores
+from thalweg.hal.parts.sparse import Sparse
 from thalweg.hal.platform import Place
 from thalweg.hal.step import ON_DEVICE, SamplingArrays, StateBox, StepBatch, StepResult
 from thalweg.models.build import build
@@ -90,6 +91,9 @@ class Rig:
             parts=(Scores(np.array(rows, np.int32), np.array(targets, np.int32)),) if rows else (),
         )
         out.check()
+        top = max(g.top for g in self.model.groups)
+        if top and (sparse := Sparse.of(context, query, top)) is not None:
+            out.parts = (*out.parts, sparse)
         out.features = out.infer_features(logprobs=0)
         out.metadata = self.model.metadata(out, None)
         self.steps[slots] += 1

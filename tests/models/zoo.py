@@ -18,6 +18,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from zoo_more import GEMMA4_ROPES, GEMMA4_TYPES, MORE
+from zoo_text import INDEXED
 
 VOCAB = 288
 SPECIAL = {"<|endoftext|>": 256, "<|im_start|>": 257, "<|im_end|>": 258}
@@ -121,6 +122,10 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
                 mscale_all_dim=1.3,
             ),
         },
+    ),
+    "glm-moe-dsa": (
+        transformers.GlmMoeDsaConfig,
+        {**INDEXED, "num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"], "n_group": 2},
     ),
     "nemotron-h": (
         transformers.NemotronHConfig,

@@ -7,6 +7,7 @@ from typing import Any
 
 import transformers
 from zoo_rest import REST
+from zoo_text import TEXT
 
 _EIGHTS = {"hidden_size": 64}  # a quarter of a head is an even number
 _LATENT: dict[str, Any] = {
@@ -288,5 +289,6 @@ MORE: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "ernie4.5": (transformers.Ernie4_5Config, {"head_dim": 16, "use_bias": True}),
     **REST,
+    **TEXT,
 }  # fmt: skip
 """Name -> (configuration class, what differs from `zoo.SMALL`)."""

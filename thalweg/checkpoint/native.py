@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.checkpoint import native_images
+from thalweg.checkpoint import native_latent as latent
 from thalweg.checkpoint.json_files import read_object
 from thalweg.checkpoint.pieces import Piece, Pieces
 from thalweg.checkpoint.safetensors import Checkpoint, open_checkpoint
@@ -46,9 +47,7 @@ _READ = (
 )
 _MEAN_NOTHING = ("max_batch_size", "model_parallel", "causal", "ragged_attention", "use_cache", "transformers_version")
 _ELSEWHERE = {
-    "multimodal": "sound", "qk_nope_head_dim": "latent attention",
-    "qk_rope_head_dim": "latent attention", "llama_4_scaling": "queries scaled by position", "lora": "adapters",
-    "use_biases": "biases",
+    "multimodal": "sound", "llama_4_scaling": "queries scaled by position", "lora": "adapters", "use_biases": "biases",
 }  # fmt: skip
 """Keys of what this version does not serve in these files, where they are not null or false."""
 _ONE = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
@@ -72,22 +71,25 @@ def is_native(path: str | Path) -> bool:
 def read_config(path: str | Path) -> dict[str, Any]:
     """What config.json would say. CheckpointError, UnsupportedModelError name the key."""
     params = read_object(Path(path))
+    own = ("llama_4_scaling",) if latent.is_latent(params) else ()
     for key, what in _ELSEWHERE.items():
-        if params.get(key):
+        if params.get(key) and key not in own:
             raise UnsupportedModelError(f"{path}: {key}: {what} are not read from params.json by this version{_with_hf(path)}")
     if (kind := params.get("model_type") or "transformer") != "transformer":
         raise UnsupportedModelError(f"{path}: model_type: {kind!r:.40} is not read from params.json{_with_hf(path)}")
-    known = {*_SAME, *_READ, *_MEAN_NOTHING, *_ELSEWHERE}
+    known = {*_SAME, *_READ, *_MEAN_NOTHING, *_ELSEWHERE, *(latent.SIZES if latent.is_latent(params) else ())}
     if unknown := sorted(key for key, value in params.items() if value and key not in known):
         logger.warning("%s: not known to this version, and not honoured: %s", path, ", ".join(unknown)[:400])
     made = {ours: params[theirs] for theirs, ours in _SAME.items() if params.get(theirs) is not None}
     made |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
     made |= _window(Path(path), params) | _rope(Path(path), params) | _positions(Path(path), params)
-    if params.get("moe"):
+    if latent.is_latent(params):
+        made |= latent.config(path, params, made["rope_parameters"])
+    elif params.get("moe"):
         made |= _mixture(Path(path), params["moe"])
     if params.get("quantization"):
         made["quantization_config"] = _quantised(Path(path), params["quantization"])
-    if (images := params.get(native_images.KEY)) is not None:
+    if (images := params.get(native_images.KEY)) is not None and not latent.is_latent(params):
         made = settled({**native_images.around(Path(path), images, made), "text_config": made})
     return made
 
@@ -99,10 +101,12 @@ def open_model(path: str | Path) -> Pieces:
     made: dict[str, Piece] = {}
     for name in whole.names:
         shape = whole.entry(name)[1]
-        target = _target(name)
+        if latent.is_latent(params) and name.startswith(latent.OTHERS):
+            continue
+        target = _target(name, latent.is_latent(params))
         if target is None:
             raise CheckpointError(f"{whole.file(name)}: tensor {name!r} is none that this version knows of Mistral's files")
-        made[target] = Piece(name, shape, heads=_paired(path, name, shape, params))
+        made[target] = Piece(name, shape, heads=0 if latent.is_latent(params) else _paired(path, name, shape, params))
     return Pieces(whole, made, path)
 
 
@@ -123,7 +127,7 @@ def open_consolidated(path: Path) -> Checkpoint:
     return open_checkpoint(path.parent, WEIGHTS)
 
 
-def _target(name: str) -> str | None:
+def _target(name: str, has_latents: bool = False) -> str | None:
     """The name that transformers has for a tensor. None: there is none."""
     if (seen := native_images.target(name)) is not None:
         return seen
@@ -136,6 +140,8 @@ def _target(name: str) -> str | None:
     at, part = f"model.layers.{int(found[1])}", found[2]
     if (cache := _CACHE.fullmatch(part)) is not None:
         return f"{at}.self_attn.{cache[1]}_scale" if kind == "qscale_act" else None
+    if has_latents and (own := latent.target(part)) is not None:
+        return f"{at}.{own}.{_KINDS[kind]}"
     if (expert := _EXPERT.fullmatch(part)) is not None:
         return f"{at}.block_sparse_moe.experts.{int(expert[1])}.{expert[2]}.{_KINDS[kind]}"
     return f"{at}.{_LAYER[part]}.{_KINDS[kind]}" if part in _LAYER else None

@@ -29,6 +29,12 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "dim": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
         "hidden_dim": "intermediate_size", "activation": "hidden_act",
     },
+    "baichuan": {"model_max_length": "max_position_embeddings"},
+    "exaone": {"num_layers": "num_hidden_layers"},
+    "bloom": {"n_embed": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
+              "seq_length": "max_position_embeddings"},
+    "mpt": {"d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
+            "max_seq_len": "max_position_embeddings"},
     "ctrl": _GPT,
     "gpt2": _GPT,
     "gpt_bigcode": _GPT,
@@ -36,6 +42,10 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "nomic_bert": {
         "max_trained_positions": "max_position_embeddings", **_GPT, "n_inner": "intermediate_size",
         "layer_norm_epsilon": "layer_norm_eps",
+    },
+    "kimi_linear": {
+        "model_max_length": "max_position_embeddings", "num_experts_per_token": "num_experts_per_tok",
+        "num_shared_experts": "n_shared_experts", "num_expert_group": "n_group", "moe_renormalize": "norm_topk_prob",
     },
     "whisper": _WHISPER,
 }  # fmt: skip
@@ -45,6 +55,7 @@ ABSENT: Mapping[str, Mapping[str, Any]] = {
     "mamba": _ENDLESS,
     "mamba2": _ENDLESS,
     "falcon_mamba": _ENDLESS,
+    "bloom": {"max_position_embeddings": 2048},
     "falcon": {"max_position_embeddings": 2048},
     "gemma3_text": {
         "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,

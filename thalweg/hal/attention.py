@@ -44,6 +44,12 @@ class AttnSpec:
     reach: int = 0
     """kind "encoder": something is added to scores by how far apart two tokens are (`attend_biased`). Tokens further apart than
     this count as this far. 0 = nothing is."""
+    index: int = 0
+    """kind "latent": values of one more key per token, by which the layer chooses what tokens read (`ops.index_top`). It is
+    kept in an array of its own, in the same blocks. Backends do without it."""
+    top: int = 0
+    """kind "latent": tokens that a token reads at the most. Where one sees more, the layer attends to them itself, to what
+    `AttentionBackend.keys` gives. 0 = all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,11 @@ class AttentionBackend(ABC):
         sinks [heads] where the spec has them, in the units of scores after scale and softcap.
         batch holds device arrays. group = which of its block_tables and metadata is this layer's.
         Returns (out [T, heads, head_dim], kv). The caller uses the returned kv, which may be the same memory."""
+
+    def keys(self, kv: Array, spec: AttnSpec) -> Array:
+        """kind "latent", in a cache of the model's own type: [blocks, block_tokens, head_dim], a view of it. Default: for
+        layouts in which a token's values lie together, and tokens in order."""
+        return kv.reshape(kv.shape[0], -1, spec.head_dim)
 
     def fuses(self, spec: AttnSpec, prologue: QKPrologue) -> str | None:
         """May `attend_fused` be called for this (supported) spec? None, or why not. Default: it may not.

@@ -50,6 +50,9 @@ class KVSpec:
     window: int = 0
     """kind "window": a token attends to itself and the window - 1 before it. Kind "chunked": to those of its own chunk of so
     many tokens, up to itself. Older blocks may be freed. 0 otherwise."""
+    top: int = 0
+    """Tokens that a token reads at the most, of all that are kept: steps have the part `Sparse` for those that see more. 0 =
+    all."""
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1 or self.bytes_per_block < 0:

@@ -18,6 +18,7 @@ from thalweg.hal.kv import KVLayout
 from thalweg.hal.parts.axes import Axes
 from thalweg.hal.parts.overlays import Overlays
 from thalweg.hal.parts.sounds import Sounds
+from thalweg.hal.parts.sparse import Sparse
 from thalweg.hal.step import Array, StepBatch, StepShape
 from thalweg.models import sizes, spec
 from thalweg.models.context import Context
@@ -31,6 +32,7 @@ from thalweg.models.layers.beside import MLPBesideExperts
 from thalweg.models.layers.cross import CrossAttention
 from thalweg.models.layers.delta import GatedDeltaNet
 from thalweg.models.layers.embedding import Added, Embedding, LMHead
+from thalweg.models.layers.kda import KimiDeltaAttention
 from thalweg.models.layers.latent import LatentAttention
 from thalweg.models.layers.mamba import Mamba
 from thalweg.models.layers.mamba2 import Mamba2
@@ -51,6 +53,7 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.Attention: Attention,
     spec.CrossAttention: CrossAttention,
     spec.DeltaNet: GatedDeltaNet,
+    spec.KimiDelta: KimiDeltaAttention,
     spec.LatentAttention: LatentAttention,
     spec.Mamba: Mamba,
     spec.Mamba2: Mamba2,
@@ -307,7 +310,11 @@ class Decoder:
         return x
 
     def metadata(self, batch: StepBatch, shape: StepShape | None) -> tuple[Mapping[str, Any], ...]:
-        """Host work for each group, as `AttentionBackend.metadata` does it: what `batch.metadata` is filled with."""
+        """Host work for each group, as `AttentionBackend.metadata` does it: what `batch.metadata` is filled with. ValueError:
+        the step lacks a part that the model cannot do without."""
+        top = max(g.top for g in self.groups)
+        if top and batch.get(Sparse) is None and (batch.context + batch.query > top).any():
+            raise ValueError(f"StepBatch.parts: tokens see more than the {top} that they read, and Sparse is missing")
         return tuple(
             {} if group is None else group[0].metadata(batch, g, group[1], shape) for g, group in enumerate(self.attention)
         )

@@ -37,6 +37,8 @@ class Flow:
     None: a token's row is its position."""
     laid: Array | None = None
     """f32[T, hidden * n]: what lies over embedded tokens, and beyond `hidden` what is added to what the first layers give."""
+    chosen: Array | None = None
+    """i32[N, top], of steps with `Sparse`: what the last layer with an indexer chose."""
     sources: Any = None
     """[N, sources, hidden]: what the encoder gave of the sounds of this step."""
 

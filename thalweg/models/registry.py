@@ -28,16 +28,22 @@ ARCHITECTURES: Mapping[str, str] = {
     "AquilaModel": f"{_FAMILIES}.llama:llama",
     "ArceeForCausalLM": f"{_FAMILIES}.arcee:arcee",
     "AyaVisionForConditionalGeneration": f"{_FAMILIES}.aya_vision:aya_vision",
+    "BaiChuanForCausalLM": f"{_FAMILIES}.baichuan:baichuan_7b",
+    "BaichuanForCausalLM": f"{_FAMILIES}.baichuan:baichuan",
+    "BailingMoeV2ForCausalLM": f"{_FAMILIES}.bailing:bailing_moe_v2",
     "BambaForCausalLM": f"{_FAMILIES}.bamba:bamba",
     "BertForSequenceClassification": f"{_FAMILIES}.bert:bert_classifier",
     "BertModel": f"{_FAMILIES}.bert:bert",
     "BgeM3EmbeddingModel": f"{_FAMILIES}.roberta:roberta",
+    "BloomForCausalLM": f"{_FAMILIES}.bloom:bloom",
     "Cohere2ForCausalLM": f"{_FAMILIES}.cohere:cohere2",
-    "Cohere2VisionForConditionalGeneration": f"{_FAMILIES}.aya_vision:cohere2_vision",
     "Cohere2MoeForCausalLM": f"{_FAMILIES}.cohere2_moe:cohere2_moe",
+    "Cohere2VisionForConditionalGeneration": f"{_FAMILIES}.aya_vision:cohere2_vision",
     "CohereForCausalLM": f"{_FAMILIES}.cohere:cohere",
     "CwmForCausalLM": f"{_FAMILIES}.cwm:cwm",
+    "DeciLMForCausalLM": f"{_FAMILIES}.deci:deci",
     "DeepseekV2ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v2",
+    "DeepseekV32ForCausalLM": f"{_FAMILIES}.deepseek_v32:deepseek_v32",
     "DeepseekV3ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v3",
     "DistilBertForSequenceClassification": f"{_FAMILIES}.distilbert:distilbert_classifier",
     "DistilBertModel": f"{_FAMILIES}.distilbert:distilbert",
@@ -49,6 +55,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "ErnieForSequenceClassification": f"{_FAMILIES}.ernie:ernie_classifier",
     "ErnieModel": f"{_FAMILIES}.ernie:ernie",
     "Exaone4ForCausalLM": f"{_FAMILIES}.exaone4:exaone4",
+    "ExaoneForCausalLM": f"{_FAMILIES}.exaone:exaone",
     "ExaoneMoEForCausalLM": f"{_FAMILIES}.exaone_moe:exaone_moe",
     "ExaoneMoeForCausalLM": f"{_FAMILIES}.exaone_moe:exaone_moe",
     "FalconForCausalLM": f"{_FAMILIES}.falcon:falcon",
@@ -72,6 +79,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Glm4vForConditionalGeneration": f"{_FAMILIES}.glm4v:glm4v",
     "Glm4vMoeForConditionalGeneration": f"{_FAMILIES}.glm4v:glm4v_moe",
     "GlmForCausalLM": f"{_FAMILIES}.glm:glm",
+    "GlmMoeDsaForCausalLM": f"{_FAMILIES}.deepseek_v32:glm_moe_dsa",
     "GPT2LMHeadModel": f"{_FAMILIES}.gpt:gpt2",
     "GPTBigCodeForCausalLM": f"{_FAMILIES}.gpt:gpt_bigcode",
     "GPTJForCausalLM": f"{_FAMILIES}.gpt:gptj",
@@ -90,6 +98,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "HyperCLOVAXForCausalLM": f"{_FAMILIES}.granite:hyperclovax",
     "HYV3ForCausalLM": f"{_FAMILIES}.hy_v3:hy_v3",
     "Idefics3ForConditionalGeneration": f"{_FAMILIES}.idefics3:idefics3",
+    "InternLM2ForCausalLM": f"{_FAMILIES}.internlm:internlm2",
     "InternLM3ForCausalLM": f"{_FAMILIES}.internlm:internlm3",
     "InternLMForCausalLM": f"{_FAMILIES}.internlm:internlm",
     "InternVLForConditionalGeneration": f"{_FAMILIES}.internvl:internvl",
@@ -101,6 +110,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "Kimi_K25ForConditionalGeneration": f"{_FAMILIES}.multimodal:kimi_k25",
     "KimiK25ForConditionalGeneration": f"{_FAMILIES}.multimodal:kimi_k25",
     "KimiK2ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v3",
+    "KimiLinearForCausalLM": f"{_FAMILIES}.kimi_linear:kimi_linear",
+    "LagunaForCausalLM": f"{_FAMILIES}.laguna:laguna",
     "Lfm2ForCausalLM": f"{_FAMILIES}.lfm2:lfm2",
     "Lfm2MoeForCausalLM": f"{_FAMILIES}.lfm2:lfm2_moe",
     "LightOnOCRForConditionalGeneration": f"{_FAMILIES}.lighton_ocr:lighton_ocr",
@@ -115,13 +126,17 @@ ARCHITECTURES: Mapping[str, str] = {
     "LlavaOnevisionForConditionalGeneration": f"{_FAMILIES}.llava_next:llava_onevision",
     "Mamba2ForCausalLM": f"{_FAMILIES}.mamba2:mamba2",
     "MambaForCausalLM": f"{_FAMILIES}.mamba:mamba",
+    "MiMoForCausalLM": f"{_FAMILIES}.mimo:mimo",
+    "MiMoV2FlashForCausalLM": f"{_FAMILIES}.mimo_v2:mimo_v2_flash",
     "MiniCPM3ForCausalLM": f"{_FAMILIES}.minicpm3:minicpm3",
+    "MiniCPMForCausalLM": f"{_FAMILIES}.minicpm:minicpm",
     "MiniMaxM2ForCausalLM": f"{_FAMILIES}.minimax_m2:minimax_m2",
     "Ministral3ForCausalLM": f"{_FAMILIES}.ministral3:ministral3",
     "MinistralForCausalLM": f"{_FAMILIES}.mistral:mistral",
     "Mistral3ForConditionalGeneration": f"{_FAMILIES}.multimodal:mistral3",
     "Mistral4ForCausalLM": f"{_FAMILIES}.mistral4:mistral4",
     "MistralForCausalLM": f"{_FAMILIES}.mistral:mistral",
+    "MistralLarge3ForCausalLM": f"{_FAMILIES}.mistral4:mistral4",
     "MixtralForCausalLM": f"{_FAMILIES}.mixtral:mixtral",
     "ModernBertForMaskedLM": f"{_FAMILIES}.modernbert:modernbert",
     "ModernBertForSequenceClassification": f"{_FAMILIES}.modernbert:modernbert_classifier",
@@ -129,6 +144,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "MPNetForMaskedLM": f"{_FAMILIES}.mpnet:mpnet",
     "MPNetForSequenceClassification": f"{_FAMILIES}.mpnet:mpnet_classifier",
     "MPNetModel": f"{_FAMILIES}.mpnet:mpnet",
+    "MptForCausalLM": f"{_FAMILIES}.bloom:mpt",
+    "MPTForCausalLM": f"{_FAMILIES}.bloom:mpt",
     "NemotronForCausalLM": f"{_FAMILIES}.nemotron:nemotron",
     "NemotronHForCausalLM": f"{_FAMILIES}.nemotron_h:nemotron_h",
     "NewForSequenceClassification": f"{_FAMILIES}.gte:gte_classifier",
@@ -141,6 +158,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "OlmoForCausalLM": f"{_FAMILIES}.olmo:olmo",
     "OlmoHybridForCausalLM": f"{_FAMILIES}.olmo_hybrid:olmo_hybrid",
     "OPTForCausalLM": f"{_FAMILIES}.opt:opt",
+    "OrionForCausalLM": f"{_FAMILIES}.orion:orion",
     "PaddleOCRVLForConditionalGeneration": f"{_FAMILIES}.paddleocr_vl:paddleocr_vl",
     "Phi3ForCausalLM": f"{_FAMILIES}.phi3:phi3",
     "PhiForCausalLM": f"{_FAMILIES}.phi:phi",
@@ -184,6 +202,11 @@ FALLBACK = "thalweg.models.fallback.declare:declared"
 """What reads a configuration where there is no family for it. It loads transformers."""
 INSTALL = "pip install 'thalweg[hf]'"
 _GENERATES = "ForCausalLM"
+WRAPPERS = {
+    "TransformersForCausalLM": False, "TransformersMoEForCausalLM": False, "TransformersEmbeddingModel": True,
+    "TransformersMoEEmbeddingModel": True,
+}  # fmt: skip
+"""Names of vLLM's for whatever class of transformers `model_type` means: does it give vectors?"""
 _TAILS = {"ForSequenceClassification": tails.classifier, "Model": tails.embedder}
 """What the end of an architecture's name makes of a decoder that is in the list as ...ForCausalLM."""
 Family = Callable[[Mapping[str, Any]], ModelSpec]
@@ -221,9 +244,9 @@ def foreign(config: Mapping[str, Any]) -> bool:
     if asked != "transformers" and (asked != "auto" or has(name)):
         return False
     missing = names.missing(name)
-    if missing is not None and not missing.fallback and asked == "auto":
+    if missing is not None and not missing.fallback and (asked == "auto" or name.startswith("Transformers")):
         raise UnsupportedModelError(_unknown(name, missing.why))
-    if not name.endswith(GENERATES):
+    if not name.endswith(GENERATES) and name not in WRAPPERS:
         if asked == "auto":
             return False
         raise UnsupportedModelError(
@@ -264,7 +287,8 @@ def _declared(config: Mapping[str, Any]) -> ModelSpec:
     except ImportError as e:
         why = f"transformers may serve it, and what is installed does not do: {e}; pip install -U 'thalweg[hf]'"
         raise UnsupportedModelError(_unknown(architecture(config), why)) from e
-    return tails.embedder(made, config) if "pooling" in config else made
+    vectors = "pooling" in config or WRAPPERS.get(architecture(config), False)
+    return tails.embedder(made, config) if vectors else made
 
 
 def _base(name: str) -> tuple[str, str]:

@@ -41,7 +41,8 @@ def head_values(spec: ModelSpec) -> int:
 
 def table_bytes(spec: ModelSpec, max_len: int) -> int:
     """Of computed tables, which every rank has whole."""
-    return sum(max_len * rope.dim * BYTES["float32"] for rope in spec.ropes)
+    slopes = sum(getattr(mixer, "slope_values", 0) for _, mixer in spec.mixers)
+    return (sum(max_len * rope.dim for rope in spec.ropes) + slopes) * BYTES["float32"]
 
 
 def held_bytes(weight: Weight, dtype: str, use: Scheme, ranks: int = 1) -> int:
@@ -127,7 +128,8 @@ def kv_groups(
         layers = tuple(i for i, s in enumerate(specs) if s == kind)
         tokens = state_tokens if isinstance(kind, StateSpec) else block_tokens
         window = kind.window if kind.kind in ("window", "chunked") else 0  # an encoder's hides tokens, and frees none
-        groups.append(KVSpec(kind.kind, tokens, sum(each[i] for i in layers), layers, window))
+        top = kind.top if isinstance(kind, AttnSpec) else 0
+        groups.append(KVSpec(kind.kind, tokens, sum(each[i] for i in layers), layers, window, top))
     return tuple(groups)
 
 
@@ -146,7 +148,12 @@ def token_bytes(s: AttnSpec) -> int:
     """Of what one layer's cache keeps of a token."""
     if s.kind == "encoder":
         return 0
-    return (1 if s.latent else 2) * s.kv_heads * kept_bytes(s.head_dim, s.kv_dtype or s.dtype)
+    return (1 if s.latent else 2) * s.kv_heads * kept_bytes(s.head_dim, s.kv_dtype or s.dtype) + index_bytes(s)
+
+
+def index_bytes(s: AttnSpec) -> int:
+    """Of the key among those by which tokens to read are chosen."""
+    return s.index * BYTES[s.dtype]
 
 
 def step_sizes(
@@ -221,8 +228,10 @@ def step_work(
             attended += 4 * s.heads * s.head_dim * rows * s.sources
             read += requests * s.bytes_per_block
             continue
-        most = s.window or context + new
+        most = s.window or s.top or context + new
         seen = min(new, 2 * most) if s.kind == "encoder" else min(context + (new + 1) / 2, most)
         attended += 2 * s.heads * (s.head_dim + (s.latent or s.head_dim)) * rows * seen
-        read += requests * token_bytes(s) * (context + (2 if i == owner else 1) * new)
+        both = context + (2 if i == owner else 1) * new
+        index = index_bytes(s)
+        read += requests * ((token_bytes(s) - index) * min(both, most if s.top else both) + index * both)
     return StepWork(read, products + int(attended))

@@ -30,6 +30,7 @@ from thalweg.hal.ops.matmul import FP8_BLOCKS, NVFP4
 from thalweg.hal.platform import ModelInfo
 from thalweg.hal.weights import DENSE
 from thalweg.models.build import build
+from thalweg.models.layers.attention import SELDOM
 from thalweg.models.step import make_step
 
 FOLDER = Path(__file__).parents[1] / "golden"
@@ -88,9 +89,7 @@ def bind_more(binder: Binder, attention: Sequence[AttentionBackend], dtype: str)
     adapter; weights in formats of checkpoints."""
     for spec in (replace(LATENT, dtype=dtype), replace(LATENT, dtype="float32")):
         backend, refused = choose_attention(attention, spec, batch_invariant=binder.batch_invariant)
-        facts = {
-            key: value for key, value in asdict(spec).items() if value or key not in ("spans", "reach")
-        }  # as the layer says it
+        facts = {key: value for key, value in asdict(spec).items() if value or key not in SELDOM}  # as the layer says it
         binder.record(Choice("attention", facts, backend.name, backend.batch_invariant, refused))
     every = ops.all_ops()
     binder.bind(every["route"], k=8, scores="sigmoid", renormalise=True, experts=256)

@@ -117,7 +117,7 @@ def open_device(threads: int, isa: str = "", graphs: bool = True) -> CpuDevice:
     return CpuDevice(info, (*native, *torch_kernels), attending, library, graphs)
 
 
-ADVANCES = {"causal_conv": 2, "delta_rule": 5, "selective_scan": 8, "ssd_scan": 7}
+ADVANCES = {"causal_conv": 2, "delta_rule": 5, "channel_delta_rule": 5, "selective_scan": 8, "ssd_scan": 7}
 """Ops that go on from a state in place, and which argument holds it."""
 
 

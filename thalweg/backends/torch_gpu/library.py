@@ -14,6 +14,7 @@ from thalweg.backends.torch_gpu.attention import GatherAttention
 from thalweg.backends.torch_gpu.linear import AS_IT_COMES, IN_TILES
 from thalweg.backends.torch_native.elementwise import ELEMENTWISE
 from thalweg.backends.torch_native.encoder import EncoderAttention
+from thalweg.backends.torch_native.indexer import INDEXER
 from thalweg.backends.torch_native.recurrence import RECURRENCE
 from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
 from thalweg.hal.kv import KVLayout
@@ -188,4 +189,4 @@ def assemble(arch: str, vendors: Sequence[Vendor], compiled: Source = triton) ->
         kernels += parts.kernels
         attention += parts.attention
     attends = (*attention, GatherAttention(), EncoderAttention())
-    return Parts((*kernels, IN_TILES, *ELEMENTWISE, *RECURRENCE), attends, tuple(absent))
+    return Parts((*kernels, IN_TILES, *ELEMENTWISE, *RECURRENCE, *INDEXER), attends, tuple(absent))

@@ -10,6 +10,7 @@ from thalweg.backends.torch_native.attention import PagedAttention
 from thalweg.backends.torch_native.cross import CROSS
 from thalweg.backends.torch_native.elementwise import ELEMENTWISE
 from thalweg.backends.torch_native.encoder import EncoderAttention
+from thalweg.backends.torch_native.indexer import INDEXER
 from thalweg.backends.torch_native.linear import LINEAR
 from thalweg.backends.torch_native.logits import LOGITS
 from thalweg.backends.torch_native.recurrence import RECURRENCE
@@ -17,7 +18,7 @@ from thalweg.backends.torch_native.sampling import SAMPLING
 from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.op import Kernel
 
-KERNELS: tuple[Kernel, ...] = (*LINEAR, *ELEMENTWISE, *RECURRENCE, *CROSS, *LOGITS, *SAMPLING)
+KERNELS: tuple[Kernel, ...] = (*LINEAR, *ELEMENTWISE, *RECURRENCE, *INDEXER, *CROSS, *LOGITS, *SAMPLING)
 ATTENTION: tuple[AttentionBackend, ...] = (PagedAttention(batch_invariant=False), PagedAttention(), EncoderAttention())
 
 __all__ = ["ATTENTION", "KERNELS"]

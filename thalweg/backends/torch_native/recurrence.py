@@ -27,6 +27,7 @@ def _rule(*args: Any) -> tuple[Tensor, Tensor]:
 RECURRENCE = (
     Kernel("causal_conv", "in-place", _conv, batch_invariant=True),
     Kernel("delta_rule", "in-place", _rule, batch_invariant=True),
+    Kernel("channel_delta_rule", "in-place", _rule, batch_invariant=True),
     Kernel("selective_scan", "in-place", scan_in_place, batch_invariant=True),
     Kernel("ssd_scan", "in-place", ssd_in_place, batch_invariant=True),
 )

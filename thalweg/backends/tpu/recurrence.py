@@ -44,7 +44,7 @@ def _rule(
 
     def step(state: jax.Array, x: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
         q, k, v, decay, share = x
-        state = state * decay[:, None, None]
+        state = state * decay.reshape(decay.shape[0], -1, 1)  # a number for each head, or for each of its rows
         seen = (state * k[..., None]).sum(1)
         state = state + k[..., None] * (share[:, None] * (v - seen))[:, None]
         return state, (state * q[..., None]).sum(1)
@@ -92,5 +92,6 @@ def _ssd(
 
 
 KERNELS = tuple(
-    Kernel(name, "scan", in_jax(f)) for name, f in (("delta_rule", _rule), ("selective_scan", _selective), ("ssd_scan", _ssd))
+    Kernel(name, "scan", in_jax(f))
+    for name, f in (("delta_rule", _rule), ("channel_delta_rule", _rule), ("selective_scan", _selective), ("ssd_scan", _ssd))
 )

@@ -62,7 +62,8 @@ class EngineCore:
         Raises ConfigError if the cache has groups this version cannot keep, or that cannot go with drafts."""
         scheduler, cache = config.scheduler, config.cache
         self.config = config
-        parts = builders(Setup(scheduler.max_seqs, config.model.max_len, config.model.vocab, grammars, encode))
+        top = max((g.top for g in cache.groups), default=0)
+        parts = builders(Setup(scheduler.max_seqs, config.model.max_len, config.model.vocab, grammars, encode, top))
         self.slots = Slots(scheduler.max_seqs, config.model.max_len, parts)
         self.kv = KVCache(
             cache.groups, cache.blocks, self.slots, config.model.max_len, cache.prefix_caching, hash_fn, cache.prefix_hash

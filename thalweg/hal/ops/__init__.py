@@ -10,9 +10,10 @@ from thalweg.hal.op import Op
 from thalweg.hal.ops.activation import act_and_mul, activation, sigmoid_mul
 from thalweg.hal.ops.conv import causal_conv
 from thalweg.hal.ops.cross import cross_attention, cross_write
-from thalweg.hal.ops.delta import delta_gates, delta_rule, gated_rms_norm
+from thalweg.hal.ops.delta import channel_delta_gates, channel_delta_rule, delta_gates, delta_rule, gated_rms_norm
 from thalweg.hal.ops.heads import head_linear
 from thalweg.hal.ops.history import history_write, resolve_tokens
+from thalweg.hal.ops.indexer import chosen_attention, index_top, index_write
 from thalweg.hal.ops.logits import bad_words, logit_bias, penalties, token_mask
 from thalweg.hal.ops.lora import lora_expand, lora_shrink
 from thalweg.hal.ops.matmul import embed, linear, linear_argmax
@@ -24,11 +25,13 @@ from thalweg.hal.ops.sampling import draw, logprobs, sample, truncate
 from thalweg.hal.ops.ssm import gated_group_norm, selective_scan, ssd_scan
 
 __all__ = [
-    "act_and_mul", "activation", "add_rms_norm", "all_ops", "bad_words", "causal_conv", "cross_attention", "cross_write",
-    "delta_gates", "delta_rule", "draw", "embed", "experts", "gated_group_norm", "gated_rms_norm", "head_linear",
-    "history_write", "layer_norm", "linear", "linear_argmax", "logit_bias", "logprobs", "lora_expand", "lora_shrink",
-    "max_pool", "mean_pool", "penalties", "resolve_tokens", "rms_norm", "rope", "route", "sample", "selective_scan",
-    "sigmoid_mul", "ssd_scan", "token_mask", "truncate",
+    "act_and_mul", "activation", "add_rms_norm", "all_ops", "bad_words", "causal_conv", "channel_delta_gates",
+    "channel_delta_rule", "chosen_attention",
+    "cross_attention", "cross_write", "delta_gates", "delta_rule", "draw", "embed", "experts", "gated_group_norm",
+    "gated_rms_norm", "head_linear", "history_write", "index_top", "index_write", "layer_norm", "linear",
+    "linear_argmax", "logit_bias", "logprobs", "lora_expand", "lora_shrink", "max_pool", "mean_pool", "penalties",
+    "resolve_tokens", "rms_norm", "rope", "route", "sample", "selective_scan", "sigmoid_mul", "ssd_scan",
+    "token_mask", "truncate",
 ]  # fmt: skip
 
 
@@ -39,5 +42,6 @@ def all_ops() -> dict[str, Op]:
         bad_words, logit_bias, token_mask, truncate, sample, draw, logprobs, route, experts, lora_shrink,
         lora_expand, layer_norm, activation, mean_pool, max_pool, causal_conv, delta_gates, delta_rule, gated_rms_norm,
         sigmoid_mul, head_linear, selective_scan, ssd_scan, gated_group_norm, cross_write, cross_attention,
+        index_write, index_top, chosen_attention, channel_delta_gates, channel_delta_rule,
     )  # fmt: skip
     return {o.name: o for o in found}

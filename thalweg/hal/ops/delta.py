@@ -63,11 +63,39 @@ def delta_rule(
     return rule_in_place(q, k, v, decay, share, held.clone(), table, context, query, last_row, token_seq)
 
 
+def _channel_gates_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    b, step = 3 * rng.normal(size=(7, 3)), 3 * rng.normal(size=(7, 3, 16))
+    log_rate, bias = (rng.normal(size=n).astype(np.float32) for n in ((3, 1), (3, 16)))
+    return b.astype(np.float16), step.astype(np.float16), log_rate, bias
+
+
+@op(samples=[Sample("7x3x16", _channel_gates_sample)], tolerances={"float32": 2e-6, "bfloat16": 2e-6})
+def channel_delta_gates(b: Tensor, step: Tensor, log_rate: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """`delta_gates` where channels decay each at a rate of their own: b [T, H], step [T, H, D], log_rate f32[H, 1], bias
+    f32[H, D] -> (decay f32[T, H, D], share f32[T, H])."""
+    return exponential(-torch.exp(log_rate) * softplus(step.to(torch.float32) + bias)), sigmoid(b.to(torch.float32))
+
+
+def _channel_rule_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    q, k, v, decay, share, *rest = _rule_sample("", 3, 3, 16, 16).make(rng)
+    return q, k, v, (decay[..., None] * rng.uniform(0.2, 1, (*decay.shape, 16))).astype(np.float32), share, *rest
+
+
+@op(samples=[Sample("3-of-3", _channel_rule_sample)], tolerances={"float32": 1e-5, "bfloat16": 1e-2})
+def channel_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, share: Tensor, held: Tensor, table: Tensor, context: Tensor, query: Tensor,
+    last_row: Tensor, token_seq: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`delta_rule` where each row of a state decays at a rate of its own (Kimi Team 2025, https://arxiv.org/abs/2510.26692):
+    decay f32[T, H, D], the rest as there."""
+    return rule_in_place(q, k, v, decay, share, held.clone(), table, context, query, last_row, token_seq)
+
+
 def rule_in_place(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, share: Tensor, held: Tensor, *batch: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same, writing to `held`. A block is read before its sequence's first token and then written by that sequence alone.
-    batch: the last five arguments of the op."""
+    """`delta_rule`, or with a decay of each channel `channel_delta_rule`, writing to `held`. A block is read before its
+    sequence's first token and then written by that sequence alone. batch: the last five arguments of the op."""
     rows = Ragged(*batch)
     groups = v.shape[1] // q.shape[1]
     q, k = (_unit(x).repeat_interleave(groups, dim=1).unsqueeze(-1) for x in (q, k))
@@ -77,7 +105,7 @@ def rule_in_place(
     state = torch.zeros(held.shape[1:], dtype=held.dtype, device=held.device)
     for t in range(v.shape[0]):
         start = torch.where(fresh[t], torch.zeros_like(state), held.index_select(0, source[t : t + 1])[0])
-        state = torch.where(begins[t], start, state) * decay[t, :, None, None]
+        state = torch.where(begins[t], start, state) * decay[t].reshape(decay.shape[1], -1, 1)
         seen = (state * k[t]).sum(1)
         state = state + k[t] * (share[t, :, None] * (wide[t] - seen)).unsqueeze(1)
         out.append((state * q[t]).sum(1))

@@ -23,6 +23,7 @@ ROWS: Mapping[str, tuple[int, ...]] = {
     "linear_argmax": (0,), "logprobs": (0, 1), "resolve_tokens": (0, 2, 3), "route": (0,), "experts": (0, 1, 2),
     "lora_shrink": (0, 1), "lora_expand": (0, 1, 2), "layer_norm": (0,), "activation": (0,),
     "head_linear": (0,), "delta_gates": (0, 1), "gated_rms_norm": (0, 1), "sigmoid_mul": (0, 1), "gated_group_norm": (0, 1),
+    "channel_delta_gates": (0, 1), "index_top": (0, 1, 4, 5), "chosen_attention": (0, 3, 4),
 }  # fmt: skip
 """Which arguments have one row per token or sequence, for ops whose result does too."""
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from thalweg.checkpoint.config import architecture
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.fallback import attention, experts, masks
 
@@ -52,6 +53,18 @@ def listed() -> set[str]:
 def spelled(name: str) -> str:
     """The class of transformers that published files mean by a name: some write MoE where it writes Moe."""
     return next((each for each in listed() if each.lower() == name.lower()), name)
+
+
+def meant(config: Mapping[str, Any]) -> str:
+    """The class of transformers that generates text for the configuration's `model_type`."""
+    kind = config.get("model_type")
+    found = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind) if isinstance(kind, str) else None
+    if not found:
+        raise CheckpointError(
+            f"config.json: model_type: {kind!r:.80} means no class of transformers {transformers.__version__} that generates "
+            f"text, and {architecture(config)} in architectures names none: name the model's own class there"
+        )
+    return found if isinstance(found, str) else str(found[0])
 
 
 def find(name: str) -> type[PreTrainedModel]:

@@ -16,6 +16,7 @@ from thalweg.errors import ThalwegError, UnsupportedModelError
 from thalweg.models.fallback import classes, experts, probe
 from thalweg.models.fallback.products import Seen, watched
 from thalweg.models.fallback.spec import ForeignSpec, Held, attends
+from thalweg.models.registry import WRAPPERS
 from thalweg.models.weights import Role
 
 ATTENDING = frozenset({"full_attention", "sliding_attention"})
@@ -26,6 +27,8 @@ def declared(config: Mapping[str, Any]) -> ForeignSpec:
     """As it generates, whatever its tail. UnsupportedModelError says why a class cannot be served so. CheckpointError: it does
     not take the configuration."""
     said = {key: value for key, value in config.items() if key != "pooling"}
+    if architecture(config) in WRAPPERS:
+        said["architectures"] = [classes.meant(config)]
     return _declared(json.dumps(said, sort_keys=True, default=str))
 
 

@@ -70,12 +70,13 @@ def _sharper(rope: Rope) -> float:
 
 
 def layers(config: Config, mixer: LatentAttention, moe: MoE, *, dense: int) -> ModelSpec:
-    """The first `dense` layers have a plain MLP, and of the others all but each `moe_layer_freq`-th. Layers that guess tokens
-    ahead come last in the files, and are left out."""
+    """The first `dense` layers have a plain MLP, and of the others all but each `moe_layer_freq`-th."""
     norms, count, every = pre_norms(config), layer_count(config), integer(config, "moe_layer_freq", default=1)
     parts = [moe if i >= dense and i % every == 0 else mlp(config) for i in range(count)]
-    drafts = integer(config, "num_nextn_predict_layers", low=0, high=64, default=0)
-    return decoder(
-        config, [Layer(mixer, part, norms) for part in parts],
-        names=Names(skip=tuple(f"model.layers.{count + i}." for i in range(drafts))),
-    )  # fmt: skip
+    return decoder(config, [Layer(mixer, part, norms) for part in parts], names=drafts(config))
+
+
+def drafts(config: Config) -> Names:
+    """Layers that guess tokens ahead come last in the files, and are left out."""
+    count, more = layer_count(config), integer(config, "num_nextn_predict_layers", low=0, high=64, default=0)
+    return Names(skip=tuple(f"model.layers.{count + i}." for i in range(more)))

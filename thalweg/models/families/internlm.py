@@ -1,15 +1,27 @@
-"""InternLM and InternLM 3: Llama, with biases where the configuration says so."""
+"""InternLM 1 to 3: Llama, with biases where the configuration says so; InternLM 2 by other names, with q, k and v in one
+tensor."""
 
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, flag, integer
-from thalweg.models.families.common import eps, head_size, layer_count, mlp, windowed
-from thalweg.models.spec import ModelSpec
+from thalweg.models.families.common import attention, decoder, eps, head_size, hidden_size, layer_count, mlp, windowed
+from thalweg.models.spec import Layer, ModelSpec, Norm, Norms
 
 
 def internlm(config: Config) -> ModelSpec:
     bias = flag(config, "bias", True)
     return windowed(config, (0,) * layer_count(config), mlp(config), bias=bias, out_bias=bias)
+
+
+def internlm2(config: Config) -> ModelSpec:
+    config, hidden = {**config, "rms_norm_eps": eps(config, default=1e-5)}, hidden_size(config)
+    bias, e = flag(config, "bias", False), eps(config)
+    layer = Layer(
+        attention(config, name="attention", fused="wqkv", grouped=True, out="wo", bias=bias, out_bias=bias),
+        mlp(config, name="feed_forward", gate="w1", up="w3", down="w2"),
+        Norms(mixer=Norm("attention_norm", hidden, e), ffn=Norm("ffn_norm", hidden, e)),
+    )
+    return decoder(config, [layer] * layer_count(config), embed="tok_embeddings", head="output")
 
 
 def internlm3(config: Config) -> ModelSpec:

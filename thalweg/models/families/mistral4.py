@@ -1,5 +1,5 @@
-"""Mistral Small 4: latent attention whose queries grow with the length of the text, and mixtures chosen by a softmax within
-groups, beside an expert that every token goes to."""
+"""Mistral Large 3 and Mistral Small 4: latent attention whose queries grow with the length of the text, and mixtures chosen by
+a softmax within groups, beside an expert that every token goes to."""
 
 from __future__ import annotations
 

@@ -10,22 +10,31 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal import ops
 from thalweg.hal.attention import NOT_FUSED, AttentionBackend, AttnSpec, QKPrologue, choose_attention
 from thalweg.hal.op import Choice
+from thalweg.hal.ops.pointwise import softplus
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Keys, Place
 from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.norm import RMSNorm, norm_facts
-from thalweg.models.weights import ParamSpec
+from thalweg.models.spec.attention import PLACES
+from thalweg.models.weights import ParamSpec, Weight
 from thalweg.quantization.cache import FLOAT8, CacheScales, scales
+
+SELDOM = ("spans", "reach", "index", "top")
+"""What the kernel plan says of attention only where there is some."""
+PAGE = 256
+"""Positions are told as so many times one number, and another below it: both are exact in bfloat16."""
 
 
 class Attention:
@@ -34,6 +43,8 @@ class Attention:
     def __init__(self, ctx: Context, spec: declared.Attention, weights: Mapping[str, Any], place: Place) -> None:
         self._head_dim, self._place, self._grouped, self._grows = spec.head_dim, place, spec.grouped, spec.grows
         self._first, self._reads, self._own_gate = spec.first, spec.reads is not None, bool(spec.gate)
+        self._value_dim, self._value_scale = spec.value_dim or spec.head_dim, spec.value_scale
+        self._slopes = _Slopes(ctx, spec) if spec.slopes else None
         ctx.share(spec.heads, "attention heads")
         ctx.share(spec.kv_heads, "key-value heads")
         self._qkv = Linear(ctx, weights["qkv"])
@@ -52,6 +63,8 @@ class Attention:
                 raise ConfigError("tensor_parallel_size: the norms of q and k cover all heads of this model: leave it at 1")
             self._wide = {k: RMSNorm(ctx, _norm_of(spec.norm, w), w) for k, w in norms.items()}
         self.specs |= {k: {"weight": ParamSpec(w["weight"], ctx.dtype)} for k, w in norms.items()}
+        if self._slopes is not None:
+            self.specs["slopes"] = self._slopes.spec
         if "sinks" in weights:
             self.specs["sinks"] = ParamSpec(weights["sinks"], ctx.dtype)
         if spec.relative is not None:
@@ -65,7 +78,11 @@ class Attention:
         """Names of the checkpoint's tensors that hold scales of this layer's cache."""
         change = found if found and (found.key, found.value) != (1.0, 1.0) else None
         self._attend = _attending(ctx, spec, self.backend, self.spec, change)
-        self._gate = ctx.bind(ops.sigmoid_mul, size=self.spec.heads * spec.head_dim) if spec.gated or spec.gate else None
+        self._gate: Any = None
+        if spec.softplus:
+            self._gate = _softplus_mul
+        elif spec.gated or spec.gate:
+            self._gate = ctx.bind(ops.sigmoid_mul, size=self.spec.heads * spec.head_dim)
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         q, *kv = self._apart(self._qkv(p["qkv"], x))
@@ -78,7 +95,12 @@ class Attention:
         if self._grows is not None:  # before rotation, which changes no lengths, so that backends may fuse that
             beta, every = self._grows
             q = grown(q, flow.batch.positions + self._first, beta, every)
-        out = self._attend(p, q, self._keys(p, kv, flow), flow, self._place)
+        keys = self._keys(p, kv, flow)
+        if self._slopes is not None:
+            q, keys = self._slopes(p["slopes"], q, keys, flow.batch.positions)
+        out = self._attend(p, q, keys, flow, self._place)
+        if out.shape[-1] != self._value_dim:
+            out = out[..., : self._value_dim]
         out = out.flatten(-2)
         return self._out(p["out"], out if self._gate is None else self._gate(out, gate))
 
@@ -87,7 +109,10 @@ class Attention:
         if self._reads:
             return flow.keys[self._place.layer]
         k = kv[0].unflatten(-1, (-1, self._head_dim))
-        v = kv[1].unflatten(-1, (-1, self._head_dim)) if len(kv) > 1 else k
+        v = kv[1].unflatten(-1, (-1, self._value_dim)) if len(kv) > 1 else k
+        v = v if self._value_scale == 1.0 else v * self._value_scale
+        if self._value_dim != self._head_dim:
+            v = F.pad(v, (0, self._head_dim - self._value_dim))
         keys = Keys(k, v if self._value_norm is None else self._value_norm(v), p["k_norm"]["weight"] if "k_norm" in p else None)
         if self._place.read:
             flow.keys[self._place.layer] = keys
@@ -108,6 +133,41 @@ def grown(q: Array, positions: Array, beta: float, every: int) -> Array:
     """q [T, heads, n] times 1 + beta * log(1 + floor(position / every))."""
     growth = 1 + beta * torch.log(1 + torch.div(positions, every, rounding_mode="floor").to(torch.float32))
     return q * growth.to(q.dtype)[:, None, None]
+
+
+def _softplus_mul(x: Array, gate: Array) -> Array:
+    """x [T, heads * n] times softplus of gate, which is as wide, or [T, heads]."""
+    by = softplus(gate.to(torch.float32)).to(x.dtype)
+    return x * by if by.shape == x.shape else (x.unflatten(-1, (by.shape[-1], -1)) * by.unsqueeze(-1)).flatten(-2)
+
+
+class _Slopes:
+    """Scores that fall with distance (ALiBi), as a part of the product of q and k: -slope * (i - j) is slope * j but for a
+    number that all of a query's scores share. So every backend has them."""
+
+    def __init__(self, ctx: Context, spec: declared.Attention) -> None:
+        if ctx.comm.size > 1:
+            raise ConfigError("tensor_parallel_size: slopes of heads (ALiBi) are not divided among ranks: leave it at 1")
+        self._more = spec.kept_dim - spec.head_dim
+        self.spec = ParamSpec(Weight(()), "float32", make=partial(_slope_table, spec, ctx.dtype))
+
+    def __call__(self, table: Array, q: Array, keys: Keys, positions: Array) -> tuple[Array, Keys]:
+        """table f32[heads, n]: what `spec` makes."""
+        high = torch.div(positions, PAGE, rounding_mode="floor")
+        place = torch.stack([high, positions - high * PAGE] * 2, -1).to(q.dtype)
+        place = F.pad(place, (0, self._more - PLACES))[:, None]
+        k = torch.cat((keys.k, place.expand(-1, keys.k.shape[1], -1)), -1)
+        by = table.to(q.dtype)[None].expand(q.shape[0], -1, -1)
+        return torch.cat((q, by), -1), replace(keys, k=k, v=F.pad(keys.v, (0, self._more)))
+
+
+def _slope_table(spec: declared.Attention, dtype: str) -> torch.Tensor:
+    """f32[heads, kept_dim - head_dim]: what q holds against positions, each slope as two numbers of dtype that add up to it."""
+    exact = torch.tensor(spec.slopes, dtype=torch.float64) / (spec.scale or spec.head_dim**-0.5)
+    large = exact.to(getattr(torch, dtype)).to(torch.float64)
+    small = (exact - large).to(getattr(torch, dtype)).to(torch.float64)
+    by = torch.stack([large * PAGE, large, small * PAGE, small], -1)
+    return F.pad(by, (0, spec.kept_dim - spec.head_dim - PLACES)).to(torch.float32)
 
 
 class _Fused:
@@ -270,6 +330,6 @@ def chosen(ctx: Context, spec: AttnSpec) -> AttentionBackend:
         )
     except ValueError as e:
         raise DeviceError(str(e)) from e
-    facts = {key: value for key, value in asdict(spec).items() if value or key not in ("spans", "reach")}
+    facts = {key: value for key, value in asdict(spec).items() if value or key not in SELDOM}
     ctx.binder.record(Choice("attention", facts, backend.name, backend.batch_invariant, refused))
     return backend

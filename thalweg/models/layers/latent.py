@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 
+from thalweg.errors import ConfigError
 from thalweg.hal import ops
+from thalweg.hal.parts.sparse import Sparse
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
 from thalweg.models.layers.attention import chosen, grown
+from thalweg.models.layers.indexer import Indexer
 from thalweg.models.layers.linear import Linear, RowLinear
 from thalweg.models.layers.norm import RMSNorm
 from thalweg.models.weights import ParamSpec
@@ -31,16 +34,18 @@ class LatentAttention:
         ))  # fmt: skip
         self._kv_norm = _norm(ctx, spec.latent, spec.eps, weights["kv_norm"])
         self._q_norm = _norm(ctx, spec.q_latent, spec.eps, weights["q_norm"]) if spec.q_latent else None
-        self._rope = ctx.bind(
-            ops.rope, rotary_dim=spec.rope_dim, interleaved=spec.rope.interleaved, heads=self._heads, kv_heads=1,
-            head_dim=spec.rope_dim,
-        )  # fmt: skip
+        self._rope = None
+        if spec.rope is not None:
+            self._rope = ctx.bind(
+                ops.rope, rotary_dim=spec.rope_dim, interleaved=spec.rope.interleaved, heads=self._heads, kv_heads=1,
+                head_dim=spec.rope_dim,
+            )  # fmt: skip
         up = {"heads": self._heads}
         self._absorb = ctx.bind(ops.head_linear, turned=True, in_features=spec.nope_dim, out_features=spec.latent, **up)
         self._expand = ctx.bind(ops.head_linear, turned=False, in_features=spec.latent, out_features=spec.value_dim, **up)
         self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
         self.backend = chosen(ctx, self.spec)
-        self.layout = self.backend.layout(self.spec, ctx.block_tokens)
+        self.layout: Any = self.backend.layout(self.spec, ctx.block_tokens)
         self.specs: dict[str, Any] = {
             "down": self._down.specs,
             "q": self._q.specs,
@@ -51,23 +56,60 @@ class LatentAttention:
         }
         if self._q_norm is not None:
             self.specs["q_norm"] = self._q_norm.specs
+        self._indexer = None
+        if spec.indexer is not None:
+            indexer = Indexer(ctx, spec.indexer, weights["indexer"], spec.rope_dim, self.spec, place)
+            self.specs["indexer"] = indexer.specs
+            if self.spec.top:
+                self._indexer, self.layout = indexer, (self.layout, indexer.layout)
+        if self.spec.top:
+            self._sparse(ctx, spec)
+
+    def _sparse(self, ctx: Context, spec: declared.LatentAttention) -> None:
+        """What it takes to read a choice of tokens. Where no sequence is that long, none of it is there."""
+        if ctx.kv_dtype not in ("", ctx.dtype):
+            raise ConfigError(
+                "kv_cache_dtype: this model attends to a choice of tokens, whose keys this version keeps in the model's type "
+                f"alone: leave it out, or set max_model_len to at most {spec.top}"
+            )
+        self._chosen = ctx.bind(
+            ops.chosen_attention, scale=self.spec.scale, latent=spec.latent, heads=self._heads, size=self.spec.head_dim
+        )
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         at = self._place
         # As heads, of which there is one: kernels take those out of wider rows.
         latent_q, latent, key = self._down(p["down"], x).unsqueeze(1).split(self._parts, dim=-1)
-        q = self._q(p["q"], x if self._q_norm is None else self._q_norm(p["q_norm"], latent_q).squeeze(1))
+        entered = x if self._q_norm is None else self._q_norm(p["q_norm"], latent_q).squeeze(1)
+        q = self._q(p["q"], entered)
         q = q.unflatten(-1, (self._heads, -1))
         if self._grows is not None:
             q = grown(q, flow.batch.positions, *self._grows)
         still, turning = q.split((self._nope, self._rotary), dim=-1)
-        turned, key = self._rope(turning, key, flow.batch.positions, flow.tables[at.table])
-        query = torch.cat((self._absorb(still, p["k_up"]["weight"]), turned), -1)
+        if self._rope is not None:
+            turning, key = self._rope(turning, key, flow.batch.positions, flow.tables[at.table])
+        query = torch.cat((self._absorb(still, p["k_up"]["weight"]), turning), -1)
         held = torch.cat((self._kv_norm(p["kv_norm"], latent), key), -1)
-        out, flow.caches[at.layer] = self.backend.attend(
-            query, held, held, flow.caches[at.layer], flow.batch, at.group, self.spec
-        )
+        cache = flow.caches[at.layer]
+        if self._indexer is None:
+            out, cache = self.backend.attend(query, held, held, cache, flow.batch, at.group, self.spec)
+            flow.caches[at.layer] = cache
+        else:
+            index = self._indexer(p["indexer"], x, entered, cache[1], flow)
+            out, cache = self.backend.attend(query, held, held, cache[0], flow.batch, at.group, self.spec)
+            flow.caches[at.layer] = (cache, index)
+        sparse = flow.batch.get(Sparse) if self.spec.top else None
+        if sparse is not None:
+            out = self._reads(query, cache, out, sparse, flow)
         return self._out(p["out"], self._expand(out, p["v_up"]["weight"]).flatten(-2))
+
+    def _reads(self, query: Array, cache: Array, out: Array, sparse: Sparse, flow: Flow) -> Array:
+        """out, but for tokens that see more than they read. All attend to everything before: so a token that reads all it sees
+        has the same bits in a step with and without others."""
+        row, pick = sparse.row.long(), sparse.pick[:, 0]
+        table, keys = flow.batch.block_tables[self._place.group], self.backend.keys(cache, self.spec)
+        read = self._chosen(query[row], keys, table, flow.batch.token_seq[row], flow.chosen)
+        return torch.where((pick >= 0)[:, None, None], read[pick.clamp(min=0).long()], out)
 
 
 def _norm(ctx: Context, size: int, eps: float, weights: Mapping[str, Any]) -> RMSNorm:

@@ -14,6 +14,8 @@ from thalweg.models.spec.attention import Attention, Relative
 from thalweg.models.spec.beside import Beside
 from thalweg.models.spec.cross import CrossAttention
 from thalweg.models.spec.delta import DeltaNet
+from thalweg.models.spec.indexer import Indexer
+from thalweg.models.spec.kda import KimiDelta
 from thalweg.models.spec.latent import LatentAttention
 from thalweg.models.spec.mamba import Mamba
 from thalweg.models.spec.mamba2 import Mamba2
@@ -42,6 +44,8 @@ __all__ = [
     "DeltaNet",
     "Ending",
     "HeadNorm",
+    "Indexer",
+    "KimiDelta",
     "LatentAttention",
     "Laurel",
     "Layer",

@@ -11,6 +11,12 @@ from thalweg.models.spec.norm import HeadNorm, Norm
 from thalweg.models.spec.rope import Rope
 from thalweg.models.weights import Source, Weight, Weights, linear, vector
 
+PLACES = 4
+"""Values of a key that say its position, in layers with slopes: two numbers exact in any type, twice, for two parts of a
+slope."""
+STEP = 16
+"""Kept keys are a multiple of so many values there, as kernels take them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Relative:
@@ -44,6 +50,13 @@ class Attention:
     """Of the scores; 0 = head_dim ** -0.5."""
     softcap: float = 0.0
     norm: HeadNorm | None = None
+    value_dim: int = 0
+    """Values of a head of v and of what it gives; 0 = as many as of q. Caches keep v filled up with zeros."""
+    value_scale: float = 1.0
+    """Of v."""
+    slopes: tuple[float, ...] = ()
+    """Of each head (ALiBi, Press et al. 2021): a score falls by so much for each token between query and key. () = it does not.
+    Keys are kept with their position (`PLACES`), in the model's type."""
     bias: bool = False
     """Of q, k and v."""
     key_bias: bool = True
@@ -53,6 +66,10 @@ class Attention:
     """The projection of q gives each head's q, then as many values whose sigmoids its output is multiplied by."""
     gate: str = ""
     """The same gate as the output of a matrix of its own, by its name; "" = there is none."""
+    softplus: bool = False
+    """That matrix gives what goes through softplus in place of a sigmoid."""
+    gate_heads: bool = False
+    """And one value for each head."""
     name: str = "self_attn"
     parts: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
     fused: str = ""
@@ -82,10 +99,16 @@ class Attention:
             raise ValueError("Attention: a fused tensor holds q, k and v")
         if self.window and self.chunk:
             raise ValueError("Attention: this version has no windows within chunks")
+        if self.value_dim and (self.gated or self.gate or self.fused or self.keys_as_values or self.value_dim > self.head_dim):
+            raise ValueError("Attention: values are narrower than keys in tensors of their own, and without gates")
+        if self.slopes and (not self.causal or self.rope or self.reads is not None or len(self.slopes) != self.heads):
+            raise ValueError("Attention: each head has a slope, in layers that tell positions in no other way")
         if self.grouped and (self.gated or not self.fused):
             raise ValueError("Attention: heads are grouped in a fused tensor, and without gates")
         if self.gate and (self.gated or self.fused):
             raise ValueError("Attention: a gate of its own stands beside q, k and v in tensors of their own")
+        if (self.softplus and not self.gate) or (self.gate_heads and not self.softplus):
+            raise ValueError("Attention: a gate for each head has a matrix of its own, and goes through softplus")
         if not self.key_bias and self.fused:
             raise ValueError("Attention: a fused tensor has a bias for keys too")
         if self.norm is not None and self.norm.after and self.norm.whole:
@@ -96,9 +119,19 @@ class Attention:
             raise ValueError("Attention: scores change by distance where tokens see both ways, and without rotary positions")
 
     @property
+    def kept_dim(self) -> int:
+        """Values of a key as it is kept."""
+        return -(-(self.head_dim + PLACES) // STEP) * STEP if self.slopes else self.head_dim
+
+    @property
+    def slope_values(self) -> int:
+        """Of the table that slopes are put into."""
+        return self.heads * (self.kept_dim - self.head_dim)
+
+    @property
     def widths(self) -> tuple[int, int, int]:
         """Heads, heads of keys and values, values of a head: what a step's temporaries are counted by."""
-        return self.heads, self.kv_heads, self.head_dim
+        return self.heads, self.kv_heads, self.kept_dim
 
     def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> AttnSpec:
         """What the attention backend is asked for, on one of `ranks`, where no sequence is longer than max_len: a window
@@ -111,27 +144,28 @@ class Attention:
                 scale=self.scale or self.head_dim**-0.5, dtype=dtype, kind="encoder", window=window, softcap=self.softcap,
                 reach=self.relative.distance if self.relative else 0,
             )  # fmt: skip
+        kv_dtype = "" if self.slopes else kv_dtype
         kind: KVKind = "full" if not window else "chunked" if self.chunk else "window"
         return AttnSpec(
-            heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, head_dim=self.head_dim,
+            heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, head_dim=self.kept_dim,
             scale=self.scale or self.head_dim**-0.5, dtype=dtype, kind=kind, window=window,
             softcap=self.softcap, kv_dtype=kv_dtype, sinks=bool(self.sinks), spans=self.spans,
         )  # fmt: skip
 
     def weights(self, at: str, hidden: int) -> Weights:
-        at, d = f"{at}{self.name}.", self.head_dim
-        outputs = (self.heads * d * (2 if self.gated else 1), self.kv_heads * d, self.kv_heads * d)
+        at, d, v_dim = f"{at}{self.name}.", self.head_dim, self.value_dim or self.head_dim
+        outputs = (self.heads * d * (2 if self.gated else 1), self.kv_heads * d, self.kv_heads * v_dim)
         projected = 1 if self.reads is not None else 2 if self.keys_as_values else 3
         parts, fused = {f"{at}{self.parts[i]}": outputs[i] for i in range(projected)}, ""
         if self.gate:
-            parts[f"{at}{self.gate}"] = self.heads * d
+            parts[f"{at}{self.gate}"] = self.heads if self.gate_heads else self.heads * d
         if self.grouped:
             parts = {f"{at}{self.fused}": sum(outputs)}
         elif self.fused:
             fused = f"{at}{self.fused}"
         made: dict[str, Any] = {
             "qkv": linear(parts, hidden, shard=0, bias=self.bias, fused=fused, turned=self.turned),
-            "out": linear({f"{at}{self.out}": hidden}, self.heads * d, shard=1, bias=self.out_bias, turned=self.turned),
+            "out": linear({f"{at}{self.out}": hidden}, self.heads * v_dim, shard=1, bias=self.out_bias, turned=self.turned),
         }
         if self.bias and not self.key_bias:
             q, k, v = made["qkv"]["bias"].sources

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thalweg.hal.attention import AttnSpec
+from thalweg.models.spec.indexer import Indexer
 from thalweg.models.spec.norm import Norm
 from thalweg.models.spec.rope import Rope
 from thalweg.models.weights import Source, View, Weight, Weights, linear
@@ -22,8 +23,10 @@ class LatentAttention:
     nope_dim: int
     """Of a head's q and k, what does not turn. It comes first."""
     value_dim: int
-    rope: Rope
-    """Of the rest of q, and of the rotated key."""
+    rope: Rope | None
+    """Of the rest of q, and of the rotated key. None: positions are not told."""
+    still: int = 0
+    """Where there is no `rope`: values of the rest of q, and of the key that all heads share."""
     q_latent: int = 0
     """q is made of a normed latent of its own, of so many values (`q_lora_rank`). 0 = of x."""
     scale: float = 0.0
@@ -34,11 +37,23 @@ class LatentAttention:
     """Of the projections down to latents, and of the last one."""
     grows: tuple[float, int] | None = None
     """As `Attention.grows`."""
+    top: int = 0
+    """Tokens that a token reads at the most; 0 = all."""
+    indexer: Indexer | None = None
+    """What chooses them. None, where there is a `top`: what the last layer with an indexer chose."""
     name: str = "self_attn"
+
+    def __post_init__(self) -> None:
+        if (self.rope is None) != bool(self.still):
+            raise ValueError("LatentAttention: a part of q turns, or has so many values that do not")
+        if self.top and self.rope is None:
+            raise ValueError("LatentAttention: an indexer turns its heads as attention does")
+        if self.indexer is not None and not (self.top and self.q_latent):
+            raise ValueError("LatentAttention: an indexer reads the latent of q, and chooses so many tokens")
 
     @property
     def rope_dim(self) -> int:
-        return self.rope.dim
+        return self.still if self.rope is None else self.rope.dim
 
     @property
     def widths(self) -> tuple[int, int, int]:
@@ -46,11 +61,13 @@ class LatentAttention:
         return self.heads, self.heads, self.latent + self.rope_dim
 
     def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> AttnSpec:
-        """The latent and the rotated key of each token, on every rank."""
+        """The latent and the rotated key of each token, on every rank, and the key of the indexer. Where no sequence is longer
+        than what a token reads, there is nothing to choose."""
+        top = self.top if self.top < max_len else 0
         return AttnSpec(
             heads=self.heads // ranks, kv_heads=1, head_dim=self.latent + self.rope_dim,
             scale=self.scale or (self.nope_dim + self.rope_dim) ** -0.5, dtype=dtype, kind="latent", kv_dtype=kv_dtype,
-            latent=self.latent,
+            latent=self.latent, index=self.indexer.dim if top and self.indexer else 0, top=top,
         )  # fmt: skip
 
     def weights(self, at: str, hidden: int) -> Weights:
@@ -66,6 +83,8 @@ class LatentAttention:
         }
         if self.q_latent:
             made["q_norm"] = Norm("q_a_layernorm", self.q_latent, self.eps).weights(at)
+        if self.indexer is not None:
+            made["indexer"] = self.indexer.weights(at, hidden, self.q_latent)
         q = "q_b_proj" if self.q_latent else "q_proj"
         made["q"] = linear({f"{at}{q}": self.heads * each}, self.q_latent or hidden, shard=0)
         return made

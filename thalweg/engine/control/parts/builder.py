@@ -39,6 +39,8 @@ class Setup:
     """What compiles grammars. None: no request has one."""
     encode: Callable[[MediaItem], np.ndarray] | None = None
     """What makes vectors f32[positions, width] of an image. None: no request has one."""
+    top: int = 0
+    """Tokens that a token reads at the most, in layers that choose them. 0 = all."""
 
 
 @dataclass(slots=True)

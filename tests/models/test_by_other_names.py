@@ -1,0 +1,249 @@
+"""Families whose own code lies in checkpoints, and which compute what a class of transformers does: a tiny model of that class,
+its tensors laid out and named as published files have them."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from rig import Rig
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from zoo import SMALL, VOCAB, spread
+
+from thalweg.checkpoint.config import read_config
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models import registry
+
+Tensors = dict[str, Tensor]
+Renamed = Callable[[Tensors], Tensors]
+
+
+def renamed(*pairs: tuple[str, str]) -> Renamed:
+    def change(tensors: Tensors) -> Tensors:
+        out = {}
+        for name, t in tensors.items():
+            for theirs, ours in pairs:
+                name = name.replace(theirs, ours)
+            out[name] = t
+        return out
+
+    return change
+
+
+def joined(tensors: Tensors, to: str, grouped: bool, kv_heads: int = 2, attention: str = "self_attn") -> Tensors:
+    """q, k and v of every layer in one tensor; grouped: of each head of keys its heads of q, its k and its v."""
+    out = dict(tensors)
+    for name in [n for n in tensors if n.endswith(f"{attention}.q_proj.weight")]:
+        at = name.removesuffix("q_proj.weight")
+        parts = [out.pop(f"{at}{p}_proj.weight") for p in "qkv"]
+        if grouped:
+            parts = [torch.cat([p.view(kv_heads, -1, p.shape[-1]) for p in parts], 1).flatten(0, 1)]
+        out[f"{at}{to}.weight"] = torch.cat(parts)
+    return out
+
+
+def internlm2(tensors: Tensors) -> Tensors:
+    return renamed(
+        ("self_attn.", "attention."), ("o_proj", "wo"), ("mlp.gate_proj", "feed_forward.w1"),
+        ("embed_tokens", "tok_embeddings"), ("mlp.up_proj", "feed_forward.w3"), ("mlp.down_proj", "feed_forward.w2"),
+        ("input_layernorm", "attention_norm"),
+        ("post_attention_layernorm", "ffn_norm"), ("lm_head", "output"),
+    )(joined(tensors, "wqkv", grouped=True))  # fmt: skip
+
+
+def bailing(tensors: Tensors) -> Tensors:
+    return renamed(
+        ("self_attn.", "attention."), ("o_proj", "dense"), ("q_norm", "query_layernorm"), ("k_norm", "key_layernorm"),
+        ("e_score_correction_bias", "expert_bias"), ("embed_tokens", "word_embeddings"),
+    )(joined(tensors, "query_key_value", grouped=False))  # fmt: skip
+
+
+exaone = renamed(
+    ("model.layers.", "transformer.h."), ("model.embed_tokens", "transformer.wte"), ("model.norm", "transformer.ln_f"),
+    ("self_attn.", "attn.attention."), ("o_proj", "out_proj"), ("input_layernorm", "ln_1"),
+    ("post_attention_layernorm", "ln_2"), ("mlp.gate_proj", "mlp.c_fc_0"),
+    ("mlp.up_proj", "mlp.c_fc_1"), ("mlp.down_proj", "mlp.c_proj"),
+)  # fmt: skip
+
+
+def baichuan(tensors: Tensors) -> Tensors:
+    return joined(tensors, "W_pack", grouped=False)
+
+
+def mimo(tensors: Tensors) -> Tensors:
+    return tensors | {"model.mtp_layers.0.input_proj.weight": torch.ones(4, 4)}
+
+
+_MOE: dict[str, Any] = {
+    "head_dim": 24, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2,
+    "routed_scaling_factor": 1.7, "partial_rotary_factor": 0.5, "first_k_dense_replace": 1,
+}  # fmt: skip
+_LLAMA = {"head_dim": None, "attention_bias": None, "mlp_bias": None}
+_ROPE = {"rope_parameters": None, "rope_theta": 10000.0}
+CASES: dict[str, tuple[str, Any, dict[str, Any], Renamed, dict[str, Any]]] = {
+    "internlm2": ("InternLM2ForCausalLM", transformers.LlamaConfig, {}, internlm2, {**_LLAMA, **_ROPE, "bias": False}),
+    "orion": (
+        "OrionForCausalLM", transformers.StableLmConfig, {"partial_rotary_factor": 1.0, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}}, dict, {
+            "partial_rotary_factor": None, "rms_norm_eps": 1e-5, **_ROPE},
+    ),
+    "exaone": (
+        "ExaoneForCausalLM", transformers.LlamaConfig, {}, exaone,
+        {**_LLAMA, **_ROPE, "model_type": "exaone", "num_layers": 2, "num_hidden_layers": None, "rms_norm_eps": None,
+         "layer_norm_epsilon": 1e-5, "activation_function": "silu", "hidden_act": None},
+    ),
+    "minicpm": (
+        "MiniCPMForCausalLM", transformers.GraniteConfig,
+        {"embedding_multiplier": 12.0, "residual_multiplier": 1.4 / 2**0.5, "logits_scaling": 48 / 32, "attention_multiplier":
+         12**-0.5, "tie_word_embeddings": True}, dict,
+        {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32, "tie_word_embeddings": None, **_ROPE, **dict.fromkeys((
+            "embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier"))},
+    ),
+    "mimo": ("MiMoForCausalLM", transformers.Qwen2Config, {}, mimo, {**_ROPE, "model_type": "mimo", "layer_types": None}),
+    "baichuan-7b": (
+        "BaiChuanForCausalLM", transformers.LlamaConfig, {"num_key_value_heads": 4}, baichuan,
+        {**_LLAMA, **_ROPE, "model_type": "baichuan", "num_key_value_heads": None},
+    ),
+    "bailing": (
+        "BailingMoeV2ForCausalLM", transformers.Glm4MoeConfig,
+        {**_MOE, "n_routed_experts": 8, "n_shared_experts": 1, "use_qk_norm": True, "pad_token_id": 0}, bailing,
+        {**_MOE, **_ROPE, "num_experts": 8, "num_shared_experts": 1, "n_routed_experts": None, "n_shared_experts": None,
+         "num_nextn_predict_layers": 0, "moe_shared_expert_intermediate_size": 24, "norm_topk_prob": True},
+    ),
+}  # fmt: skip
+"""Name -> (architecture, the class's configuration, what differs of it from `zoo.SMALL`, tensors as they are published, and
+config.json's differences: None = it lacks the key)."""
+
+
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(3)
+    return [rng.integers(0, VOCAB, n).tolist() for n in (21, 1, 8)]
+
+
+def published(path: Path, model: nn.Module, config: dict[str, Any], change: Renamed) -> None:
+    path.mkdir()
+    kept = {name: t.contiguous().clone() for name, t in model.state_dict().items()}
+    if config.get("tie_word_embeddings", "tie_word_embeddings" not in config):
+        kept.pop("lm_head.weight", None)
+    save_file(change(apart(kept)), path / "model.safetensors", {"format": "pt"})
+    (path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+def apart(tensors: Tensors) -> Tensors:
+    """A tensor for each expert, as files have them."""
+    out: Tensors = {}
+    for name, t in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            for e, both in enumerate(t):
+                for part, half in zip(("gate", "up"), both.chunk(2), strict=True):
+                    out[f"{name.removesuffix('gate_up_proj')}{e}.{part}_proj.weight"] = half.contiguous()
+        elif name.endswith("experts.down_proj"):
+            out |= {f"{name.removesuffix('down_proj')}{e}.down_proj.weight": each.contiguous() for e, each in enumerate(t)}
+        else:
+            out[name] = t
+    return out
+
+
+def compared(path: Path, oracle: Callable[[list[int]], Tensor]) -> None:
+    """Greedy tokens and log-probabilities over mixed batches."""
+    for s in Rig(path, platform="cpu").generate(prompts(), 6, chunk=6, budget=17):
+        with torch.inference_mode():
+            logp = oracle(s.tokens).float().log_softmax(-1)
+        assert s.tokens[s.prompt :] == logp[s.prompt - 1 : -1].argmax(-1).tolist()
+        chosen = logp[torch.arange(len(s.tokens) - 1), torch.tensor(s.tokens[1:])].numpy()
+        np.testing.assert_allclose(s.scores + s.logprobs, chosen, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_family_computes_what_the_class_does_that_it_is_by_another_name(name, tmp_path):
+    architecture, kind, different, change, said = CASES[name]
+    settings = kind(**{**SMALL, **different}, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
+    spread(model, zlib.crc32(name.encode()))
+    config = {**settings.to_dict(), **said, "architectures": [architecture]}
+    published(tmp_path / name, model, config, change)
+    compared(tmp_path / name, lambda ids: model(torch.tensor([ids])).logits[0])
+
+
+def test_the_larger_baichuan_tells_positions_by_scores_alone(tmp_path):
+    """Llama whose positions do not turn, with a mask that falls with distance."""
+    settings = transformers.LlamaConfig(**{**SMALL, "num_key_value_heads": 4}, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
+    spread(model, 5)
+    model.model.rotary_emb.inv_freq.zero_()
+    config = {**settings.to_dict(), "architectures": ["BaichuanForCausalLM"], "model_type": "baichuan", "head_dim": None}
+    config |= {"model_max_length": 256, "max_position_embeddings": None}
+    published(tmp_path / "b", model, config, baichuan)
+
+    def logits(ids: list[int]) -> Tensor:
+        at = torch.arange(len(ids))
+        falls = torch.tensor([2.0 ** (-2 * (h + 1)) for h in range(4)])[:, None, None] * (at[None] - at[:, None])
+        return model(torch.tensor([ids]), attention_mask=falls.masked_fill(at[None] > at[:, None], -torch.inf)[None]).logits[0]
+
+    compared(tmp_path / "b", logits)
+    config = {**read_config(tmp_path / "b"), "vocab_size": 125_696}
+    with pytest.raises(UnsupportedModelError, match="Baichuan 2"):
+        registry.family(config)(config)
+
+
+class _Nothing(nn.Module):
+    """In place of an attention that is not there."""
+
+    def forward(self, hidden_states: Tensor, **more: Any) -> tuple[Tensor, None]:
+        return torch.zeros_like(hidden_states), None
+
+
+class _NoMLP(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+
+def test_layers_of_a_searched_architecture_differ(tmp_path):
+    """Llama's layers, of which one has fewer heads of keys, one no attention, one no MLP, and one neither."""
+    shapes = [(2, 3.0), (1, 6.0), (None, 3.0), (2, None), (None, None)]
+    sizes = {**SMALL, "num_hidden_layers": len(shapes), "intermediate_size": 256}
+    settings = transformers.LlamaConfig(**sizes, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
+    for i, (kv, wide) in enumerate(shapes):
+        inner = {3.0: 256, 6.0: 256, None: 256}[wide]
+        own = transformers.LlamaConfig(
+            **{**sizes, "num_key_value_heads": kv or 2, "intermediate_size": inner}, attn_implementation="eager"
+        )
+        layer = LlamaDecoderLayer(own, i)
+        if kv is None:
+            layer.self_attn, layer.input_layernorm = _Nothing(), nn.Identity()
+        if wide is None:
+            layer.mlp, layer.post_attention_layernorm = _NoMLP(), nn.Identity()
+        model.model.layers[i] = layer
+    model.eval()
+    spread(model, 7)
+    blocks = [
+        {
+            "attention": {"no_op": kv is None, "n_heads_in_group": kv and 4 // kv, "replace_with_linear": False},
+            "ffn": {"no_op": wide is None, "ffn_mult": wide, "replace_with_linear": False},
+        }
+        for kv, wide in shapes
+    ]
+    config = {**settings.to_dict(), "architectures": ["DeciLMForCausalLM"], "model_type": "nemotron-nas"}
+    config |= {"block_configs": blocks, "num_key_value_heads": None, "intermediate_size": None}
+    published(tmp_path / "d", model, config, dict)
+    compared(tmp_path / "d", lambda ids: model(torch.tensor([ids])).logits[0])
+    for change, error in (
+        ({"replace_with_linear": True}, UnsupportedModelError),
+        ({"n_heads_in_group": None}, CheckpointError),
+    ):
+        odd = {
+            **read_config(tmp_path / "d"),
+            "block_configs": [{**b, "attention": {**b["attention"], **change}} for b in blocks],
+        }
+        with pytest.raises(error, match="block_configs: 0: attention"):
+            registry.family(odd)(odd)

@@ -1,0 +1,59 @@
+"""More of `zoo_more.MORE`: sparse attention, and text families that came after `zoo_rest`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4, "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20,
+}  # fmt: skip
+_EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24, "routed_scaling_factor": 1.7}
+INDEXED: dict[str, Any] = {
+    **LATENT, **_EXPERTS, "q_lora_rank": 40, "n_routed_experts": 8, "first_k_dense_replace": 1, "index_topk": 9,
+    "index_head_dim": 24, "index_n_heads": 8,
+}  # fmt: skip
+TEXT: dict[str, tuple[Any, dict[str, Any]]] = {
+    "deepseek-v32": (
+        transformers.DeepseekV32Config,
+        {
+            **INDEXED, "n_group": 4, "topk_group": 2, "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64,
+                "mscale": 1.0, "mscale_all_dim": 1.0,
+            },
+        },
+    ),
+    "mimo-v2-flash": (
+        transformers.MiMoV2FlashConfig,
+        {
+            **_EXPERTS, "num_hidden_layers": 7, "head_dim": 32, "v_head_dim": 20, "n_routed_experts": 6, "sliding_window": 9,
+            "attention_bias": True,
+        },
+    ),
+    "laguna": (
+        transformers.LagunaConfig,
+        {
+            "num_hidden_layers": 3, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 32, "moe_routed_scaling_factor": 1.7, "sliding_window": 9,
+            "num_attention_heads_per_layer": [4, 6, 4],
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+    ),
+    "laguna-by-element": (
+        transformers.LagunaConfig,
+        {"num_hidden_layers": 1, "head_dim": 16, "gating": "per-element", "mlp_layer_types": ["dense"]},
+    ),
+    "kimi-linear": (
+        transformers.KimiLinearConfig,
+        {
+            **LATENT, **_EXPERTS, "num_hidden_layers": 3, "num_local_experts": 8, "num_expert_group": 2, "linear_head_dim": 16,
+            "linear_num_heads": 3, "linear_conv_kernel_dim": 3, "first_k_dense_replace": 1, "pad_token_id": 0,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+    ),
+    "bloom": (transformers.BloomConfig, {"n_head": 4, "n_layer": 2}),
+    "bloom-six-heads": (transformers.BloomConfig, {"n_head": 6, "n_layer": 1}),
+    "mpt": (transformers.MptConfig, {"d_model": 48, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}),
+}  # fmt: skip
+"""Name -> (configuration class, what differs from `zoo.SMALL`)."""

@@ -1,0 +1,15 @@
+"""Keys of indexers, written to their pages in place of a copy of these."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from thalweg.hal.op import Kernel
+from thalweg.hal.ops.indexer import placed
+
+
+def _write(held: Tensor, new: Tensor, table: Tensor, token_seq: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+    return held.index_put_(placed(held, table, token_seq, positions, slots), new)
+
+
+INDEXER = (Kernel("index_write", "in-place", _write, batch_invariant=True),)

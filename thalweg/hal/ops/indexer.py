@@ -1,0 +1,100 @@
+"""Attention to a choice of tokens (DeepSeek-AI 2025, DeepSeek Sparse Attention): small keys of their own, kept in pages, say
+which tokens are worth reading, and attention reads those alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thalweg.hal.op import Sample, op
+from thalweg.hal.step import SCRATCH
+
+GATHER = 1 << 24
+"""Values of keys gathered at once."""
+_TABLE = np.array([[2, 5, 1], [4, 3, 0]], np.int32)
+
+
+def _write_sample(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    held, new = rng.normal(size=(6, 4, 16)), rng.normal(size=(5, 16))
+    seq, positions = np.array([0, 0, 0, 1, 2], np.int32), np.array([3, 4, 5, 6, 0], np.int32)
+    table = np.concatenate([_TABLE, np.full((1, 3), 3, np.int32)])
+    slots = np.array([3, 1, 0], np.int32)
+    return held.astype(np.float16), new.astype(np.float16), table, seq, positions, slots
+
+
+@op(samples=[Sample("5-of-16", _write_sample)], tolerances={"float32": 0, "bfloat16": 0})
+def index_write(held: Tensor, new: Tensor, table: Tensor, token_seq: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+    """Keys of a step's tokens into their pages: held [blocks, n, D], new [T, D], table i32[S, B], token_seq, positions i32[T],
+    slots i32[S] -> held. Those of padding (slot 0) go to the scratch block. Kernels may write in place: use the result."""
+    return held.index_put(placed(held, table, token_seq, positions, slots), new)
+
+
+def placed(held: Tensor, table: Tensor, token_seq: Tensor, positions: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each token its block and its place in there."""
+    size, seq = held.shape[1], token_seq.long()
+    column = torch.div(positions, size, rounding_mode="floor").clamp(max=table.shape[1] - 1).long()
+    block = torch.where(slots[seq] == SCRATCH, SCRATCH, table[seq, column]).long()
+    return block, (positions % size).long()
+
+
+def _top_sample(name: str, heads: int, top: int) -> Sample:
+    def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        q, held = rng.normal(size=(4, heads, 16)), rng.normal(size=(6, 4, 16))
+        seq, positions = np.array([0, 0, 1, 1], np.int32), np.array([9, 11, 2, 7], np.int32)
+        weights = rng.normal(size=(4, heads)).astype(np.float32)
+        return q.astype(np.float16), weights, held.astype(np.float16), _TABLE, seq, positions
+
+    return Sample(name, make, {"top": top})
+
+
+@op(samples=[_top_sample("5-by-8", 8, 5), _top_sample("3-by-2", 2, 3)], tolerances={"float32": 0, "bfloat16": 0})
+def index_top(q: Tensor, weights: Tensor, held: Tensor, table: Tensor, seq: Tensor, positions: Tensor, *, top: int) -> Tensor:
+    """Which tokens each of N tokens reads: q [N, H, D], weights f32[N, H], held [blocks, n, D], table i32[S, B], seq and
+    positions i32[N] -> i32[N, top], the `top` positions up to its own with the largest scores, largest first, of equal ones
+    the earlier. -1 where there are fewer. With k the key of a position:
+
+        score = sum_h weights_h relu(q_h . k)
+
+    In float64 and rounded to float32, so that a token's choice does not depend on what it was batched with."""
+    keys = table.shape[1] * held.shape[1]
+    at, parts = torch.arange(keys, device=q.device), []
+    most = max(1, GATHER // (keys * held.shape[2]))
+    for rows, by, of, here in zip(*(torch.split(each, most) for each in (q, weights, seq, positions)), strict=True):
+        found = held[table[of.long()].long()].flatten(1, 2).to(torch.float64)
+        scores = torch.relu(torch.einsum("nhd,nkd->nhk", rows.to(torch.float64), found))
+        score = torch.einsum("nhk,nh->nk", scores, by.to(torch.float64)).to(torch.float32)
+        seen = at[None] <= here[:, None]
+        best, order = torch.sort(torch.where(seen, score, -torch.inf), dim=-1, descending=True, stable=True)
+        order = torch.where(torch.isneginf(best), -1, order)[:, :top]
+        parts.append(torch.nn.functional.pad(order, (0, top - order.shape[1]), value=-1).to(torch.int32))
+    return torch.cat(parts)
+
+
+def _attend_sample(name: str, heads: int, dim: int, latent: int) -> Sample:
+    def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        q, held = rng.normal(size=(3, heads, dim)), rng.normal(size=(6, 4, dim))
+        chosen = np.array([[3, 0, 11, 7], [2, 5, 1, 0], [1, 0, -1, -1]], np.int32)
+        return q.astype(np.float16), held.astype(np.float16), _TABLE, np.array([0, 1, 1], np.int32), chosen
+
+    return Sample(name, make, {"scale": dim**-0.5, "latent": latent})
+
+
+@op(samples=[_attend_sample("24-of-32", 3, 32, 24)], tolerances={"float32": 1e-5, "bfloat16": 1e-2})
+def chosen_attention(
+    q: Tensor, held: Tensor, table: Tensor, seq: Tensor, chosen: Tensor, *, scale: float, latent: int
+) -> Tensor:
+    """softmax(q k^T * scale) v over chosen tokens: q [N, H, D], held [blocks, n, D], of which the first `latent` values are a
+    key's value, table i32[S, B], seq i32[N], chosen i32[N, K] (positions, -1 = none) -> [N, H, latent]. In float64, so that a
+    token does not depend on what it was batched with."""
+    size, parts = held.shape[1], []
+    most = max(1, GATHER // (chosen.shape[1] * held.shape[2]))
+    for rows, of, picked in zip(*(torch.split(each, most) for each in (q, seq, chosen)), strict=True):
+        there = picked.clamp(min=0).long()
+        block = table[of.long()].gather(1, torch.div(there, size, rounding_mode="floor")).long()
+        hidden = (picked < 0)[..., None]
+        keys = torch.where(hidden, 0, held[block, there % size].to(torch.float64))
+        scores = torch.einsum("nhd,nkd->nhk", rows.to(torch.float64), keys) * scale
+        weights = torch.softmax(scores.masked_fill(hidden.transpose(1, 2), -torch.inf), -1)
+        parts.append(torch.einsum("nhk,nkd->nhd", weights, keys[..., :latent]).to(q.dtype))
+    return torch.cat(parts)

@@ -1,0 +1,40 @@
+"""Baichuan 1: Llama with q, k and v in one tensor, and in the larger one scores that fall with distance for positions."""
+
+from __future__ import annotations
+
+from thalweg.checkpoint.config import Config, integer
+from thalweg.errors import UnsupportedModelError
+from thalweg.models.families.bloom import slopes
+from thalweg.models.families.common import attention, decoder, head_size, hidden_size, layer_count, mlp, pre_norms
+from thalweg.models.spec import Attention, Layer, ModelSpec
+
+ROTATES = 4096
+"""Hidden size of those that have rotary positions under the name of the larger one."""
+NORMED = 125_696
+"""Tokens of Baichuan 2."""
+PARTS = ("q", "k", "v")
+
+
+def baichuan_7b(config: Config) -> ModelSpec:
+    return _model(config, attention(config, fused="W_pack", parts=PARTS))
+
+
+def baichuan(config: Config) -> ModelSpec:
+    if integer(config, "vocab_size") == NORMED:
+        raise UnsupportedModelError(
+            "config.json: vocab_size: Baichuan 2 divides each row of its output matrix by the row's length, which this version "
+            "does not"
+        )
+    if hidden_size(config) == ROTATES:
+        return baichuan_7b(config)
+    heads = integer(config, "num_attention_heads", high=1 << 16)
+    return _model(
+        config,
+        Attention(
+            heads=heads, kv_heads=heads, head_dim=head_size(config), slopes=slopes(heads), fused="W_pack", parts=PARTS
+        ),
+    )  # fmt: skip
+
+
+def _model(config: Config, heads: Attention) -> ModelSpec:
+    return decoder(config, [Layer(heads, mlp(config), pre_norms(config))] * layer_count(config))

@@ -1,0 +1,31 @@
+"""Ling 2 and Ring 2: norms of every head's q and k, positions on a part of each head, and mixtures whose experts are chosen by
+sigmoids and a correction within groups, beside one that every token goes to."""
+
+from __future__ import annotations
+
+from thalweg.checkpoint.config import Config, flag, integer, text
+from thalweg.errors import UnsupportedModelError
+from thalweg.models.families.common import attention, decoder, eps, head_size, layer_count, mlp, pre_norms, rope
+from thalweg.models.families.deepseek import drafts
+from thalweg.models.families.mixtures import corrected
+from thalweg.models.spec import HeadNorm, Layer, ModelSpec
+
+
+def bailing_moe_v2(config: Config) -> ModelSpec:
+    if text(config, "score_function", "sigmoid") != "sigmoid" or not flag(config, "moe_router_enable_expert_bias", True):
+        raise UnsupportedModelError("config.json: score_function: this family has sigmoids and a correction")
+    shared = config.get("moe_shared_expert_intermediate_size")
+    if shared is not None and shared != config.get("moe_intermediate_size"):
+        raise UnsupportedModelError("config.json: moe_shared_expert_intermediate_size: must be moe_intermediate_size")
+    head_dim = head_size(config)
+    heads = attention(
+        config, head_dim=head_dim, rope=rope(config, head_dim, partial=True), bias=flag(config, "use_qkv_bias", False),
+        out_bias=flag(config, "use_bias", False), name="attention", fused="query_key_value", parts=("q", "k", "v"), out="dense",
+        norm=HeadNorm(eps(config), q="query_layernorm", k="key_layernorm") if flag(config, "use_qk_norm", True) else None,
+    )  # fmt: skip
+    moe = corrected(config, experts="num_experts", shared="num_shared_experts", correction="gate.expert_bias")
+    dense, norms = integer(config, "first_k_dense_replace", low=0, default=0), pre_norms(config)
+    return decoder(
+        config, [Layer(heads, mlp(config) if i < dense else moe, norms) for i in range(layer_count(config))],
+        embed="word_embeddings", names=drafts(config),
+    )  # fmt: skip

@@ -1,0 +1,74 @@
+"""Kimi Linear: delta nets whose states decay by channel, and every fourth layer latent attention that is told no positions;
+on all layers but the first mixtures whose experts are chosen by sigmoids and a correction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.checkpoint.config import Config, integer
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.families.common import decoder, eps, layer_count, layer_types, mlp, pre_norms
+from thalweg.models.families.mixtures import corrected, sparse
+from thalweg.models.spec import KimiDelta, LatentAttention, Layer, ModelSpec, Names
+
+FULL, LINEAR = "full_attention", "linear_attention"
+PLAIN = ("gate_proj", "up_proj", "down_proj")
+"""Of layers without experts, which transformers writes under the name of those with some."""
+
+
+def kimi_linear(config: Config) -> ModelSpec:
+    said: Any = config.get("linear_attn_config") or {}
+    if not isinstance(said, dict):
+        raise CheckpointError(f"config.json: linear_attn_config: must be an object, not {said!r:.80}")
+    if config.get("mla_use_nope", True) is not True or config.get("moe_router_activation_func", "sigmoid") != "sigmoid":
+        raise UnsupportedModelError(
+            "config.json: mla_use_nope, moe_router_activation_func: this family has attention without positions, and sigmoids"
+        )
+    config = {
+        "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 1024, "routed_scaling_factor": 2.446, **config,
+        "rms_norm_eps": eps(config, default=1e-5),
+    }  # fmt: skip
+    types, norms, plain = layer_types(config, _absent(config, said), known=(FULL, LINEAR)), pre_norms(config), mlp(config)
+    mixers: dict[str, LatentAttention | KimiDelta] = {FULL: _latent(config), LINEAR: _delta(config, said)}
+    moe = corrected(config, experts="num_experts", name="block_sparse_moe", gate="w1", up="w3", down="w2")
+    mixtures = sparse(config, integer(config, "first_k_dense_replace", low=0, default=1))
+    return decoder(
+        config, [Layer(mixers[t], moe if mixed else plain, norms) for t, mixed in zip(types, mixtures, strict=True)],
+        names=Names(inside=tuple((f".block_sparse_moe.{part}.", f".mlp.{part}.") for part in PLAIN)),
+    )  # fmt: skip
+
+
+def _latent(config: Config) -> LatentAttention:
+    def size(key: str, default: int) -> int:
+        return integer(config, key, high=1 << 16, default=default)
+
+    return LatentAttention(
+        heads=integer(config, "num_attention_heads", high=1 << 16), latent=size("kv_lora_rank", 512),
+        nope_dim=size("qk_nope_head_dim", 128), value_dim=size("v_head_dim", 128), rope=None,
+        still=size("qk_rope_head_dim", 64),
+        q_latent=0 if config.get("q_lora_rank") is None else integer(config, "q_lora_rank", high=1 << 16),
+    )  # fmt: skip
+
+
+def _delta(config: Config, said: Config) -> KimiDelta:
+    def size(own: str, key: str, default: int, low: int = 1) -> int:
+        whole = integer(config, key, low=low, high=1 << 16, default=default)
+        return integer(said, own, low=low, high=1 << 16, default=whole, where="config.json: linear_attn_config")
+
+    return KimiDelta(
+        heads=size("num_heads", "linear_num_heads", 32), dim=size("head_dim", "linear_head_dim", 128),
+        kernel=size("short_conv_kernel_size", "linear_conv_kernel_dim", 4, low=2), eps=eps(config),
+    )  # fmt: skip
+
+
+def _absent(config: Config, said: Config) -> list[str]:
+    """Types of layers where `layer_types` is absent: by two lists of numbers from 1, or every fourth from the fifth on."""
+    count = layer_count(config)
+    if "full_attn_layers" not in said or "kda_layers" not in said:
+        return [FULL if i and i % 4 == 0 else LINEAR for i in range(count)]
+    full, linear = said["full_attn_layers"], said["kda_layers"]
+    if not isinstance(full, list) or not isinstance(linear, list) or sorted([*full, *linear]) != list(range(1, count + 1)):
+        raise CheckpointError(
+            f"config.json: linear_attn_config: full_attn_layers and kda_layers must have the numbers 1 to {count}, each once"
+        )
+    return [FULL if i + 1 in full else LINEAR for i in range(count)]

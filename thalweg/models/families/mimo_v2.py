@@ -1,0 +1,88 @@
+"""MiMo-V2-Flash: values narrower than keys, windows with sinks on five of six layers, whose heads of keys are twice as many,
+and on all layers but the first a mixture whose experts are chosen by sigmoids and a correction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.checkpoint.config import Config, flag, integer, real
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.families.common import attention, decoder, eps, layer_count, layer_types, mlp, pre_norms, rope
+from thalweg.models.families.mixtures import corrected, sparse
+from thalweg.models.spec import Attention, Layer, ModelSpec, Names
+
+FULL, WINDOW = "full_attention", "sliding_attention"
+_SAME = (("swa_num_attention_heads", "num_attention_heads"), ("swa_head_dim", "head_dim"), ("swa_v_head_dim", "v_head_dim"))
+
+
+def mimo_v2_flash(config: Config) -> ModelSpec:
+    """Both spellings: that of the published files, and transformers'."""
+    config = {"n_group": 1, "topk_group": 1, "head_dim": 192, "v_head_dim": 128, "sliding_window": 129, **config}
+    if config.get("n_shared_experts"):
+        raise UnsupportedModelError("config.json: n_shared_experts: this family has none")
+    for key, other in _SAME:
+        if config.get(key, config.get(other)) != config.get(other):
+            raise UnsupportedModelError(f"config.json: {key}: this version has the same {other} on all layers")
+    default = real(config, "layernorm_epsilon", 0, 1, default=1e-5)
+    config = {
+        "num_key_value_heads": 4, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, **config,
+        "n_shared_experts": None, "rms_norm_eps": eps(config, default=default), "num_nextn_predict_layers": None,
+    }  # fmt: skip
+    types = layer_types(config, _absent(config))
+    mixers = {kind: _attention(config, kind) for kind in dict.fromkeys(types)}
+    moe, plain, norms = corrected(config), mlp(config), pre_norms(config)
+    parts = [moe if mixed else plain for mixed in _mixtures(config)]
+    return decoder(
+        config, [Layer(mixers[kind], part, norms) for kind, part in zip(types, parts, strict=True)],
+        names=Names(skip=("model.mtp.",), inside=((".self_attn.sinks", ".self_attn.attention_sink_bias"),)),
+    )  # fmt: skip
+
+
+def _attention(config: Config, kind: str) -> Attention:
+    head_dim, window = integer(config, "head_dim", high=1 << 16), kind == WINDOW
+    ropes: Any = config.get("rope_parameters")
+    if not isinstance(ropes, dict):
+        thetas = {FULL: real(config, "rope_theta", 1e-3, 1e15, default=5e6),
+                  WINDOW: real(config, "swa_rope_theta", 1e-3, 1e15, default=1e4)}  # fmt: skip
+        ropes = {each: {"rope_type": "default", "rope_theta": theta} for each, theta in thetas.items()}
+    share = real(config, "partial_rotary_factor", 0, 1, default=0.334)
+    ropes = {each: {"partial_rotary_factor": share, **said} for each, said in ropes.items() if isinstance(said, dict)}
+    kv = integer(config, "num_key_value_heads", high=1 << 16)
+    if window:
+        kv = integer(config, "swa_num_key_value_heads", high=1 << 16, default=2 * kv)
+    width = integer(config, "v_head_dim", high=head_dim)
+    sinks = flag(config, "add_swa_attention_sink_bias", True) if window else flag(config, "add_full_attention_sink_bias", False)
+    read = {**config, "rope_parameters": ropes, "rope_scaling": None, "num_key_value_heads": kv}
+    scale = real(config, "attention_value_scale", 1e-6, 1e6, default=1.0 if "attention_value_scale" in config else 0.707)
+    return attention(
+        read, head_dim=head_dim, rope=rope(read, head_dim, kind=kind, partial=True),
+        window=_window(config) if window else 0, value_dim=0 if width == head_dim else width,
+        value_scale=scale,
+        bias=flag(config, "attention_bias", False), sinks="attention_sink_bias" if sinks else "",
+    )  # fmt: skip
+
+
+def _window(config: Config) -> int:
+    """`sliding_window_size` does not count the token itself."""
+    size = config.get("sliding_window_size")
+    return integer(config, "sliding_window") if size is None else integer(config, "sliding_window_size") + 1
+
+
+def _absent(config: Config) -> list[str]:
+    """Types of layers where `layer_types` is absent: by `hybrid_layer_pattern`, in which 1 is a window, or every sixth."""
+    count, pattern = layer_count(config), config.get("hybrid_layer_pattern")
+    if pattern is None:
+        return [FULL if i == 0 or (i + 1) % 6 == 0 else WINDOW for i in range(count)]
+    if not isinstance(pattern, list) or len(pattern) != count or set(pattern) - {0, 1}:
+        raise CheckpointError(f"config.json: hybrid_layer_pattern: must be a list of {count} numbers, each 0 or 1")
+    return [WINDOW if each else FULL for each in pattern]
+
+
+def _mixtures(config: Config) -> list[bool]:
+    """Which layers have a mixture: by `moe_layer_freq` of published files, else `mlp_layer_types`, else all but the first."""
+    pattern = config.get("moe_layer_freq")
+    if not isinstance(pattern, list):
+        return sparse(config, 1)
+    if len(pattern) != layer_count(config) or set(pattern) - {0, 1}:
+        raise CheckpointError(f"config.json: moe_layer_freq: must be a list of {layer_count(config)} numbers, each 0 or 1")
+    return [bool(each) for each in pattern]

@@ -1,0 +1,53 @@
+"""The indexer of sparse attention: what each token reads, where it sees more than that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from thalweg.hal import ops
+from thalweg.hal.attention import AttnSpec
+from thalweg.hal.kv import KVLayout
+from thalweg.hal.parts.sparse import Sparse
+from thalweg.hal.step import Array
+from thalweg.models import spec as declared
+from thalweg.models.context import Context
+from thalweg.models.flow import Flow, Place
+from thalweg.models.layers.linear import Linear
+from thalweg.models.layers.norm import bound
+
+
+class Indexer:
+    """Keeps a key of every token, and of tokens that see more than they read says what they do."""
+
+    def __init__(
+        self, ctx: Context, spec: declared.Indexer, weights: Mapping[str, Any], rotary: int, attn: AttnSpec, place: Place
+    ) -> None:
+        """rotary: values of a head that turn. attn: what the layer keeps."""
+        self._place, self._heads, self._dim = place, spec.heads, spec.dim
+        self._q, self._down = Linear(ctx, weights["q"]), Linear(ctx, weights["down"])
+        self._norm = bound(ctx, spec.norm, weights["norm"])
+        self._rope = ctx.bind(
+            ops.rope, rotary_dim=rotary, interleaved=spec.interleaved, heads=spec.heads, kv_heads=1, head_dim=spec.dim
+        )
+        if attn.top:  # else its weights are read, and nothing is computed with them
+            self._write = ctx.bind(ops.index_write, size=spec.dim)
+            self._top = ctx.bind(ops.index_top, top=attn.top, heads=spec.heads, size=spec.dim)
+        shape = (1, ctx.block_tokens, spec.dim)
+        self.layout = KVLayout(shape, ctx.dtype, f"index/{ctx.dtype}/{'x'.join(map(str, shape))}")
+        self.specs: dict[str, Any] = {"q": self._q.specs, "down": self._down.specs, "norm": self._norm.specs}
+
+    def __call__(self, p: Mapping[str, Any], x: Array, latent: Array, held: Array, flow: Flow) -> Array:
+        """x [T, hidden], latent [T, q_latent], held: the cache of keys -> the cache. What is chosen goes to `flow.chosen`."""
+        batch, at, sparse = flow.batch, self._place, flow.batch.get(Sparse)
+        key, weights = self._down(p["down"], x).split((self._dim, self._heads), dim=-1)
+        key = self._norm(p["norm"], key.contiguous()).unsqueeze(1)
+        q = self._q(p["q"], latent).unflatten(-1, (self._heads, self._dim))
+        q, key = self._rope(q, key, batch.positions, flow.tables[at.table])
+        table, pages = batch.block_tables[at.group], held.squeeze(1)
+        pages = self._write(pages, key.squeeze(1), table, batch.token_seq, batch.positions, batch.slots)
+        if sparse is not None:
+            row = sparse.row.long()
+            by = weights[row].float() * (self._heads * self._dim) ** -0.5
+            flow.chosen = self._top(q[row], by, pages, table, batch.token_seq[row], batch.positions[row])
+        return pages.unsqueeze(1)

@@ -1,0 +1,58 @@
+"""Kimi Delta Attention: projections, short convolutions, the delta rule with a decay for each channel, a gated norm of every
+head. What it keeps of a sequence is passed through, never kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from thalweg.hal import ops
+from thalweg.hal.step import Array
+from thalweg.models.context import Context
+from thalweg.models.flow import Flow, Place
+from thalweg.models.layers.linear import Linear, RowLinear
+from thalweg.models.spec import KimiDelta
+from thalweg.models.weights import ParamSpec
+
+
+class KimiDeltaAttention:
+    """x [T, hidden] -> [T, hidden]. Divided among ranks by heads."""
+
+    backend = None
+    """It attends to nothing, so no attention backend plans for it."""
+
+    def __init__(self, ctx: Context, spec: KimiDelta, weights: Mapping[str, Any], place: Place) -> None:
+        self._place, self._dim = place, spec.dim
+        self._heads = ctx.share(spec.heads, "heads of a delta net")
+        self._inner = self._heads * spec.dim
+        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
+        self.layout = self.spec.parts
+        self._in, self._low, self._decay, self._gate = (Linear(ctx, weights[k]) for k in ("in", "low", "decay", "gate"))
+        self._conv = ctx.bind(ops.causal_conv, act=spec.act, channels=3 * self._inner, taps=spec.kernel)
+        self._gates = ctx.bind(ops.channel_delta_gates, heads=self._heads, size=spec.dim)
+        self._rule = ctx.bind(ops.channel_delta_rule, heads=self._heads, size=spec.dim)
+        self._norm = ctx.bind(ops.rms_norm, size=spec.dim, eps=spec.eps)
+        self._gated = ctx.bind(ops.sigmoid_mul, size=spec.dim)
+        self._out = RowLinear(ctx, weights["out"])
+        self.specs: dict[str, Any] = {
+            "in": self._in.specs, "low": self._low.specs, "decay": self._decay.specs, "gate": self._gate.specs,
+            "conv": {"weight": ParamSpec(weights["conv"]["weight"], ctx.dtype)},
+            "rate": {name: ParamSpec(w, w.dtype) for name, w in weights["rate"].items()},
+            "norm": {"weight": ParamSpec(weights["norm"]["weight"], ctx.dtype)},
+            "out": self._out.specs,
+        }  # fmt: skip
+
+    def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
+        batch, (last, states) = flow.batch, flow.caches[self._place.layer]
+        rows = (batch.block_tables[self._place.group], batch.context, batch.query, batch.last_row, batch.token_seq)
+        qkv, b = self._in(p["in"], x).split((3 * self._inner, self._heads), dim=-1)
+        low, gate = (part.contiguous() for part in self._low(p["low"], x).chunk(2, -1))
+        qkv, last = self._conv(qkv.contiguous(), p["conv"]["weight"], last, *rows)
+        q, k, v = (part.unflatten(-1, (-1, self._dim)) for part in qkv.chunk(3, -1))
+        step = self._decay(p["decay"], low).unflatten(-1, (-1, self._dim))
+        decay, share = self._gates(b, step, p["rate"]["log"], p["rate"]["bias"].view(-1, self._dim))
+        out, states = self._rule(q, k, v, decay, share, states, *rows)
+        flow.caches[self._place.layer] = (last, states)
+        gate = self._gate(p["gate"], gate).unflatten(-1, (-1, self._dim))
+        out = self._gated(self._norm(out, p["norm"]["weight"]), gate)
+        return self._out(p["out"], out.flatten(-2))

@@ -1,0 +1,35 @@
+"""What chooses the tokens that attention reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from thalweg.models.spec.norm import LayerNorm
+from thalweg.models.weights import Weights, linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexer:
+    """Heads of its own, which read the latent of q, and one key per token, of x. The sum over heads of relu(q . k), each times
+    a weight that is made of x, ranks tokens (`ops.index_top`)."""
+
+    heads: int
+    dim: int
+    """Of a head's q and of a key. The first values turn, as many as attention's."""
+    interleaved: bool = False
+    eps: float = 1e-6
+    name: str = "indexer"
+
+    @property
+    def norm(self) -> LayerNorm:
+        """Of keys, before they turn."""
+        return LayerNorm("k_norm", self.dim, self.eps)
+
+    def weights(self, at: str, hidden: int, q_latent: int) -> Weights:
+        """Every rank has all of it: what it chooses is needed by each."""
+        at = f"{at}{self.name}."
+        return {
+            "q": linear({f"{at}wq_b": self.heads * self.dim}, q_latent, shard=None),
+            "down": linear({f"{at}wk": self.dim, f"{at}weights_proj": self.heads}, hidden, shard=None),
+            "norm": self.norm.weights(at),
+        }

@@ -1,0 +1,64 @@
+"""Delta nets whose states decay by channel (Kimi Delta Attention)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from thalweg.hal.kv import StateSpec, state_part
+from thalweg.models.spec.norm import Norm
+from thalweg.models.weights import Source, View, Weight, Weights, linear, vector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KimiDelta:
+    """q, k and v through short convolutions, then a recurrence (`ops.channel_delta_rule`) whose state is all that is kept of a
+    sequence. How fast it decays, and the gate of its normed heads, are made of x through few values."""
+
+    heads: int
+    dim: int
+    """Of a head of q, k and v, and of what x is projected to on the way to decay and gate."""
+    kernel: int
+    """Tokens a convolution sees, its own included."""
+    eps: float
+    act: str = "silu"
+    """After the convolutions."""
+    name: str = "self_attn"
+    rope: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        if self.kernel < 2:
+            raise ValueError(f"KimiDelta: a convolution over {self.kernel} tokens is none")
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.dim
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """As attention's: q, k and v, decay and gate."""
+        return self.heads, 2 * self.heads, self.dim
+
+    def keeps(self, dtype: str, kv_dtype: str, max_len: int, ranks: int) -> StateSpec:
+        """The last inputs of the convolutions, and a matrix for each head."""
+        return StateSpec((
+            state_part("conv", (self.kernel - 1, 3 * self.inner // ranks), dtype),
+            state_part("delta", (self.heads // ranks, self.dim, self.dim), "float32"),
+        ))  # fmt: skip
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        at, n = f"{at}{self.name}.", self.inner
+        rate = View(f"{at}A_log", (1, 1, self.heads, 1), turned=True, flat=True)
+        return {
+            "in": linear({**{f"{at}{p}_proj": n for p in "qkv"}, f"{at}b_proj": self.heads}, hidden, shard=0),
+            "low": linear({f"{at}f_a_proj": self.dim, f"{at}g_a_proj": self.dim}, hidden, shard=None),
+            "decay": linear({f"{at}f_b_proj": n}, self.dim, shard=0),
+            "gate": linear({f"{at}g_b_proj": n}, self.dim, shard=0),
+            "conv": {"weight": Weight(tuple(Source(f"{at}{p}_conv1d.weight", (n, 1, self.kernel)) for p in "qkv"), 0)},
+            "rate": {
+                "log": Weight((Source(f"{at}A_log.flat", (self.heads, 1), within=rate),), 0, dtype="float32"),
+                "bias": vector(f"{at}dt_bias", n, shard=0, fill="ones", dtype="float32"),
+            },
+            "norm": Norm("o_norm", self.dim, self.eps).weights(at),
+            "out": linear({f"{at}o_proj": hidden}, n, shard=1),
+        }
