@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from thalweg.bench import roofline
+from thalweg.bench import by_op, roofline
 from thalweg.bench.roofline import Ceilings
 from thalweg.cli import main
 from thalweg.hal.device import Memory
@@ -119,3 +119,12 @@ def test_it_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest
     assert "GB/s" in said
     known = result["peak_operations_per_second"]["before"] is not None
     assert ("of the peak" if known else "products are the ceiling") in said
+    if not known:  # no compiled kernels
+        assert result["by_op"] is None
+        return
+    prompt, step = (result["by_op"][phase] for phase in ("prefill", "decode"))
+    linear = {name for name in step if name.startswith("linear ")}
+    assert linear == {name for name in prompt if name.startswith("linear ")}
+    assert step["attend"]["calls"] == prompt["attend"]["calls"] > 0
+    assert all(f["seconds"] >= 0 for f in (*prompt.values(), *step.values()))
+    assert by_op.REST in said

@@ -8,6 +8,9 @@ practical rate stands beside it: what the fastest kernel reaches for many rows t
 the device cannot say. Matrices grow until one product takes long enough to be measured. A phase's bound is the larger
 of its two times at these ceilings. Its fraction is that bound over the time measured, and its practical fraction the
 same at the practical rate.
+
+Where the device can say it, a second table tells where the time of the prompts goes, and that of a decoding step, by the
+device's functions. Counting takes some time itself, so these are shares.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from thalweg.bench import by_op
 from thalweg.bench.common import at_least, check_output, random_prompts, write
 from thalweg.config import EngineArgs
 from thalweg.engine.planning import described
@@ -165,17 +169,18 @@ def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
         },
         "kernel_plan": llm.kernel_plan,
     }  # fmt: skip
+    result["by_op"] = by_op.measure(llm, _prompts(llm, n, args), n.output_len)
     llm.shutdown()
     write(n.output_json, result)
     print(table(result))
-    print(json.dumps({k: v for k, v in result.items() if k != "kernel_plan"}, indent=2))
+    print(by_op.table(result["by_op"]) if result["by_op"] else "the device does not count where its time goes")
+    print(json.dumps({k: v for k, v in result.items() if k not in ("kernel_plan", "by_op")}, indent=2))
     return result
 
 
 def _times(llm: Any, n: argparse.Namespace, args: EngineArgs) -> tuple[float, float]:
     """Medians: seconds to the first token of every request, and to the last."""
-    avoid = frozenset() if args.skip_tokenizer_init else llm.get_tokenizer().special_ids
-    prompts = random_prompts([n.input_len] * n.batch_size, llm.config.model.vocab, avoid, args.seed)
+    prompts = _prompts(llm, n, args)
     seconds: dict[int, list[float]] = {1: [], n.output_len: []}
     for i in range(n.num_iters + 1):
         for count, spent in seconds.items():
@@ -186,6 +191,11 @@ def _times(llm: Any, n: argparse.Namespace, args: EngineArgs) -> tuple[float, fl
             if i:
                 spent.append(time.perf_counter() - start)
     return statistics.median(seconds[1]), statistics.median(seconds[n.output_len])
+
+
+def _prompts(llm: Any, n: argparse.Namespace, args: EngineArgs) -> list[Any]:
+    avoid = frozenset() if args.skip_tokenizer_init else llm.get_tokenizer().special_ids
+    return random_prompts([n.input_len] * n.batch_size, llm.config.model.vocab, avoid, args.seed)
 
 
 def _mean(before: float | None, after: float | None) -> float | None:

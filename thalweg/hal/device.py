@@ -7,8 +7,9 @@ It never supplies a worker, runner, sampler, scheduler or model.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from thalweg.hal.comm import Communicator, Solo
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import Array, Features, Params, StateBox, Step, StepBatch, StepResult, StepShape
+from thalweg.hal.times import Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,11 @@ class Device(ABC):
         "bfloat16", "int8" or "int4" (by int8). A multiplication and an addition are two. Measured now, without
         reading memory, which takes a moment. Default: None, it is not known."""
         return None
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[Times | None]:
+        """Meanwhile, steps count where their time goes. That costs some of it. Default: None, it is not known."""
+        yield None
 
     def copy_blocks(self, kv: Array, source: np.ndarray, target: np.ndarray) -> Array:
         raise NotImplementedError(f"{self.info.kind}: copy_blocks")

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -24,6 +24,7 @@ from thalweg.hal.device import DeviceInfo, Executable, Memory
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Kernel
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
+from thalweg.hal.times import Times
 
 BLANK_LEAST = 2 << 20
 """Bytes: a huge page."""
@@ -87,6 +88,17 @@ class CpuDevice(EagerDevice):
 
     def peak(self, dtype: str) -> float | None:
         return peak(self._library, dtype) if self._library else None
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[Times | None]:
+        if self._library is None:
+            yield None
+            return
+        self._library.times = Times()
+        try:
+            yield self._library.times
+        finally:
+            self._library.times = None
 
     def close(self) -> None:
         settle()

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
-from thalweg.backends.cpu.native import WORDS, Library, zeroed
+from thalweg.backends.cpu.native import REPLAYED, WORDS, Library, zeroed
 from thalweg.backends.eager import Done, EagerExecutable, to_numpy, to_torch
 from thalweg.backends.tensors import memory_of, tensors_in
 from thalweg.hal.op import Kernel
@@ -157,14 +157,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def tape(self) -> Callable[[], None]:
         """What runs the step again."""
         parts = [_table(p) if isinstance(p, list) else p for p in self._parts]
-        replay, context = self._library.replay, self._library.context
+        library, replay, context = self._library, self._library.replay, self._library.context
 
         def run() -> None:
             for part in parts:
-                if isinstance(part, np.ndarray):
+                if not isinstance(part, np.ndarray):
+                    part()
+                elif library.times is None:
                     replay(context, part.ctypes.data, len(part))
                 else:
-                    part()
+                    for entry in part:
+                        with library.clock(REPLAYED[int(entry[0])], int(entry[1])):
+                            replay(context, entry.ctypes.data, 1)
 
         return run
 

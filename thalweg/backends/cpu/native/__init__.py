@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import struct
+import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from thalweg.hal.times import Times
 from thalweg.hal.weights import WeightFormat
 
 ABI = 23
@@ -71,6 +73,10 @@ REPLAYED = (
     "route", "gated_norm", "heads", "group_norm",
 )  # fmt: skip
 """Functions that make up a step, which `thalweg_replay` calls again from a list. They are numbered as there."""
+OTHERS = ("delta", "conv", "ssd", "scan")
+"""More functions that make up a step."""
+WEIGHTED = ("linear", "largest", "heads")
+"""Those whose first argument is a packed weight."""
 WORDS = 20
 """Words of 64 bits in an entry of that list: the function's number, and its arguments after the context."""
 
@@ -109,20 +115,47 @@ class Library:
     threads: int
     tape: Tape | None = None
     """The recorder, while a step is recorded."""
+    times: Times | None = None
+    """While it is measured where time goes."""
+    shapes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Outputs and inputs of packed weights, by handle."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(self.functions, f"thalweg_{name}")
-        return self._noted(name, function) if name in REPLAYED else function
+        if name in REPLAYED:
+            return self._noted(name, function)
+        return self._timed(name, function) if name in OTHERS else function
 
     def _noted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        number, kinds = REPLAYED.index(name), _SIGNATURES[f"thalweg_{name}"][1][1:]
+        number, kinds, run = REPLAYED.index(name), _SIGNATURES[f"thalweg_{name}"][1][1:], self._timed(name, function)
 
         def call(context: int, *arguments: Any) -> None:
-            function(context, *arguments)
+            run(context, *arguments)
             if self.tape is not None:
                 self.tape.note([number, *map(_word, kinds, arguments)])
 
         return call
+
+    def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(context: int, *arguments: Any) -> None:
+            if self.times is None:
+                function(context, *arguments)
+                return
+            with self.clock(name, arguments[0]):
+                function(context, *arguments)
+
+        return call
+
+    @contextlib.contextmanager
+    def clock(self, name: str, first: int) -> Iterator[None]:
+        """Counts what happens meanwhile as time of this function. first: its first argument."""
+        if self.times is None:
+            yield
+            return
+        begun = time.perf_counter()
+        yield
+        shape = self.shapes.get(first) if name in WEIGHTED else None
+        self.times.add(f"{name} {shape[1]} -> {shape[0]}" if shape else name, time.perf_counter() - begun)
 
 
 def _word(kind: Any, value: Any) -> int:

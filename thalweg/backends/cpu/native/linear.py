@@ -49,7 +49,13 @@ class Packed:
     def __init__(self, library: Library, handle: int, shape: tuple[int, int], dtype: torch.dtype | None) -> None:
         """dtype: of a dense weight. None = takes either."""
         self.handle, self.shape, self.dtype, self.bytes = handle, shape, dtype, int(library.bytes(handle))
-        weakref.finalize(self, library.free, handle)
+        library.shapes[handle] = shape
+        weakref.finalize(self, _freed, library, handle)
+
+
+def _freed(library: Library, handle: int) -> None:
+    library.shapes.pop(handle, None)
+    library.free(handle)
 
 
 def form_of(format: WeightFormat) -> int | str:
