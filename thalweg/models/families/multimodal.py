@@ -49,11 +49,11 @@ Tower = tuple[Vision, tuple[str, ...]]
 
 def llava(config: Config) -> ModelSpec:
     if _is_blind(config):
-        return _blind(_of_kind(config, "llama"))
+        return _blind(of_kind(config, "llama"))
     kind = text(seen(config), "model_type", "clip_vision_model")
     if kind not in ("clip_vision_model", "siglip_vision_model", "pixtral"):
         raise UnsupportedModelError(f"config.json: vision_config: model_type {kind!r:.80} is not supported")
-    return _seeing(_of_kind(config, "llama"), config, lambda c: pixtral(c, False) if kind == "pixtral" else clip(c))
+    return _seeing(of_kind(config, "llama"), config, lambda c: pixtral(c, False) if kind == "pixtral" else clip(c))
 
 
 def gemma3(config: Config) -> ModelSpec:
@@ -77,45 +77,45 @@ def kimi_k25(config: Config) -> ModelSpec:
 def mistral3(config: Config) -> ModelSpec:
     """Mistral Small 3 and 4, and Ministral 3."""
     kinds = ("mistral", "ministral3", "mistral4")
-    return _seeing(_of_kind(config, "mistral", kinds), config, lambda c: pixtral(c, True))
+    return _seeing(of_kind(config, "mistral", kinds), config, lambda c: pixtral(c, True))
 
 
 def qwen2_vl(config: Config) -> ModelSpec:
-    spec = qwen2.qwen2(_one_axis(config))
-    return _seeing(_with_axes(spec, config, mixed=False), config, qwen_vl.qwen2_vl)
+    spec = qwen2.qwen2(one_axis(config))
+    return _seeing(with_axes(spec, config, mixed=False), config, qwen_vl.qwen2_vl)
 
 
 def qwen2_5_vl(config: Config) -> ModelSpec:
-    spec = qwen2.qwen2(_one_axis(config))
-    return _seeing(_with_axes(spec, config, mixed=False), config, qwen_vl.qwen2_5_vl)
+    spec = qwen2.qwen2(one_axis(config))
+    return _seeing(with_axes(spec, config, mixed=False), config, qwen_vl.qwen2_5_vl)
 
 
 def qwen3_vl(config: Config) -> ModelSpec:
-    spec = qwen3.qwen3(_one_axis({"rope_theta": 500_000.0, **config}))
-    return _seeing(_with_axes(spec, config, mixed=True), config, qwen_vl.qwen3_vl)
+    spec = qwen3.qwen3(one_axis({"rope_theta": 500_000.0, **config}))
+    return _seeing(with_axes(spec, config, mixed=True), config, qwen_vl.qwen3_vl)
 
 
 def qwen3_vl_moe(config: Config) -> ModelSpec:
     """Experts lie in one tensor for all of a layer, on its side."""
     said = {"rope_theta": 500_000.0, "num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, **config}
-    spec = qwen3.qwen3_moe(_one_axis({**said, "norm_topk_prob": True}))
+    spec = qwen3.qwen3_moe(one_axis({**said, "norm_topk_prob": True}))
     layers = tuple(
         replace(each, ffn=replace(each.ffn, fused=("experts.gate_up_proj", "experts.down_proj"), turned=True))
         if isinstance(each.ffn, MoE) else each
         for each in spec.layers
     )  # fmt: skip
-    return _seeing(_with_axes(replace(spec, layers=layers), config, mixed=True), config, qwen_vl.qwen3_vl)
+    return _seeing(with_axes(replace(spec, layers=layers), config, mixed=True), config, qwen_vl.qwen3_vl)
 
 
 def qwen3_5(config: Config) -> ModelSpec:
-    return _seeing(_with_axes(qwen3_next.qwen3_5(config), config, mixed=True), config, qwen_vl.qwen3_5)
+    return _seeing(with_axes(qwen3_next.qwen3_5(config), config, mixed=True), config, qwen_vl.qwen3_5)
 
 
 def qwen3_5_moe(config: Config) -> ModelSpec:
-    return _seeing(_with_axes(qwen3_next.qwen3_5_moe(config), config, mixed=True), config, qwen_vl.qwen3_5)
+    return _seeing(with_axes(qwen3_next.qwen3_5_moe(config), config, mixed=True), config, qwen_vl.qwen3_5)
 
 
-def _of_kind(config: Config, default: str, known: tuple[str, ...] = tuple(TEXT)) -> ModelSpec:
+def of_kind(config: Config, default: str, known: tuple[str, ...] = tuple(TEXT)) -> ModelSpec:
     kind = text(config, "model_type", default)
     if kind not in known:
         raise UnsupportedModelError(f"config.json: text_config: model_type {kind!r:.80} is none of {', '.join(known)}")
@@ -140,7 +140,7 @@ def _seeing(spec: ModelSpec, config: Config, tower: Callable[[Config], Tower]) -
     return replace(spec, names=names, vision=vision)
 
 
-def _with_axes(spec: ModelSpec, config: Config, mixed: bool) -> ModelSpec:
+def with_axes(spec: ModelSpec, config: Config, mixed: bool) -> ModelSpec:
     """The same with positions of three axes: time, rows, columns."""
     said = config.get("rope_scaling") or config.get("rope_parameters")
     sections = said.get("mrope_section") if isinstance(said, dict) else None
@@ -165,7 +165,7 @@ def _with_axes(spec: ModelSpec, config: Config, mixed: bool) -> ModelSpec:
     return replace(spec, layers=tuple(turned(layer) for layer in spec.layers))
 
 
-def _one_axis(config: Config) -> Config:
+def one_axis(config: Config) -> Config:
     """Positions of text are the same along each of the axes that images have."""
     said = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(said, dict):
