@@ -65,12 +65,26 @@ INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072,
     },
+    ("qwen2_audio", "qwen2"): {
+        "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 32_768,
+    },
+    ("voxtral", "llama"): {
+        "vocab_size": 131_072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5, "rope_theta": 1e8,
+    },
 }  # fmt: skip
 """By model_type of the whole and of its text part: the same."""
+THINKER = "thinker_config"
+"""Of models that speak too: the part that answers in text, which is a whole of text, images and sound."""
 
 
 def settled(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration with its text part in place of it, common names for sizes, and the sizes that its class has."""
+    if isinstance(thinker := config.get(THINKER), dict):
+        around = {k: v for k, v in config.items() if k != THINKER and v is not None}
+        config = {"tie_word_embeddings": False, **thinker, **around, "model_type": thinker.get("model_type")}
     text = config.get("text_config")
     if isinstance(text, dict):
         around = {key: value for key, value in config.items() if key != "text_config"}

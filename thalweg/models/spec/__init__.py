@@ -14,6 +14,7 @@ from thalweg.models.spec.attention import Attention, Relative
 from thalweg.models.spec.beside import Beside
 from thalweg.models.spec.cross import CrossAttention
 from thalweg.models.spec.delta import DeltaNet
+from thalweg.models.spec.hearing import Conv, Hearing
 from thalweg.models.spec.latent import LatentAttention
 from thalweg.models.spec.mamba import Mamba
 from thalweg.models.spec.mamba2 import Mamba2
@@ -38,10 +39,12 @@ __all__ = [
     "AnyNorm",
     "Attention",
     "Beside",
+    "Conv",
     "CrossAttention",
     "DeltaNet",
     "Ending",
     "HeadNorm",
+    "Hearing",
     "LatentAttention",
     "Laurel",
     "Layer",
