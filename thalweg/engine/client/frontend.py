@@ -20,6 +20,7 @@ from thalweg.engine.planning import described
 from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.hal.platform import ModelInfo
 from thalweg.media.gate import Gate
+from thalweg.media.listeners import listener
 from thalweg.media.processors import processor
 from thalweg.params import SamplingParams
 from thalweg.template.chat import Chat
@@ -44,7 +45,7 @@ class Frontend:
     default_sampling: dict[str, Any]
     """SamplingParams fields a request starts from."""
     media: Media | None
-    """Who reads images. None: the model takes text alone."""
+    """Who reads images and sounds. None: the model takes text alone."""
     names: list[str]
     """Names that clients may call the model. The first is shown."""
 
@@ -113,13 +114,17 @@ def load_frontend(located: Located) -> Frontend:
 def _media(located: Located, tokenizer: Tokenizer | None) -> Media | None:
     args = located.args
     gate = Gate(args.allowed_media_domains or (), args.allowed_local_media_path)
-    made = None if tokenizer is None else processor(located.config, located.path)
-    if made is None or tokenizer is None:
+    if tokenizer is None:
         return None
-    limit = (args.limit_mm_per_prompt or {}).get("image")
-    media = Media(made, tokenizer, gate, limit["count"] if isinstance(limit, dict) else limit)
-    if not media.safe:
-        logger.warning("images are refused: the tokenizer does not say that the model's image token is a special token")
+    eye, ear = processor(located.config, located.path), listener(located.config, located.path)
+    if eye is None and ear is None:
+        return None
+    said = args.limit_mm_per_prompt or {}
+    image, audio = (limit["count"] if isinstance(limit := said.get(kind), dict) else limit for kind in ("image", "audio"))
+    media = Media(eye, tokenizer, gate, image, ear, audio)
+    if media.unsafe:
+        kinds = " and ".join(media.unsafe)
+        logger.warning("%s are refused: the tokenizer does not say that the model's token for them is a special token", kinds)
         return None
     return media
 
