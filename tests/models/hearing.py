@@ -113,7 +113,7 @@ def make(name: str, path: Path) -> Any:
     model.save_pretrained(path)
     if thinks(name):
         _as_published(path, family, config)
-    _settings(name, path)
+    settings(name, path)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tok = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -141,7 +141,7 @@ def features(name: str) -> Any:
     return getattr(transformers, family.extractor)(**family.features)
 
 
-def _settings(name: str, path: Path) -> None:
+def settings(name: str, path: Path) -> None:
     """As Omni's files have them, all in one."""
     said = json.loads(features(name).to_json_string())
     said.pop("mel_filters", None)
