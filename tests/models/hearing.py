@@ -209,8 +209,9 @@ def given(name: str, ids: list[int], sounds: list[np.ndarray], images: list[Any]
 
 @torch.no_grad()
 def greedy(model: Any, name: str, ids: list[int], sounds: list[np.ndarray], images: list[Any], new: int) -> list[int]:
-    """transformers' tokens."""
-    out = model.generate(**given(name, ids, sounds, images), max_new_tokens=new, min_new_tokens=new, do_sample=False)
+    """transformers' tokens, those that end a text too."""
+    model.generation_config.eos_token_id = None
+    out = model.generate(**given(name, ids, sounds, images), max_new_tokens=new, do_sample=False)
     tokens: list[int] = out[0, len(ids) :].tolist()
     return tokens
 
