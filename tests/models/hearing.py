@@ -32,7 +32,6 @@ TEMPLATE = (
 EAR = {
     "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "num_mel_bins": 20,
 }  # fmt: skip
-SINGLE = ("qwen2-audio", "voxtral", "qwen3-asr")
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,13 @@ FAMILIES: dict[str, Hearing] = {
             "max_source_positions": 100,
         }),
         "VoxtralForConditionalGeneration", {"feature_size": 20, "chunk_length": 2},
+    ),
+    "audio-flamingo3": Hearing(
+        _config("AudioFlamingo3Config", {"model_type": "qwen2"}, {
+            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_mel_bins": 20,
+            "max_source_positions": 100,
+        }),
+        "AudioFlamingo3ForConditionalGeneration", {"feature_size": 20, "chunk_length": 2},
     ),
     "qwen3-asr": Hearing(
         _config("Qwen3ASRConfig", {"model_type": "qwen3"},
@@ -158,9 +164,20 @@ def _as_published(path: Path, family: Hearing, config: Any) -> None:
     tensors = {f"thinker.{k}": v for k, v in load_file(file).items()}
     extra = {"talker.x.weight": torch.ones(2), "code2wav.y.weight": torch.ones(2), "token2wav.z.weight": torch.ones(2)}
     save_file(tensors | extra, file)
+    thinker = json.loads(config.to_json_string(use_diff=False))
+    rope = thinker["text_config"].pop("rope_parameters")
+    thinker["text_config"] |= {
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": {
+            "interleaved": True,
+            "mrope_section": rope["mrope_section"],
+            "rope_type": "default",
+            "type": "default",
+        },
+    }
     whole = {
         "architectures": [family.architecture], "model_type": config.model_type.removesuffix("_thinker"),
-        "thinker_config": json.loads(config.to_json_string(use_diff=False)), "talker_config": {"model_type": "x"},
+        "thinker_config": thinker, "talker_config": {"model_type": "x"},
         "enable_audio_output": True,
     }  # fmt: skip
     (path / "config.json").write_text(json.dumps(whole))
@@ -187,13 +204,18 @@ def heard(name: str, sounds: list[np.ndarray]) -> dict[str, torch.Tensor]:
             parts.append(made["input_features"].reshape(20, -1, 200).transpose(0, 1))
         return {"input_features": torch.cat(parts)}
     said = {"padding": family.padding, "truncation": family.padding == "max_length", "return_attention_mask": True}
+    if name == "audio-flamingo3":
+        sounds = [wave[at : at + 2 * RATE] for wave in sounds for at in range(0, wave.size, 2 * RATE)]
     found = [extractor(wave, sampling_rate=RATE, return_tensors="pt", **said) for wave in sounds]  # as if each came alone
     long = max(each["input_features"].shape[-1] for each in found)
     mels, masks = (
         torch.cat([functional.pad(each[k], (0, long - each[k].shape[-1])) for each in found])
         for k in ("input_features", "attention_mask")
     )
-    return {"input_features": mels, "input_features_mask" if name == "qwen3-asr" else "feature_attention_mask": masks}
+    return {
+        "input_features": mels,
+        "input_features_mask" if name in ("qwen3-asr", "audio-flamingo3") else "feature_attention_mask": masks,
+    }
 
 
 def given(name: str, ids: list[int], sounds: list[np.ndarray], images: list[Any]) -> dict[str, torch.Tensor]:

@@ -16,8 +16,11 @@ import pytest
 
 from thalweg import LLM, SamplingParams
 from thalweg.checkpoint.config import read_config
-from thalweg.errors import RequestError
+from thalweg.checkpoint.spelling import settled
+from thalweg.errors import RequestError, UnsupportedModelError
 from thalweg.media.listeners import listener
+from thalweg.models import registry
+from thalweg.models.families import hearing as hearing_families
 
 NEW = 8
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
@@ -97,12 +100,12 @@ def test_features_and_counts_are_those_of_transformers(name: str, tmp_path: Path
     hearing.settings(name, tmp_path)
     ours = listener(read_config(tmp_path), tmp_path)
     assert ours is not None
-    for seed, samples in enumerate((31_999, 20_800, 8_160, 12_345, 24_080)):
+    for seed, samples in enumerate((31_999, 20_800, 8_160, 12_345, 24_080, *([41_234] if name != FIRST else []))):
         sound = hearing.sound(samples / hearing.RATE, seed)
         want = hearing.heard(name, [sound])
         mel, frames = ours.mel(sound), ours.frames(sound.size)
         theirs = want.pop("input_features").numpy()
-        if name == "voxtral":
+        if name in ("voxtral", "audio-flamingo3"):
             theirs = theirs.transpose(1, 0, 2).reshape(1, 20, -1)
         width = min(theirs.shape[2], mel.shape[1])
         assert width >= frames
@@ -116,7 +119,7 @@ def test_features_and_counts_are_those_of_transformers(name: str, tmp_path: Path
 def _placeholders(name: str, frames: int) -> int:
     if name == "voxtral":
         return -(-frames // 200) * 100 // 4
-    if name in ("qwen2-audio", "qwen2.5-omni"):
+    if name in ("qwen2-audio", "audio-flamingo3", "qwen2.5-omni"):
         return ((frames - 1) // 2 + 1 - 2) // 2 + 1
     rest = (frames % 100 - 1) // 2 + 1
     return ((rest - 1) // 2 + 1 - 1) // 2 + 1 + frames // 100 * 13
@@ -252,3 +255,32 @@ def test_sounds_and_images_in_one_prompt(name: str, tmp_path: Path) -> None:
             llm.chat([{"role": "user", "content": [{"type": "video_url", "video_url": "x"}]}], GREEDY, use_tqdm=False)
     finally:
         llm.shutdown()
+
+
+def test_qwen3_asr_as_its_authors_publish_it_is_refused_in_words() -> None:
+    outer = {"thinker_config": True, "audio_config": {}}
+    with pytest.raises(UnsupportedModelError, match="ends in -hf"):
+        hearing_families.qwen3_asr({"architectures": ["Qwen3ASRForConditionalGeneration"], "beside_text": outer})
+
+
+@pytest.mark.parametrize("name", list(hearing.FAMILIES))
+def test_what_a_configuration_leaves_out_is_what_its_class_has(name: str) -> None:
+    """Of the outer configuration, of encoders, and of texts whose published files leave sizes out."""
+    config = hearing.FAMILIES[name].config()
+    text = {"model_type": config.text_config.model_type}
+    if name not in ("qwen2-audio", "voxtral"):
+        text = config.to_dict()["text_config"]
+    width = config.text_config.hidden_size
+    said: dict[str, Any] = {"text_config": text, "audio_config": {"output_dim": width}}
+    if hearing.thinks(name):
+        said["vision_config"] = {"out_hidden_size": width}
+    elif not name.startswith("qwen3"):
+        said["audio_config"] = {}
+    whole = type(config)(**said).to_dict()
+    said["model_type"] = whole["model_type"]
+    found = []
+    for each in (whole, said):
+        each = {"thinker_config": each} if hearing.thinks(name) else each
+        read = settled({**each, "architectures": [hearing.FAMILIES[name].architecture]})
+        found.append((registry.family(read)(read), listener(read, Path("none"))))
+    assert found[0] == found[1]

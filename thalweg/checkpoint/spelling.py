@@ -76,6 +76,13 @@ INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
     },
 }  # fmt: skip
 """By model_type of the whole and of its text part: the same."""
+PARTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "qwen2_5_omni_thinker": {"vision_config": {"hidden_size": 3584}},
+    "qwen3_asr": {
+        "audio_config": {"d_model": 1024, "encoder_layers": 24, "encoder_attention_heads": 16, "encoder_ffn_dim": 4096}
+    },
+}  # fmt: skip
+"""By model_type of the whole and by part: sizes that encoders of this class have, and others of the same form have not."""
 THINKER = "thinker_config"
 """Of models that speak too: the part that answers in text, which is a whole of text, images and sound."""
 
@@ -84,7 +91,10 @@ def settled(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration with its text part in place of it, common names for sizes, and the sizes that its class has."""
     if isinstance(thinker := config.get(THINKER), dict):
         around = {k: v for k, v in config.items() if k != THINKER and v is not None}
-        config = {"tie_word_embeddings": False, **thinker, **around, "model_type": thinker.get("model_type")}
+        config = {"tie_word_embeddings": False, **thinker, **around, "model_type": thinker.get("model_type"), THINKER: True}
+    for part, sizes in PARTS.get(str(config.get("model_type")), {}).items():
+        if isinstance(config.get(part), dict):
+            config = {**config, part: {**sizes, **config[part]}}
     text = config.get("text_config")
     if isinstance(text, dict):
         around = {key: value for key, value in config.items() if key != "text_config"}

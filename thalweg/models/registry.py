@@ -27,6 +27,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "AquilaForCausalLM": f"{_FAMILIES}.llama:llama",
     "AquilaModel": f"{_FAMILIES}.llama:llama",
     "ArceeForCausalLM": f"{_FAMILIES}.arcee:arcee",
+    "AudioFlamingo3ForConditionalGeneration": f"{_FAMILIES}.hearing:audio_flamingo3",
     "BambaForCausalLM": f"{_FAMILIES}.bamba:bamba",
     "BertForSequenceClassification": f"{_FAMILIES}.bert:bert_classifier",
     "BertModel": f"{_FAMILIES}.bert:bert",

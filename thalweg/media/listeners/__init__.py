@@ -28,6 +28,16 @@ def _qwen2_audio(config: Config, said: Config) -> Listener:
     )
 
 
+def _audio_flamingo3(config: Config, said: Config) -> Listener:
+    """Ten minutes, in parts of which each is a sound to the encoder."""
+    heard = _heard(config)
+    chunk = 2 * integer(heard, "max_source_positions", high=1 << 16, default=SOURCES)
+    return Listener(
+        **_shared(config, heard, 151_669), chunk=chunk, halvings=1, group=2, most=20 * chunk * HOP / RATE, least=3,
+        ends="silence", apart=True,
+    )  # fmt: skip
+
+
 def _voxtral(config: Config, said: Config) -> Listener:
     heard = _heard(config)
     chunk = 2 * integer(heard, "max_source_positions", high=1 << 16, default=SOURCES)
@@ -67,6 +77,7 @@ def _qwen3(config: Config, token: int) -> dict[str, Any]:
 
 
 LISTENERS: Mapping[str, Callable[[Config, Config], Listener]] = {
+    "AudioFlamingo3ForConditionalGeneration": _audio_flamingo3,
     "Qwen2_5OmniForConditionalGeneration": _qwen2_5_omni,
     "Qwen2_5OmniModel": _qwen2_5_omni,
     "Qwen2AudioForConditionalGeneration": _qwen2_audio,

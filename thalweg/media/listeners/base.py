@@ -42,6 +42,8 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """That is heard, too."""
     sines: bool = False
     """Places are sines and cosines."""
+    apart: bool = False
+    """Each chunk has a spectrum of its own."""
     cut: bool = False
     """A last part of less than HOP samples is left out. Else silence follows it."""
 
@@ -81,11 +83,18 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     def mel(self, sound: np.ndarray) -> np.ndarray:
         """f32[samples] at RATE -> f32[bins, frames]: those of the sound, and of silence that the encoder sees behind it."""
+        step = self.chunk * HOP if self.apart else sound.size
+        parts = [self._mel(sound[at : at + step], self.chunk * HOP / RATE if self.apart else self.most)
+                 for at in range(0, sound.size, step)]  # fmt: skip
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
+
+    def _mel(self, sound: np.ndarray, most: float) -> np.ndarray:
+        """most: seconds of the longest."""
         if self.cut:
             missing = self.frames(sound.size) * HOP - sound.size
             return spectrum(np.pad(sound, (0, missing)) if missing > 0 else sound, self.bins)
         heard = self.heard(self.frames(sound.size))
-        last = heard if self.whole else int(self.most * RATE) // HOP
+        last = heard if self.whole else int(most * RATE) // HOP
         wanted = min(heard + 2, last) if self.ends == "silence" else heard
         # Silence follows what is not at the end, or a mirror of it would.
         wave = np.zeros(min(wanted + 2, last) * HOP, F32)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from thalweg.checkpoint.config import Config
+from thalweg.checkpoint.config import Config, flag
+from thalweg.checkpoint.spelling import THINKER
+from thalweg.errors import UnsupportedModelError
 from thalweg.models.families import multimodal, qwen2
 from thalweg.models.families import qwen3 as qwen3_text
 from thalweg.models.families.towers import ears, qwen_vl
@@ -35,8 +37,18 @@ def voxtral(config: Config) -> ModelSpec:
     return _hearing(multimodal.of_kind(config, "llama"), config, ears.voxtral)
 
 
+def audio_flamingo3(config: Config) -> ModelSpec:
+    return _hearing(multimodal.of_kind(config, "qwen2"), config, ears.audio_flamingo3)
+
+
 def qwen3_asr(config: Config) -> ModelSpec:
-    return _hearing(multimodal.of_kind(config, "qwen3"), config, lambda c: ears.qwen3(c, within=False))
+    """As transformers has it. Its embedding is also the output matrix, unless the outer configuration says otherwise."""
+    if beside(config).get(THINKER):
+        raise UnsupportedModelError(
+            "config.json: thinker_config: Qwen3-ASR is served as transformers has it: take a repository whose name ends in -hf"
+        )
+    said = {**config, "tie_word_embeddings": flag(beside(config), "tie_word_embeddings", True)}
+    return _hearing(multimodal.of_kind(said, "qwen3"), config, lambda c: ears.qwen3(c, within=False))
 
 
 def qwen2_5_omni(config: Config) -> ModelSpec:

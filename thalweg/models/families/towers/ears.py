@@ -3,7 +3,7 @@ frequency."""
 
 from __future__ import annotations
 
-from thalweg.checkpoint.config import Config, integer
+from thalweg.checkpoint.config import Config, flag, integer
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import hidden_size
 from thalweg.models.families.towers.common import act, beside, sees_all, size
@@ -50,6 +50,20 @@ def voxtral(config: Config) -> Hearing:
             Step("multi_modal_projector.linear_1", hidden * joined(said), text, False,
                  act(beside(config), "projector_hidden_act", "gelu")),
             Step("multi_modal_projector.linear_2", text, text, False),
+        ),
+    )  # fmt: skip
+    return _whisper(said, hidden, projector, learned=True)
+
+
+def audio_flamingo3(config: Config) -> Hearing:
+    """As Qwen2-Audio's, with two layers behind it."""
+    said, around = heard(config), beside(config)
+    hidden, text, bias = size(said, "d_model", 1280), hidden_size(config), flag(around, "projector_bias", True)
+    projector = Projector(
+        root="model.", group=2, join="mean", after=LayerNorm(f"{TOWER}layer_norm", hidden, EPS),
+        steps=(
+            Step("multi_modal_projector.linear_1", hidden, text, bias, act(around, "projector_hidden_act", "gelu")),
+            Step("multi_modal_projector.linear_2", text, text, bias),
         ),
     )  # fmt: skip
     return _whisper(said, hidden, projector, learned=True)
