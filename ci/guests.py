@@ -18,9 +18,10 @@ from pathlib import Path
 from source import Source, imports, sources
 
 ROOT = Path(__file__).parents[1]
-SIDES = ("thalweg/checkpoint/gguf/architectures/", "thalweg/checkpoint/native", "thalweg/media/processors/")
+SIDES = ("thalweg/checkpoint/gguf/architectures/", "thalweg/checkpoint/native", "thalweg/media/processors/",
+         "thalweg/media/listeners/")  # fmt: skip
 """Guests' own files in another room: what a GGUF file, or Mistral's, calls a family, and how it differs from that; how
-its images are cut."""
+its images and sounds are cut."""
 MOST = 1
 """Files beside its own that may know a guest: the registry."""
 

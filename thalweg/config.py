@@ -256,7 +256,7 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     allowed_local_media_path: str | None = None
     """A directory whose files requests may have read, by file: URLs. None: none are."""
     limit_mm_per_prompt: dict[str, Any] | None = None
-    """Images that one prompt may have: {"image": 4}. None: MOST_IMAGES."""
+    """Images and sounds that one prompt may have: {"image": 4, "audio": 2}. None: 16 of each."""
     mm_processor_kwargs: dict[str, Any] | None = None
     """Settings of images in place of those of the model's files: {"max_pixels": 1003520}. One that nothing reads is refused."""
     media_io_kwargs: dict[str, Any] | None = None
@@ -267,7 +267,7 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
     disable_chunked_mm_input: bool = False
     """Compute all of an image's tokens in one step."""
     language_model_only: bool = False
-    """Leave the encoder of images out, and refuse them."""
+    """Leave the encoders of images and sounds out, and refuse these."""
 
     @property
     def tail(self) -> Tail:
@@ -592,6 +592,6 @@ def _limits(said: dict[str, Any]) -> list[str]:
         count = limit.get("count") if isinstance(limit, dict) and set(limit) <= {"count", "width", "height"} else limit
         if kind not in ("image", "video", "audio") or isinstance(count, bool) or not isinstance(count, int) or count < 0:
             problems.append(f'limit_mm_per_prompt: {kind!r:.40}: {limit!r:.80} is not like {{"image": 4}}')
-        elif kind != "image" and count:
+        elif kind == "video" and count:
             problems.append(f"limit_mm_per_prompt: {kind}: is not read by this version; leave it out, or say 0")
     return problems

@@ -15,14 +15,13 @@ from tqdm import tqdm
 
 from thalweg.config import BUNDLED, BUNDLED_WORDS, EngineArgs, EngineConfig
 from thalweg.engine.client.chat_turns import ChatTurns
-from thalweg.engine.client.media import MEDIA
+from thalweg.engine.client.media import MEDIA, Medium
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import Stats
 from thalweg.engine.planning.arguments import engine_args as engine_args_of
 from thalweg.engine.worker.build import Worker
 from thalweg.errors import ConfigError, NotSupportedError, RequestError
 from thalweg.hal.device import Device
-from thalweg.media.images import Image
 from thalweg.offline.beams import BeamMethods
 from thalweg.offline.engine import LLMEngine
 from thalweg.offline.metrics import Metric
@@ -231,8 +230,8 @@ class LLM(PoolingMethods, BeamMethods, NoCode, NoNewWeights):
             made.append({**prompt, MEDIA: images} if images else prompt)
         return made
 
-    def _seen(self, conversation: Sequence[Any]) -> tuple[Sequence[Any], list[Image]]:
-        """A conversation with its images read and taken out, where the model sees any."""
+    def _seen(self, conversation: Sequence[Any]) -> tuple[Sequence[Any], list[Medium]]:
+        """A conversation with its images and sounds read and taken out, where the model takes any."""
         media = self.llm_engine.frontend.media
         if media is None or not isinstance(conversation, list | tuple):
             return conversation, []

@@ -201,13 +201,13 @@ def test_files_are_read_in_one_directory(tmp_path: Path) -> None:
         Gate(folder=str(outside))
 
 
-@pytest.mark.parametrize("said", [{"image": 4}, {"image": 0}, {"image": {"count": 2, "width": 9}, "video": 0}, {}])
+@pytest.mark.parametrize("said", [{"image": 4}, {"image": 0, "audio": 2}, {"image": {"count": 2, "width": 9}, "video": 0}, {}])
 def test_limits_of_a_prompt(said: dict[str, Any]) -> None:
     check_args(EngineArgs(limit_mm_per_prompt=said))
 
 
 @pytest.mark.parametrize(
-    "said", [{"image": -1}, {"image": "4"}, {"image": True}, {"image": {"most": 1}}, {"audio": 1}, {"text": 1}]
+    "said", [{"image": -1}, {"image": "4"}, {"image": True}, {"image": {"most": 1}}, {"video": 1}, {"audio": "1"}, {"text": 1}]
 )
 def test_wrong_limits_are_refused_by_name(said: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="limit_mm_per_prompt"):

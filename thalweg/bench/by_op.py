@@ -37,6 +37,7 @@ def measure(llm: Any, prompts: list[dict[str, Any]], output_len: int) -> dict[st
 def _run(llm: Any, prompts: list[dict[str, Any]], output_len: int) -> Times | None:
     llm.reset_prefix_cache()
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=output_len, detokenize=False)
+    times: Times | None
     with llm.device.timed() as times:
         begun = time.perf_counter()
         llm.generate(prompts, params, use_tqdm=False)

@@ -88,9 +88,24 @@ INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("llava_next", "llama"): _LLAMA,
     ("llava_next", "mistral"): _MISTRAL,
     ("llava_onevision", "qwen2"): _QWEN2,
+    ("qwen2_audio", "qwen2"): _QWEN2,
     ("smolvlm", "llama"): _LLAMA,
-}
+    ("voxtral", "llama"): {
+        "vocab_size": 131_072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5, "rope_theta": 1e8,
+    },
+}  # fmt: skip
 """By model_type of the whole and of its text part: the same."""
+PARTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "qwen2_5_omni_thinker": {"vision_config": {"hidden_size": 3584}},
+    "qwen3_asr": {
+        "audio_config": {"d_model": 1024, "encoder_layers": 24, "encoder_attention_heads": 16, "encoder_ffn_dim": 4096}
+    },
+}  # fmt: skip
+"""By model_type of the whole and by part: sizes that encoders of this class have, and others of the same form have not."""
+THINKER = "thinker_config"
+"""Of models that speak too: the part that answers in text, which is a whole of text, images and sound."""
 
 
 TIED_INSIDE = ("llava_onevision",)
@@ -99,6 +114,12 @@ TIED_INSIDE = ("llava_onevision",)
 
 def settled(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration with its text part in place of it, common names for sizes, and the sizes that its class has."""
+    if isinstance(thinker := config.get(THINKER), dict):
+        around = {k: v for k, v in config.items() if k != THINKER and v is not None}
+        config = {"tie_word_embeddings": False, **thinker, **around, "model_type": thinker.get("model_type"), THINKER: True}
+    for part, sizes in PARTS.get(str(config.get("model_type")), {}).items():
+        if isinstance(config.get(part), dict):
+            config = {**config, part: {**sizes, **config[part]}}
     text = config.get("text_config")
     if isinstance(text, dict):
         around = {key: value for key, value in config.items() if key != "text_config"}

@@ -26,14 +26,17 @@ class Overlay(msgspec.Struct, frozen=True):
 
 
 class MediaItem(msgspec.Struct, frozen=True):
-    """An image of a prompt."""
+    """An image or a sound of a prompt."""
 
     digest: bytes
-    """No other image of this client has it, in any size and for any settings."""
+    """No other image or sound of this client has it, in any size and for any settings."""
     positions: np.ndarray  # i32[N], ascending: the token at each is a placeholder of one vector
-    views: tuple[np.ndarray, ...]  # u8[height, width, 3] each: what the model's processor makes of it
-    size: tuple[int, int]
-    """Its width and height as it was sent, upright."""
+    views: tuple[np.ndarray, ...]
+    """u8[height, width, 3] each: what the processor makes of an image. f32[bins, frames] of a sound."""
+    size: tuple[int, int] = (0, 0)
+    """Of an image: its width and height as it was sent, upright."""
+    frames: int = 0
+    """Of a sound itself, of which its view may have more. 0: it is an image."""
 
 
 class Axes(msgspec.Struct, frozen=True):

@@ -33,6 +33,12 @@ def log_mel(sound: np.ndarray, bins: int, frames: int) -> np.ndarray:
     samples = frames * HOP
     wave = np.zeros(samples, np.float32)
     wave[: min(samples, sound.size)] = sound[:samples]
+    return spectrum(wave, bins)
+
+
+def spectrum(wave: np.ndarray, bins: int) -> np.ndarray:
+    """f32[samples], more than half of a window -> f32[bins, samples // HOP]."""
+    frames = wave.size // HOP
     # Windows are centred on multiples of HOP, and what lies before the first sample mirrors what follows it.
     padded = np.pad(wave, WINDOW // 2, mode="reflect")
     windows = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP][:frames]

@@ -34,23 +34,23 @@ class SoundGate:
         """Have a process ready soon. Does not wait."""
         self._cells.prepare()
 
-    def decode(self, data: bytes, rate: int = RATE) -> np.ndarray:
-        """f32[samples] of one channel at `rate`. RequestError (param "file"): what is wrong with the file. UnavailableError:
-        the process was lost for no reason of the file's."""
+    def decode(self, data: bytes, rate: int = RATE, at: str = PARAM) -> np.ndarray:
+        """f32[samples] of one channel at `rate`. at: the place in the request. RequestError: what is wrong with the file.
+        UnavailableError: the process was lost for no reason of the file's."""
         if not data:
-            raise RequestError("file: it is empty", PARAM)
+            raise RequestError(f"{at}: it is empty", at)
         most = int(self._most_seconds * SAMPLES_PER_SECOND)
         job = Job(data, rate, self._most_seconds, most, CPU_SECONDS, WALL, MEMORY)
         try:
             reply = self._decoder.decode(self._cells.ask(frame(job), WALL))
         except OverranError:
-            raise RequestError(f"file: decoding it took longer than {CPU_SECONDS:g} seconds; it was stopped", PARAM) from None
+            raise RequestError(f"{at}: decoding it took longer than {CPU_SECONDS:g} seconds; it was stopped", at) from None
         except CrashedError:
-            raise RequestError("file: decoding it crashed its process", PARAM) from None
+            raise RequestError(f"{at}: decoding it crashed its process", at) from None
         except (StoodStillError, LostError):
             raise UnavailableError("the process that decodes sounds was lost; try again") from None
         if isinstance(reply, Refused):
-            raise RequestError(f"file: {reply.message}", PARAM)
+            raise RequestError(f"{at}: {reply.message}", at)
         return np.frombuffer(reply.samples, np.float32)
 
     def close(self) -> None:

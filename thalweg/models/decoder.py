@@ -46,6 +46,7 @@ from thalweg.models.layers.sound import SoundEncoder
 from thalweg.models.layers.sparse import SparseGatedMLP
 from thalweg.models.layers.ungated import UngatedMLP
 from thalweg.models.layers.xielu import XieluMLP
+from thalweg.models.vision.ear import Ear
 from thalweg.models.vision.tower import Tower
 from thalweg.models.weights import ParamSpec, Weight
 
@@ -212,6 +213,7 @@ class Decoder:
         )
         self.vision = None if s.vision is None else Tower(ctx, s.vision, weights["vision"], Block)
         """Its step is another executable, over the parameters under this key."""
+        self.hearing = None if s.hearing is None else Ear(ctx, s.hearing, weights["hearing"], Block)
         self.specs: dict[str, Any] = {
             "rope": {i: _table_spec(rope, ctx.max_len) for i, rope in enumerate(ropes)},
             "embed": self._embed.specs,
@@ -329,6 +331,7 @@ class Decoder:
         yield "classes", self._classes
         yield "dense", self._dense
         yield "vision", self.vision
+        yield "hearing", self.hearing
         yield "sound", self._sound
 
     @property

@@ -203,7 +203,7 @@ def step_work(
     read = products = 0
     rows = requests * new
     for keys, w in walk(spec.weights()):
-        if w.role == "embedding" or keys[0] == "vision" or _heard(spec, keys):
+        if w.role == "embedding" or keys[0] in ("vision", "hearing") or _heard(spec, keys):
             continue
         size, count = held_bytes(w, dtype, use), values(w)
         computed = requests if w.role in HEADS else rows

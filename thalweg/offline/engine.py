@@ -122,7 +122,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         cut = cuts(keep, side, self.config.model.max_len, tokenizer.truncation_side if tokenizer else "right")
         if cut is not None and isinstance(prompt, Mapping) and prompt.get(media.MEDIA):
             raise RequestError(
-                "truncate_prompt_tokens: a prompt with images is not cut; leave it out", "truncate_prompt_tokens"
+                "truncate_prompt_tokens: a prompt with images or sounds is not cut; leave it out", "truncate_prompt_tokens"
             )
         prompt = shortened(tokenizer, prompt, cut, special)
         if isinstance(params, PoolingParams):

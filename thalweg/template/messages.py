@@ -28,16 +28,17 @@ def check_variables(given: Mapping[str, Any], also: Mapping[str, Any] | None = N
         raise RequestError(f"chat_template_kwargs must not set {', '.join(clash)}", "chat_template_kwargs")
 
 
-IMAGE = {"type": "image"}
-"""The part that stands for an image, whatever it shows."""
+IMAGE, SOUND = {"type": "image"}, {"type": "audio"}
+"""The parts that stand for an image or a sound, whatever it is."""
+SHOWN = (IMAGE, SOUND)
 
 
 def normalise(messages: Any, content_format: ContentFormat = "string", images: bool = False) -> list[dict[str, Any]]:
     """Checked copies of chat messages, as templates expect them.
 
     Text parts become one string, joined by newlines ("string"), or strings become one text part ("openai"). Arguments
-    of tool calls are parsed from JSON. images: parts may be IMAGE. RequestError names the message and field. Other fields
-    pass through unchanged."""
+    of tool calls are parsed from JSON. images: parts may be IMAGE or SOUND. RequestError names the message and field.
+    Other fields pass through unchanged."""
     if not isinstance(messages, list | tuple) or not messages:
         raise RequestError("messages must be a list of at least one message", "messages")
     return [_message(f"messages[{i}]", m, content_format, images) for i, m in enumerate(messages)]
@@ -61,10 +62,10 @@ def _message(at: str, message: Any, content_format: ContentFormat, images: bool)
 
 def _content(at: str, content: Any, content_format: ContentFormat, images: bool) -> Any:
     texts: list[str] = []
-    if images and isinstance(content, list) and IMAGE in content:
+    if images and isinstance(content, list) and any(part in SHOWN for part in content):
         if content_format == "string":
-            raise RequestError(f"{at}: the chat template reads text alone, so it can show no image", "messages")
-        return [p if p == IMAGE else {"type": "text", "text": _text_part(f"{at}[{i}]", p)} for i, p in enumerate(content)]
+            raise RequestError(f"{at}: the chat template reads text alone, so it can show no image and no sound", "messages")
+        return [p if p in SHOWN else {"type": "text", "text": _text_part(f"{at}[{i}]", p)} for i, p in enumerate(content)]
     if isinstance(content, str):
         texts = [content]
     elif isinstance(content, list):

@@ -15,12 +15,13 @@ from thalweg.checkpoint import hub
 from thalweg.checkpoint.tokenizer import load_tokenizer
 from thalweg.config import EngineArgs, EngineConfig, check_args
 from thalweg.engine.client.grammars import StructuredOutputs
-from thalweg.engine.client.media import Media
+from thalweg.engine.client.media import MOST_IMAGES, MOST_SOUNDS, Media, Settings
 from thalweg.engine.client.thinking import Marks, marks
 from thalweg.engine.planning import described
 from thalweg.errors import CheckpointError, ConfigError, RequestError
 from thalweg.hal.platform import ModelInfo
 from thalweg.media.gate import Gate
+from thalweg.media.listeners import listener
 from thalweg.media.processors import processor
 from thalweg.media.wire import WHITE
 from thalweg.params import SamplingParams
@@ -46,7 +47,7 @@ class Frontend:
     default_sampling: dict[str, Any]
     """SamplingParams fields a request starts from."""
     media: Media | None
-    """Who reads images. None: the model takes text alone."""
+    """Who reads images and sounds. None: the model takes text alone."""
     marks: Marks | None
     """How the model's reasoning begins and ends. None: nothing says."""
     names: list[str]
@@ -120,17 +121,24 @@ def load_frontend(located: Located) -> Frontend:
 def _media(located: Located, tokenizer: Tokenizer | None) -> Media | None:
     args = located.args
     gate = Gate(args.allowed_media_domains or (), args.allowed_local_media_path)
-    made = None if tokenizer is None else processor(located.config, located.path)
-    if made is None and args.mm_processor_kwargs and tokenizer is not None:
-        raise ConfigError("mm_processor_kwargs: this model takes text alone; leave it out")
-    if made is None or tokenizer is None:
+    if tokenizer is None:
         return None
-    limit = (args.limit_mm_per_prompt or {}).get("image")
+    eye, ear = processor(located.config, located.path), listener(located.config, located.path)
+    if eye is None and args.mm_processor_kwargs:
+        raise ConfigError("mm_processor_kwargs: this model takes no images; leave it out")
+    if eye is None and ear is None:
+        return None
+    said = args.limit_mm_per_prompt or {}
+    limits = {kind: limit["count"] if isinstance(limit, dict) else limit for kind, limit in said.items()}
     colour = (args.media_io_kwargs or {}).get("image", {}).get("rgba_background_color", WHITE)
-    most, kept = limit["count"] if isinstance(limit, dict) else limit, int(args.mm_processor_cache_gb * (1 << 30))
-    media = Media(made, tokenizer, gate, most, kept, tuple(colour), args.disable_chunked_mm_input)
-    if not media.safe:
-        logger.warning("images are refused: the tokenizer does not say that the model's image token is a special token")
+    settings = Settings(
+        limits.get("image", MOST_IMAGES), limits.get("audio", MOST_SOUNDS), int(args.mm_processor_cache_gb * (1 << 30)),
+        tuple(colour), args.disable_chunked_mm_input,
+    )  # fmt: skip
+    media = Media(eye, ear, tokenizer, gate, settings)
+    if media.unsafe:
+        kinds = " and ".join(media.unsafe)
+        logger.warning("%s are refused: the tokenizer does not say that the model's token for them is a special token", kinds)
         return None
     return media
 

@@ -1,4 +1,4 @@
-"""Images of requests: found in messages and prompts, read behind the gate, and given their places among a prompt's tokens."""
+"""Images and sounds of requests: found in messages, read behind the gate, and given their places among a prompt's tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,63 +18,119 @@ from thalweg.engine.messages import Axes, MediaItem
 from thalweg.errors import RequestError
 from thalweg.media.gate import Gate, checked, decoded
 from thalweg.media.images import CELLS, Image, Images
+from thalweg.media.listeners import Listener
 from thalweg.media.processors import Processor
+from thalweg.media.sound import samples_of
+from thalweg.media.sounds import Sound, Sounds
 from thalweg.media.wire import WHITE, Colour
 from thalweg.template.specials import Span
 from thalweg.text.tokenizer import Tokenizer
 
 NAME, UUIDS = "multi_modal_data", "multi_modal_uuids"
 MEDIA = "media"
-"""Key of a prompt under which images lie that have been read."""
+"""Key of a prompt under which images and sounds lie that have been read."""
 MOST_IMAGES = 16
 """Of one prompt, unless --limit-mm-per-prompt says otherwise."""
+MOST_SOUNDS = 16
+"""The same of sounds."""
+SEES = "sounds are not supported by this model: it does not hear"
 MOST_BYTES = 160 << 20
-"""Bytes of pixels that a request may send to an engine process, all its choices together."""
+"""Bytes of pixels and spectra that a request may send to an engine process, all its choices together."""
 PARTS = ("image_url", "input_image", "image", "image_pil")
 """Types of parts of messages that hold an image."""
+HEARD = ("input_audio", "audio_url", "audio")
+"""Those that hold a sound."""
 Expand = Callable[[str, Sequence[Span]], tuple[str, list[Span]]]
+Kind = Literal["image", "audio"]
+Medium = Image | Sound
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An image that was not read yet. at: its place in the request."""
+    """An image or a sound that was not read yet. at: its place in the request."""
 
     at: str
     url: str = ""
     data: bytes = b""
     name: str = ""
     """What the caller calls it. There may be nothing else of one that is kept."""
+    kind: Kind = "image"
+    samples: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a model takes one kind of media."""
+
+    word: str
+    token: int
+    shown: str
+    """Its text."""
+    marker: str
+    """What templates write for an item."""
+    limit: int
+    """Items of one prompt."""
+    count: Callable[[Any], int]
+    """Placeholders of an item."""
+    text: Callable[[Any], str]
+    """What stands for it in the prompt."""
+    read: Callable[[Source], Medium]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """images, sounds: of one prompt. kept_bytes, background: see Images. uncut: an image is computed in one step."""
+
+    images: int = MOST_IMAGES
+    sounds: int = MOST_SOUNDS
+    kept_bytes: int = 0
+    background: Colour = WHITE
+    uncut: bool = False
 
 
 class Media:
-    """What a model that sees needs of a client. Thread-safe."""
+    """What a model that sees or hears needs of a client. Thread-safe."""
 
     def __init__(
-        self, processor: Processor, tokenizer: Tokenizer, gate: Gate, limit: int | None = None, kept_bytes: int = 0,
-        background: Colour = WHITE, uncut: bool = False,
+        self, processor: Processor | None, listener: Listener | None, tokenizer: Tokenizer, gate: Gate,
+        settings: Settings = Settings(),
     ) -> None:  # fmt: skip
-        """limit: images of one prompt. kept_bytes, background: see Images. uncut: an image is computed in one step."""
-        self._processor, self._tokenizer, self._gate = processor, tokenizer, gate
-        self._limit = MOST_IMAGES if limit is None else limit
-        self._images, self._uncut = Images(processor, kept_bytes, background), uncut
+        """processor, listener: None where the model does not see or hear."""
+        self._processor, self._tokenizer, self._gate, self._settings = processor, tokenizer, gate, settings
         self._threads = ThreadPoolExecutor(CELLS, "media")
-        self._token = tokenizer.token_of(processor.token)
-        self._marker = processor.marker or self._token
-        self._edges = tuple(tokenizer.token_of(each) for each in processor.edges or ())
+        self._images = None if processor is None else Images(processor, settings.kept_bytes, settings.background)
+        self._sounds = None if listener is None else Sounds(listener, CELLS)
+        self._ways: dict[Kind, _Way] = {}
+        if processor is not None:
+            shown = tokenizer.token_of(processor.token)
+            edges = tuple(tokenizer.token_of(each) for each in processor.edges or ()) or ("", "")
+            self._ways["image"] = _Way(
+                "images", processor.token, shown, processor.marker or shown, settings.images,
+                lambda image: processor.count(image.size), lambda image: processor.text(image.size, shown).join(edges),
+                self._look,
+            )  # fmt: skip
+        if listener is not None:
+            said = tokenizer.token_of(listener.token)
+            self._ways["audio"] = _Way(
+                "sounds", listener.token, said, listener.marker or said, settings.sounds,
+                lambda sound: listener.count(sound.frames), lambda sound: said * listener.count(sound.frames), self._hear,
+            )  # fmt: skip
 
     @property
-    def safe(self) -> bool:
-        """Can what a user writes never stand for an image?"""
-        return {self._marker, self._token} <= set(self._tokenizer.special_texts)
+    def unsafe(self) -> list[str]:
+        """Kinds for which what a user writes could stand for an item."""
+        return [w.word for w in self._ways.values() if not {w.marker, w.shown} <= set(self._tokenizer.special_texts)]
 
     def close(self) -> None:
-        self._images.close()
+        for readers in (self._images, self._sounds):
+            if readers is not None:
+                readers.close()
 
     # ------------------------------------------------------------ where they are
 
     def apart(self, messages: Sequence[Any]) -> tuple[list[Any], list[Source]]:
-        """The messages with {"type": "image"} for each image, as templates read them, and the images in order. What is no
-        message or part is left as it is, to be refused elsewhere."""
+        """The messages with {"type": "image"} for each image and {"type": "audio"} for each sound, as templates read them, and
+        these in order. What is no message or part is left as it is, to be refused elsewhere."""
         sources: list[Source] = []
         out = []
         for i, message in enumerate(messages):
@@ -86,115 +142,156 @@ class Media:
             for j, part in enumerate(content):
                 at = f"messages[{i}].content[{j}]"
                 source = _source(part, at)
+                if source is not None and source.kind not in self._ways:
+                    raise self._refused(at, source.kind)
                 if source is not None and message.get("role") not in ("user", "tool"):
-                    raise RequestError(f"{at}: only messages of role user and tool may hold images", at)
+                    raise RequestError(f"{at}: only messages of role user and tool may hold images and sounds", at)
                 sources += [] if source is None else [source]
-                parts.append(part if source is None else {"type": "image"})
+                parts.append(part if source is None else {"type": source.kind})
             out.append({**message, "content": parts})
-        self._check_count(len(sources), "messages")
+        self._check_count(sources, "messages")
         return out, sources
 
-    def _check_count(self, count: int, param: str) -> None:
-        if count > self._limit:
-            raise RequestError(
-                f"{param}: {count} images; this server takes {self._limit} in one prompt (--limit-mm-per-prompt)", param
-            )
+    def _refused(self, at: str, kind: Kind) -> RequestError:
+        words = "images are not supported by this model: it hears" if kind == "image" else SEES
+        return RequestError(f"{at}: {words}; leave it out", at)
+
+    def _check_count(self, sources: Sequence[Source], param: str) -> None:
+        for kind, way in self._ways.items():
+            count = sum(source.kind == kind for source in sources)
+            if count > way.limit:
+                raise RequestError(
+                    f"{param}: {count} {way.word}; this server takes {way.limit} in one prompt (--limit-mm-per-prompt)", param
+                )
 
     # ------------------------------------------------------------ what they are
 
-    def read(self, sources: Sequence[Source]) -> list[Image]:
+    def read(self, sources: Sequence[Source]) -> list[Medium]:
         """RequestError names the place of the first that cannot be read."""
         return list(self._threads.map(self._read, sources))
 
-    async def read_async(self, sources: Sequence[Source]) -> list[Image]:
+    async def read_async(self, sources: Sequence[Source]) -> list[Medium]:
         """`read`, off the event loop."""
         loop = asyncio.get_running_loop()
         return list(await asyncio.gather(*(loop.run_in_executor(self._threads, self._read, s) for s in sources)))
 
-    def _read(self, source: Source) -> Image:
+    def _read(self, source: Source) -> Medium:
+        return self._ways[source.kind].read(source)
+
+    def _look(self, source: Source) -> Image:
+        assert self._images is not None
         data = source.data or (self._gate.read(source.url, source.at) if source.url else b"")
         return self._images.read(data, source.at, source.name)
 
+    def _hear(self, source: Source) -> Sound:
+        assert self._sounds is not None
+        if source.samples is not None:
+            return self._sounds.of(source.samples, source.at)
+        return self._sounds.read(source.data or self._gate.read(source.url, source.at), source.at)
+
     # ------------------------------------------------------------ what stands for them
 
-    def expand(self, images: Sequence[Image]) -> Expand:
-        """What puts the placeholders of these images into a rendered prompt, and moves the spans of what callers wrote."""
-        return partial(self._expand, images)
+    def expand(self, media: Sequence[Medium]) -> Expand:
+        """What puts their placeholders into a rendered prompt, and moves the spans of what callers wrote."""
+        return partial(self._expand, media)
 
-    def _expand(self, images: Sequence[Image], text: str, data: Sequence[Span]) -> tuple[str, list[Span]]:
-        places = [at for at in _found(text, self._marker) if not _inside(at, at + len(self._marker), data)]
-        if len(places) != len(images):
-            raise RequestError(
-                f"messages: the prompt shows {len(places)} of {len(images)} images"
-                + ("" if places else ": the chat template takes none"), "messages",
-            )  # fmt: skip
+    def _expand(self, media: Sequence[Medium], text: str, data: Sequence[Span]) -> tuple[str, list[Span]]:
+        places: list[tuple[int, str, str]] = []
+        for kind, way in self._ways.items():
+            mine = _of(kind, media)
+            found = [at for at in _found(text, way.marker) if not _inside(at, at + len(way.marker), data)]
+            if len(found) != len(mine):
+                raise RequestError(
+                    f"messages: the prompt shows {len(found)} of {len(mine)} {way.word}"
+                    + ("" if found else ": the chat template takes none"), "messages",
+                )  # fmt: skip
+            places += [(at, way.marker, way.text(item)) for at, item in zip(found, mine, strict=True)]
         out: list[str] = []
         moved: list[Span] = []
         last = grown = 0
         spans = list(data)
-        for at, image in zip(places, images, strict=True):
+        for at, marker, shown in sorted(places):
             while spans and spans[0][1] <= at:
                 a, b = spans.pop(0)
                 moved.append((a + grown, b + grown))
-            shown = self._processor.text(image.size, self._token).join(self._edges or ("", ""))
             out += [text[last:at], shown]
-            last = at + len(self._marker)
-            grown += len(shown) - len(self._marker)
+            last = at + len(marker)
+            grown += len(shown) - len(marker)
         return "".join([*out, text[last:]]), [*moved, *((a + grown, b + grown) for a, b in spans)]
 
-    def items(self, ids: Sequence[int], images: Sequence[Image], choices: int) -> tuple[MediaItem, ...]:
-        """The images with the positions of their placeholders among a prompt's ids. choices: that the request asks for."""
-        places = np.flatnonzero(np.array(ids, np.int32) == self._processor.token).astype(np.int32)
-        counts = [self._processor.count(image.size) for image in images]
-        if sum(counts) != places.size:
-            raise RequestError(
-                f"prompt: {places.size} placeholders for {sum(counts)} vectors of {len(images)} images", "prompt"
-            )
-        size = sum(v.nbytes for image in images for v in image.views)
+    def items(self, ids: Sequence[int], media: Sequence[Medium], choices: int) -> tuple[MediaItem, ...]:
+        """The media with the positions of their placeholders among a prompt's ids. choices: that the request asks for."""
+        made: list[MediaItem] = []
+        for kind, way in self._ways.items():
+            mine = _of(kind, media)
+            places = np.flatnonzero(np.array(ids, np.int32) == way.token).astype(np.int32)
+            counts = [way.count(item) for item in mine]
+            if sum(counts) != places.size:
+                raise RequestError(
+                    f"prompt: {places.size} placeholders for {sum(counts)} vectors of {len(mine)} {way.word}", "prompt"
+                )
+            parts = np.split(places, np.cumsum(counts)[:-1]) if counts else []
+            made += [_item(each, at) for each, at in zip(mine, parts, strict=True)]
+        size = sum(v.nbytes for item in made for v in item.views)
         if size * choices > MOST_BYTES:
             raise RequestError(
-                f"prompt: images of {size >> 20} MiB for {choices} choices are more than {MOST_BYTES >> 20} MiB: send fewer or "
-                "smaller ones, or ask for fewer choices at once", "prompt",
+                f"prompt: images and sounds of {size >> 20} MiB for {choices} choices are more than {MOST_BYTES >> 20} MiB: "
+                "send fewer or smaller ones, or ask for fewer choices at once", "prompt",
             )  # fmt: skip
-        parts = np.split(places, np.cumsum(counts)[:-1]) if counts else []
-        return tuple(MediaItem(image.digest, at, image.views, image.size) for image, at in zip(images, parts, strict=True))
+        return tuple(sorted(made, key=lambda item: int(item.positions[0])))
 
     def axes(self, length: int, items: Sequence[MediaItem]) -> Axes | None:
         """Positions of a prompt of so many tokens, of models that tell rows and columns apart."""
-        return axes(self._processor, length, items)
+        shown = [item for item in items if not item.frames]  # along a sound they go on as along a text
+        return None if self._processor is None or not shown else axes(self._processor, length, shown)
 
     def forget(self) -> None:
         """Read every image anew."""
-        self._images.forget()
+        if self._images is not None:
+            self._images.forget()
 
     def uncut(self, items: Sequence[MediaItem]) -> tuple[tuple[int, int], ...]:
         """Tokens that are computed in one step, where images are to be."""
-        return _spans(items) if self._uncut else ()
+        return _spans(items) if self._settings.uncut else ()
 
     def spans(self, items: Sequence[MediaItem]) -> tuple[tuple[int, int], ...]:
         """Tokens that see each other, of models whose images do."""
-        return _spans(items) if self._processor.together else ()
+        if self._processor is None or not self._processor.together:
+            return ()
+        return _spans([item for item in items if not item.frames])
 
     # ------------------------------------------------------------ prompts of programs
 
     def prompt(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """{"prompt": text, "multi_modal_data": {"image": one or several}} with the images read and their placeholders put in.
-        An image is one of PIL's, u8[height, width, 3] of numpy, bytes of a file, or a URL. "multi_modal_uuids" beside it names
-        images: None in place of one that is kept."""
+        """{"prompt": text, "multi_modal_data": {"image": one or several, "audio": one or several}} with these read and their
+        placeholders put in. An image is one of PIL's, u8[height, width, 3] of numpy, bytes of a file, or a URL. A sound is
+        samples, (samples, rate), bytes of a file, or a URL. "multi_modal_uuids" beside it names images: None in place of one
+        that is kept."""
         given = fields[NAME]
         rest = {k: v for k, v in fields.items() if k not in (NAME, UUIDS)}
-        if not isinstance(given, Mapping) or given.keys() - {"image"}:
-            raise RequestError(f'{NAME} must be {{"image": one or several}}; this version reads images', NAME)
-        found = given.get("image", [])
-        several = found if isinstance(found, list | tuple) else [found]
-        self._check_count(len(several), NAME)
-        names = _names(fields.get(UUIDS), len(several))
-        images = self.read([_given(image, f"{NAME}.image[{i}]", names[i]) for i, image in enumerate(several)])
+        if not isinstance(given, Mapping) or given.keys() - self._ways.keys():
+            words = " and ".join(f'"{kind}": one or several' for kind in self._ways)
+            kinds = " and ".join(way.word for way in self._ways.values())
+            raise RequestError(f"{NAME} must be {{{words}}}; with this model this version reads {kinds}", NAME)
+        sources: list[Source] = []
+        for kind in self._ways:
+            found = given.get(kind, [])
+            several = found if isinstance(found, list | tuple) and not _is_sound(found) else [found]
+            if kind == "image":
+                names = _names(fields.get(UUIDS), len(several))
+                sources += [
+                    _given(item, f"{NAME}.image[{i}]", name) for i, (item, name) in enumerate(zip(several, names, strict=True))
+                ]
+            else:
+                sources += [_given_sound(item, f"{NAME}.{kind}[{i}]") for i, item in enumerate(several)]
+        self._check_count(sources, NAME)
         text = rest.get("prompt")
         if rest.get("prompt_token_ids") is not None or not isinstance(text, str):
-            raise RequestError(f"{NAME}: goes with a prompt of text, in which {self._marker} stands for an image", NAME)
-        text, _ = self._expand(images, text, [])
-        return {**rest, "prompt": text, "prompt_token_ids": self._tokenizer.encode(text), MEDIA: images}
+            marks = " and ".join(f"{way.marker} stands for {way.word}" for way in self._ways.values())
+            raise RequestError(f"{NAME}: goes with a prompt of text, in which {marks}", NAME)
+        media = self.read(sources)
+        text, _ = self._expand(media, text, [])
+        return {**rest, "prompt": text, "prompt_token_ids": self._tokenizer.encode(text), MEDIA: media}
 
     async def prompt_async(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """`prompt`, off the event loop."""
@@ -222,6 +319,16 @@ def axes(processor: Processor, length: int, items: Sequence[MediaItem]) -> Axes 
     return Axes(shift, -less)
 
 
+def _of(kind: Kind, media: Sequence[Medium]) -> list[Medium]:
+    return [item for item in media if isinstance(item, Image if kind == "image" else Sound)]
+
+
+def _item(item: Medium, positions: np.ndarray) -> MediaItem:
+    if isinstance(item, Image):
+        return MediaItem(item.digest, positions, item.views, item.size)
+    return MediaItem(item.digest, positions, (item.mel,), frames=item.frames)
+
+
 def _found(text: str, marker: str) -> list[int]:
     out, at = [], text.find(marker)
     while at >= 0:
@@ -236,8 +343,10 @@ def _inside(begin: int, end: int, data: Sequence[Span]) -> bool:
 
 
 def _source(part: Any, at: str) -> Source | None:
-    """The image of a part of a message; None for other parts. RequestError for one that says it is an image and has none."""
+    """The image or sound of a part of a message; None for other parts. RequestError for one that has not what it says."""
     kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in HEARD:
+        return _sound_source(part, kind, at)
     if kind not in PARTS:
         return None
     if kind in ("image_url", "input_image"):
@@ -289,6 +398,41 @@ def _given(image: Any, at: str, name: str = "") -> Source:
         image.save(file, format="PNG", compress_level=1)
         return Source(at, data=checked(file.getvalue(), at), name=name)
     raise RequestError(f"{at}: must be a URL, the bytes of a file, a PIL image or an array, not {type(image).__name__}", at)
+
+
+def _sound_source(part: Mapping[str, Any], kind: str, at: str) -> Source:
+    """{"type": "input_audio", "input_audio": {"data": base64, "format": "wav"}}, {"type": "audio_url", "audio_url": {"url":
+    ...}}, or {"type": "audio", "audio": what `_given_sound` takes}. What a request says of its format is not believed."""
+    found = part.get(kind)
+    if kind == "input_audio":
+        if not isinstance(found, Mapping) or not isinstance(found.get("data"), str):
+            raise RequestError(f"{at}.input_audio: must have data, the file in base64, and its format", at)
+        return Source(at, data=decoded(found["data"], at), kind="audio")
+    if kind == "audio_url":
+        url = found.get("url") if isinstance(found, Mapping) else found
+        if not isinstance(url, str):
+            raise RequestError(f"{at}.audio_url: must be a URL, such as data:audio/wav;base64,...", at)
+        return Source(at, url=url, kind="audio")
+    found = next((part[key] for key in ("audio", "audio_url", "url") if part.get(key) is not None), None)
+    if found is None:
+        raise RequestError(f"{at}: has no sound", at)
+    return _given_sound(found, at)
+
+
+def _is_sound(given: Any) -> bool:
+    """Is this list one sound, and not several?"""
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], int | float | np.integer):
+        return True
+    return bool(len(given)) and isinstance(given[0], int | float)
+
+
+def _given_sound(sound: Any, at: str) -> Source:
+    """A sound as programs hold it."""
+    if isinstance(sound, str):
+        return Source(at, url=sound, kind="audio")
+    if isinstance(sound, bytes | bytearray):
+        return Source(at, data=checked(bytes(sound), at), kind="audio")
+    return Source(at, kind="audio", samples=samples_of(sound, at))
 
 
 def _bitmap(image: np.ndarray, at: str) -> bytes:

@@ -25,11 +25,11 @@ from thalweg.engine.control.drafts import Drafter
 from thalweg.engine.control.invariant import InvariantError, ensure
 from thalweg.engine.control.ngram import NGramDrafter
 from thalweg.engine.control.output import News, ResultReader
-from thalweg.engine.control.parts.builder import Setup, builders
+from thalweg.engine.control.parts.builder import Encode, Setup, builders
 from thalweg.engine.control.request import Request, limit_of, refuse
 from thalweg.engine.control.scheduler import SHARE_FROM, Schedule, Scheduler
 from thalweg.engine.control.slots import Slots
-from thalweg.engine.messages import EngineRequest, Finished, MediaItem, Outputs, Started, Stats
+from thalweg.engine.messages import EngineRequest, Finished, Outputs, Started, Stats
 from thalweg.errors import ConfigError
 from thalweg.grammar.grammars import Grammars
 from thalweg.hal.device import Pending
@@ -53,12 +53,12 @@ class EngineCore:
         announce: Callable[[list[Started]], None] | None = None,
         drafter: Callable[[Slots], Drafter] | None = None,
         grammars: Grammars | None = None,
-        encode: Callable[[MediaItem], np.ndarray] | None = None,
+        encode: Encode | None = None,
     ) -> None:
         """`launch` starts a step and returns at once; calls take effect in order. `announce` is told which sequences a step
         begins before it is launched, so that somebody knows should the step be the end; without it they are in the step's
         Outputs. `hash_fn`, `share_from` and `drafter` (who guesses tokens, whatever the configuration says) are for tests.
-        `grammars` compiles those of requests, which are refused without it. `encode` makes vectors of images, likewise.
+        `grammars` compiles those of requests, which are refused without it. `encode` makes vectors of media, likewise.
         Raises ConfigError if the cache has groups this version cannot keep, or that cannot go with drafts."""
         scheduler, cache = config.scheduler, config.cache
         self.config = config
@@ -77,7 +77,7 @@ class EngineCore:
         self._drafting = guesses is not None
         self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from, guesses)
         most = guesses.most if guesses is not None else 0
-        self._grammars, self._parts, self._sees = grammars, parts, encode is not None
+        self._grammars, self._parts, self._encode = grammars, parts, encode
         self._builder = BatchBuilder(self.slots, self.kv, parts, most, config.cache.tables_kept)
         self._reader = ResultReader(self.slots, self.kv, self.scheduler, parts)
         self._launch = launch
@@ -103,8 +103,8 @@ class EngineCore:
             why = refuse(r, self.config, self.kv.bounds)
             if why is None and r.sampling.grammar is not None:
                 why = self._uncompiled(r)
-            if why is None and r.sampling.media and not self._sees:
-                why = "this engine reads no images"
+            if why is None and not all(self._encode is not None and self._encode.takes(item) for item in r.sampling.media):
+                why = "this engine does not take images or sounds such as these"
             if r.handle in self._requests:
                 why = f"handle: {r.handle} is in use"
             if why is not None:

@@ -183,8 +183,8 @@ def history(schedule: SchedulerConfig, length: int, spec: ModelSpec | None = Non
 
 
 def encoded(spec: ModelSpec) -> int:
-    """Bytes of vectors of images that are kept for the next request with the same image."""
-    return ENCODED if spec.vision is not None else 0
+    """Bytes of vectors of images and sounds that are kept for the next request with the same."""
+    return ENCODED if spec.vision is not None or spec.hearing is not None else 0
 
 
 def step_sizes(

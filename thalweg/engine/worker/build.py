@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from thalweg.checkpoint import ahead
 from thalweg.checkpoint.config import facts as read_facts
 from thalweg.checkpoint.config import generation_defaults
@@ -29,7 +27,6 @@ from thalweg.config import (
     SoundConfig,
     check_args,
 )
-from thalweg.engine.messages import MediaItem
 from thalweg.engine.planning import described, resolve
 from thalweg.engine.planning.memory import ENCODED, encoded, gib, history, plan, step_sizes, to_load
 from thalweg.engine.worker import rehearsal
@@ -45,6 +42,7 @@ from thalweg.hal.platform import Defaults, Limits, ModelInfo, Platform
 from thalweg.hal.step import StateBox, StepBatch, StepShape
 from thalweg.hal.weights import WeightFormat
 from thalweg.host.marks import mark
+from thalweg.media.listeners import listener
 from thalweg.media.processors import processor
 from thalweg.models import registry, sizes
 from thalweg.models.fallback.spec import UNRELIABLE, ForeignSpec
@@ -53,6 +51,7 @@ from thalweg.quantization import online
 from thalweg.quantization import registry as formats
 
 if TYPE_CHECKING:
+    from thalweg.engine.control.parts.builder import Encode
     from thalweg.models.build import Model
 
 logger = logging.getLogger(__name__)
@@ -70,8 +69,8 @@ class Worker:
     """The kernel plan, a line per choice."""
     device: Device
     load_seconds: float
-    encode: Callable[[MediaItem], np.ndarray] | None = None
-    """Makes vectors of an image. None: the model reads text alone."""
+    encode: Encode | None = None
+    """Makes vectors of images and sounds. None: the model reads text alone."""
 
     def close(self) -> None:
         self.device.close()
@@ -220,17 +219,22 @@ def _build_model(job: _Job) -> Worker:
     return Worker(config, runner.launch, [str(c) for c in binder.bindings], device, 0.0, _encoder(job, model, params))
 
 
-def _encoder(job: _Job, model: Model, params: Any) -> Callable[[MediaItem], np.ndarray] | None:
-    """What makes vectors of images, where the model sees and its files say how."""
-    made = processor(job.hf, job.path) if model.vision is not None else None
-    if model.vision is None or made is None:
-        return None
-    if not model.looks_ahead:
-        logger.warning("images are refused: no attention of this device lets an image's tokens see each other")
-        return None
-    from thalweg.engine.worker.encoder import Encoder
+def _encoder(job: _Job, model: Model, params: Any) -> Encode | None:
+    """What makes vectors of images and sounds, where the model takes any and its files say how."""
+    from thalweg.engine.worker.encoder import Encoder, hearing, seeing
 
-    return Encoder(model.vision, params["vision"], job.device, made, ENCODED)
+    eye = processor(job.hf, job.path) if model.vision is not None else None
+    ear = listener(job.hf, job.path) if model.hearing is not None else None
+    if eye is not None and not model.looks_ahead:
+        logger.warning("images are refused: no attention of this device lets an image's tokens see each other")
+        eye = None
+    if eye is None and ear is None:
+        return None
+    return Encoder(
+        job.device,
+        None if eye is None else seeing(model.vision, params["vision"], eye),
+        None if ear is None else hearing(model.hearing, params["hearing"], ear), ENCODED,
+    )  # fmt: skip
 
 
 def _gains(binder: Binder, dtype: str, width: int, form: WeightFormat) -> bool:

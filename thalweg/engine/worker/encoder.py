@@ -1,32 +1,59 @@
-"""Vectors of images: the encoder's executable, and what it gave for the images last seen."""
+"""Vectors of images and sounds: the executables of encoders, and what they gave for what was last seen or heard."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from thalweg.engine.messages import MediaItem
 from thalweg.hal.device import Device, Executable
-from thalweg.hal.step import Params, StateBox
+from thalweg.hal.step import Params, StateBox, StepBatch
 from thalweg.media import patches
+from thalweg.media.listeners import Listener
 from thalweg.media.processors import Processor
+from thalweg.models.vision.ear import Ear
 from thalweg.models.vision.tower import Tower
 
 
-class Encoder:
-    """One thread drives it. Vectors of an image are kept by its digest, the least recently used are forgotten."""
+@dataclass
+class Way:
+    """An encoder. batches: of an item, its step, and how its layers see that, one for each kind of layer."""
 
-    def __init__(self, tower: Tower, params: Params, device: Device, processor: Processor, budget: int) -> None:
-        """budget: bytes of vectors that are kept. Those of one image are, whatever they take."""
-        self._attention, self._processor, self._budget = tower.attention, processor, budget
-        self._make: Callable[[], Executable] = lambda: device.compile(tower.step, params, StateBox({}), None, None)
-        self._run: Executable | None = None
+    tower: Tower | Ear
+    params: Params
+    batches: Callable[[MediaItem], tuple[StepBatch, ...]]
+    run: Executable | None = field(default=None, init=False)
+
+
+def seeing(tower: Tower, params: Params, processor: Processor) -> Way:
+    def batches(item: MediaItem) -> tuple[StepBatch, ...]:
+        whole = patches.batch(processor.prepared(item.views, item.size))
+        return whole, patches.windows(whole)
+
+    return Way(tower, params, batches)
+
+
+def hearing(tower: Ear, params: Params, listener: Listener) -> Way:
+    return Way(tower, params, lambda item: (listener.batch(item.views[0], item.frames),))
+
+
+class Encoder:
+    """One thread drives it. Vectors of an item are kept by its digest, the least recently used are forgotten."""
+
+    def __init__(self, device: Device, eye: Way | None, ear: Way | None, budget: int) -> None:
+        """budget: bytes of vectors that are kept. Those of one item are, whatever they take."""
+        self._device, self._eye, self._ear, self._budget = device, eye, ear, budget
         self._kept: OrderedDict[bytes, np.ndarray] = OrderedDict()
         self._held = 0
         self.runs = 0
-        """Images encoded."""
+        """Items encoded."""
+
+    def takes(self, item: MediaItem) -> bool:
+        """Is there an encoder for it?"""
+        return (self._ear if item.frames else self._eye) is not None
 
     def __call__(self, item: MediaItem) -> np.ndarray:
         """f32[positions, width * hidden]."""
@@ -43,12 +70,14 @@ class Encoder:
 
     def _encode(self, item: MediaItem) -> np.ndarray:
         self.runs += 1
-        batch = patches.batch(self._processor.prepared(item.views, item.size))
-        backend, spec = self._attention
-        batch.metadata = tuple(backend.metadata(b, 0, spec, None) for b in (batch, patches.windows(batch)))
-        if self._run is None:
-            self._run = self._make()
-        vectors = self._run(batch).result().pooled
+        way = self._ear if item.frames else self._eye
+        assert way is not None, "refused before"
+        seen = way.batches(item)
+        batch, (backend, spec) = seen[0], way.tower.attention
+        batch.metadata = tuple(backend.metadata(b, 0, spec, None) for b in seen)
+        if way.run is None:
+            way.run = self._device.compile(way.tower.step, way.params, StateBox({}), None, None)
+        vectors = way.run(batch).result().pooled
         if vectors is None or len(vectors) != item.positions.size:
             raise RuntimeError(f"{item.positions.size} placeholders for {0 if vectors is None else len(vectors)} vectors")
         return np.array(vectors, np.float32)

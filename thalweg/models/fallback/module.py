@@ -35,6 +35,7 @@ class Foreign:
 
     reader = ConvertedFiles
     vision = None
+    hearing = None
     has_argmax = False
     cache_scales: frozenset[str] = frozenset()
 

@@ -14,6 +14,7 @@ from thalweg.models.spec.attention import Attention, Relative
 from thalweg.models.spec.beside import Beside
 from thalweg.models.spec.cross import CrossAttention
 from thalweg.models.spec.delta import DeltaNet
+from thalweg.models.spec.hearing import Conv, Hearing
 from thalweg.models.spec.indexer import Indexer
 from thalweg.models.spec.kda import KimiDelta
 from thalweg.models.spec.latent import LatentAttention
@@ -40,10 +41,12 @@ __all__ = [
     "AnyNorm",
     "Attention",
     "Beside",
+    "Conv",
     "CrossAttention",
     "DeltaNet",
     "Ending",
     "HeadNorm",
+    "Hearing",
     "Indexer",
     "KimiDelta",
     "LatentAttention",

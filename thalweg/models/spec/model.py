@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from thalweg.models.spec.altup import AltUp, Laurel, Streams
+from thalweg.models.spec.hearing import Hearing
 from thalweg.models.spec.norm import AnyNorm, Norms
 from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import Ending, LayerInputs
@@ -143,6 +144,8 @@ class ModelSpec:
     embed: str = "embed_tokens"
     head: str = "lm_head"
     names: Names = field(default_factory=Names)
+    hearing: Hearing | None = None
+    """The encoder whose vectors stand for sounds of a prompt."""
     vision: Vision | None = None
     """The encoder of images; None: the model reads text alone."""
 
@@ -182,8 +185,9 @@ class ModelSpec:
             made["classes"] = self.pooling.classes.weights(self.root, self.hidden)
         if self.pooling is not None and self.pooling.dense:
             made["dense"] = {i: each.weights() for i, each in enumerate(self.pooling.dense)}
-        if self.vision is not None:
-            made["vision"] = self.vision.weights(self.hidden)
+        for key, tower in (("vision", self.vision), ("hearing", self.hearing)):
+            if tower is not None:
+                made[key] = tower.weights(self.hidden)
         return made
 
     @property

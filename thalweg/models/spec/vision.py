@@ -172,8 +172,7 @@ class Vision:
         for key, norm in (("embedded", self.embedded), ("enter", self.enter), ("leave", self.leave)):
             if norm is not None:
                 made[key] = norm.weights(self.root)
-        plain: Weights = _plain(made)
-        return plain
+        return plain(made)
 
 
 def _halved(mixer: Mapping[str, Any], layer: Layer) -> dict[str, Any]:
@@ -193,9 +192,9 @@ def _halved(mixer: Mapping[str, Any], layer: Layer) -> dict[str, Any]:
     return {**mixer, "qkv": {**mixer["qkv"], "weight": replace(weight, sources=(swapped(q), swapped(k), *v))}, **norms}
 
 
-def _plain(tree: Mapping[Any, Any]) -> dict[Any, Any]:
+def plain(tree: Mapping[Any, Any]) -> dict[Any, Any]:
     """The same, with roles and shards that say: leave it as it is."""
     return {
-        key: _plain(value) if isinstance(value, Mapping) else replace(value, role="plain", shard=None)
+        key: plain(value) if isinstance(value, Mapping) else replace(value, role="plain", shard=None)
         for key, value in tree.items()
     }

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from thalweg.engine.client.media import MEDIA
-from thalweg.media.images import Image
+from thalweg.engine.client.media import MEDIA, Medium
 from thalweg.server.core.serving import Serving
 from thalweg.server.errors import ApiError
 from thalweg.server.openai.protocol import ChatFields, ChatRequest, Message
@@ -65,23 +64,26 @@ class Conversation:
         )
         return {**prompt, MEDIA: images} if images else prompt
 
-    async def _seen(self, request: ChatFields, cut: bool) -> tuple[list[Any], list[Image]]:
-        """The messages with their images read and taken out; none, if they hold none. cut: the prompt is to be shortened."""
-        where = next(
+    async def _seen(self, request: ChatFields, cut: bool) -> tuple[list[Any], list[Medium]]:
+        """The messages with their images and sounds read and taken out; none, if they hold none. cut: it is to be shortened."""
+        where, medium = next(
             (
-                f"messages[{i}].content[{j}]"
+                (f"messages[{i}].content[{j}]", part.medium)
                 for i, m in enumerate(request.messages) if isinstance(m.content, list)
-                for j, part in enumerate(m.content) if part.is_image
+                for j, part in enumerate(m.content) if part.medium
             ),
-            None,
+            (None, ""),
         )  # fmt: skip
         if where is None:
             return [], []
         media = self.serving.engine.media
         if media is None:
-            raise ApiError(f"{where}: this model takes text alone: images are not supported by it; send text parts", where)
+            words = "images" if medium == "image" else "sounds"
+            raise ApiError(f"{where}: this model takes text alone: {words} are not supported by it; send text parts", where)
         if cut:
-            raise ApiError("truncate_prompt_tokens: a prompt with images is not cut; leave it out", "truncate_prompt_tokens")
+            raise ApiError(
+                "truncate_prompt_tokens: a prompt with images or sounds is not cut; leave it out", "truncate_prompt_tokens"
+            )
         messages, sources = media.apart([_plain(m) for m in request.messages])
         return messages, await media.read_async(sources)
 
@@ -104,7 +106,7 @@ def _plain(message: Message) -> dict[str, Any]:
     out = message.model_dump(exclude_none=True, exclude={"annotations", "audio", "function_call", "refusal"})
     if isinstance(message.content, list):
         out["content"] = [
-            {"type": "text", "text": p.text} if not p.is_image else p.model_dump(exclude_none=True) for p in message.content
+            {"type": "text", "text": p.text} if not p.medium else p.model_dump(exclude_none=True) for p in message.content
         ]
     elif message.content is None and message.refusal:
         out["content"] = message.refusal

@@ -24,7 +24,7 @@ from thalweg.server.core.schema import (
     Whole,
 )  # fmt: skip
 from thalweg.server.errors import ApiError
-from thalweg.server.openai.refused import IMAGES, drop_tools, refuse, refuse_parts
+from thalweg.server.openai.refused import IMAGES, SOUNDS, drop_tools, refuse, refuse_parts
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1024
@@ -134,21 +134,35 @@ class ImageUrl(Model):
     detail: Label | None = None
 
 
-class Part(Model):
-    """A part of a message: a text or an image."""
+class InputAudio(Model):
+    """A file in base64. The bytes say what format they have."""
 
-    type: Literal["text", "input_text", "output_text", "image_url", "input_image"]
+    data: Text
+    format: Label | None = None
+
+
+class AudioUrl(Model):
+    url: Text
+
+
+class Part(Model):
+    """A part of a message: a text, an image or a sound."""
+
+    type: Literal["text", "input_text", "output_text", "image_url", "input_image", "input_audio", "audio_url"]
     text: Text | None = None
     image_url: ImageUrl | Text | None = None
+    input_audio: InputAudio | None = None
+    audio_url: AudioUrl | Text | None = None
     detail: Label | None = None
 
     @property
-    def is_image(self) -> bool:
-        return self.type in IMAGES
+    def medium(self) -> str:
+        """image, audio, or "" for a text."""
+        return "image" if self.type in IMAGES else "audio" if self.type in SOUNDS else ""
 
     @model_validator(mode="after")
     def _rules(self) -> Part:
-        name = "image_url" if self.is_image else "text"
+        name = {"image": "image_url", "audio": self.type}.get(self.medium, "text")
         if getattr(self, name) is None:
             raise ValueError(f"a part of type {self.type} needs {name}")
         return self

@@ -69,7 +69,7 @@ MESSAGE_NOT_YET: dict[str, tuple[Any, ...]] = {"tools": ([],), "task": ()}
 """NOT_YET for fields of a message."""
 
 
-TEXTS, IMAGES = ("text", "input_text", "output_text"), ("image_url", "input_image")
+TEXTS, IMAGES, SOUNDS = ("text", "input_text", "output_text"), ("image_url", "input_image"), ("input_audio", "audio_url")
 """Types of parts of messages."""
 
 
@@ -98,7 +98,7 @@ def drop_tools(body: dict[str, Any]) -> None:
 
 
 def refuse_parts(body: dict[str, Any]) -> None:
-    """ApiError for a part of a message that is neither text nor an image."""
+    """ApiError for a part of a message that is no text, image or sound."""
     for i, message in enumerate(body.get("messages") or () if isinstance(body.get("messages"), list) else ()):
         content = message.get("content") if isinstance(message, dict) else None
         for j, part in enumerate(content if isinstance(content, list) else ()):
@@ -106,7 +106,7 @@ def refuse_parts(body: dict[str, Any]) -> None:
             where = f"messages[{i}].content[{j}]"
             if kind in TEXTS and part.get("text") is None:
                 raise ApiError(f"{where}.text: is missing", f"{where}.text")
-            if kind not in (*TEXTS, *IMAGES):
+            if kind not in (*TEXTS, *IMAGES, *SOUNDS):
                 raise ApiError(
-                    f"{where}: parts of type {kind!r} are not supported by this version; only text and images are", where
+                    f"{where}: parts of type {kind!r} are not supported by this version; text, images and sounds are", where
                 )

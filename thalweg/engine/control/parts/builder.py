@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 FOREVER = 1 << 30
 
 
+class Encode(Protocol):
+    """Makes vectors f32[positions, width] of images and sounds."""
+
+    def takes(self, item: MediaItem, /) -> bool:
+        """Is there an encoder for it?"""
+
+    def __call__(self, item: MediaItem, /) -> np.ndarray: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What a builder may know when it is made."""
@@ -37,8 +46,8 @@ class Setup:
     vocab: int
     grammars: Grammars | None = None
     """What compiles grammars. None: no request has one."""
-    encode: Callable[[MediaItem], np.ndarray] | None = None
-    """What makes vectors f32[positions, width] of an image. None: no request has one."""
+    encode: Encode | None = None
+    """None: no request has an image or a sound."""
     top: int = 0
     """Tokens that a token reads at the most, in layers that choose them. 0 = all."""
 

@@ -1,0 +1,132 @@
+"""How each family hears. A line here for each architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from thalweg.checkpoint.config import Config, architecture, folder, integer
+from thalweg.checkpoint.json_files import read_object
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.media.listeners.base import Listener
+from thalweg.media.mel import HOP, RATE, WINDOW
+from thalweg.media.processors.base import FILE, outer
+
+__all__ = ["LISTENERS", "Listener", "listener"]
+
+LONGEST = 3600.0
+"""Seconds of a sound, of models that set no limit of their own."""
+BINS, SOURCES = 128, 1500
+
+
+def _qwen2_audio(config: Config, said: Config) -> Listener:
+    heard = _heard(config)
+    chunk = 2 * integer(heard, "max_source_positions", high=1 << 16, default=SOURCES)
+    return Listener(
+        **_shared(config, heard, 151_646), chunk=chunk, halvings=1, group=2, most=chunk * HOP / RATE, least=3, ends="silence"
+    )
+
+
+def _audio_flamingo3(config: Config, said: Config) -> Listener:
+    """Ten minutes, in parts of which each is a sound to the encoder."""
+    heard = _heard(config)
+    chunk = 2 * integer(heard, "max_source_positions", high=1 << 16, default=SOURCES)
+    return Listener(
+        **_shared(config, heard, 151_669), chunk=chunk, halvings=1, group=2, most=20 * chunk * HOP / RATE, least=3,
+        ends="silence", apart=True,
+    )  # fmt: skip
+
+
+def _voxtral(config: Config, said: Config) -> Listener:
+    heard = _heard(config)
+    chunk = 2 * integer(heard, "max_source_positions", high=1 << 16, default=SOURCES)
+    hidden, inner = _hidden(heard), integer(heard, "intermediate_size", high=1 << 24, default=5120)
+    return Listener(
+        **_shared(config, heard, 24), chunk=chunk, halvings=1, group=inner // hidden, most=LONGEST, least=1, ends="silence",
+        whole=True,
+    )  # fmt: skip
+
+
+def _qwen2_5_omni(config: Config, said: Config) -> Listener:
+    heard = _heard(config)
+    return Listener(
+        **_shared(config, heard, 151_646), chunk=2 * integer(heard, "n_window", high=1 << 16, default=100), halvings=1,
+        group=2, most=float(integer(said, "chunk_length", high=3600, default=300, where=FILE)), least=3, ends="short",
+        sines=True,
+    )  # fmt: skip
+
+
+def _qwen3_omni(config: Config, said: Config) -> Listener:
+    return Listener(**_qwen3(config, 151_646), least=2, ends="short")
+
+
+def _qwen3_asr(config: Config, said: Config) -> Listener:
+    """Half a second at least."""
+    return Listener(**_qwen3(config, 151_676), least=50, lengthen=True, ends="zeros")
+
+
+def _qwen3(config: Config, token: int) -> dict[str, Any]:
+    heard = _heard(config)
+    chunk = 2 * integer(heard, "n_window", high=1 << 16, default=50)
+    window = max(1, integer(heard, "n_window_infer", high=1 << 20, default=800) // chunk)
+    return {
+        **_shared(config, heard, token), "chunk": chunk, "halvings": 3, "window": window, "group": 1, "most": LONGEST,
+        "sines": True, "cut": True,
+    }  # fmt: skip
+
+
+LISTENERS: Mapping[str, Callable[[Config, Config], Listener]] = {
+    "AudioFlamingo3ForConditionalGeneration": _audio_flamingo3,
+    "Qwen2_5OmniForConditionalGeneration": _qwen2_5_omni,
+    "Qwen2_5OmniModel": _qwen2_5_omni,
+    "Qwen2AudioForConditionalGeneration": _qwen2_audio,
+    "Qwen3ASRForConditionalGeneration": _qwen3_asr,
+    "Qwen3OmniMoeForConditionalGeneration": _qwen3_omni,
+    "VoxtralForConditionalGeneration": _voxtral,
+}
+"""`architectures` entry of config.json -> what reads how it hears."""
+
+
+def listener(config: Config, path: Path) -> Listener | None:
+    """Of the model in this directory. None: it does not hear. CheckpointError or UnsupportedModelError."""
+    read = LISTENERS.get(architecture(config))
+    if read is None or config.get("language_model_only") or not isinstance(outer(config).get("audio_config"), dict):
+        return None
+    said = _said(folder(path))
+    for key, ours in (("sampling_rate", RATE), ("hop_length", HOP), ("n_fft", WINDOW)):
+        if said.get(key, ours) != ours:
+            raise UnsupportedModelError(
+                f"{FILE}: {key}: {said[key]!r:.40} is not supported by this version, which takes {ours}"
+            )
+    return read(config, said)
+
+
+def _said(where: Path) -> dict[str, Any]:
+    """The settings of spectra, in a file of their own, or among those of the whole processor (transformers 5)."""
+    if (where / FILE).is_file():
+        return read_object(where / FILE)
+    whole = where / "processor_config.json"
+    found = read_object(whole).get("feature_extractor") if whole.is_file() else None
+    return found if isinstance(found, dict) else {}
+
+
+def _heard(config: Config) -> Config:
+    found = outer(config).get("audio_config")
+    if not isinstance(found, dict):
+        raise CheckpointError("config.json: audio_config: missing")
+    return found
+
+
+def _hidden(heard: Config) -> int:
+    key = "d_model" if "d_model" in heard else "hidden_size"
+    return integer(heard, key, high=1 << 20, default=1280)
+
+
+def _shared(config: Config, heard: Config, token: int) -> dict[str, Any]:
+    around = outer(config)
+    key = "audio_token_id" if around.get("audio_token_id") is not None else "audio_token_index"
+    return {
+        "token": integer(around, key, low=0, default=token), "bins": integer(heard, "num_mel_bins", high=1 << 12, default=BINS),
+        "hidden": _hidden(heard),
+    }  # fmt: skip

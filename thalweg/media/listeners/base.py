@@ -1,0 +1,139 @@
+"""How a model hears: how long its sounds may be, what stands for them in the prompt, and the arrays that its encoder takes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from thalweg.hal.parts.frames import Frames
+from thalweg.hal.step import SamplingArrays, StepBatch
+from thalweg.media.mel import HOP, RATE, spectrum
+
+F32, I32 = np.float32, np.int32
+
+
+class Listener(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Settings of one model. Its encoder sees a sound in chunks of frames, which it halves a few times."""
+
+    token: int
+    """The id that stands for one vector."""
+    marker: str = ""
+    """What templates write for a sound. "": the token's own text."""
+    bins: int
+    hidden: int
+    """Of the encoder."""
+    chunk: int
+    """Frames that convolutions see together."""
+    halvings: int
+    window: int = 1
+    """Chunks that layers see together."""
+    group: int
+    """Neighbours that become one vector."""
+    most: float
+    """Seconds of the longest sound."""
+    least: int
+    """Frames of the shortest; what is shorter is followed by silence, where `lengthen` says so."""
+    lengthen: bool = False
+    ends: Literal["silence", "zeros", "short"]
+    """What fills the last chunk up: silence as the spectrum has it, zeros, or nothing, unless there are chunks before it."""
+    whole: bool = False
+    """That is heard, too."""
+    sines: bool = False
+    """Places are sines and cosines."""
+    apart: bool = False
+    """Each chunk has a spectrum of its own."""
+    cut: bool = False
+    """A last part of less than HOP samples is left out. Else silence follows it."""
+
+    def frames(self, samples: int) -> int:
+        """Of a sound of so many samples at RATE."""
+        if self.lengthen:
+            samples = max(samples, self.least * HOP)
+        return samples // HOP if self.cut else -(-samples // HOP)
+
+    def problem(self, samples: int) -> str:
+        """What is wrong with a sound of so many samples, in words for who sent it; "" = nothing."""
+        seconds = samples / RATE
+        if seconds > self.most:
+            return f"lasts {seconds:.1f} seconds, and this model hears {self.most:g} at once: send it in parts"
+        if self.frames(samples) < self.least:
+            return f"lasts {seconds:.3f} seconds; this model hears no less than {self.least * HOP / RATE:g}"
+        return ""
+
+    def heard(self, frames: int) -> int:
+        """Frames of what layers see, of a sound of so many."""
+        return -(-frames // self.chunk) * self.chunk if self.whole else frames
+
+    def states(self, frames: int) -> int:
+        """What convolutions give of so many frames of one chunk."""
+        for _ in range(self.halvings):
+            frames = -(-frames // 2)
+        return frames
+
+    def lengths(self, frames: int) -> list[int]:
+        """What they give of each chunk of a sound."""
+        frames = self.heard(frames)
+        return [self.states(min(self.chunk, frames - at)) for at in range(0, frames, self.chunk)]
+
+    def count(self, frames: int) -> int:
+        """Vectors."""
+        return sum(self.lengths(frames)) // self.group
+
+    def mel(self, sound: np.ndarray) -> np.ndarray:
+        """f32[samples] at RATE -> f32[bins, frames]: those of the sound, and of silence that the encoder sees behind it."""
+        step = self.chunk * HOP if self.apart else sound.size
+        parts = [self._mel(sound[at : at + step], self.chunk * HOP / RATE if self.apart else self.most)
+                 for at in range(0, sound.size, step)]  # fmt: skip
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
+
+    def _mel(self, sound: np.ndarray, most: float) -> np.ndarray:
+        """most: seconds of the longest."""
+        if self.cut:
+            missing = self.frames(sound.size) * HOP - sound.size
+            return spectrum(np.pad(sound, (0, missing)) if missing > 0 else sound, self.bins)
+        heard = self.heard(self.frames(sound.size))
+        last = heard if self.whole else int(most * RATE) // HOP
+        wanted = min(heard + 2, last) if self.ends == "silence" else heard
+        # Silence follows what is not at the end, or a mirror of it would.
+        wave = np.zeros(min(wanted + 2, last) * HOP, F32)
+        wave[: sound.size] = sound
+        return np.ascontiguousarray(spectrum(wave, self.bins)[:, :wanted])
+
+    def batch(self, mel: np.ndarray, frames: int) -> StepBatch:
+        """A sound as a step: a sequence for each stretch of it that layers see together. frames: of the sound itself."""
+        heard, lengths = self.heard(frames), self.lengths(frames)
+        short = len(lengths) == 1 and self.ends != "zeros"
+        width = mel.shape[1] if short else self.chunk
+        chunks, real = np.zeros((len(lengths), self.bins, width), F32), np.zeros((len(lengths), width), F32)
+        for i in range(len(lengths)):
+            part = mel[:, i * self.chunk : (i + 1) * self.chunk]
+            chunks[i, :, : part.shape[1]] = part
+            real[i, : heard - i * self.chunk] = 1
+        place = np.concatenate([np.arange(n, dtype=I32) for n in lengths])
+        row = np.concatenate([i * self.states(width) + np.arange(n, dtype=I32) for i, n in enumerate(lengths)])
+        seen = np.array([sum(lengths[i : i + self.window]) for i in range(0, len(lengths), self.window)], I32)
+        total = int(seen.sum())
+        return StepBatch(
+            tokens=np.zeros(total, I32), token_seq=np.repeat(np.arange(len(seen), dtype=I32), seen),
+            positions=np.concatenate([np.arange(n, dtype=I32) for n in seen]), slots=np.arange(1, 1 + len(seen), dtype=I32),
+            context=np.zeros(len(seen), I32), query=seen, last_row=np.cumsum(seen, dtype=I32) - I32(1),
+            emit=np.zeros(len(seen), bool), block_tables=(np.zeros((len(seen), 1), I32),),
+            sampling=SamplingArrays.greedy(len(seen)),
+            parts=(
+                Frames(
+                    mel=chunks, real=real, row=row.astype(I32), place=place, sines=self._sines(place),
+                    keep=np.arange(self.count(frames) * self.group, dtype=I32),
+                ),
+            ),
+        )  # fmt: skip
+
+    def _sines(self, place: np.ndarray) -> np.ndarray:
+        """f32[T, hidden]: sines, then cosines; of models with a learned table, none."""
+        if not self.sines:
+            return np.zeros((place.size, 0), F32)
+        half = self.hidden // 2
+        slower = np.exp(np.arange(half, dtype=F32) * F32(-np.log(10_000) / (half - 1)))
+        angle = place[:, None].astype(F32) * slower
+        return np.concatenate([np.sin(angle), np.cos(angle)], 1).astype(F32)

@@ -1,0 +1,59 @@
+"""Sounds of conversations: bytes of a file or samples in, spectra and a digest out."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+import msgspec
+import numpy as np
+
+from thalweg.errors import RequestError
+from thalweg.host import envs
+from thalweg.media.listeners import Listener
+from thalweg.media.mel import RATE
+from thalweg.media.sound import SoundGate
+
+DIGEST = 16
+"""Bytes of a digest."""
+
+
+class Sound(msgspec.Struct, frozen=True):
+    """What was made of one: its spectrum, and a digest that no other sound has. The digest is keyed with a secret of this
+    process, and covers the listener's settings, the spectrum's shape and its bytes."""
+
+    mel: np.ndarray  # f32[bins, frames]
+    frames: int
+    """Of the sound itself; the spectrum may have more."""
+    digest: bytes
+
+
+class Sounds:
+    """Reads sounds for one model. Thread-safe. Its processes start when first needed, and end with it."""
+
+    def __init__(self, listener: Listener, cells: int) -> None:
+        self._listener, self._gate = listener, SoundGate(cells, envs.audio_seconds())
+        self._most, self._seconds = int(envs.audio_file_megabytes() * (1 << 20)), envs.audio_seconds()
+        self._settings, self._secret = msgspec.msgpack.encode(listener), secrets.token_bytes(32)
+
+    def close(self) -> None:
+        self._gate.close()
+
+    def read(self, data: bytes, at: str) -> Sound:
+        """Of a file's bytes. at: the place in the request. RequestError, UnavailableError."""
+        if len(data) > self._most:
+            raise RequestError(f"{at}: more than {self._most / (1 << 20):g} MiB; send a smaller file", at)
+        return self.of(self._gate.decode(data, RATE, at), at)
+
+    def of(self, samples: np.ndarray, at: str) -> Sound:
+        """Of f32[samples] at RATE. RequestError."""
+        if samples.size > self._seconds * RATE:
+            raise RequestError(f"{at}: lasts {samples.size / RATE:.0f} seconds, and at most {self._seconds:g} are taken", at)
+        if problem := self._listener.problem(samples.size):
+            raise RequestError(f"{at}: {problem}", at)
+        mel, frames = self._listener.mel(samples), self._listener.frames(samples.size)
+        found = hashlib.blake2b(key=self._secret, digest_size=DIGEST)
+        for part in (b"sound", self._settings, repr((mel.shape, frames)).encode(), mel.tobytes()):
+            found.update(b"%d:" % len(part))
+            found.update(part)
+        return Sound(mel, frames, found.digest())

@@ -1,0 +1,99 @@
+"""Models that hear: a language model with an encoder of sounds before it (`towers.ears`), some with one of images too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from thalweg.checkpoint.config import Config, flag
+from thalweg.checkpoint.spelling import THINKER
+from thalweg.errors import UnsupportedModelError
+from thalweg.models.families import multimodal, qwen2
+from thalweg.models.families import qwen3 as qwen3_text
+from thalweg.models.families.towers import ears, qwen_vl
+from thalweg.models.families.towers.common import beside
+from thalweg.models.spec import Attention, Hearing, ModelSpec, Names
+
+EARS = ("audio_tower.", "multi_modal_projector.")
+SPEAKS = ("talker.", "token2wav.", "code2wav.")
+"""Prefixes of what turns an answer into sound."""
+THINKS = (
+    ("thinker.model.", "model."), ("thinker.lm_head.", "lm_head."), ("thinker.", "model."), *multimodal.PREFIXES,
+)  # fmt: skip
+MERGERS = (
+    ("visual.merger_list.", "visual.deepstack_merger_list."), (".ln_q.", ".norm."),
+    (".mlp.0.", ".linear_fc1."), (".mlp.2.", ".linear_fc2."),
+)  # fmt: skip
+"""Names of Qwen3-VL's encoder, as Omni has them."""
+UNREAD = ("model.audio_tower.audio_bos_eos_token.", "model.audio_tower.positional_embedding.")
+
+
+def qwen2_audio(config: Config) -> ModelSpec:
+    return _hearing(multimodal.of_kind(config, "qwen2"), config, ears.qwen2_audio)
+
+
+def voxtral(config: Config) -> ModelSpec:
+    """Without its layers for speech."""
+    return _hearing(multimodal.of_kind(config, "llama"), config, ears.voxtral)
+
+
+def audio_flamingo3(config: Config) -> ModelSpec:
+    return _hearing(multimodal.of_kind(config, "qwen2"), config, ears.audio_flamingo3)
+
+
+def qwen3_asr(config: Config) -> ModelSpec:
+    """As transformers has it. Its embedding is also the output matrix, unless the outer configuration says otherwise."""
+    if beside(config).get(THINKER):
+        raise UnsupportedModelError(
+            "config.json: thinker_config: Qwen3-ASR is served as transformers has it: take a repository whose name ends in -hf"
+        )
+    said = {**config, "tie_word_embeddings": flag(beside(config), "tie_word_embeddings", True)}
+    return _hearing(multimodal.of_kind(said, "qwen3"), config, lambda c: ears.qwen3(c, within=False))
+
+
+def qwen2_5_omni(config: Config) -> ModelSpec:
+    """The part that answers in text."""
+    spec = multimodal.with_axes(qwen2.qwen2(multimodal.one_axis(config)), config, mixed=False)
+    return _omni(spec, config, ears.qwen2_5_omni, _apart)
+
+
+def qwen3_omni_moe(config: Config) -> ModelSpec:
+    """The part that answers in text."""
+    said = {**config, "norm_topk_prob": True}
+    spec = multimodal.with_axes(qwen3_text.qwen3_moe(multimodal.one_axis(said)), config, mixed=True)
+    return _omni(spec, config, ears.qwen3, qwen_vl.qwen3_vl, MERGERS)
+
+
+def _apart(config: Config) -> multimodal.Tower:
+    """Qwen2.5-VL's encoder with q, k and v in tensors of their own."""
+    vision, unread = qwen_vl.qwen2_5_vl(config)
+    layers = []
+    for layer in vision.layers:
+        assert isinstance(layer.mixer, Attention)
+        layers.append(replace(layer, mixer=replace(layer.mixer, fused="", parts=("q", "k", "v"))))
+    return replace(vision, layers=tuple(layers)), unread
+
+
+def _is_deaf(config: Config) -> bool:
+    """Is the text part alone asked for, or all there is?"""
+    return bool(config.get("language_model_only")) or not isinstance(beside(config).get("audio_config"), dict)
+
+
+def _hearing(spec: ModelSpec, config: Config, ear: Callable[[Config], Hearing]) -> ModelSpec:
+    if _is_deaf(config):
+        skip = tuple(root + part for root in ("", "model.") for part in EARS)
+        return replace(spec, names=Names(replace=multimodal.PREFIXES, skip=skip))
+    return replace(spec, names=Names(replace=multimodal.PREFIXES, skip=UNREAD), hearing=ear(config))
+
+
+def _omni(
+    spec: ModelSpec, config: Config, ear: Callable[[Config], Hearing], tower: Callable[[Config], multimodal.Tower],
+    inside: tuple[tuple[str, str], ...] = (),
+) -> ModelSpec:  # fmt: skip
+    """inside: names that its encoder of images has for parts of Qwen-VL's."""
+    if _is_deaf(config):
+        skip = ("model.audio_tower.", "model.visual.", "thinker.audio_tower.", "thinker.visual.", *SPEAKS)
+        return replace(spec, names=Names(replace=THINKS, skip=skip))
+    vision, unread = tower(config)
+    names = Names(replace=THINKS, inside=inside, skip=(*SPEAKS, *UNREAD, *unread))
+    return replace(spec, names=names, hearing=ear(config), vision=vision)

@@ -1,0 +1,141 @@
+"""Encoders of sounds, most of them Whisper's with another end: two convolutions over time, or three over time and
+frequency."""
+
+from __future__ import annotations
+
+from thalweg.checkpoint.config import Config, flag, integer
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.families.common import hidden_size
+from thalweg.models.families.towers.common import act, beside, sees_all, size
+from thalweg.models.spec import Conv, Hearing, Layer, LayerNorm, Norms, Projector, UngatedMLP
+from thalweg.models.spec.vision import Step
+
+EPS = 1e-5
+BINS, SOURCES = 128, 1500
+TOWER = "audio_tower."
+
+
+def heard(config: Config) -> Config:
+    """`audio_config`, with Whisper's names for sizes. CheckpointError if there is none."""
+    found = beside(config).get("audio_config")
+    if not isinstance(found, dict):
+        raise CheckpointError("config.json: audio_config: missing")
+    if found.get("scale_embedding"):
+        raise UnsupportedModelError("config.json: audio_config: scale_embedding is not supported by this version")
+    names = {
+        "hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads", "num_hidden_layers": "encoder_layers",
+        "intermediate_size": "encoder_ffn_dim",
+    }  # fmt: skip
+    return {**{new: found[old] for old, new in names.items() if old in found}, **found}
+
+
+def qwen2_audio(config: Config) -> Hearing:
+    """Neighbours are averaged before the last norm."""
+    said = heard(config)
+    hidden = size(said, "d_model", 1280)
+    projector = Projector(
+        root="model.", group=2, join="mean", after=(LayerNorm(f"{TOWER}layer_norm", hidden, EPS),),
+        steps=(Step("multi_modal_projector.linear", hidden, hidden_size(config), True),),
+    )  # fmt: skip
+    return _whisper(said, hidden, projector, learned=True)
+
+
+def voxtral(config: Config) -> Hearing:
+    """Neighbours are joined, as many as the encoder's inner size has room for."""
+    said = heard(config)
+    hidden, text = size(said, "d_model", 1280), hidden_size(config)
+    projector = Projector(
+        root="model.", group=joined(said), before=LayerNorm(f"{TOWER}layer_norm", hidden, EPS),
+        steps=(
+            Step("multi_modal_projector.linear_1", hidden * joined(said), text, False,
+                 act(beside(config), "projector_hidden_act", "gelu")),
+            Step("multi_modal_projector.linear_2", text, text, False),
+        ),
+    )  # fmt: skip
+    return _whisper(said, hidden, projector, learned=True)
+
+
+def audio_flamingo3(config: Config) -> Hearing:
+    """As Qwen2-Audio's, with two layers behind it."""
+    said, around = heard(config), beside(config)
+    hidden, text, bias = size(said, "d_model", 1280), hidden_size(config), flag(around, "projector_bias", True)
+    projector = Projector(
+        root="model.", group=2, join="mean", after=(LayerNorm(f"{TOWER}layer_norm", hidden, EPS),),
+        steps=(
+            Step("multi_modal_projector.linear_1", hidden, text, bias, act(around, "projector_hidden_act", "gelu")),
+            Step("multi_modal_projector.linear_2", text, text, bias),
+        ),
+    )  # fmt: skip
+    return _whisper(said, hidden, projector, learned=True)
+
+
+def joined(said: Config) -> int:
+    """How many neighbours Voxtral's projector takes. said: `heard`."""
+    hidden, inner = size(said, "d_model", 1280), size(said, "encoder_ffn_dim", 5120)
+    if inner % hidden:
+        raise CheckpointError(
+            f"config.json: audio_config: intermediate_size ({inner}) is no multiple of hidden_size ({hidden})"
+        )
+    return inner // hidden
+
+
+def qwen2_5_omni(config: Config) -> Hearing:
+    """Places are sines, counted in each chunk anew, and chunks do not see each other."""
+    said = heard(config)
+    hidden = size(said, "d_model", 1280)
+    projector = Projector(
+        root=f"model.{TOWER}", group=2, join="mean", after=(LayerNorm("ln_post", hidden, EPS),),
+        steps=(Step("proj", hidden, _out(config, said), True),),
+    )  # fmt: skip
+    return _whisper(said, hidden, projector, learned=False)
+
+
+def qwen3(config: Config, within: bool = True) -> Hearing:
+    """Three convolutions over time and frequency. within: the last layers belong to the encoder itself."""
+    said = heard(config)
+    hidden, channels, bins = size(said, "d_model", 1280), size(said, "downsample_hidden_size", 480), _bins(said)
+    names = ("proj1", "proj2") if within else ("linear_1", "linear_2")
+    names = tuple(f"{TOWER if within else 'multi_modal_projector.'}{name}" for name in names)  # type: ignore[assignment]
+    function = act(said, "activation_function", "gelu")
+    projector = Projector(
+        root="model.", before=LayerNorm(f"{TOWER}ln_post", hidden, EPS),
+        steps=(Step(names[0], hidden, hidden, True, function), Step(names[1], hidden, _out(config, said), True)),
+    )  # fmt: skip
+    high = bins
+    for _ in range(3):
+        high = -(-high // 2)
+    return Hearing(
+        bins=bins, hidden=hidden, layers=_layers(said, hidden, key_bias=True), projector=projector,
+        convs=tuple(Conv(f"conv2d{i}", 1 if i == 1 else channels, channels, 2, flat=True) for i in (1, 2, 3)),
+        out=Step("conv_out", channels * high, hidden),
+    )  # fmt: skip
+
+
+def _whisper(said: Config, hidden: int, projector: Projector, learned: bool) -> Hearing:
+    more = {"places": "embed_positions", "rows": size(said, "max_source_positions", SOURCES)} if learned else {"masked": True}
+    return Hearing(
+        bins=_bins(said), hidden=hidden, layers=_layers(said, hidden, key_bias=False), projector=projector,
+        convs=(Conv("conv1", _bins(said), hidden, 1), Conv("conv2", hidden, hidden, 2)), **more,
+    )  # fmt: skip
+
+
+def _layers(said: Config, hidden: int, key_bias: bool) -> tuple[Layer, ...]:
+    layer = Layer(
+        sees_all(
+            size(said, "encoder_attention_heads", 20), hidden, bias=True, key_bias=key_bias, out_bias=True, out="out_proj"
+        ),
+        UngatedMLP(inner=size(said, "encoder_ffn_dim", 5120), act=act(said, "activation_function", "gelu"), bias=True, name=""),
+        Norms(mixer=LayerNorm("self_attn_layer_norm", hidden, EPS), ffn=LayerNorm("final_layer_norm", hidden, EPS)),
+    )
+    return (layer,) * integer(said, "encoder_layers", high=1000, default=32)
+
+
+def _bins(said: Config) -> int:
+    return size(said, "num_mel_bins", BINS)
+
+
+def _out(config: Config, said: Config) -> int:
+    out = size(said, "output_dim", hidden_size(config))
+    if out != hidden_size(config):
+        raise CheckpointError(f"config.json: audio_config: output_dim: {out} is not hidden_size, {hidden_size(config)}")
+    return out

@@ -1,0 +1,72 @@
+"""Encoders of sounds: log-mel spectra in, a vector for each placeholder of the prompt out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from thalweg.models.spec.vision import Projector, Step, plain
+from thalweg.models.weights import Source, Weight, Weights, linear, vector
+
+if TYPE_CHECKING:
+    from thalweg.models.spec.model import Layer
+
+TAPS = 3
+"""What a convolution sees, along each of its axes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conv:
+    """A convolution over time, or over time and frequency."""
+
+    name: str
+    inputs: int
+    outputs: int
+    stride: int
+    flat: bool = False
+    """Over both. Then frequencies are no channels."""
+
+    def weights(self, at: str) -> dict[str, Weight]:
+        taps = (TAPS, TAPS) if self.flat else (TAPS,)
+        return {
+            "weight": Weight((Source(f"{at}{self.name}.weight", (self.outputs, self.inputs, *taps)),)),
+            "bias": vector(f"{at}{self.name}.bias", self.outputs),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hearing:
+    """Convolutions over chunks of a spectrum, places, layers in which chunks see what is beside them, a projector."""
+
+    bins: int
+    """Of the spectrum."""
+    hidden: int
+    layers: tuple[Layer, ...]
+    convs: tuple[Conv, ...]
+    projector: Projector
+    act: str = "gelu"
+    """After each convolution."""
+    masked: bool = False
+    """What fills a chunk up is silenced again after the first convolution."""
+    out: Step | None = None
+    """From channels and frequencies to `hidden`."""
+    places: str = ""
+    """The learned table of places; "" = they come with the sound."""
+    rows: int = 0
+    """Of it."""
+    root: str = "model.audio_tower."
+    layer: str = "layers.{}."
+
+    def weights(self, hidden: int) -> Weights:
+        """hidden: the language model's. Every parameter is whole on each rank, and held in the model's dtype."""
+        made: dict[str, Any] = {
+            "convs": {i: each.weights(self.root) for i, each in enumerate(self.convs)},
+            "layers": {i: each.weights(self.root + self.layer.format(i), self.hidden) for i, each in enumerate(self.layers)},
+            "projector": self.projector.weights(),
+        }
+        if self.out is not None:
+            name = f"{self.root}{self.out.name}"
+            made["out"] = linear({name: self.out.outputs}, self.out.inputs, shard=0, bias=self.out.bias)
+        if self.places:
+            made["places"] = Weight((Source(f"{self.root}{self.places}.weight", (self.rows, self.hidden)),))
+        return plain(made)

@@ -1,0 +1,88 @@
+"""The encoder of sounds in conversations: a step like any other, whose tokens are what convolutions give of a spectrum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from thalweg.hal.attention import AttentionBackend, AttnSpec
+from thalweg.hal.comm import Solo
+from thalweg.hal.ops.activation import activate
+from thalweg.hal.parts.frames import Frames
+from thalweg.hal.step import Array, Params, State, StepBatch, StepResult
+from thalweg.models import spec
+from thalweg.models.context import Context
+from thalweg.models.flow import Flow, Place
+from thalweg.models.layers.linear import Linear
+from thalweg.models.vision.tower import Projector
+from thalweg.models.weights import ParamSpec
+from thalweg.quantization.online import DENSE_FORMATS
+
+
+class Ear:
+    """Holds no tensors: parameters are passed."""
+
+    def __init__(self, ctx: Context, s: spec.Hearing, weights: Mapping[str, Any], block: Callable[..., Any]) -> None:
+        """block: what assembles a layer."""
+        ctx = replace(ctx, comm=Solo(), formats=DENSE_FORMATS, kv_dtype="", kv_skip=())
+        self.spec, self._dtype = s, getattr(torch, ctx.dtype)
+        self._out = None if s.out is None else Linear(ctx, weights["out"])
+        self._blocks = [block(ctx, layer, weights["layers"][i], [Place(i, 0, 0)]) for i, layer in enumerate(s.layers)]
+        self._projector = Projector(ctx, s.projector, weights["projector"])
+        self.specs: dict[str, Any] = {
+            "convs": {i: {k: ParamSpec(w, ctx.dtype) for k, w in part.items()} for i, part in weights["convs"].items()},
+            "layers": {i: b.specs for i, b in enumerate(self._blocks)},
+            "projector": self._projector.specs,
+        }
+        if self._out is not None:
+            self.specs["out"] = self._out.specs
+        if s.places:
+            self.specs["places"] = ParamSpec(weights["places"], ctx.dtype)
+
+    @property
+    def attention(self) -> tuple[AttentionBackend, AttnSpec]:
+        """Of its layers, which are alike."""
+        first = self._blocks[0].mixers[0]
+        return first.backend, first.spec
+
+    def step(self, params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
+        """`StepResult.pooled`: f32[N, hidden of the language model]."""
+        frames = batch.get(Frames)
+        assert frames is not None
+        x = self._convolved(params, frames).index_select(0, frames.row)
+        if self.spec.places:
+            x = x + params["places"].index_select(0, frames.place)
+        else:
+            x = x + frames.sines.to(x.dtype)
+        rows = torch.arange(len(x), dtype=torch.int32, device=x.device)
+        residual, flow = None, Flow(batch, [x.new_zeros(0)] * len(self._blocks), {}, rows=rows)
+        for i, block in enumerate(self._blocks):
+            x, residual = block(params["layers"][i], x, residual, flow)
+        if residual is not None:
+            x = x + residual
+        out = self._projector(params["projector"], x, frames.keep).to(torch.float32)
+        return state, StepResult(torch.zeros_like(batch.slots).unsqueeze(1), torch.zeros_like(batch.slots), pooled=out)
+
+    def _convolved(self, params: Params, frames: Frames) -> Array:
+        """[chunks * places, hidden]. Chunk by chunk, so that what a step needs does not grow with the sound."""
+        made = [self._chunk(params, mel, real) for mel, real in zip(frames.mel.unbind(0), frames.real.unbind(0), strict=True)]
+        return torch.cat(made)
+
+    def _chunk(self, params: Params, mel: Array, real: Array) -> Array:
+        """mel [bins, frames] -> [places, hidden]."""
+        x = mel.to(self._dtype)[None]
+        for i, conv in enumerate(self.spec.convs):
+            p = params["convs"][i]
+            if conv.flat:
+                x = functional.conv2d(x[None] if i == 0 else x, p["weight"], p["bias"], stride=conv.stride, padding=1)
+            else:
+                x = functional.conv1d(x, p["weight"], p["bias"], stride=conv.stride, padding=1)
+            x = activate(x, self.spec.act)
+            if i == 0 and self.spec.masked:
+                x = x * real.to(x.dtype)
+        x = x[0].flatten(0, -2).T.contiguous()
+        return x if self._out is None else self._out(params["out"], x)
