@@ -332,7 +332,13 @@ class Decoder:
     def pooled(self, params: Any, x: Array, batch: StepBatch) -> Array:
         """x [T, hidden] of `forward` of whole sequences -> f32[S, n], a vector or classes. Only where the model `pools`."""
         assert self._pooler is not None
-        vectors = self._pooler(x, batch)
+        return self._tail(params, self._pooler(x, batch))
+
+    def each(self, params: Any, x: Array, row: Array) -> Array:
+        """The same of single tokens, those in these rows i32[N] of x: f32[N, n]."""
+        return self._tail(params, x.index_select(0, row).to(torch.float32))
+
+    def _tail(self, params: Any, vectors: Array) -> Array:
         if self._dense is not None:
             vectors = self._dense(params["dense"], vectors)
         return vectors if self._classes is None else self._classes(params["classes"], vectors)
