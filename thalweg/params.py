@@ -30,8 +30,6 @@ REFUSED_PARAMS = {
 }
 """Fields of SamplingParams that this version knows and has not -> why, and what to do instead."""
 REFUSED_POOLING = {
-    "step_tag_id": "rewards per step are not given by this version; leave it out",
-    "returned_token_ids": "a result has all its values: choose among them; leave it out",
     "late_interaction_params": "vectors per token are not given by this version; leave it out",
     "extra_kwargs": "no plugin of the engine takes more arguments; leave it out",
 }
@@ -347,7 +345,9 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         _float("length_penalty", self.length_penalty, -1e3, 1e3)
 
 
-POOLING_TASKS = ("embed", "classify", "score")
+TOKEN_TASKS = ("token_embed", "token_classify")
+"""A result per token."""
+POOLING_TASKS = ("embed", "classify", "score", *TOKEN_TASKS)
 
 
 class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -363,10 +363,12 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
     """There is one output: no other value is taken."""
     step_tag_id: int | None = None
+    """Of results per token: those of tokens with this id alone. None: as the model's files say, else all."""
     returned_token_ids: list[int] | None = None
+    """Of a token's result: these of its numbers, in this order. None: all."""
     late_interaction_params: Any = None
     extra_kwargs: dict[str, Any] | None = None
-    """These four are known and refused (REFUSED_POOLING)."""
+    """These two are known and refused (REFUSED_POOLING)."""
 
     def __post_init__(self) -> None:
         for name, why in REFUSED_POOLING.items():
@@ -380,6 +382,14 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 raise RequestError(f"{name} must be true or false, not {value!r}", name)
         if self.dimensions is not None:
             _int("dimensions", self.dimensions, 1, 2**31 - 1)
+        if self.step_tag_id is not None:
+            _int("step_tag_id", self.step_tag_id, 0, 2**31 - 1)
+        if self.returned_token_ids is not None:
+            ids = self.returned_token_ids
+            if not isinstance(ids, list) or not 1 <= len(ids) <= MAX_LIST:
+                raise RequestError(f"returned_token_ids must be a list of 1 to {MAX_LIST} integers", "returned_token_ids")
+            for i in ids:
+                _int("returned_token_ids", i, 0, 2**31 - 1)
         if self.task is not None and self.task not in POOLING_TASKS:
             raise RequestError(f"task: {self.task!r:.80} is not supported; this version has {', '.join(POOLING_TASKS)}", "task")
 

@@ -29,8 +29,10 @@ ARCHITECTURES: Mapping[str, str] = {
     "ArceeForCausalLM": f"{_FAMILIES}.arcee:arcee",
     "BambaForCausalLM": f"{_FAMILIES}.bamba:bamba",
     "BertForSequenceClassification": f"{_FAMILIES}.bert:bert_classifier",
+    "BertForTokenClassification": f"{_FAMILIES}.bert:bert_of_tokens",
     "BertModel": f"{_FAMILIES}.bert:bert",
     "BgeM3EmbeddingModel": f"{_FAMILIES}.roberta:roberta",
+    "ColBERTModernBertModel": f"{_FAMILIES}.colbert:colbert_modernbert",
     "Cohere2ForCausalLM": f"{_FAMILIES}.cohere:cohere2",
     "Cohere2MoeForCausalLM": f"{_FAMILIES}.cohere2_moe:cohere2_moe",
     "CohereForCausalLM": f"{_FAMILIES}.cohere:cohere",
@@ -38,13 +40,16 @@ ARCHITECTURES: Mapping[str, str] = {
     "DeepseekV2ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v2",
     "DeepseekV3ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v3",
     "DistilBertForSequenceClassification": f"{_FAMILIES}.distilbert:distilbert_classifier",
+    "DistilBertForTokenClassification": f"{_FAMILIES}.distilbert:distilbert_of_tokens",
     "DistilBertModel": f"{_FAMILIES}.distilbert:distilbert",
     "Dots1ForCausalLM": f"{_FAMILIES}.dots1:dots1",
     "ElectraForSequenceClassification": f"{_FAMILIES}.electra:electra_classifier",
+    "ElectraForTokenClassification": f"{_FAMILIES}.electra:electra_of_tokens",
     "ElectraModel": f"{_FAMILIES}.electra:electra",
     "Ernie4_5_MoeForCausalLM": f"{_FAMILIES}.ernie4_5:ernie4_5_moe",
     "Ernie4_5ForCausalLM": f"{_FAMILIES}.ernie4_5:ernie4_5",
     "ErnieForSequenceClassification": f"{_FAMILIES}.ernie:ernie_classifier",
+    "ErnieForTokenClassification": f"{_FAMILIES}.ernie:ernie_of_tokens",
     "ErnieModel": f"{_FAMILIES}.ernie:ernie",
     "Exaone4ForCausalLM": f"{_FAMILIES}.exaone4:exaone4",
     "ExaoneMoEForCausalLM": f"{_FAMILIES}.exaone_moe:exaone_moe",
@@ -81,6 +86,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "GteModel": f"{_FAMILIES}.gte:gte",
     "GteNewForSequenceClassification": f"{_FAMILIES}.gte:gte_classifier",
     "GteNewModel": f"{_FAMILIES}.gte:gte",
+    "HF_ColBERT": f"{_FAMILIES}.colbert:colbert",
     "HunYuanDenseV1ForCausalLM": f"{_FAMILIES}.hunyuan:hunyuan",
     "HunYuanMoEV1ForCausalLM": f"{_FAMILIES}.hunyuan:hunyuan_moe",
     "HyperCLOVAXForCausalLM": f"{_FAMILIES}.granite:hyperclovax",
@@ -115,6 +121,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "MixtralForCausalLM": f"{_FAMILIES}.mixtral:mixtral",
     "ModernBertForMaskedLM": f"{_FAMILIES}.modernbert:modernbert",
     "ModernBertForSequenceClassification": f"{_FAMILIES}.modernbert:modernbert_classifier",
+    "ModernBertForTokenClassification": f"{_FAMILIES}.modernbert:modernbert_of_tokens",
     "ModernBertModel": f"{_FAMILIES}.modernbert:modernbert",
     "MPNetForMaskedLM": f"{_FAMILIES}.mpnet:mpnet",
     "MPNetForSequenceClassification": f"{_FAMILIES}.mpnet:mpnet_classifier",
@@ -137,6 +144,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "PhimoeForCausalLM": f"{_FAMILIES}.phimoe:phimoe",
     "Qwen2_5_VLForConditionalGeneration": f"{_FAMILIES}.multimodal:qwen2_5_vl",
     "Qwen2ForCausalLM": f"{_FAMILIES}.qwen2:qwen2",
+    "Qwen2ForProcessRewardModel": f"{_FAMILIES}.qwen2:qwen2_process_reward",
+    "Qwen2ForRewardModel": f"{_FAMILIES}.qwen2:qwen2_reward",
     "Qwen2MoeForCausalLM": f"{_FAMILIES}.qwen2_moe:qwen2_moe",
     "Qwen2VLForConditionalGeneration": f"{_FAMILIES}.multimodal:qwen2_vl",
     "Qwen3_5ForCausalLM": f"{_FAMILIES}.qwen3_next:qwen3_5",
@@ -150,6 +159,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Qwen3VLMoeForConditionalGeneration": f"{_FAMILIES}.multimodal:qwen3_vl_moe",
     "RobertaForMaskedLM": f"{_FAMILIES}.roberta:roberta",
     "RobertaForSequenceClassification": f"{_FAMILIES}.roberta:roberta_classifier",
+    "RobertaForTokenClassification": f"{_FAMILIES}.roberta:roberta_of_tokens",
     "RobertaModel": f"{_FAMILIES}.roberta:roberta",
     "SeedOssForCausalLM": f"{_FAMILIES}.seed_oss:seed_oss",
     "SmolLM3ForCausalLM": f"{_FAMILIES}.smollm3:smollm3",
@@ -159,6 +169,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "VaultGemmaForCausalLM": f"{_FAMILIES}.gemma:vault_gemma",
     "WhisperForConditionalGeneration": f"{_FAMILIES}.whisper:whisper",
     "XLMRobertaForSequenceClassification": f"{_FAMILIES}.roberta:roberta_classifier",
+    "XLMRobertaForTokenClassification": f"{_FAMILIES}.roberta:roberta_of_tokens",
     "XLMRobertaModel": f"{_FAMILIES}.roberta:roberta",
     "XverseForCausalLM": f"{_FAMILIES}.llama:llama",
     "YoutuForCausalLM": f"{_FAMILIES}.youtu:youtu",
@@ -171,7 +182,9 @@ FALLBACK = "thalweg.models.fallback.declare:declared"
 """What reads a configuration where there is no family for it. It loads transformers."""
 INSTALL = "pip install 'thalweg[hf]'"
 _GENERATES = "ForCausalLM"
-_TAILS = {"ForSequenceClassification": tails.classifier, "Model": tails.embedder}
+_TAILS = {
+    "ForSequenceClassification": tails.classifier, "ForTokenClassification": tails.of_tokens, "Model": tails.embedder,
+}  # fmt: skip
 """What the end of an architecture's name makes of a decoder that is in the list as ...ForCausalLM."""
 Family = Callable[[Mapping[str, Any]], ModelSpec]
 

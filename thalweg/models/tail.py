@@ -63,14 +63,16 @@ class Dense:
     sentence-transformers."""
 
     folder: str
-    """Of the model's, that holds the files."""
+    """Of the model's, that holds the files. "": they are the model's own."""
     inputs: int
     outputs: int
     bias: bool = True
     act: str = "tanh"
+    name: str = ""
+    """In the model's own files."""
 
     def weights(self) -> Weights:
-        return _matrix(f"{self.folder}/linear", self.outputs, self.inputs, self.bias)
+        return _matrix(self.name or f"{self.folder}/linear", self.outputs, self.inputs, self.bias)
 
 
 def _matrix(name: str, outputs: int, inputs: int, bias: bool) -> dict[str, Weight]:
@@ -97,6 +99,12 @@ class Pooling:
     """(what a text is for, what is put before it), where a request says what it is for."""
     form: str = ""
     """How the model wants pairs of texts written: a name of `text.pair_forms.FORMS`. "" = as its tokenizer joins them."""
+    each: bool = False
+    """Was it trained to give a result per token, and none of the sequence?"""
+    step_tag: int | None = None
+    """Of results per token, those with this id are told where a request does not say. None: all."""
+    columns: tuple[int, ...] = ()
+    """Numbers of a token's result that are told where a request does not say. (): all."""
 
     def __post_init__(self) -> None:
         if self.mode not in POOLING:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from thalweg.checkpoint.config import Config, flag, integer, real, text
 from thalweg.errors import UnsupportedModelError
-from thalweg.models.families.common import act, both_ways, classes, hidden_size, layer_count, pooling
+from thalweg.models.families.common import act, both_ways, classes, hidden_size, layer_count, pooling, token_classes
 from thalweg.models.spec import Layer, LayerNorm, Learned, ModelSpec, Names, Norms, UngatedMLP
 from thalweg.models.tail import Pooling
 
@@ -19,6 +19,10 @@ def bert(config: Config) -> ModelSpec:
 
 def bert_classifier(config: Config) -> ModelSpec:
     return encoder(config, classes(config, dense="pooler.dense"), prefix="bert.")
+
+
+def bert_of_tokens(config: Config) -> ModelSpec:
+    return encoder(config, token_classes(config), prefix="bert.", skip=("pooler.",))
 
 
 def encoder(config: Config, tail: Pooling, *, prefix: str, skip: Sequence[str] = (), first: int = 0) -> ModelSpec:

@@ -227,7 +227,7 @@ class ModelSpec:
     @property
     def folders(self) -> tuple[str, ...]:
         """Of the model's, whose files hold tensors too: FOLDER/NAME is the tensor NAME of such a file."""
-        return () if self.pooling is None else tuple(each.folder for each in self.pooling.dense)
+        return () if self.pooling is None else tuple(each.folder for each in self.pooling.dense if each.folder)
 
     def known(self, name: str) -> str | None:
         """A checkpoint's tensor name as the layers know it. None for tensors that hold nothing of their own: rotary tables,
