@@ -57,6 +57,30 @@ class Classes:
         return out
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lexical:
+    """A weight per word of the vocabulary, of each token: log(1 + relu(out(norm(act(dense(x)))))). Of a sequence, the largest
+    of each. Out is the embedding."""
+
+    dense: str
+    norm: str
+    bias: str
+    """Of out: the tensor's name."""
+    table: str
+    """The embedding's."""
+    vocab: int
+    eps: float = 1e-12
+    act: str = "gelu"
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        out = {"weight": Weight((Source(f"{at}{self.table}.weight", (self.vocab, hidden)),))}
+        norm = {each: vector(f"{at}{self.norm}.{each}", hidden) for each in ("weight", "bias")}
+        return {
+            "dense": _matrix(f"{at}{self.dense}", hidden, hidden, True), "norm": norm,
+            "out": out | {"bias": vector(f"{at}{self.bias}", self.vocab)},
+        }  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Dense:
     """A linear layer and an activation that a pooled vector goes through, from files of their own: a Dense module of
@@ -105,6 +129,8 @@ class Pooling:
     """Of results per token, those with this id are told where a request does not say. None: all."""
     columns: tuple[int, ...] = ()
     """Numbers of a token's result that are told where a request does not say. (): all."""
+    lexical: Lexical | None = None
+    """What is made of every token before they are pooled."""
 
     def __post_init__(self) -> None:
         if self.mode not in POOLING:

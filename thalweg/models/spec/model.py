@@ -180,6 +180,8 @@ class ModelSpec:
                 made["head"]["bias"] = vector(f"{self.head}.bias", self.vocab, shard=0)
         elif self.pooling.classes is not None:
             made["classes"] = self.pooling.classes.weights(self.root, self.hidden)
+        if self.pooling is not None and self.pooling.lexical is not None:
+            made["lexical"] = self.pooling.lexical.weights(self.root, self.hidden)
         if self.pooling is not None and self.pooling.dense:
             made["dense"] = {i: each.weights() for i, each in enumerate(self.pooling.dense)}
         if self.vision is not None:
@@ -213,6 +215,8 @@ class ModelSpec:
             return self.vocab
         if self.pooling.classes is not None:
             return len(self.pooling.classes.labels)
+        if self.pooling.lexical is not None:
+            return self.vocab
         return self.pooling.dense[-1].outputs if self.pooling.dense else self.hidden
 
     @property

@@ -19,6 +19,7 @@ from thalweg.server.errors import ApiError
 from thalweg.server.pooling import work
 from thalweg.server.pooling.protocol import SIDES, PairRequest, ScoreRequest
 from thalweg.server.pooling.work import Job
+from thalweg.text.pair_forms import FORMS
 
 
 async def score(serving: Serving, http: Request) -> Response:
@@ -60,7 +61,8 @@ class Pairs:
     ) -> Job:  # fmt: skip
         """most: tokens of a text of each list that are kept; 0 = all."""
         serving, shape = self._serving, work.cut_of(self._serving, request)
-        if request.instruction and not serving.engine.config.model.pooling.form:  # type: ignore[union-attr]
+        form = FORMS.get(serving.engine.config.model.pooling.form)  # type: ignore[union-attr]
+        if request.instruction and (form is None or form.instruction is None):
             raise ApiError(
                 "instruction: this model's pairs have no place for one; send a query that begins with it", "instruction"
             )
