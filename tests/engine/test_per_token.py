@@ -16,9 +16,11 @@ from zoo import VOCAB, edit_config, make_bert_tokenizer, make_checkpoint, make_e
 from thalweg import LLM, PoolingParams
 from thalweg.engine.client.inputs import PoolingSubmission
 from thalweg.engine.client.pool_shape import PoolShape
-from thalweg.engine.client.pooled import PoolingOutputs
+from thalweg.engine.client.pooled import PoolingOutputs, Queries
 from thalweg.engine.messages import EngineRequest, Finished, Outputs, Pooled, TokenSampling, TokenVectors
 from thalweg.errors import CheckpointError, ConfigError, RequestError
+from thalweg.outputs import PoolingOutput, PoolingRequestOutput
+from thalweg.params import LateInteractionParams
 
 TIGHT = {"max_num_seqs": 2, "max_num_batched_tokens": 24, "block_size": 8}
 SLOW = pytest.mark.slow
@@ -292,6 +294,41 @@ def test_texts_are_compared_by_the_best_of_each_token(how: str, tmp_path: Path) 
             llm.embed(query)
     finally:
         llm.shutdown()
+
+
+def test_documents_are_scored_by_a_query_that_is_kept(tmp_path: Path) -> None:
+    path = make_encoder("bert", tmp_path)
+    make_colbert(path, "HF_ColBERT")
+    llm = opened(path)
+
+    def asked(mode: str, uses: int | None = None) -> PoolingParams:
+        return PoolingParams(task="token_embed", late_interaction_params=LateInteractionParams(mode, "q", uses))
+
+    try:
+        query, *documents = (out.outputs.data for out in llm.encode(texts(), use_tqdm=False))
+        (kept,) = llm.encode([texts()[0]], asked("cache_query", 5), use_tqdm=False)
+        assert kept.outputs.data.tolist() == [0.0]
+        for out, d in zip(llm.encode(texts()[1:], asked("score_doc"), use_tqdm=False), documents, strict=True):
+            assert out.outputs.data[0] == pytest.approx(float((query @ d.T).max(1).sum()), abs=1e-4)
+        (late,) = llm.encode([texts()[1]], asked("score_doc"), use_tqdm=False)
+        assert "no query is kept by it" in late.error
+        assert not late.outputs.data.size
+        for said in ({"mode": "x", "query_key": "q"}, {"mode": "score_doc", "query_key": ""}):
+            with pytest.raises(RequestError):
+                LateInteractionParams(**said)
+        with pytest.raises(RequestError, match="late_interaction_params must be"):
+            PoolingParams(late_interaction_params={"mode": "score_doc"})
+    finally:
+        llm.shutdown()
+
+
+def test_queries_are_kept_within_a_budget() -> None:
+    queries = Queries(budget=40)
+    for key in ("a", "b"):
+        late = LateInteractionParams("cache_query", key)
+        submission = PoolingSubmission("r", None, [1], PoolingParams(late_interaction_params=late), PoolShape("none"), None)
+        queries.settle(submission, PoolingRequestOutput("r", PoolingOutput(np.zeros((8, 1), np.float32)), [1]))
+    assert list(queries._kept) == ["b"]
 
 
 def test_a_colbert_that_says_no_size_is_refused(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def pool_shape(pooling: PoolingConfig, params: PoolingParams, budget: int) -> Po
     activate = pooling.activate if params.use_activation is None else params.use_activation
     activation = pooling.activation if activate else "none"
     if not each:
-        for name in ("step_tag_id", "returned_token_ids"):
+        for name in ("step_tag_id", "returned_token_ids", "late_interaction_params"):
             if getattr(params, name) is not None:
                 words = f"{name}: it is for results per token: ask for task token_classify or token_embed, or leave it out"
                 raise RequestError(words, name)
@@ -51,6 +51,10 @@ def pool_shape(pooling: PoolingConfig, params: PoolingParams, budget: int) -> Po
             f"task: {pooling.size} numbers per token of a step of {budget} tokens are too many at once; start the engine with "
             f"--max-num-batched-tokens {most} or less",
             "task",
+        )
+    if params.late_interaction_params is not None and pooling.task != "embed":
+        raise RequestError(
+            "late_interaction_params: this model's tokens have classes, not vectors; leave it out", "late_interaction_params"
         )
     columns = tuple(params.returned_token_ids or pooling.columns)
     if any(c >= (size or pooling.size) for c in columns):

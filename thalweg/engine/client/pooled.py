@@ -15,6 +15,9 @@ from thalweg.engine.messages import EngineRequest, Outputs, TokenVectors
 from thalweg.outputs import ABORTED, PoolingOutput, PoolingRequestOutput, RequestMetrics, ScoringOutput, ScoringRequestOutput
 
 Output = PoolingRequestOutput[PoolingOutput]
+QUERIES = 256 << 20
+"""Bytes of vectors of queries that are kept for documents."""
+NOT_KEPT = "no query is kept by it: none was asked for, it has been used as often as query_uses said, or others took its place"
 
 
 class _Open:
@@ -32,6 +35,38 @@ class _Open:
         self.each[part.start : part.start + len(part.values)] = part.values
 
 
+class Queries:
+    """Vectors of queries that other requests are scored by (`LateInteractionParams`)."""
+
+    def __init__(self, budget: int = QUERIES) -> None:
+        """budget: bytes of vectors that are kept. The oldest are forgotten first."""
+        self._budget = budget
+        self._kept: dict[str, tuple[np.ndarray, int]] = {}
+
+    def settle(self, submission: PoolingSubmission, output: Output) -> Output:
+        """What the caller gets for a request that has ended with this."""
+        late = submission.params.late_interaction_params
+        if late is None or output.error is not None:
+            return output
+        if late.mode == "cache_query":
+            self._kept.pop(late.query_key, None)
+            self._kept[late.query_key] = output.outputs.data, late.query_uses or 1
+            while len(self._kept) > 1 and sum(v.nbytes for v, _ in self._kept.values()) > self._budget:
+                del self._kept[next(iter(self._kept))]
+            output.outputs = PoolingOutput(np.zeros(1, np.float32))
+            return output
+        found = self._kept.get(late.query_key)
+        if found is None:
+            output.outputs, output.error = PoolingOutput(np.empty(0, np.float32)), f"query_key: {NOT_KEPT}"
+            return output
+        query, uses = found
+        self._kept[late.query_key] = query, uses - 1
+        if uses == 1:
+            del self._kept[late.query_key]
+        output.outputs = PoolingOutput(np.array([maxsim(query, output.outputs.data)], np.float32))
+        return output
+
+
 class PoolingOutputs:
     """All open requests of one engine to a pooling model. Not thread-safe: whoever reads frames drives it."""
 
@@ -39,6 +74,7 @@ class PoolingOutputs:
         self._open: dict[int, _Open] = {}
         self._handles: dict[str, int] = {}
         """By request id."""
+        self._late = Queries()
 
     def open_ids(self) -> list[str]:
         """Oldest first."""
@@ -71,7 +107,9 @@ class PoolingOutputs:
             if request is not None:
                 request.metrics.first_token_ts = request.metrics.last_token_ts = frame.time
                 request.metrics.num_prefill_chunks = end.chunks
-                out.append(_output(request, results.get(end.handle), end.error or end.reason))
+                out.append(
+                    self._late.settle(request.submission, _output(request, results.get(end.handle), end.error or end.reason))
+                )
         return out
 
     def abort(self, request_ids: Iterable[str]) -> dict[int, Output]:
