@@ -333,17 +333,19 @@ class PoolingConfig(msgspec.Struct, kw_only=True, frozen=True):
     size: int
     """Numbers of a result."""
     labels: tuple[str, ...] = ()
-    """Names of the classes."""
     dimensions: tuple[int, ...] | None = None
     """Sizes that a request may have vectors cut to; None: none. (): any."""
     types: int = 1
     """Types of tokens that the model tells apart. A token of type n crosses as its id + n * vocab."""
     prompts: dict[str, str] = {}
     """What is put before a text, by what the request says it is for."""
-    form: str = ""
-    """How pairs of texts are written (`models.tail.Pooling.form`)."""
     caches: bool = False
     """Do sequences share cached prefixes?"""
+    form: str = ""
+    each: bool = False
+    step_tag: int | None = None
+    columns: tuple[int, ...] = ()
+    """As `models.tail.Pooling` has them."""
 
 
 class SoundConfig(msgspec.Struct, kw_only=True, frozen=True):
@@ -385,13 +387,14 @@ class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """What may be asked of it: generate, transcription, or embed, classify and score. A model that gives vectors
-        scores pairs by their angle, one with a single class as it was trained to."""
+        """What may be asked of it. A model that gives vectors scores pairs by their angle, one that gives them per token by
+        MaxSim, one with a single class as it was trained to."""
         if self.pooling is None:
             return ("generate",) if self.sound is None else ("transcription",)
+        each = self.pooling.each
         if self.pooling.task == "classify":
-            return ("classify", "score") if self.pooling.size == 1 else ("classify",)
-        return ("embed", "score")
+            return (*(() if each else ("classify", "score")[: 1 + (self.pooling.size == 1)]), "token_classify")
+        return ("token_embed", "score") if each else ("embed", "score", "token_embed")
 
 
 class DeviceConfig(msgspec.Struct, kw_only=True, frozen=True):

@@ -49,6 +49,7 @@ FEATURES = (
     Feature(f"{_HAL}.timestamps:Timestamps", f"{_CONTROL}.timestamps:TimestampsBuilder",
             f"{_MODELS}.timestamps:TimestampsChange", {"timestamps": _times}),
     Feature(f"{_HAL}.scores:Scores", f"{_CONTROL}.scores:ScoresBuilder"),
+    Feature(f"{_HAL}.each_token:EachToken", f"{_CONTROL}.each_token:EachTokenBuilder"),
     Feature(f"{_HAL}.overlays:Overlays", f"{_CONTROL}.overlays:OverlaysBuilder"),
     Feature(f"{_HAL}.spans:Spans", f"{_CONTROL}.spans:SpansBuilder"),
     Feature(f"{_HAL}.sparse:Sparse", f"{_CONTROL}.sparse:SparseBuilder"),

@@ -196,10 +196,11 @@ class BeamSearchOutput:
 
 @dataclass(slots=True, eq=False)
 class PoolingOutput:
-    """What a pooling model gives of one sequence: a vector, or a number per class. Empty where the request failed."""
+    """What a pooling model gives of one sequence, or of each of its tokens: a vector, or a number per class. Empty where the
+    request failed."""
 
     data: np.ndarray
-    """f32[values]"""
+    """f32[values], or of each token f32[tokens, values]"""
 
 
 @dataclass(slots=True)

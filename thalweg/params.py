@@ -30,9 +30,6 @@ REFUSED_PARAMS = {
 }
 """Fields of SamplingParams that this version knows and has not -> why, and what to do instead."""
 REFUSED_POOLING = {
-    "step_tag_id": "rewards per step are not given by this version; leave it out",
-    "returned_token_ids": "a result has all its values: choose among them; leave it out",
-    "late_interaction_params": "vectors per token are not given by this version; leave it out",
     "extra_kwargs": "no plugin of the engine takes more arguments; leave it out",
 }
 GREEDY_BELOW = 1e-5
@@ -347,7 +344,32 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         _float("length_penalty", self.length_penalty, -1e3, 1e3)
 
 
-POOLING_TASKS = ("embed", "classify", "score")
+TOKEN_TASKS = ("token_embed", "token_classify")
+"""A result per token."""
+POOLING_TASKS = ("embed", "classify", "score", *TOKEN_TASKS)
+
+
+LATE_MODES = ("cache_query", "score_doc")
+
+
+class LateInteractionParams(msgspec.Struct, omit_defaults=True):
+    """Late interaction over several requests: the vectors of one, a query, are kept, and the others are scored by them. Checked
+    when made: RequestError names the field."""
+
+    mode: str
+    """cache_query: keep the vectors, and give a zero. score_doc: give MaxSim with those that are kept."""
+    query_key: str
+    """What the query is kept by. Ask for documents when it has been answered."""
+    query_uses: int | None = None
+    """Documents that it is kept for. None: one."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in LATE_MODES:
+            raise RequestError(f"mode must be one of {', '.join(LATE_MODES)}, not {self.mode!r:.80}", "mode")
+        if not isinstance(self.query_key, str) or not 1 <= len(self.query_key) <= MAX_STOP_CHARS:
+            raise RequestError(f"query_key must be text of 1 to {MAX_STOP_CHARS} characters", "query_key")
+        if self.query_uses is not None:
+            _int("query_uses", self.query_uses, 1, 2**31 - 1)
 
 
 class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -363,10 +385,12 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
     """There is one output: no other value is taken."""
     step_tag_id: int | None = None
+    """Of results per token: those of tokens with this id alone. None: as the model's files say, else all."""
     returned_token_ids: list[int] | None = None
-    late_interaction_params: Any = None
+    """Of a token's result: these of its numbers, in this order. None: all."""
+    late_interaction_params: LateInteractionParams | None = None
     extra_kwargs: dict[str, Any] | None = None
-    """These four are known and refused (REFUSED_POOLING)."""
+    """Known and refused (REFUSED_POOLING)."""
 
     def __post_init__(self) -> None:
         for name, why in REFUSED_POOLING.items():
@@ -380,6 +404,18 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 raise RequestError(f"{name} must be true or false, not {value!r}", name)
         if self.dimensions is not None:
             _int("dimensions", self.dimensions, 1, 2**31 - 1)
+        late = self.late_interaction_params
+        if late is not None and not isinstance(late, LateInteractionParams):
+            name = "late_interaction_params"
+            raise RequestError(f"{name} must be LateInteractionParams, not {type(late).__name__}", name)
+        if self.step_tag_id is not None:
+            _int("step_tag_id", self.step_tag_id, 0, 2**31 - 1)
+        if self.returned_token_ids is not None:
+            ids = self.returned_token_ids
+            if not isinstance(ids, list) or not 1 <= len(ids) <= MAX_LIST:
+                raise RequestError(f"returned_token_ids must be a list of 1 to {MAX_LIST} integers", "returned_token_ids")
+            for i in ids:
+                _int("returned_token_ids", i, 0, 2**31 - 1)
         if self.task is not None and self.task not in POOLING_TASKS:
             raise RequestError(f"task: {self.task!r:.80} is not supported; this version has {', '.join(POOLING_TASKS)}", "task")
 

@@ -167,7 +167,7 @@ def test_flags_that_mean_nothing_here_are_refused(path: Path) -> None:
         LLM(str(path), device="reference", spec_method="ngram", spec_tokens=2)
 
 
-@pytest.mark.parametrize(("field", "value"), [("use_activation", 1), ("dimensions", 0), ("task", "token_embed")])
+@pytest.mark.parametrize(("field", "value"), [("use_activation", 1), ("dimensions", 0), ("task", "plugin")])
 def test_a_wrong_field_is_named(field: str, value: object) -> None:
     with pytest.raises(RequestError, match=f"{field}"):
         PoolingParams(**{field: value})

@@ -171,8 +171,8 @@ def test_the_pooler_may_be_said(tmp_path: Path) -> None:
         ("qwen3", {"runner": "generate", "convert": "embed"}, "goes with --runner pooling"),
         ("qwen3", {"runner": "draft"}, "runner must be one of"),
         ("qwen3", {"pooler_config": {"pooling_type": "MEAN"}}, "generates text"),
-        ("qwen3", {"runner": "pooling", "pooler_config": {"pooling_type": "STEP"}}, "one of CLS, LAST, MEAN"),
-        ("qwen3", {"runner": "pooling", "pooler_config": {"step_tag_id": 3}}, "'step_tag_id' is not supported"),
+        ("qwen3", {"runner": "pooling", "pooler_config": {"pooling_type": "MAX"}}, "one of CLS, LAST, MEAN, ALL, STEP"),
+        ("qwen3", {"runner": "pooling", "pooler_config": {"softmax": True}}, "'softmax' is not supported"),
         ("bert", {"runner": "generate"}, "generates no text"),
     ],
 )

@@ -15,17 +15,19 @@ from thalweg.errors import DeviceError
 GPU = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
 TPU: dict[str, Any] = {"device": "tpu", "additional_config": {"jax_platform": "cpu"}}
 GROUPS = [(31, 1, 64, 7), (1, 1, 1), (1, 1), (48, 2, 17, 64, 5, 30), (1, 1, 1), (2, 2)]
-"""Lengths of texts that are asked for together: uneven ones, and such as one step's graph may serve."""
+"""Lengths of texts that are asked for together: uneven ones, and such as one step's graph may serve. Of the first two, results
+of each token are asked for too."""
 
 
 def results(path: Path, **args: Any) -> list[np.ndarray]:
     rng = np.random.default_rng(6)
     llm = LLM(str(path), dtype="float32", max_model_len=64, skip_tokenizer_init=True, **args)
     try:
+        asked = [(lengths, None) for lengths in GROUPS] + [(GROUPS[i], llm.supported_tasks[-1]) for i in (0, 1)]
         return [
             out.outputs.data
-            for lengths in GROUPS
-            for out in llm.encode([rng.integers(3, VOCAB, n).tolist() for n in lengths], use_tqdm=False)
+            for lengths, task in asked
+            for out in llm.encode([rng.integers(3, VOCAB, n).tolist() for n in lengths], pooling_task=task, use_tqdm=False)
         ]
     finally:
         llm.shutdown()

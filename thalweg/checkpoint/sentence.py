@@ -15,6 +15,8 @@ from thalweg.errors import CheckpointError, UnsupportedModelError
 MODULES = "modules.json"
 LENGTHS = "sentence_bert_config.json"
 PROMPTS = "config_sentence_transformers.json"
+COLBERT = "artifact.metadata"
+"""What ColBERT's own library keeps beside a model."""
 MODES = {
     "cls": "cls", "mean": "mean", "lasttoken": "last", "max": "max", "mean_sqrt_len": "mean_sqrt_len",
     "weightedmean": "weightedmean",
@@ -31,10 +33,10 @@ Read = Callable[[Path], Any]
 
 
 def described(path: Path, read: Read) -> dict[str, Any] | None:
-    """What a model directory says. None where it has no modules.json. read: a JSON file's content, or
+    """What a model directory says. None where it says nothing. read: a JSON file's content, or
     CheckpointError. UnsupportedModelError names a step that is not done here."""
     if not (path / MODULES).is_file():
-        return None
+        return _colbert(path / COLBERT, read)
     found: dict[str, Any] = {}
     whole = True
     modules = read(path / MODULES)
@@ -53,11 +55,15 @@ def described(path: Path, read: Read) -> dict[str, Any] | None:
             if found.get("normalise"):
                 raise UnsupportedModelError(f"{path / MODULES}: a Dense step after Normalize is not supported")
             found.setdefault("dense", []).append(_dense(path, module.get("path"), read))
+            if str(module.get("type")).startswith("pylate."):
+                found |= {"each": True}
         elif kind != "Transformer":
             raise UnsupportedModelError(
                 f"{path / MODULES}: type: {kind!r:.80} is not supported; this version does Transformer, Pooling, Dense and "
                 "Normalize"
             )
+    if found.get("each"):
+        found.setdefault("normalise", True)
     if (path / LENGTHS).is_file():
         lengths = read(path / LENGTHS)
         if isinstance(lengths, dict) and lengths.get("max_seq_length") is not None:
@@ -65,6 +71,13 @@ def described(path: Path, read: Read) -> dict[str, Any] | None:
     if whole and (path / PROMPTS).is_file():  # else vectors are of what follows a prompt alone, which is not done here
         found["prompts"] = _prompts(path / PROMPTS, read)
     return found
+
+
+def _colbert(file: Path, read: Read) -> dict[str, Any] | None:
+    if not file.is_file():
+        return None
+    said = read(file)
+    return {"dim": said["dim"]} if isinstance(said, dict) and said.get("dim") is not None else None
 
 
 def _prompts(file: Path, read: Read) -> dict[str, str]:
@@ -85,6 +98,8 @@ def _dense(path: Path, name: Any, read: Read) -> dict[str, Any]:
     config = read(file)
     if not isinstance(config, Mapping):
         raise CheckpointError(f"{file}: must hold a JSON object")
+    if config.get("use_residual"):
+        raise UnsupportedModelError(f"{file}: use_residual: this version adds nothing to what a Dense step gives")
     sizes = {key: config.get(key) for key in ("in_features", "out_features")}
     for key, value in sizes.items():
         if type(value) is not int or not 1 <= value <= MAX_FEATURES:

@@ -12,11 +12,14 @@ from thalweg.errors import CheckpointError, ConfigError
 
 GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """Ends of class names. What generates text is served as that, unless somebody says otherwise."""
-CLASSIFIES = "ForSequenceClassification"
+CLASSIFIES = ("ForSequenceClassification", "ForTokenClassification", "RewardModel")
 MODES = {"CLS": "cls", "LAST": "last", "MEAN": "mean"}
 """`pooling_type` of a pooler configuration -> `Pooling.mode` in models.tail."""
 MAX_TOKENS = 1024
-_POOLER = ("pooling_type", "seq_pooling_type", "use_activation", "normalize")
+TOKENS = ("ALL", "STEP")
+"""`pooling_type` that is of results per token."""
+_TOKENS = ("step_tag_id", "returned_token_ids")
+_POOLER = ("pooling_type", "seq_pooling_type", "tok_pooling_type", "use_activation", "normalize", *_TOKENS)
 
 
 def decide(
@@ -62,20 +65,37 @@ def _check(name: str, tail: Tail, generates: bool) -> None:
 def _pooler(said: Mapping[str, Any]) -> dict[str, Any]:
     """--pooler-config in the words of `sentence`."""
     made: dict[str, Any] = {}
+    steps = False
     for key, value in said.items():
         if key not in _POOLER:
             raise ConfigError(f"pooler_config: {key!r:.80} is not supported; this version has {', '.join(_POOLER)}")
         if value is None:
             continue
         if key.endswith("pooling_type"):
-            if not isinstance(value, str) or value.upper() not in MODES:
-                raise ConfigError(f"pooler_config: {key}: must be one of {', '.join(MODES)}, not {value!r:.80}")
-            made["mode"] = MODES[value.upper()]
+            known = {"pooling_type": (*MODES, *TOKENS), "seq_pooling_type": (*MODES,), "tok_pooling_type": TOKENS}[key]
+            if not isinstance(value, str) or value.upper() not in known:
+                raise ConfigError(f"pooler_config: {key}: must be one of {', '.join(known)}, not {value!r:.80}")
+            if value.upper() in MODES:
+                made["mode"] = MODES[value.upper()]
+            steps = steps or value.upper() == "STEP"
+        elif key in _TOKENS:
+            made[key] = _ids(key, value)
         elif not isinstance(value, bool):
             raise ConfigError(f"pooler_config: {key}: must be true or false, not {value!r:.80}")
         else:
             made["normalise"] = value
+    if steps and "step_tag_id" not in made:
+        raise ConfigError("pooler_config: step_tag_id: STEP needs the id of the token that ends a step")
     return made
+
+
+def _ids(key: str, value: Any) -> Any:
+    """A token's id, or a list of numbers."""
+    one = key == "step_tag_id"
+    ids = [value] if one else value
+    if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
+        raise ConfigError(f"pooler_config: {key}: must be {'an integer' if one else 'a list of integers'} from 0")
+    return value
 
 
 def token_ids(tokens: Any, path: Path) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from thalweg import llm
 from thalweg.errors import NotSupportedError
-from thalweg.params import REFUSED_POOLING, StructuredOutputsParams
+from thalweg.params import StructuredOutputsParams
 from thalweg.refused import ADAPTERS
 
 FAMILIES = "a family of models comes as an entry point of the group thalweg.models (docs/adding-a-model.md)"
@@ -57,10 +57,6 @@ class _Refused:
 
 class LoRARequest(_Refused):
     __refused__ = ADAPTERS
-
-
-class LateInteractionParams(_Refused):
-    __refused__ = REFUSED_POOLING["late_interaction_params"]
 
 
 class DataPrompt(_Refused):

@@ -86,6 +86,8 @@ class TokenSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Tokens [first, end) of the prompt that see each other, those behind too: each is computed in one step."""
     uncut: tuple[tuple[int, int], ...] = ()
     """Tokens [first, end) of the prompt that are computed in one step too, and see each other no more than others."""
+    each_token: bool = False
+    """Of a pooling model: a result of each token is wanted, beside that of the sequence."""
     sound: np.ndarray | None = None  # f32[bins, frames]
     """What the sequence is about, as the model's encoder takes it."""
     extra: dict[str, Any] = {}
@@ -200,6 +202,14 @@ class Pooled(msgspec.Struct, frozen=True):
     vectors: np.ndarray  # f32[N, H]
 
 
+class TokenVectors(msgspec.Struct, frozen=True):
+    """Results of tokens [start, start + N) of one sequence. Not normalised."""
+
+    handle: int
+    start: int
+    values: np.ndarray  # f32[N, H]
+
+
 class Stats(msgspec.Struct, frozen=True):
     """A snapshot. Counters run from the core's start."""
 
@@ -242,6 +252,7 @@ class Outputs(msgspec.Struct, tag=True):
     preempted: list[int] = []
     """Sequences that gave up their place since the last frame. One may be in it twice."""
     pooled: Pooled | None = None
+    each: list[TokenVectors] = []
 
     def answers(self, handle: int) -> bool:
         """Did the sequence get a token, or its vector?"""

@@ -255,6 +255,7 @@ class StepResult:
     score: Logprobs | None = None  # N = P; the prompt tokens of `Scores`
     invalid: Array | None = None  # bool[S]; logits held NaN or +inf: the row's token means nothing
     pooled: Array | None = None  # f32[S, H]; a vector per sequence, of models that give those: then tokens mean nothing
+    each: Array | None = None  # f32[N, H]; a vector per token of `EachToken`
     extras: Mapping[str, Array] = field(default_factory=dict)
 
 

@@ -25,6 +25,7 @@ from thalweg.models.context import Context
 from thalweg.models.flow import Flow, Place
 from thalweg.models.heads.classify import Classifier
 from thalweg.models.heads.dense import DenseModules
+from thalweg.models.heads.lexical import WordWeights
 from thalweg.models.heads.pooling import Pooler
 from thalweg.models.layers.altup import AltUp, Laurel, Streams
 from thalweg.models.layers.attention import Attention
@@ -211,6 +212,8 @@ class Decoder:
         self._dense = (
             DenseModules(ctx, s.pooling.dense, weights["dense"]) if s.pooling is not None and s.pooling.dense else None
         )
+        lexical = None if s.pooling is None else s.pooling.lexical
+        self._lexical = None if lexical is None else WordWeights(ctx, lexical, s.hidden, weights["lexical"])
         self.vision = None if s.vision is None else Tower(ctx, s.vision, weights["vision"], Block)
         """Its step is another executable, over the parameters under this key."""
         self.hearing = None if s.hearing is None else Ear(ctx, s.hearing, weights["hearing"], Block)
@@ -330,6 +333,7 @@ class Decoder:
         yield "head", self._head
         yield "classes", self._classes
         yield "dense", self._dense
+        yield "lexical", self._lexical
         yield "vision", self.vision
         yield "hearing", self.hearing
         yield "sound", self._sound
@@ -342,7 +346,16 @@ class Decoder:
     def pooled(self, params: Any, x: Array, batch: StepBatch) -> Array:
         """x [T, hidden] of `forward` of whole sequences -> f32[S, n], a vector or classes. Only where the model `pools`."""
         assert self._pooler is not None
-        vectors = self._pooler(x, batch)
+        if self._lexical is not None:
+            return self._lexical.pooled(params["lexical"], x, batch)
+        return self._tail(params, self._pooler(x, batch))
+
+    def each(self, params: Any, x: Array, row: Array) -> Array:
+        """The same of single tokens, those in these rows i32[N] of x: f32[N, n]."""
+        x = x.index_select(0, row)
+        return self._tail(params, x.to(torch.float32)) if self._lexical is None else self._lexical(params["lexical"], x)
+
+    def _tail(self, params: Any, vectors: Array) -> Array:
         if self._dense is not None:
             vectors = self._dense(params["dense"], vectors)
         return vectors if self._classes is None else self._classes(params["classes"], vectors)

@@ -163,7 +163,7 @@ def step_sizes(
     inputs of layers whole."""
     wide = spec.hidden * (spec.streams.count if spec.streams else 1)
     inputs = spec.inputs.size if spec.inputs else 0
-    row = spec.vocab if spec.pooling is None else spec.hidden  # the widest that the tail makes
+    row = max(spec.result, spec.hidden) if spec.pooling else spec.vocab  # the widest that the tail makes
     layers = [*spec.layers, *(spec.sound.layers if spec.sound else ())]
     heads, kv_heads, head_dim = max(
         (mixer.widths for each in layers for mixer in each.mixers), key=lambda w: (w[0] + 2 * w[1]) * w[2]

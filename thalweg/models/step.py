@@ -13,6 +13,7 @@ from thalweg.hal.device import Device
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Binder
 from thalweg.hal.parts.drafts import Drafts
+from thalweg.hal.parts.each_token import EachToken
 from thalweg.hal.parts.history import History
 from thalweg.hal.parts.scores import Scores
 from thalweg.hal.step import Array, Logprobs, Params, State, Step, StepBatch, StepResult
@@ -46,7 +47,7 @@ def _cache(device: Device, layout: KVLayout | tuple[KVLayout, ...], blocks: int)
 
 def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
     """The step function of a model: resolves and records token ids, runs the model, samples, scores prompt tokens. That of a
-    model with another tail has whole sequences in every batch, and ends with their vectors."""
+    model with another tail ends with a vector of each sequence, and of the tokens that are wanted."""
     if model.pools:
         return _pooling_step(model)
     resolve = binder.bind(ops.resolve_tokens)
@@ -81,7 +82,10 @@ def _pooling_step(model: Model) -> Step:
     def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
         batch = replace(batch, positions=batch.positions.clamp(max=model.max_len - 1))
         x, kv = model.forward(params, batch, state["kv"])
-        return {"kv": kv}, pooled(model.pooled(params, x, batch), batch)
+        wanted, vectors = batch.get(EachToken), model.pooled(params, x, batch)
+        if wanted is None:
+            return {"kv": kv}, pooled(vectors, batch)
+        return {"kv": kv}, pooled(vectors, batch, wanted.row, model.each(params, x, wanted.row))
 
     return step
 

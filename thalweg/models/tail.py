@@ -57,20 +57,46 @@ class Classes:
         return out
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lexical:
+    """A weight per word of the vocabulary, of each token: log(1 + relu(out(norm(act(dense(x)))))). Of a sequence, the largest
+    of each. Out is the embedding."""
+
+    dense: str
+    norm: str
+    bias: str
+    """Of out: the tensor's name."""
+    table: str
+    """The embedding's."""
+    vocab: int
+    eps: float = 1e-12
+    act: str = "gelu"
+
+    def weights(self, at: str, hidden: int) -> Weights:
+        out = {"weight": Weight((Source(f"{at}{self.table}.weight", (self.vocab, hidden)),))}
+        norm = {each: vector(f"{at}{self.norm}.{each}", hidden) for each in ("weight", "bias")}
+        return {
+            "dense": _matrix(f"{at}{self.dense}", hidden, hidden, True), "norm": norm,
+            "out": out | {"bias": vector(f"{at}{self.bias}", self.vocab)},
+        }  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Dense:
     """A linear layer and an activation that a pooled vector goes through, from files of their own: a Dense module of
     sentence-transformers."""
 
     folder: str
-    """Of the model's, that holds the files."""
+    """Of the model's, that holds the files. "": they are the model's own."""
     inputs: int
     outputs: int
     bias: bool = True
     act: str = "tanh"
+    name: str = ""
+    """In the model's own files."""
 
     def weights(self) -> Weights:
-        return _matrix(f"{self.folder}/linear", self.outputs, self.inputs, self.bias)
+        return _matrix(self.name or f"{self.folder}/linear", self.outputs, self.inputs, self.bias)
 
 
 def _matrix(name: str, outputs: int, inputs: int, bias: bool) -> dict[str, Weight]:
@@ -97,6 +123,14 @@ class Pooling:
     """(what a text is for, what is put before it), where a request says what it is for."""
     form: str = ""
     """How the model wants pairs of texts written: a name of `text.pair_forms.FORMS`. "" = as its tokenizer joins them."""
+    each: bool = False
+    """Was it trained to give a result per token, and none of the sequence?"""
+    step_tag: int | None = None
+    """Of results per token, those with this id are told where a request does not say. None: all."""
+    columns: tuple[int, ...] = ()
+    """Numbers of a token's result that are told where a request does not say. (): all."""
+    lexical: Lexical | None = None
+    """What is made of every token before they are pooled."""
 
     def __post_init__(self) -> None:
         if self.mode not in POOLING:

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from tqdm import tqdm
 
 from thalweg.engine.client.pairs import matched, pair_prompts, score_text, tokenization
@@ -24,8 +25,8 @@ from thalweg.outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
-from thalweg.params import PoolingParams
-from thalweg.refused import no_adapter, refused
+from thalweg.params import TOKEN_TASKS, PoolingParams
+from thalweg.refused import no_adapter
 from thalweg.text.cut import asked as cuts
 
 
@@ -34,8 +35,6 @@ class PoolingMethods:
 
     llm_engine: LLMEngine
     _ids: itertools.count[int]
-
-    reward = refused("results per token are not given by this version: encode() gives one vector or the classes of a text")
 
     def embed(
         self,
@@ -78,9 +77,23 @@ class PoolingMethods:
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """What a pooling model gives of every prompt, as an array: a vector or class numbers, by pooling_task (None: what the
-        model does). Otherwise as `embed`."""
+        model does). Of token_embed and token_classify there is a row per token. Otherwise as `embed`."""
         no_adapter(lora_request)
         return self._pool(prompts, pooling_params, pooling_task, tokenization_kwargs, use_tqdm)
+
+    def reward(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        /,
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """The rewards of every prompt's tokens, f32[tokens, 1], or of the steps in it: `encode` with token_classify."""
+        no_adapter(lora_request)
+        return self._pool(prompts, pooling_params, "token_classify", tokenization_kwargs, use_tqdm)
 
     def score(
         self,
@@ -95,7 +108,8 @@ class PoolingMethods:
         chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
         """How well texts go together: one with one, one with each of many, or each with its own. A cross-encoder reads both
-        texts at once; of a model that gives vectors, it is the cosine of their angle. Otherwise as `embed`."""
+        texts at once; of a model that gives vectors, it is the cosine of their angle, or MaxSim where each token has one.
+        Otherwise as `embed`."""
         no_adapter(lora_request)
         if chat_template is not None:
             raise ConfigError("chat_template: pairs are written in the form that the model's files ask for; leave it out")
@@ -130,6 +144,7 @@ class PoolingMethods:
         wrong = next((p for p in params if not isinstance(p, PoolingParams)), None)
         if wrong is not None:
             raise RequestError(f"pooling_params must be a PoolingParams, not {type(wrong).__name__}", "pooling_params")
+        params = [_for_task(p, task) for p in params]
         submissions = [
             engine.prepare(str(next(self._ids)), p, s, tokenization_kwargs=tokenization_kwargs)
             for p, s in zip(items, params, strict=True)
@@ -149,6 +164,16 @@ class PoolingMethods:
             for request_id in ids:
                 engine.drop(request_id)
         return [done[i] for i in ids]
+
+
+def _for_task(params: PoolingParams, task: str | None) -> PoolingParams:
+    """With the task that the method is for. RequestError where they say another that gives results per token, or where that
+    does."""
+    if task is None or params.task == task:
+        return params
+    if params.task is not None and {params.task, task} & set(TOKEN_TASKS):
+        raise RequestError(f"pooling_params: task: {params.task} was said, but this asks for {task}; leave it out", "task")
+    return msgspec.structs.replace(params, task=task)
 
 
 def texts(data: Any, name: str) -> list[str]:

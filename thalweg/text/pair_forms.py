@@ -19,13 +19,15 @@ class Form:
     """What stands around the texts. Of a pair that is too long the end of the document is cut."""
 
     before: str
-    instruction: str
-    """Where a request says none."""
+    instruction: str | None
+    """Where a request says none. None: there is no place for one."""
     words: tuple[str, str, str]
     """Before the instruction, the query and the document."""
     after: str
-    written: str
+    written: str | None
     """A query that begins so was written in this form by the caller: it is joined to its document as it is."""
+    special: bool = False
+    """Does the tokenizer put around the pair what it puts around a text?"""
 
 
 FORMS: Mapping[str, Form] = MappingProxyType({
@@ -36,6 +38,9 @@ FORMS: Mapping[str, Form] = MappingProxyType({
         words=("<Instruct>: ", "\n<Query>: ", "\n<Document>: "),
         after="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
         written="<|im_start|>",
+    ),
+    "nemotron-rerank": Form(
+        before="", instruction=None, words=("", "question:", " \n \n passage:"), after="", written=None, special=True
     ),
 })  # fmt: skip
 """By `Pooling.form` of models.tail."""
@@ -48,12 +53,17 @@ def write_pair(
     if most != (0, 0):
         first, second = (first_tokens(tokenizer, t, n) if n else t for t, n in zip((first, second), most, strict=True))
     middle, data = "", []
-    for word, text in zip(form.words, (form.instruction if instruction is None else instruction, first, second), strict=True):
+    asked = "" if form.instruction is None else form.instruction if instruction is None else instruction
+    for word, text in zip(form.words, (asked, first, second), strict=True):
         start = len(middle) + len(word)
         middle += word + text
         data.append((start, start + len(text)))
     before, after = (tokenizer.encode(text, False) for text in (form.before, form.after))
     ids = tokenizer.encode_with_data(middle, data, False)
+    if form.special:
+        whole = tokenizer.encode_with_data(middle, data, True)
+        first_at = next(k for k in range(len(whole) - len(ids) + 1) if whole[k : k + len(ids)] == ids)
+        before, after = whole[:first_at], whole[first_at + len(ids) :]
     if cut is not None:
         room = cut.keep - len(before) - len(after)
         if room < 1:

@@ -15,7 +15,7 @@ from zoo import make_bert_tokenizer
 
 from thalweg.config import PoolingConfig
 from thalweg.engine.client.inputs import InputProcessor
-from thalweg.engine.client.pooled import activated
+from thalweg.engine.client.pool_shape import shaped
 from thalweg.outputs import ABORTED, PoolingOutput, PoolingRequestOutput, RequestMetrics
 from thalweg.params import PoolingParams
 from thalweg.text.tokenizer import load_tokenizer
@@ -23,6 +23,7 @@ from thalweg.text.tokenizer import load_tokenizer
 EMBEDS = PoolingConfig(task="embed", mode="mean", activation="normalise", activate=True, size=4, dimensions=(2, 3), types=2)
 RANKS = PoolingConfig(task="classify", mode="cls", activation="sigmoid", activate=True, size=1, labels=("LABEL_0",), types=2)
 SORTS = PoolingConfig(task="classify", mode="cls", activation="softmax", activate=True, size=3, labels=("good", "bad", "odd"))
+LATE = PoolingConfig(task="embed", mode="cls", activation="normalise", activate=True, size=4, each=True)
 BROKEN, MOST = 50, 64
 """A token on which the engine fails ("x" begins a word with it); the model's longest sequence."""
 
@@ -70,8 +71,10 @@ class FakePooling(FakeEngine):
             pooling = self.config.model.pooling
             assert pooling is not None
             data = np.empty(0, np.float32)
-            if error is None:
-                data = activated(numbers(s.prompt_ids, types, pooling.size)[: s.size], s.activation)
+            if error is None and s.shape.each:
+                data = shaped(np.stack([numbers([i], [0], pooling.size) for i in s.prompt_ids]), s.shape, s.prompt_ids)
+            elif error is None:
+                data = shaped(numbers(s.prompt_ids, types, pooling.size), s.shape, s.prompt_ids)
             output = PoolingRequestOutput(
                 request_id, PoolingOutput(data), s.prompt_ids, 0, metrics=RequestMetrics(1.0, 1.0, 1.5, 2.0, 3.0), error=error
             )

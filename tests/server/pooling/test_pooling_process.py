@@ -51,7 +51,8 @@ def test_an_encoder(serve: Callable[..., Process], tmp_path: Path) -> None:
     make_bert_tokenizer(path)
     describe_pooling(path, "mean_tokens", max_len=64)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    api = client(serve(path))
+    process = serve(path)
+    api = client(process)
     as_bytes = api.embeddings.create(model="m", input=TEXTS)
     as_numbers = api.embeddings.create(model="m", input=TEXTS, encoding_format="float")
     for text, one, other in zip(TEXTS, as_bytes.data, as_numbers.data, strict=True):
@@ -61,6 +62,10 @@ def test_an_encoder(serve: Callable[..., Process], tmp_path: Path) -> None:
         np.testing.assert_allclose(got, want, atol=1e-5)
     with pytest.raises(openai.BadRequestError, match="needs a model that generates text"):
         api.completions.create(model="m", prompt="a")
+    each = httpx.post(process.url() + "/pooling", json={"input": TEXTS, "task": "token_embed"}, timeout=60).json()["data"]
+    for text, entry in zip(TEXTS, each, strict=True):
+        want = torch.nn.functional.normalize(states(path, tokenizer(text)["input_ids"]), dim=-1)
+        np.testing.assert_allclose(entry["data"], want, atol=1e-5)
 
 
 def test_a_reranker(serve: Callable[..., Process], tmp_path: Path) -> None:

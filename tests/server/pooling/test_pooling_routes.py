@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 from fake_engine import FakeEngine
-from fake_pooling import EMBEDS, MOST, RANKS, SORTS, FakePooling, numbers
+from fake_pooling import EMBEDS, LATE, MOST, RANKS, SORTS, FakePooling, numbers
 
 ROUTES = ("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
 LONG = "river " * MOST
@@ -42,6 +42,11 @@ def ranks():
 @pytest.fixture(scope="module")
 def sorts():
     yield from served(FakePooling(SORTS))
+
+
+@pytest.fixture(scope="module")
+def late():
+    yield from served(FakePooling(LATE))
 
 
 def served(engine):
@@ -124,7 +129,26 @@ def test_pooling_gives_what_the_model_gives(embeds, sorts):
     probs = sorts.post("/pooling", {"input": [5, 6], "task": "classify"}).json()["data"][0]["data"]
     assert sum(probs) == pytest.approx(1)
     assert "cannot embed" in error(sorts.post("/pooling", {"input": [5], "task": "embed"}))["message"]
-    assert "token_embed" in error(embeds.post("/pooling", {"input": [5], "task": "token_embed"}))["message"]
+    each = embeds.post("/pooling", {"input": [5, 6], "task": "token_embed", "use_activation": False}).json()["data"]
+    assert each == [{"index": 0, "object": "pooling", "data": [[1, 5, 0, 5], [1, 6, 0, 6]]}]
+    packed = {"input": [5, 6], "task": "token_embed", "use_activation": False, "encoding_format": "base64"}
+    data = base64.b64decode(embeds.post("/pooling", packed).json()["data"][0]["data"])
+    np.testing.assert_array_equal(np.frombuffer(data, np.float32).reshape(2, -1), [[1, 5, 0, 5], [1, 6, 0, 6]])
+    assert "token_classify" in error(embeds.post("/pooling", {"input": [5], "task": "token_classify"}))["message"]
+
+
+def test_texts_are_compared_token_by_token_where_each_has_a_vector(late):
+    def rows(text: str) -> np.ndarray:
+        made = np.stack([numbers([i], [0], 4) for i in ids_of(late, text)]).astype(np.float64)
+        return made / np.linalg.norm(made, axis=1, keepdims=True)
+
+    query, documents = "which way", ["up the river", "down", "z"]
+    want = [(rows(query) @ rows(d).T).max(1).sum() for d in documents]
+    scored = late.post("/score", {"queries": query, "documents": documents}).json()["data"]
+    np.testing.assert_allclose([each["score"] for each in scored], want, atol=1e-5)
+    ranked = late.post("/rerank", {"query": query, "documents": documents}).json()["results"]
+    assert [each["index"] for each in ranked] == np.argsort(want)[::-1].tolist()
+    assert "/v1/embeddings needs a model that gives vectors" in error(late.post("/v1/embeddings", {"input": "a"}))["message"]
 
 
 # ------------------------------------------------------------------ classes, scores, ranks

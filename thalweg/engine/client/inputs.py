@@ -19,6 +19,7 @@ from thalweg.config import EngineConfig, PoolingConfig
 from thalweg.engine.client import embeds, hearing, thinking
 from thalweg.engine.client.grammars import StructuredOutputs
 from thalweg.engine.client.media import MEDIA, NAME, Media
+from thalweg.engine.client.pool_shape import PoolShape, pool_shape, token_types
 from thalweg.engine.client.thinking import Marks
 from thalweg.engine.messages import EngineRequest, MediaItem, Overlay, TokenSampling
 from thalweg.errors import RequestError
@@ -57,9 +58,8 @@ class PoolingSubmission:
     prompt: str | None
     prompt_ids: list[int]
     params: PoolingParams
-    activation: str
-    """What becomes of the result, of which the first `size` numbers count."""
-    size: int | None
+    shape: PoolShape
+    """What becomes of the result."""
     request: EngineRequest = field(repr=False)
 
 
@@ -102,6 +102,7 @@ class InputProcessor:
         self._max_len = config.model.max_len
         self._sound = config.model.sound
         self._pooling, self._tasks = config.model.pooling, config.model.tasks
+        self._budget = config.scheduler.token_budget
         self._vocab, self._hidden = config.model.vocab, config.model.hidden
         self._bad_words = lru_cache(KEPT_WORDS)(self._read_bad_words)
         self._max_logprobs = config.model.vocab if config.model.max_logprobs == -1 else config.model.max_logprobs
@@ -175,25 +176,24 @@ class InputProcessor:
         if not isinstance(params, PoolingParams):
             raise RequestError(f"pooling_params must be a PoolingParams, not {type(params).__name__}", "pooling_params")
         pooling = self.check_pools(params.task)
-        size = self.check_pooling(params)
+        shape = self.check_pooling(params)
         _check_priority(priority)
         fields = dict(prompt) if isinstance(prompt, Mapping) else {}
         types = fields.pop("token_type_ids", None)
         text, ids, salt = self._prompt(fields if isinstance(prompt, Mapping) else prompt)
         tokens = np.array(ids, np.int32)
         if types is not None:
-            tokens += self._vocab * _types(types, len(ids), pooling.types)
+            tokens += self._vocab * token_types(types, len(ids), pooling.types)
         request = EngineRequest(
-            handle=next(handles), tokens=tokens, prompt_len=len(ids), sampling=TokenSampling(max_tokens=1), priority=priority,
-            cache_salt=salt, read_prefix_cache=pooling.caches and not params.skip_reading_prefix_cache, pool=True,
+            handle=next(handles), tokens=tokens, prompt_len=len(ids), priority=priority, cache_salt=salt, pool=True,
+            sampling=TokenSampling(max_tokens=1, each_token=shape.each),
+            read_prefix_cache=pooling.caches and not shape.each and not params.skip_reading_prefix_cache,
         )  # fmt: skip
-        activate = pooling.activate if params.use_activation is None else params.use_activation
-        activation = pooling.activation if activate else "none"
-        return PoolingSubmission(request_id, text, ids, params, activation, size, request)
+        return PoolingSubmission(request_id, text, ids, params, shape, request)
 
-    def check_pooling(self, params: PoolingParams) -> int | None:
-        """How many numbers of a result count, None for all. RequestError for what the model cannot do of these."""
-        return _size(self.check_pools(params.task), params.dimensions)
+    def check_pooling(self, params: PoolingParams) -> PoolShape:
+        """What becomes of a result. RequestError for what the model cannot do of these."""
+        return pool_shape(self.check_pools(params.task), params, self._budget)
 
     def check_pools(self, task: str | None = None) -> PoolingConfig:
         """RequestError where the model generates, or cannot do this task of a pooling model."""
@@ -422,44 +422,6 @@ def _with_images(prompt: Any) -> tuple[Any, Sequence[Any]]:
     if NAME in prompt:
         raise RequestError(f"prompt: {NAME} is not supported by this model, which takes text alone; leave it out", "prompt")
     return {k: v for k, v in prompt.items() if k != MEDIA}, prompt.get(MEDIA) or ()
-
-
-def _size(pooling: PoolingConfig, asked: int | None) -> int | None:
-    """How many numbers of a result count; None: all."""
-    if asked is None:
-        return None
-    if pooling.task != "embed":
-        raise RequestError("dimensions: this model gives classes, not vectors; leave it out", "dimensions")
-    sizes = pooling.dimensions
-    if sizes is None:
-        raise RequestError(
-            f"dimensions: this model's vectors have one size, {pooling.size}: its files name no others it was trained for "
-            "(is_matryoshka, matryoshka_dimensions); leave it out",
-            "dimensions",
-        )
-    if sizes and asked not in sizes:
-        raise RequestError(f"dimensions: this model's vectors have {_or(sizes)} values, not {asked}", "dimensions")
-    if asked > pooling.size:
-        raise RequestError(f"dimensions: this model's vectors have {pooling.size} values, not {asked}", "dimensions")
-    return asked
-
-
-def _or(sizes: Sequence[int]) -> str:
-    return " or ".join(filter(None, (", ".join(map(str, sizes[:-1])), str(sizes[-1]))))
-
-
-def _types(types: Any, length: int, known: int) -> np.ndarray:
-    """token_type_ids, checked: i32[length]."""
-    name = "token_type_ids"
-    if isinstance(types, np.ndarray):
-        types = types.tolist()
-    if not isinstance(types, Sequence) or isinstance(types, str | bytes) or not all(type(t) is int for t in types):
-        raise RequestError(f"{name} must be a list of integers", name)
-    if len(types) != length:
-        raise RequestError(f"{name}: {len(types)} given for {length} tokens", name)
-    if not all(0 <= t < known for t in types):
-        raise RequestError(f"{name}: this model knows the types 0 to {known - 1}", name)
-    return np.array(types, np.int32)
 
 
 def extra(args: Mapping[str, Any]) -> dict[str, Any]:

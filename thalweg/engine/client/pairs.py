@@ -57,7 +57,7 @@ def pair_prompts(
         return [_prompt_of(each, pooling.types) for each in read_pairs(tokenizer, pairs, cut, most)]
     return [
         _prompt_of(
-            read_pair(tokenizer, a, b, cut, most) if a.startswith(form.written)
+            read_pair(tokenizer, a, b, cut, most) if form.written is not None and a.startswith(form.written)
             else write_pair(tokenizer, form, a, b, cut, most, instruction),
             1,
         )

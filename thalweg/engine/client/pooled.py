@@ -10,19 +10,61 @@ import numpy as np
 
 from thalweg.engine.client.inputs import PoolingSubmission
 from thalweg.engine.client.outputs import OutputProcessor
-from thalweg.engine.messages import EngineRequest, Outputs
+from thalweg.engine.client.pool_shape import SMALLEST, shaped
+from thalweg.engine.messages import EngineRequest, Outputs, TokenVectors
 from thalweg.outputs import ABORTED, PoolingOutput, PoolingRequestOutput, RequestMetrics, ScoringOutput, ScoringRequestOutput
 
-SMALLEST = 1e-12
-"""Lengths below this count as this, as in the published implementations: a vector of zeros stays one."""
 Output = PoolingRequestOutput[PoolingOutput]
+QUERIES = 256 << 20
+"""Bytes of vectors of queries that are kept for documents."""
+NOT_KEPT = "no query is kept by it: none was asked for, it has been used as often as query_uses said, or others took its place"
 
 
 class _Open:
-    __slots__ = ("cached", "metrics", "submission")
+    __slots__ = ("cached", "each", "metrics", "submission")
 
     def __init__(self, submission: PoolingSubmission, now: float) -> None:
         self.submission, self.metrics, self.cached = submission, RequestMetrics(arrival_time=now), 0
+        self.each: np.ndarray | None = None
+        """f32[tokens, N]: of those that were told of so far. None: of none yet."""
+
+    def told(self, part: TokenVectors) -> None:
+        """By position, so that what is told twice (after a preemption) does no harm."""
+        if self.each is None:
+            self.each = np.zeros((len(self.submission.prompt_ids), part.values.shape[1]), np.float32)
+        self.each[part.start : part.start + len(part.values)] = part.values
+
+
+class Queries:
+    """Vectors of queries that other requests are scored by (`LateInteractionParams`)."""
+
+    def __init__(self, budget: int = QUERIES) -> None:
+        """budget: bytes of vectors that are kept. The oldest are forgotten first."""
+        self._budget = budget
+        self._kept: dict[str, tuple[np.ndarray, int]] = {}
+
+    def settle(self, submission: PoolingSubmission, output: Output) -> Output:
+        """What the caller gets for a request that has ended with this."""
+        late = submission.params.late_interaction_params
+        if late is None or output.error is not None:
+            return output
+        if late.mode == "cache_query":
+            self._kept.pop(late.query_key, None)
+            self._kept[late.query_key] = output.outputs.data, late.query_uses or 1
+            while len(self._kept) > 1 and sum(v.nbytes for v, _ in self._kept.values()) > self._budget:
+                del self._kept[next(iter(self._kept))]
+            output.outputs = PoolingOutput(np.zeros(1, np.float32))
+            return output
+        found = self._kept.get(late.query_key)
+        if found is None:
+            output.outputs, output.error = PoolingOutput(np.empty(0, np.float32)), f"query_key: {NOT_KEPT}"
+            return output
+        query, uses = found
+        self._kept[late.query_key] = query, uses - 1
+        if uses == 1:
+            del self._kept[late.query_key]
+        output.outputs = PoolingOutput(np.array([maxsim(query, output.outputs.data)], np.float32))
+        return output
 
 
 class PoolingOutputs:
@@ -32,6 +74,7 @@ class PoolingOutputs:
         self._open: dict[int, _Open] = {}
         self._handles: dict[str, int] = {}
         """By request id."""
+        self._late = Queries()
 
     def open_ids(self) -> list[str]:
         """Oldest first."""
@@ -52,6 +95,9 @@ class PoolingOutputs:
         for handle in frame.preempted:
             if handle in self._open:
                 self._open[handle].metrics.num_preemptions += 1
+        for part in frame.each:
+            if part.handle in self._open:
+                self._open[part.handle].told(part)
         results: dict[int, np.ndarray] = {}
         if frame.pooled is not None:
             results = dict(zip(frame.pooled.handles.tolist(), frame.pooled.vectors, strict=True))
@@ -61,7 +107,9 @@ class PoolingOutputs:
             if request is not None:
                 request.metrics.first_token_ts = request.metrics.last_token_ts = frame.time
                 request.metrics.num_prefill_chunks = end.chunks
-                out.append(_output(request, results.get(end.handle), end.error or end.reason))
+                out.append(
+                    self._late.settle(request.submission, _output(request, results.get(end.handle), end.error or end.reason))
+                )
         return out
 
     def abort(self, request_ids: Iterable[str]) -> dict[int, Output]:
@@ -109,34 +157,39 @@ class AllOpen:
 def _output(request: _Open, result: np.ndarray | None, why: str) -> Output:
     """why: how it ended, for a request without a result."""
     s = request.submission
-    data = np.empty(0, np.float32) if result is None else activated(result[: s.size], s.activation)
+    if result is not None and s.shape.each:
+        result = request.each
+    data = np.empty(0, np.float32) if result is None else shaped(result, s.shape, s.prompt_ids)
     error = why if result is None else None
     return Output(s.request_id, PoolingOutput(data), s.prompt_ids, request.cached, metrics=request.metrics, error=error)
-
-
-def activated(x: np.ndarray, activation: str) -> np.ndarray:
-    """x f32[N] -> f32[N]. activation: as `PoolingConfig` has it."""
-    if activation == "none":
-        return np.ascontiguousarray(x, np.float32)
-    wide = x.astype(np.float64)
-    if activation == "normalise":
-        wide = wide / max(float(np.linalg.norm(wide)), SMALLEST)
-    elif activation == "sigmoid":
-        small = np.exp(-np.abs(wide))
-        wide = np.where(wide >= 0, 1, small) / (1 + small)
-    else:
-        wide = np.exp(wide - wide.max())
-        wide = wide / wide.sum()
-    return wide.astype(np.float32)
 
 
 def compared(a: Output, b: Output) -> ScoringRequestOutput:
     """The score of two texts by their vectors."""
     error = a.error or b.error
-    score = math.nan if error else cosine(a.outputs.data, b.outputs.data)
+    score = math.nan if error else likeness(a.outputs.data, b.outputs.data)
     both = [*a.prompt_token_ids, *b.prompt_token_ids]
     cached = a.num_cached_tokens + b.num_cached_tokens
     return ScoringRequestOutput(a.request_id, ScoringOutput(score), both, cached, error=error)
+
+
+ROWS = 256
+"""Of a query's tokens: so many are held against a document's at once."""
+
+
+def likeness(a: np.ndarray, b: np.ndarray) -> float:
+    """Of two texts: the cosine of their vectors' angle, or where each token has a vector what MaxSim gives."""
+    return cosine(a, b) if a.ndim == 1 else maxsim(a, b)
+
+
+def maxsim(query: np.ndarray, document: np.ndarray) -> float:
+    """Late interaction, f32[N, H] with f32[M, H]: the sum, over a query's tokens, of the largest product with one of the
+    document's. 0 without tokens."""
+    if not len(query) or not len(document):
+        return 0.0
+    other = document.astype(np.float64).T
+    parts = (query[at : at + ROWS].astype(np.float64) @ other for at in range(0, len(query), ROWS))
+    return math.fsum(float(best) for part in parts for best in part.max(1))
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:

@@ -242,7 +242,7 @@ class EngineCore:
         else:
             out = Outputs(
                 news.handles, news.tokens, self._clock(), logprobs=news.logprobs, prompt_scores=news.prompt_scores,
-                pooled=news.pooled,
+                pooled=news.pooled, each=news.each,
             )  # fmt: skip
         if self._finished or self._started or self._steps % STATS_EVERY == 0:
             out.finished, out.started, out.stats = self._finished, self._started, self.stats()

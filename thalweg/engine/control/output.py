@@ -9,7 +9,7 @@ for why nothing else has to be undone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,13 +21,13 @@ from thalweg.engine.control.invariant import ensure
 from thalweg.engine.control.request import Request
 from thalweg.engine.control.scheduler import Scheduler
 from thalweg.engine.control.slots import MANY_STOPS, Slots
-from thalweg.engine.messages import Finished, Pooled, PromptScores, TokenLogprobs
+from thalweg.engine.messages import Finished, Pooled, PromptScores, TokenLogprobs, TokenVectors
 from thalweg.hal.step import StepResult
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from thalweg.engine.control.parts.builder import Builder
+    from thalweg.engine.control.parts.builder import Builder, Scored
 
     I32 = NDArray[np.int32]
     I64 = NDArray[np.int64]
@@ -46,6 +46,7 @@ class News:
     logprobs: TokenLogprobs | None = None
     prompt_scores: list[PromptScores] = field(default_factory=list)
     pooled: Pooled | None = None
+    each: list[TokenVectors] = field(default_factory=list)
 
 
 class ResultReader:
@@ -73,7 +74,10 @@ class ResultReader:
         self._advance(step, live, step.reached)
         good = live if step.all_emit else live & step.emit
         if result.pooled is not None:
-            return self._pooled(step, np.asarray(result.pooled), np.nonzero(good)[0], ended)
+            news = self._pooled(step, np.asarray(result.pooled), np.nonzero(good)[0], ended)
+            if step.scored:
+                self._each(step, result, news)
+            return news
         rows = None if good.all() else np.nonzero(good)[0]  # None: every row
         slots = step.slots if rows is None else step.slots[rows]
         tokens = np.asarray(result.tokens)[:n, 0] if rows is None else np.asarray(result.tokens)[rows, 0]
@@ -202,12 +206,25 @@ class ResultReader:
         found = result.score
         ensure(found is not None, "a step was asked for prompt logprobs and returned none")
         assert found is not None
-        failed = {request.handle for request, end in news.ended if end.reason == "error"}
-        for part in step.scored:
+        for part in self._told(step, news):
             request = part.request
-            if not request.slot or self._slots.serial[request.slot] != part.serial or request.handle in failed:
-                continue
             k, span = 1 + request.sampling.prompt_logprobs, slice(part.begin, part.end)
             tokens, values = np.asarray(found.tokens)[span, :k], np.asarray(found.values)[span, :k]
             news.prompt_scores.append(PromptScores(request.handle, part.start, tokens, values, np.asarray(found.ranks)[span]))
             request.scored = part.start + part.end - part.begin
+
+    def _each(self, step: Launched, result: StepResult, news: News) -> None:
+        found = result.each
+        ensure(found is not None, "a step was asked for a result per token and returned none")
+        values = np.asarray(found, np.float32)
+        for part in self._told(step, news):
+            news.each.append(TokenVectors(part.request.handle, part.start, values[part.begin : part.end]))
+            part.request.scored = part.start + part.end - part.begin + 1
+
+    def _told(self, step: Launched, news: News) -> Iterator[Scored]:
+        """Those prompts of the step whose sequences are still there, and have not failed with it."""
+        failed = {request.handle for request, end in news.ended if end.reason == "error"}
+        for part in step.scored:
+            slot = part.request.slot
+            if slot and self._slots.serial[slot] == part.serial and part.request.handle not in failed:
+                yield part

@@ -345,7 +345,8 @@ def _pooling(spec: ModelSpec) -> PoolingConfig | None:
         task="embed" if tail.classes is None else "classify", mode=tail.mode, activation=tail.activation,
         activate=tail.activate, size=spec.result,
         labels=() if tail.classes is None else tail.classes.labels, dimensions=tail.dimensions, types=spec.types,
-        form=tail.form, prompts=dict(tail.prompts), caches=resolve.in_chunks(spec),
+        form=tail.form, prompts=dict(tail.prompts), caches=resolve.in_chunks(spec), each=tail.each,
+        step_tag=tail.step_tag, columns=tail.columns,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from thalweg.engine.control.cache.groups import policy
 from thalweg.features import all_features
 from thalweg.hal.fields import Part, dims
 from thalweg.hal.kv import KVSpec
+from thalweg.hal.parts.each_token import EachToken
 from thalweg.hal.parts.scores import Scores
 from thalweg.hal.platform import Limits
 from thalweg.hal.step import SCRATCH, Features, SamplingArrays, StepBatch, TableRows
@@ -81,6 +82,7 @@ def rehearsed(prompts: bool, logprobs: int = -1) -> list[tuple[type[Part], int]]
     """Kinds of parts that steps are rehearsed with, and their levels: those whose dimensions are known. prompts: those of steps
     with prompts too."""
     kinds: list[type[Part]] = [imported(f.part) for f in all_features()]
+    kinds.remove(EachToken)  # of models that give vectors: steps of others never have it
     known = {"T", "S", *sizes(32)}
     kinds = [k for k in kinds if all(a.isdecimal() or a.lstrip("<") in known for d in dims(k).values() for a in d.axes)]
     return [(k, max(logprobs, 0) if k is Scores else 0) for k in kinds if prompts or not k.prompts]

@@ -175,6 +175,10 @@ class Foreign:
         assert self._pooler is not None
         return self._pooler(x, batch)
 
+    def each(self, params: Any, x: Array, row: Array) -> Array:
+        """As `Decoder.each`."""
+        return x.index_select(0, row).to(torch.float32)
+
     def _tied(self) -> list[tuple[str, str]]:
         """Parameters of the head that are the embedding too: (name there, name held)."""
         state = self.module.state_dict(keep_vars=True)

@@ -167,7 +167,10 @@ def pooling(config: Config, default: str) -> Pooling:
         if each.inputs != size:
             raise CheckpointError(f"{each.folder}/config.json: in_features: {each.inputs}, of vectors with {size} values")
         size = each.outputs
-    return Pooling(mode, flag(said, "normalise", True), _dimensions(config, size), None, dense, prompts)
+    return Pooling(
+        mode, flag(said, "normalise", True), _dimensions(config, size), None, dense, prompts,
+        each=flag(said, "each", False), **_of_tokens(config),
+    )  # fmt: skip
 
 
 def _dimensions(config: Config, hidden: int) -> tuple[int, ...] | None:
@@ -184,12 +187,31 @@ def classes(config: Config, **more: Any) -> Pooling:
     """The tail of a classifier, from the state of a sequence's first token unless `mode` says otherwise. more: fields of
     `tail.Classes` that the family decides."""
     mode = more.pop("mode", "cls")
+    each = more.pop("each", False)
     said = config.get("pooling")
     if isinstance(said, dict) and said.get("mode", mode) != mode:
         raise UnsupportedModelError(f"config.json: pooling: this classifier was trained on {mode}, not on {said['mode']!r:.80}")
     labels = _labels(config)
     activate = flag(said, "normalise", True) if isinstance(said, dict) else True
-    return Pooling(mode, activate, None, Classes(labels=labels, activation=_activation(config, len(labels)), **more))
+    made = Classes(labels=labels, activation=_activation(config, len(labels)), **more)
+    return Pooling(mode, activate, None, made, each=each, **_of_tokens(config))
+
+
+def token_classes(config: Config, **more: Any) -> Pooling:
+    """The tail of a classifier of tokens: a number per class of each token's state. more: as `classes` takes it."""
+    return classes(config, each=True, **{"bias": True, **more})
+
+
+def _of_tokens(config: Config) -> dict[str, Any]:
+    """Which results per token are told of, as the user says (`checkpoint.tail`)."""
+    said = config.get("pooling")
+    if not isinstance(said, dict):
+        return {}
+    columns = said.get("returned_token_ids") or ()
+    if not isinstance(columns, list | tuple) or not all(type(c) is int and c >= 0 for c in columns):
+        raise CheckpointError("config.json: pooling: returned_token_ids: must be a list of integers from 0")
+    tag = None if said.get("step_tag_id") is None else integer(said, "step_tag_id", low=0)
+    return {"columns": tuple(columns), "step_tag": tag}
 
 
 def _labels(config: Config) -> tuple[str, ...]:

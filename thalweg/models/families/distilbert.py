@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, integer
-from thalweg.models.families.common import act, both_ways, classes, hidden_size, layer_count, pooling, ungated
+from thalweg.models.families.common import act, both_ways, classes, hidden_size, layer_count, pooling, token_classes, ungated
 from thalweg.models.spec import Layer, LayerNorm, Learned, ModelSpec, Names, Norms
 from thalweg.models.tail import Pooling
 
@@ -16,6 +16,10 @@ def distilbert(config: Config) -> ModelSpec:
 
 def distilbert_classifier(config: Config) -> ModelSpec:
     return _encoder(config, classes(config, dense="pre_classifier", act="relu"))
+
+
+def distilbert_of_tokens(config: Config) -> ModelSpec:
+    return _encoder(config, token_classes(config))
 
 
 def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> ModelSpec:

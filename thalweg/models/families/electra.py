@@ -5,7 +5,7 @@ from __future__ import annotations
 from thalweg.checkpoint.config import Config, integer
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.bert import encoder
-from thalweg.models.families.common import classes, pooling
+from thalweg.models.families.common import classes, pooling, token_classes
 from thalweg.models.spec import ModelSpec
 
 
@@ -17,6 +17,10 @@ def electra(config: Config) -> ModelSpec:
 def electra_classifier(config: Config) -> ModelSpec:
     tail = classes(config, dense="classifier.dense", act="gelu", out="classifier.out_proj")
     return _as_wide(config, encoder(config, tail, prefix="electra."))
+
+
+def electra_of_tokens(config: Config) -> ModelSpec:
+    return _as_wide(config, encoder(config, token_classes(config), prefix="electra."))
 
 
 def _as_wide(config: Config, spec: ModelSpec) -> ModelSpec:

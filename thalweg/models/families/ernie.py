@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from thalweg.checkpoint.config import Config
 from thalweg.models.families.bert import encoder
-from thalweg.models.families.common import classes, pooling
+from thalweg.models.families.common import classes, pooling, token_classes
 from thalweg.models.spec import ModelSpec
 
 
@@ -14,3 +14,7 @@ def ernie(config: Config) -> ModelSpec:
 
 def ernie_classifier(config: Config) -> ModelSpec:
     return encoder(config, classes(config, dense="pooler.dense"), prefix="ernie.")
+
+
+def ernie_of_tokens(config: Config) -> ModelSpec:
+    return encoder(config, token_classes(config), prefix="ernie.", skip=("pooler.",))

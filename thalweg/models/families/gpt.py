@@ -8,6 +8,7 @@ from typing import Any
 from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import UNGATED, act, attention, decoder, head_size, hidden_size, layer_count, rope
+from thalweg.models.families.tails import classifier, embedder
 from thalweg.models.spec import Attention, Layer, LayerNorm, Learned, ModelSpec, Names, Norms, Rope, UngatedMLP
 
 
@@ -25,6 +26,14 @@ def gpt2(config: Config) -> ModelSpec:
     )  # fmt: skip
     positions = Learned("wpe", integer(config, "max_position_embeddings", high=1 << 24))
     return _model(config, layer, tied=flag(config, "tie_word_embeddings", True), learned=(positions,))
+
+
+def gpt2_classifier(config: Config) -> ModelSpec:
+    return classifier(gpt2(config), config)
+
+
+def gpt2_embedder(config: Config) -> ModelSpec:
+    return embedder(gpt2(config), config)
 
 
 def gpt_bigcode(config: Config) -> ModelSpec:

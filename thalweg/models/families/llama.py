@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from thalweg.checkpoint.config import Config, flag, text
 from thalweg.errors import UnsupportedModelError
-from thalweg.models.families.common import layer_count, mlp, windowed
-from thalweg.models.families.tails import embedder
+from thalweg.models.families.common import classes, layer_count, mlp, windowed
+from thalweg.models.families.tails import embedder, ended
 from thalweg.models.spec import Attention, ModelSpec
 
 
@@ -19,10 +19,23 @@ def llama(config: Config) -> ModelSpec:
 
 def llama_both_ways(config: Config) -> ModelSpec:
     """An embedder whose tokens see both ways."""
+    return _both_ways(embedder(llama(config), config, default=_mode(config)))
+
+
+def llama_both_ways_classifier(config: Config) -> ModelSpec:
+    """A reranker whose tokens see both ways."""
+    tail = classes(config, mode=_mode(config), out="score", bias=False)
+    return _both_ways(ended(llama(config), replace(tail, form="nemotron-rerank")))
+
+
+def _mode(config: Config) -> str:
     modes, said = {"avg": "mean", "cls": "cls", "last": "last"}, text(config, "pooling_type", "avg")
     if said not in modes:
         raise UnsupportedModelError(f"config.json: pooling: {said!r:.80} is none of {', '.join(modes)}")
-    spec = embedder(llama(config), config, default=modes[said])
+    return modes[said]
+
+
+def _both_ways(spec: ModelSpec) -> ModelSpec:
     layers = []
     for layer in spec.layers:
         assert isinstance(layer.mixer, Attention)

@@ -19,6 +19,7 @@ from thalweg.models.families.common import (
     mlp,
     pooling,
     rope,
+    token_classes,
 )
 from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Names, Norms
 from thalweg.models.tail import Pooling
@@ -32,14 +33,21 @@ def modernbert(config: Config) -> ModelSpec:
 
 
 def modernbert_classifier(config: Config) -> ModelSpec:
+    return _encoder(config, classes(config, mode=text(config, "classifier_pooling", "cls"), **_head(config)))
+
+
+def modernbert_of_tokens(config: Config) -> ModelSpec:
+    return _encoder(config, token_classes(config, **_head(config)))
+
+
+def _head(config: Config) -> dict[str, Any]:
+    """What comes before the numbers."""
     if flag(config, "norm_bias", False):
         raise CheckpointError("config.json: norm_bias: this version reads classifiers of this family without it")
-    tail = classes(
-        config, mode=text(config, "classifier_pooling", "cls"), dense="head.dense",
-        dense_bias=flag(config, "classifier_bias", False), act=act(config, "classifier_activation", "gelu", {"gelu": "gelu"}),
-        norm="head.norm", eps=_eps(config),
-    )  # fmt: skip
-    return _encoder(config, tail)
+    return {
+        "dense": "head.dense", "dense_bias": flag(config, "classifier_bias", False), "norm": "head.norm", "eps": _eps(config),
+        "act": act(config, "classifier_activation", "gelu", {"gelu": "gelu"}),
+    }  # fmt: skip
 
 
 def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> ModelSpec:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from thalweg.checkpoint.config import Config, integer
 from thalweg.errors import CheckpointError
 from thalweg.models.families.bert import encoder
-from thalweg.models.families.common import classes, pooling
+from thalweg.models.families.common import classes, pooling, token_classes
 from thalweg.models.spec import ModelSpec
 
 
@@ -18,6 +18,10 @@ def roberta(config: Config) -> ModelSpec:
 def roberta_classifier(config: Config) -> ModelSpec:
     tail = classes(config, dense="classifier.dense", out="classifier.out_proj")
     return encoder(config, tail, prefix="roberta.", skip=("pooler.",), first=_first(config))
+
+
+def roberta_of_tokens(config: Config) -> ModelSpec:
+    return encoder(config, token_classes(config), prefix="roberta.", skip=("pooler.",), first=_first(config))
 
 
 def _first(config: Config) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from thalweg.checkpoint.config import Config, flag, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.models.families.common import classes, pooling
+from thalweg.models.families.common import classes, pooling, token_classes
 from thalweg.models.spec import ModelSpec
 from thalweg.models.tail import Pooling
 
@@ -16,7 +16,7 @@ METHODS = ("from_2_way_softmax", "no_post_processing")
 
 def embedder(spec: ModelSpec, config: Config, default: str = "last") -> ModelSpec:
     """A vector per sequence: of its last token (or by another `default`), unless the files beside the model say otherwise."""
-    return _ended(spec, pooling(config, default=default))
+    return ended(spec, pooling(config, default=default))
 
 
 def classifier(spec: ModelSpec, config: Config) -> ModelSpec:
@@ -24,7 +24,12 @@ def classifier(spec: ModelSpec, config: Config) -> ModelSpec:
     the numbers are logits of these tokens."""
     if config.get("classifier_from_token") is not None:
         return _from_tokens(spec, config)
-    return _ended(spec, classes(config, mode="last", out="score", bias=False))
+    return ended(spec, classes(config, mode="last", out="score", bias=False))
+
+
+def of_tokens(spec: ModelSpec, config: Config) -> ModelSpec:
+    """A number per class of every token's state."""
+    return ended(spec, token_classes(config, mode="last", out="score"))
 
 
 def _from_tokens(spec: ModelSpec, config: Config) -> ModelSpec:
@@ -49,11 +54,11 @@ def _from_tokens(spec: ModelSpec, config: Config) -> ModelSpec:
         head=f"{spec.root}{spec.embed}.weight" if spec.tied else f"{spec.head}.weight", difference=one,
     )  # fmt: skip
     tail = replace(tail, form="qwen3-reranker" if original else "")
-    return _ended(spec, tail) if spec.tied else replace(spec, pooling=tail)
+    return ended(spec, tail) if spec.tied else replace(spec, pooling=tail)
 
 
-def _ended(spec: ModelSpec, tail: Pooling) -> ModelSpec:
-    """The output matrix is not needed, whether the files have it or not."""
+def ended(spec: ModelSpec, tail: Pooling) -> ModelSpec:
+    """The model with this tail: the output matrix is not needed, whether the files have it or not."""
     if spec.sound is not None:
         raise UnsupportedModelError("runner: this model writes down what it hears, and gives no vectors: leave it at auto")
     names = replace(spec.names, skip=(*spec.names.skip, f"{spec.head}."))

@@ -34,9 +34,14 @@ class Pooler:
         return x.index_select(0, first if self._mode == "cls" else last).to(torch.float32)
 
 
-def pooled(vectors: Array, batch: StepBatch) -> StepResult:
-    """The result of a step that samples nothing: `StepResult.pooled`, and which rows hold NaN or inf."""
+def pooled(vectors: Array, batch: StepBatch, row: Array | None = None, each: Array | None = None) -> StepResult:
+    """The result of a step that samples nothing: `StepResult.pooled`, and which sequences hold NaN or inf. each:
+    `StepResult.each`, of the tokens in these rows."""
+    invalid = ~torch.isfinite(vectors).all(1)
+    if each is not None and row is not None:
+        bad = (~torch.isfinite(each).all(1)).to(torch.float32)
+        hit = torch.zeros_like(vectors[:, 0], dtype=torch.float32).index_add(0, batch.token_seq.index_select(0, row), bad)
+        invalid = invalid | (hit > 0)
     return StepResult(
-        torch.zeros_like(batch.slots).unsqueeze(1), torch.zeros_like(batch.slots), pooled=vectors,
-        invalid=~torch.isfinite(vectors).all(1),
-    )  # fmt: skip
+        torch.zeros_like(batch.slots).unsqueeze(1), torch.zeros_like(batch.slots), pooled=vectors, invalid=invalid, each=each
+    )

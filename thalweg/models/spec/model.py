@@ -183,6 +183,8 @@ class ModelSpec:
                 made["head"]["bias"] = vector(f"{self.head}.bias", self.vocab, shard=0)
         elif self.pooling.classes is not None:
             made["classes"] = self.pooling.classes.weights(self.root, self.hidden)
+        if self.pooling is not None and self.pooling.lexical is not None:
+            made["lexical"] = self.pooling.lexical.weights(self.root, self.hidden)
         if self.pooling is not None and self.pooling.dense:
             made["dense"] = {i: each.weights() for i, each in enumerate(self.pooling.dense)}
         for key, tower in (("vision", self.vision), ("hearing", self.hearing)):
@@ -217,6 +219,8 @@ class ModelSpec:
             return self.vocab
         if self.pooling.classes is not None:
             return len(self.pooling.classes.labels)
+        if self.pooling.lexical is not None:
+            return self.vocab
         return self.pooling.dense[-1].outputs if self.pooling.dense else self.hidden
 
     @property
@@ -231,7 +235,7 @@ class ModelSpec:
     @property
     def folders(self) -> tuple[str, ...]:
         """Of the model's, whose files hold tensors too: FOLDER/NAME is the tensor NAME of such a file."""
-        return () if self.pooling is None else tuple(each.folder for each in self.pooling.dense)
+        return () if self.pooling is None else tuple(each.folder for each in self.pooling.dense if each.folder)
 
     def known(self, name: str) -> str | None:
         """A checkpoint's tensor name as the layers know it. None for tensors that hold nothing of their own: rotary tables,

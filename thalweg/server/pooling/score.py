@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from thalweg.engine.client.pairs import matched, score_text
-from thalweg.engine.client.pooled import cosine
+from thalweg.engine.client.pooled import likeness
 from thalweg.params import PoolingParams
 from thalweg.server.core.admission import Ticket
 from thalweg.server.core.serving import Serving
@@ -18,6 +19,7 @@ from thalweg.server.errors import ApiError
 from thalweg.server.pooling import work
 from thalweg.server.pooling.protocol import SIDES, PairRequest, ScoreRequest
 from thalweg.server.pooling.work import Job
+from thalweg.text.pair_forms import FORMS
 
 
 async def score(serving: Serving, http: Request) -> Response:
@@ -32,7 +34,8 @@ async def score(serving: Serving, http: Request) -> Response:
 
 async def _body(serving: Serving, job: Job, pairs: Pairs) -> bytes:
     outputs = await work.run(serving, job)
-    data = [{"index": i, "object": "score", "score": s} for i, s in enumerate(pairs.scores(outputs))]
+    scores = await pairs.scored(outputs)
+    data = [{"index": i, "object": "score", "score": s} for i, s in enumerate(scores)]
     return orjson.dumps(work.listed(job, data, work.usage(serving, outputs)))
 
 
@@ -58,12 +61,15 @@ class Pairs:
     ) -> Job:  # fmt: skip
         """most: tokens of a text of each list that are kept; 0 = all."""
         serving, shape = self._serving, work.cut_of(self._serving, request)
-        if request.instruction and not serving.engine.config.model.pooling.form:  # type: ignore[union-attr]
+        form = FORMS.get(serving.engine.config.model.pooling.form)  # type: ignore[union-attr]
+        if request.instruction and (form is None or form.instruction is None):
             raise ApiError(
                 "instruction: this model's pairs have no place for one; send a query that begins with it", "instruction"
             )
         if self._apart and request.use_activation is not None:
-            raise ApiError("use_activation: this model's scores are the cosine of an angle; leave it out", "use_activation")
+            raise ApiError(
+                "use_activation: this model's scores are of vectors whose length is one; leave it out", "use_activation"
+            )
         if self._apart:
             prompts = []
             for side, name, n in zip(texts, names, most, strict=True):
@@ -75,9 +81,14 @@ class Pairs:
         params = PoolingParams(task="score", use_activation=request.use_activation)
         return work.job(serving, kind, http, request, prompts, params, ticket)
 
+    async def scored(self, outputs: Sequence[work.Output]) -> list[float]:
+        """Of each pair, in order. What takes long is done on a thread."""
+        heavy = self._apart and sum(o.outputs.data.size for o in outputs) > work.HEAVY
+        return await asyncio.to_thread(self.scores, outputs) if heavy else self.scores(outputs)
+
     def scores(self, outputs: Sequence[work.Output]) -> list[float]:
         """Of each pair, in order."""
         data = [o.outputs.data for o in outputs]
         if not self._apart:
             return [float(d[0]) for d in data]
-        return [cosine(data[i], data[self._firsts + j]) for i, j in self._which]
+        return [likeness(data[i], data[self._firsts + j]) for i, j in self._which]

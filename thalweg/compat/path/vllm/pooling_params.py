@@ -1,6 +1,5 @@
 """Names of vllm.pooling_params, served by thalweg (thalweg.compat)."""
 
-from thalweg.compat.names import LateInteractionParams
-from thalweg.params import PoolingParams
+from thalweg.params import LateInteractionParams, PoolingParams
 
 __all__ = ["LateInteractionParams", "PoolingParams"]

@@ -1,0 +1,133 @@
+"""What a request to a pooling model asks of its result, checked: which tokens, how many numbers, what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from thalweg.config import PoolingConfig
+from thalweg.engine.ipc.codec import MAX_FRAME
+from thalweg.errors import RequestError
+from thalweg.params import TOKEN_TASKS, PoolingParams
+
+STEP_BYTES = MAX_FRAME // 2
+"""Most bytes of results per token that one step may give: they cross together."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShape:
+    """How the engine's numbers become the caller's."""
+
+    activation: str
+    """As `PoolingConfig` has it."""
+    size: int | None = None
+    """The first so many numbers count; None: all."""
+    each: bool = False
+    """Is there a result per token?"""
+    columns: tuple[int, ...] = ()
+    """Those of its numbers that are told. (): all."""
+    step_tag: int | None = None
+    """Only tokens with this id are told of; None: every one."""
+
+
+def pool_shape(pooling: PoolingConfig, params: PoolingParams, budget: int) -> PoolShape:
+    """RequestError, naming the field, for what the model cannot do of these. budget: most tokens of a step."""
+    each = pooling.each or params.task in TOKEN_TASKS
+    size = _size(pooling, params.dimensions)
+    activate = pooling.activate if params.use_activation is None else params.use_activation
+    activation = pooling.activation if activate else "none"
+    if not each:
+        for name in ("step_tag_id", "returned_token_ids", "late_interaction_params"):
+            if getattr(params, name) is not None:
+                words = f"{name}: it is for results per token: ask for task token_classify or token_embed, or leave it out"
+                raise RequestError(words, name)
+        return PoolShape(activation, size)
+    if 4 * budget * pooling.size > STEP_BYTES:
+        most = STEP_BYTES // (4 * pooling.size)
+        raise RequestError(
+            f"task: {pooling.size} numbers per token of a step of {budget} tokens are too many at once; start the engine with "
+            f"--max-num-batched-tokens {most} or less",
+            "task",
+        )
+    if params.late_interaction_params is not None and pooling.task != "embed":
+        raise RequestError(
+            "late_interaction_params: this model's tokens have classes, not vectors; leave it out", "late_interaction_params"
+        )
+    columns = tuple(params.returned_token_ids or pooling.columns)
+    if any(c >= (size or pooling.size) for c in columns):
+        raise RequestError(f"returned_token_ids: a token has {size or pooling.size} numbers, from 0", "returned_token_ids")
+    tag = pooling.step_tag if params.step_tag_id is None else params.step_tag_id
+    return PoolShape(activation, size, True, columns, tag)
+
+
+def shaped(result: np.ndarray, shape: PoolShape, tokens: Sequence[int]) -> np.ndarray:
+    """The engine's result, f32[N] or of each token f32[tokens, N], as the caller asked for it."""
+    if shape.size is not None:
+        result = result[..., : shape.size]
+    if shape.columns:
+        result = result[..., list(shape.columns)]
+    if shape.step_tag is not None:
+        result = result[np.array(tokens, np.int64) == shape.step_tag]
+    return activated(result, shape.activation)
+
+
+SMALLEST = 1e-12
+"""Lengths below this count as this, as in the published implementations: a vector of zeros stays one."""
+
+
+def activated(x: np.ndarray, activation: str) -> np.ndarray:
+    """x f32[..., N] -> f32[..., N], a row at a time. activation: as `PoolingConfig` has it."""
+    if activation == "none" or not x.size:
+        return np.ascontiguousarray(x, np.float32)
+    wide = x.astype(np.float64)
+    if activation == "normalise":
+        wide = wide / np.maximum(np.linalg.norm(wide, axis=-1, keepdims=True), SMALLEST)
+    elif activation == "sigmoid":
+        small = np.exp(-np.abs(wide))
+        wide = np.where(wide >= 0, 1, small) / (1 + small)
+    else:
+        wide = np.exp(wide - wide.max(-1, keepdims=True))
+        wide = wide / wide.sum(-1, keepdims=True)
+    out: np.ndarray = wide.astype(np.float32)
+    return out
+
+
+def token_types(types: Any, length: int, known: int) -> np.ndarray:
+    """token_type_ids, checked: i32[length]."""
+    name = "token_type_ids"
+    if isinstance(types, np.ndarray):
+        types = types.tolist()
+    if not isinstance(types, Sequence) or isinstance(types, str | bytes) or not all(type(t) is int for t in types):
+        raise RequestError(f"{name} must be a list of integers", name)
+    if len(types) != length:
+        raise RequestError(f"{name}: {len(types)} given for {length} tokens", name)
+    if not all(0 <= t < known for t in types):
+        raise RequestError(f"{name}: this model knows the types 0 to {known - 1}", name)
+    return np.array(types, np.int32)
+
+
+def _size(pooling: PoolingConfig, asked: int | None) -> int | None:
+    """How many numbers of a result count; None: all."""
+    if asked is None:
+        return None
+    if pooling.task != "embed":
+        raise RequestError("dimensions: this model gives classes, not vectors; leave it out", "dimensions")
+    sizes = pooling.dimensions
+    if sizes is None:
+        raise RequestError(
+            f"dimensions: this model's vectors have one size, {pooling.size}: its files name no others it was trained for "
+            "(is_matryoshka, matryoshka_dimensions); leave it out",
+            "dimensions",
+        )
+    if sizes and asked not in sizes:
+        raise RequestError(f"dimensions: this model's vectors have {_or(sizes)} values, not {asked}", "dimensions")
+    if asked > pooling.size:
+        raise RequestError(f"dimensions: this model's vectors have {pooling.size} values, not {asked}", "dimensions")
+    return asked
+
+
+def _or(sizes: Sequence[int]) -> str:
+    return " or ".join(filter(None, (", ".join(map(str, sizes[:-1])), str(sizes[-1]))))

@@ -1,0 +1,37 @@
+"""Tokens whose own results are wanted, as chunks compute them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from thalweg.engine.control.parts.builder import FOREVER, Builder, Scored, Work
+from thalweg.engine.messages import TokenSampling
+from thalweg.hal.parts.each_token import EachToken
+
+
+class EachTokenBuilder(Builder):
+    part = EachToken
+
+    def asked(self, p: TokenSampling) -> bool:
+        return p.each_token
+
+    def wanted(self, work: Work) -> bool:
+        return bool(work.chunks) and super().wanted(work)
+
+    def build(self, work: Work) -> tuple[EachToken | None, int]:
+        """The scheduled progress of these requests moves on. `Request.scored` counts from 1: the token at position p is told
+        of where it is above p."""
+        rows, size = [], 0
+        for row, chunk in enumerate(work.chunks, work.chunks_from):
+            request = work.state.requests[chunk.slot]
+            if request is None or not request.sampling.each_token:
+                continue
+            begin = int(work.context[row])
+            first, end = max(begin, request.scored_scheduled - 1), min(begin + chunk.take, request.prompt_len)
+            if first >= end:
+                continue
+            rows.append(np.arange(first, end, dtype=np.int32) + np.int32(work.first_token(row) - begin))
+            work.scored.append(Scored(request, int(work.state.serial[chunk.slot]), first, size, size + end - first))
+            request.scored_scheduled = end + 1
+            size += end - first
+        return (EachToken(np.concatenate(rows)) if rows else None), FOREVER
