@@ -68,6 +68,8 @@ class GpuOptions:
     """Work done before the first request. "graphs": kernels compiled and decoding steps captured. "kernels": kernels
     alone, for a shorter start, and graphs are captured while serving. "none": nothing, and the first requests wait
     for compilers."""
+    unshown_products: bool = False
+    """Take cuBLASLt without split sums for batch-invariant where that has not been shown: for the test that shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +267,7 @@ class GpuPlatform(Platform):
         driver = self.driver()
         index = options.device if place.world == 1 else place.devices[0]
         seen = self._look(driver, index)
-        parts = assemble(seen.arch, self.vendors())
+        parts = assemble(seen.arch, self.vendors(), unshown=options.unshown_products)
         for source, why in parts.absent:
             if source == "triton":
                 slow = "Triton's kernels are not used, and torch's own operations, which serve in their place, are far slower"
