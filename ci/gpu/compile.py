@@ -29,7 +29,7 @@ import triton
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from thalweg.backends.triton_kernels import library, quantised
+from thalweg.backends.triton_kernels import library, linear, quantised
 from thalweg.backends.triton_kernels.absent import target
 from thalweg.backends.triton_kernels.tiles import tiles
 from thalweg.hal.attention import AttnSpec
@@ -75,6 +75,8 @@ class Outcome:
     arch: str
     seconds: float = 0.0
     matrix: str = ""
+    instructions: list[str] = field(default_factory=list)
+    """Kinds of matrix instructions, without what says how many columns one makes: rows and terms decide the order of a sum."""
     shared: int = 0
     registers: int = 0
     spilled: int = 0
@@ -201,8 +203,8 @@ def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
             yield "128 to 512", [meta(tokens, 128, 192)[..., :128], meta(128 * 128, 512)], static
             yield "512 to 128", [meta(1, 128, 512), meta(128 * 128, 512)], {"heads": 128, "out_features": 128}
         case "linear":
-            for rows, cols, width in ((tokens, 6144, 4096), (tokens, 28672, 4096), (1, 4096, 14336)):
-                yield f"{cols}x{width}", [meta(rows, width), meta(cols, width)], {}
+            for rows, cols, width in ((2048, 6144, 4096), (1, 6144, 4096), (1, 28672, 4096), (1, 4096, 14336)):
+                yield f"{rows} of {cols}x{width}", [meta(rows, width), meta(cols, width)], {}
         case "rms_norm":
             for h in (2048, 4096):
                 yield str(h), [meta(tokens, h), meta(h)], {"eps": 1e-5}
@@ -366,6 +368,7 @@ def compile_one(launch: Launch, arch: str) -> Outcome:
     text = made.asm.get("ptx") or made.asm["amdgcn"]
     found = [m for m in ("wgmma", "tcgen05.mma", "mma.sync", "v_mfma", "v_wmma") if m in text]
     out.matrix = ",".join(found)
+    out.instructions = sorted({"".join(found) for found in INSTRUCTION.findall(text)})
     out.registers, out.spilled = _usage(made.asm)
     want = expected(launch, arch)
     if want and want not in found:
@@ -379,6 +382,20 @@ def compile_one(launch: Launch, arch: str) -> Outcome:
     if out.spilled > SPILLED:
         out.problems.append(f"spills {out.spilled}, at most {SPILLED}")
     return out
+
+
+INSTRUCTION = re.compile(
+    r"(wgmma)\.mma_async\.sync\.aligned\.(m\d+)n\d+(k\d+)|(mma\.sync)\.aligned\.(m\d+)n\d+(k\d+)|(tcgen05\.mma)\.\S*(kind::\w+)"
+    r"|(v_mfma_\w*?)_(\d+x\d+x\d+)|(v_wmma_\w*?)_(\d+x\d+x\d+)"
+)
+
+
+def alike(outcomes: list[Outcome]) -> None:
+    """Tiles of one product are chosen by the number of rows, and rows keep their bits only if all sum with one instruction."""
+    kinds = {tuple(o.instructions) for o in outcomes if not o.problems}
+    if len(kinds) > 1:
+        outcomes[0].problems.append(f"tiles of this product use {' and '.join(map(str, sorted(kinds)))}")
+        print(f"{outcomes[0].launch}: {outcomes[0].problems[-1]}")
 
 
 def _usage(asm: dict[str, Any]) -> tuple[int, int]:
@@ -474,6 +491,7 @@ def main() -> int:
                 print(f"{o.launch:44} {o.arch:8} {o.seconds:5.1f} {o.matrix:20} {o.shared:7} {o.registers:4} {o.spilled:5}  "
                       f"{'; '.join(o.problems) or 'ok'}", flush=True)  # fmt: skip
             compiled.stop()
+            alike([o for o, x in zip(outcomes[len(outcomes) - len(work) :], work, strict=True) if x.kernel is linear._product])
     if args.json:
         args.json.write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n")
     failed = sum(bool(o.problems) for o in outcomes)

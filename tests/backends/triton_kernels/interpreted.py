@@ -14,6 +14,7 @@ import triton.language as tl
 from thalweg.backends.triton_kernels import attention, codes, paged
 from thalweg.backends.triton_kernels.sampling import _gumbel
 from thalweg.backends.triton_kernels.testing import InterpretPlatform
+from thalweg.backends.triton_kernels.tiles import tiles
 from thalweg.hal import noise, ops
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.device import Device
@@ -56,6 +57,20 @@ def test_a_row_of_a_product_is_the_same_bits_wherever_it_stands_whatever_numpy_d
     torch.testing.assert_close(whole.float(), x.float() @ weight.float().T, rtol=2e-2, atol=2e-2)
     for order in ([5], [3, 2], [1, 0, 5, 4, 3]):
         assert torch.equal(linear.run(x[order], weight), whole[order])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_of_a_product_is_the_same_bits_in_whatever_tile(device: Device, dtype: str) -> None:
+    """Few rows and many take other tiles, and so do weights too small for all of a device: one order of sums for all."""
+    product = tiles("interpret").product
+    x, linear = torch.randn(40, 600).to(getattr(torch, dtype)), _kernel(device, "linear")
+    for cols, rows in ((20, (1, 40)), (48, (1, 3, 17, 40)), (100, (1, 40))):
+        weight = torch.randn(cols, 600).to(x.dtype)
+        assert len({product.shape(n, cols) for n in rows}) == 2, "the sizes are to meet two tiles"
+        whole = linear.run(x, weight)
+        torch.testing.assert_close(whole.float(), x.float() @ weight.float().T, rtol=2e-2, atol=2e-1)
+        for n in rows:
+            assert torch.equal(linear.run(x[:n], weight), whole[:n])
 
 
 SHIFTED = {

@@ -150,6 +150,26 @@ def test_every_tile_file_is_complete_and_every_known_device_has_one() -> None:
         assert t.attention.split % max(launch.keys, t.attention.exact.keys, latent.decode.keys, latent.exact.keys) == 0, arch
 
 
+def test_the_tiles_of_a_product_differ_in_what_changes_no_sum() -> None:
+    """`inner` is one number. Of what a warp group multiplies at once, 64 rows, all take less or all take that much."""
+    for arch in known():
+        p = tiles(arch).product
+        assert len({t.rows >= 64 for t in (p, p.many, p.few)} if arch != "interpret" else {0}) == 1, arch
+        assert p.many.rows * p.many.cols >= p.rows * p.cols or arch == "interpret", arch
+        assert p.few.cols <= p.narrow, arch
+
+
+def test_a_product_takes_a_tile_that_sets_all_of_a_device_going() -> None:
+    p = tiles("sm_90").product
+    assert p.shape(1, 4096)[:2] == (64, 16)
+    assert p.shape(1, 6144)[:2] == (64, 32)
+    assert p.shape(1, 128256)[:2] == (64, 128)
+    assert p.shape(64, 28672)[:2] == (64, 128)
+    assert p.shape(256, 4096)[:2] == (64, 32)
+    assert p.shape(2048, 4096)[:2] == p.shape(128, 28672)[:2] == (128, 128)
+    assert p.shape(2048, 4096, 32)[:2] == (32, 32)
+
+
 @pytest.mark.parametrize(
     ("asked", "served"),
     [
