@@ -66,7 +66,7 @@ CHOKES = (
     Choke(
         ("os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv"),
         ("thalweg/host/envs.py", "thalweg/backends/triton_kernels/testing.py", "thalweg/backends/torch_gpu/linear.py"),
-        "one file reads the environment; those of interpreted kernels and matrix libraries set others' switches for their process",
+        "one file reads the environment; those of interpreted kernels and of matrix libraries set others' switches",
     ),
     Choke(
         ("pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "torch.load", "numpy.load", "np.load"),

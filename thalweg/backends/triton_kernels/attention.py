@@ -77,6 +77,7 @@ class PagedAttention(AttentionBackend):
     do. So a token's bits depend on nothing but its sequence. Otherwise decode and prefill each use their best tiles."""
 
     known_as = ("TRITON_ATTN",)
+    mixed = True
 
     def __init__(self, tiles: Tiles, exact: bool) -> None:
         self._tiles = tiles
