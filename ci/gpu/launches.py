@@ -4,7 +4,7 @@
 
 Models of known shapes run on tensors without memory, with the kernels of that architecture, none of which runs. All else of a
 launch happens: the model, the choice of tiles, Triton's way to a compiled kernel. Layers are told from the rest by models of
-two and three layers. A step that a bucket holds is captured, and then costs one launch.
+two and ten layers. A step that a bucket holds is captured, and then costs one launch.
 
 Times are those of this processor, and only good for a ratio. They leave out the driver's share of a launch.
 """
@@ -42,7 +42,7 @@ STEPS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 """Name -> tokens in the cache and new tokens of each sequence."""
 QUIET = ("empty", "alias", "detach", "lift_fresh", "_unsafe_view", "_reshape_alias", "sym_")
 """Beginnings of torch's operations that launch nothing, beside views."""
-LAYERS = (2, 3)
+LAYERS = (2, 10)
 
 
 class Operations(TorchDispatchMode):
