@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from triton.runtime.jit import JITFunction
 from thalweg.backends.triton_kernels import library, linear, quantised
 from thalweg.backends.triton_kernels.absent import target
 from thalweg.backends.triton_kernels.tiles import tiles
-from thalweg.hal.attention import AttnSpec
+from thalweg.hal.attention import AttnSpec, QKPrologue
 from thalweg.hal.op import Kernel
 from thalweg.hal.ops.matmul import INT4_GROUPS, NF4
 from thalweg.hal.step import SamplingArrays, StepBatch, StepShape
@@ -173,7 +173,15 @@ def launches(arch: str) -> list[Launch]:
                 label = f"{name} {'exact ' if backend.batch_invariant else ''}{kind}"
                 for launch in record(run, label):
                     out.setdefault(launch.key(), launch)
+            for number, prologue in enumerate(PROLOGUES if backend.fuses(spec, PROLOGUES[0]) is None else ()):
+                run = attention_call(backend, spec, 1, replace(prologue, rotary_dim=spec.head_dim))
+                if number == 0 or name in ("8b", "half"):
+                    for launch in record(run, f"{name} prologue {number}"):
+                        out.setdefault(launch.key(), launch)
     return list(out.values())
+
+
+PROLOGUES = (QKPrologue(2), QKPrologue(2, eps=1e-6), QKPrologue(2, interleaved=True, eps=1e-6, offset=1.0))
 
 
 def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
@@ -301,7 +309,9 @@ def expert_calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
             yield label, args, {"experts": count, "act": "silu", "group": format.group, "down_group": other.group}
 
 
-def attention_call(backend: Any, spec: AttnSpec, uniform: int) -> Callable[[], Any]:
+def attention_call(
+    backend: Any, spec: AttnSpec, uniform: int, prologue: QKPrologue | None = None
+) -> Callable[[], Any]:  # fmt: skip
     """Sequences of up to 4096 tokens that decode, or (uniform 0) a step with prefills among them."""
     seqs, blocks = 16, 256
     query = np.ones(seqs, np.int32) if uniform else np.array([100] + [1] * (seqs - 1), np.int32)
@@ -322,7 +332,11 @@ def attention_call(backend: Any, spec: AttnSpec, uniform: int) -> Callable[[], A
     q, k, v = qkv.split([spec.heads, spec.kv_heads, spec.kv_heads], 1)
     kv = meta(1000, *layout.shape, dtype=getattr(torch, layout.dtype))
     sinks = meta(spec.heads) if spec.sinks else None
-    return lambda: backend.attend(q, k, v, kv, batch, 0, spec, sinks)
+    if prologue is None:
+        return lambda: backend.attend(q, k, v, kv, batch, 0, spec, sinks)
+    weights = None if prologue.eps is None else (meta(spec.head_dim, dtype=kind), meta(spec.head_dim, dtype=kind))
+    table = meta(4096, prologue.rotary_dim, dtype=F32)
+    return lambda: backend.attend_fused(q, k, v, kv, batch, 0, spec, prologue, table, weights, sinks)
 
 
 # ---------------------------------------------------------------- compile, and read what came out

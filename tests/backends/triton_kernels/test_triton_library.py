@@ -159,6 +159,14 @@ def test_the_tiles_of_a_product_differ_in_what_changes_no_sum() -> None:
         assert p.few.cols <= p.narrow, arch
 
 
+def test_prompts_take_exact_tiles_whose_rows_meet_their_keys_as_in_a_decode() -> None:
+    for arch in known():
+        a = tiles(arch).attention
+        assert a.exact_prefill.keys == a.exact.keys, arch
+        assert a.exact_prefill.rows * a.exact.warps == a.exact.rows * a.exact_prefill.warps, arch
+    assert tiles("sm_90").attention.exact_prefill.rows == 128
+
+
 def test_a_product_takes_a_tile_that_sets_all_of_a_device_going() -> None:
     p = tiles("sm_90").product
     assert p.shape(1, 4096)[:2] == (64, 16)
@@ -201,7 +209,7 @@ def test_the_plan_covers_every_token_of_every_prefill_once(query: list[int], exa
 
     backend = PagedAttention(tiles("sm_90"), exact)
     plan = backend.metadata(_batch([5] * len(query), query), 0, SPEC, None)
-    per = (64 if exact else 128) // 4
+    per = 128 // 4
     covered = {
         (s, first + i) for s, first in plan.get("tiles", np.empty((0, 2), int)).tolist() for i in range(per)
         if first + i < query[s]

@@ -54,11 +54,13 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """split: keys whose partial result one program of a decode makes. write: tokens stored by one program."""
+    """split: keys whose partial result one program of a decode makes. write: tokens stored by one program. exact_prefill: in
+    place of `exact` for prompts. It has its keys, and as many rows for each warp, so that a row meets its keys as there."""
 
     decode: Attend
     prefill: Attend
     exact: Attend
+    exact_prefill: Attend
     latent: Latent
     split: int
     write: int
