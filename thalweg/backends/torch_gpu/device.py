@@ -32,7 +32,7 @@ class GpuDevice(Device):
     before the first request compile kernels and capture graphs ("graphs"), compile only ("kernels"), or neither
     ("none")."""
 
-    keeps_tables = True
+    keeps_tables = rounds = True
 
     def __init__(
         self, info: DeviceInfo, runtime: Runtime, parts: Parts, *, graphs: bool = True, prepare: str = "none",
