@@ -6,7 +6,7 @@ Models of known shapes run on tensors without memory, with the kernels of that a
 launch happens: the model, the choice of tiles, Triton's way to a compiled kernel. Layers are told from the rest by models of
 two and ten layers. A step that a bucket holds is captured, and then costs one launch.
 
-Times are those of this processor, and only good for a ratio. They leave out the driver's share of a launch.
+Times are those of this thread on this processor, and only good for a ratio. They leave out the driver's share of a launch.
 """
 
 from __future__ import annotations
@@ -81,15 +81,15 @@ def counted() -> Iterator[Counter[str]]:
 
 
 def measured(launch: Callable[[StepBatch], Any], batch: StepBatch, rounds: int) -> tuple[Counter[str], float]:
-    """(what one step launches, best seconds of launching it)."""
+    """(what one step launches, best seconds of this thread that launching it took)."""
     launch(batch)  # kernels met for the first time are noted
     with counted() as seen:
         launch(batch)
     seconds = []
     for _ in range(rounds):
-        start = time.perf_counter()
+        start = time.thread_time()
         launch(batch)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.thread_time() - start)
     return seen, min(seconds)
 
 
