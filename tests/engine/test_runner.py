@@ -115,6 +115,16 @@ def test_a_step_with_prompts_is_padded_where_its_attention_may_be_captured(able:
     assert all(b.uniform == 0 and b.tokens.shape[0] == 16 for s, _, b in machine.ran if s == shape)
 
 
+def test_steps_with_prompts_are_rehearsed_without_the_buckets_that_would_hold_them() -> None:
+    """Longer ones that no bucket holds launch what these do, and over short tables."""
+    machine, shape = Machine(), StepShape(16, 4, 2)
+    for unpadded, want in ((True, None), (False, shape)):
+        runner = Runner(machine.compile, (), [*BUCKETS, shape], unpadded=unpadded)
+        ((run, batch),) = [make() for make in runner.rehearsals([], [lambda: batch_of(2, tokens=5)])]
+        run(batch)
+        assert machine.ran[-1][0] == want
+
+
 LIMITS = Limits(tokens=100, seqs=8, max_len=40, block_tokens=4)
 
 

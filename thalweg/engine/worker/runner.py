@@ -56,16 +56,18 @@ class Runner:
         after: Iterable[Callable[[], StepBatch]] = (),
     ) -> list[Rehearsal]:  # fmt: skip
         """What `Device.rehearse` is given: these buckets, for requests that ask for nothing special, and other batches before
-        and after them. Batches are made when they are run, as tables may be large."""
+        and after them. Those before run as they are, where steps may: in traffic, longer ones do. Batches are made when they
+        are run, as tables may be large."""
         buckets: list[Callable[[], StepBatch]] = [partial(_smallest, shape, self.tables) for shape in shapes]
-        return [partial(self._rehearsal, make) for make in (*before, *buckets, *after)]
+        as_they_are = [partial(self._rehearsal, make, self._any is None) for make in before]
+        return [*as_they_are, *(partial(self._rehearsal, make) for make in (*buckets, *after))]
 
-    def _rehearsal(self, make: Callable[[], StepBatch]) -> tuple[Executable, StepBatch]:
-        return self._place(make())
+    def _rehearsal(self, make: Callable[[], StepBatch], padded: bool = True) -> tuple[Executable, StepBatch]:
+        return self._place(make(), padded)
 
-    def _place(self, batch: StepBatch) -> tuple[Executable, StepBatch]:
+    def _place(self, batch: StepBatch, padded: bool = True) -> tuple[Executable, StepBatch]:
         """The executable of a batch, and the batch as that takes it."""
-        shape = self._fit(batch) if self._buckets else None
+        shape = self._fit(batch) if self._buckets and padded else None
         if shape is not None:
             batch = batch.pad(shape)
         if self._attention:
