@@ -65,8 +65,8 @@ CHOKES = (
     ),
     Choke(
         ("os.environ", "os.environb", "os.getenv", "os.putenv", "os.unsetenv"),
-        ("thalweg/host/envs.py", "thalweg/backends/triton_kernels/testing.py"),
-        "one file reads the environment; that of the interpreted kernels sets another library's switch for its process",
+        ("thalweg/host/envs.py", "thalweg/backends/triton_kernels/testing.py", "thalweg/backends/torch_gpu/linear.py"),
+        "one file reads the environment; those of interpreted kernels and of matrix libraries set others' switches",
     ),
     Choke(
         ("pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "torch.load", "numpy.load", "np.load"),

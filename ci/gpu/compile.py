@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,10 @@ import triton
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from thalweg.backends.triton_kernels import library, quantised
+from thalweg.backends.triton_kernels import library, linear, quantised
 from thalweg.backends.triton_kernels.absent import target
 from thalweg.backends.triton_kernels.tiles import tiles
-from thalweg.hal.attention import AttnSpec
+from thalweg.hal.attention import AttnSpec, QKPrologue
 from thalweg.hal.op import Kernel
 from thalweg.hal.ops.matmul import INT4_GROUPS, NF4
 from thalweg.hal.step import SamplingArrays, StepBatch, StepShape
@@ -75,6 +75,8 @@ class Outcome:
     arch: str
     seconds: float = 0.0
     matrix: str = ""
+    instructions: list[str] = field(default_factory=list)
+    """Kinds of matrix instructions, without what says how many columns one makes: rows and terms decide the order of a sum."""
     shared: int = 0
     registers: int = 0
     spilled: int = 0
@@ -171,7 +173,15 @@ def launches(arch: str) -> list[Launch]:
                 label = f"{name} {'exact ' if backend.batch_invariant else ''}{kind}"
                 for launch in record(run, label):
                     out.setdefault(launch.key(), launch)
+            for number, prologue in enumerate(PROLOGUES if backend.fuses(spec, PROLOGUES[0]) is None else ()):
+                run = attention_call(backend, spec, 1, replace(prologue, rotary_dim=spec.head_dim))
+                if number == 0 or name in ("8b", "half"):
+                    for launch in record(run, f"{name} prologue {number}"):
+                        out.setdefault(launch.key(), launch)
     return list(out.values())
+
+
+PROLOGUES = (QKPrologue(2), QKPrologue(2, eps=1e-6), QKPrologue(2, interleaved=True, eps=1e-6, offset=1.0))
 
 
 def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
@@ -201,8 +211,8 @@ def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
             yield "128 to 512", [meta(tokens, 128, 192)[..., :128], meta(128 * 128, 512)], static
             yield "512 to 128", [meta(1, 128, 512), meta(128 * 128, 512)], {"heads": 128, "out_features": 128}
         case "linear":
-            for rows, cols, width in ((tokens, 6144, 4096), (tokens, 28672, 4096), (1, 4096, 14336)):
-                yield f"{cols}x{width}", [meta(rows, width), meta(cols, width)], {}
+            for rows, cols, width in ((2048, 6144, 4096), (1, 6144, 4096), (1, 28672, 4096), (1, 4096, 14336)):
+                yield f"{rows} of {cols}x{width}", [meta(rows, width), meta(cols, width)], {}
         case "rms_norm":
             for h in (2048, 4096):
                 yield str(h), [meta(tokens, h), meta(h)], {"eps": 1e-5}
@@ -299,7 +309,9 @@ def expert_calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
             yield label, args, {"experts": count, "act": "silu", "group": format.group, "down_group": other.group}
 
 
-def attention_call(backend: Any, spec: AttnSpec, uniform: int) -> Callable[[], Any]:
+def attention_call(
+    backend: Any, spec: AttnSpec, uniform: int, prologue: QKPrologue | None = None
+) -> Callable[[], Any]:  # fmt: skip
     """Sequences of up to 4096 tokens that decode, or (uniform 0) a step with prefills among them."""
     seqs, blocks = 16, 256
     query = np.ones(seqs, np.int32) if uniform else np.array([100] + [1] * (seqs - 1), np.int32)
@@ -320,7 +332,11 @@ def attention_call(backend: Any, spec: AttnSpec, uniform: int) -> Callable[[], A
     q, k, v = qkv.split([spec.heads, spec.kv_heads, spec.kv_heads], 1)
     kv = meta(1000, *layout.shape, dtype=getattr(torch, layout.dtype))
     sinks = meta(spec.heads) if spec.sinks else None
-    return lambda: backend.attend(q, k, v, kv, batch, 0, spec, sinks)
+    if prologue is None:
+        return lambda: backend.attend(q, k, v, kv, batch, 0, spec, sinks)
+    weights = None if prologue.eps is None else (meta(spec.head_dim, dtype=kind), meta(spec.head_dim, dtype=kind))
+    table = meta(4096, prologue.rotary_dim, dtype=F32)
+    return lambda: backend.attend_fused(q, k, v, kv, batch, 0, spec, prologue, table, weights, sinks)
 
 
 # ---------------------------------------------------------------- compile, and read what came out
@@ -366,6 +382,7 @@ def compile_one(launch: Launch, arch: str) -> Outcome:
     text = made.asm.get("ptx") or made.asm["amdgcn"]
     found = [m for m in ("wgmma", "tcgen05.mma", "mma.sync", "v_mfma", "v_wmma") if m in text]
     out.matrix = ",".join(found)
+    out.instructions = sorted({"".join(found) for found in INSTRUCTION.findall(text)})
     out.registers, out.spilled = _usage(made.asm)
     want = expected(launch, arch)
     if want and want not in found:
@@ -379,6 +396,20 @@ def compile_one(launch: Launch, arch: str) -> Outcome:
     if out.spilled > SPILLED:
         out.problems.append(f"spills {out.spilled}, at most {SPILLED}")
     return out
+
+
+INSTRUCTION = re.compile(
+    r"(wgmma)\.mma_async\.sync\.aligned\.(m\d+)n\d+(k\d+)|(mma\.sync)\.aligned\.(m\d+)n\d+(k\d+)|(tcgen05\.mma)\.\S*(kind::\w+)"
+    r"|(v_mfma_\w*?)_(\d+x\d+x\d+)|(v_wmma_\w*?)_(\d+x\d+x\d+)"
+)
+
+
+def alike(outcomes: list[Outcome]) -> None:
+    """Tiles of one product are chosen by the number of rows, and rows keep their bits only if all sum with one instruction."""
+    kinds = {tuple(o.instructions) for o in outcomes if not o.problems}
+    if len(kinds) > 1:
+        outcomes[0].problems.append(f"tiles of this product use {' and '.join(map(str, sorted(kinds)))}")
+        print(f"{outcomes[0].launch}: {outcomes[0].problems[-1]}")
 
 
 def _usage(asm: dict[str, Any]) -> tuple[int, int]:
@@ -474,6 +505,7 @@ def main() -> int:
                 print(f"{o.launch:44} {o.arch:8} {o.seconds:5.1f} {o.matrix:20} {o.shared:7} {o.registers:4} {o.spilled:5}  "
                       f"{'; '.join(o.problems) or 'ok'}", flush=True)  # fmt: skip
             compiled.stop()
+            alike([o for o, x in zip(outcomes[len(outcomes) - len(work) :], work, strict=True) if x.kernel is linear._product])
     if args.json:
         args.json.write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n")
     failed = sum(bool(o.problems) for o in outcomes)

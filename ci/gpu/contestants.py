@@ -157,7 +157,15 @@ def own(at: torch.device, quick: bool) -> Iterator[dict[str, Any]]:
     for m in matrices(quick):
         for t in product_tiles(quick):
             tile = {k: v for k, v in t.items() if k != "cols"}
-            made = replace(base, product=replace(base.product, cols=t["cols"], narrow=t["cols"], **tile))
+            alone = replace(
+                base.product,
+                many=replace(base.product.many, programs=1 << 30),
+                few=replace(base.product.few, programs=0),
+                cols=t["cols"],
+                narrow=t["cols"],
+                **tile,
+            )
+            made = replace(base, product=alone)
             try:
                 for r in products(lambda x, w, made=made: linear(made, x, w), m, at):  # type: ignore[misc]
                     yield {"by": "triton", "tile": t, **r}

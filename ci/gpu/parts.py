@@ -23,6 +23,9 @@ ONE_PROCESS = ("tpu",)
 
 ATTENTION = "test_attention and not variant"
 LINEAR = "test_ops and linear- and not variant"
+NO_SPLIT = "test_ops and linear- and no-split-k"
+UNSHOWN = {"CUBLASLT_WORKSPACE_SIZE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+"""Environment of what shows that a library's rows keep their bits: that of `thalweg.backends.torch_gpu.linear`."""
 REST = f"not ({ATTENTION}) and not ({LINEAR})"
 HOSTED_SHARE = 7
 """A try-out on a processor runs one case in so many: the whole kit has its own evidence there (ci/support.py)."""
@@ -56,6 +59,7 @@ def parts(platform: str, work: Path, processes: int = 0) -> dict[str, Part]:
         _script("checks", work, platform, 20, 240, *([] if accelerated(platform) else ["--requests=2", "--tokens=4"])),
         _kit("kit exact attention", platform, work, ATTENTION, processes, 30, 300),
         _kit("kit exact linear", platform, work, LINEAR, processes, 30, 300),
+        *([_unshown(platform, work, processes)] if platform == "cuda" else []),
         *(_measure(platform, work, shape, False) for shape in ("1b", "8b")),
         *(_kit(f"kit rest {i}", platform, work, REST, processes, 40, 420, (i, 2)) for i in (1, 2)),
         *(_measure(platform, work, shape, True) for shape in ("1b", "8b")),
@@ -98,6 +102,13 @@ def _kit(
     if find_spec("pytest_timeout"):
         words += ["-o", "timeout=120"]
     return Part(name, words, least, most, {"OMP_NUM_THREADS": "1"}, evidence=evidence, results=results)
+
+
+def _unshown(platform: str, work: Path, processes: int) -> Part:
+    """cuBLASLt without split sums, taken to keep a row's bits: if every row test passes here, and `sweep` finds them equal too,
+    the architecture belongs into SHOWN (thalweg/backends/torch_gpu/linear.py)."""
+    part = _kit("kit no split k", platform, work, NO_SPLIT, processes, 20, 120)
+    return replace(part, command=[*part.command, '--platform-options={"unshown_products": true}'], env={**part.env, **UNSHOWN})
 
 
 def _pytest(platform: str) -> list[str]:

@@ -28,6 +28,8 @@ HERE = Path(__file__).parent
 CONTESTANTS = (*LIBRARIES, "tiles", "attention")
 TILE = ("rows", "inner", "warps", "stages")
 """Fields of tiles/*.json that both widths of a product share."""
+MANY, FEW = 256, 16
+"""Rows from which, and up to which, a product's other tiles are chosen, with the `inner` of all: sums keep their order."""
 
 
 def main() -> int:
@@ -167,6 +169,15 @@ def propose(
     if pairs:
         _, narrow, broad = min(pairs)
         made["product"] |= {k: dict(broad)[k] for k in TILE} | {"cols": dict(broad)["cols"], "narrow": dict(narrow)["cols"]}
+        kept = made["product"]
+        for name, here in (
+            ("many", [r for r in triton if r["rows"] >= MANY]),
+            ("few", [r for r in triton if r["rows"] <= FEW and -(-r["cols"] // kept["narrow"]) < kept["few"]["programs"]]),
+        ):
+            cost = _costs([r for r in here if r["tile"]["inner"] == kept["inner"]])
+            if cost:
+                best = dict(min(cost, key=lambda t: cost[t]))
+                kept[name] |= {k: best[k] for k in kept[name] if k in best}
     for kind in ("exact", "decode", "prefill"):
         cost = _costs([r for r in attention if r["launch"] == kind])
         if cost:

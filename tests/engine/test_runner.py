@@ -102,6 +102,29 @@ def test_attention_plans_the_batch_as_the_device_will_see_it() -> None:
     assert [b.metadata for _, _, b in machine.ran] == [({"tokens": 4, "shape": BUCKETS[2]},), ({"tokens": 9, "shape": None},)]
 
 
+@pytest.mark.parametrize("able", [True, False])
+def test_a_step_with_prompts_is_padded_where_its_attention_may_be_captured(able: bool) -> None:
+    class Other(Planner):
+        mixed = able
+
+    machine, shape = Machine(), StepShape(16, 4, 2)
+    runner = Runner(machine.compile, ((Other(), None),), [*BUCKETS, shape], unpadded=True)  # type: ignore[arg-type]
+    for batch in (batch_of(2, tokens=5), batch_of(4, tokens=4), batch_of(4, tokens=3), batch_of(3)):
+        runner.launch(batch)
+    assert [s for s, _, _ in machine.ran] == [*([shape, shape] if able else [None, None]), None, BUCKETS[2]]
+    assert all(b.uniform == 0 and b.tokens.shape[0] == 16 for s, _, b in machine.ran if s == shape)
+
+
+def test_steps_with_prompts_are_rehearsed_without_the_buckets_that_would_hold_them() -> None:
+    """Longer ones that no bucket holds launch what these do, and over short tables."""
+    machine, shape = Machine(), StepShape(16, 4, 2)
+    for unpadded, want in ((True, None), (False, shape)):
+        runner = Runner(machine.compile, (), [*BUCKETS, shape], unpadded=unpadded)
+        ((run, batch),) = [make() for make in runner.rehearsals([], [lambda: batch_of(2, tokens=5)])]
+        run(batch)
+        assert machine.ran[-1][0] == want
+
+
 LIMITS = Limits(tokens=100, seqs=8, max_len=40, block_tokens=4)
 
 

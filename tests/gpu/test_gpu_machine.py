@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 from gpu_scripts import FOLDER, ROOT, script
 
+from thalweg.backends.torch_gpu import linear
+
 ORDER = [
-    "smoke", "checks", "kit exact attention", "kit exact linear", "measure 1b", "measure 8b", "kit rest 1", "kit rest 2",
-    "measure 1b variant", "measure 8b variant", "sweep", "sanitizer",
+    "smoke", "checks", "kit exact attention", "kit exact linear", "kit no split k", "measure 1b", "measure 8b", "kit rest 1",
+    "kit rest 2", "measure 1b variant", "measure 8b variant", "sweep", "sanitizer",
 ]  # fmt: skip
 
 
@@ -28,7 +30,10 @@ def test_a_gpu_gets_every_part_at_full_size_and_a_processor_in_its_place_small_o
     made = script("parts")
     full, hosted = (made.parts(p, tmp_path) for p in ("cuda", made.HOSTED))
     assert [p.name for p in full.values() if p.default] == ORDER
-    assert list(full) == list(hosted)
+    assert [name for name in full if name != "kit no split k"] == list(hosted)
+    shows = full["kit no split k"]
+    assert '--platform-options={"unshown_products": true}' in shows.command
+    assert linear.WORKSPACE.items() <= shows.env.items()
     assert {"tests", "kernels", "support", "bench host"} <= {p.name for p in full.values() if not p.default}
     assert "--shapes=llama-8b" in full["measure 8b"].command
     assert "--shapes=tiny" in hosted["measure 8b"].command
@@ -41,9 +46,9 @@ def test_a_gpu_gets_every_part_at_full_size_and_a_processor_in_its_place_small_o
 
 def test_the_kit_says_how_far_its_kernels_were_taken_and_is_shared_by_processes(tmp_path: Path) -> None:
     made = script("parts")
-    for platform, level in (("cuda", "executed"), (made.HOSTED, "hosted")):
+    for platform, level, parts in (("cuda", "executed", 5), (made.HOSTED, "hosted", 4)):
         kit = [p for p in made.parts(platform, tmp_path, processes=5).values() if p.name.startswith("kit ")]
-        assert len({p.evidence for p in kit}) == len(kit) == 4
+        assert len({p.evidence for p in kit}) == len(kit) == parts
         for p in kit:
             assert f"--evidence={p.evidence}" in p.command
             assert f"--evidence-level={level}" in p.command

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,8 +25,9 @@ from thalweg.hal.op import PLAIN, Binder, Kernel, Pack
 from thalweg.hal.platform import Place
 from thalweg.hal.weights import DENSE
 from thalweg.models.build import build
-from thalweg.models.load import load_params
+from thalweg.models.load import _placed, load_params
 from thalweg.models.weights import walk
+from thalweg.quantization import online
 
 DEVICE = load("reference").open(Place())
 
@@ -100,6 +102,26 @@ def test_a_tied_embedding_is_placed_once(tmp_path):
     path = make_checkpoint("llama-tied", tmp_path, tokenizer=False)
     params = load_params(model(path), path, DEVICE, progress=False)
     assert params["embed"]["weight"].data_ptr() == params["head"]["weight"].data_ptr()
+
+
+@pytest.mark.parametrize("name", online.METHODS)
+def test_a_device_that_rounds_is_given_the_dense_weight_and_everything_happens_there(name):
+    """A device of sizes alone: a step that left it would raise. Without it the host rounds, and gives the device codes."""
+    dense = torch.randn(48, 256).to(torch.bfloat16)
+    spec = SimpleNamespace(pack=Pack(lambda w: dict(w.data)), format=online.METHODS[name].layers, matrices=1)
+    given: dict[bool, list[torch.Tensor]] = {False: [], True: []}
+    for rounds, seen in given.items():
+
+        def put(t, seen=seen):
+            seen.append(t)
+            return t.to("meta")
+
+        made = _placed(spec, dense, put, rounds)
+        assert {a.device.type for a in made.values()} == {"meta"}
+    assert given[True][0] is dense
+    assert all(t.is_meta for t in given[True][1:])
+    assert {str(t.device) for t in given[False]} == {"cpu"}
+    assert dense.dtype not in {t.dtype for t in given[False] if t.shape == dense.shape}
 
 
 def test_every_matrix_passes_through_its_kernels_pack_once(tmp_path):

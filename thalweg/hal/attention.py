@@ -76,6 +76,9 @@ class AttentionBackend(ABC):
     batch_invariant: bool = False
     spans: bool = False
     """Does it heed `Spans`?"""
+    mixed: bool = False
+    """May a step whose sequences differ in their numbers of new tokens be captured? What `metadata` gives then follows from the
+    bucket in its sizes alone, and `attend` looks at no value on the host."""
     known_as: tuple[str, ...] = ()
     """What the field calls such a backend, beside `name`."""
 

@@ -81,6 +81,8 @@ class Device(ABC):
     `rehearse`, whether a bucket holds them or not."""
     keeps_tables: bool = False
     """It keeps block tables: batches name their rows and what changed (`TableRows`). Batches with copies are taken too."""
+    rounds: bool = False
+    """Weights that are rounded while they are loaded are rounded on it, by torch: they are put there dense first."""
     bodies_invariant: bool = True
     """An op's reference body gives a row the same bits in any batch, as it does where it runs as written. False where a
     compiler decides the order of sums."""

@@ -89,7 +89,7 @@ def load_params(
         elif (weight := packed(spec, ranks[0])) is not None:
             node[keys[-1]] = weight
         elif spec.format != DENSE:
-            node[keys[-1]] = _placed(spec, read(spec, ranks[0]), device.put)
+            node[keys[-1]] = _placed(spec, read(spec, ranks[0]), device.put, device.rounds)
         else:
             array = placed.get(key)
             if array is None:
@@ -103,12 +103,14 @@ def load_params(
     return params
 
 
-def _placed(spec: ParamSpec, values: Any, put: Callable[[Any], Any]) -> Any:
-    """Values as the kernel wants them: rounded where they were read, then put on the device, then packed."""
+def _placed(spec: ParamSpec, values: Any, put: Callable[[Any], Any], rounds: bool = False) -> Any:
+    """Values as the kernel wants them: rounded where they were read (rounds: on the device), put there, and packed."""
     if spec.pack is None:
         return put(values)
     w = values if isinstance(values, QTensor) else QTensor(DENSE, tuple(values.shape), {"weight": values})
     if w.format != spec.format:
+        if rounds and w.format == DENSE:
+            w = QTensor(DENSE, w.shape, {"weight": put(w.data["weight"])})
         w = rounded(w, spec.format)
     if w.format != DENSE and spec.pack.at_rest:
         w = QTensor(w.format, w.shape, at_rest(w))

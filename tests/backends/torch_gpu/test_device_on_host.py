@@ -83,6 +83,23 @@ def test_every_kind_of_request_gets_the_tokens_of_the_reference_from_graphs(want
 
 
 @pytest.mark.slow
+def test_steps_with_prompts_are_replayed_from_graphs_too(
+    want: Any, hosted: list[GpuDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of prompts among decodes, padded to a few sizes: the tokens are those of the reference."""
+    replayed: list[StepShape | None] = []
+    replay = exe_module.GpuExecutable._replay
+
+    def note(self: Any, *args: Any) -> Any:
+        replayed.append(self.shape)
+        return replay(self, *args)
+
+    monkeypatch.setattr(exe_module.GpuExecutable, "_replay", note)
+    assert _serve(HOST, additional_config={"mixed": True}, max_num_batched_tokens=48, max_num_seqs=8) == want
+    assert sum(shape is not None and not shape.uniform for shape in replayed) > 3
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("said", [{"additional_config": {"graphs": False}}, {"enforce_eager": True}], ids=str)
 def test_without_graphs_the_tokens_are_the_same(want: Any, hosted: list[GpuDevice], said: dict[str, Any]) -> None:
     assert _serve(HOST, **said) == want

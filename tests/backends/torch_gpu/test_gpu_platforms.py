@@ -255,7 +255,8 @@ DEFAULTS = Defaults()
 @pytest.mark.parametrize(("seqs", "max_len"), [(512, 131072), (100, 8192), (3, 300), (2000, 4096)])
 def test_buckets_are_few_and_follow_what_is_served(kind: type[GpuPlatform], seqs: int, max_len: int) -> None:
     platform = kind()
-    made = platform.buckets(DEFAULTS, Limits(8192, seqs, max_len, 16))
+    every = platform.buckets(DEFAULTS, Limits(8192, seqs, max_len, 16))
+    made = [b for b in every if b.uniform]
     sizes = sorted({b.seqs for b in made})
     assert len(made) == len(set(made)) <= 90
     assert sizes[-1] == min(seqs, 1024)
@@ -268,10 +269,26 @@ def test_the_sizes_that_were_asked_for_are_captured_and_no_larger_ones(kind: typ
     for fields, want in (({}, {1, 8, 64}), ({"max_cudagraph_capture_size": 16}, {1, 8, 16})):
         args = EngineArgs(cudagraph_capture_sizes=[8, 1, 64], **fields)
         platform = resolve.configured(args, kind())
-        assert {b.seqs for b in platform.buckets(DEFAULTS, Limits(8192, 512, 8192, 16))} == want
+        made = platform.buckets(DEFAULTS, Limits(8192, 512, 8192, 16))
+        assert {b.seqs for b in made if b.uniform} == want
+        assert {b.tokens for b in made if not b.uniform} <= want - {1}
         assert platform.workspace(SIZES) < kind().workspace(SIZES)
     few = resolve.configured(EngineArgs(cudagraph_capture_sizes=[8, 1, 64]), kind())
-    assert {b.seqs for b in few.buckets(DEFAULTS, Limits(8192, 20, 8192, 16))} == {1, 8, 20}
+    assert {b.seqs for b in few.buckets(DEFAULTS, Limits(8192, 20, 8192, 16)) if b.uniform} == {1, 8, 20}
+
+
+@pytest.mark.parametrize(("seqs", "max_len"), [(512, 131072), (100, 8192), (3, 300)])
+def test_steps_with_prompts_have_few_sizes_and_room_for_every_sequence(
+    kind: type[GpuPlatform], seqs: int, max_len: int
+) -> None:  # fmt: skip
+    limits = Limits(8192, seqs, max_len, 16)
+    made = [b for b in kind().buckets(DEFAULTS, limits) if not b.uniform]
+    assert 0 < len(made) == len(set(made)) <= 64
+    assert max(b.tokens for b in made) == 512
+    assert max(b.seqs for b in made) == (seqs + 1 if seqs < 512 else 128)
+    assert max(b.blocks for b in made) == -(-max_len // 16) + 1
+    assert not [b for b in kind().configured(GpuOptions(mixed_graph=0)).buckets(DEFAULTS, limits) if not b.uniform]
+    assert not [b for b in kind().configured(GpuOptions(graphs=False)).buckets(DEFAULTS, limits) if not b.uniform]
 
 
 SIZES = StepSizes(

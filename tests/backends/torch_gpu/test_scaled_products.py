@@ -155,8 +155,8 @@ def test_what_it_cannot_run_is_refused_in_words(name: str, arch: str, spec: dict
 
 def test_they_are_offered_before_triton_s_and_claim_nothing_of_batches() -> None:
     names = [k.name for k in matrix_library("sm_90").kernels]
-    assert names == ["torch-variant", "torch-float8", "torch-int8"]
-    assert not any(k.batch_invariant for k in matrix_library("sm_90").kernels)
+    assert names == ["torch-variant", "torch-no-split-k", "torch-float8", "torch-int8"]
+    assert [k.name for k in matrix_library("sm_90").kernels if k.batch_invariant] == ["torch-no-split-k"]
     assert [k.name for k in matrix_library("xe2").kernels] == ["torch-variant"]
 
 

@@ -14,8 +14,9 @@ import triton.language as tl
 from thalweg.backends.triton_kernels import attention, codes, paged
 from thalweg.backends.triton_kernels.sampling import _gumbel
 from thalweg.backends.triton_kernels.testing import InterpretPlatform
+from thalweg.backends.triton_kernels.tiles import tiles
 from thalweg.hal import noise, ops
-from thalweg.hal.attention import AttnSpec
+from thalweg.hal.attention import AttnSpec, QKPrologue
 from thalweg.hal.device import Device
 from thalweg.hal.op import Kernel
 from thalweg.hal.ops.matmul import INT4_GROUPS, NF4
@@ -56,6 +57,20 @@ def test_a_row_of_a_product_is_the_same_bits_wherever_it_stands_whatever_numpy_d
     torch.testing.assert_close(whole.float(), x.float() @ weight.float().T, rtol=2e-2, atol=2e-2)
     for order in ([5], [3, 2], [1, 0, 5, 4, 3]):
         assert torch.equal(linear.run(x[order], weight), whole[order])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_of_a_product_is_the_same_bits_in_whatever_tile(device: Device, dtype: str) -> None:
+    """Few rows and many take other tiles, and so do weights too small for all of a device: one order of sums for all."""
+    product = tiles("interpret").product
+    x, linear = torch.randn(40, 600).to(getattr(torch, dtype)), _kernel(device, "linear")
+    for cols, rows in ((20, (1, 40)), (48, (1, 3, 17, 40)), (100, (1, 40))):
+        weight = torch.randn(cols, 600).to(x.dtype)
+        assert len({product.shape(n, cols) for n in rows}) == 2, "the sizes are to meet two tiles"
+        whole = linear.run(x, weight)
+        torch.testing.assert_close(whole.float(), x.float() @ weight.float().T, rtol=2e-2, atol=2e-1)
+        for n in rows:
+            assert torch.equal(linear.run(x[:n], weight), whole[:n])
 
 
 SHIFTED = {
@@ -154,6 +169,36 @@ def test_latent_heads_that_do_not_fit_one_tile_take_several(device: Device, whic
     got = cache.attend(seq.batch_of(table, [0, 2], [4, 1]), *seq.rows(stories, [0, 2], [4, 1]))
     want = np.concatenate([seq.dense(s, spec, torch.float32) for s in stories])
     assert np.abs(got - want).max() <= 2e-5 * np.abs(want).max()
+
+
+PROLOGUES = {
+    "rope": QKPrologue(64), "norms of half": QKPrologue(32, eps=1e-3),
+    "pairs side by side, norms with an offset": QKPrologue(64, True, 1e-6, 1.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kv_dtype", ["", "int8"])
+@pytest.mark.parametrize("name", PROLOGUES)
+def test_one_launch_before_attention_is_the_ops_one_by_one(device: Device, name: str, kv_dtype: str) -> None:
+    """What it leaves in the cache too: a step that decodes reads it."""
+    prologue, rng = PROLOGUES[name], np.random.default_rng(5)
+    spec = AttnSpec(6, 2, 64, 0.125, "float32", kv_dtype=kv_dtype)
+    cos_sin, weights = torch.randn(40, prologue.rotary_dim), (torch.randn(64), torch.randn(64))
+    backend, table = device.attention[1], np.arange(1, 7, dtype=np.int32).reshape(2, 3)
+    kv = [device.alloc_kv(backend.layout(spec, 16), 8) for _ in range(2)]
+    for context, query in (([0, 0], [20, 3]), ([20, 3], [1, 1])):
+        host = seq.batch_of(table, context, query)
+        host.metadata = (backend.metadata(host, 0, spec, None),)
+        batch = host.map(lambda a: torch.from_numpy(np.array(a)))
+        q, k, v = (torch.from_numpy(rng.normal(size=(sum(query), h, 64)).astype(np.float32)) for h in (6, 2, 2))
+        given = weights if prologue.eps is not None else None
+        got, kv[0] = backend.attend_fused(q, k, v, kv[0], batch, 0, spec, prologue, cos_sin, given)
+        if prologue.eps is not None:
+            q, k = (ops.rms_norm(x, w, eps=prologue.eps, offset=prologue.offset) for x, w in zip((q, k), weights, strict=True))
+        turned = {"rotary_dim": prologue.rotary_dim, "interleaved": prologue.interleaved}
+        q, k = ops.rope(q, k, batch.positions, cos_sin, **turned)
+        want, kv[1] = backend.attend(q, k, v, kv[1], batch, 0, spec)
+        torch.testing.assert_close(got, want, rtol=0, atol=(2e-2 if kv_dtype else 2e-5) * want.abs().max().item())
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["variant", "exact"])

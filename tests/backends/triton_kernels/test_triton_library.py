@@ -150,6 +150,34 @@ def test_every_tile_file_is_complete_and_every_known_device_has_one() -> None:
         assert t.attention.split % max(launch.keys, t.attention.exact.keys, latent.decode.keys, latent.exact.keys) == 0, arch
 
 
+def test_the_tiles_of_a_product_differ_in_what_changes_no_sum() -> None:
+    """`inner` is one number. Of what a warp group multiplies at once, 64 rows, all take less or all take that much."""
+    for arch in known():
+        p = tiles(arch).product
+        assert len({t.rows >= 64 for t in (p, p.many, p.few)} if arch != "interpret" else {0}) == 1, arch
+        assert p.many.rows * p.many.cols >= p.rows * p.cols or arch == "interpret", arch
+        assert p.few.cols <= p.narrow, arch
+
+
+def test_prompts_take_exact_tiles_whose_rows_meet_their_keys_as_in_a_decode() -> None:
+    for arch in known():
+        a = tiles(arch).attention
+        assert a.exact_prefill.keys == a.exact.keys, arch
+        assert a.exact_prefill.rows * a.exact.warps == a.exact.rows * a.exact_prefill.warps, arch
+    assert tiles("sm_90").attention.exact_prefill.rows == 128
+
+
+def test_a_product_takes_a_tile_that_sets_all_of_a_device_going() -> None:
+    p = tiles("sm_90").product
+    assert p.shape(1, 4096)[:2] == (64, 16)
+    assert p.shape(1, 6144)[:2] == (64, 32)
+    assert p.shape(1, 128256)[:2] == (64, 128)
+    assert p.shape(64, 28672)[:2] == (64, 128)
+    assert p.shape(256, 4096)[:2] == (64, 32)
+    assert p.shape(2048, 4096)[:2] == p.shape(128, 28672)[:2] == (128, 128)
+    assert p.shape(2048, 4096, 32)[:2] == (32, 32)
+
+
 @pytest.mark.parametrize(
     ("asked", "served"),
     [
@@ -181,7 +209,7 @@ def test_the_plan_covers_every_token_of_every_prefill_once(query: list[int], exa
 
     backend = PagedAttention(tiles("sm_90"), exact)
     plan = backend.metadata(_batch([5] * len(query), query), 0, SPEC, None)
-    per = (64 if exact else 128) // 4
+    per = 128 // 4
     covered = {
         (s, first + i) for s, first in plan.get("tiles", np.empty((0, 2), int)).tolist() for i in range(per)
         if first + i < query[s]

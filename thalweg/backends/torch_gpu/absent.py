@@ -127,7 +127,7 @@ class AbsentPlatform(Platform):
         return self._base.topology(want)
 
     def open(self, place: Place) -> Device:
-        parts = assemble(self._arch, self._base.vendors())
+        parts = assemble(self._arch, self._base.vendors(), unshown=self._base.options.unshown_products)
         for source, why in parts.absent:
             if source == "triton":
                 raise DeviceError(f"device: nothing to compile: {why}")

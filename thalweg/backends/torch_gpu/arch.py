@@ -103,6 +103,11 @@ SEQS = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *r
 products that take 64 rows at once and attention that skips it."""
 WIDTHS = (256, 2048)
 """Columns of their tables, below the widest. A graph of wide tables sets going programs for keys that are not there."""
+MIXED = (32, 64, 96, 128, 192, 256, 384, 512)
+"""Tokens of the buckets of steps with prompts. Beyond them a device computes for longer than it takes to launch what it
+computes, and padding costs more than a graph saves (not measured)."""
+MIXED_SEQS = (8, 32, 128)
+"""Sequences of those buckets, below the most."""
 BLOCK_TOKENS = 16
 
 
@@ -133,3 +138,13 @@ def buckets(seqs: int, blocks: int, asked: Sequence[int] | None = None, largest:
     most = min(seqs, largest or seqs, SEQS[-1] if asked is None else max(asked))
     sizes = [*(n for n in sorted(set(SEQS if asked is None else asked)) if n < most), most]
     return tuple(StepShape(n, n, w, True) for n in sizes for w in [*(w for w in WIDTHS if w < blocks), blocks])
+
+
+def mixed(
+    seqs: int, tokens: int, blocks: int, asked: Sequence[int] | None = None, largest: int | None = None
+) -> tuple[StepShape, ...]:  # fmt: skip
+    """Shapes of steps with prompts among decodes, up to `tokens` tokens. asked: sizes instead of MIXED. largest: none above
+    it. One sequence more than there are: padding tokens need one of their own. None has more sequences than tokens."""
+    sizes = [n for n in sorted(set(MIXED if asked is None else asked)) if 1 < n <= min(tokens, largest or tokens)]
+    counts = [*(n for n in MIXED_SEQS if n <= seqs), seqs + 1]
+    return tuple(StepShape(n, s, w) for n in sizes for s in counts if s <= n for w in sorted({min(WIDTHS[0], blocks), blocks}))

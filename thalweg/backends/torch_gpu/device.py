@@ -32,7 +32,7 @@ class GpuDevice(Device):
     before the first request compile kernels and capture graphs ("graphs"), compile only ("kernels"), or neither
     ("none")."""
 
-    keeps_tables = True
+    keeps_tables = rounds = True
 
     def __init__(
         self, info: DeviceInfo, runtime: Runtime, parts: Parts, *, graphs: bool = True, prepare: str = "none",
@@ -77,10 +77,10 @@ class GpuDevice(Device):
     def compile(
         self, step: Step, params: Params, state: StateBox, shape: StepShape | None, features: Features | None
     ) -> GpuExecutable:
-        """Uniform buckets are captured, on the second call with a layout. The first one compiles kernels. Other
-        shapes run eagerly: there the host is ahead of the device anyway."""
+        """Buckets are captured, on the second call with a layout. The first one compiles kernels. Steps that no bucket
+        holds run eagerly: there the host is ahead of the device anyway."""
         self._uploader.close()
-        capture = self._graphs and shape is not None and shape.uniform
+        capture = self._graphs and shape is not None
         return GpuExecutable(self._lane, step, params, state, shape, features, capture)
 
     def widen(self, features: Features) -> Features:
@@ -88,7 +88,8 @@ class GpuDevice(Device):
         return counted(replace(features, random=True, truncate=True))
 
     def prepared(self, buckets: Sequence[StepShape]) -> Sequence[StepShape]:
-        """Largest first: what a smaller graph needs while it runs then lies in memory that a larger one has."""
+        """Largest first: what a smaller graph needs while it runs then lies in memory that a larger one has. Steps with
+        prompts are captured when they are met: there are many sizes of them, and few that a server meets."""
         made = [s for s in buckets if s.uniform] if self._ahead else []
         return sorted(made, key=lambda s: (s.tokens, s.blocks), reverse=True)
 
@@ -124,7 +125,7 @@ class GpuDevice(Device):
                 run, batch = make()
                 if not isinstance(run, GpuExecutable):
                     continue
-                if run.captures(plain):
+                if run.shape is not None and run.shape.uniform and run.captures(plain):
                     buckets += 1
                     if buckets > 1:
                         continue

@@ -5,13 +5,14 @@ What is not there stays in the list as an entry that refuses, so that the kernel
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from thalweg.backends.torch_gpu import scaled
 from thalweg.backends.torch_gpu.attention import GatherAttention
-from thalweg.backends.torch_gpu.linear import AS_IT_COMES, IN_TILES
+from thalweg.backends.torch_gpu.linear import AS_IT_COMES, IN_TILES, no_split_k
 from thalweg.backends.torch_native.elementwise import ELEMENTWISE
 from thalweg.backends.torch_native.encoder import EncoderAttention
 from thalweg.backends.torch_native.indexer import INDEXER
@@ -158,16 +159,18 @@ def triton(arch: str) -> Parts:
     return Parts(made.kernels, made.attention)
 
 
-def matrix_library(arch: str) -> Parts:
-    """The vendor's, as torch calls it: where any order of sums will do."""
-    return Parts((AS_IT_COMES, *scaled.kernels(arch, scaled.helpers(arch))))
+def matrix_library(arch: str, unshown: bool = False) -> Parts:
+    """The vendor's, as torch calls it: first where any order of sums will do. unshown: see `no_split_k`."""
+    nvidia = (no_split_k(arch, unshown),) if arch.startswith("sm_") else ()
+    return Parts((AS_IT_COMES, *nvidia, *scaled.kernels(arch, scaled.helpers(arch))))
 
 
-def assemble(arch: str, vendors: Sequence[Vendor], compiled: Source = triton) -> Parts:
-    """Every kernel for this architecture, best first. A library that fails to load costs its kernels, not the start."""
+def assemble(arch: str, vendors: Sequence[Vendor], compiled: Source = triton, *, unshown: bool = False) -> Parts:
+    """Every kernel for this architecture, best first. A library that fails to load costs its kernels, not the start. unshown:
+    see `no_split_k`."""
     sources = [
         *vendors,
-        Vendor("torch", (), False, matrix_library),
+        Vendor("torch", (), False, functools.partial(matrix_library, unshown=unshown)),
         Vendor("triton", COMPILED_OPS, True, compiled),
     ]
     kernels: list[Kernel] = []

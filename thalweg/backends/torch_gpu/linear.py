@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +37,54 @@ def _in_tiles(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     out = [F.linear(padded[at : at + TILE], weight, bias) for at in range(0, padded.shape[0], TILE)]
     whole = out[0] if len(out) == 1 else torch.cat(out)
     return whole[:n].view(*x.shape[:-1], weight.shape[0])
+
+
+FEWEST = 16
+"""Rows are filled up to a multiple of this: one row alone may go to a routine for vectors, which sums in another order."""
+SHOWN: Mapping[str, str] = {}
+"""Architecture -> the run on it in which the conformance kit's row test and `ci/gpu/sweep.py` found a row's bits equal in any
+number of rows. Empty: no such run has been made."""
+WORKSPACE = {"CUBLASLT_WORKSPACE_SIZE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+"""KiB, and blocks of KiB. Without a workspace the library cannot add the parts of a sum that was split over its length."""
+
+
+@functools.cache
+def _without_workspace() -> None:
+    """Tell torch to multiply by cuBLASLt without splitting sums. It reads the first two when it first multiplies, so no other
+    kernel of this process may have: where rows must keep their bits, none that is bound does. What the user set is replaced."""
+    os.environ.update(WORKSPACE)
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    for name in ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"):
+        try:
+            setattr(torch.backends.cuda.matmul, name, (False, False))
+        except (TypeError, RuntimeError):  # a torch that knows one flag for both
+            setattr(torch.backends.cuda.matmul, name, False)
+
+
+def _in_one_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Whatever tile the library takes for this many rows, a row's terms are added by one program, first to last."""
+    if weight.device.type == "cuda":
+        _without_workspace()
+    rows = x.reshape(-1, x.shape[-1])
+    n = rows.shape[0]
+    if n == 0:
+        return x.new_empty(*x.shape[:-1], weight.shape[0])
+    out = F.linear(F.pad(rows, (0, 0, 0, -n % FEWEST)) if n % FEWEST else rows, weight, bias)
+    return out[:n].view(*x.shape[:-1], weight.shape[0])
+
+
+def _not_shown(arch: str, unshown: bool, spec: Mapping[str, Any]) -> str | None:
+    if why := _dense(spec):
+        return why
+    if spec["dtype"] not in ("bfloat16", "float16"):
+        return f"runs bfloat16, float16, not {spec['dtype']}"
+    return None if unshown or arch in SHOWN else f"not shown to keep a row's bits on {arch}: ci/gpu/run does"
+
+
+def no_split_k(arch: str, unshown: bool = False) -> Kernel:
+    """Of NVIDIA's. unshown: claim on this architecture what was not shown on it, as the test that shows it does."""
+    supports = functools.partial(_not_shown, arch, unshown)
+    return Kernel("linear", "torch-no-split-k", _in_one_sum, supports=supports, batch_invariant=True)
 
 
 AS_IT_COMES = Kernel("linear", "torch-variant", _as_it_comes, supports=_dense)

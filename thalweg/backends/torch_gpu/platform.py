@@ -25,6 +25,7 @@ from thalweg.backends.torch_gpu.arch import (
     buckets,
     compiled_for,
     defaults,
+    mixed,
 )
 from thalweg.errors import DeviceError
 from thalweg.hal.device import Device, DeviceInfo
@@ -65,10 +66,14 @@ class GpuOptions:
     """Sequences of the decoding steps that are captured. None: a few dozen sizes up to max_num_seqs."""
     largest_graph: int | None = None
     """Sequences of the largest. Steps of more run as they are written."""
+    mixed_graph: int = 512
+    """Tokens of the largest step with prompts that is captured. 0: none, they run as they are written."""
     prepare: Prepare = "graphs"
     """Work done before the first request. "graphs": kernels compiled and decoding steps captured. "kernels": kernels
     alone, for a shorter start, and graphs are captured while serving. "none": nothing, and the first requests wait
     for compilers."""
+    unshown_products: bool = False
+    """Take cuBLASLt without split sums for batch-invariant where that has not been shown: for the test that shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +229,16 @@ class GpuPlatform(Platform):
         return format != DENSE
 
     def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
+        return self._buckets(limits.seqs, limits.tokens, blocks(limits.max_len, limits.block_tokens))
+
+    def _buckets(self, seqs: int, tokens: int, wide: int) -> tuple[StepShape, ...]:
+        """Decodes, and steps with prompts where those are captured. wide: columns of the widest table."""
         o = self.options
-        return buckets(limits.seqs, blocks(limits.max_len, limits.block_tokens), o.graph_sizes, o.largest_graph)
+        most = min(tokens, o.mixed_graph) if o.graphs else 0
+        return (
+            *buckets(seqs, wide, o.graph_sizes, o.largest_graph),
+            *mixed(seqs, most, wide, o.graph_sizes, o.largest_graph),
+        )
 
     def workspace(self, s: StepSizes) -> int:
         """The largest eager step. Then the largest captured one, as graphs lie in a pool of their own, which all of
@@ -235,8 +248,9 @@ class GpuPlatform(Platform):
         steps = self._temporaries(s) + tables + DRIVER_BYTES
         if not self.options.graphs:
             return steps
-        count = len(buckets(s.seqs, wide, self.options.graph_sizes, self.options.largest_graph)) + GRAPHS_BESIDE
-        return steps + self._temporaries(replace(s, tokens=s.seqs)) + tables + count * GRAPH_BYTES
+        made = self._buckets(s.seqs, s.tokens, wide)
+        largest = max(b.tokens for b in made)
+        return steps + self._temporaries(replace(s, tokens=largest)) + tables + (len(made) + GRAPHS_BESIDE) * GRAPH_BYTES
 
     def _temporaries(self, s: StepSizes) -> int:
         parts = s.seqs * s.heads * -(-s.max_len // SPAN) * (s.head_dim + 2) * 4
@@ -270,7 +284,7 @@ class GpuPlatform(Platform):
         driver = self.driver()
         index = options.device if place.world == 1 else place.devices[0]
         seen = self._look(driver, index)
-        parts = assemble(seen.arch, self.vendors())
+        parts = assemble(seen.arch, self.vendors(), unshown=options.unshown_products)
         for source, why in parts.absent:
             if source == "triton":
                 slow = "Triton's kernels are not used, and torch's own operations, which serve in their place, are far slower"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from thalweg.backends.torch_gpu.arch import mixed
 from thalweg.backends.torch_gpu.platform import Prepare
 from thalweg.hal.device import Device, DeviceInfo
 from thalweg.hal.platform import Defaults, Limits, ModelInfo, Place, Platform, Probe
@@ -17,6 +18,8 @@ class HostGpuOptions:
     late: bool = True
     prepare: Prepare = "none"
     """Recording takes longer on a host than a test that meets few shapes would wait for them."""
+    mixed: bool = False
+    """Capture steps with prompts among decodes too, with attention that can be."""
 
 
 class HostGpuPlatform(Platform):
@@ -36,7 +39,8 @@ class HostGpuPlatform(Platform):
         )  # fmt: skip
 
     def buckets(self, defaults: Defaults, limits: Limits) -> tuple[StepShape, ...]:
-        return tuple(b for b in defaults.buckets if b.seqs <= limits.seqs)
+        more = mixed(limits.seqs, 128, 16) if self.options.mixed else ()
+        return (*(b for b in defaults.buckets if b.seqs <= limits.seqs), *more)
 
     def open(self, place: Place) -> Device:
         from thalweg.backends.torch_gpu.device import GpuDevice
@@ -46,8 +50,31 @@ class HostGpuPlatform(Platform):
         options = self.options
         runtime = HostRuntime(late=options.late)
         info = DeviceInfo("host", self.name, runtime.memory()[0], 1, ("float32", "bfloat16"))
-        return GpuDevice(info, runtime, assemble("interpret", (), _no_triton), graphs=options.graphs, prepare=options.prepare)
+        parts = assemble("interpret", (), _no_triton)
+        if options.mixed:
+            parts = replace(parts, attention=(_token_by_token(),))
+        return GpuDevice(info, runtime, parts, graphs=options.graphs, prepare=options.prepare)
 
 
 def _no_triton(arch: str) -> Any:
     raise ImportError("this platform tests torch's own operations")
+
+
+def _token_by_token() -> Any:
+    """Attention that takes every token for a sequence that decodes, so that nothing of it depends on which tokens belong
+    together."""
+    from thalweg.backends.torch_gpu.attention import GatherAttention, _decode
+
+    class TokenByToken(GatherAttention):
+        mixed = True
+
+        def metadata(self, *args: Any) -> Any:
+            return {}
+
+        def attend(self, q: Any, k: Any, v: Any, kv: Any, batch: Any, group: int, spec: Any, sinks: Any = None) -> Any:
+            self.store(k, v, kv, batch, group, spec)
+            seq = batch.token_seq
+            each = replace(batch, slots=batch.slots[seq], context=batch.positions)
+            return _decode(q, kv, batch.block_tables[group][seq], each, spec), kv
+
+    return TokenByToken()

@@ -17,8 +17,9 @@ import triton
 from torch import Tensor
 
 from thalweg.backends.triton_kernels import paged
+from thalweg.backends.triton_kernels.prologue import turn_and_store
 from thalweg.backends.triton_kernels.tiles import Attend, Tiles
-from thalweg.hal.attention import AttentionBackend, AttnSpec
+from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
 from thalweg.hal.kv import BYTES, KVLayout, kept_width
 from thalweg.hal.ops.quantise import KV_DTYPES
 from thalweg.hal.step import StepBatch, StepShape
@@ -73,10 +74,11 @@ class _Cache:
 
 
 class PagedAttention(AttentionBackend):
-    """exact: every tile of every launch has the same shape, and prefills join their keys in the same spans as decodes
-    do. So a token's bits depend on nothing but its sequence. Otherwise decode and prefill each use their best tiles."""
+    """exact: every tile has the same keys and as many rows for each warp, and prefills join their keys in the same spans as
+    decodes do. So a token's bits depend on nothing but its sequence. Otherwise decode and prefill each use their best tiles."""
 
     known_as = ("TRITON_ATTN",)
+    mixed = True
 
     def __init__(self, tiles: Tiles, exact: bool) -> None:
         self._tiles = tiles
@@ -127,7 +129,7 @@ class PagedAttention(AttentionBackend):
     def metadata(self, batch: StepBatch, group: int, spec: AttnSpec, shape: StepShape | None) -> Mapping[str, Any]:
         """{"tiles": i32[N, 2]}: (sequence, first query token) of every tile of the sequences with more than one new
         token, those with most keys first. -1 fills up. Nothing where every sequence has equally many and few
-        (`_decode`)."""
+        (`_decode`). "alone", empty, beside it where no bucket says that there may be others."""
         uniform = batch.uniform if shape is None else shape.tokens // shape.seqs if shape.uniform else 0
         per = self._fit(spec, self._prefill(spec)).tokens
         if 0 < uniform <= self._fit(spec, self._short(spec)).tokens:
@@ -143,31 +145,69 @@ class PagedAttention(AttentionBackend):
         if shape is not None:
             room = shape.tokens // per + shape.seqs
             tiles = np.concatenate([tiles, np.full((room - len(tiles), 2), -1, np.int32)])
-        return {"tiles": tiles}
+        alone = {"alone": np.empty(0, np.int32)} if shape is None and len(long) == len(batch.query) else {}
+        return {"tiles": tiles, **alone}
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
         sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        table = batch.block_tables[group]
-        cache = _Cache.of(kv, spec)
         self.store(k, v, kv, batch, group, spec)
-        if q.stride(-1) != 1:
-            q = q.contiguous()
+        return self._attended(q if q.stride(-1) == 1 else q.contiguous(), kv, batch, group, spec, sinks), kv
+
+    def fuses(self, spec: AttnSpec, prologue: QKPrologue) -> str | None:
+        if spec.kind == "latent":
+            return "latent keys come normed and rotated"
+        if prologue.rotary_dim % 2 or not 0 < prologue.rotary_dim <= spec.head_dim:
+            return f"turns an even number of a head's {spec.head_dim} elements, not {prologue.rotary_dim}"
+        return None
+
+    def attend_fused(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, prologue: QKPrologue,
+        cos_sin: Tensor, weights: tuple[Tensor, Tensor] | None = None, sinks: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        cache, table = _Cache.of(kv, spec), batch.block_tables[group]
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        tokens, rows = q.shape[0], q.shape[0] * (spec.heads + 2 * spec.kv_heads)
+        per, block, warps = self._tiles.rows.split(_pad(spec.head_dim, 16))
+        q_weight, k_weight = weights or (q, q)
+        turn_and_store[(triton.cdiv(rows, per),)](
+            q, k, v, q_weight, k_weight, cos_sin, out, cache.codes, cache.scales, table, batch.token_seq, batch.positions,
+            batch.slots, tokens, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+            cos_sin.stride(0), table.stride(0), table.shape[1], prologue.eps or 0.0, prologue.offset, Q_HEADS=spec.heads,
+            HEADS=spec.kv_heads, DIM=spec.head_dim, HALF=prologue.rotary_dim // 2, INTERLEAVED=prologue.interleaved,
+            NORM=prologue.eps is not None, OFFSET=prologue.offset != 0.0, SIZE=cache.size, HELD=cache.held,
+            NATIVE=self._tiles.float8, ROWS=per, BLOCK=block, num_warps=warps,
+        )  # fmt: skip
+        return self._attended(out, kv, batch, group, spec, sinks), kv
+
+    def _attended(
+        self, q: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, sinks: Tensor | None
+    ) -> Tensor:  # fmt: skip
+        """Of q, once keys and values are in the cache."""
+        table, cache = batch.block_tables[group], _Cache.of(kv, spec)
         out = torch.empty((*q.shape[:2], _width(spec)), dtype=q.dtype, device=q.device)
-        tiles = batch.metadata[group].get("tiles") if batch.metadata else None
-        if batch.metadata and tiles is not None:
+        planned: Mapping[str, Any] = batch.metadata[group] if batch.metadata else {}
+        tiles = planned.get("tiles")
+        if tiles is not None:
             self._launch(q, cache, sinks, out, table, batch, spec, tiles, 0)
-        self._launch(q, cache, sinks, out, table, batch, spec, None, max(1, batch.uniform) if tiles is None else 1)
-        return out, kv
+        if "alone" not in planned:
+            self._launch(q, cache, sinks, out, table, batch, spec, None, max(1, batch.uniform) if tiles is None else 1)
+        return out
 
     def _short(self, spec: AttnSpec) -> Attend:
         a = self._tiles.attention.latent if spec.kind == "latent" else self._tiles.attention
         return a.exact if self.batch_invariant else a.decode
 
     def _prefill(self, spec: AttnSpec) -> Attend:
-        a = self._tiles.attention.latent if spec.kind == "latent" else self._tiles.attention
-        return a.exact if self.batch_invariant else a.prefill
+        a = self._tiles.attention
+        if spec.kind == "latent":
+            return a.latent.exact if self.batch_invariant else a.latent.prefill
+        if not self.batch_invariant:
+            return a.prefill
+        whole = spec.heads // spec.kv_heads <= a.exact.rows and spec.head_dim <= 128 and spec.kv_dtype in ("", spec.dtype)
+        return a.exact_prefill if whole and spec.dtype != "float32" else a.exact
 
     def _fit(self, spec: AttnSpec, t: Attend) -> _Fit:
         """Tiles for this spec. Rows are enough for the heads that share a KV head. Keys are fewer where a key is

@@ -1,5 +1,6 @@
-"""Linear layers with the same bits in any batch. Tile sizes follow from the weight alone, and one program sums a
-whole row of it in one order. Vendors' products are faster, and choose their order of sums by the number of rows."""
+"""Linear layers with the same bits in any batch. One program sums a whole row of the weight, in steps whose length follows
+from the weight's type alone. Rows and columns of a tile follow from the sizes, and change no sum. Vendors' products are faster,
+and choose their order of sums by the number of rows."""
 
 import functools
 
@@ -47,16 +48,14 @@ def linear(tiles: Tiles, x: Tensor, weight: Tensor, bias: Tensor | None = None) 
     (rows, width), cols = flat.shape, weight.shape[0]
     out = torch.empty((rows, cols), dtype=x.dtype, device=x.device)
     if rows:
-        t, exact = tiles.product, x.dtype == torch.float32
-        m, n = t.rows, t.cols if cols >= t.wide else t.narrow
-        if exact:
-            m, n = min(m, tiles.scalar), min(n, tiles.scalar)
+        t = tiles.product
+        m, n, warps, stages = t.shape(rows, cols, *((tiles.scalar,) if x.dtype == torch.float32 else ()))
         k = max(16, t.inner * 2 // x.element_size())
         grid = (triton.cdiv(rows, m), triton.cdiv(cols, n))
         _product[grid](
             flat, weight, weight if bias is None else bias, out, rows, width, cols, flat.stride(0), weight.stride(0),
             BIAS=bias is not None, EVEN=width % k == 0, PRECISION="ieee", M=m,
-            N=n, K=k, num_warps=t.warps, num_stages=t.stages,
+            N=n, K=k, num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return out.view(*x.shape[:-1], cols)
 

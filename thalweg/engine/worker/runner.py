@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -20,7 +21,8 @@ class Runner:
     buckets: shapes to pad to, any order; empty = one executable takes every shape.
     compile: makes an executable; called once for any shape without buckets or with `unpadded`, and once per bucket and set
     of features, when first met.
-    unpadded: a batch that no bucket holds runs as it is.
+    unpadded: a batch that no bucket holds runs as it is. Buckets of sequences that differ in their new tokens are then only
+    used where all attention says that such steps may be captured.
     widen: what Device.widen says.
     tables: how batches carry the block table of each group; None = as they are.
     """
@@ -37,6 +39,8 @@ class Runner:
         self._compile, self._widen = compile, widen
         self._attention = tuple(attention)
         self.tables = tuple(tables) if tables is not None else (Table(),) * len(self._attention)
+        if unpadded:
+            buckets = [b for b in buckets if b.uniform or all(a is not None and a[0].mixed for a in self._attention)]
         self._buckets = sorted(buckets, key=lambda s: (s.tokens, s.seqs, s.blocks, not s.uniform))
         self._made: dict[StepShape | None, list[tuple[Features, Executable]]] = {}
         self._fitted: dict[tuple[int, int, int, int], StepShape | None] = {}
@@ -52,16 +56,18 @@ class Runner:
         after: Iterable[Callable[[], StepBatch]] = (),
     ) -> list[Rehearsal]:  # fmt: skip
         """What `Device.rehearse` is given: these buckets, for requests that ask for nothing special, and other batches before
-        and after them. Batches are made when they are run, as tables may be large."""
+        and after them. Those before run as they are, where steps may: in traffic, longer ones do. Batches are made when they
+        are run, as tables may be large."""
         buckets: list[Callable[[], StepBatch]] = [partial(_smallest, shape, self.tables) for shape in shapes]
-        return [partial(self._rehearsal, make) for make in (*before, *buckets, *after)]
+        as_they_are = [partial(self._rehearsal, make, self._any is None) for make in before]
+        return [*as_they_are, *(partial(self._rehearsal, make) for make in (*buckets, *after))]
 
-    def _rehearsal(self, make: Callable[[], StepBatch]) -> tuple[Executable, StepBatch]:
-        return self._place(make())
+    def _rehearsal(self, make: Callable[[], StepBatch], padded: bool = True) -> tuple[Executable, StepBatch]:
+        return self._place(make(), padded)
 
-    def _place(self, batch: StepBatch) -> tuple[Executable, StepBatch]:
+    def _place(self, batch: StepBatch, padded: bool = True) -> tuple[Executable, StepBatch]:
         """The executable of a batch, and the batch as that takes it."""
-        shape = self._fit(batch) if self._buckets else None
+        shape = self._fit(batch) if self._buckets and padded else None
         if shape is not None:
             batch = batch.pad(shape)
         if self._attention:
@@ -77,7 +83,8 @@ class Runner:
         key = (batch.tokens.shape[0], batch.slots.shape[0], blocks, batch.uniform)
         if key in self._fitted:
             return self._fitted[key]
-        shape = next((s for s in self._buckets if s.fits(batch)), None)
+        first = bisect_left(self._buckets, key[0], key=lambda s: s.tokens)
+        shape = next((s for s in self._buckets[first:] if s.fits(batch)), None)
         if shape is None and self._any is None:
             raise ValueError(
                 f"no bucket holds {key[0]} tokens of {key[1]} sequences with {blocks} blocks; "

@@ -54,20 +54,39 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """split: keys whose partial result one program of a decode makes. write: tokens stored by one program."""
+    """split: keys whose partial result one program of a decode makes. write: tokens stored by one program. exact_prefill: in
+    place of `exact` for prompts. It has its keys, and as many rows for each warp, so that a row meets its keys as there."""
 
     decode: Attend
     prefill: Attend
     exact: Attend
+    exact_prefill: Attend
     latent: Latent
     split: int
     write: int
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """Another tile of a product: rows x cols of one program. programs: see `Product`."""
+
+    rows: int
+    cols: int
+    warps: int
+    stages: int
+    programs: int
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
     """A matrix product: rows x cols of one program, `inner` elements of two bytes per iteration. `narrow` columns
-    replace `cols` where the weight has fewer than `wide` rows, so that there are programs enough to read it."""
+    replace `cols` where the weight has fewer than `wide` rows, so that there are programs enough to read it.
+
+    many: in place of these where there are that many rows, and it makes `programs` programs or more: each weight that is
+    read is used by more rows. few: where the others would make fewer than `programs`, so that all of the device reads.
+
+    `inner` is that of all: the terms of a sum have one order, whatever the tile. Rows keep their bits only if all tiles
+    also use one kind of matrix instruction (`ci/gpu/compile.py` says so of what it compiles)."""
 
     rows: int
     cols: int
@@ -76,6 +95,24 @@ class Product:
     inner: int
     warps: int
     stages: int
+    many: Shape
+    few: Shape
+
+    def shape(self, rows: int, cols: int, most: int = 1 << 30) -> tuple[int, int, int, int]:
+        """(rows, columns, warps, stages) of a program where `rows` rows meet a weight of `cols`. most: rows or columns."""
+
+        def programs(m: int, n: int) -> int:
+            return -(-rows // m) * -(-cols // n)
+
+        made = (self.rows, self.cols if cols >= self.wide else self.narrow, self.warps, self.stages)
+        for shape, fits in (
+            (self.many, rows >= self.many.rows and programs(self.many.rows, self.many.cols) >= self.many.programs),
+            (self.few, programs(*made[:2]) < self.few.programs),
+        ):
+            if fits:
+                made = (shape.rows, shape.cols, shape.warps, shape.stages)
+                break
+        return min(made[0], most), min(made[1], most), made[2], made[3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +180,15 @@ def tiles(arch: str) -> Tiles:
 
 
 def _read(kind: Any, data: dict[str, Any], where: str) -> Any:
-    kinds = {"Rows": Rows, "Attention": Attention, "Latent": Latent, "Attend": Attend, "Product": Product, "Vocab": Vocab}
+    kinds = {
+        "Rows": Rows,
+        "Attention": Attention,
+        "Latent": Latent,
+        "Attend": Attend,
+        "Product": Product,
+        "Shape": Shape,
+        "Vocab": Vocab,
+    }
     names = {f.name for f in fields(kind)}
     if set(data) != names:
         raise ValueError(f"{where}: fields {sorted(data)}, expected {sorted(names)}")
