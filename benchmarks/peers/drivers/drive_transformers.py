@@ -15,10 +15,12 @@ def load(s: dict[str, Any]) -> Loaded:
     model = AutoModelForCausalLM.from_pretrained(s["model"], dtype=torch.bfloat16).eval()
 
     def generate(prompts: list[list[int]], new: int) -> list[list[int]]:
-        ids = torch.tensor(prompts)
+        longest = max(map(len, prompts))  # shorter ones are filled up in front
+        ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
+        seen = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
         with torch.inference_mode():
             out = model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, do_sample=False,
+                ids, attention_mask=seen, max_new_tokens=new, min_new_tokens=new, do_sample=False,
                 pad_token_id=0,
             )  # fmt: skip
         tokens: list[list[int]] = out[:, ids.shape[1] :].tolist()
