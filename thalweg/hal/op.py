@@ -84,9 +84,9 @@ class Pack:
     """The same of a dense weight that lies in several host arrays, the rows of one after those of another (numpy,
     bfloat16 as uint16). It is first rounded to the format given, as `hal.ops.quantise` does. The arrays may be views
     of a mapped file, so nothing of them may be kept. None, or where it gives None: `make` serves."""
-    blocks: Callable[[Sequence[np.ndarray], str, WeightFormat], Any] | None = None
-    """The same of blocks of codes, scales and minima as a GGUF file has them, uint8 [rows, bytes], of the type named, for
-    kernels that unpack them themselves. Likewise None, or gives None, where `make` serves."""
+    blocks: Callable[[Sequence[np.ndarray], str, int, WeightFormat], Any] | None = None
+    """The same of blocks of codes, scales and minima as a GGUF file has them, uint8 [rows, bytes], of the type named and
+    so many inputs, for kernels that unpack them themselves. Likewise None, or gives None, where `make` serves."""
     keeps_dense: bool = False
     """A dense weight stays where it is put, so that it may be read into what the device keeps (`Device.blank`)."""
     at_rest: bool = False

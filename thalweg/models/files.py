@@ -84,7 +84,7 @@ class Files:
             return None
         names = [self._stored[s.name] for s in spec.sources]
         values = [self._checkpoint.read(name, rows) for name, (rows, _) in zip(names, shares, strict=True)]
-        made = unpack(values, kind, spec.format)
+        made = unpack(values, kind, spec.shape(self._size)[1], spec.format)
         for name in names if made is not None else ():
             self._checkpoint.forget(name)
         return made

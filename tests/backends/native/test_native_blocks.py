@@ -55,7 +55,7 @@ def test_blocks_are_packed_as_their_codes_are(library: Library, name: str) -> No
     raw = drawn(name, 130, 512)
     w = coded(name, raw)
     parts = [raw[:30], raw[30:30], raw[30:]]
-    packed, want = linear.pack_blocks(parts, name, w.format), linear.pack(w)
+    packed, want = linear.pack_blocks(parts, name, 512, w.format), linear.pack(w)
     if packed is None:
         assert library.quads(library.context, 2 if w.format.bits == 4 else 1, 512, w.format.group)
         return
@@ -69,9 +69,9 @@ def test_blocks_are_packed_as_their_codes_are(library: Library, name: str) -> No
 def test_blocks_of_other_kinds_are_left_to_who_decodes_them(library: Library) -> None:
     linear = Linear(library)
     raw = drawn("Q4_0", 64, 64)
-    assert linear.pack_blocks([raw], "IQ4_NL", held("IQ4_NL")) is None
+    assert linear.pack_blocks([raw], "IQ4_NL", 64, held("IQ4_NL")) is None
     rounding = WeightFormat("int", 4, 32, act="int8_per_group")
-    assert linear.pack_blocks([raw], "Q4_0", rounding) is None
+    assert linear.pack_blocks([raw], "Q4_0", 64, rounding) is None
 
 
 FORMATS = {

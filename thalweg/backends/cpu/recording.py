@@ -167,7 +167,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     replay(context, part.ctypes.data, len(part))
                 else:
                     for entry in part:
-                        with library.clock(REPLAYED[int(entry[0])], int(entry[1])):
+                        with library.clock(library.times, REPLAYED[int(entry[0])], int(entry[1])):
                             replay(context, entry.ctypes.data, 1)
 
         return run

@@ -79,8 +79,6 @@ WEIGHTED = ("linear", "largest", "heads")
 """Those whose first argument is a packed weight."""
 WORDS = 20
 """Words of 64 bits in an entry of that list: the function's number, and its arguments after the context."""
-
-
 QUADS = "avx512vnni"
 """The instruction set whose products take codes of integers in quads, whatever inputs are."""
 
@@ -141,21 +139,18 @@ class Library:
             if self.times is None:
                 function(context, *arguments)
                 return
-            with self.clock(name, arguments[0]):
+            with self.clock(self.times, name, arguments[0]):
                 function(context, *arguments)
 
         return call
 
     @contextlib.contextmanager
-    def clock(self, name: str, first: int) -> Iterator[None]:
+    def clock(self, times: Times, name: str, first: int) -> Iterator[None]:
         """Counts what happens meanwhile as time of this function. first: its first argument."""
-        if self.times is None:
-            yield
-            return
         begun = time.perf_counter()
         yield
         shape = self.shapes.get(first) if name in WEIGHTED else None
-        self.times.add(f"{name} {shape[1]} -> {shape[0]}" if shape else name, time.perf_counter() - begun)
+        times.add(f"{name} {shape[1]} -> {shape[0]}" if shape else name, time.perf_counter() - begun)
 
 
 def _word(kind: Any, value: Any) -> int:

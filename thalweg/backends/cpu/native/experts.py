@@ -69,11 +69,11 @@ class Experts:
             return None
         return self._linear.pack_mapped(parts, format)
 
-    def pack_blocks(self, parts: Sequence[np.ndarray], kind: str, format: WeightFormat) -> Packed | None:
+    def pack_blocks(self, parts: Sequence[np.ndarray], kind: str, inputs: int, format: WeightFormat) -> Packed | None:
         """Likewise, of a GGUF file's blocks."""
         if any(len(p) % PANEL for p in parts):
             return None
-        return self._linear.pack_blocks(parts, kind, format)
+        return self._linear.pack_blocks(parts, kind, inputs, format)
 
     def run(
         self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Packed, down: Packed, bias: Tensor | None = None, *,

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from thalweg.backends.cpu.native import PORTABLE, Library, of_rows
+from thalweg.backends.cpu.native import PORTABLE, QUADS, Library, of_rows
 from thalweg.hal.op import Kernel, Pack
 from thalweg.hal.ops.quantise import E2M1
 from thalweg.hal.weights import DENSE as PLAIN
@@ -30,11 +30,8 @@ FLOAT_ACTS = {"": 0, "float8_e4m3fn": 1, "float8_e4m3fn_per_group": 2, "float8_e
 """Names of `WeightFormat.act` -> what inputs are rounded to before a product of floats."""
 PANEL = 64
 """Outputs of a panel. It and the numbers above are those of core.h."""
-BLOCKS = {
-    "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34), "Q4_K": (256, 144),
-    "Q5_K": (256, 176), "Q6_K": (256, 210),
-}  # fmt: skip
-"""GGUF's types that the library unpacks itself, in the order of blocks.h: values and bytes of a block."""
+BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+"""GGUF's types that the library unpacks itself, in the order of blocks.h."""
 SIX = ("Q5_0", "Q5_1", "Q5_K", "Q6_K")
 """Of these the codes fit in six bits."""
 LEVELS = (*E2M1, *(-x for x in E2M1))
@@ -125,7 +122,7 @@ class Linear:
         if form == DENSE:
             weight = w.data["weight"].detach().contiguous()
             return self._packed(form, weight.dtype, [(weight.data_ptr(), w.shape[0])], w.format, w.shape)
-        form = INT6 if form == INT8 and _six_bits(w) and self._library.level != "avx512vnni" else form
+        form = INT6 if form == INT8 and _six_bits(w) and self._library.level != QUADS else form
         quads = bool(self._library.quads(self._context, form, w.shape[1], max(w.format.group, 0) or w.shape[1]))
         made = _parts(w, form, quads)
         return self._packed(form, None, [(made.codes.data_ptr(), w.shape[0])], w.format, w.shape, made)
@@ -141,22 +138,21 @@ class Linear:
         shape, where = (sum(map(len, parts)), parts[0].shape[1]), [(p.ctypes.data, len(p)) for p in parts]
         return self._packed(form, dtype, where, format, shape, shifted=not format.symmetric)
 
-    def pack_blocks(self, parts: Sequence[np.ndarray], kind: str, format: WeightFormat) -> Packed | None:
-        """Rows of a GGUF file's blocks, [rows, bytes], from where they lie."""
+    def pack_blocks(self, parts: Sequence[np.ndarray], kind: str, inputs: int, format: WeightFormat) -> Packed | None:
+        """Rows of a GGUF file's blocks, [rows, bytes of so many inputs], from where they lie."""
         form = form_of(format)
         if kind not in BLOCKS or format.act or isinstance(form, str) or form not in (INT8, INT4):
             return None
-        form = INT6 if form == INT8 and kind in SIX and self._library.level != "avx512vnni" else form
-        values, size = BLOCKS[kind]
-        rows, columns = sum(map(len, parts)), parts[0].shape[1] // size * values
-        if self._library.quads(self._context, form, columns, format.group):
+        form = INT6 if form == INT8 and kind in SIX and self._library.level != QUADS else form
+        if self._library.quads(self._context, form, inputs, format.group):
             return None
+        rows = sum(map(len, parts))
         parts = [np.require(p, requirements=["C"]) for p in parts]
         handle = self._library.pack_blocks(
-            self._context, form, list(BLOCKS).index(kind), (ctypes.c_void_p * len(parts))(*(p.ctypes.data for p in parts)),
-            (ctypes.c_int64 * len(parts))(*map(len, parts)), rows, columns,
+            self._context, form, BLOCKS.index(kind), (ctypes.c_void_p * len(parts))(*(p.ctypes.data for p in parts)),
+            (ctypes.c_int64 * len(parts))(*map(len, parts)), rows, inputs,
         )  # fmt: skip
-        return self._taken(handle, (rows, columns))
+        return self._taken(handle, (rows, inputs))
 
     def _packed(
         self,

@@ -286,23 +286,26 @@ void decode_row(const Gather& j, int64_t row, uint8_t* out) {
     const int64_t offset_units = (w.groups + (int64_t(1) << w.offsets.per) - 1) >> w.offsets.per;
     const bool zeros = w.offsets.held == Held::bytes && !w.offsets.units;
     const uint8_t* data = w.data + panel * w.panel_bytes;
-    for (int64_t k = 0; k < w.k; ++k) {
-        const int64_t g = k / w.group, at = (panel * w.groups + g) * PANEL + c;
+    for (int64_t g = 0; g < w.groups; ++g) {
+        const int64_t at = (panel * w.groups + g) * PANEL + c, end = (g + 1) * w.group < w.k ? (g + 1) * w.group : w.k;
         const float scale = number_at(w.scales, at, (panel * units + (g >> w.scales.per)) * PANEL + c);
-        float x = float(code_at(w, data, c, k));
-        if (zeros) x -= float(((const int8_t*)w.offsets.at)[at]);
-        x *= scale;
-        if (w.offsets.held != Held::none && !zeros) {
-            const volatile float product = x;  // rounded before the minimum is subtracted
-            x = product - number_at(w.offsets, at, (panel * offset_units + (g >> w.offsets.per)) * PANEL + c);
+        const float zero = zeros ? float(((const int8_t*)w.offsets.at)[at]) : 0.f;
+        const bool minima = w.offsets.held != Held::none && !zeros;
+        const float least = minima ? number_at(w.offsets, at, (panel * offset_units + (g >> w.offsets.per)) * PANEL + c) : 0.f;
+        for (int64_t k = g * w.group; k < end; ++k) {
+            float x = (float(code_at(w, data, c, k)) - zero) * scale;
+            if (minima) {
+                const volatile float product = x;  // rounded before the minimum is subtracted
+                x = product - least;
+            }
+            if (j.type == Type::f32) {
+                memcpy(out + 4 * k, &x, 4);
+                continue;
+            }
+            const uint32_t u = bits_of(x);
+            const uint16_t narrow = x != x ? uint16_t(u >> 16 | 0x40) : uint16_t((u + 0x7fff + (u >> 16 & 1)) >> 16);
+            memcpy(out + 2 * k, &narrow, 2);
         }
-        if (j.type == Type::f32) {
-            memcpy(out + 4 * k, &x, 4);
-            continue;
-        }
-        const uint32_t u = bits_of(x);
-        const uint16_t narrow = x != x ? uint16_t(u >> 16 | 0x40) : uint16_t((u + 0x7fff + (u >> 16 & 1)) >> 16);
-        memcpy(out + 2 * k, &narrow, 2);
     }
 }
 constexpr int64_t GATHERED = 8;  // rows of a task
