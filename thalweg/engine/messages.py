@@ -108,6 +108,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     """Sequences share cached prefixes only with the same salt (tenant)."""
     read_prefix_cache: bool = True
+    streamed: bool = True
+    """Somebody reads its tokens as they come, so that prompts beside it are rationed."""
     pool: bool = False
     """Asks for a vector, not for tokens. The step that computes its tokens, all of them, ends it."""
 

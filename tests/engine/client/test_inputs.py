@@ -14,7 +14,7 @@ import vocabularies as v
 from thalweg.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from thalweg.engine.client.inputs import InputProcessor, Submission, choice_seed
 from thalweg.errors import RequestError
-from thalweg.params import MAX_BAD_CHARS, MAX_STOP_CHARS, SamplingParams
+from thalweg.params import MAX_BAD_CHARS, MAX_STOP_CHARS, RequestOutputKind, SamplingParams
 
 VOCAB, MAX_LEN = 450, 40
 
@@ -186,6 +186,11 @@ def test_priority_must_be_a_small_integer(priority: Any) -> None:
     inputs = InputProcessor(config(), v.byte_level())
     with pytest.raises(RequestError, match="priority"):
         inputs.process("r", "a", SamplingParams(), priority=priority, handles=itertools.count())
+
+
+def test_only_requests_told_at_their_end_are_not_streamed() -> None:
+    told = {kind: process("a", output_kind=kind).requests[0].streamed for kind in RequestOutputKind}
+    assert told == {kind: kind is not RequestOutputKind.FINAL_ONLY for kind in RequestOutputKind}
 
 
 def test_stop_strings_and_bad_words_have_a_budget_of_characters_together() -> None:

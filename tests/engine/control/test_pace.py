@@ -76,6 +76,16 @@ def test_short_prompts_do_not_wait_for_what_a_long_one_has_run_up() -> None:
     assert pace.newcomers(2048) == 0  # streams have waited enough
 
 
+def test_a_step_without_streams_leaves_no_debt_to_those_that_come_later() -> None:
+    pace = Pace(2.0)
+    see(pace, 0, 1, 0.002)
+    see(pace, 1000, 0, 0.04)
+    pace.planned(5000, 1, False)
+    assert pace.allowance(2048)
+    pace.observe(5000, 1, 0.3, False)
+    assert pace.allowance(2048)
+
+
 def test_a_long_step_is_known_by_what_its_tokens_took() -> None:
     pace = Pace(0)
     assert not pace.is_long(2048)

@@ -7,6 +7,7 @@ import pytest
 from world import World, make_config
 
 from thalweg.engine.control.core import EngineCore
+from thalweg.engine.control.pace import FIRST
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVSpec
@@ -16,7 +17,7 @@ from thalweg.hal.parts.penalties import Penalties
 
 
 def request(handle: int, prompt, max_tokens: int = 4, **fields) -> EngineRequest:
-    names = {"priority", "cache_salt", "read_prefix_cache"} & fields.keys()
+    names = {"priority", "cache_salt", "read_prefix_cache", "streamed"} & fields.keys()
     own = {n: fields.pop(n) for n in names}
     tokens = np.array(prompt, np.int32)
     sampling = TokenSampling(max_tokens=max_tokens, **fields)
@@ -61,6 +62,17 @@ def test_a_step_mixes_decodes_and_a_chunk_within_its_budget():
     w.drain()
     assert [b.query.tolist() for b in w.batch_log[1:4]] == [[1, 7], [1, 7], [1, 6]]
     assert [b.emit.tolist() for b in w.batch_log[1:4]] == [[True, False], [True, False], [True, True]]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_prompts_are_rationed_only_beside_what_somebody_reads_as_it_comes(streamed):
+    w = world(max_tokens=256, depth=1, max_len=256, blocks=80, max_prefill_slowdown=2.0)
+    w.submit(request(0, [1, 2], 20, streamed=streamed))
+    w.step()
+    w.submit(request(1, [7] * 200, 2))
+    w.step()
+    assert w.batch_log[1].query.tolist() == [1, FIRST if streamed else 200]
+    w.drain()
 
 
 def test_without_chunked_prefill_a_prompt_runs_whole_or_waits():

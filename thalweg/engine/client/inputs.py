@@ -25,7 +25,7 @@ from thalweg.engine.messages import EngineRequest, MediaItem, Overlay, TokenSamp
 from thalweg.errors import RequestError
 from thalweg.features import all_features
 from thalweg.grammar.source import Source
-from thalweg.params import PoolingParams, SamplingParams
+from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
 from thalweg.text.stops import automaton
 from thalweg.text.tokenizer import Tokenizer
 
@@ -158,6 +158,7 @@ class InputProcessor:
                     priority=priority,
                     cache_salt=salt,
                     read_prefix_cache=not skip,
+                    streamed=params.output_kind is not RequestOutputKind.FINAL_ONLY,
                 )
             )
         return Submission(request_id, text, ids, params, requests)

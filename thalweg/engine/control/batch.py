@@ -51,6 +51,7 @@ class Launched:
     """Rows whose tokens were drawn without what they wait for. None: no row."""
     streams: int = 0
     """Sequences past their prompt, in the step or not."""
+    rationed: bool = True
 
 
 @dataclass(slots=True)

@@ -119,6 +119,7 @@ class EngineCore:
             request = Request(
                 r.handle, r.sampling, r.prompt_len, (priority, next(self._arrivals)), salt,
                 r.read_prefix_cache and r.sampling.prompt_logprobs < 0, limit, now, np.array(r.tokens, np.int32),
+                r.streamed,
             )  # fmt: skip
             self._requests[r.handle] = request
             self.scheduler.add(request)
@@ -208,8 +209,8 @@ class EngineCore:
                 self._started += started
             elif started:
                 self._announce(started)
-        record.streams = schedule.streams
-        self.scheduler.pace.planned(record.prompt_tokens, record.decodes)
+        record.streams, record.rationed = schedule.streams, schedule.rationed
+        self.scheduler.pace.planned(record.prompt_tokens, record.decodes, record.rationed)
         record.launched = self._clock()
         record.pending = self._launch(batch)
         self._in_flight.append(record)
@@ -226,7 +227,7 @@ class EngineCore:
         """Seconds a step took: from its launch, or from the end of the one before it, to its result."""
         now = self._clock()
         seconds = now - max(done.launched, self._last_result)
-        self.scheduler.pace.observe(done.prompt_tokens, done.decodes, seconds)
+        self.scheduler.pace.observe(done.prompt_tokens, done.decodes, seconds, done.rationed)
         if self.config.scheduler.log_steps:
             logger.info(
                 "step %d: %d prompt tokens, %d sequences decode, %.2f ms, %d run and %d wait",

@@ -37,16 +37,16 @@ class Pace:
         self._flying: deque[bool] = deque()
         """Per step launched and not observed: does it leave a debt?"""
 
-    def planned(self, prompt_tokens: int, decodes: int) -> None:
-        """A step of this kind is launched."""
-        self._flying.append(decodes > 0 and prompt_tokens > self.newcomers(prompt_tokens))
+    def planned(self, prompt_tokens: int, decodes: int, rationed: bool = True) -> None:
+        """A step of this kind is launched. rationed: some of what it decodes are streams."""
+        self._flying.append(rationed and decodes > 0 and prompt_tokens > self.newcomers(prompt_tokens))
 
-    def observe(self, prompt_tokens: int, decodes: int, seconds: float) -> None:
-        """The oldest step planned took this long."""
+    def observe(self, prompt_tokens: int, decodes: int, seconds: float, rationed: bool = True) -> None:
+        """The oldest step planned took this long. One that no stream was in leaves no debt."""
         self._flying.popleft()
         if seconds <= 0:
             return
-        mixed = prompt_tokens > 0 and decodes > 0
+        mixed = rationed and prompt_tokens > 0 and decodes > 0
         extra = max(0.0, seconds - self._decode) if decodes else seconds
         if not prompt_tokens:
             self._decode = _mean(self._decode, seconds)

@@ -30,6 +30,7 @@ class Request:
     queued: float
     tokens: np.ndarray
     """i32; every token known when it entered the waiting queue."""
+    streamed: bool = True
     slot: int = 0
     """0 while waiting."""
     started: bool = False

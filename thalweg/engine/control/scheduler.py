@@ -64,6 +64,8 @@ class Schedule:
     drafted: list[Draft]
     streams: int = 0
     """With a drafter: sequences past their prompt, in the step or not."""
+    rationed: bool = True
+    """Is somebody's stream held up by the prompts of this step?"""
 
 
 @dataclass(slots=True)
@@ -158,8 +160,8 @@ class Scheduler:
         decode = self._decodes(budget, in_flight, drafter)
         budget -= decode.size
         self._left = budget
-        whole = False
-        if decode.size and budget and (self.waiting or self._prefilling) and not self._resuming():
+        whole, rationed = False, self._streamed(decode)
+        if rationed and budget and (self.waiting or self._prefilling) and not self._resuming():
             most, budget = budget, self.pace.allowance(budget)
             if not budget:
                 budget, whole = self.pace.newcomers(most), True
@@ -183,7 +185,13 @@ class Scheduler:
         if not decode.size and not chunks and (halved or not drafted):
             return None
         self._since = 1 if entered else self._since + 1
-        return Schedule(decode, chunks, entered, drafted, streams)
+        return Schedule(decode, chunks, entered, drafted, streams, rationed)
+
+    def _streamed(self, decode: NDArray[np.int32]) -> bool:
+        """Does anybody wait for the next token of one of these? Those whose answer is told at its end gain by what the whole
+        batch gains: prompts in large steps."""
+        requests = self._slots.requests
+        return any(r is not None and r.streamed for r in map(requests.__getitem__, decode.tolist()))
 
     def _resuming(self) -> bool:
         """Does a stream that had begun wait for its sequence to be computed again (after a restart, or a preemption)? It stands
