@@ -12,7 +12,7 @@ from thalweg.backends.cpu import CpuPlatform
 from thalweg.config import EngineArgs
 from thalweg.engine.planning.memory import plan
 from thalweg.engine.worker import ahead
-from thalweg.engine.worker.build import prepare
+from thalweg.engine.worker.build import expected, prepare
 from thalweg.hal import discovery
 
 CONFIG = {
@@ -85,3 +85,12 @@ def test_of_what_cannot_be_served_nothing_is_expected_and_nothing_said(
 def test_who_stands_by_expects_nothing(told: list[Any]) -> None:
     prepare("cpu")
     assert told == ["preload"]
+
+
+def test_a_process_that_builds_once_takes_back_what_it_expected_where_that_fails(told: list[Any], tmp_path: Path) -> None:
+    with expected(args(tmp_path)):
+        assert told == ["begin", (STORED, 3)]
+    assert len(told) == 2
+    with pytest.raises(KeyError), expected(args(tmp_path)):
+        raise KeyError
+    assert told[2:] == ["begin", (STORED, 3), (0, 0)]

@@ -238,7 +238,7 @@ class Platform(ABC):
         """A device opened later will soon be given about `weights` bytes of parameters. Called before `preload`, and
         only where they fit. A platform whose memory takes time to make ready may begin to, on a thread that ends by
         itself, and count what it holds ready as free. It gives back what is not used once the first cache is
-        allocated or the device is closed. Default: nothing."""
+        allocated or the device is closed, or where it is told of 0 bytes. Default: nothing."""
         return
 
     def preload(self) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 
 from thalweg.config import EngineArgs, EngineConfig, profiling
 from thalweg.engine.client import media
-from thalweg.engine.client.frontend import load_frontend, locate
+from thalweg.engine.client.frontend import Located, load_frontend, locate
 from thalweg.engine.client.inputs import InputProcessor, PoolingSubmission, Submission
 from thalweg.engine.client.outputs import OutputProcessor
 from thalweg.engine.client.pairs import shortened, tokenization
 from thalweg.engine.client.pooled import PoolingOutputs
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import Stats
-from thalweg.engine.worker.build import Worker, build
+from thalweg.engine.worker.build import Worker, build, expected
 from thalweg.engine.worker.profiling import Profiler
 from thalweg.errors import ConfigError, RequestError, UnavailableError
 from thalweg.grammar.grammars import Grammars
@@ -45,7 +45,14 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         said = profiling(args)
         self._profiler = None if said is None else Profiler(said)
         with _uncollected():
-            self.frontend = load_frontend(locate(args))
+            located = locate(args)
+        with expected(located.args):
+            self._made(located)
+
+    def _made(self, located: Located) -> None:
+        args = located.given
+        with _uncollected():
+            self.frontend = load_frontend(located)
         self._seeds = random.Random(args.seed)
         self.outputs = OutputProcessor(self.frontend.tokenizer, args.stream_interval)
         self.pooled = PoolingOutputs()

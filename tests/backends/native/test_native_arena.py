@@ -135,3 +135,10 @@ def test_only_weights_worth_a_thread_that_fit_into_memory_and_are_packed_are_pre
     assert told == []
     platform.expect(1 << 30)
     assert told == [1 << 30]
+
+
+def test_what_was_expected_and_will_not_come_is_given_back(library: Library) -> None:
+    CpuPlatform().expect(64 * MIB)
+    assert in_time(lambda: native.waiting() > 0)
+    CpuPlatform().expect(0)
+    assert native.waiting() == 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from thalweg.backends import lean_torch
-from thalweg.backends.cpu.native import NONE, QUADS, NoLibraryError, expect, levels, of_rows, waiting
+from thalweg.backends.cpu.native import NONE, QUADS, NoLibraryError, expect, levels, of_rows, settle, waiting
 from thalweg.backends.host import cores, cpu_flags, cpu_name, has_torch, host_memory
 from thalweg.errors import DeviceError
 from thalweg.hal.device import Device, DeviceInfo
@@ -95,7 +95,9 @@ class CpuPlatform(Platform):
 
     def expect(self, weights: int) -> None:
         """The system clears memory as it is first touched, which takes as long as packing weights into it."""
-        if weights >= EXPECTED_LEAST and weights <= host_memory()[1] * 3 // 4 and self.options.isa != NONE:
+        if not weights:
+            settle()
+        elif weights >= EXPECTED_LEAST and weights <= host_memory()[1] * 3 // 4 and self.options.isa != NONE:
             expect(weights)
 
     def preload(self) -> None:

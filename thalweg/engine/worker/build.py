@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,6 +105,25 @@ def prepare(device: str, expected: EngineArgs | None = None) -> None:
     except (ThalwegError, ImportError):
         return
     mark("framework imported")
+
+
+@contextlib.contextmanager
+def expected(args: EngineArgs) -> Iterator[None]:
+    """Around what leads to `build` in a process that builds once: the platform begins what other threads can do meanwhile. It
+    takes that back where it comes to nothing."""
+    platform = None
+    with contextlib.suppress(ThalwegError, ImportError):
+        platform = discovery.asked(args.device)
+    if platform is None or not platform.runs_models:
+        yield
+        return
+    platform.begin()
+    _expect(platform, args)
+    try:
+        yield
+    except BaseException:
+        platform.expect(0)
+        raise
 
 
 def _expect(platform: Platform, args: EngineArgs) -> None:
