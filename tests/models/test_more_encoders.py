@@ -10,9 +10,9 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
-from rig import Rig
+from rig import Rig, Seq
 from test_encoders import hidden, pooled
-from zoo import ENCODERS, VOCAB, describe_pooling, edit_config, make_checkpoint, make_encoder
+from zoo import ENCODERS, VOCAB, describe_pooling, edit_config, make_checkpoint, make_classifier, make_encoder
 
 from thalweg.checkpoint.config import facts, read_config
 from thalweg.errors import CheckpointError, UnsupportedModelError
@@ -38,7 +38,7 @@ def close(path: Path, platform: str = "cpu", want: object = hidden, max_len: int
     ("name", "platform"),
     [
         *((n, "cpu") for n in MORE),
-        *(pytest.param(n, "reference", marks=SLOW) for n in ("modernbert", "mpnet", "gemma3-both-ways")),
+        *(pytest.param(n, "reference", marks=SLOW) for n in ("modernbert", "mpnet", "gemma3-both-ways", "deberta-v3")),
     ],
 )
 def test_vectors_are_those_of_transformers(name: str, platform: str, tmp_path: Path) -> None:
@@ -109,6 +109,62 @@ def test_a_llama_that_sees_both_ways(tmp_path: Path) -> None:
 
     assert registry.family(read_config(path))(read_config(path)).pooling.mode == "mean"
     close(path, want=seen)
+
+
+def test_a_qwen_that_sees_both_ways_and_makes_its_vectors_longer(tmp_path: Path) -> None:
+    path = make_encoder("qwen3", tmp_path)
+    weights, longer = path / "model.safetensors", torch.randn(72, 48, generator=torch.Generator().manual_seed(5))
+    tensors = safetensors.torch.load_file(weights)
+    safetensors.torch.save_file({**{f"model.{n}": t for n, t in tensors.items()}, "linear.weight": longer}, weights)
+    edit_config(path, architectures=["VoyageQwen3BidirectionalEmbedModel"], num_labels=72)
+    model = transformers.Qwen3Model.from_pretrained(
+        make_encoder("qwen3", tmp_path / "bare"), attn_implementation="eager"
+    ).eval()
+
+    @torch.inference_mode()
+    def seen(path: Path, ids: list[int]) -> np.ndarray:
+        mask = torch.zeros(1, 1, len(ids), len(ids))
+        return (model(torch.tensor([ids]), attention_mask=mask).last_hidden_state[0] @ longer.T).numpy()
+
+    close(path, want=seen)
+
+
+@torch.inference_mode()
+def numbers(path: Path, auto: type, ids: list[int]) -> np.ndarray:
+    model = auto.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    return model(torch.tensor([ids])).logits[0].numpy()
+
+
+@pytest.mark.parametrize("name", ["deberta", "deberta-v3", "eurobert"])
+def test_classes_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    more = {"classifier_pooling": "mean"} if name == "eurobert" else {}
+    path = make_classifier(name, tmp_path, 3, **more)
+    for got, ids in zip(pooled(Rig(path, platform="cpu", max_len=256), texts()), texts(), strict=True):
+        np.testing.assert_allclose(got, numbers(path, transformers.AutoModelForSequenceClassification, ids), atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["deberta-v3", "eurobert"])
+def test_classes_of_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    path = make_encoder(name, tmp_path, transformers.AutoModelForTokenClassification, num_labels=3)
+    rig, (ids,) = Rig(path, platform="cpu"), texts(20)
+    assert rig.model.spec.pooling.each
+    x, _ = rig.model.forward(rig.params, rig.batch([(Seq(1, ids, 20), 20)]).map(torch.from_numpy), rig.box.value["kv"])
+    got = rig.model.each(rig.params, x, torch.arange(20))
+    np.testing.assert_allclose(got, numbers(path, transformers.AutoModelForTokenClassification, ids), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("deberta-v3", {"relative_attention": False}), ("deberta-v3", {"pos_att_type": ["p2p"]}),
+        ("deberta-v3", {"conv_kernel_size": 3}), ("deberta-v3", {"position_buckets": 200}),
+        ("deberta", {"talking_head": True}), ("eurobert", {"architectures": ["EuroBertForSequenceClassification"]}),
+    ],
+)  # fmt: skip
+def test_what_these_encoders_do_not_do_here_is_refused(name: str, said: dict, tmp_path: Path) -> None:
+    config = {**read_config(make_encoder(name, tmp_path)), **said}
+    with pytest.raises(UnsupportedModelError, match=next(iter(said)) if "architectures" not in said else "classifier_pooling"):
+        registry.family(config)(config)
 
 
 def test_gemma_that_generates_sees_what_was(tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ class Flow:
     None: a token's row is its position."""
     laid: Array | None = None
     """f32[T, hidden * n]: what lies over embedded tokens, and beyond `hidden` what is added to what the first layers give."""
+    distances: Array | None = None
+    """[rows, hidden]: what stands for how far apart two tokens are, in models whose layers read that."""
     chosen: Array | None = None
     """i32[N, top], of steps with `Sparse`: what the last layer with an indexer chose."""
     sources: Any = None

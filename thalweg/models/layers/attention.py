@@ -31,7 +31,7 @@ from thalweg.models.spec.attention import PLACES
 from thalweg.models.weights import ParamSpec, Weight
 from thalweg.quantization.cache import FLOAT8, CacheScales, scales
 
-SELDOM = ("spans", "reach", "index", "top")
+SELDOM = ("spans", "reach", "placed", "index", "top")
 """What the kernel plan says of attention only where there is some."""
 PAGE = 256
 """Positions are told as so many times one number, and another below it: both are exact in bfloat16."""

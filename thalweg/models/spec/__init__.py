@@ -14,6 +14,7 @@ from thalweg.models.spec.attention import Attention, Relative
 from thalweg.models.spec.beside import Beside
 from thalweg.models.spec.cross import CrossAttention
 from thalweg.models.spec.delta import DeltaNet
+from thalweg.models.spec.disentangled import DisentangledAttention, Distances
 from thalweg.models.spec.hearing import Conv, Hearing
 from thalweg.models.spec.indexer import Indexer
 from thalweg.models.spec.kda import KimiDelta
@@ -44,6 +45,8 @@ __all__ = [
     "Conv",
     "CrossAttention",
     "DeltaNet",
+    "DisentangledAttention",
+    "Distances",
     "Ending",
     "HeadNorm",
     "Hearing",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from thalweg.models.spec.altup import AltUp, Laurel, Streams
+from thalweg.models.spec.disentangled import Distances
 from thalweg.models.spec.hearing import Hearing
 from thalweg.models.spec.norm import AnyNorm, Norms
 from thalweg.models.spec.part import FFN, Mixer
@@ -118,6 +119,8 @@ class ModelSpec:
     """Of what the last layer gives."""
     learned: tuple[Learned, ...] = ()
     """Added to embedded tokens."""
+    distances: Distances | None = None
+    """What layers with `DisentangledAttention` read."""
     sound: Sound | None = None
     """The encoder whose vectors cross attention reads."""
     numbers: tuple[int, ...] = ()
@@ -171,7 +174,7 @@ class ModelSpec:
             made["sound"] = self.sound.weights(self.root)
         if self.learned:
             made["learned"] = {i: each.weights(self.root, self.hidden) for i, each in enumerate(self.learned)}
-        for key, part in (("inputs", self.inputs), ("streams", self.streams)):
+        for key, part in (("distances", self.distances), ("inputs", self.inputs), ("streams", self.streams)):
             if part is not None:
                 made[key] = part.weights(self.root, self.hidden)
         for key, norm in (("embed_norm", self.embed_norm), ("norm", self.norm)):
