@@ -36,6 +36,7 @@ from thalweg.models.layers.disentangled import DisentangledAttention, Distances
 from thalweg.models.layers.embedding import Added, Embedding, LMHead
 from thalweg.models.layers.kda import KimiDeltaAttention
 from thalweg.models.layers.latent import LatentAttention
+from thalweg.models.layers.lightning import LightningAttention
 from thalweg.models.layers.mamba import Mamba
 from thalweg.models.layers.mamba2 import Mamba2
 from thalweg.models.layers.mlp import GatedMLP
@@ -44,6 +45,7 @@ from thalweg.models.layers.norm import BoundNorm, bound
 from thalweg.models.layers.perlayer import Ended, LayerInputs
 from thalweg.models.layers.rotary import cos_sin_table
 from thalweg.models.layers.short_conv import ShortConv
+from thalweg.models.layers.shortcut import MLPAndShortcut
 from thalweg.models.layers.sound import SoundEncoder
 from thalweg.models.layers.sparse import SparseGatedMLP
 from thalweg.models.layers.ungated import UngatedMLP
@@ -59,6 +61,7 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.DisentangledAttention: DisentangledAttention,
     spec.KimiDelta: KimiDeltaAttention,
     spec.LatentAttention: LatentAttention,
+    spec.LightningAttention: LightningAttention,
     spec.Mamba: Mamba,
     spec.Mamba2: Mamba2,
     spec.ShortConv: ShortConv,
@@ -70,6 +73,7 @@ FFNS: Mapping[type, Callable[..., Any]] = {
     spec.XieluMLP: XieluMLP,
     spec.SparseMLP: SparseGatedMLP,
     spec.Beside: MLPBesideExperts,
+    spec.Shortcut: MLPAndShortcut,
 }
 AROUND: Mapping[type, Callable[..., Any]] = {spec.Ending: Ended, spec.AltUp: AltUp}
 

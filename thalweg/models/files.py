@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from thalweg.checkpoint.weights import Weights
 from thalweg.errors import CheckpointError
@@ -51,7 +52,10 @@ class Files:
                 out[at : at + rows], at = 0, at + rows
                 continue
             values = self._values(spec, source, rank)
-            _copy(out[at : at + len(values)], values, FLOATS[self._dtype(source)])
+            part = out[at : at + len(values)]
+            _copy(part, values, FLOATS[self._dtype(source)])
+            if _normed(source):
+                part.copy_(F.normalize(part.to(torch.float32), dim=-1))
             at += len(values)
             self._forget(source)
         return out
@@ -63,7 +67,7 @@ class Files:
         mapped = spec.pack.mapped if spec.pack else None
         if mapped is None:
             return None
-        if any(self._dtype(s) != spec.dtype for s in spec.sources):
+        if any(_normed(s) or self._dtype(s) != spec.dtype for s in spec.sources):
             return None
         values = [self._values(spec, s, rank) for s in spec.sources]
         if any(s.name not in self._stored and not v.flags.c_contiguous for s, v in zip(spec.sources, values, strict=True)):
@@ -224,6 +228,10 @@ class Files:
 def _matrix(source: Source) -> tuple[int, int]:
     rows, columns = source.stored
     return rows, columns
+
+
+def _normed(source: Source) -> bool:
+    return source.within is not None and source.within.normed
 
 
 def _share(source: Source, shard: int | None, rank: int, size: int) -> tuple[slice | None, slice | None]:

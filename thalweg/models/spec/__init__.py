@@ -19,6 +19,7 @@ from thalweg.models.spec.hearing import Conv, Hearing
 from thalweg.models.spec.indexer import Indexer
 from thalweg.models.spec.kda import KimiDelta
 from thalweg.models.spec.latent import LatentAttention
+from thalweg.models.spec.lightning import LightningAttention
 from thalweg.models.spec.mamba import Mamba
 from thalweg.models.spec.mamba2 import Mamba2
 from thalweg.models.spec.mlp import MLP, UngatedMLP
@@ -29,6 +30,7 @@ from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import Ending, LayerInput, LayerInputs
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, rope_type
 from thalweg.models.spec.short_conv import ShortConv
+from thalweg.models.spec.shortcut import Shortcut
 from thalweg.models.spec.sound import Sound
 from thalweg.models.spec.sparse import SparseMLP
 from thalweg.models.spec.vision import Projector, Vision
@@ -59,6 +61,7 @@ __all__ = [
     "LayerInputs",
     "LayerNorm",
     "Learned",
+    "LightningAttention",
     "Mamba",
     "Mamba2",
     "Mixer",
@@ -72,6 +75,7 @@ __all__ = [
     "Rope",
     "Scale",
     "ShortConv",
+    "Shortcut",
     "Sound",
     "SparseMLP",
     "Streams",

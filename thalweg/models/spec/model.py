@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -15,9 +16,10 @@ from thalweg.models.spec.rope import Rope
 from thalweg.models.spec.sound import Sound
 from thalweg.models.spec.vision import Vision
 from thalweg.models.tail import Pooling
-from thalweg.models.weights import Source, Weight, Weights, matrices, vector
+from thalweg.models.weights import Source, View, Weight, Weights, matrices, vector, viewed
 
 Around = Ending | AltUp
+EXPERT = re.compile(r"\.experts\.(\d{1,9})\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class Names:
     """Prefixes and what takes their place; the first that fits. Bare decoders lack the `root`, which is added."""
     inside: tuple[tuple[str, str], ...] = ()
     """Parts of names, anywhere in them, and what takes their place; all of them."""
+    experts: int = 0
+    """Of a mixture: tensors of experts beyond so many hold nothing. 0 = all hold something."""
     skip: tuple[str, ...] = ()
     """Prefixes of tensors that hold nothing of this model, such as another modality's: as the checkpoint names them, or as
     they are known here."""
@@ -140,6 +144,8 @@ class ModelSpec:
     logit_scale: float = 1.0
     head_bias: bool = False
     """Of the output matrix."""
+    head_normed: bool = False
+    """Each row of the output matrix is divided by its length."""
     logit_softcap: float = 0.0
     """0 = off; else logits become cap * tanh(logits / cap)."""
     root: str = "model."
@@ -153,6 +159,8 @@ class ModelSpec:
     """The encoder of images; None: the model reads text alone."""
 
     def __post_init__(self) -> None:
+        if self.head_normed and self.tied:
+            raise ValueError("ModelSpec: rows of an embedding have the lengths they have")
         for i, layer in enumerate(self.layers):
             reads = getattr(layer.mixer, "reads", None)
             if reads is not None and (not 0 <= reads < i or replace(layer.mixer, reads=None) != self.layers[reads].mixer):  # type: ignore[type-var]
@@ -182,6 +190,11 @@ class ModelSpec:
                 made[key] = norm.weights(self.root)
         if self.pooling is None:
             made["head"] = {"weight": matrices(shape, self.hidden, shard=0, role="tied" if self.tied else "head")}
+            if self.head_normed:  # under a name that no file has
+                name = f"{self.head}.weight"
+                source = Source(f"{name}.normed", (self.vocab, self.hidden))
+                view = View(name, source.shape, normed=True)
+                made["head"]["weight"] = viewed(replace(made["head"]["weight"], sources=(source,)), [view])
             if self.head_bias:
                 made["head"]["bias"] = vector(f"{self.head}.bias", self.vocab, shard=0)
         elif self.pooling.classes is not None:
@@ -246,6 +259,8 @@ class ModelSpec:
         if self.folders and name.startswith(tuple(f"{folder}/" for folder in self.folders)):
             return name
         if name.startswith(self.names.skip) or name.endswith("rotary_emb.inv_freq"):
+            return None
+        if self.names.experts and (found := EXPERT.search(name)) and int(found[1]) >= self.names.experts:
             return None
         for old, new in self.names.replace:
             if name.startswith(old):

@@ -75,10 +75,14 @@ class MoE:
     """The tensor of a factor per expert, of its weights once they are settled; "" = none."""
     entry: Norm | None = None
     """Of what the experts read, and the router does not."""
+    zero: int = 0
+    """Experts more, which give a token back as it is. They are the router's last outputs, and have no matrices."""
 
     def __post_init__(self) -> None:
         if not self.gated and (self.fused or self.biases):
             raise ValueError("MoE: this version has no experts without gates in one tensor, or with biases")
+        if self.zero and (self.biases or self.inward or self.latent or self.entry or self.scores == "sparsemixer"):
+            raise ValueError("MoE: experts that give a token back stand beside plain ones")
 
     @property
     def width(self) -> int:
@@ -93,7 +97,8 @@ class MoE:
         if self.shared_gate:
             more["shared_gate"] = {"weight": Weight((Source(f"{at}{self.shared_gate}.weight", (1, hidden)),))}
         if self.correction:
-            shape = (self.correction_rows, self.experts) if self.correction_rows else (self.experts,)
+            scored = self.experts + self.zero
+            shape = (self.correction_rows, scored) if self.correction_rows else (scored,)
             more["correction"] = {"bias": Weight((Source(f"{at}{self.correction}", shape),), fill="zeros", dtype="float32")}
         if self.latent:
             for key, name, shape in zip(("enter", "leave"), self.latents, ((seen, hidden), (hidden, seen)), strict=True):
@@ -106,7 +111,7 @@ class MoE:
             if norm is not None:
                 more[key] = norm.weights(at)
         if self.router_bias:
-            more["router_bias"] = {"bias": vector(f"{at}{self.router}.bias", self.experts)}
+            more["router_bias"] = {"bias": vector(f"{at}{self.router}.bias", self.experts + self.zero)}
         if self.biases is not None:
             first, second = (
                 (f"{at}{name}", (self.experts, n)) for name, n in zip(self.biases, (2 * self.inner, hidden), strict=True)
@@ -121,7 +126,7 @@ class MoE:
                 )),
             }  # fmt: skip
         return {
-            "router": {"weight": Weight((Source(f"{at}{self.router}.weight", (self.experts, hidden)),))},
+            "router": {"weight": Weight((Source(f"{at}{self.router}.weight", (self.experts + self.zero, hidden)),))},
             "gate_up": {"weight": self._viewed(at, matrices(gates, seen, shard=0, role="experts"), 0, 2 * self.inner, seen)},
             "down": {
                 "weight": self._viewed(
