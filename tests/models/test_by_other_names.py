@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from rig import Rig
+from rig import Rig, Seq
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from zoo import SMALL, VOCAB, spread
 
@@ -79,6 +80,20 @@ def baichuan(tensors: Tensors) -> Tensors:
     return joined(tensors, "W_pack", grouped=False)
 
 
+def chatglm(tensors: Tensors) -> Tensors:
+    joined_up = joined(tensors, "query_key_value", grouped=False)
+    for name in [n for n in joined_up if n.endswith("q_proj.bias")]:
+        at = name.removesuffix("q_proj.bias")
+        joined_up[f"{at}query_key_value.bias"] = torch.cat([joined_up.pop(f"{at}{p}_proj.bias") for p in "qkv"])
+    tensors = renamed(
+        ("model.layers.", "transformer.encoder.layers."), ("model.embed_tokens", "transformer.embedding.word_embeddings"),
+        ("model.norm", "transformer.encoder.final_layernorm"), ("lm_head", "transformer.output_layer"),
+        ("self_attn.", "self_attention."), ("o_proj", "dense"), ("gate_up_proj", "dense_h_to_4h"),
+        ("down_proj", "dense_4h_to_h"),
+    )(joined_up)  # fmt: skip
+    return tensors | {"transformer.rotary_pos_emb.inv_freq": torch.ones(6)}
+
+
 def mimo(tensors: Tensors) -> Tensors:
     return tensors | {"model.mtp_layers.0.input_proj.weight": torch.ones(4, 4)}
 
@@ -112,6 +127,16 @@ CASES: dict[str, tuple[str, Any, dict[str, Any], Renamed, dict[str, Any]]] = {
     "baichuan-7b": (
         "BaiChuanForCausalLM", transformers.LlamaConfig, {"num_key_value_heads": 4}, baichuan,
         {**_LLAMA, **_ROPE, "model_type": "baichuan", "num_key_value_heads": None},
+    ),
+    "chatglm": (
+        "ChatGLMModel", transformers.GlmConfig, {"head_dim": 12, "pad_token_id": 0, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 40_000.0, "partial_rotary_factor": 0.5}}, chatglm,
+        {"model_type": "chatglm", "num_layers": 2, "padded_vocab_size": VOCAB, "ffn_hidden_size": 80, "kv_channels": 12,
+         "seq_length": 256, "layernorm_epsilon": 1e-5, "rope_ratio": 4.0, "add_qkv_bias": True, "add_bias_linear": False,
+         "multi_query_attention": True, "multi_query_group_num": 2, "original_rope": True, "rmsnorm": True,
+         "rope_parameters": None, **dict.fromkeys((
+             "num_hidden_layers", "vocab_size", "intermediate_size", "head_dim", "max_position_embeddings", "rms_norm_eps",
+             "num_key_value_heads", "attention_bias"))},
     ),
     "bailing": (
         "BailingMoeV2ForCausalLM", transformers.Glm4MoeConfig,
@@ -190,9 +215,64 @@ def test_the_larger_baichuan_tells_positions_by_scores_alone(tmp_path):
         return model(torch.tensor([ids]), attention_mask=falls.masked_fill(at[None] > at[:, None], -torch.inf)[None]).logits[0]
 
     compared(tmp_path / "b", logits)
-    config = {**read_config(tmp_path / "b"), "vocab_size": 125_696}
-    with pytest.raises(UnsupportedModelError, match="Baichuan 2"):
-        registry.family(config)(config)
+
+
+def test_the_second_baichuan_divides_rows_of_its_output_matrix(tmp_path, monkeypatch):
+    monkeypatch.setattr("thalweg.models.families.baichuan.NORMED", VOCAB)
+    settings = transformers.LlamaConfig(**{**SMALL, "num_key_value_heads": 4}, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
+    spread(model, 6)
+    config = {**settings.to_dict(), "architectures": ["BaiChuanForCausalLM"], "model_type": "baichuan", **_ROPE}
+    config |= {"num_key_value_heads": None, "attention_bias": None, "mlp_bias": None}
+    published(tmp_path / "b", model, config, baichuan)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(nn.functional.normalize(model.lm_head.weight))
+    compared(tmp_path / "b", lambda ids: model(torch.tensor([ids])).logits[0])
+
+
+@pytest.mark.parametrize("name", ["deepseek", "bailing-1"])
+def test_llamas_heads_with_mixtures_of_the_second_deepseek(name, tmp_path):
+    settings = transformers.LlamaConfig(**SMALL, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+    sizes = {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "routed_scaling_factor": 1.0}
+    mixed = {**sizes, "n_routed_experts": 6, "n_shared_experts": 2}
+    model.model.layers[1].mlp = moe = DeepseekV2Moe(transformers.DeepseekV2Config(**SMALL, **mixed, topk_method="greedy"))
+    model.eval()
+    spread(model, 8)
+    config = {**settings.to_dict(), **_ROPE, "head_dim": None, "attention_bias": None, "first_k_dense_replace": 1}
+    if name == "deepseek":
+        config |= {**mixed, "architectures": ["DeepseekForCausalLM"], "norm_topk_prob": False, "scoring_func": "softmax"}
+    else:
+        config |= {**sizes, "architectures": ["BailingMoeForCausalLM"], "num_experts": 6, "num_shared_experts": 2}
+        config |= {"norm_topk_prob": True, "use_bias": False, "use_qkv_bias": False, "norm_head": False}
+        route = moe.gate.forward
+
+        def renormalised(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            logits, weights, chosen = route(x)
+            return logits, weights / weights.sum(-1, keepdim=True), chosen
+
+        moe.gate.forward = renormalised
+    published(tmp_path / "m", model, config, dict if name == "deepseek" else bailing)
+    compared(tmp_path / "m", lambda ids: model(torch.tensor([ids])).logits[0])
+
+
+def test_rewards_of_internlm2_are_those_of_one_matrix_more(tmp_path):
+    settings = transformers.LlamaConfig(**SMALL, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
+    spread(model, 9)
+    config = {**settings.to_dict(), **_LLAMA, **_ROPE, "architectures": ["InternLM2ForRewardModel"], "bias": False}
+    matrix = torch.randn(1, 48, generator=torch.Generator().manual_seed(9))
+
+    def change(tensors: Tensors) -> Tensors:
+        return {n: t for n, t in internlm2(tensors).items() if n != "output.weight"} | {"v_head.weight": matrix}
+
+    published(tmp_path / "r", model, config, change)
+    rig, ids = Rig(tmp_path / "r", platform="cpu"), prompts()[0]
+    batch = rig.batch([(Seq(1, ids, len(ids)), len(ids))]).map(torch.from_numpy)
+    x, _ = rig.model.forward(rig.params, batch, rig.box.value["kv"])
+    with torch.inference_mode():
+        want = model.model(torch.tensor([ids])).last_hidden_state[0] @ matrix.T
+    np.testing.assert_allclose(rig.model.each(rig.params, x, torch.arange(len(ids))), want, atol=2e-5)
 
 
 class _Nothing(nn.Module):

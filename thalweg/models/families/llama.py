@@ -17,6 +17,11 @@ def llama(config: Config) -> ModelSpec:
     return windowed(config, (0,) * layer_count(config), inner, bias=bias, out_bias=bias)
 
 
+def pangu_embedded(config: Config) -> ModelSpec:
+    """openPangu-Embedded: `bias` is of attention."""
+    return llama({**config, "attention_bias": flag(config, "attention_bias", flag(config, "bias", False))})
+
+
 def llama_both_ways(config: Config) -> ModelSpec:
     """An embedder whose tokens see both ways."""
     return unmasked(embedder(llama(config), config, default=_mode(config)))
