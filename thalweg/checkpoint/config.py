@@ -210,7 +210,7 @@ def rope_parameters(config: Config, kind: str = "") -> dict[str, Any]:
 def _by_layer_type(config: Config) -> bool:
     rope = config.get("rope_scaling") or config.get("rope_parameters")
     nested = isinstance(rope, dict) and any(isinstance(v, dict) for v in rope.values())
-    return nested or config.get("rope_local_base_freq") is not None
+    return nested or config.get("rope_local_base_freq") is not None or isinstance(config.get("rope_theta"), list)
 
 
 def generation_defaults(path: str | Path) -> dict[str, Any]:

@@ -39,6 +39,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "num_layers": "num_hidden_layers", "padded_vocab_size": "vocab_size", "ffn_hidden_size": "intermediate_size",
         "seq_length": "max_position_embeddings", "layernorm_epsilon": "rms_norm_eps", "kv_channels": "head_dim",
     },
+    "step3p5": {"num_attention_groups": "num_key_value_heads"},
     "longcat_flash": {
         "num_layers": "num_hidden_layers", "ffn_hidden_size": "intermediate_size", "moe_topk": "num_experts_per_tok",
         "expert_ffn_hidden_size": "moe_intermediate_size",

@@ -3,6 +3,8 @@ positions on a part of each head, and experts that are chosen by sigmoids and a 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from thalweg.checkpoint.config import Config, flag, integer, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import attention, decoder, eps, head_size, layer_count, mlp, pre_norms, rope
@@ -30,6 +32,13 @@ def bailing_moe_v2(config: Config) -> ModelSpec:
     normed = flag(config, "use_qk_norm", True)
     norm = HeadNorm(eps(config), q="query_layernorm", k="key_layernorm") if normed else None
     return _model(config, moe, partial=True, norm=norm)
+
+
+def sarvam_moe(config: Config) -> ModelSpec:
+    """Sarvam 30B."""
+    spec = bailing_moe_v2(config)
+    inside = ((".gate.e_score_correction_bias", ".gate.expert_bias"),)
+    return replace(spec, names=replace(spec.names, inside=inside))
 
 
 def _model(config: Config, moe: MoE, *, partial: bool, norm: HeadNorm | None) -> ModelSpec:

@@ -55,6 +55,20 @@ def deepseek_v3(config: Config) -> ModelSpec:
     )  # fmt: skip
 
 
+def sarvam_mla(config: Config) -> ModelSpec:
+    """Sarvam 105B: V3 with other keys."""
+    said = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    kind = said.pop("type", said.get("rope_type"))
+    if kind == "deepseek_yarn":
+        config = {**config, "rope_parameters": None, "rope_scaling": {**said, "rope_type": "yarn"}}
+    if text(config, "score_function", "sigmoid") != "sigmoid":
+        raise UnsupportedModelError("config.json: score_function: this family has sigmoids alone")
+    moe = corrected(config, experts="num_experts", shared="num_shared_experts")
+    return layers(
+        config, latent(config, interleaved=True), moe, dense=integer(config, "first_k_dense_replace", low=0, default=1)
+    )
+
+
 def latent(config: Config, *, interleaved: bool, **more: Any) -> LatentAttention:
     """more: fields of `spec.LatentAttention` that the family decides."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from thalweg.hal import ops
+from thalweg.hal.ops.activation import CUT
 from thalweg.hal.step import Array
 from thalweg.hal.weights import DENSE, WeightFormat
 from thalweg.models.context import Context
@@ -46,8 +47,9 @@ class Experts:
                 experts=spec.experts + spec.zero, **grouped,
             )  # fmt: skip
         form, down = ctx.format(first), ctx.format(second)
+        act = f"{CUT}{spec.cut:g}" if spec.cut else spec.act
         self._experts = ctx.bind(
-            ops.experts, experts=spec.experts, act=spec.act, weight=form, group=form.group, down_weight=down,
+            ops.experts, experts=spec.experts, act=act, weight=form, group=form.group, down_weight=down,
             down_group=down.group, in_features=spec.latent or hidden, inner=inner, **facts,
         )  # fmt: skip
 
