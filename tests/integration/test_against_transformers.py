@@ -31,9 +31,9 @@ def chosen(model: torch.nn.Module, prompt: list[int], told: list[int]) -> tuple[
 
 QUICK = ("llama", "qwen3-windowed")
 """What `make check` runs, on one device: one kind of cache, and two. tests/models has every family, without an engine."""
-STATES = {name: {"mamba_block_size": 8} for name in ("qwen3-next", "qwen3.5", "nemotron-h", "jamba", "lfm2")}
+STATES = {name: {"mamba_block_size": 8} for name in ("qwen3-next", "qwen3.5", "nemotron-h", "jamba", "lfm2", "minimax")}
 """States are kept so often that these short prompts share some."""
-NAMES = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in sorted(CONFIGS)]
+NAMES = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in sorted({*CONFIGS, "minimax"})]
 
 
 @pytest.mark.parametrize("device", [pytest.param("reference", marks=pytest.mark.slow), "cpu"])
