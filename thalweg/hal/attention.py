@@ -60,7 +60,11 @@ class Places:
     https://arxiv.org/abs/2006.03654)."""
 
     row: Array
-    """i64[2 * reach + 1]: the row of both, below, for a key that comes d tokens after its query, at reach + d."""
+    """i64[2 * reach + 1]: the row of a table for a key that comes d tokens after its query, at reach + d."""
+    needed: Sequence[tuple[int, int]]
+    """The first of those rows, and one past the last, that keys up to d tokens away need, at d: 0 to reach."""
+    first: int = 0
+    """Which row of the table is the first below."""
     keys: Array | None = None
     """[rows, kv_heads, head_dim]"""
     queries: Array | None = None

@@ -60,7 +60,7 @@ class EncoderAttention(AttentionBackend):
         apart = at[None] - at[:, None]
         column = apart.clamp(-spec.reach, spec.reach) + spec.reach
         if isinstance(more, Places):
-            scores = scores + _met(q, keys, more, more.row[column]) * spec.scale
+            scores = scores + _met(q, keys, more, more.row[column] - more.first) * spec.scale
         elif more is not None:
             scores = scores + more.to(torch.float64)[:, column]
         if spec.window:

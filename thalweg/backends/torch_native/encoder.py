@@ -106,14 +106,17 @@ def _mask(q: Tensor, rows: tuple[int, int], seen: tuple[int, int], spec: AttnSpe
 
 
 def _met(q: Tensor, k: Tensor, spec: AttnSpec, places: Places) -> Tensor:
-    """What is added to scores [1, heads, n, n] by distances. q and k [heads, n, D], of one sequence."""
+    """What is added to scores [1, heads, n, n] by distances. q and k [heads, n, D], of one sequence. The products have as many
+    columns as that needs, so that their bits do not depend on what else is in the step."""
     at = torch.arange(q.shape[1], device=q.device)
-    row = places.row[(at[None] - at[:, None]).clamp(-spec.reach, spec.reach) + spec.reach]
+    low, high = places.needed[min(q.shape[1], spec.reach)]
+    row = places.row[(at[None] - at[:, None]).clamp(-spec.reach, spec.reach) + spec.reach] - low
+    mine = slice(low - places.first, high - places.first)
     total: Tensor | None = None
     if places.keys is not None:
-        total = (q @ places.keys.permute(1, 2, 0)).gather(2, row.expand(len(q), -1, -1))
+        total = (q @ places.keys[mine].permute(1, 2, 0)).gather(2, row.expand(len(q), -1, -1))
     if places.queries is not None:
-        met = (k @ places.queries.permute(1, 2, 0)).gather(2, row.T.expand(len(q), -1, -1)).transpose(1, 2)
+        met = (k @ places.queries[mine].permute(1, 2, 0)).gather(2, row.T.expand(len(q), -1, -1)).transpose(1, 2)
         total = met if total is None else total + met
     assert total is not None
     return (total * spec.scale)[None]

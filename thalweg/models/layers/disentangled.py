@@ -49,12 +49,14 @@ class DisentangledAttention:
         self.specs: dict[str, Any] = {"qkv": self._qkv.specs, "out": self._out.specs}
         if self._places is not None:
             self.specs["places"] = self._places.specs
-        _rows(spec.distances)  # before any step
+        _needed(spec.distances)  # before any step
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         tokens, at = x.shape[0], self._place
         assert flow.distances is not None
-        rows, row = self._needed(flow.distances, tokens)
+        needed = _needed(self._distances)
+        low, high = needed[min(tokens, self._distances.farthest)]
+        rows = flow.distances[low:high]
         if self._places is None:
             both = self._heads_of(self._qkv(p["qkv"], torch.cat((x, rows))))
             (q, k, v), (queries, keys, _) = both[:, :tokens], both[:, tokens:]
@@ -65,20 +67,13 @@ class DisentangledAttention:
             made = (next(each) if self._meets[0] else None, next(each) if self._meets[1] else None)
         cache = flow.caches[at.layer]
         out, flow.caches[at.layer] = self.backend.attend_placed(
-            q, k, v, cache, flow.batch, at.group, self.spec, Places(row, *made)
+            q, k, v, cache, flow.batch, at.group, self.spec, Places(_placed(self._distances, x.device), needed, low, *made)
         )
         return self._out(p["out"], out.flatten(-2))
 
     def _heads_of(self, x: Array) -> Array:
         """[T, parts * heads * head_dim] -> [parts, T, heads, head_dim]."""
         return x.unflatten(-1, (-1, self._heads, self._head_dim)).permute(1, 0, 2, 3).contiguous()
-
-    def _needed(self, table: Array, tokens: int) -> tuple[Array, Array]:
-        """Of the table those rows that stand for distances within so many tokens, and which of them stands for each."""
-        reach = self._distances.farthest
-        far, row = min(tokens, reach), _rows(self._distances)
-        low, high = int(row[reach + far]), int(row[reach - far])
-        return table[low : high + 1], _placed(self._distances, low, table.device)
 
 
 @functools.cache
@@ -95,5 +90,11 @@ def _rows(spec: declared.Distances) -> Array:
 
 
 @functools.cache
-def _placed(spec: declared.Distances, low: int, device: torch.device) -> Array:
-    return (_rows(spec) - low).to(device)
+def _needed(spec: declared.Distances) -> tuple[tuple[int, int], ...]:
+    row = _rows(spec).tolist()
+    return tuple((row[spec.farthest + d], row[spec.farthest - d] + 1) for d in range(spec.farthest + 1))
+
+
+@functools.cache
+def _placed(spec: declared.Distances, device: torch.device) -> Array:
+    return _rows(spec).to(device)
