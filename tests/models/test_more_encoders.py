@@ -129,6 +129,40 @@ def test_a_qwen_that_sees_both_ways_and_makes_its_vectors_longer(tmp_path: Path)
     close(path, want=seen)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "eurobert"])
+def test_a_low_rank_change_for_a_task_is_added_to_what_it_names(name: str, tmp_path: Path) -> None:
+    path, merged = make_encoder(name, tmp_path), make_encoder(name, tmp_path / "merged")
+    held, g, adapter = safetensors.torch.load_file(path / "model.safetensors"), torch.Generator().manual_seed(4), {}
+    for i, part in ((0, "self_attn.q_proj"), (0, "mlp.down_proj"), (1, "self_attn.o_proj"), (1, "mlp.up_proj")):
+        w = held[f"layers.{i}.{part}.weight"]
+        down, up = torch.randn(3, w.shape[1], generator=g) / 5, torch.randn(w.shape[0], 3, generator=g) / 5
+        at = f"base_model.model.layers.{i}.{part}"
+        adapter |= {f"{at}.lora_A.weight": down, f"{at}.lora_B.weight": up}
+        held[f"layers.{i}.{part}.weight"] = w + 2 * up @ down
+    safetensors.torch.save_file(held, merged / "model.safetensors", {"format": "pt"})
+    folder = path / "adapters" / "clustering"
+    folder.mkdir(parents=True)
+    safetensors.torch.save_file(adapter, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 3, "lora_alpha": 6, "bias": "none"}))
+    tasks = {"task_names": ["retrieval", "clustering"], "is_decoder": name == "qwen3"}
+    edit_config(path, architectures=["JinaEmbeddingsV5Model"], jina_task="clustering", **tasks)
+    close(path, want=lambda _, ids: hidden(merged, ids))
+    edit_config(path, jina_task="other")
+    with pytest.raises(CheckpointError, match=r"jina_task: 'other' is none"):
+        read_config(path)
+    edit_config(path, jina_task="retrieval")  # which has none beside it
+    assert registry.family(read_config(path))(read_config(path)).adapter is None
+    edit_config(path, jina_task="clustering")
+    safetensors.torch.save_file(
+        {**adapter, "base_model.model.a.lora_A.weight": down.clone()}, folder / "adapter_model.safetensors"
+    )
+    with pytest.raises(CheckpointError, match=r"a\.lora_A\.weight: this part of an adapter changes no matrix"):
+        Rig(path)
+    (folder / "adapter_config.json").write_text(json.dumps({"r": 3, "lora_alpha": 6, "use_dora": True}))
+    with pytest.raises(UnsupportedModelError, match="use_dora"):
+        read_config(path)
+
+
 @torch.inference_mode()
 def numbers(path: Path, auto: type, ids: list[int]) -> np.ndarray:
     model = auto.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()

@@ -16,6 +16,7 @@ from thalweg.errors import CheckpointError
 from thalweg.hal.device import Device
 from thalweg.hal.ops.quantise import dequantise
 from thalweg.hal.weights import DENSE, ONCE, PER_GROUP, QTensor
+from thalweg.models.adapted import Adapted
 from thalweg.models.decoder import Decoder
 from thalweg.models.weights import ParamSpec, Source, View, divided, walk
 from thalweg.quantization.format import CACHE, Format
@@ -35,6 +36,9 @@ class Files:
         self._checkpoint, self._device, self._size = checkpoint, device, model.comm.size
         self._format = model.formats if isinstance(model.formats, Format) else None
         self._stored = {known: name for name in checkpoint.names if (known := model.rename(name)) is not None}
+        self._adapted = Adapted(model.spec.adapter, self._stored, model.rename)
+        if self._format is not None and self._adapted.names:
+            raise CheckpointError(f"{checkpoint.path}: this version adds adapters to dense matrices alone")
         self._check(model)
 
     def read(self, spec: ParamSpec, rank: int) -> torch.Tensor | QTensor:
@@ -56,6 +60,9 @@ class Files:
             _copy(part, values, FLOATS[self._dtype(source)])
             if _normed(source):
                 part.copy_(F.normalize(part.to(torch.float32), dim=-1))
+            if source.name in self._adapted:
+                share = _share(source, spec.shard, rank, self._size)
+                part.copy_(part.to(torch.float32) + self._adapted.change(source.name, self._tensor, *share))
             at += len(values)
             self._forget(source)
         return out
@@ -67,7 +74,7 @@ class Files:
         mapped = spec.pack.mapped if spec.pack else None
         if mapped is None:
             return None
-        if any(_normed(s) or self._dtype(s) != spec.dtype for s in spec.sources):
+        if any(_normed(s) or s.name in self._adapted or self._dtype(s) != spec.dtype for s in spec.sources):
             return None
         values = [self._values(spec, s, rank) for s in spec.sources]
         if any(s.name not in self._stored and not v.flags.c_contiguous for s, v in zip(spec.sources, values, strict=True)):
@@ -169,9 +176,13 @@ class Files:
             if (name := self._stored.get(part.name or f"{layer}.{suffix}")) is not None:
                 yield name
 
+    def _tensor(self, name: str) -> torch.Tensor:
+        return as_tensor(self._checkpoint.read(name), self._checkpoint.entry(name)[0])
+
     def _check(self, model: Decoder) -> None:
         """Every declared tensor is there, in shape and kind, and nothing else is."""
-        stored, wanted, problems = self._stored, dict(self._wanted(model)), list[str]()
+        wanted, problems = dict(self._wanted(model)), list[str]()
+        stored = {known: name for known, name in self._stored.items() if known not in self._adapted.names}
         missing = sorted(n for n, (_, optional, _) in wanted.items() if n not in stored and not optional)
         if missing:
             problems.append(f"lacks {some(missing)}")

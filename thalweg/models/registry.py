@@ -134,6 +134,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "JambaForCausalLM": f"{_FAMILIES}.jamba:jamba",
     "JinaEmbeddingsV3ForSequenceClassification": f"{_FAMILIES}.jina_v3:jina_v3_classifier",
     "JinaEmbeddingsV3Model": f"{_FAMILIES}.jina_v3:jina_v3",
+    "JinaEmbeddingsV5Model": f"{_FAMILIES}.jina_v5:jina_v5",
     "Kimi_K25ForConditionalGeneration": f"{_FAMILIES}.multimodal:kimi_k25",
     "KimiK25ForConditionalGeneration": f"{_FAMILIES}.multimodal:kimi_k25",
     "KimiK2ForCausalLM": f"{_FAMILIES}.deepseek:deepseek_v3",

@@ -9,6 +9,7 @@ Names of tensors are those of the checkpoint: each part names its own, relative 
 
 from __future__ import annotations
 
+from thalweg.models.spec.adapter import Adapter
 from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.attention import Attention, Relative
 from thalweg.models.spec.beside import Beside
@@ -40,6 +41,7 @@ __all__ = [
     "FFN",
     "MLP",
     "ROPE_TYPES",
+    "Adapter",
     "AltUp",
     "AnyNorm",
     "Attention",

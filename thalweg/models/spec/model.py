@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from thalweg.models.spec.adapter import Adapter
 from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.disentangled import Distances
 from thalweg.models.spec.hearing import Hearing
@@ -153,6 +154,8 @@ class ModelSpec:
     embed: str = "embed_tokens"
     head: str = "lm_head"
     names: Names = field(default_factory=Names)
+    adapter: Adapter | None = None
+    """What is added to its matrices."""
     hearing: Hearing | None = None
     """The encoder whose vectors stand for sounds of a prompt."""
     vision: Vision | None = None
@@ -251,7 +254,9 @@ class ModelSpec:
     @property
     def folders(self) -> tuple[str, ...]:
         """Of the model's, whose files hold tensors too: FOLDER/NAME is the tensor NAME of such a file."""
-        return () if self.pooling is None else tuple(each.folder for each in self.pooling.dense if each.folder)
+        steps = () if self.pooling is None else self.pooling.dense
+        more = () if self.adapter is None else (self.adapter.folder,)
+        return (*(each.folder for each in steps if each.folder), *more)
 
     def known(self, name: str) -> str | None:
         """A checkpoint's tensor name as the layers know it. None for tensors that hold nothing of their own: rotary tables,
