@@ -61,8 +61,6 @@ class Places:
 
     row: Array
     """i64[2 * reach + 1]: the row of a table for a key that comes d tokens after its query, at reach + d."""
-    needed: Sequence[tuple[int, int]]
-    """The first of those rows, and one past the last, that keys up to d tokens away need, at d: 0 to reach."""
     first: int = 0
     """Which row of the table is the first below."""
     keys: Array | None = None

@@ -106,17 +106,17 @@ def _mask(q: Tensor, rows: tuple[int, int], seen: tuple[int, int], spec: AttnSpe
 
 
 def _met(q: Tensor, k: Tensor, spec: AttnSpec, places: Places) -> Tensor:
-    """What is added to scores [1, heads, n, n] by distances. q and k [heads, n, D], of one sequence. The products have as many
-    columns as that needs, so that their bits do not depend on what else is in the step."""
-    at = torch.arange(q.shape[1], device=q.device)
-    low, high = places.needed[min(q.shape[1], spec.reach)]
-    row = places.row[(at[None] - at[:, None]).clamp(-spec.reach, spec.reach) + spec.reach] - low
-    mine = slice(low - places.first, high - places.first)
-    total: Tensor | None = None
+    """What is added to scores [1, heads, n, n] by distances. q and k [heads, n, D], of one sequence.
+
+    Every query meets all 2n - 1 distances, and a key n of them: rows that each begin one further are a view with other strides.
+    So nothing is gathered, and bits do not depend on what else is in the step."""
+    heads, n, width = *q.shape[:2], 2 * q.shape[1] - 1
+    apart = torch.arange(1 - n, n, device=q.device).clamp(-spec.reach, spec.reach)
+    rows, total = places.row[apart + spec.reach] - places.first, torch.zeros((), dtype=q.dtype, device=q.device)
     if places.keys is not None:
-        total = (q @ places.keys[mine].permute(1, 2, 0)).gather(2, row.expand(len(q), -1, -1))
+        met = q @ places.keys[rows].permute(1, 2, 0)
+        total = met.as_strided((heads, n, n), (n * width, width - 1, 1), n - 1)
     if places.queries is not None:
-        met = (k @ places.queries[mine].permute(1, 2, 0)).gather(2, row.T.expand(len(q), -1, -1)).transpose(1, 2)
-        total = met if total is None else total + met
-    assert total is not None
+        met = k @ places.queries[rows.flip(0)].permute(1, 2, 0)
+        total = total + met.as_strided((heads, n, n), (n * width, 1, width - 1), n - 1)
     return (total * spec.scale)[None]

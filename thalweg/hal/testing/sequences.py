@@ -60,14 +60,6 @@ def places(spec: AttnSpec, rows: int = 9) -> tuple[np.ndarray, np.ndarray, np.nd
     return np.arange(n) * rows // n, keys, queries
 
 
-def needed(spec: AttnSpec) -> list[tuple[int, int]]:
-    """Of these rows, those that each distance needs."""
-    placed = places(spec)
-    assert placed is not None
-    row, n = placed[0].tolist(), spec.reach
-    return [(row[n - d], row[n + d] + 1) for d in range(n + 1)]
-
-
 def dense(s: Story, spec: AttnSpec, dtype: torch.dtype, ahead: np.ndarray | None = None) -> np.ndarray:
     """softmax(q k^T * scale) v of the last `query` tokens -> [query, heads, D]. Computed in float64 from inputs
     rounded to dtype, keys and values also to what the cache holds. ahead: the last position that each sees, if that is
@@ -215,9 +207,7 @@ class Cache:
         assert heads is not None
         q, k, v = (a.to(getattr(torch, self._spec.dtype)) for a in (heads.q, heads.k, heads.v))
         if self._spec.placed:
-            out, kv = self._backend.attend_placed(
-                q, k, v, kv, b, 0, self._spec, Places(params[0], needed(self._spec), 0, *params[1:])
-            )
+            out, kv = self._backend.attend_placed(q, k, v, kv, b, 0, self._spec, Places(params[0], 0, *params[1:]))
         elif self._spec.reach:
             out, kv = self._backend.attend_biased(q, k, v, kv, b, 0, self._spec, params)
         elif prologue is None:

@@ -54,8 +54,7 @@ class DisentangledAttention:
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         tokens, at = x.shape[0], self._place
         assert flow.distances is not None
-        needed = _needed(self._distances)
-        low, high = needed[min(tokens, self._distances.farthest)]
+        low, high = _needed(self._distances)[min(tokens, self._distances.farthest)]
         rows = flow.distances[low:high]
         if self._places is None:
             both = self._heads_of(self._qkv(p["qkv"], torch.cat((x, rows))))
@@ -67,7 +66,7 @@ class DisentangledAttention:
             made = (next(each) if self._meets[0] else None, next(each) if self._meets[1] else None)
         cache = flow.caches[at.layer]
         out, flow.caches[at.layer] = self.backend.attend_placed(
-            q, k, v, cache, flow.batch, at.group, self.spec, Places(_placed(self._distances, x.device), needed, low, *made)
+            q, k, v, cache, flow.batch, at.group, self.spec, Places(_placed(self._distances, x.device), low, *made)
         )
         return self._out(p["out"], out.flatten(-2))
 
@@ -91,6 +90,7 @@ def _rows(spec: declared.Distances) -> Array:
 
 @functools.cache
 def _needed(spec: declared.Distances) -> tuple[tuple[int, int], ...]:
+    """The first of the table's rows, and one past the last, that keys up to so many tokens away need."""
     row = _rows(spec).tolist()
     return tuple((row[spec.farthest + d], row[spec.farthest - d] + 1) for d in range(spec.farthest + 1))
 
