@@ -249,14 +249,22 @@ def test_what_a_pooler_cannot_be_is_refused(said: dict, words: str, tmp_path: Pa
 # ------------------------------------------------------------------ late interaction
 
 
+OWN = {"HF_ColBERT": "bert.", "ColBERTJinaRobertaModel": "roberta."}
+"""Whose matrix is in the model's own files, and what is before the other names there."""
+KINDS = {
+    "HF_ColBERT": "bert", "BertModel": "bert", "ColBERTModernBertModel": "modernbert", "ColBERTJinaRobertaModel": "jina-v3",
+    "ColBERTLfm2Model": "lfm2",
+}  # fmt: skip
+
+
 def make_colbert(path: Path, how: str) -> torch.Tensor:
     """An encoder with a matrix behind it, as ColBERT's library or PyLate saves it. The matrix."""
     matrix = torch.empty(16, 48 if how != "ColBERTModernBertModel" else 64)
     matrix.normal_(0, 0.3, generator=torch.Generator().manual_seed(3))
     weights = path / "model.safetensors"
-    if how == "HF_ColBERT":
+    if how in OWN:
         tensors = safetensors.torch.load_file(weights)
-        safetensors.torch.save_file({**{f"bert.{n}": t for n, t in tensors.items()}, "linear.weight": matrix}, weights)
+        safetensors.torch.save_file({**{f"{OWN[how]}{n}": t for n, t in tensors.items()}, "linear.weight": matrix}, weights)
         (path / "artifact.metadata").write_text(json.dumps({"dim": 16, "query_maxlen": 32}))
     else:
         (path / "1_Dense").mkdir()
@@ -270,9 +278,9 @@ def make_colbert(path: Path, how: str) -> torch.Tensor:
     return matrix
 
 
-@pytest.mark.parametrize("how", ["HF_ColBERT", "BertModel", "ColBERTModernBertModel"])
+@pytest.mark.parametrize("how", KINDS)
 def test_texts_are_compared_by_the_best_of_each_token(how: str, tmp_path: Path) -> None:
-    name = "modernbert" if "Modern" in how else "bert"
+    name = KINDS[how]
     whole = make_encoder(name, tmp_path / "whole")
     path = make_encoder(name, tmp_path)
     matrix = make_colbert(path, how)

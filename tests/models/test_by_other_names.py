@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from rig import Rig
+from rig import Rig, Seq
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 from zoo import SMALL, VOCAB, spread
+from zoo_text import LATENT
 
-from thalweg.checkpoint.config import read_config
+from thalweg.checkpoint.config import facts, read_config
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models import registry
 
@@ -79,6 +81,20 @@ def baichuan(tensors: Tensors) -> Tensors:
     return joined(tensors, "W_pack", grouped=False)
 
 
+def chatglm(tensors: Tensors) -> Tensors:
+    joined_up = joined(tensors, "query_key_value", grouped=False)
+    for name in [n for n in joined_up if n.endswith("q_proj.bias")]:
+        at = name.removesuffix("q_proj.bias")
+        joined_up[f"{at}query_key_value.bias"] = torch.cat([joined_up.pop(f"{at}{p}_proj.bias") for p in "qkv"])
+    tensors = renamed(
+        ("model.layers.", "transformer.encoder.layers."), ("model.embed_tokens", "transformer.embedding.word_embeddings"),
+        ("model.norm", "transformer.encoder.final_layernorm"), ("lm_head", "transformer.output_layer"),
+        ("self_attn.", "self_attention."), ("o_proj", "dense"), ("gate_up_proj", "dense_h_to_4h"),
+        ("down_proj", "dense_4h_to_h"),
+    )(joined_up)  # fmt: skip
+    return tensors | {"transformer.rotary_pos_emb.inv_freq": torch.ones(6)}
+
+
 def mimo(tensors: Tensors) -> Tensors:
     return tensors | {"model.mtp_layers.0.input_proj.weight": torch.ones(4, 4)}
 
@@ -86,6 +102,10 @@ def mimo(tensors: Tensors) -> Tensors:
 _MOE: dict[str, Any] = {
     "head_dim": 24, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2,
     "routed_scaling_factor": 1.7, "partial_rotary_factor": 0.5, "first_k_dense_replace": 1,
+}  # fmt: skip
+_V3: dict[str, Any] = {
+    "q_lora_rank": 40, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24, "routed_scaling_factor": 1.7, "norm_topk_prob": True,
 }  # fmt: skip
 _LLAMA = {"head_dim": None, "attention_bias": None, "mlp_bias": None}
 _ROPE = {"rope_parameters": None, "rope_theta": 10000.0}
@@ -112,6 +132,32 @@ CASES: dict[str, tuple[str, Any, dict[str, Any], Renamed, dict[str, Any]]] = {
     "baichuan-7b": (
         "BaiChuanForCausalLM", transformers.LlamaConfig, {"num_key_value_heads": 4}, baichuan,
         {**_LLAMA, **_ROPE, "model_type": "baichuan", "num_key_value_heads": None},
+    ),
+    "chatglm": (
+        "ChatGLMModel", transformers.GlmConfig, {"head_dim": 12, "pad_token_id": 0, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 40_000.0, "partial_rotary_factor": 0.5}}, chatglm,
+        {"model_type": "chatglm", "num_layers": 2, "padded_vocab_size": VOCAB, "ffn_hidden_size": 80, "kv_channels": 12,
+         "seq_length": 256, "layernorm_epsilon": 1e-5, "rope_ratio": 4.0, "add_qkv_bias": True, "add_bias_linear": False,
+         "multi_query_attention": True, "multi_query_group_num": 2, "original_rope": True, "rmsnorm": True,
+         "rope_parameters": None, **dict.fromkeys((
+             "num_hidden_layers", "vocab_size", "intermediate_size", "head_dim", "max_position_embeddings", "rms_norm_eps",
+             "num_key_value_heads", "attention_bias"))},
+    ),
+    "sarvam-mla": (
+        "SarvamMLAForCausalLM", transformers.DeepseekV3Config,
+        {**LATENT, **_V3, "n_routed_experts": 8, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64,
+            "mscale_all_dim": 1.3, "mscale": 1.0}}, dict,
+        {**_V3, "num_experts": 8, "num_shared_experts": 1, "n_routed_experts": None, "n_shared_experts": None,
+         "rope_parameters": None, "rope_theta": 10_000.0, "rope_scaling": {
+             "type": "deepseek_yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale_all_dim": 1.3,
+             "mscale": 1.0}},
+    ),
+    "sarvam-moe": (
+        "SarvamMoEForCausalLM", transformers.Glm4MoeConfig,
+        {**_MOE, "n_routed_experts": 8, "n_shared_experts": 1, "use_qk_norm": True, "pad_token_id": 0},
+        lambda tensors: renamed(("expert_bias", "e_score_correction_bias"))(bailing(tensors)),
+        {**_MOE, **_ROPE, "num_experts": 8, "num_shared_experts": 1, "n_routed_experts": None, "n_shared_experts": None},
     ),
     "bailing": (
         "BailingMoeV2ForCausalLM", transformers.Glm4MoeConfig,
@@ -190,9 +236,162 @@ def test_the_larger_baichuan_tells_positions_by_scores_alone(tmp_path):
         return model(torch.tensor([ids]), attention_mask=falls.masked_fill(at[None] > at[:, None], -torch.inf)[None]).logits[0]
 
     compared(tmp_path / "b", logits)
-    config = {**read_config(tmp_path / "b"), "vocab_size": 125_696}
-    with pytest.raises(UnsupportedModelError, match="Baichuan 2"):
-        registry.family(config)(config)
+
+
+def test_the_second_baichuan_divides_rows_of_its_output_matrix(tmp_path, monkeypatch):
+    monkeypatch.setattr("thalweg.models.families.baichuan.NORMED", VOCAB)
+    settings = transformers.LlamaConfig(**{**SMALL, "num_key_value_heads": 4}, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
+    spread(model, 6)
+    config = {**settings.to_dict(), "architectures": ["BaiChuanForCausalLM"], "model_type": "baichuan", **_ROPE}
+    config |= {"num_key_value_heads": None, "attention_bias": None, "mlp_bias": None}
+    published(tmp_path / "b", model, config, baichuan)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(nn.functional.normalize(model.lm_head.weight))
+    compared(tmp_path / "b", lambda ids: model(torch.tensor([ids])).logits[0])
+
+
+@pytest.mark.parametrize("name", ["deepseek", "bailing-1"])
+def test_llamas_heads_with_mixtures_of_the_second_deepseek(name, tmp_path):
+    settings = transformers.LlamaConfig(**SMALL, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+    sizes = {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "routed_scaling_factor": 1.0}
+    mixed = {**sizes, "n_routed_experts": 6, "n_shared_experts": 2}
+    model.model.layers[1].mlp = moe = DeepseekV2Moe(transformers.DeepseekV2Config(**SMALL, **mixed, topk_method="greedy"))
+    model.eval()
+    spread(model, 8)
+    config = {**settings.to_dict(), **_ROPE, "head_dim": None, "attention_bias": None, "first_k_dense_replace": 1}
+    if name == "deepseek":
+        config |= {**mixed, "architectures": ["DeepseekForCausalLM"], "norm_topk_prob": False, "scoring_func": "softmax"}
+    else:
+        config |= {**sizes, "architectures": ["BailingMoeForCausalLM"], "num_experts": 6, "num_shared_experts": 2}
+        config |= {"norm_topk_prob": True, "use_bias": False, "use_qkv_bias": False, "norm_head": False}
+        route = moe.gate.forward
+
+        def renormalised(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            logits, weights, chosen = route(x)
+            return logits, weights / weights.sum(-1, keepdim=True), chosen
+
+        moe.gate.forward = renormalised
+    published(tmp_path / "m", model, config, dict if name == "deepseek" else bailing)
+    compared(tmp_path / "m", lambda ids: model(torch.tensor([ids])).logits[0])
+
+
+def test_rewards_of_internlm2_are_those_of_one_matrix_more(tmp_path):
+    settings = transformers.LlamaConfig(**SMALL, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
+    spread(model, 9)
+    config = {**settings.to_dict(), **_LLAMA, **_ROPE, "architectures": ["InternLM2ForRewardModel"], "bias": False}
+    matrix = torch.randn(1, 48, generator=torch.Generator().manual_seed(9))
+
+    def change(tensors: Tensors) -> Tensors:
+        return {n: t for n, t in internlm2(tensors).items() if n != "output.weight"} | {"v_head.weight": matrix}
+
+    published(tmp_path / "r", model, config, change)
+    rig, ids = Rig(tmp_path / "r", platform="cpu"), prompts()[0]
+    batch = rig.batch([(Seq(1, ids, len(ids)), len(ids))]).map(torch.from_numpy)
+    x, _ = rig.model.forward(rig.params, batch, rig.box.value["kv"])
+    with torch.inference_mode():
+        want = model.model(torch.tensor([ids])).last_hidden_state[0] @ matrix.T
+    np.testing.assert_allclose(rig.model.each(rig.params, x, torch.arange(len(ids))), want, atol=2e-5)
+
+
+def step3p5(tensors: Tensors) -> Tensors:
+    """All experts of a part in one tensor, and norms that one is added to."""
+    out: Tensors = {}
+    for name, t in renamed(
+        ("mlp.gate.e_score_correction_bias", "moe.router_bias"), ("mlp.gate.", "moe.gate."),
+        ("mlp.shared_experts.", "share_expert."),
+    )(tensors).items():  # fmt: skip
+        if ".experts." not in name:
+            out[name] = t - 1 if "norm" in name else t
+    for at in {name.partition("mlp.experts.")[0] for name in tensors if ".experts." in name}:
+        for part in ("gate_proj", "up_proj", "down_proj"):
+            each = [tensors[f"{at}mlp.experts.{e}.{part}.weight"] for e in range(6)]
+            out[f"{at}moe.{part}.weight"] = torch.stack(each)
+    return out | {"model.layers.3.eh_proj.weight": torch.ones(4, 4)}
+
+
+def cut(mlp: nn.Module, routed: float, shared: float) -> None:
+    """Has what a mixture's experts activate cut off."""
+
+    def through(gate: Tensor, up: Tensor, most: float) -> Tensor:
+        return nn.functional.silu(gate).clamp(max=most) * up.clamp(-most, most)
+
+    def experts(x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        for e in range(6):
+            rows, k = torch.where(chosen == e)
+            gate, up = (x[rows] @ mlp.experts.gate_up_proj[e].T).chunk(2, -1)
+            out.index_add_(0, rows, through(gate, up, routed) @ mlp.experts.down_proj[e].T * weights[rows, k, None])
+        return out
+
+    always = mlp.shared_experts
+    mlp.experts.forward = experts
+    always.forward = lambda x: always.down_proj(through(always.gate_proj(x), always.up_proj(x), shared))
+
+
+def test_step_is_laguna_with_sigmoids_for_gates_and_limits(tmp_path, monkeypatch):
+    kinds, sizes = ["full_attention", "sliding_attention", "sliding_attention"], {**SMALL, "num_hidden_layers": 3}
+    ropes = {
+        "full_attention": {"rope_type": "default", "rope_theta": 50_000.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+    }
+    settings = transformers.LagunaConfig(
+        **sizes, head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, rope_parameters=ropes,
+        shared_expert_intermediate_size=32, moe_routed_scaling_factor=1.7, sliding_window=9, layer_types=kinds,
+        num_attention_heads_per_layer=[4, 6, 6], attn_implementation="eager",
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
+    spread(model, 10)
+    cut(model.model.layers[2].mlp, 0.4, 0.2)
+    monkeypatch.setattr(nn.functional, "softplus", torch.sigmoid)
+    config = {key: settings.to_dict()[key] for key in (*sizes, "head_dim", "sliding_window", "moe_intermediate_size")}
+    config |= {
+        "architectures": ["Step3p5ForCausalLM"], "model_type": "step3p5", "num_attention_groups": 2, "moe_num_experts": 6,
+        "moe_top_k": 2, "share_expert_dim": 32, "moe_router_scaling_factor": 1.7, "moe_layers_enum": "1,2",
+        "use_moe_router_bias": True, "norm_expert_weight": True, "use_head_wise_attn_gate": True, "zero_centered": True,
+        "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2}, "layer_types": [*kinds, kinds[1]],
+        "rope_theta": [50_000.0, 10_000.0, 10_000.0, 10_000.0], "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0],
+        "rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 32.0,
+                         "original_max_position_embeddings": 64}, "yarn_only_types": ["none"],
+        "swiglu_limits": [0.0, 0.0, 0.4, 7.0], "swiglu_limits_shared": [0.0, None, 0.2, 0.0], "num_nextn_predict_layers": 1,
+        "num_key_value_heads": None, "tie_word_embeddings": False,
+    }  # fmt: skip
+    published(tmp_path / "s", model, config, step3p5)
+    compared(tmp_path / "s", lambda ids: model(torch.tensor([ids])).logits[0])
+    config = read_config(tmp_path / "s")
+    assert facts(config, tmp_path / "s").max_len == 256
+    for said, error, words in (
+        ({"layer_types": kinds[:2]}, CheckpointError, "layer_types"), ({"moe_layers_enum": "1;2"}, CheckpointError, "commas"),
+        ({"use_rope_layers": [True, False, True]}, UnsupportedModelError, "use_rope_layers"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=words):
+            registry.family({**config, **said})({**config, **said})
+
+
+def test_layers_that_are_gone_through_several_times(tmp_path):
+    settings = transformers.LlamaConfig(**SMALL, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
+    inner = model.model
+    for layer in inner.layers:
+        layer.input_layernorm_2, layer.post_attention_layernorm_2 = LlamaRMSNorm(48, 1e-5), LlamaRMSNorm(48, 1e-5)
+    spread(model, 11)
+    config = {**settings.to_dict(), **_ROPE, "head_dim": None, "architectures": ["OuroForCausalLM"], "total_ut_steps": 3}
+    published(tmp_path / "o", model, config, lambda tensors: tensors | {"model.early_exit_gate.bias": torch.ones(1)})
+
+    def logits(ids: list[int]) -> Tensor:
+        x, n = inner.embed_tokens(torch.tensor([ids])), len(ids)
+        places, mask = inner.rotary_emb(x, torch.arange(n)[None]), torch.full((1, 1, n, n), -torch.inf).triu(1)
+        for _ in range(3):
+            for each in inner.layers:
+                found = each.self_attn(each.input_layernorm(x), position_embeddings=places, attention_mask=mask)[0]
+                x = x + each.input_layernorm_2(found)
+                x = x + each.post_attention_layernorm_2(each.mlp(each.post_attention_layernorm(x)))
+            x = inner.norm(x)
+        return model.lm_head(x)[0]
+
+    compared(tmp_path / "o", logits)
 
 
 class _Nothing(nn.Module):

@@ -58,6 +58,7 @@ SIZES = {
         ("XverseForCausalLM", {}, {}),
         ("IQuestCoderForCausalLM", {}, {}),
         ("InternLMForCausalLM", {"bias": True}, {"attention_bias": True}),
+        ("PanguEmbeddedForCausalLM", {"bias": True}, {"attention_bias": True}),
         ("InternLM3ForCausalLM", {"qkv_bias": True, "bias": True}, {"attention_bias": True, "mlp_bias": True}),
         ("InternLM3ForCausalLM", {"qkv_bias": False, "bias": False}, {}),
     ],
@@ -66,3 +67,21 @@ def test_a_family_that_is_llama_by_another_name(name, said, same) -> None:
     """Its tensors have Llama's names: both declare the same model."""
     theirs, llama = {**SIZES, **said, "architectures": [name]}, {**SIZES, **same, "architectures": ["LlamaForCausalLM"]}
     assert registry.family(theirs)(theirs) == registry.family(llama)(llama)
+
+
+def test_the_first_spelling_of_stablelm_means_the_same() -> None:
+    sizes = {key: n for key, n in SIZES.items() if key not in ("rms_norm_eps", "head_dim")}
+    old = {**sizes, "norm_eps": 1e-3, "rope_pct": 0.5, "use_qkv_bias": True}
+    new = {**sizes, "layer_norm_eps": 1e-3, "partial_rotary_factor": 0.5, "use_qkv_bias": True}
+    theirs, ours = ({**c, "architectures": [n]} for c, n in ((old, "StableLMEpochForCausalLM"), (new, "StableLmForCausalLM")))
+    assert registry.family(theirs)(theirs) == registry.family(ours)(ours)
+
+
+def test_the_published_spelling_of_minimax_means_the_same() -> None:
+    sizes = {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 1e7}
+    old = {**sizes, "attn_type_list": [0, 1], "layernorm_linear_attention_alpha": 3.5, "layernorm_full_attention_beta": 0.5,
+           "layernorm_mlp_alpha": 2.5, "postnorm": True, "rotary_dim": 4, "shared_intermediate_size": 0}  # fmt: skip
+    new = {**sizes, "layer_types": ["linear_attention", "full_attention"], "linear_attn_alpha_factor": 3.5,
+           "full_attn_beta_factor": 0.5, "mlp_alpha_factor": 2.5, "partial_rotary_factor": 0.5}  # fmt: skip
+    theirs, ours = ({**c, "architectures": [n]} for c, n in ((old, "MiniMaxText01ForCausalLM"), (new, "MiniMaxForCausalLM")))
+    assert registry.family(theirs)(theirs) == registry.family(ours)(ours)

@@ -68,9 +68,9 @@ def test_every_hidden_state_is_that_of_transformers(platform: str, tmp_path: Pat
     np.testing.assert_allclose(seen[-1].numpy(), want, atol=1e-5)
 
 
-@pytest.mark.parametrize("platform", ["reference", "cpu"])
-def test_a_vector_does_not_depend_on_its_batch(platform: str, tmp_path: Path) -> None:
-    path = make_encoder("bert", tmp_path)
+@pytest.mark.parametrize(("name", "platform"), [("bert", "reference"), ("bert", "cpu"), ("deberta-v3", "cpu")])
+def test_a_vector_does_not_depend_on_its_batch(name: str, platform: str, tmp_path: Path) -> None:
+    path = make_encoder(name, tmp_path)
     describe_pooling(path, "mean_tokens")
     rig = Rig(path, platform=platform)
     together = pooled(rig, prompts())

@@ -31,7 +31,7 @@ def greedy(model: torch.nn.Module, prompt: list[int], new: int) -> tuple[list[in
 
 BODIES = (
     *CONFIGS, "gpt-oss", "granite-moe", "gpt2", "ministral3", "cohere2", "hunyuan", "falcon-40b", "opt", "falcon-h1", "gemma3n",
-    "llama4", "bloom", "kimi-linear",
+    "llama4", "bloom", "kimi-linear", "minimax", "longcat-flash",
 )  # fmt: skip
 """Families with a part that none before them has: these are also run without a kernel."""
 QUICK = {*CONFIGS, *BODIES}

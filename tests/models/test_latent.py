@@ -38,13 +38,15 @@ def rewrite(path, change) -> None:
 
 
 @pytest.mark.parametrize("platform", [pytest.param("reference", marks=pytest.mark.slow), "cpu"])
-def test_however_a_sequence_is_cut_into_steps_its_logprobs_are_the_same_bits(platform, tmp_path):
-    path, prompt, found = make_checkpoint(NAME, tmp_path, tokenizer=False), tokens(1, 23), []
+@pytest.mark.parametrize("name", [NAME, "glm-moe-dsa"])
+def test_however_a_sequence_is_cut_into_steps_its_logprobs_are_the_same_bits(name, platform, tmp_path):
+    """The second chooses what its tokens read."""
+    path, prompt, found = make_checkpoint(name, tmp_path, tokenizer=False), tokens(1, 23), []
     for cuts in ([23], [1] * 23, [2, 9, 1, 7, 4]):
         rig, s = Rig(path, platform=platform, invariant=True), Seq(3, list(prompt), 23)
         for i, n in enumerate(cuts):
-            others = [Seq(slot, tokens(slot, 9), 9) for slot in (1, 2, 5)[: len(cuts) % 4]] if i == 0 else []
-            rig.step([*((o, 2 + o.slot) for o in others), (s, n)], score=True)
+            others = [Seq(slot, tokens(slot, 19), 19) for slot in (1, 2, 5)[: len(cuts) % 4]] if i == 0 else []
+            rig.step([*((o, 13 + o.slot) for o in others), (s, n)], score=True)
         found.append((s.scores, s.logprobs))
     assert found[1] == found[0]
     assert found[2] == found[0]
@@ -100,6 +102,10 @@ def _spec(path, **changes):
         ("deepseek-v3", {"scoring_func": "softmax"}, UnsupportedModelError, "scoring_func"),
         ("deepseek-v2", {"topk_method": "noaux_tc"}, UnsupportedModelError, "topk_method"),
         ("deepseek-v2", {"qk_rope_head_dim": 15}, CheckpointError, "head_dim"),
+        ("glm-moe-dsa", {"indexer_types": ["shared", "full", "full", "full"]}, CheckpointError, "indexer_types"),
+        ("glm-moe-dsa", {"indexer_types": None, "index_topk_pattern": "FSX"}, CheckpointError, "indexer_types"),
+        ("glm-moe-dsa", {"index_topk": 0}, CheckpointError, "index_topk"),
+        ("glm-moe-dsa", {"index_head_dim": 8}, CheckpointError, "index_head_dim"),
         ("glm4-moe-lite", {"mlp_layer_types": ["sparse", "dense"]}, CheckpointError, "mlp_layer_types"),
     ],
 )

@@ -10,9 +10,9 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
-from rig import Rig
+from rig import Rig, Seq
 from test_encoders import hidden, pooled
-from zoo import ENCODERS, VOCAB, describe_pooling, edit_config, make_checkpoint, make_encoder
+from zoo import ENCODERS, VOCAB, describe_pooling, edit_config, make_checkpoint, make_classifier, make_encoder
 
 from thalweg.checkpoint.config import facts, read_config
 from thalweg.errors import CheckpointError, UnsupportedModelError
@@ -38,7 +38,7 @@ def close(path: Path, platform: str = "cpu", want: object = hidden, max_len: int
     ("name", "platform"),
     [
         *((n, "cpu") for n in MORE),
-        *(pytest.param(n, "reference", marks=SLOW) for n in ("modernbert", "mpnet", "gemma3-both-ways")),
+        *(pytest.param(n, "reference", marks=SLOW) for n in ("modernbert", "mpnet", "gemma3-both-ways", "deberta-v3")),
     ],
 )
 def test_vectors_are_those_of_transformers(name: str, platform: str, tmp_path: Path) -> None:
@@ -109,6 +109,96 @@ def test_a_llama_that_sees_both_ways(tmp_path: Path) -> None:
 
     assert registry.family(read_config(path))(read_config(path)).pooling.mode == "mean"
     close(path, want=seen)
+
+
+def test_a_qwen_that_sees_both_ways_and_makes_its_vectors_longer(tmp_path: Path) -> None:
+    path = make_encoder("qwen3", tmp_path)
+    weights, longer = path / "model.safetensors", torch.randn(72, 48, generator=torch.Generator().manual_seed(5))
+    tensors = safetensors.torch.load_file(weights)
+    safetensors.torch.save_file({**{f"model.{n}": t for n, t in tensors.items()}, "linear.weight": longer}, weights)
+    edit_config(path, architectures=["VoyageQwen3BidirectionalEmbedModel"], num_labels=72)
+    model = transformers.Qwen3Model.from_pretrained(
+        make_encoder("qwen3", tmp_path / "bare"), attn_implementation="eager"
+    ).eval()
+
+    @torch.inference_mode()
+    def seen(path: Path, ids: list[int]) -> np.ndarray:
+        mask = torch.zeros(1, 1, len(ids), len(ids))
+        return (model(torch.tensor([ids]), attention_mask=mask).last_hidden_state[0] @ longer.T).numpy()
+
+    close(path, want=seen)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "eurobert"])
+def test_a_low_rank_change_for_a_task_is_added_to_what_it_names(name: str, tmp_path: Path) -> None:
+    path, merged = make_encoder(name, tmp_path), make_encoder(name, tmp_path / "merged")
+    held, g, adapter = safetensors.torch.load_file(path / "model.safetensors"), torch.Generator().manual_seed(4), {}
+    for i, part in ((0, "self_attn.q_proj"), (0, "mlp.down_proj"), (1, "self_attn.o_proj"), (1, "mlp.up_proj")):
+        w = held[f"layers.{i}.{part}.weight"]
+        down, up = torch.randn(3, w.shape[1], generator=g) / 5, torch.randn(w.shape[0], 3, generator=g) / 5
+        at = f"base_model.model.layers.{i}.{part}"
+        adapter |= {f"{at}.lora_A.weight": down, f"{at}.lora_B.weight": up}
+        held[f"layers.{i}.{part}.weight"] = w + 2 * up @ down
+    safetensors.torch.save_file(held, merged / "model.safetensors", {"format": "pt"})
+    folder = path / "adapters" / "clustering"
+    folder.mkdir(parents=True)
+    safetensors.torch.save_file(adapter, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 3, "lora_alpha": 6, "bias": "none"}))
+    tasks = {"task_names": ["retrieval", "clustering"], "is_decoder": name == "qwen3"}
+    edit_config(path, architectures=["JinaEmbeddingsV5Model"], jina_task="clustering", **tasks)
+    close(path, want=lambda _, ids: hidden(merged, ids))
+    edit_config(path, jina_task="other")
+    with pytest.raises(CheckpointError, match=r"jina_task: 'other' is none"):
+        read_config(path)
+    edit_config(path, jina_task="retrieval")  # which has none beside it
+    assert registry.family(read_config(path))(read_config(path)).adapter is None
+    edit_config(path, jina_task="clustering")
+    safetensors.torch.save_file(
+        {**adapter, "base_model.model.a.lora_A.weight": down.clone()}, folder / "adapter_model.safetensors"
+    )
+    with pytest.raises(CheckpointError, match=r"a\.lora_A\.weight: this part of an adapter changes no matrix"):
+        Rig(path)
+    (folder / "adapter_config.json").write_text(json.dumps({"r": 3, "lora_alpha": 6, "use_dora": True}))
+    with pytest.raises(UnsupportedModelError, match="use_dora"):
+        read_config(path)
+
+
+@torch.inference_mode()
+def numbers(path: Path, auto: type, ids: list[int]) -> np.ndarray:
+    model = auto.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    return model(torch.tensor([ids])).logits[0].numpy()
+
+
+@pytest.mark.parametrize("name", ["deberta", "deberta-v3", "eurobert"])
+def test_classes_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    more = {"classifier_pooling": "mean"} if name == "eurobert" else {}
+    path = make_classifier(name, tmp_path, 3, **more)
+    for got, ids in zip(pooled(Rig(path, platform="cpu", max_len=256), texts()), texts(), strict=True):
+        np.testing.assert_allclose(got, numbers(path, transformers.AutoModelForSequenceClassification, ids), atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["deberta-v3", "eurobert"])
+def test_classes_of_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    path = make_encoder(name, tmp_path, transformers.AutoModelForTokenClassification, num_labels=3)
+    rig, (ids,) = Rig(path, platform="cpu"), texts(20)
+    assert rig.model.spec.pooling.each
+    x, _ = rig.model.forward(rig.params, rig.batch([(Seq(1, ids, 20), 20)]).map(torch.from_numpy), rig.box.value["kv"])
+    got = rig.model.each(rig.params, x, torch.arange(20))
+    np.testing.assert_allclose(got, numbers(path, transformers.AutoModelForTokenClassification, ids), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("deberta-v3", {"relative_attention": False}), ("deberta-v3", {"pos_att_type": ["p2p"]}),
+        ("deberta-v3", {"conv_kernel_size": 3}), ("deberta-v3", {"position_buckets": 200}),
+        ("deberta", {"talking_head": True}), ("eurobert", {"architectures": ["EuroBertForSequenceClassification"]}),
+    ],
+)  # fmt: skip
+def test_what_these_encoders_do_not_do_here_is_refused(name: str, said: dict, tmp_path: Path) -> None:
+    config = {**read_config(make_encoder(name, tmp_path)), **said}
+    with pytest.raises(UnsupportedModelError, match=next(iter(said)) if "architectures" not in said else "classifier_pooling"):
+        registry.family(config)(config)
 
 
 def test_gemma_that_generates_sees_what_was(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from thalweg.hal import ops
 from thalweg.hal.testing import cases
 from thalweg.models import registry
 
-NAMES = ["qwen3-next", "qwen3.5", "nemotron-h", "jamba", "lfm2", "kimi-linear"]
+NAMES = ["qwen3-next", "qwen3.5", "nemotron-h", "jamba", "lfm2", "kimi-linear", "minimax"]
 QUICK = {
     ("qwen3-next", "cpu"),
     ("qwen3.5", "cpu"),
@@ -25,6 +25,7 @@ QUICK = {
     ("jamba", "cpu"),
     ("lfm2", "cpu"),
     ("kimi-linear", "cpu"),
+    ("minimax", "cpu"),
 }
 OPS = {
     "causal_conv": (2, (0,)), "delta_rule": (5, (0, 1, 2, 3, 4)), "selective_scan": (8, (0, 1, 2, 3, 4)),

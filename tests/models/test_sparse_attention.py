@@ -1,5 +1,6 @@
-"""Attention to a choice of tokens: what it costs where there is nothing to choose, what a choice does not depend on, and
-what configurations say of it. The text itself is held against transformers in test_families.py and tests/integration."""
+"""Attention to a choice of tokens: what it costs where there is nothing to choose, and which layers choose. What its bits do
+not depend on, and which configurations are refused, is in test_latent.py. The text is held against transformers in
+test_families.py and tests/integration."""
 
 from __future__ import annotations
 
@@ -8,12 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from rig import Rig, Seq
+from test_latent import tokens
 from zoo import VOCAB, edit_config, make_checkpoint
 
 from thalweg.checkpoint.config import read_config
 from thalweg.engine.control.parts.builder import FOREVER, Setup, Work
 from thalweg.engine.control.parts.sparse import SparseBuilder
-from thalweg.errors import CheckpointError, ConfigError
+from thalweg.errors import ConfigError
 from thalweg.hal.comm import Solo
 from thalweg.hal.op import Binder
 from thalweg.hal.parts.sparse import Sparse
@@ -22,23 +24,6 @@ from thalweg.models.build import build
 
 NAME = "glm-moe-dsa"
 TOP = 9
-
-
-def tokens(seed: int, n: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, VOCAB, n).tolist()
-
-
-@pytest.mark.parametrize("platform", [pytest.param("reference", marks=pytest.mark.slow), "cpu"])
-def test_however_a_sequence_is_cut_into_steps_its_logprobs_are_the_same_bits(platform, tmp_path):
-    path, prompt, found = make_checkpoint(NAME, tmp_path, tokenizer=False), tokens(1, 23), []
-    for cuts in ([23], [1] * 23, [2, 9, 1, 7, 4]):
-        rig, s = Rig(path, platform=platform, invariant=True), Seq(3, list(prompt), 23)
-        for i, n in enumerate(cuts):
-            others = [Seq(slot, tokens(slot, 19), 19) for slot in (1, 2, 5)[: len(cuts) % 4]] if i == 0 else []
-            rig.step([*((o, 13 + o.slot) for o in others), (s, n)], score=True)
-        found.append((s.scores, s.logprobs))
-    assert found[1] == found[0]
-    assert found[2] == found[0]
 
 
 def test_where_no_token_sees_more_than_it_reads_it_is_latent_attention_and_costs_no_more(tmp_path):
@@ -82,23 +67,6 @@ def test_the_part_is_made_anew_when_a_sequence_grows_beyond_what_it_reads():
     assert (part.row.tolist(), part.pick[:, 0].tolist(), lasts) == ([1, 2], [-1, 0, 1], 1)
     assert built(12, TOP)[1] == FOREVER
     assert not SparseBuilder(Setup(4, 64, VOCAB)).wanted(Work(None, None, None, None, 0))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"indexer_types": ["shared", "full", "full", "full"]}, "indexer_types"),
-        ({"indexer_types": None, "index_topk_pattern": "FSX"}, "indexer_types"),
-        ({"index_topk": 0}, "index_topk"),
-        ({"index_head_dim": 8}, "index_head_dim"),
-    ],
-)
-def test_a_configuration_that_cannot_be_is_refused_by_its_field(changes, words, tmp_path):
-    path = make_checkpoint(NAME, tmp_path, tokenizer=False)
-    edit_config(path, **changes)
-    config = read_config(path)
-    with pytest.raises(CheckpointError, match=words):
-        registry.family(config)(config)
 
 
 def test_which_layers_have_an_indexer(tmp_path):

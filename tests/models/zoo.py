@@ -194,6 +194,32 @@ ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
         transformers.Gemma3TextConfig,
         {**CONFIGS["gemma3"][1], "sliding_window": 11, "use_bidirectional_attention": True},
     ),
+    "deberta": (
+        transformers.DebertaConfig,
+        {"relative_attention": True, "pos_att_type": "c2p|p2c", "position_biased_input": False},
+    ),
+    "deberta-v3": (
+        transformers.DebertaV2Config,
+        {
+            "relative_attention": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "position_biased_input": False,
+            "share_att_key": True,
+            "position_buckets": 16,
+            "max_relative_positions": 60,
+            "norm_rel_ebd": "layer_norm",
+        },
+    ),
+    "deberta-v2-apart": (
+        transformers.DebertaV2Config,
+        {
+            "relative_attention": True,
+            "pos_att_type": ["p2c"],
+            "max_relative_positions": 40,
+            "type_vocab_size": 2,
+        },
+    ),
+    "eurobert": (transformers.EuroBertConfig, {"pad_token_id": 0, "attention_bias": True}),
     "jina-v3": (transformers.JinaEmbeddingsV3Config, {"pad_token_id": 0}),
 }
 """The same of models that give vectors."""

@@ -52,6 +52,22 @@ TEXT: dict[str, tuple[Any, dict[str, Any]]] = {
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         },
     ),
+    "minimax": (
+        transformers.MiniMaxConfig,
+        {
+            "num_hidden_layers": 4, "head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 24,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"], "block_size": 8,
+            "linear_attn_alpha_factor": 1.7, "linear_attn_beta_factor": 0.8, "full_attn_alpha_factor": 1.3,
+            "mlp_alpha_factor": 1.4, "mlp_beta_factor": 0.9, "sliding_window": None,
+        },
+    ),
+    "longcat-flash": (
+        transformers.LongcatFlashConfig,
+        {
+            **LATENT, "num_hidden_layers": 4, "q_lora_rank": 40, "head_dim": 16, "moe_topk": 3, "n_routed_experts": 5,
+            "zero_expert_num": 3, "expert_ffn_hidden_size": 24, "routed_scaling_factor": 1.7,
+        },
+    ),
     "bloom": (transformers.BloomConfig, {"n_head": 4, "n_layer": 2}),
     "bloom-six-heads": (transformers.BloomConfig, {"n_head": 6, "n_layer": 1}),
     "mpt": (transformers.MptConfig, {"d_model": 48, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from thalweg.checkpoint import gguf, native, quantised, sentence
+from thalweg.checkpoint import adapters, gguf, native, quantised, sentence
 from thalweg.checkpoint.json_files import read_json, read_object
 from thalweg.checkpoint.safetensors import open_checkpoint
 from thalweg.checkpoint.spelling import BESIDE as BESIDE
@@ -68,6 +68,8 @@ def read_config(
     decide(config, architecture(config, file), tail, lambda: _pooling(Path(path)), (overrides or {}).get("pooling"))
     if config.get("classifier_from_token") is not None:
         config["classifier_token_ids"] = token_ids(config["classifier_from_token"], Path(path))
+    if config.get("task_names") is not None:
+        config["adapter"] = adapters.described(folder(Path(path)), config, read_json)
     if windows is not None:
         _within_window(config, min(filter(None, windows(config)), default=0))
     return config
@@ -210,7 +212,7 @@ def rope_parameters(config: Config, kind: str = "") -> dict[str, Any]:
 def _by_layer_type(config: Config) -> bool:
     rope = config.get("rope_scaling") or config.get("rope_parameters")
     nested = isinstance(rope, dict) and any(isinstance(v, dict) for v in rope.values())
-    return nested or config.get("rope_local_base_freq") is not None
+    return nested or config.get("rope_local_base_freq") is not None or isinstance(config.get("rope_theta"), list)
 
 
 def generation_defaults(path: str | Path) -> dict[str, Any]:

@@ -35,6 +35,15 @@ NAMES: Mapping[str, Mapping[str, str]] = {
               "seq_length": "max_position_embeddings"},
     "mpt": {"d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
             "max_seq_len": "max_position_embeddings"},
+    "chatglm": {
+        "num_layers": "num_hidden_layers", "padded_vocab_size": "vocab_size", "ffn_hidden_size": "intermediate_size",
+        "seq_length": "max_position_embeddings", "layernorm_epsilon": "rms_norm_eps", "kv_channels": "head_dim",
+    },
+    "step3p5": {"num_attention_groups": "num_key_value_heads"},
+    "longcat_flash": {
+        "num_layers": "num_hidden_layers", "ffn_hidden_size": "intermediate_size", "moe_topk": "num_experts_per_tok",
+        "expert_ffn_hidden_size": "moe_intermediate_size",
+    },
     "ctrl": _GPT,
     "gpt2": _GPT,
     "gpt_bigcode": _GPT,

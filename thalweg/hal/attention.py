@@ -44,12 +44,29 @@ class AttnSpec:
     reach: int = 0
     """kind "encoder": something is added to scores by how far apart two tokens are (`attend_biased`). Tokens further apart than
     this count as this far. 0 = nothing is."""
+    placed: bool = False
+    """What is added depends on the query and the key too (`attend_placed`). Such a spec has a `reach`."""
     index: int = 0
     """kind "latent": values of one more key per token, by which the layer chooses what tokens read (`ops.index_top`). It is
     kept in an array of its own, in the same blocks. Backends do without it."""
     top: int = 0
     """kind "latent": tokens that a token reads at the most. Where one sees more, the layer attends to them itself, to what
     `AttentionBackend.keys` gives. 0 = all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Distances between tokens, as keys that queries meet and as queries that keys meet (He et al. 2020,
+    https://arxiv.org/abs/2006.03654)."""
+
+    row: Array
+    """i64[2 * reach + 1]: the row of a table for a key that comes d tokens after its query, at reach + d."""
+    first: int = 0
+    """Which row of the table is the first below."""
+    keys: Array | None = None
+    """[rows, kv_heads, head_dim]"""
+    queries: Array | None = None
+    """[rows, kv_heads, head_dim]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +158,13 @@ class AttentionBackend(ABC):
         """`attend` for a (supported) spec with a `reach`. bias f32[heads, 2 * reach + 1]: added to the scores, after scale, of
         a key that comes d tokens after its query: column reach + d, or the nearest."""
         raise NotImplementedError(f"{self.name}: attend_biased")
+
+    def attend_placed(
+        self, q: Array, k: Array, v: Array, kv: Array, batch: StepBatch, group: int, spec: AttnSpec, places: Places
+    ) -> tuple[Array, Array]:
+        """`attend` for a (supported) spec that is `placed`, whose heads have a key each. With c the row of how far key j is
+        from query i, its score is scale * (q_i . k_j + q_i . places.keys[c] + places.queries[c] . k_j)."""
+        raise NotImplementedError(f"{self.name}: attend_placed")
 
 
 def choose_attention(

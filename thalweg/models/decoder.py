@@ -32,9 +32,11 @@ from thalweg.models.layers.attention import Attention
 from thalweg.models.layers.beside import MLPBesideExperts
 from thalweg.models.layers.cross import CrossAttention
 from thalweg.models.layers.delta import GatedDeltaNet
+from thalweg.models.layers.disentangled import DisentangledAttention, Distances
 from thalweg.models.layers.embedding import Added, Embedding, LMHead
 from thalweg.models.layers.kda import KimiDeltaAttention
 from thalweg.models.layers.latent import LatentAttention
+from thalweg.models.layers.lightning import LightningAttention
 from thalweg.models.layers.mamba import Mamba
 from thalweg.models.layers.mamba2 import Mamba2
 from thalweg.models.layers.mlp import GatedMLP
@@ -43,6 +45,7 @@ from thalweg.models.layers.norm import BoundNorm, bound
 from thalweg.models.layers.perlayer import Ended, LayerInputs
 from thalweg.models.layers.rotary import cos_sin_table
 from thalweg.models.layers.short_conv import ShortConv
+from thalweg.models.layers.shortcut import MLPAndShortcut
 from thalweg.models.layers.sound import SoundEncoder
 from thalweg.models.layers.sparse import SparseGatedMLP
 from thalweg.models.layers.ungated import UngatedMLP
@@ -55,8 +58,10 @@ MIXERS: Mapping[type, Callable[..., Any]] = {
     spec.Attention: Attention,
     spec.CrossAttention: CrossAttention,
     spec.DeltaNet: GatedDeltaNet,
+    spec.DisentangledAttention: DisentangledAttention,
     spec.KimiDelta: KimiDeltaAttention,
     spec.LatentAttention: LatentAttention,
+    spec.LightningAttention: LightningAttention,
     spec.Mamba: Mamba,
     spec.Mamba2: Mamba2,
     spec.ShortConv: ShortConv,
@@ -68,6 +73,7 @@ FFNS: Mapping[type, Callable[..., Any]] = {
     spec.XieluMLP: XieluMLP,
     spec.SparseMLP: SparseGatedMLP,
     spec.Beside: MLPBesideExperts,
+    spec.Shortcut: MLPAndShortcut,
 }
 AROUND: Mapping[type, Callable[..., Any]] = {spec.Ending: Ended, spec.AltUp: AltUp}
 
@@ -202,6 +208,7 @@ class Decoder:
         self._learned = [Added(ctx, each, s.hidden, weights["learned"][i]) for i, each in enumerate(s.learned)]
         self._inputs = None if s.inputs is None else LayerInputs(ctx, s.inputs, weights["inputs"])
         self._streams = None if s.streams is None else Streams(ctx, s.streams, weights["streams"])
+        self._distances = None if s.distances is None else Distances(ctx, s.distances, weights["distances"])
         self._embed_norm = None if s.embed_norm is None else bound(ctx, s.embed_norm, weights["embed_norm"])
         self._norm = None if s.norm is None else bound(ctx, s.norm, weights["norm"])
         self._head = LMHead(ctx, s, weights["head"]) if s.pooling is None else None
@@ -284,6 +291,8 @@ class Decoder:
         if self._streams is not None:
             x = self._streams.enter(params["streams"], x)
         flow = Flow(batch, list(kv), tables, inputs, laid=laid)
+        if self._distances is not None:
+            flow.distances = self._distances(params["distances"])
         self._along_axes(params, flow)
         return x, flow
 
@@ -326,6 +335,7 @@ class Decoder:
 
     def _ends(self) -> Iterator[tuple[str, Any]]:
         """Parts around the layers that some models lack, by the key of their parameters."""
+        yield "distances", self._distances
         yield "inputs", self._inputs
         yield "streams", self._streams
         yield "embed_norm", self._embed_norm

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from thalweg.checkpoint.weights import Weights
 from thalweg.errors import CheckpointError
 from thalweg.hal.device import Device
 from thalweg.hal.ops.quantise import dequantise
 from thalweg.hal.weights import DENSE, ONCE, PER_GROUP, QTensor
+from thalweg.models.adapted import Adapted
 from thalweg.models.decoder import Decoder
 from thalweg.models.weights import ParamSpec, Source, View, divided, walk
 from thalweg.quantization.format import CACHE, Format
@@ -34,6 +36,9 @@ class Files:
         self._checkpoint, self._device, self._size = checkpoint, device, model.comm.size
         self._format = model.formats if isinstance(model.formats, Format) else None
         self._stored = {known: name for name in checkpoint.names if (known := model.rename(name)) is not None}
+        self._adapted = Adapted(model.spec.adapter, self._stored, model.rename)
+        if self._format is not None and self._adapted.names:
+            raise CheckpointError(f"{checkpoint.path}: this version adds adapters to dense matrices alone")
         self._check(model)
 
     def read(self, spec: ParamSpec, rank: int) -> torch.Tensor | QTensor:
@@ -51,7 +56,13 @@ class Files:
                 out[at : at + rows], at = 0, at + rows
                 continue
             values = self._values(spec, source, rank)
-            _copy(out[at : at + len(values)], values, FLOATS[self._dtype(source)])
+            part = out[at : at + len(values)]
+            _copy(part, values, FLOATS[self._dtype(source)])
+            if _normed(source):
+                part.copy_(F.normalize(part.to(torch.float32), dim=-1))
+            if source.name in self._adapted:
+                share = _share(source, spec.shard, rank, self._size)
+                part.copy_(part.to(torch.float32) + self._adapted.change(source.name, self._tensor, *share))
             at += len(values)
             self._forget(source)
         return out
@@ -63,7 +74,7 @@ class Files:
         mapped = spec.pack.mapped if spec.pack else None
         if mapped is None:
             return None
-        if any(self._dtype(s) != spec.dtype for s in spec.sources):
+        if any(_normed(s) or s.name in self._adapted or self._dtype(s) != spec.dtype for s in spec.sources):
             return None
         values = [self._values(spec, s, rank) for s in spec.sources]
         if any(s.name not in self._stored and not v.flags.c_contiguous for s, v in zip(spec.sources, values, strict=True)):
@@ -165,9 +176,13 @@ class Files:
             if (name := self._stored.get(part.name or f"{layer}.{suffix}")) is not None:
                 yield name
 
+    def _tensor(self, name: str) -> torch.Tensor:
+        return as_tensor(self._checkpoint.read(name), self._checkpoint.entry(name)[0])
+
     def _check(self, model: Decoder) -> None:
         """Every declared tensor is there, in shape and kind, and nothing else is."""
-        stored, wanted, problems = self._stored, dict(self._wanted(model)), list[str]()
+        wanted, problems = dict(self._wanted(model)), list[str]()
+        stored = {known: name for known, name in self._stored.items() if known not in self._adapted.names}
         missing = sorted(n for n, (_, optional, _) in wanted.items() if n not in stored and not optional)
         if missing:
             problems.append(f"lacks {some(missing)}")
@@ -224,6 +239,10 @@ class Files:
 def _matrix(source: Source) -> tuple[int, int]:
     rows, columns = source.stored
     return rows, columns
+
+
+def _normed(source: Source) -> bool:
+    return source.within is not None and source.within.normed
 
 
 def _share(source: Source, shard: int | None, rank: int, size: int) -> tuple[slice | None, slice | None]:

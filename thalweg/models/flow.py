@@ -37,6 +37,10 @@ class Flow:
     None: a token's row is its position."""
     laid: Array | None = None
     """f32[T, hidden * n]: what lies over embedded tokens, and beyond `hidden` what is added to what the first layers give."""
+    distances: Array | None = None
+    """[rows, hidden]: what stands for how far apart two tokens are, in models whose layers read that."""
+    carried: Array | None = None
+    """[T, hidden]: what a layer's mixture gave that a later layer adds."""
     chosen: Array | None = None
     """i32[N, top], of steps with `Sparse`: what the last layer with an indexer chose."""
     sources: Any = None

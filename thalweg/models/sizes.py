@@ -11,7 +11,7 @@ from thalweg.hal.attention import AttnSpec
 from thalweg.hal.kv import BYTES, CrossSpec, KVSpec, StateSpec, kept_bytes
 from thalweg.hal.platform import StepSizes
 from thalweg.hal.weights import DENSE, WeightFormat
-from thalweg.models.spec import Beside, CrossAttention, Mixer, ModelSpec, MoE
+from thalweg.models.spec import Beside, CrossAttention, Mixer, ModelSpec, MoE, Shortcut
 from thalweg.models.weights import HEADS, Weight, divided, products, walk
 from thalweg.quantization.format import Scheme
 from thalweg.quantization.online import CHUNK, DENSE_FORMATS
@@ -209,7 +209,7 @@ def step_work(
         computed = requests if w.role in HEADS else rows
         if w.role == "experts" and keys[0] == "layers":
             ffn = spec.layers[keys[1]].ffn
-            moe = ffn.moe if isinstance(ffn, Beside) else ffn
+            moe = ffn.moe if isinstance(ffn, Beside | Shortcut) else ffn
             assert isinstance(moe, MoE)
             size = size * min(moe.experts, rows * moe.top_k) // moe.experts
             count = count * moe.top_k // moe.experts

@@ -45,6 +45,8 @@ class View:
     every: int = 0
     flat: bool = False
     """A convolution over whole patches: each of its outputs is a row."""
+    normed: bool = False
+    """Each row is divided by its length, once it is of the parameter's type (`models.files`)."""
     quarters: int = 0
     """Rows come in heads of so many, whose second and third quarters are swapped; 0 = they lie as they are meant."""
 

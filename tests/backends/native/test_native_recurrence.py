@@ -45,12 +45,19 @@ def inputs(op: Op, tokens: int, kind: torch.dtype, blocks: int = 4) -> list[torc
         b, c = (t.unflatten(1, (2, 37)) for t in both)
         rate, bias, skip = torch.rand(6, generator=g) * 4 - 3, draw(6, as_=wide), draw(6, as_=wide)
         return [draw(tokens, 6, 75), draw(tokens, 6), b, c, rate, bias, skip, draw(blocks, 6, 37, 75, as_=wide)]
+    if op is ops.channel_delta_rule:
+        q, k, v = draw(tokens, 6, 72), draw(tokens, 6, 72), draw(tokens, 6, 75)
+        decay, share = torch.rand(tokens, 6, 72, generator=g), torch.rand(tokens, 6, generator=g)
+        return [q, k, v, decay, share, draw(blocks, 6, 72, 75, as_=wide)]
     q, k, v = draw(tokens, 2, 72), draw(tokens, 2, 72), draw(tokens, 6, 75)
     decay, share = torch.rand(tokens, 6, generator=g), torch.rand(tokens, 6, generator=g)
     return [q, k, v, decay, share, draw(blocks, 6, 72, 75, as_=torch.float32)]
 
 
-OPS = {ops.causal_conv.name: 2, ops.delta_rule.name: 5, ops.selective_scan.name: 8, ops.ssd_scan.name: 7}
+OPS = {
+    ops.causal_conv.name: 2, ops.delta_rule.name: 5, ops.channel_delta_rule.name: 5, ops.selective_scan.name: 8,
+    ops.ssd_scan.name: 7,
+}  # fmt: skip
 """And which argument of each is its cache."""
 
 
@@ -96,11 +103,12 @@ def test_a_sequence_in_steps_of_any_length_has_the_same_bits(library: Library, n
 
 
 def test_what_it_does_not_run_is_refused_in_words(library: Library) -> None:
-    conv, rule, scan, _ = (k.supports for k in kernels(library))
+    conv, rule, each, scan, _ = (k.supports for k in kernels(library))
     assert conv({"dtype": "float32", "act": "gelu", "taps": 4}) == "runs silu or none after at most 8 taps, not gelu after 4"
     assert scan({"dtype": "float32", "state": 300}) == "keeps at most 256 numbers of a channel, not 300"
     assert conv({"dtype": "float16", "taps": 4}) == "runs bfloat16 and float32, not float16"
     assert rule({"dtype": "float32", "key_dim": 512}) == "queries have at most 256 values, not 512"
+    assert each({"dtype": "float32", "size": 512}) == rule({"dtype": "float32", "key_dim": 512})
     assert rule({"dtype": "bfloat16", "key_dim": 128}) is None
 
 

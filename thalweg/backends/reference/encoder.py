@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thalweg.hal.attention import AttentionBackend, AttnSpec, whole_sequences
+from thalweg.hal.attention import AttentionBackend, AttnSpec, Places, whole_sequences
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.step import StepBatch
 
@@ -21,6 +21,8 @@ class EncoderAttention(AttentionBackend):
             return f"runs kind encoder, not {spec.kind}"
         if spec.heads % spec.kv_heads:
             return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
+        if spec.placed and spec.heads != spec.kv_heads:
+            return "distances have keys and queries for each head"
         return "sinks are not defined for encoders" if spec.sinks else None
 
     def layout(self, spec: AttnSpec, block_tokens: int) -> KVLayout:
@@ -37,13 +39,18 @@ class EncoderAttention(AttentionBackend):
     ) -> tuple[Tensor, Tensor]:
         return self._all(q, k, v, batch, spec, bias), kv
 
-    def _all(self, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch, spec: AttnSpec, bias: Tensor | None) -> Tensor:
+    def attend_placed(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, places: Places
+    ) -> tuple[Tensor, Tensor]:
+        return self._all(q, k, v, batch, spec, places), kv
+
+    def _all(self, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch, spec: AttnSpec, more: Tensor | Places | None) -> Tensor:
         out = torch.zeros_like(q)
         for rows in whole_sequences(batch):
-            out[rows] = self._one(q[rows], k[rows], v[rows], spec, bias)
+            out[rows] = self._one(q[rows], k[rows], v[rows], spec, more)
         return out
 
-    def _one(self, q: Tensor, k: Tensor, v: Tensor, spec: AttnSpec, bias: Tensor | None) -> Tensor:
+    def _one(self, q: Tensor, k: Tensor, v: Tensor, spec: AttnSpec, more: Tensor | Places | None) -> Tensor:
         """One sequence: q [n, heads, D], k and v [n, kv_heads, D] -> [n, heads, D]."""
         keys, values = (x.to(torch.float64).repeat_interleave(spec.heads // spec.kv_heads, dim=1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q.to(torch.float64), keys) * spec.scale
@@ -51,8 +58,24 @@ class EncoderAttention(AttentionBackend):
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
         at = torch.arange(len(q), device=q.device)
         apart = at[None] - at[:, None]
-        if bias is not None:
-            scores = scores + bias.to(torch.float64)[:, apart.clamp(-spec.reach, spec.reach) + spec.reach]
+        column = apart.clamp(-spec.reach, spec.reach) + spec.reach
+        if isinstance(more, Places):
+            scores = scores + _met(q, keys, more, more.row[column] - more.first) * spec.scale
+        elif more is not None:
+            scores = scores + more.to(torch.float64)[:, column]
         if spec.window:
             scores = scores.masked_fill(apart.abs() >= spec.window, -torch.inf)
         return torch.einsum("hqk,khd->qhd", torch.softmax(scores, -1), values).to(q.dtype)
+
+
+def _met(q: Tensor, k: Tensor, places: Places, row: Tensor) -> Tensor:
+    """What queries give with the keys of distances, and keys with their queries: f64[heads, n, n]. row [n, n]: of each query
+    and key."""
+    total = torch.zeros(q.shape[1], *row.shape, dtype=torch.float64, device=q.device)
+    if places.keys is not None:
+        met = torch.einsum("qhd,chd->hqc", q.to(torch.float64), places.keys.to(torch.float64))
+        total = total + met.gather(2, row.expand_as(total))
+    if places.queries is not None:
+        met = torch.einsum("khd,chd->hkc", k.to(torch.float64), places.queries.to(torch.float64))
+        total = total + met.gather(2, row.T.expand_as(total)).transpose(1, 2)
+    return total

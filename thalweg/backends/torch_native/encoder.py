@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from thalweg.hal.attention import AttentionBackend, AttnSpec, whole_sequences
+from thalweg.hal.attention import AttentionBackend, AttnSpec, Places, whole_sequences
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.step import StepBatch
 
@@ -31,6 +31,8 @@ class EncoderAttention(AttentionBackend):
             return f"runs float32 and bfloat16, not {spec.dtype}"
         if spec.heads % spec.kv_heads:
             return f"{spec.heads} heads do not share {spec.kv_heads} KV heads evenly"
+        if spec.placed and (spec.window or spec.heads != spec.kv_heads):
+            return "distances have keys and queries for each head, and no windows"
         if spec.softcap or spec.sinks:
             return "the fused attention underneath has no softcap and no sinks"
         return None
@@ -55,8 +57,13 @@ class EncoderAttention(AttentionBackend):
     ) -> tuple[Tensor, Tensor]:
         return self._all(q, k, v, batch, group, spec, bias), kv
 
+    def attend_placed(
+        self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec, places: Places
+    ) -> tuple[Tensor, Tensor]:
+        return self._all(q, k, v, batch, group, spec, places), kv
+
     def _all(
-        self, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch, group: int, spec: AttnSpec, bias: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, batch: StepBatch, group: int, spec: AttnSpec, more: Tensor | Places | None
     ) -> Tensor:
         if batch.uniform == 1:
             return v.repeat_interleave(spec.heads // spec.kv_heads, 1)
@@ -67,9 +74,14 @@ class EncoderAttention(AttentionBackend):
             for a, b in _pieces(stop - first, spec.window):
                 low, high = (max(0, a - spec.window + 1), min(stop - first, b + spec.window - 1)) if spec.window else (a, b)
                 seen = slice(low, high)
+                mask: Tensor | None
+                if isinstance(more, Places):
+                    mask = _met(one, keys, spec, more)
+                else:
+                    mask = _mask(q, (a, b), (low, high), spec, more)
                 made = F.scaled_dot_product_attention(
                     one[None, :, a:b], keys[None, :, seen], values[None, :, seen], scale=spec.scale,
-                    attn_mask=_mask(q, (a, b), (low, high), spec, bias), enable_gqa=spec.heads != spec.kv_heads,
+                    attn_mask=mask, enable_gqa=spec.heads != spec.kv_heads,
                 )  # fmt: skip
                 out[first + a : first + b] = made[0].transpose(0, 1)
         return out
@@ -91,3 +103,20 @@ def _mask(q: Tensor, rows: tuple[int, int], seen: tuple[int, int], spec: AttnSpe
     else:
         added = bias[:, apart.clamp(-spec.reach, spec.reach) + spec.reach].to(q.dtype)
     return (added.masked_fill(apart.abs() >= spec.window, -torch.inf) if spec.window else added)[None]
+
+
+def _met(q: Tensor, k: Tensor, spec: AttnSpec, places: Places) -> Tensor:
+    """What is added to scores [1, heads, n, n] by distances. q and k [heads, n, D], of one sequence.
+
+    Every query meets all 2n - 1 distances, and a key n of them: rows that each begin one further are a view with other strides.
+    So nothing is gathered, and bits do not depend on what else is in the step."""
+    heads, n, width = *q.shape[:2], 2 * q.shape[1] - 1
+    apart = torch.arange(1 - n, n, device=q.device).clamp(-spec.reach, spec.reach)
+    rows, total = places.row[apart + spec.reach] - places.first, torch.zeros((), dtype=q.dtype, device=q.device)
+    if places.keys is not None:
+        met = q @ places.keys[rows].permute(1, 2, 0)
+        total = met.as_strided((heads, n, n), (n * width, width - 1, 1), n - 1)
+    if places.queries is not None:
+        met = k @ places.queries[rows.flip(0)].permute(1, 2, 0)
+        total = total + met.as_strided((heads, n, n), (n * width, 1, width - 1), n - 1)
+    return (total * spec.scale)[None]

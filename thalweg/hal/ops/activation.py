@@ -14,6 +14,8 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 SWIGLU_OAI = "swiglu_oai"
 """Of experts alone."""
 OAI_ALPHA, OAI_LIMIT = 1.702, 7.0
+CUT = "silu_cut_"
+"""Of experts alone, and followed by a number: how large silu(gate) may be, and up either way (Step 3.5)."""
 UNGATED = (*ACTIVATIONS, "gelu_quick", "relu", "relu2")
 
 
@@ -36,10 +38,17 @@ def activate(x: Tensor, act: str) -> Tensor:
 
 def gated(gate: Tensor, up: Tensor, act: str) -> Tensor:
     """act(gate) * up. swiglu_oai, of gpt-oss: both cut at 7, up at -7 as well, then gate * sigmoid(1.702 gate) * (up + 1)."""
+    if act.startswith(CUT):
+        return cut_silu(gate, up, float(act.removeprefix(CUT)))
     if act != SWIGLU_OAI:
         return activate(gate, act) * up
     gate, up = gate.clamp(max=OAI_LIMIT), up.clamp(-OAI_LIMIT, OAI_LIMIT)
     return (up + 1) * (gate * sigmoid(gate * OAI_ALPHA))
+
+
+def cut_silu(gate: Tensor, up: Tensor, most: float) -> Tensor:
+    """silu(gate), at most so large, times up, at most so far from zero."""
+    return silu(gate).clamp(max=most) * up.clamp(-most, most)
 
 
 def _gated_sample(act: str) -> Sample:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from thalweg.hal import ops
-from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
+from thalweg.hal.attention import AttentionBackend, AttnSpec, Places, QKPrologue
 from thalweg.hal.device import Device, Executable
 from thalweg.hal.fields import Array, Part, dim
 from thalweg.hal.ops.quantise import decode_kv, encode_kv
@@ -47,7 +47,17 @@ def sinks(spec: AttnSpec) -> np.ndarray | None:
 def bias(spec: AttnSpec) -> np.ndarray | None:
     """[heads, 2 * reach + 1], another number for every head and distance. None where the spec has no reach."""
     n = 2 * spec.reach + 1
-    return np.sin(np.arange(spec.heads * n, dtype=np.float32)).reshape(-1, n) * 2 if spec.reach else None
+    return np.sin(np.arange(spec.heads * n, dtype=np.float32)).reshape(-1, n) * 2 if spec.reach and not spec.placed else None
+
+
+def places(spec: AttnSpec, rows: int = 9) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """The row of each distance, and a key and a query for each row [rows, heads, D]. None where the spec is not placed."""
+    if not spec.placed:
+        return None
+    n = 2 * spec.reach + 1
+    made = np.sin(np.arange(2 * rows * spec.heads * spec.head_dim, dtype=np.float32) ** 1.5)
+    keys, queries = made.reshape(2, rows, spec.heads, spec.head_dim)
+    return np.arange(n) * rows // n, keys, queries
 
 
 def dense(s: Story, spec: AttnSpec, dtype: torch.dtype, ahead: np.ndarray | None = None) -> np.ndarray:
@@ -160,6 +170,9 @@ class Cache:
         self._sinks = None if more is None else device.put(torch.from_numpy(more).to(getattr(torch, spec.dtype)))
         if (added := bias(spec)) is not None:
             self._sinks = device.put(torch.from_numpy(added))
+        if (placed := places(spec)) is not None:
+            row, *both = (torch.from_numpy(a) for a in placed)
+            self._sinks = tuple(map(device.put, (row, *(each.to(getattr(torch, spec.dtype)) for each in both))))
 
     def attend(
         self, batch: StepBatch, q: np.ndarray, k: np.ndarray, v: np.ndarray, shape: StepShape | None = None,
@@ -193,7 +206,9 @@ class Cache:
         heads = b.get(Heads)
         assert heads is not None
         q, k, v = (a.to(getattr(torch, self._spec.dtype)) for a in (heads.q, heads.k, heads.v))
-        if self._spec.reach:
+        if self._spec.placed:
+            out, kv = self._backend.attend_placed(q, k, v, kv, b, 0, self._spec, Places(params[0], 0, *params[1:]))
+        elif self._spec.reach:
             out, kv = self._backend.attend_biased(q, k, v, kv, b, 0, self._spec, params)
         elif prologue is None:
             out, kv = self._backend.attend(q, k, v, kv, b, 0, self._spec, params)

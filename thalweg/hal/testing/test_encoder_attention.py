@@ -22,6 +22,7 @@ SPECS = {
     "softcap": AttnSpec(4, 2, 32, 0.3, "float32", "encoder", softcap=5.0),
     "window": AttnSpec(4, 2, 32, 0.3, "float32", "encoder", window=9),
     "bias": AttnSpec(4, 2, 32, 0.3, "float32", "encoder", reach=20),
+    "placed": AttnSpec(3, 3, 32, 0.1, "float32", "encoder", reach=20, placed=True),
     "both": AttnSpec(2, 2, 64, 0.3, "float32", "encoder", window=33, reach=20),
 }
 LENGTHS = (37, 1, 300, 64, 2)
@@ -62,6 +63,11 @@ def _dense(s: seq.Story, spec: AttnSpec, dtype: torch.dtype) -> np.ndarray:
     apart = at[None] - at[:, None]
     if (bias := seq.bias(spec)) is not None:
         scores = scores + bias[:, np.clip(apart, -spec.reach, spec.reach) + spec.reach]
+    if (placed := seq.places(spec)) is not None:
+        row, *both = placed
+        met = row[np.clip(apart, -spec.reach, spec.reach) + spec.reach]
+        keys, queries = (torch.from_numpy(a).to(dtype).double().numpy()[met] for a in both)  # [n, n, heads, D]
+        scores = scores + (np.einsum("qhd,qkhd->hqk", q, keys) + np.einsum("khd,qkhd->hqk", k, queries)) * spec.scale
     if spec.window:
         scores = np.where(abs(apart) < spec.window, scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))

@@ -1,9 +1,9 @@
-"""Baichuan 1: Llama with q, k and v in one tensor, and in the larger one scores that fall with distance for positions."""
+"""Baichuan 1 and 2: Llama with q, k and v in one tensor, and in the larger ones scores that fall with distance for positions;
+in the second each row of the output matrix is divided by its length."""
 
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, integer
-from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.bloom import slopes
 from thalweg.models.families.common import attention, decoder, head_size, hidden_size, layer_count, mlp, pre_norms
 from thalweg.models.spec import Attention, Layer, ModelSpec
@@ -20,11 +20,6 @@ def baichuan_7b(config: Config) -> ModelSpec:
 
 
 def baichuan(config: Config) -> ModelSpec:
-    if integer(config, "vocab_size") == NORMED:
-        raise UnsupportedModelError(
-            "config.json: vocab_size: Baichuan 2 divides each row of its output matrix by the row's length, which this version "
-            "does not"
-        )
     if hidden_size(config) == ROTATES:
         return baichuan_7b(config)
     heads = integer(config, "num_attention_heads", high=1 << 16)
@@ -37,4 +32,5 @@ def baichuan(config: Config) -> ModelSpec:
 
 
 def _model(config: Config, heads: Attention) -> ModelSpec:
-    return decoder(config, [Layer(heads, mlp(config), pre_norms(config))] * layer_count(config))
+    normed = integer(config, "vocab_size") == NORMED
+    return decoder(config, [Layer(heads, mlp(config), pre_norms(config))] * layer_count(config), head_normed=normed)

@@ -1,14 +1,25 @@
-"""Ling 2 and Ring 2: norms of every head's q and k, positions on a part of each head, and mixtures whose experts are chosen by
-sigmoids and a correction within groups, beside one that every token goes to."""
+"""Ling and Ring, 1 and 2: mixtures beside an expert that every token goes to. In the second, norms of every head's q and k,
+positions on a part of each head, and experts that are chosen by sigmoids and a correction within groups."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from thalweg.checkpoint.config import Config, flag, integer, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import attention, decoder, eps, head_size, layer_count, mlp, pre_norms, rope
 from thalweg.models.families.deepseek import drafts
-from thalweg.models.families.mixtures import corrected
-from thalweg.models.spec import HeadNorm, Layer, ModelSpec
+from thalweg.models.families.mixtures import corrected, mixture
+from thalweg.models.spec import HeadNorm, Layer, ModelSpec, MoE
+
+
+def bailing_moe(config: Config) -> ModelSpec:
+    """The first: a softmax chooses, positions turn whole heads, which have no norms."""
+    if flag(config, "norm_head", False) or config.get("multi_gate"):
+        raise UnsupportedModelError("config.json: norm_head, multi_gate: this version serves Ling and Ring without")
+    config = {"norm_topk_prob": True, "first_k_dense_replace": 0, **config}
+    moe = mixture(config, experts="num_experts", shared="num_shared_experts", renormalise=flag(config, "norm_topk_prob", True))
+    return _model(config, moe, partial=False, norm=None)
 
 
 def bailing_moe_v2(config: Config) -> ModelSpec:
@@ -17,13 +28,26 @@ def bailing_moe_v2(config: Config) -> ModelSpec:
     shared = config.get("moe_shared_expert_intermediate_size")
     if shared is not None and shared != config.get("moe_intermediate_size"):
         raise UnsupportedModelError("config.json: moe_shared_expert_intermediate_size: must be moe_intermediate_size")
+    moe = corrected(config, experts="num_experts", shared="num_shared_experts", correction="gate.expert_bias")
+    normed = flag(config, "use_qk_norm", True)
+    norm = HeadNorm(eps(config), q="query_layernorm", k="key_layernorm") if normed else None
+    return _model(config, moe, partial=True, norm=norm)
+
+
+def sarvam_moe(config: Config) -> ModelSpec:
+    """Sarvam 30B."""
+    spec = bailing_moe_v2(config)
+    inside = ((".gate.e_score_correction_bias", ".gate.expert_bias"),)
+    return replace(spec, names=replace(spec.names, inside=inside))
+
+
+def _model(config: Config, moe: MoE, *, partial: bool, norm: HeadNorm | None) -> ModelSpec:
     head_dim = head_size(config)
     heads = attention(
-        config, head_dim=head_dim, rope=rope(config, head_dim, partial=True), bias=flag(config, "use_qkv_bias", False),
+        config, head_dim=head_dim, rope=rope(config, head_dim, partial=partial), bias=flag(config, "use_qkv_bias", False),
         out_bias=flag(config, "use_bias", False), name="attention", fused="query_key_value", parts=("q", "k", "v"), out="dense",
-        norm=HeadNorm(eps(config), q="query_layernorm", k="key_layernorm") if flag(config, "use_qk_norm", True) else None,
+        norm=norm,
     )  # fmt: skip
-    moe = corrected(config, experts="num_experts", shared="num_shared_experts", correction="gate.expert_bias")
     dense, norms = integer(config, "first_k_dense_replace", low=0, default=0), pre_norms(config)
     return decoder(
         config, [Layer(heads, mlp(config) if i < dense else moe, norms) for i in range(layer_count(config))],

@@ -9,14 +9,35 @@ from thalweg.checkpoint.config import Config, integer
 from thalweg.errors import CheckpointError
 from thalweg.models.families.bert import encoder
 from thalweg.models.families.common import hidden_size, pooling
+from thalweg.models.families.jina_v3 import jina_roberta
+from thalweg.models.families.lfm2 import lfm2
 from thalweg.models.families.modernbert import modernbert
+from thalweg.models.families.tails import embedder
 from thalweg.models.spec import ModelSpec
-from thalweg.models.tail import Dense
+from thalweg.models.tail import Dense, Pooling
 
 SIZES = ("dim", "colbert_dim", "projection_dim")
 
 
 def colbert(config: Config) -> ModelSpec:
+    return encoder(config, _tail(config), prefix="bert.", skip=("pooler.", "cls."))
+
+
+def colbert_jina(config: Config) -> ModelSpec:
+    """jina-colbert-v2."""
+    return jina_roberta({"rotary_emb_base": 10_000.0, **config}, _tail(config), skip=("pooler.",))
+
+
+def colbert_modernbert(config: Config) -> ModelSpec:
+    return _of_each(modernbert(config))
+
+
+def colbert_lfm2(config: Config) -> ModelSpec:
+    return _of_each(embedder(lfm2(config), config))
+
+
+def _tail(config: Config) -> Pooling:
+    """With a matrix in the model's own files."""
     said = config.get("pooling")
     sources = [config, said if isinstance(said, dict) else {}]
     size = next((integer(s, key, high=1 << 20) for s in sources for key in SIZES if s.get(key) is not None), 0)
@@ -26,12 +47,11 @@ def colbert(config: Config) -> ModelSpec:
             "give --hf-overrides '{\"dim\": 128}', or what it was trained with"
         )
     dense = Dense("", hidden_size(config), size, bias=False, act="none", name="linear")
-    tail = replace(pooling(config, default="cls"), each=True, dense=(dense,))
-    return encoder(config, tail, prefix="bert.", skip=("pooler.", "cls."))
+    return replace(pooling(config, default="cls"), each=True, dense=(dense,))
 
 
-def colbert_modernbert(config: Config) -> ModelSpec:
-    spec = modernbert(config)
+def _of_each(spec: ModelSpec) -> ModelSpec:
+    """With a Dense step beside the model."""
     assert spec.pooling is not None
     if not spec.pooling.dense:
         raise CheckpointError("modules.json: this architecture needs a Dense step, as PyLate writes it")

@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V3, R1 and Kimi K2: latent attention with positions on a slice of each head, and mixtures whose experts are
+"""DeepSeek-MoE, V2, V3, R1 and Kimi K2: latent attention with positions on a slice of each head, and mixtures whose experts are
 chosen within groups, beside one that every token goes to."""
 
 from __future__ import annotations
@@ -8,9 +8,22 @@ from typing import Any
 
 from thalweg.checkpoint.config import Config, flag, integer, real, text
 from thalweg.errors import UnsupportedModelError
-from thalweg.models.families.common import decoder, layer_count, mlp, pre_norms, rope
+from thalweg.models.families.common import attention, decoder, layer_count, mlp, pre_norms, rope
 from thalweg.models.families.mixtures import corrected, mixture
-from thalweg.models.spec import LatentAttention, Layer, ModelSpec, MoE, Names, Rope
+from thalweg.models.spec import LatentAttention, Layer, Mixer, ModelSpec, MoE, Names, Rope
+
+
+def deepseek(config: Config) -> ModelSpec:
+    """DeepSeek-MoE, the first: Llama's attention."""
+    if text(config, "scoring_func", "softmax") != "softmax":
+        raise UnsupportedModelError("config.json: scoring_func: DeepSeek-MoE has a softmax alone")
+    config = {"n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "num_nextn_predict_layers": 0, **config}
+    bias = flag(config, "attention_bias", False)
+    moe = mixture(config, renormalise=flag(config, "norm_topk_prob", False))
+    return layers(
+        config, attention(config, bias=bias, out_bias=bias), moe,
+        dense=integer(config, "first_k_dense_replace", low=0, default=0),
+    )  # fmt: skip
 
 
 def deepseek_v2(config: Config) -> ModelSpec:
@@ -42,6 +55,20 @@ def deepseek_v3(config: Config) -> ModelSpec:
     )  # fmt: skip
 
 
+def sarvam_mla(config: Config) -> ModelSpec:
+    """Sarvam 105B: V3 with other keys."""
+    said = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    kind = said.pop("type", said.get("rope_type"))
+    if kind == "deepseek_yarn":
+        config = {**config, "rope_parameters": None, "rope_scaling": {**said, "rope_type": "yarn"}}
+    if text(config, "score_function", "sigmoid") != "sigmoid":
+        raise UnsupportedModelError("config.json: score_function: this family has sigmoids alone")
+    moe = corrected(config, experts="num_experts", shared="num_shared_experts")
+    return layers(
+        config, latent(config, interleaved=True), moe, dense=integer(config, "first_k_dense_replace", low=0, default=1)
+    )
+
+
 def latent(config: Config, *, interleaved: bool, **more: Any) -> LatentAttention:
     """more: fields of `spec.LatentAttention` that the family decides."""
 
@@ -69,7 +96,7 @@ def _sharper(rope: Rope) -> float:
     return (0.1 * every * math.log(factor) + 1.0) ** 2 if factor > 1 else 1.0
 
 
-def layers(config: Config, mixer: LatentAttention, moe: MoE, *, dense: int) -> ModelSpec:
+def layers(config: Config, mixer: Mixer, moe: MoE, *, dense: int) -> ModelSpec:
     """The first `dense` layers have a plain MLP, and of the others all but each `moe_layer_freq`-th."""
     norms, count, every = pre_norms(config), layer_count(config), integer(config, "moe_layer_freq", default=1)
     parts = [moe if i >= dense and i % every == 0 else mlp(config) for i in range(count)]

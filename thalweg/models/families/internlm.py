@@ -1,10 +1,21 @@
-"""InternLM 1 to 3: Llama, with biases where the configuration says so; InternLM 2 by other names, with q, k and v in one
-tensor."""
+"""InternLM 1 to 3: Llama, with biases where the configuration says so; InternLM 2, and its reward models, by other names, with
+q, k and v in one tensor."""
 
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, flag, integer
-from thalweg.models.families.common import attention, decoder, eps, head_size, hidden_size, layer_count, mlp, windowed
+from thalweg.models.families.common import (
+    attention,
+    decoder,
+    eps,
+    head_size,
+    hidden_size,
+    layer_count,
+    mlp,
+    token_classes,
+    windowed,
+)
+from thalweg.models.families.tails import ended
 from thalweg.models.spec import Layer, ModelSpec, Norm, Norms
 
 
@@ -22,6 +33,12 @@ def internlm2(config: Config) -> ModelSpec:
         Norms(mixer=Norm("attention_norm", hidden, e), ffn=Norm("ffn_norm", hidden, e)),
     )
     return decoder(config, [layer] * layer_count(config), embed="tok_embeddings", head="output")
+
+
+def internlm2_reward(config: Config) -> ModelSpec:
+    """A number for every token, of which the last one's is the text's."""
+    named = {**config, "id2label": {0: "LABEL_0"}}
+    return ended(internlm2(config), token_classes(named, mode="last", out="v_head", bias=False))
 
 
 def internlm3(config: Config) -> ModelSpec:

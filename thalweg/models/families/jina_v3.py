@@ -10,14 +10,14 @@ from thalweg.models.tail import Pooling
 
 
 def jina_v3(config: Config) -> ModelSpec:
-    return _encoder(config, pooling(config, default="mean"), skip=("pooler.", "lm_head."))
+    return jina_roberta(config, pooling(config, default="mean"), skip=("pooler.", "lm_head."))
 
 
 def jina_v3_classifier(config: Config) -> ModelSpec:
-    return _encoder(config, classes(config, dense="classifier.dense", out="classifier.out_proj"))
+    return jina_roberta(config, classes(config, dense="classifier.dense", out="classifier.out_proj"))
 
 
-def _encoder(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> ModelSpec:
+def jina_roberta(config: Config, tail: Pooling, skip: tuple[str, ...] = ()) -> ModelSpec:
     inner = ungated(config, bias=True, act=act(config, default="gelu"))
     parts = ("mixer", "Wqkv", "out_proj", "norm1", "norm2")
     return rotary_encoder(

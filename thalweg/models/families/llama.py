@@ -7,8 +7,8 @@ from dataclasses import replace
 from thalweg.checkpoint.config import Config, flag, text
 from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.common import classes, layer_count, mlp, windowed
-from thalweg.models.families.tails import embedder, ended
-from thalweg.models.spec import Attention, ModelSpec
+from thalweg.models.families.tails import embedder, ended, unmasked
+from thalweg.models.spec import ModelSpec
 
 
 def llama(config: Config) -> ModelSpec:
@@ -17,15 +17,20 @@ def llama(config: Config) -> ModelSpec:
     return windowed(config, (0,) * layer_count(config), inner, bias=bias, out_bias=bias)
 
 
+def pangu_embedded(config: Config) -> ModelSpec:
+    """openPangu-Embedded: `bias` is of attention."""
+    return llama({**config, "attention_bias": flag(config, "attention_bias", flag(config, "bias", False))})
+
+
 def llama_both_ways(config: Config) -> ModelSpec:
     """An embedder whose tokens see both ways."""
-    return _both_ways(embedder(llama(config), config, default=_mode(config)))
+    return unmasked(embedder(llama(config), config, default=_mode(config)))
 
 
 def llama_both_ways_classifier(config: Config) -> ModelSpec:
     """A reranker whose tokens see both ways."""
     tail = classes(config, mode=_mode(config), out="score", bias=False)
-    return _both_ways(ended(llama(config), replace(tail, form="nemotron-rerank")))
+    return unmasked(ended(llama(config), replace(tail, form="nemotron-rerank")))
 
 
 def _mode(config: Config) -> str:
@@ -33,11 +38,3 @@ def _mode(config: Config) -> str:
     if said not in modes:
         raise UnsupportedModelError(f"config.json: pooling: {said!r:.80} is none of {', '.join(modes)}")
     return modes[said]
-
-
-def _both_ways(spec: ModelSpec) -> ModelSpec:
-    layers = []
-    for layer in spec.layers:
-        assert isinstance(layer.mixer, Attention)
-        layers.append(replace(layer, mixer=replace(layer.mixer, causal=False)))
-    return replace(spec, layers=tuple(layers))

@@ -9,6 +9,11 @@ from thalweg.models.families.common import attention, decoder, head_size, hidden
 from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Norms
 
 
+def stablelm_epoch(config: Config) -> ModelSpec:
+    """As the first files spell it."""
+    return stablelm({"layer_norm_eps": config.get("norm_eps"), "partial_rotary_factor": config.get("rope_pct", 0.25), **config})
+
+
 def stablelm(config: Config) -> ModelSpec:
     if flag(config, "qk_layernorm", False):
         raise UnsupportedModelError("config.json: qk_layernorm: this version has no norms of q and k for this family")

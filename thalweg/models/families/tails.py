@@ -7,7 +7,7 @@ from dataclasses import replace
 from thalweg.checkpoint.config import Config, flag, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import classes, pooling, token_classes
-from thalweg.models.spec import ModelSpec
+from thalweg.models.spec import Attention, ModelSpec
 from thalweg.models.tail import Pooling
 
 METHODS = ("from_2_way_softmax", "no_post_processing")
@@ -25,6 +25,15 @@ def classifier(spec: ModelSpec, config: Config) -> ModelSpec:
     if config.get("classifier_from_token") is not None:
         return _from_tokens(spec, config)
     return ended(spec, classes(config, mode="last", out="score", bias=False))
+
+
+def unmasked(spec: ModelSpec) -> ModelSpec:
+    """The same whose tokens see both ways."""
+    layers = []
+    for layer in spec.layers:
+        assert isinstance(layer.mixer, Attention)
+        layers.append(replace(layer, mixer=replace(layer.mixer, causal=False)))
+    return replace(spec, layers=tuple(layers))
 
 
 def of_tokens(spec: ModelSpec, config: Config) -> ModelSpec:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from thalweg.errors import ConfigError, DeviceError
 from thalweg.hal import ops
 from thalweg.hal.attention import NOT_FUSED, AttentionBackend, AttnSpec, QKPrologue, choose_attention
-from thalweg.hal.op import Choice
+from thalweg.hal.op import Bound, Choice
 from thalweg.hal.ops.pointwise import softplus
 from thalweg.hal.step import Array
 from thalweg.models import spec as declared
@@ -31,7 +31,7 @@ from thalweg.models.spec.attention import PLACES
 from thalweg.models.weights import ParamSpec, Weight
 from thalweg.quantization.cache import FLOAT8, CacheScales, scales
 
-SELDOM = ("spans", "reach", "index", "top")
+SELDOM = ("spans", "reach", "placed", "index", "top")
 """What the kernel plan says of attention only where there is some."""
 PAGE = 256
 """Positions are told as so many times one number, and another below it: both are exact in bfloat16."""
@@ -81,6 +81,8 @@ class Attention:
         self._gate: Any = None
         if spec.softplus:
             self._gate = _softplus_mul
+        elif spec.gate_heads:
+            self._gate = partial(_heads_mul, ctx.bind(ops.sigmoid_mul, size=spec.head_dim))
         elif spec.gated or spec.gate:
             self._gate = ctx.bind(ops.sigmoid_mul, size=self.spec.heads * spec.head_dim)
 
@@ -139,6 +141,12 @@ def _softplus_mul(x: Array, gate: Array) -> Array:
     """x [T, heads * n] times softplus of gate, which is as wide, or [T, heads]."""
     by = softplus(gate.to(torch.float32)).to(x.dtype)
     return x * by if by.shape == x.shape else (x.unflatten(-1, (by.shape[-1], -1)) * by.unsqueeze(-1)).flatten(-2)
+
+
+def _heads_mul(mul: Bound, x: Array, gate: Array) -> Array:
+    """x [T, heads * n] times the sigmoid of gate [T, heads]."""
+    by = gate.contiguous().unsqueeze(-1)
+    return mul(x.unflatten(-1, (by.shape[1], -1)), by).flatten(-2)
 
 
 class _Slopes:

@@ -27,7 +27,7 @@ class LatentAttention:
 
     def __init__(self, ctx: Context, spec: declared.LatentAttention, weights: Mapping[str, Any], place: Place) -> None:
         self._place, self._grows, self._nope, self._rotary = place, spec.grows, spec.nope_dim, spec.rope_dim
-        self._heads = ctx.share(spec.heads, "attention heads")
+        self._heads, self._scale = ctx.share(spec.heads, "attention heads"), spec.latent_scale
         self._parts = (spec.q_latent, spec.latent, spec.rope_dim)
         self._down, self._q, self._out = (make(ctx, weights[k]) for make, k in (
             (Linear, "down"), (Linear, "q"), (RowLinear, "out"),
@@ -89,7 +89,8 @@ class LatentAttention:
         if self._rope is not None:
             turning, key = self._rope(turning, key, flow.batch.positions, flow.tables[at.table])
         query = torch.cat((self._absorb(still, p["k_up"]["weight"]), turning), -1)
-        held = torch.cat((self._kv_norm(p["kv_norm"], latent), key), -1)
+        latent = self._kv_norm(p["kv_norm"], latent)
+        held = torch.cat((latent if self._scale == 1.0 else latent * self._scale, key), -1)
         cache = flow.caches[at.layer]
         if self._indexer is None:
             out, cache = self.backend.attend(query, held, held, cache, flow.batch, at.group, self.spec)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from thalweg.hal import ops
+from thalweg.hal.ops.activation import cut_silu
 from thalweg.hal.step import Array
 from thalweg.models.context import Context
 from thalweg.models.flow import Flow
@@ -20,7 +22,9 @@ class GatedMLP:
 
     def __init__(self, ctx: Context, spec: MLP, weights: Mapping[str, Any]) -> None:
         self._in, self._scale = Linear(ctx, weights["gate_up"]), spec.gate_scale
-        self._act = ctx.bind(ops.act_and_mul, act=spec.act, size=self._in.outputs[0])
+        self._act: Any = partial(_cut, spec.cut)
+        if not spec.cut:
+            self._act = ctx.bind(ops.act_and_mul, act=spec.act, size=self._in.outputs[0])
         self._out = RowLinear(ctx, weights["down"])
         self.specs = {"gate_up": self._in.specs, "down": self._out.specs}
 
@@ -30,3 +34,9 @@ class GatedMLP:
             gate, up = both.chunk(2, -1)
             both = torch.cat((gate * self._scale, up), -1)
         return self._out(p["down"], self._act(both))
+
+
+def _cut(most: float, both: Array) -> Array:
+    """As `MLP.cut` says, in torch's operations: few layers have it."""
+    gate, up = both.chunk(2, -1)
+    return cut_silu(gate, up, most)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from thalweg.hal import ops
+from thalweg.hal.ops.activation import CUT
 from thalweg.hal.step import Array
 from thalweg.hal.weights import DENSE, WeightFormat
 from thalweg.models.context import Context
@@ -27,11 +28,12 @@ class Experts:
 
     def __init__(self, ctx: Context, spec: MoE, weights: Mapping[str, Any]) -> None:
         self._comm, self._inward, self._top_k, self._logit_scale = ctx.comm, spec.inward, spec.top_k, spec.logit_scale
+        self._matrices = spec.experts if spec.zero else 0
         inner = ctx.share(spec.inner, "inner values of an expert")
         router, first, second = (weights[k]["weight"] for k in ("router", "gate_up", "down"))
         hidden = router.sources[0].shape[1]
         facts = ({"biased": True} if spec.biases else {}) | ({} if spec.gated else {"gated": False})
-        self._router = ctx.bind(ops.linear, in_features=hidden, out_features=spec.experts, **linear_spec(DENSE))
+        self._router = ctx.bind(ops.linear, in_features=hidden, out_features=spec.experts + spec.zero, **linear_spec(DENSE))
         grouped = {"groups": spec.groups, "top_groups": spec.top_groups} if spec.groups > 1 else {}
         if spec.groups > 1 and spec.group_best != 2:
             grouped["group_best"] = spec.group_best
@@ -42,11 +44,12 @@ class Experts:
         else:
             self._route = ctx.bind(
                 ops.route, k=spec.top_k, scores=spec.scores, renormalise=spec.renormalise, scale=spec.scale,
-                experts=spec.experts, **grouped,
+                experts=spec.experts + spec.zero, **grouped,
             )  # fmt: skip
         form, down = ctx.format(first), ctx.format(second)
+        act = f"{CUT}{spec.cut:g}" if spec.cut else spec.act
         self._experts = ctx.bind(
-            ops.experts, experts=spec.experts, act=spec.act, weight=form, group=form.group, down_weight=down,
+            ops.experts, experts=spec.experts, act=act, weight=form, group=form.group, down_weight=down,
             down_group=down.group, in_features=spec.latent or hidden, inner=inner, **facts,
         )  # fmt: skip
 
@@ -87,6 +90,11 @@ class Experts:
 
     def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
         ids, shares = self._chosen(p, x)
+        same = None
+        if self._matrices:  # such a choice costs what the first expert does, of which nothing is taken
+            real = ids < self._matrices
+            same = x * torch.where(real, 0, shares).sum(-1, keepdim=True).to(x.dtype)
+            ids, shares = torch.where(real, ids, 0), torch.where(real, shares, 0)
         entered = self._projected(p, "enter", x if self._entry is None else self._entry(p["entry"], x))
         biases = (p["biases"]["gate_up"],) if "biases" in p else ()
         matrices = p["gate_up"]["weight"], p["down"]["weight"], *biases
@@ -95,6 +103,7 @@ class Experts:
         if "biases" in p:  # once, not once per rank
             each = p["biases"]["down"].view(-1, out.shape[-1])[ids.long()].to(torch.float32)
             out = out + (shares.unsqueeze(-1) * each).sum(1).to(out.dtype)
+        out = out if same is None else out + same
         if self._shared is None:
             return out
         more = self._shared(p["shared"], x, flow)

@@ -9,15 +9,18 @@ Names of tensors are those of the checkpoint: each part names its own, relative 
 
 from __future__ import annotations
 
+from thalweg.models.spec.adapter import Adapter
 from thalweg.models.spec.altup import AltUp, Laurel, Streams
 from thalweg.models.spec.attention import Attention, Relative
 from thalweg.models.spec.beside import Beside
 from thalweg.models.spec.cross import CrossAttention
 from thalweg.models.spec.delta import DeltaNet
+from thalweg.models.spec.disentangled import DisentangledAttention, Distances
 from thalweg.models.spec.hearing import Conv, Hearing
 from thalweg.models.spec.indexer import Indexer
 from thalweg.models.spec.kda import KimiDelta
 from thalweg.models.spec.latent import LatentAttention
+from thalweg.models.spec.lightning import LightningAttention
 from thalweg.models.spec.mamba import Mamba
 from thalweg.models.spec.mamba2 import Mamba2
 from thalweg.models.spec.mlp import MLP, UngatedMLP
@@ -28,6 +31,7 @@ from thalweg.models.spec.part import FFN, Mixer
 from thalweg.models.spec.perlayer import Ending, LayerInput, LayerInputs
 from thalweg.models.spec.rope import ROPE_TYPES, Rope, rope_type
 from thalweg.models.spec.short_conv import ShortConv
+from thalweg.models.spec.shortcut import Shortcut
 from thalweg.models.spec.sound import Sound
 from thalweg.models.spec.sparse import SparseMLP
 from thalweg.models.spec.vision import Projector, Vision
@@ -37,6 +41,7 @@ __all__ = [
     "FFN",
     "MLP",
     "ROPE_TYPES",
+    "Adapter",
     "AltUp",
     "AnyNorm",
     "Attention",
@@ -44,6 +49,8 @@ __all__ = [
     "Conv",
     "CrossAttention",
     "DeltaNet",
+    "DisentangledAttention",
+    "Distances",
     "Ending",
     "HeadNorm",
     "Hearing",
@@ -56,6 +63,7 @@ __all__ = [
     "LayerInputs",
     "LayerNorm",
     "Learned",
+    "LightningAttention",
     "Mamba",
     "Mamba2",
     "Mixer",
@@ -69,6 +77,7 @@ __all__ = [
     "Rope",
     "Scale",
     "ShortConv",
+    "Shortcut",
     "Sound",
     "SparseMLP",
     "Streams",

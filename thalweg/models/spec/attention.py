@@ -107,8 +107,8 @@ class Attention:
             raise ValueError("Attention: heads are grouped in a fused tensor, and without gates")
         if self.gate and (self.gated or self.fused):
             raise ValueError("Attention: a gate of its own stands beside q, k and v in tensors of their own")
-        if (self.softplus and not self.gate) or (self.gate_heads and not self.softplus):
-            raise ValueError("Attention: a gate for each head has a matrix of its own, and goes through softplus")
+        if (self.softplus or self.gate_heads) and not self.gate:
+            raise ValueError("Attention: a gate for each head, or through softplus, has a matrix of its own")
         if not self.key_bias and self.fused:
             raise ValueError("Attention: a fused tensor has a bias for keys too")
         if self.norm is not None and self.norm.after and self.norm.whole:

@@ -33,6 +33,8 @@ class LatentAttention:
     """Of the scores. 0 = by the size of a head's q."""
     eps: float = 1e-6
     """Of the norms of both latents."""
+    latent_scale: float = 1.0
+    """Of the normed latent of keys and values."""
     bias: bool = False
     """Of the projections down to latents, and of the last one."""
     grows: tuple[float, int] | None = None

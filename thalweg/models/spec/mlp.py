@@ -25,8 +25,14 @@ class MLP:
     """Of the gate, before act."""
     swapped: bool = False
     """That tensor holds up first."""
+    cut: float = 0.0
+    """act(gate) is at most this, and up at most this far from zero; 0 = they are what they are. Then act is silu."""
     down_bias: bool | None = None
     """Of down alone; None = as `bias` says."""
+
+    def __post_init__(self) -> None:
+        if self.cut and self.act != "silu":
+            raise ValueError("MLP: what is cut went through silu")
 
     @property
     def width(self) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from thalweg.models.spec.adapter import Adapter
 from thalweg.models.spec.altup import AltUp, Laurel, Streams
+from thalweg.models.spec.disentangled import Distances
 from thalweg.models.spec.hearing import Hearing
 from thalweg.models.spec.norm import AnyNorm, Norms
 from thalweg.models.spec.part import FFN, Mixer
@@ -14,9 +17,10 @@ from thalweg.models.spec.rope import Rope
 from thalweg.models.spec.sound import Sound
 from thalweg.models.spec.vision import Vision
 from thalweg.models.tail import Pooling
-from thalweg.models.weights import Source, Weight, Weights, matrices, vector
+from thalweg.models.weights import Source, View, Weight, Weights, matrices, vector, viewed
 
 Around = Ending | AltUp
+EXPERT = re.compile(r"\.experts\.(\d{1,9})\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,8 @@ class Names:
     """Prefixes and what takes their place; the first that fits. Bare decoders lack the `root`, which is added."""
     inside: tuple[tuple[str, str], ...] = ()
     """Parts of names, anywhere in them, and what takes their place; all of them."""
+    experts: int = 0
+    """Of a mixture: tensors of experts beyond so many hold nothing. 0 = all hold something."""
     skip: tuple[str, ...] = ()
     """Prefixes of tensors that hold nothing of this model, such as another modality's: as the checkpoint names them, or as
     they are known here."""
@@ -118,6 +124,8 @@ class ModelSpec:
     """Of what the last layer gives."""
     learned: tuple[Learned, ...] = ()
     """Added to embedded tokens."""
+    distances: Distances | None = None
+    """What layers with `DisentangledAttention` read."""
     sound: Sound | None = None
     """The encoder whose vectors cross attention reads."""
     numbers: tuple[int, ...] = ()
@@ -137,6 +145,8 @@ class ModelSpec:
     logit_scale: float = 1.0
     head_bias: bool = False
     """Of the output matrix."""
+    head_normed: bool = False
+    """Each row of the output matrix is divided by its length."""
     logit_softcap: float = 0.0
     """0 = off; else logits become cap * tanh(logits / cap)."""
     root: str = "model."
@@ -144,12 +154,16 @@ class ModelSpec:
     embed: str = "embed_tokens"
     head: str = "lm_head"
     names: Names = field(default_factory=Names)
+    adapter: Adapter | None = None
+    """What is added to its matrices."""
     hearing: Hearing | None = None
     """The encoder whose vectors stand for sounds of a prompt."""
     vision: Vision | None = None
     """The encoder of images; None: the model reads text alone."""
 
     def __post_init__(self) -> None:
+        if self.head_normed and self.tied:
+            raise ValueError("ModelSpec: rows of an embedding have the lengths they have")
         for i, layer in enumerate(self.layers):
             reads = getattr(layer.mixer, "reads", None)
             if reads is not None and (not 0 <= reads < i or replace(layer.mixer, reads=None) != self.layers[reads].mixer):  # type: ignore[type-var]
@@ -171,7 +185,7 @@ class ModelSpec:
             made["sound"] = self.sound.weights(self.root)
         if self.learned:
             made["learned"] = {i: each.weights(self.root, self.hidden) for i, each in enumerate(self.learned)}
-        for key, part in (("inputs", self.inputs), ("streams", self.streams)):
+        for key, part in (("distances", self.distances), ("inputs", self.inputs), ("streams", self.streams)):
             if part is not None:
                 made[key] = part.weights(self.root, self.hidden)
         for key, norm in (("embed_norm", self.embed_norm), ("norm", self.norm)):
@@ -179,6 +193,11 @@ class ModelSpec:
                 made[key] = norm.weights(self.root)
         if self.pooling is None:
             made["head"] = {"weight": matrices(shape, self.hidden, shard=0, role="tied" if self.tied else "head")}
+            if self.head_normed:  # under a name that no file has
+                name = f"{self.head}.weight"
+                source = Source(f"{name}.normed", (self.vocab, self.hidden))
+                view = View(name, source.shape, normed=True)
+                made["head"]["weight"] = viewed(replace(made["head"]["weight"], sources=(source,)), [view])
             if self.head_bias:
                 made["head"]["bias"] = vector(f"{self.head}.bias", self.vocab, shard=0)
         elif self.pooling.classes is not None:
@@ -235,7 +254,9 @@ class ModelSpec:
     @property
     def folders(self) -> tuple[str, ...]:
         """Of the model's, whose files hold tensors too: FOLDER/NAME is the tensor NAME of such a file."""
-        return () if self.pooling is None else tuple(each.folder for each in self.pooling.dense if each.folder)
+        steps = () if self.pooling is None else self.pooling.dense
+        more = () if self.adapter is None else (self.adapter.folder,)
+        return (*(each.folder for each in steps if each.folder), *more)
 
     def known(self, name: str) -> str | None:
         """A checkpoint's tensor name as the layers know it. None for tensors that hold nothing of their own: rotary tables,
@@ -243,6 +264,8 @@ class ModelSpec:
         if self.folders and name.startswith(tuple(f"{folder}/" for folder in self.folders)):
             return name
         if name.startswith(self.names.skip) or name.endswith("rotary_emb.inv_freq"):
+            return None
+        if self.names.experts and (found := EXPERT.search(name)) and int(found[1]) >= self.names.experts:
             return None
         for old, new in self.names.replace:
             if name.startswith(old):

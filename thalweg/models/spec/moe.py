@@ -52,8 +52,9 @@ class MoE:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
-    fused: tuple[str, str] | None = None
-    """Tensors that hold gate and up, and down, of all experts in checkpoints that do not have one each."""
+    fused: tuple[str, ...] | None = None
+    """Tensors that hold gate and up, and down, of all experts in checkpoints that do not have one each. Of three each holds one
+    part."""
     turned: bool = False
     """These are [experts, inputs, outputs]."""
     alternate: bool = False
@@ -75,10 +76,18 @@ class MoE:
     """The tensor of a factor per expert, of its weights once they are settled; "" = none."""
     entry: Norm | None = None
     """Of what the experts read, and the router does not."""
+    cut: float = 0.0
+    """As `MLP.cut`, of each expert."""
+    zero: int = 0
+    """Experts more, which give a token back as it is. They are the router's last outputs, and have no matrices."""
 
     def __post_init__(self) -> None:
         if not self.gated and (self.fused or self.biases):
             raise ValueError("MoE: this version has no experts without gates in one tensor, or with biases")
+        if self.cut and (self.act != "silu" or not self.gated):
+            raise ValueError("MoE: what is cut went through silu")
+        if self.zero and (self.biases or self.inward or self.latent or self.entry or self.scores == "sparsemixer"):
+            raise ValueError("MoE: experts that give a token back stand beside plain ones")
 
     @property
     def width(self) -> int:
@@ -93,7 +102,8 @@ class MoE:
         if self.shared_gate:
             more["shared_gate"] = {"weight": Weight((Source(f"{at}{self.shared_gate}.weight", (1, hidden)),))}
         if self.correction:
-            shape = (self.correction_rows, self.experts) if self.correction_rows else (self.experts,)
+            scored = self.experts + self.zero
+            shape = (self.correction_rows, scored) if self.correction_rows else (scored,)
             more["correction"] = {"bias": Weight((Source(f"{at}{self.correction}", shape),), fill="zeros", dtype="float32")}
         if self.latent:
             for key, name, shape in zip(("enter", "leave"), self.latents, ((seen, hidden), (hidden, seen)), strict=True):
@@ -106,7 +116,7 @@ class MoE:
             if norm is not None:
                 more[key] = norm.weights(at)
         if self.router_bias:
-            more["router_bias"] = {"bias": vector(f"{at}{self.router}.bias", self.experts)}
+            more["router_bias"] = {"bias": vector(f"{at}{self.router}.bias", self.experts + self.zero)}
         if self.biases is not None:
             first, second = (
                 (f"{at}{name}", (self.experts, n)) for name, n in zip(self.biases, (2 * self.inner, hidden), strict=True)
@@ -121,7 +131,7 @@ class MoE:
                 )),
             }  # fmt: skip
         return {
-            "router": {"weight": Weight((Source(f"{at}{self.router}.weight", (self.experts, hidden)),))},
+            "router": {"weight": Weight((Source(f"{at}{self.router}.weight", (self.experts + self.zero, hidden)),))},
             "gate_up": {"weight": self._viewed(at, matrices(gates, seen, shard=0, role="experts"), 0, 2 * self.inner, seen)},
             "down": {
                 "weight": self._viewed(
@@ -139,6 +149,10 @@ class MoE:
         """outputs, inputs: of an expert's matrix in the fused tensor, each of which holds two of the sources, or one."""
         if self.fused is None:
             return weight
+        if len(self.fused) == 3:
+            names = self.fused[:2] if which == 0 else self.fused[2:]
+            shape = (self.experts, outputs // len(names), inputs)
+            return viewed(weight, [View(f"{at}{name}", shape, e) for e in range(self.experts) for name in names])
         shape = (self.experts, inputs, outputs) if self.turned else (self.experts, outputs, inputs)
         parts = len(weight.sources) // self.experts
         rows, step = (1, parts) if self.alternate else (outputs // parts, 1)

@@ -13,6 +13,7 @@ class Norm:
     """RMSNorm over the last `size` values (`ops.rms_norm`)."""
 
     name: str
+    """In what it is a part of, or with a slash before it, from the root: layers may share a norm."""
     size: int
     eps: float
     offset: float = 0.0
@@ -26,7 +27,8 @@ class Norm:
     def weights(self, at: str) -> Weights:
         if not self.weight:
             return {}
-        return {"weight": vector(f"{at}{self.name}.weight", self.size, fill="zeros" if self.offset else "ones")}
+        name = self.name.removeprefix("/") if self.name.startswith("/") else f"{at}{self.name}"
+        return {"weight": vector(f"{name}.weight", self.size, fill="zeros" if self.offset else "ones")}
 
 
 @dataclass(frozen=True, slots=True)

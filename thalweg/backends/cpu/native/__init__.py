@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from thalweg.hal.times import Times
 from thalweg.hal.weights import WeightFormat
 
-ABI = 23
+ABI = 24
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"

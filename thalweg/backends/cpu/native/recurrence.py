@@ -27,7 +27,7 @@ class _Delta(ctypes.Structure):
 
     _fields_ = (
         *((n, _L) for n in ("type", "seqs", "keys", "heads", "key_dim", "value_dim", "columns")),
-        *((n, _L) for n in ("q_stride", "k_stride", "v_stride")),
+        *((n, _L) for n in ("q_stride", "k_stride", "v_stride", "rates")),
         *((n, _P) for n in (*_SEQS, "q", "k", "v", "decay", "share", "held", "y")),
     )  # fmt: skip
 
@@ -66,7 +66,7 @@ def _typed(spec: Mapping[str, Any]) -> str | None:
 
 
 def _rules(spec: Mapping[str, Any]) -> str | None:
-    wide = spec.get("key_dim", 1)
+    wide = spec.get("key_dim", spec.get("size", 1))
     return _typed(spec) if wide <= WIDEST else f"queries have at most {WIDEST} values, not {wide}"
 
 
@@ -123,14 +123,19 @@ class Recurrence:
         self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, share: Tensor, held: Tensor, table: Tensor, context: Tensor,
         query: Tensor, last_row: Tensor, token_seq: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """And `ops.channel_delta_rule`, which has a decay for each row of a state."""
         q, k, v = (_even(t) for t in (q, k, v))
         decay, share, rows = decay.contiguous(), share.contiguous(), _rows(table, context, query, last_row)
         (keys, dim), (heads, width) = q.shape[1:], v.shape[1:]
         if held.shape[1:] != (heads, dim, width) or held.dtype != torch.float32 or dim > WIDEST or heads % keys:
             raise ValueError(f"delta_rule: {list(held.shape)} {held.dtype} is no cache for {heads} heads of {dim} x {width}")
+        rates = 1 if decay.dim() == 2 else dim
+        if decay.shape[1:] != ((heads,) if rates == 1 else (heads, dim)):
+            raise ValueError(f"delta_rule: {list(decay.shape)} are no decays of {heads} heads of {dim} rows")
         y = torch.empty(v.shape, dtype=v.dtype)
+        strides = (t.stride(0) for t in (q, k, v))
         job = _Delta(
-            TYPES[v.dtype], table.shape[0], keys, heads, dim, width, table.shape[1], q.stride(0), k.stride(0), v.stride(0),
+            TYPES[v.dtype], table.shape[0], keys, heads, dim, width, table.shape[1], *strides, rates,
             *(a.data_ptr() for a in (*rows, q, k, v, decay, share, held, y)),
         )  # fmt: skip
         self._delta(self._context, ctypes.addressof(job))
@@ -178,6 +183,7 @@ def kernels(library: Library) -> tuple[Kernel, ...]:
     return (
         Kernel("causal_conv", name, ops.causal_conv, _convolves, batch_invariant=True),
         Kernel("delta_rule", name, ops.delta_rule, _rules, batch_invariant=True),
+        Kernel("channel_delta_rule", name, ops.delta_rule, _rules, batch_invariant=True),
         Kernel("selective_scan", name, ops.selective_scan, _scans, batch_invariant=True),
         Kernel("ssd_scan", name, ops.ssd_scan, _scans, batch_invariant=True),
     )

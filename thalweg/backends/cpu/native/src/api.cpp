@@ -15,7 +15,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 23;
+constexpr int ABI = 24;
 
 // Best first.
 struct Level {

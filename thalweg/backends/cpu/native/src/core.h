@@ -156,10 +156,10 @@ struct Rows {
 // Recurrent state (recurrent.inc). Of each sequence: the blocks its state is read from and written to, the first two of `columns`
 // in its row of the table; tokens before the batch; its rows, `query` up to `last`.
 struct Delta {
-    int64_t type, seqs, keys, heads, key_dim, value_dim, columns, q_stride, k_stride, v_stride;
+    int64_t type, seqs, keys, heads, key_dim, value_dim, columns, q_stride, k_stride, v_stride, rates;
     const int32_t *table, *context, *query, *last;
     const void *q, *k, *v;        // [tokens, keys | heads, key_dim | value_dim], tokens apart by the strides
-    const float *decay, *share;   // [tokens, heads]
+    const float *decay, *share;   // [tokens, heads, rates]: one a head, or one for each of key_dim rows; [tokens, heads]
     float* held;                  // [blocks, heads, key_dim, value_dim]
     void* y;                      // [tokens, heads, value_dim]
 };

@@ -1,0 +1,48 @@
+"""LongCat-Flash: two blocks of latent attention and MLP a layer, and a mixture that reads what the first MLP does and is added
+behind the second. Some of its experts give a token back as it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from thalweg.checkpoint.config import Config, flag, integer, real, text
+from thalweg.errors import UnsupportedModelError
+from thalweg.models.families.common import act, decoder, eps, hidden_size, layer_count, mlp
+from thalweg.models.families.deepseek import latent
+from thalweg.models.spec import Layer, ModelSpec, MoE, Names, Norm, Norms, Shortcut
+
+
+def longcat_flash(config: Config) -> ModelSpec:
+    if text(config, "zero_expert_type", "identity") != "identity":
+        raise UnsupportedModelError("config.json: zero_expert_type: this version's experts without matrices are identity")
+    if flag(config, "router_bias", False):
+        raise UnsupportedModelError("config.json: router_bias: this version's router of this family has none")
+    config = {"rms_norm_eps": 1e-5, "rope_theta": 1e7, "q_lora_rank": 1536, **config}
+    hidden, layers, e = hidden_size(config), layer_count(config), eps(config)
+    mixer = latent(config, interleaved=True)
+    sharper = (hidden / mixer.q_latent) ** 0.5 if flag(config, "mla_scale_q_lora", True) else 1.0
+    larger = (hidden / mixer.latent) ** 0.5 if flag(config, "mla_scale_kv_lora", True) else 1.0
+    mixer = replace(mixer, scale=mixer.scale * sharper, latent_scale=larger)
+    experts = integer(config, "n_routed_experts", high=1 << 16, default=512)
+    zero = integer(config, "zero_expert_num", 0, 1 << 16, default=256)
+    moe = MoE(
+        experts=experts, zero=zero, act=act(config),
+        top_k=integer(config, "num_experts_per_tok", high=experts + zero, default=min(12, experts)),
+        inner=integer(config, "moe_intermediate_size", high=1 << 24, default=2048),
+        scale=real(config, "routed_scaling_factor", 1e-6, 1e6, default=6.0), router="router.classifier",
+        correction="router.e_score_correction_bias",
+    )  # fmt: skip
+    both = [
+        Layer(
+            replace(mixer, name=f"self_attn.{i}"),
+            Shortcut(mlp=mlp(config, name=f"mlps.{i}"), moe=None if i else moe),
+            Norms(mixer=Norm(f"input_layernorm.{i}", hidden, e), ffn=Norm(f"post_attention_layernorm.{i}", hidden, e)),
+        )
+        for i in range(2)
+    ]
+    return decoder(
+        config,
+        both * layers,
+        numbers=tuple(i for i in range(layers) for _ in both),
+        names=Names(skip=("model.mtp.",), experts=experts),
+    )

@@ -1,0 +1,88 @@
+"""Step 3.5 Flash: a gate on what each head gives, windows on three of four layers, which have heads and positions of their own,
+and mixtures whose experts are chosen by sigmoids and a correction, beside one that every token goes to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thalweg.checkpoint.config import Config, flag, integer, real, text
+from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.models.families.common import attention, decoder, eps, hidden_size, layer_count, layer_types, mlp, rope
+from thalweg.models.families.deepseek import drafts
+from thalweg.models.spec import MLP, Attention, HeadNorm, Layer, ModelSpec, MoE, Names, Norm, Norms
+
+WINDOW = "sliding_attention"
+
+
+def step3p5(config: Config) -> ModelSpec:
+    if text(config, "moe_router_activation", "sigmoid") != "sigmoid" or not flag(config, "use_qk_norm", True):
+        raise UnsupportedModelError(
+            "config.json: moe_router_activation, use_qk_norm: this family has sigmoids and norms of q, k"
+        )
+    config = {"rms_norm_eps": 1e-5, **config}
+    count, offset = layer_count(config), 1.0 if flag(config, "zero_centered", True) else 0.0
+    hidden, e = hidden_size(config), eps(config)
+    kinds = layer_types({**config, "layer_types": _each(config, "layer_types", None)}, [WINDOW, "full_attention"] * count)
+    first, second = (Norm(name, hidden, e, offset) for name in ("input_layernorm", "post_attention_layernorm"))
+    mixed, layers = _mixtures(config), []
+    for i, kind in enumerate(kinds):
+        routed, shared = (real({"x": _each(config, f"swiglu_limits{s}", 0.0)[i] or 0.0}, "x", 0, 1e6) for s in ("", "_shared"))
+        part: MLP | MoE = _moe(config, routed, shared) if i in mixed else mlp(config, act="silu", cut=shared)
+        layers.append(Layer(_attention(config, i, kind, HeadNorm(e, offset)), part, Norms(mixer=first, ffn=second)))
+    names = Names(skip=drafts(config).skip, inside=((".share_expert.", ".moe.share_expert."),))
+    return decoder(config, layers, norm=Norm("norm", hidden, e, offset), names=names)
+
+
+def _attention(config: Config, layer: int, kind: str, norm: HeadNorm) -> Attention:
+    own = config.get("attention_other_setting") if kind == WINDOW else None
+    groups = integer(config, "num_attention_groups", high=1 << 16)
+    read: dict[str, Any] = {**config, "num_attention_groups": groups, **(own if isinstance(own, dict) else {})}
+    only = config.get("yarn_only_types")
+    read |= {
+        "num_key_value_heads": read["num_attention_groups"], "rope_theta": _each(config, "rope_theta", 10_000.0)[layer],
+        "partial_rotary_factor": _each(config, "partial_rotary_factors", 1.0)[layer],
+        "rope_scaling": config.get("rope_scaling") if not only or kind in only else None,
+    }  # fmt: skip
+    head_dim = integer(read, "head_dim", high=1 << 16, default=128)
+    made = attention(
+        read, head_dim=head_dim, rope=rope(read, head_dim, partial=True), norm=norm,
+        window=integer(config, "sliding_window", default=512) if kind == WINDOW else 0,
+        bias=flag(config, "attention_bias", False), gate="g_proj" if flag(config, "use_head_wise_attn_gate", True) else "",
+        gate_heads=flag(config, "use_head_wise_attn_gate", True),
+    )  # fmt: skip
+    if not _each(config, "use_rope_layers", True)[layer]:
+        raise UnsupportedModelError("config.json: use_rope_layers: this version tells positions on all layers of this family")
+    return made
+
+
+def _moe(config: Config, routed: float, shared: float) -> MoE:
+    """routed, shared: where activations are cut."""
+    experts = integer(config, "moe_num_experts", high=1 << 16)
+    inner = integer(config, "share_expert_dim", low=0, high=1 << 24, default=0)
+    return MoE(
+        experts=experts, top_k=integer(config, "moe_top_k", high=experts), scores="sigmoid", name="moe", cut=routed,
+        inner=integer(config, "moe_intermediate_size", high=1 << 24), renormalise=flag(config, "norm_expert_weight", True),
+        scale=real(config, "moe_router_scaling_factor", 1e-6, 1e6, default=1.0),
+        correction="router_bias" if flag(config, "use_moe_router_bias", False) else "",
+        fused=("gate_proj.weight", "up_proj.weight", "down_proj.weight"),
+        shared=mlp(config, inner=inner, act="silu", name="share_expert", cut=shared) if inner else None,
+    )  # fmt: skip
+
+
+def _mixtures(config: Config) -> set[int]:
+    """`moe_layers_enum`, numbers between commas; absent = all but the first."""
+    said = text(config, "moe_layers_enum", ",".join(map(str, range(1, layer_count(config)))))
+    numbers = [n.strip() for n in said.split(",") if n.strip()]
+    if not all(n.isdecimal() for n in numbers):
+        raise CheckpointError(f"config.json: moe_layers_enum: must be layer numbers between commas, not {said!r:.80}")
+    return set(map(int, numbers))
+
+
+def _each(config: Config, key: str, absent: Any) -> Any:
+    """A value for each layer: of a list, which also covers layers that guess ahead, or one for all."""
+    said, count = config.get(key), layer_count(config)
+    if isinstance(said, list) and said:
+        if len(said) < count:
+            raise CheckpointError(f"config.json: {key}: must be a list of {count} or more values, one per layer")
+        return said[:count]
+    return [absent if said in (None, []) else said] * count

@@ -1,0 +1,60 @@
+"""Linear attention that forgets at a fixed rate: it is Mamba-2's recurrence, with steps of one and no skip. What it keeps of a
+sequence lies in the block that the group's table names; it is passed through, never kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from thalweg.errors import ConfigError
+from thalweg.hal import ops
+from thalweg.hal.step import Array
+from thalweg.models.context import Context
+from thalweg.models.flow import Flow, Place
+from thalweg.models.layers.convolved import ragged
+from thalweg.models.layers.linear import Linear, RowLinear
+from thalweg.models.layers.norm import RMSNorm
+from thalweg.models.spec import LightningAttention as Declared
+from thalweg.models.weights import ParamSpec, Weight
+
+
+class LightningAttention:
+    """x [T, hidden] -> [T, hidden]."""
+
+    backend = None
+    """It attends to nothing, so no attention backend plans for it."""
+
+    def __init__(self, ctx: Context, spec: Declared, weights: Mapping[str, Any], place: Place) -> None:
+        if ctx.comm.size > 1:
+            raise ConfigError("tensor_parallel_size: the norm of this model's linear attention covers all heads: leave it at 1")
+        self._place, self._heads, self._dim = place, spec.heads, spec.head_dim
+        self.spec = spec.keeps(ctx.dtype, ctx.kv_dtype, ctx.max_len, ctx.comm.size)
+        self.layout = self.spec.parts
+        self._in, self._out = Linear(ctx, weights["in"]), RowLinear(ctx, weights["out"])
+        self._act = ctx.bind(ops.activation, act=spec.act, size=3 * spec.inner)
+        self._scan = ctx.bind(
+            ops.ssd_scan, heads=spec.heads, groups=spec.heads, head_dim=spec.head_dim, state=spec.head_dim, low=1.0, high=1.0
+        )
+        self._norm = RMSNorm(ctx, spec.norm, weights["norm"])
+        self._gate = ctx.bind(ops.sigmoid_mul, size=spec.inner)
+        rates = {"log": [torch.tensor(spec.slopes).log()], "bias": [torch.zeros(spec.heads)], "skip": [torch.zeros(spec.heads)]}
+        self.specs: dict[str, Any] = {
+            "in": self._in.specs, "norm": self._norm.specs, "out": self._out.specs,
+            "rate": {k: ParamSpec(Weight(()), "float32", make=partial(torch.cat, made)) for k, made in rates.items()},
+        }  # fmt: skip
+
+    def __call__(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
+        (states,), rate = flow.caches[self._place.layer], p["rate"]
+        inner = self._heads * self._dim
+        qkv, gate = self._in(p["in"], x).split((3 * inner, inner), dim=-1)
+        q, k, v = self._act(qkv.contiguous()).unflatten(-1, (3, self._heads, self._dim)).unbind(-3)
+        steps = torch.ones_like(x[:, :1]).expand(-1, self._heads).contiguous()
+        out, states = self._scan(
+            v.contiguous(), steps, k.contiguous(), q.contiguous(), rate["log"], rate["bias"], rate["skip"], states,
+            *ragged(flow.batch, self._place),
+        )  # fmt: skip
+        flow.caches[self._place.layer] = (states,)
+        return self._out(p["out"], self._gate(self._norm(p["norm"], out.flatten(-2)), gate))
