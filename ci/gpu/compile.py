@@ -242,6 +242,8 @@ def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
             yield "", [logits, meta(seqs, VOCAB // 32, **i32)], {}
         case "truncate":
             yield "", [logits, rows, per_row, per_row], {}
+        case "draw":
+            yield "", [logits, per_row, rows, per_row, per_row, meta(seqs, 2, **i32), rows], {}
         case "sample":
             for random in (False, True):
                 yield f"random {random}", [logits, per_row, meta(seqs, 2, **i32), rows], {"random": random}

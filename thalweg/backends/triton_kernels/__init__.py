@@ -35,9 +35,20 @@ def library(arch: str) -> Library:
 
 def assembled(t: Tiles) -> Library:
     """The kernels with these tile sizes. Raises ImportError without torch or Triton."""
-    from thalweg.backends.triton_kernels import elementwise, heads, history, linear, logits, lora, moe, quantised, sampling
+    from thalweg.backends.triton_kernels import (
+        elementwise,
+        heads,
+        history,
+        linear,
+        logits,
+        lora,
+        moe,
+        quantised,
+        sampling,
+        truncation,
+    )
     from thalweg.backends.triton_kernels.attention import attention
 
-    parts = (linear, quantised, moe, lora, heads, elementwise, history, logits, sampling)
+    parts = (linear, quantised, moe, lora, heads, elementwise, history, logits, sampling, truncation)
     kernels = tuple(k for part in parts for k in part.kernels(t))
     return Library(kernels, attention(t), t.arch)

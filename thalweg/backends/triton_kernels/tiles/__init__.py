@@ -118,12 +118,16 @@ class Product:
 @dataclass(frozen=True, slots=True)
 class Vocab:
     """Work over the vocabulary. block: elements of one iteration. chunk: of one program where a row is shared by
-    several. bits: of the ordered key that one pass of the threshold search settles."""
+    several. bits: of the ordered key that one pass of the threshold search settles. group: tokens of which truncation keeps
+    the largest. listed: groups whose tokens one program holds, in held_warps warps."""
 
     block: int
     chunk: int
     bits: int
     warps: int
+    group: int
+    listed: int
+    held_warps: int
 
 
 @dataclass(frozen=True, slots=True)
