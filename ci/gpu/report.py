@@ -116,10 +116,16 @@ def _sweep(f: Mapping[str, Any]) -> list[str]:
     return list(f.get("lines", ()))
 
 
+def _load(f: Mapping[str, Any]) -> list[str]:
+    plain = f.get("plain_bytes_per_second", 0)
+    rates = ", ".join(f"{n}: {r / 1e9:.1f} GB/s" for n, r in f.get("readers", {}).items())
+    return [f"weights by so many readers: {rates}; a plain read {plain / 1e9:.1f} GB/s"] if rates else []
+
+
 def _sanitizer(f: Mapping[str, Any]) -> list[str]:
     return ["; ".join(f"{n}: {r['errors']} errors, exit {r['exit']}" for n, r in f.items())]
 
 
 KINDS = {"smoke": _smoke, "checks": _checks, "kit": _tests, "tests": _tests, "measure": _measure, "sweep": _sweep,
-         "sanitizer": _sanitizer}  # fmt: skip
+         "load": _load, "sanitizer": _sanitizer}  # fmt: skip
 """By how a part's name begins."""

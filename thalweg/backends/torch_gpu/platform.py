@@ -54,6 +54,10 @@ OLDEST_TORCH = (2, 11)
 Prepare = Literal["graphs", "kernels", "none"]
 
 
+MOST_READERS = 64
+"""Each holds 16 MiB of pinned memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuOptions:
     """Knobs of a GPU platform."""
@@ -72,6 +76,8 @@ class GpuOptions:
     """Work done before the first request. "graphs": kernels compiled and decoding steps captured. "kernels": kernels
     alone, for a shorter start, and graphs are captured while serving. "none": nothing, and the first requests wait
     for compilers."""
+    readers: int = 8
+    """Threads that read weights from safetensors files, past the host's memory. 0: they are read one by one, by mapping."""
     unshown_products: bool = False
     """Take cuBLASLt without split sums for batch-invariant where that has not been shown: for the test that shows it."""
 
@@ -161,6 +167,8 @@ class GpuPlatform(Platform):
         made = super().configured(options)
         if made.options.prepare not in get_args(Prepare):
             raise DeviceError(f"device: prepare is one of {', '.join(get_args(Prepare))}, not {made.options.prepare!r}")
+        if not 0 <= made.options.readers <= MOST_READERS:
+            raise DeviceError(f"device: readers: {made.options.readers} threads cannot read weights: 0 to {MOST_READERS}")
         if made.options.device < 0:
             raise DeviceError(f"device: {made.options.device} is not the number of a GPU; they count from 0")
         return made
@@ -292,7 +300,15 @@ class GpuPlatform(Platform):
                 logger.warning("%s: %s: %s; %s, which brings it", self.name, why, slow, remedy)
         comm = driver.communicator(place) if place.world > 1 else None
         info = self._info(seen.name, seen.arch, seen.memory_bytes, seen.cores, seen.notes)
-        return GpuDevice(info, driver.runtime(index), parts, graphs=options.graphs, prepare=options.prepare, comm=comm)
+        return GpuDevice(
+            info,
+            driver.runtime(index),
+            parts,
+            graphs=options.graphs,
+            prepare=options.prepare,
+            comm=comm,
+            readers=options.readers,
+        )
 
     def _look(self, driver: Driver, index: int) -> Opened:
         why = driver.why_not()
