@@ -146,12 +146,12 @@ def missing(op: str, name: str, why: str) -> Kernel:
     return Kernel(op, name, run, supports)
 
 
-def triton(arch: str) -> Parts:
-    """The shared Triton library."""
+def triton(arch: str, row_tiles: bool = True) -> Parts:
+    """The shared Triton library. row_tiles: see `GpuOptions`."""
     from thalweg.backends.triton_kernels import library
 
     try:
-        made = library(arch)
+        made = library(arch, row_tiles)
     except ImportError as e:
         raise ImportError(f"{e.name or e} is not installed") from e
     except ValueError as e:

@@ -10,6 +10,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, get_args
@@ -78,6 +79,9 @@ class GpuOptions:
     for compilers."""
     readers: int = 8
     """Threads that read weights from safetensors files, past the host's memory. 0: they are read one by one, by mapping."""
+    row_tiles: bool = True
+    """Triton's dense products and exact attention over prompts take tiles by the number of rows, which no device has
+    measured. False: one tile for any number, as before there were these."""
     unshown_products: bool = False
     """Take cuBLASLt without split sums for batch-invariant where that has not been shown: for the test that shows it."""
 
@@ -287,12 +291,14 @@ class GpuPlatform(Platform):
         if problem:
             raise DeviceError(f"device: {self.name}: {problem}")
         from thalweg.backends.torch_gpu.device import GpuDevice
-        from thalweg.backends.torch_gpu.library import assemble
+        from thalweg.backends.torch_gpu.library import assemble, triton
 
         driver = self.driver()
         index = options.device if place.world == 1 else place.devices[0]
         seen = self._look(driver, index)
-        parts = assemble(seen.arch, self.vendors(), unshown=options.unshown_products)
+        parts = assemble(
+            seen.arch, self.vendors(), partial(triton, row_tiles=options.row_tiles), unshown=options.unshown_products
+        )
         for source, why in parts.absent:
             if source == "triton":
                 slow = "Triton's kernels are not used, and torch's own operations, which serve in their place, are far slower"

@@ -25,12 +25,12 @@ class Library:
     tiles: str
 
 
-def library(arch: str) -> Library:
-    """The kernels for `arch` (sm_90, gfx942, xe2, ... or interpret). Raises ImportError without torch or Triton, ValueError
-    for an architecture of no known family."""
-    from thalweg.backends.triton_kernels.tiles import tiles
+def library(arch: str, row_tiles: bool = True) -> Library:
+    """The kernels for `arch` (sm_90, gfx942, xe2, ... or interpret). row_tiles: tiles follow the number of rows. Raises
+    ImportError without torch or Triton, ValueError for an architecture of no known family."""
+    from thalweg.backends.triton_kernels.tiles import of_any_rows, tiles
 
-    return assembled(tiles(arch))
+    return assembled(tiles(arch) if row_tiles else of_any_rows(tiles(arch)))
 
 
 def assembled(t: Tiles) -> Library:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +145,14 @@ class Tiles:
     attention: Attention
     product: Product
     vocab: Vocab
+
+
+def of_any_rows(t: Tiles) -> Tiles:
+    """The same without tiles for many rows, few programs and prompts: one tile for products of any number of rows, and for
+    exact attention over prompts that of decodes."""
+    p, a = t.product, t.attention
+    product = replace(p, many=replace(p.many, programs=1 << 62), few=replace(p.few, programs=0))
+    return replace(t, product=product, attention=replace(a, exact_prefill=a.exact))
 
 
 def known() -> tuple[str, ...]:
