@@ -286,7 +286,7 @@ def qtensor(format: WeightFormat, cols: int, width: int) -> QTensor:
 
 
 def quantised_calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
-    """Of a kernel for quantised weights: each format it takes, in a prefill and a decode."""
+    """Of a kernel for quantised weights: each format it takes, in a prefill and a decode, which take two tiles."""
     for format in FORMATS:
         for rows, cols, width in ((512, 6144, 4096), (1, 4096, 14336)):
             if k.supports({"weight": format, "dtype": "bfloat16"}) is None:
@@ -508,6 +508,9 @@ def main() -> int:
                       f"{'; '.join(o.problems) or 'ok'}", flush=True)  # fmt: skip
             compiled.stop()
             alike([o for o, x in zip(outcomes[len(outcomes) - len(work) :], work, strict=True) if x.kernel is linear._product])
+            for form in {x.name.partition(" ")[2] for x in work if x.kernel is quantised.product}:
+                alike([o for o, x in zip(outcomes[len(outcomes) - len(work) :], work, strict=True)
+                       if x.kernel is quantised.product and x.name.partition(" ")[2] == form])  # fmt: skip
     if args.json:
         args.json.write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n")
     failed = sum(bool(o.problems) for o in outcomes)

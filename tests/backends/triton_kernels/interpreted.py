@@ -73,6 +73,22 @@ def test_a_row_of_a_product_is_the_same_bits_in_whatever_tile(device: Device, dt
             assert torch.equal(linear.run(x[:n], weight), whole[:n])
 
 
+@pytest.mark.parametrize(
+    "format", [WeightFormat("int", 4, 32), WeightFormat("int", 8, act="int8")], ids=["int4", "int8 inputs"]
+)
+def test_a_row_of_a_quantised_product_is_the_same_bits_in_whatever_tile(device: Device, format: WeightFormat) -> None:
+    """Few programs take narrower ones: a weight of so few columns that one tile's rows make the difference."""
+    product, rng = tiles("interpret").product, torch.Generator().manual_seed(6)
+    kernels = [k for k in device.kernels if k.op == "linear" and k.batch_invariant]
+    kernel = next(k for k in kernels if k.supports({"weight": format, "dtype": "bfloat16"}) is None)
+    assert len({product.shape(n, 20, large=False) for n in (1, 70)}) == 2, "the sizes are to meet two tiles"
+    x = torch.randn(70, 96, generator=rng).to(torch.bfloat16)
+    weight = kernel.pack(quantise(torch.randn(20, 96, generator=rng), format))
+    whole = kernel.run(x, weight, act=format.act, group=format.group)
+    for n in (1, 17):
+        assert torch.equal(kernel.run(x[:n], weight, act=format.act, group=format.group), whole[:n])
+
+
 SHIFTED = {
     "zeros of 16": WeightFormat("int", 4, 16, symmetric=False),
     "zeros of 16, 8 bits": WeightFormat("int", 8, 16, symmetric=False),

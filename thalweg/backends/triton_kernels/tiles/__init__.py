@@ -98,15 +98,16 @@ class Product:
     many: Shape
     few: Shape
 
-    def shape(self, rows: int, cols: int, most: int = 1 << 30) -> tuple[int, int, int, int]:
-        """(rows, columns, warps, stages) of a program where `rows` rows meet a weight of `cols`. most: rows or columns."""
+    def shape(self, rows: int, cols: int, most: int = 1 << 30, large: bool = True) -> tuple[int, int, int, int]:
+        """(rows, columns, warps, stages) of a program where `rows` rows meet a weight of `cols`. most: rows or columns. large:
+        `many` serves. Weights that become numbers in registers leave it no room."""
 
         def programs(m: int, n: int) -> int:
             return -(-rows // m) * -(-cols // n)
 
         made = (self.rows, self.cols if cols >= self.wide else self.narrow, self.warps, self.stages)
         for shape, fits in (
-            (self.many, rows >= self.many.rows and programs(self.many.rows, self.many.cols) >= self.many.programs),
+            (self.many, large and rows >= self.many.rows and programs(self.many.rows, self.many.cols) >= self.many.programs),
             (self.few, programs(*made[:2]) < self.few.programs),
         ):
             if fits:
