@@ -242,6 +242,8 @@ def calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
             yield "", [logits, meta(seqs, VOCAB // 32, **i32)], {}
         case "truncate":
             yield "", [logits, rows, per_row, per_row], {}
+        case "draw":
+            yield "", [logits, per_row, rows, per_row, per_row, meta(seqs, 2, **i32), rows], {}
         case "sample":
             for random in (False, True):
                 yield f"random {random}", [logits, per_row, meta(seqs, 2, **i32), rows], {"random": random}
@@ -284,7 +286,7 @@ def qtensor(format: WeightFormat, cols: int, width: int) -> QTensor:
 
 
 def quantised_calls(k: Kernel) -> Iterator[tuple[str, list[Any], dict[str, Any]]]:
-    """Of a kernel for quantised weights: each format it takes, in a prefill and a decode."""
+    """Of a kernel for quantised weights: each format it takes, in a prefill and a decode, which take two tiles."""
     for format in FORMATS:
         for rows, cols, width in ((512, 6144, 4096), (1, 4096, 14336)):
             if k.supports({"weight": format, "dtype": "bfloat16"}) is None:
@@ -506,6 +508,9 @@ def main() -> int:
                       f"{'; '.join(o.problems) or 'ok'}", flush=True)  # fmt: skip
             compiled.stop()
             alike([o for o, x in zip(outcomes[len(outcomes) - len(work) :], work, strict=True) if x.kernel is linear._product])
+            for form in {x.name.partition(" ")[2] for x in work if x.kernel is quantised.product}:
+                alike([o for o, x in zip(outcomes[len(outcomes) - len(work) :], work, strict=True)
+                       if x.kernel is quantised.product and x.name.partition(" ")[2] == form])  # fmt: skip
     if args.json:
         args.json.write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n")
     failed = sum(bool(o.problems) for o in outcomes)

@@ -1,6 +1,7 @@
 """What a step launches, and what the processor spends on launching it, counted where there is no GPU.
 
     python ci/gpu/launches.py [--arch sm_90] [--shapes llama-1b,llama-8b] [--variant] [--rounds 20] [--output-json FILE]
+    python ci/gpu/launches.py --sampling [--arch sm_90]      what sampling launches, and how often it passes over the logits
 
 Models of known shapes run on tensors without memory, with the kernels of that architecture, none of which runs. All else of a
 launch happens: the model, the choice of tiles, Triton's way to a compiled kernel. Layers are told from the rest by models of
@@ -14,6 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -152,7 +156,13 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--variant", action="store_true", help="kernels that need not be batch-invariant")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of which the best is told (default %(default)s)")
     parser.add_argument("--output-json", type=Path)
+    parser.add_argument("--sampling", action="store_true", help="of the step's tail alone: launches and bytes (sampled.py)")
     args = parser.parse_args(words)
+    if args.sampling:  # whether kernels are interpreted is settled when Triton is imported
+        interpret = {**os.environ, "TRITON_INTERPRET": "1"}
+        return subprocess.run(
+            [sys.executable, Path(__file__).with_name("sampled.py"), "--arch", args.arch], env=interpret
+        ).returncode
     logging.getLogger("thalweg").setLevel(logging.WARNING)
     absent = discovery.load("cuda" if args.arch.startswith("sm_") else "rocm").absent(args.arch, None)
     found = {}

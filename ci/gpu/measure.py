@@ -172,10 +172,11 @@ def model(path: Path, args: argparse.Namespace, limits: dict[str, float]) -> Ite
     yield from (("start_" + name, seconds) for name, seconds in startups(path, args))
 
 
-def open_model(path: Path, args: argparse.Namespace) -> LLM:
+def open_model(path: Path, args: argparse.Namespace, **more: Any) -> LLM:
     return LLM(
         str(path), device=args.device, dtype=args.dtype, load_format="dummy", skip_tokenizer_init=True,
-        max_model_len=args.length, enable_prefix_caching=False, batch_invariant=not args.as_it_comes, use_tqdm_on_load=False,
+        max_model_len=args.length, enable_prefix_caching=False, batch_invariant=not args.variant, use_tqdm_on_load=False,
+        **more,
     )  # fmt: skip
 
 

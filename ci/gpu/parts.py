@@ -61,6 +61,7 @@ def parts(platform: str, work: Path, processes: int = 0) -> dict[str, Part]:
         _kit("kit exact linear", platform, work, LINEAR, processes, 30, 300),
         *([_unshown(platform, work, processes)] if platform == "cuda" else []),
         *(_measure(platform, work, shape, False) for shape in ("1b", "8b")),
+        *([_tiles(platform, work), _load(platform, work)] if platform in TESTS else []),
         *(_kit(f"kit rest {i}", platform, work, REST, processes, 40, 420, (i, 2)) for i in (1, 2)),
         *(_measure(platform, work, shape, True) for shape in ("1b", "8b")),
         _script("sweep", work, platform, 60, 420, *([] if accelerated(platform) else ["--quick"])),
@@ -87,6 +88,14 @@ def _measure(platform: str, work: Path, shape: str, as_it_comes: bool) -> Part:
     words = [f"--shapes=llama-{shape}"] if accelerated(platform) else ["--shapes=tiny", "--quick"]
     least, most = (45, 200) if shape == "1b" else (80, 330)
     return _script(name, work, platform, least, most, *words, *(["--variant"] if as_it_comes else []), file="measure")
+
+
+def _tiles(platform: str, work: Path) -> Part:
+    return _script("tiles", work, platform, 60, 240, *([] if accelerated(platform) else ["--shape=tiny", "--quick"]))
+
+
+def _load(platform: str, work: Path) -> Part:
+    return _script("load", work, platform, 30, 150, *([] if accelerated(platform) else ["--shape=tiny", "--readers=0,2"]))
 
 
 def _kit(

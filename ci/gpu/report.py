@@ -116,10 +116,24 @@ def _sweep(f: Mapping[str, Any]) -> list[str]:
     return list(f.get("lines", ()))
 
 
+def _tiles(f: Mapping[str, Any]) -> list[str]:
+    rates = ", ".join(f"{n}: {r:.2f}" for n, r in f.get("ratio", {}).items())
+    slower = [n for n, r in f.get("ratio", {}).items() if r < 1]
+    same = "the same greedy tokens" if f.get("same_tokens") else "OTHER GREEDY TOKENS"
+    verdict = f'slower in {", ".join(slower)}: weigh {{"row_tiles": false}}' if slower else "never slower"
+    return [f"tiles by rows beside one tile, above 1 = faster: {rates}", f"{same}, {verdict}"] if rates else []
+
+
+def _load(f: Mapping[str, Any]) -> list[str]:
+    plain = f.get("plain_bytes_per_second", 0)
+    rates = ", ".join(f"{n}: {r / 1e9:.1f} GB/s" for n, r in f.get("readers", {}).items())
+    return [f"weights by so many readers: {rates}; a plain read {plain / 1e9:.1f} GB/s"] if rates else []
+
+
 def _sanitizer(f: Mapping[str, Any]) -> list[str]:
     return ["; ".join(f"{n}: {r['errors']} errors, exit {r['exit']}" for n, r in f.items())]
 
 
 KINDS = {"smoke": _smoke, "checks": _checks, "kit": _tests, "tests": _tests, "measure": _measure, "sweep": _sweep,
-         "sanitizer": _sanitizer}  # fmt: skip
+         "tiles": _tiles, "load": _load, "sanitizer": _sanitizer}  # fmt: skip
 """By how a part's name begins."""

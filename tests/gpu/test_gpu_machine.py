@@ -21,8 +21,8 @@ from gpu_scripts import FOLDER, ROOT, script
 from thalweg.backends.torch_gpu import linear
 
 ORDER = [
-    "smoke", "checks", "kit exact attention", "kit exact linear", "kit no split k", "measure 1b", "measure 8b", "kit rest 1",
-    "kit rest 2", "measure 1b variant", "measure 8b variant", "sweep", "sanitizer",
+    "smoke", "checks", "kit exact attention", "kit exact linear", "kit no split k", "measure 1b", "measure 8b", "tiles", "load",
+    "kit rest 1", "kit rest 2", "measure 1b variant", "measure 8b variant", "sweep", "sanitizer",
 ]  # fmt: skip
 
 

@@ -206,3 +206,20 @@ def test_a_table_says_in_few_lines_what_every_part_found() -> None:
     few = report.table({"parts": {k: p for k, p in parts.items() if k != "sweep"}})
     assert "exit 2; see tests.log" in few
     assert "not asked for: support" in few
+
+
+def test_two_settings_of_tiles_are_compared_by_the_better_of_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, turns = script("tiles"), iter([(True, 2.0), (False, 3.0), (False, 5.0), (True, 1.0)])
+
+    def figures(path: Any, args: Any, row_tiles: bool) -> tuple[dict[str, float], list[list[int]]]:
+        setting, seconds = next(turns)
+        assert setting == row_tiles
+        return {"decode 1": seconds, "prompt 512": 2 * seconds if row_tiles else seconds / 3}, [[1, 2 if row_tiles else 3]]
+
+    monkeypatch.setattr(made, "figures", figures)
+    found = made.compared(None, None)
+    assert found["ratio"] == {"decode 1": 3.0, "prompt 512": 0.5}
+    assert not found["same_tokens"]
+    said = "; ".join(script("report").shows("tiles", {"figures": found}))
+    assert "slower in prompt 512" in said
+    assert "OTHER GREEDY TOKENS" in said

@@ -5,6 +5,7 @@ Here too: experts that a checkpoint keeps in one tensor for all of them, as tran
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from thalweg.checkpoint.safetensors import Checkpoint
+from thalweg.checkpoint.safetensors import Checkpoint, Span
 from thalweg.errors import CheckpointError
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -88,6 +89,19 @@ class Pieces:
                 raise ValueError(f"{name}: columns asked of a tensor of shape {piece.shape}")
             raw = raw[:, cols]
         return raw
+
+    def span(self, name: str, rows: slice | None = None) -> Span | None:
+        """As `Checkpoint.span`. None where a piece's rows do not lie as they are asked for."""
+        piece = self._pieces[name]
+        span, shape = self._whole.span(piece.source), self._whole.entry(piece.source)[1]
+        if piece.heads or span is None:
+            return None
+        if not piece.shape:
+            return span
+        before, matrices = (0, shape[:1]) if piece.index is None else (piece.index * shape[1], shape[:2])
+        row = span.count // max(1, math.prod(matrices))
+        first, last, _ = (rows or slice(None)).indices(piece.shape[0])
+        return span.part((before + piece.first + first) * row, max(0, last - first) * row)
 
     def forget(self, name: str) -> None:
         """Pages of a tensor that holds several pieces are kept until the last of them is done with."""

@@ -13,6 +13,7 @@ import math
 import mmap
 import os
 import struct
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,22 @@ class Entry:
     """numpy type of the bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes of a tensor that lie side by side in a file."""
+
+    shard: Shard
+    begin: int
+    count: int
+
+    def part(self, at: int, count: int) -> Span:
+        return Span(self.shard, self.begin + at, count)
+
+    def into(self, at: int, buffer: np.ndarray) -> None:
+        """Fill the buffer, u8[n], with the bytes from `at` on, without mapping them. Any thread may."""
+        self.shard.into(self.begin + at, buffer)
+
+
 class Shard:
     """One open file. Its header has been checked against its size. `data` maps it read-only."""
 
@@ -81,6 +98,8 @@ class Shard:
             with path.open("rb") as f:
                 self.entries = _parse(path, f, os.fstat(f.fileno()).st_size)
                 self.data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+                self._file = os.dup(f.fileno())
+                weakref.finalize(self, os.close, self._file)
         except OSError as e:
             raise CheckpointError(f"{path}: cannot be read: {e.strerror or e}") from e
 
@@ -88,6 +107,18 @@ class Shard:
         e = self.entries[name]
         count = math.prod(e.shape)
         return np.frombuffer(self.data, e.stored, count, e.begin).reshape(e.shape)
+
+    def into(self, begin: int, buffer: np.ndarray) -> None:
+        """The file's bytes from `begin` on, as many as the buffer takes."""
+        left = buffer.data
+        while left:
+            try:
+                got = os.preadv(self._file, [left], begin)
+            except OSError as e:
+                raise CheckpointError(f"{self.path}: cannot be read at byte {begin}: {e.strerror or e}") from e
+            if got == 0:
+                raise CheckpointError(f"{self.path}: truncated at byte {begin} while it was read; download it again")
+            begin, left = begin + got, left[got:]
 
     def forget(self, name: str) -> None:
         e = self.entries[name]
@@ -148,6 +179,19 @@ class Checkpoint:
                 raise ValueError(f"{name}: columns asked of a tensor of shape {shape}")
             view = view[:, cols]
         return view
+
+    def span(self, name: str, rows: slice | None = None) -> Span | None:
+        """Where the bytes of the tensor, or of some rows of it, lie. None on a system that reads files by mapping alone."""
+        if not hasattr(os, "preadv"):
+            return None
+        shard = self._home[name]
+        e = shard.entries[name]
+        whole = Span(shard, e.begin, e.end - e.begin)
+        if rows is None:
+            return whole
+        first, last, _ = rows.indices(e.shape[0])
+        row = whole.count // max(1, e.shape[0])
+        return whole.part(first * row, max(0, last - first) * row)
 
     def forget(self, name: str) -> None:
         """The tensor's pages no longer count as this process's memory. Reading views of it brings them back."""

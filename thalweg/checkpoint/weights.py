@@ -10,6 +10,7 @@ import numpy as np
 
 from thalweg.checkpoint import gguf, native, safetensors
 from thalweg.checkpoint.pieces import experts_apart
+from thalweg.checkpoint.safetensors import Span
 
 
 class Weights(Protocol):
@@ -33,6 +34,9 @@ class Weights(Protocol):
     def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> np.ndarray:
         """The tensor, or some rows (first dimension) and columns (second) of it. dtypes numpy lacks come as unsigned integers
         of the same width."""
+
+    def span(self, name: str, rows: slice | None = None) -> Span | None:
+        """The bytes of the tensor, or of some rows of it, where they lie side by side in a file as `read` gives them."""
 
     def forget(self, name: str) -> None:
         """The tensor's pages no longer count as this process's memory; reading it brings them back."""
@@ -95,6 +99,10 @@ class Joined:
     def read(self, name: str, rows: slice | None = None, cols: slice | None = None) -> np.ndarray:
         holder, own = self._found(name)
         return holder.read(own, rows, cols)
+
+    def span(self, name: str, rows: slice | None = None) -> Span | None:
+        holder, own = self._found(name)
+        return holder.span(own, rows)
 
     def forget(self, name: str) -> None:
         holder, own = self._found(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -61,6 +61,26 @@ class Executable(Protocol):
     def __call__(self, batch: StepBatch) -> Pending: ...
 
 
+class FileBytes(Protocol):
+    """Bytes that lie side by side in a file."""
+
+    @property
+    def count(self) -> int: ...
+
+    def into(self, at: int, buffer: np.ndarray) -> None:
+        """Fill the buffer, u8[n], with the bytes from `at` on. Any thread may. Raises CheckpointError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InFiles:
+    """A parameter as it lies in files: its bytes are those of `parts`, one after the other."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    parts: Sequence[FileBytes]
+
+
 Rehearsal = Callable[[], tuple[Executable, StepBatch]]
 """Makes an executable and a batch for it, all of whose rows are scratch."""
 
@@ -99,6 +119,11 @@ class Device(ABC):
     def put(self, t: Array) -> Array:
         """A host array (numpy, or the framework's host tensor) on the device. May share memory with a read-only source.
         An array that is on the device already stays as it is."""
+
+    def arrive(self, parameters: Sequence[InFiles]) -> Generator[Array] | None:
+        """The parameters on the device, in this order, each when it is asked for. Files may be read ahead of that, on other
+        threads, into memory whose size has a bound. Closing the iterator ends that. Default: None, they are `put`."""
+        return None
 
     def put_on(self, t: Array, rank: int) -> Any:
         """`put`, on one of the ranks this device drives: its own share of a parameter. Only where place.devices are several."""

@@ -4,6 +4,7 @@ or, where the checkpoint is quantised, in the canonical form that its format rea
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 
 from thalweg.checkpoint.weights import Weights
 from thalweg.errors import CheckpointError
-from thalweg.hal.device import Device
+from thalweg.hal.device import Device, InFiles
 from thalweg.hal.ops.quantise import dequantise
 from thalweg.hal.weights import DENSE, ONCE, PER_GROUP, QTensor
 from thalweg.models.adapted import Adapted
@@ -66,6 +67,23 @@ class Files:
             at += len(values)
             self._forget(source)
         return out
+
+    def lying(self, spec: ParamSpec, rank: int) -> InFiles | None:
+        """Where one rank's share of a parameter lies in files, if it lies there byte for byte as `read` would give it."""
+        if spec.make is not None or not spec.sources or (self._format is not None and spec.format != DENSE):
+            return None
+        parts = []
+        for source in spec.sources:
+            if source.absent or source.name not in self._stored or self._dtype(source) != spec.dtype:
+                return None
+            rows, columns = _share(source, spec.shard, rank, self._size)
+            span = None if columns is not None else self._checkpoint.span(self._stored[source.name], rows)
+            if span is None:
+                return None
+            parts.append(span)
+        shape = spec.shape(self._size)
+        whole = sum(p.count for p in parts) == math.prod(shape) * FLOATS[spec.dtype].itemsize
+        return InFiles(shape, spec.dtype, parts) if whole else None
 
     def packed(self, spec: ParamSpec, rank: int) -> Any:
         """The same packed straight from the files; None where values have to be converted or codes read."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tqdm import tqdm
 from thalweg.checkpoint.weights import open_weights
 from thalweg.config import LOAD_FORMATS
 from thalweg.errors import ConfigError
-from thalweg.hal.device import Device
+from thalweg.hal.device import Device, InFiles
 from thalweg.hal.ops.quantise import at_rest
 from thalweg.hal.step import Params
 from thalweg.hal.weights import DENSE, INPUTS, QTensor
@@ -56,16 +56,28 @@ def load_params(
     their shares of divided parameters.
     CheckpointError, before any weight is read, names missing and unexpected tensors and those of the wrong shape or dtype."""
     packed: Packer = _none
+    lying: Callable[[ParamSpec, int], InFiles | None] = _none
     read: Reader
     if load_format == "dummy":
         read = _dummy_reader(model, seed, device)
     elif load_format in LOAD_FORMATS:
         files = (model.reader or Files)(model, open_weights(path, model.spec.folders), device)
-        read, packed = files.read, files.packed
+        read, packed, lying = files.read, files.packed, files.lying
     else:
         raise ConfigError(f"load_format: {load_format!r} is none of {', '.join(LOAD_FORMATS)}")
     specs = list(walk(model.specs))
     shared = _shared([s for _, s in specs], model.comm.size)
+    arriving = _Arriving(device, specs, lying, shared, model.comm.size, ranks)
+    try:
+        return _loaded(model, specs, device, read, packed, arriving, shared, progress, ranks)
+    finally:
+        arriving.close()
+
+
+def _loaded(
+    model: Model, specs: Sequence[tuple[tuple[str, ...], ParamSpec]], device: Device, read: Reader, packed: Packer,
+    arriving: _Arriving, shared: set[tuple[Any, ...]], progress: bool, ranks: Sequence[int],
+) -> Params:  # fmt: skip
     spent = 0
     placed: dict[Any, Any] = {}  # shared values: by key as they are, by key, `pack` and form as that made them
     params: dict[Any, Any] = {}
@@ -89,18 +101,60 @@ def load_params(
         elif (weight := packed(spec, ranks[0])) is not None:
             node[keys[-1]] = weight
         elif spec.format != DENSE:
-            node[keys[-1]] = _placed(spec, read(spec, ranks[0]), device.put, device.rounds)
+            values = arriving.take(spec)
+            values = read(spec, ranks[0]) if values is None else values
+            node[keys[-1]] = _placed(spec, values, device.put, device.rounds)
         else:
             array = placed.get(key)
             if array is None:
+                array = arriving.take(spec)
+            if array is None:
                 array = device.put(spec.make() if spec.make else read(spec, ranks[0]))
-                if key in shared:
-                    placed[key] = array
+            if key in shared:
+                placed[key] = array
             node[keys[-1]] = _placed(spec, array, lambda a: a)
         if key in shared:
             placed[made] = node[keys[-1]]
     heap.trim()
     return params
+
+
+class _Arriving:
+    """Parameters that the device reads from files itself, in the order in which they will be asked for. None of them where it
+    does not, or where values are converted on the host."""
+
+    def __init__(
+        self, device: Device, specs: Iterable[tuple[Any, ParamSpec]], lying: Callable[[ParamSpec, int], InFiles | None],
+        shared: set[tuple[Any, ...]], size: int, ranks: Sequence[int],
+    ) -> None:  # fmt: skip
+        self._coming: deque[ParamSpec] = deque()
+        found, seen = [], set()
+        for _, spec in specs:
+            key = _key(spec, size)
+            once = key if spec.format == DENSE else (key, spec.pack, spec.format)
+            if once in seen or (spec.shard is not None and len(ranks) > 1) or (spec.format != DENSE and not device.rounds):
+                continue
+            if key in shared:
+                seen.add(once)
+            if (where := lying(spec, ranks[0])) is not None:
+                found.append(where)
+                self._coming.append(spec)
+        self._arrays = device.arrive(found)
+        if self._arrays is None:
+            self._coming.clear()
+
+    def take(self, spec: ParamSpec) -> Any:
+        """Its values on the device, or None: read it."""
+        while self._arrays is not None and any(s is spec for s in self._coming):
+            array = next(self._arrays)
+            if self._coming.popleft() is spec:
+                return array
+        return None
+
+    def close(self) -> None:
+        if self._arrays is not None:
+            self._arrays.close()
+            self._arrays = None
 
 
 def _placed(spec: ParamSpec, values: Any, put: Callable[[Any], Any], rounds: bool = False) -> Any:

@@ -139,6 +139,18 @@ def test_cards_too_old_are_refused_unless_one_is_not(tmp_path: Path) -> None:
     assert platform.configured(GpuOptions(device=1)).open(Place()).info.name == "NVIDIA H200"
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_tiles_by_rows_are_an_option(tmp_path: Path, on: bool) -> None:
+    pytest.importorskip("triton")
+    folder = torch_folder(tmp_path, cuda="13.0")
+    nvidia(tmp_path, "NVIDIA H200")
+    platform = CudaPlatform(tmp_path, folder, FakeDriver([opened("NVIDIA H200", "sm_90", 141)]))
+    device = platform.configured(GpuOptions(row_tiles=on)).open(Place())
+    product = next(k for k in device.kernels if (k.op, k.name) == ("linear", "triton"))
+    made = {product.run.args[0].product.shape(rows, 4096)[:2] for rows in (1, 8192)}  # type: ignore[attr-defined]
+    assert (len(made) == 2) == on
+
+
 def test_a_container_that_hides_the_names_still_has_its_cards(tmp_path: Path) -> None:
     write(tmp_path, "dev/nvidia0")
     write(tmp_path, "dev/nvidiactl")

@@ -54,7 +54,7 @@ class Module:
             made = 0
 
             def __init__(self, device: torch.device) -> None:
-                self.name = ("compute", "copies")[Stream.made]
+                self.name = ("compute", "copies", "uploads")[Stream.made]
                 Stream.made += 1
 
             def record_event(self) -> Event:

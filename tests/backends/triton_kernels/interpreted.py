@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from thalweg.backends.triton_kernels import attention, codes, paged
+from thalweg.backends.triton_kernels import attention, codes, paged, sampling, truncation
 from thalweg.backends.triton_kernels.sampling import _gumbel
 from thalweg.backends.triton_kernels.testing import InterpretPlatform
 from thalweg.backends.triton_kernels.tiles import tiles
@@ -73,6 +73,22 @@ def test_a_row_of_a_product_is_the_same_bits_in_whatever_tile(device: Device, dt
             assert torch.equal(linear.run(x[:n], weight), whole[:n])
 
 
+@pytest.mark.parametrize(
+    "format", [WeightFormat("int", 4, 32), WeightFormat("int", 8, act="int8")], ids=["int4", "int8 inputs"]
+)
+def test_a_row_of_a_quantised_product_is_the_same_bits_in_whatever_tile(device: Device, format: WeightFormat) -> None:
+    """Few programs take narrower ones: a weight of so few columns that one tile's rows make the difference."""
+    product, rng = tiles("interpret").product, torch.Generator().manual_seed(6)
+    kernels = [k for k in device.kernels if k.op == "linear" and k.batch_invariant]
+    kernel = next(k for k in kernels if k.supports({"weight": format, "dtype": "bfloat16"}) is None)
+    assert len({product.shape(n, 20, large=False) for n in (1, 70)}) == 2, "the sizes are to meet two tiles"
+    x = torch.randn(70, 96, generator=rng).to(torch.bfloat16)
+    weight = kernel.pack(quantise(torch.randn(20, 96, generator=rng), format))
+    whole = kernel.run(x, weight, act=format.act, group=format.group)
+    for n in (1, 17):
+        assert torch.equal(kernel.run(x[:n], weight, act=format.act, group=format.group), whole[:n])
+
+
 SHIFTED = {
     "zeros of 16": WeightFormat("int", 4, 16, symmetric=False),
     "zeros of 16, 8 bits": WeightFormat("int", 8, 16, symmetric=False),
@@ -118,6 +134,59 @@ def _show(out, lo, hi, p, BLOCK: tl.constexpr):
     t = tl.arange(0, BLOCK)
     zero = t.to(tl.uint32) * 0
     tl.store(out + t, _gumbel(zero + lo, zero + hi, zero + p, t.to(tl.uint32)))
+
+
+def _rows_to_cut() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Rows that take every way through truncation where 64 groups of 4 are held: likely tokens few and many, many equal ones,
+    almost all masked, all masked, greedy, and not truncated."""
+    rng, vocab = np.random.default_rng(2), 1501
+    likely = rng.permutation(12 - 2 * np.log(np.arange(1, vocab + 1)))
+    flat, tied, masked = rng.normal(size=vocab) / 4, np.round(rng.normal(size=vocab) * 2), np.full(vocab, -np.inf)
+    masked[[7, 1000, 1001, 1500]] = 1, 2, 2, 1.5
+    gone, equal = np.full(vocab, -np.inf), np.where(rng.random(vocab) < 0.5, 3.0, -2.0)
+    asked = [  # logits, temperature, top_k, top_p, min_p
+        (likely, 1, 5, 1, 0), (likely, 1, 0, 0.9, 0), (likely, 0.7, 20, 0.9, 0), (likely, 1.5, 0, 1, 0.01),
+        (likely, 1, 0, 0.8, 0.02), (likely, 1, 700, 1, 0), (likely, 1, 0, 0.999, 0), (likely, 1, 100, 0.9, 0.001),
+        (flat, 1, 0, 0.9, 0), (flat, 1, 1400, 0.5, 0), (flat, 1, 0, 1, 1e-3), (flat, 1, 0, 1, 0),
+        (tied, 1, 3, 1, 0), (tied, 1, 400, 0.5, 0), (tied, 1, 0, 0.6, 0), (tied, 0, 5, 0.5, 0),
+        (masked, 1, 50, 1, 0), (masked, 1, 2, 0.5, 0), (masked, 0.5, 0, 0.9, 0), (gone, 1, 3, 0.9, 0.1),
+        (equal, 1, 5, 1, 0), (equal, 1, 5, 0.7, 0),
+    ]  # fmt: skip
+    columns = [torch.tensor([a[i] for a in asked], dtype=torch.float32) for i in range(1, 5)]
+    kinds = zip(("temperature", "top_k", "top_p", "min_p"), columns, strict=True)
+    logits = torch.from_numpy(np.stack([a[0] for a in asked]).astype(np.float32))
+    return logits, {k: v.to(torch.int32) if k == "top_k" else v for k, v in kinds}
+
+
+def test_what_stays_of_a_row_and_what_is_drawn_is_that_of_the_definition(device: Device) -> None:
+    """By tokens held and by searches of a whole row. A sum in another order may move a border by a token."""
+    logits, asked = _rows_to_cut()
+    t = replace(tiles("interpret").vocab, chunk=1024, block=1024, listed=64)
+    temperature, cuts = asked["temperature"], [asked[k] for k in ("top_k", "top_p", "min_p")]
+    scaled = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
+    got, want = truncation.truncate(t, scaled, *cuts), ops.truncate.reference(scaled, *cuts)
+    moved = (got != want).sum(1)
+    assert (moved <= (asked["top_p"] < 1)).all(), moved
+    assert moved.sum() <= 2, moved
+    position = torch.arange(len(logits), dtype=torch.int32)
+    seeds = torch.stack([position * 7, -position], 1)
+    tokens, most = truncation.draw(t, logits, temperature, *cuts, seeds, position)
+    assert torch.equal(tokens, sampling.sample(t, got, temperature, seeds, position, random=True))
+    assert torch.equal(most, scaled.amax(-1))
+
+
+def test_a_row_that_is_broken_says_so_and_leaves_others_alone(device: Device) -> None:
+    t, rows, nan = tiles("interpret").vocab, torch.randn(3, 300), float("nan")
+    rows[0, 5], rows[2, 299] = nan, float("inf")
+    half, seeds, position = torch.full((3,), 0.5), torch.zeros(3, 2, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+    for temperature in (torch.zeros(3), torch.ones(3)):
+        given = (temperature, torch.full((3,), 4, dtype=torch.int32), half, half)
+        tokens, most = truncation.draw(t, rows, *given, seeds, position)
+        assert torch.isnan(most[0])
+        assert most[2] == float("inf")
+        assert ((tokens >= 0) & (tokens < 300)).all()
+        clean = truncation.draw(t, rows[1:2], *(a[1:2] for a in (*given, seeds, position)))
+        assert (tokens[1], most[1]) == (clean[0][0], clean[1][0])
 
 
 def _kernel(device: Device, op: str, **facts: Any) -> Kernel:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg.backends.triton_kernels.tiles import known, nearest, tiles
+from thalweg.backends.triton_kernels.tiles import known, nearest, of_any_rows, tiles
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.step import StepBatch, StepShape
 from thalweg.hal.testing.sequences import batch_of
@@ -134,6 +134,16 @@ def test_caches_of_devices_that_read_codes_otherwise_do_not_exchange_blocks() ->
     one, other = (PagedAttention(tiles(arch), True).layout(spec, 16) for arch in ("gfx942", "gfx950"))
     assert one.shape == other.shape
     assert one.signature != other.signature
+
+
+def test_tiles_by_rows_can_be_turned_off() -> None:
+    for arch in known():
+        t, off = tiles(arch), of_any_rows(tiles(arch))
+        assert off.attention.exact_prefill == t.attention.exact, arch
+        for cols in (16, 4096, 28672):
+            narrow = t.product.cols if cols >= t.product.wide else t.product.narrow
+            made = {off.product.shape(rows, cols) for rows in (1, 64, 300, 8192)}
+            assert made == {(t.product.rows, narrow, t.product.warps, t.product.stages)}, arch
 
 
 def test_every_tile_file_is_complete_and_every_known_device_has_one() -> None:

@@ -6,6 +6,7 @@ values are missing, so nothing may look at one.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from thalweg.backends.eager import to_torch
-from thalweg.backends.torch_gpu.library import Parts, assemble
+from thalweg.backends.torch_gpu.library import Parts, assemble, triton
 from thalweg.backends.torch_gpu.staging import views
 from thalweg.backends.triton_kernels import absent
 from thalweg.errors import DeviceError
@@ -127,7 +128,9 @@ class AbsentPlatform(Platform):
         return self._base.topology(want)
 
     def open(self, place: Place) -> Device:
-        parts = assemble(self._arch, self._base.vendors(), unshown=self._base.options.unshown_products)
+        options = self._base.options
+        kernels = partial(triton, row_tiles=options.row_tiles)
+        parts = assemble(self._arch, self._base.vendors(), kernels, unshown=options.unshown_products)
         for source, why in parts.absent:
             if source == "triton":
                 raise DeviceError(f"device: nothing to compile: {why}")

@@ -3,8 +3,9 @@ vendor."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +15,14 @@ from torch import Tensor
 
 from thalweg.backends.eager import to_torch
 from thalweg.backends.torch_gpu.ahead import compiling, without_memory
+from thalweg.backends.torch_gpu.arrival import Arrival
 from thalweg.backends.torch_gpu.executable import GpuExecutable, Lane, counted
 from thalweg.backends.torch_gpu.library import Parts
 from thalweg.backends.torch_gpu.runtime import Runtime
 from thalweg.backends.torch_gpu.staging import SMALLEST, Inbox, Outbox, Tables, Uploader
 from thalweg.errors import DeviceError
 from thalweg.hal.comm import Communicator, Solo
-from thalweg.hal.device import Device, DeviceInfo, Memory, Rehearsal
+from thalweg.hal.device import Device, DeviceInfo, InFiles, Memory, Rehearsal
 from thalweg.hal.kv import KVLayout
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 
@@ -30,18 +32,18 @@ logger = logging.getLogger(__name__)
 class GpuDevice(Device):
     """graphs: capture what can be captured (uniform buckets). Otherwise every step runs as it is written. prepare:
     before the first request compile kernels and capture graphs ("graphs"), compile only ("kernels"), or neither
-    ("none")."""
+    ("none"). readers: threads that read weights from files; 0: each is read by the caller and `put`."""
 
     keeps_tables = rounds = True
 
     def __init__(
         self, info: DeviceInfo, runtime: Runtime, parts: Parts, *, graphs: bool = True, prepare: str = "none",
-        comm: Communicator | None = None,
+        comm: Communicator | None = None, readers: int = 0,
     ) -> None:  # fmt: skip
         self.warms, self._ahead = prepare != "none", graphs and prepare == "graphs"
         self.info, self.kernels, self.attention = info, parts.kernels, parts.attention
         self.comm = comm or Solo()
-        self._runtime, self._graphs = runtime, graphs
+        self._runtime, self._graphs, self._readers = runtime, graphs, readers
         self._uploader = Uploader(runtime)
         eager, graph = (torch.empty(SMALLEST, dtype=torch.uint8, device=runtime.device) for _ in range(2))
         self._lane = Lane(runtime, Inbox(runtime), Outbox(runtime), eager, graph, Tables(runtime))
@@ -61,6 +63,15 @@ class GpuDevice(Device):
             placed = self._uploader.put(array)
         self._runtime.join()
         return placed
+
+    def arrive(self, parameters: Sequence[InFiles]) -> Generator[Tensor] | None:
+        return self._arrive(parameters) if self._readers and parameters else None
+
+    def _arrive(self, parameters: Sequence[InFiles]) -> Generator[Tensor]:
+        with contextlib.closing(Arrival(self._runtime, parameters, self._readers).run()) as arrival:
+            for array in arrival:
+                self._runtime.join()
+                yield array
 
     def normal(self, shape: tuple[int, ...], dtype: str, *, std: float, seed: int) -> Tensor:
         generator = torch.Generator(self._runtime.device).manual_seed(seed)

@@ -92,7 +92,7 @@ class HostRuntime:
 
     def __init__(self, late: bool = True, memory_bytes: int = 0) -> None:
         self.device = torch.device("cpu")
-        self.compute, self.copies = LateStream(late, strict=True), LateStream(late)
+        self.compute, self.copies, self.uploads = LateStream(late, strict=True), LateStream(late), LateStream(late)
         self._bytes = memory_bytes
         self.captures = self.replays = 0
 
@@ -130,6 +130,7 @@ class HostRuntime:
     def synchronize(self) -> None:
         self.compute.drain()
         self.copies.drain()
+        self.uploads.drain()
 
 
 def _named(work: Work) -> Work:

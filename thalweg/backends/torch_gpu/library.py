@@ -24,7 +24,7 @@ from thalweg.hal.step import Array, StepBatch, StepShape
 
 COMPILED_OPS = (
     "linear", "rms_norm", "add_rms_norm", "rope", "act_and_mul", "resolve_tokens", "history_write", "penalties", "bad_words",
-    "logit_bias", "token_mask", "truncate", "sample", "logprobs", "route", "experts", "lora_shrink", "lora_expand",
+    "logit_bias", "token_mask", "truncate", "draw", "sample", "logprobs", "route", "experts", "lora_shrink", "lora_expand",
     "head_linear",
 )  # fmt: skip
 """Ops that Triton kernels are expected for. Each gets the reason in the plan where there are none."""
@@ -146,12 +146,12 @@ def missing(op: str, name: str, why: str) -> Kernel:
     return Kernel(op, name, run, supports)
 
 
-def triton(arch: str) -> Parts:
-    """The shared Triton library."""
+def triton(arch: str, row_tiles: bool = True) -> Parts:
+    """The shared Triton library. row_tiles: see `GpuOptions`."""
     from thalweg.backends.triton_kernels import library
 
     try:
-        made = library(arch)
+        made = library(arch, row_tiles)
     except ImportError as e:
         raise ImportError(f"{e.name or e} is not installed") from e
     except ValueError as e:

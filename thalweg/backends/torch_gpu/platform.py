@@ -10,6 +10,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, get_args
@@ -54,6 +55,10 @@ OLDEST_TORCH = (2, 11)
 Prepare = Literal["graphs", "kernels", "none"]
 
 
+MOST_READERS = 64
+"""Each holds 16 MiB of pinned memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuOptions:
     """Knobs of a GPU platform."""
@@ -72,6 +77,11 @@ class GpuOptions:
     """Work done before the first request. "graphs": kernels compiled and decoding steps captured. "kernels": kernels
     alone, for a shorter start, and graphs are captured while serving. "none": nothing, and the first requests wait
     for compilers."""
+    readers: int = 8
+    """Threads that read weights from safetensors files, past the host's memory. 0: they are read one by one, by mapping."""
+    row_tiles: bool = True
+    """Triton's dense products and exact attention over prompts take tiles by the number of rows, which no device has
+    measured. False: one tile for any number, as before there were these."""
     unshown_products: bool = False
     """Take cuBLASLt without split sums for batch-invariant where that has not been shown: for the test that shows it."""
 
@@ -161,6 +171,8 @@ class GpuPlatform(Platform):
         made = super().configured(options)
         if made.options.prepare not in get_args(Prepare):
             raise DeviceError(f"device: prepare is one of {', '.join(get_args(Prepare))}, not {made.options.prepare!r}")
+        if not 0 <= made.options.readers <= MOST_READERS:
+            raise DeviceError(f"device: readers: {made.options.readers} threads cannot read weights: 0 to {MOST_READERS}")
         if made.options.device < 0:
             raise DeviceError(f"device: {made.options.device} is not the number of a GPU; they count from 0")
         return made
@@ -279,12 +291,14 @@ class GpuPlatform(Platform):
         if problem:
             raise DeviceError(f"device: {self.name}: {problem}")
         from thalweg.backends.torch_gpu.device import GpuDevice
-        from thalweg.backends.torch_gpu.library import assemble
+        from thalweg.backends.torch_gpu.library import assemble, triton
 
         driver = self.driver()
         index = options.device if place.world == 1 else place.devices[0]
         seen = self._look(driver, index)
-        parts = assemble(seen.arch, self.vendors(), unshown=options.unshown_products)
+        parts = assemble(
+            seen.arch, self.vendors(), partial(triton, row_tiles=options.row_tiles), unshown=options.unshown_products
+        )
         for source, why in parts.absent:
             if source == "triton":
                 slow = "Triton's kernels are not used, and torch's own operations, which serve in their place, are far slower"
@@ -292,7 +306,15 @@ class GpuPlatform(Platform):
                 logger.warning("%s: %s: %s; %s, which brings it", self.name, why, slow, remedy)
         comm = driver.communicator(place) if place.world > 1 else None
         info = self._info(seen.name, seen.arch, seen.memory_bytes, seen.cores, seen.notes)
-        return GpuDevice(info, driver.runtime(index), parts, graphs=options.graphs, prepare=options.prepare, comm=comm)
+        return GpuDevice(
+            info,
+            driver.runtime(index),
+            parts,
+            graphs=options.graphs,
+            prepare=options.prepare,
+            comm=comm,
+            readers=options.readers,
+        )
 
     def _look(self, driver: Driver, index: int) -> Opened:
         why = driver.why_not()

@@ -60,6 +60,11 @@ class Runtime(Protocol):
         """Carries results back, beside the steps."""
         ...
 
+    @property
+    def uploads(self) -> Stream:
+        """Brings weights, beside their packing."""
+        ...
+
     def pinned(self, n: int) -> Tensor:
         """u8[n] of host memory that the device copies from and to without the processor."""
         ...
@@ -115,7 +120,7 @@ class TorchRuntime:
         self.device = torch.device(kind, index)
         self._kind, self._index = kind, index
         self._module.set_device(self.device)
-        self.compute, self.copies = TorchStream(self._module, self.device), TorchStream(self._module, self.device)
+        self.compute, self.copies, self.uploads = (TorchStream(self._module, self.device) for _ in range(3))
         self._module.set_stream(self.compute.raw)  # so that loading and packing are in order with it
         # A copy thread or a collective's watchdog may call the driver meanwhile: only this thread's calls belong to a capture.
         self._mode = {"capture_error_mode": "thread_local"} if kind == "cuda" else {}  # torch.xpu has one mode

@@ -18,6 +18,7 @@ class HostGpuOptions:
     late: bool = True
     prepare: Prepare = "none"
     """Recording takes longer on a host than a test that meets few shapes would wait for them."""
+    readers: int = 2
     mixed: bool = False
     """Capture steps with prompts among decodes too, with attention that can be."""
 
@@ -53,7 +54,7 @@ class HostGpuPlatform(Platform):
         parts = assemble("interpret", (), _no_triton)
         if options.mixed:
             parts = replace(parts, attention=(_token_by_token(),))
-        return GpuDevice(info, runtime, parts, graphs=options.graphs, prepare=options.prepare)
+        return GpuDevice(info, runtime, parts, graphs=options.graphs, prepare=options.prepare, readers=options.readers)
 
 
 def _no_triton(arch: str) -> Any:

@@ -25,19 +25,30 @@ class Library:
     tiles: str
 
 
-def library(arch: str) -> Library:
-    """The kernels for `arch` (sm_90, gfx942, xe2, ... or interpret). Raises ImportError without torch or Triton, ValueError
-    for an architecture of no known family."""
-    from thalweg.backends.triton_kernels.tiles import tiles
+def library(arch: str, row_tiles: bool = True) -> Library:
+    """The kernels for `arch` (sm_90, gfx942, xe2, ... or interpret). row_tiles: tiles follow the number of rows. Raises
+    ImportError without torch or Triton, ValueError for an architecture of no known family."""
+    from thalweg.backends.triton_kernels.tiles import of_any_rows, tiles
 
-    return assembled(tiles(arch))
+    return assembled(tiles(arch) if row_tiles else of_any_rows(tiles(arch)))
 
 
 def assembled(t: Tiles) -> Library:
     """The kernels with these tile sizes. Raises ImportError without torch or Triton."""
-    from thalweg.backends.triton_kernels import elementwise, heads, history, linear, logits, lora, moe, quantised, sampling
+    from thalweg.backends.triton_kernels import (
+        elementwise,
+        heads,
+        history,
+        linear,
+        logits,
+        lora,
+        moe,
+        quantised,
+        sampling,
+        truncation,
+    )
     from thalweg.backends.triton_kernels.attention import attention
 
-    parts = (linear, quantised, moe, lora, heads, elementwise, history, logits, sampling)
+    parts = (linear, quantised, moe, lora, heads, elementwise, history, logits, sampling, truncation)
     kernels = tuple(k for part in parts for k in part.kernels(t))
     return Library(kernels, attention(t), t.arch)

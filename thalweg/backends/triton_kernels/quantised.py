@@ -263,7 +263,7 @@ def linear(
     tiles: Tiles, kind: str, exact: bool, x: Tensor, weight: dict[str, Tensor], bias: Tensor | None = None, *, act: str = "",
     group: int = 0,
 ) -> Tensor:  # fmt: skip
-    """exact: the tile has the same size whatever the number of rows."""
+    """exact: a row's terms are added in one order whatever the number of rows, as K is one number of the weight."""
     flat = x.reshape(-1, x.shape[-1])
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
     (rows, width), packed = flat.shape, weight["codes"]
@@ -276,11 +276,14 @@ def linear(
     if act:
         flat, x_scales = round_rows(tiles, flat, act)
     m, n, k = tile_sizes(tiles, kind, static["GROUP"], cols, rows, exact, x.dtype)
+    warps, stages = tiles.product.warps, tiles.product.stages
+    if exact:
+        m, n, warps, stages = tiles.product.shape(rows, cols, tiles.scalar if x.dtype == torch.float32 else 1 << 30, False)
     product[(triton.cdiv(rows, m), triton.cdiv(cols, n))](
         flat, x_scales, packed, scales, zeros, scales if bias is None else bias, out, rows, width, cols, flat.stride(0),
         packed.stride(0), KIND=tile_kind(tiles, kind, act), **static,
         CODES=act == "float8_e4m3fn", EVEN=width % k == 0, INTEGER=act == "int8", SCALED=bool(act), BIAS=bias is not None,
-        NATIVE=tiles.float8, PRECISION="ieee", M=m, N=n, K=k, num_warps=tiles.product.warps, num_stages=tiles.product.stages,
+        NATIVE=tiles.float8, PRECISION="ieee", M=m, N=n, K=k, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out.view(*x.shape[:-1], cols)
 

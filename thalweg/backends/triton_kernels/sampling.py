@@ -1,4 +1,4 @@
-"""From logits to tokens: truncation without a sort, the draw with the defined noise, log probabilities.
+"""From logits to tokens: the draw with the defined noise, log probabilities. Truncation is in `truncation`.
 
 Counts and maxima have no order, and sums are made block by block in the order of ids. So a row's result does not
 depend on what else is in the batch. A row that holds NaN or +inf gives some token: the engine knows that it means
@@ -70,88 +70,6 @@ def _gumbel(lo, hi, p, t):
     v = tl.minimum((whole + 0.5) * 2.3283064365386963e-10, 0.99999994039535522)
     u = 1.0 - v  # rounded, with what the rounding lost added back to the first order
     return -_log(-(_log(u) + ((1.0 - u) - v) / u))
-
-
-@triton.jit
-def _key(x):
-    """uint32 keys in the order of the floats."""
-    bits = (x + 0.0).to(tl.uint32, bitcast=True)
-    return tl.where((bits >> 31) != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
-
-
-@triton.jit
-def _weight(x, ok, key, floor, least, top, MASS: tl.constexpr):
-    """What a token counts: 1, or (MASS) its probability times a constant, 0 if it is cut."""
-    if MASS:
-        w = tl.exp(x - top)
-        return tl.where(ok & (key >= floor) & (w >= least), w, 0.0)
-    return tl.where(ok, 1.0, 0.0)
-
-
-@triton.jit
-def _search(
-    x_row, vocab, want, floor, least, top, MASS: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr
-):  # fmt: skip
-    """The largest key such that the tokens at or above it count `want` or more together. BITS bits per pass."""
-    found = floor * 0
-    digits = tl.arange(0, 2**BITS).to(tl.uint32)
-    for step in range(0, 32 // BITS):
-        shift = 32 - BITS - step * BITS
-        bound = found + (digits << shift)
-        sums = tl.zeros([2**BITS], tl.float32)
-        for start in range(0, vocab, BLOCK):
-            i = start + tl.arange(0, BLOCK)
-            x = tl.load(x_row + i, mask=i < vocab, other=float("-inf"))
-            key = _key(x)
-            w = _weight(x, i < vocab, key, floor, least, top, MASS)
-            sums += tl.sum(tl.where(key[None, :] >= bound[:, None], w[None, :], 0.0), 1)
-        found += tl.max(tl.where(sums >= want, digits, 0).to(tl.int32), 0).to(tl.uint32) << shift
-    return found
-
-
-@triton.jit
-def _truncate(logits, top_k, top_p, min_p, out, row, vocab, BLOCK: tl.constexpr, BITS: tl.constexpr):
-    """One row. The tokens that stay have a key above `edge`, or are among the first `spare` of those that have it."""
-    s = tl.program_id(0).to(tl.int64)
-    x_row = logits + s * row
-    k, p, least = tl.load(top_k + s), tl.load(top_p + s), tl.load(min_p + s)
-    top = tl.full([], float("-inf"), tl.float32)
-    floor = tl.full([], 0, tl.uint32)
-    edge = tl.full([], 0, tl.uint32)
-    spare = vocab
-    if (p < 1) | (least > 0):
-        for start in range(0, vocab, BLOCK):
-            i = start + tl.arange(0, BLOCK)
-            top = tl.maximum(top, tl.max(tl.load(x_row + i, mask=i < vocab, other=float("-inf")), 0))
-    if (k > 0) & (k < vocab):
-        floor = _search(x_row, vocab, k.to(tl.float32), floor, 0.0, top, False, BLOCK, BITS)
-    if p < 1:
-        mass = tl.full([], 0.0, tl.float32)
-        for start in range(0, vocab, BLOCK):
-            i = start + tl.arange(0, BLOCK)
-            x = tl.load(x_row + i, mask=i < vocab, other=float("-inf"))
-            mass += tl.sum(_weight(x, i < vocab, _key(x), floor, least, top, True), 0)
-        goal = p * mass
-        edge = tl.minimum(_search(x_row, vocab, goal, floor, least, top, True, BLOCK, BITS), _key(top))
-        above = tl.full([], 0.0, tl.float32)
-        for start in range(0, vocab, BLOCK):
-            i = start + tl.arange(0, BLOCK)
-            x = tl.load(x_row + i, mask=i < vocab, other=float("-inf"))
-            key = _key(x)
-            above += tl.sum(tl.where(key > edge, _weight(x, i < vocab, key, floor, least, top, True), 0.0), 0)
-        each = tl.exp(tl.where((edge >> 31) != 0, edge ^ 0x80000000, edge ^ 0xFFFFFFFF).to(tl.float32, bitcast=True) - top)
-        spare = tl.maximum(tl.minimum(tl.ceil((goal - above) / each), vocab).to(tl.int32), 1)
-    seen = 0
-    for start in range(0, vocab, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        x = tl.load(x_row + i, mask=i < vocab, other=float("-inf"))
-        key = _key(x)
-        same = ((key == edge) & (i < vocab)).to(tl.int32)
-        stay = (key >= floor) & ((key > edge) | ((same != 0) & (seen + tl.cumsum(same, 0) <= spare)))
-        if least > 0:
-            stay = stay & (tl.exp(x - top) >= least)
-        seen += tl.sum(same, 0)
-        tl.store(out + s * vocab + i, tl.where(stay, x, float("-inf")), mask=i < vocab)
 
 
 @triton.jit
@@ -243,14 +161,6 @@ def _best_of_row(
             tl.store(values + s * (K + 1) + 1 + j, value - top - shift)
 
 
-def truncate(t: Vocab, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    seqs, vocab = logits.shape
-    logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    out = torch.empty((seqs, vocab), dtype=logits.dtype, device=logits.device)
-    _truncate[(seqs,)](logits, top_k, top_p, min_p, out, logits.stride(0), vocab, BLOCK=t.block, BITS=t.bits, num_warps=t.warps)
-    return out
-
-
 def sample(t: Vocab, logits: Tensor, temperature: Tensor, seed: Tensor, position: Tensor, *, random: bool) -> Tensor:
     seqs, vocab = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
@@ -294,7 +204,6 @@ def _few(spec) -> str | None:
 def kernels(t: Tiles) -> tuple[Kernel, ...]:
     part = functools.partial
     return (
-        Kernel("truncate", "triton", part(truncate, t.vocab), batch_invariant=True),
         Kernel("sample", "triton", part(sample, t.vocab), batch_invariant=True),
         Kernel("logprobs", "triton", part(logprobs, t.vocab), supports=_few, batch_invariant=True),
     )

@@ -74,6 +74,9 @@ class Model:
             raise ValueError(f"{name}: columns asked of a tensor that has none")
         return raw[:, cols]
 
+    def span(self, name: str, rows: slice | None = None) -> None:
+        """Values are taken out of blocks, or lie in another order."""
+
     def forget(self, name: str) -> None:
         """The tensor's pages no longer count as this process's memory; reading it brings them back."""
         piece = self._pieces[name]

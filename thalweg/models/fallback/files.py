@@ -72,6 +72,9 @@ class ConvertedFiles:
         kind = FLOATS.get(spec.dtype) or getattr(torch, spec.dtype)
         return value.to(kind).reshape(spec.shape(1)).contiguous()
 
+    def lying(self, spec: ParamSpec, rank: int) -> None:
+        """Values are made anew."""
+
     def packed(self, spec: ParamSpec, rank: int) -> None:
         """Nothing is packed: the module's products take weights as they are."""
 

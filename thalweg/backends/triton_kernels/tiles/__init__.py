@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,15 +98,16 @@ class Product:
     many: Shape
     few: Shape
 
-    def shape(self, rows: int, cols: int, most: int = 1 << 30) -> tuple[int, int, int, int]:
-        """(rows, columns, warps, stages) of a program where `rows` rows meet a weight of `cols`. most: rows or columns."""
+    def shape(self, rows: int, cols: int, most: int = 1 << 30, large: bool = True) -> tuple[int, int, int, int]:
+        """(rows, columns, warps, stages) of a program where `rows` rows meet a weight of `cols`. most: rows or columns. large:
+        `many` serves. Weights that become numbers in registers leave it no room."""
 
         def programs(m: int, n: int) -> int:
             return -(-rows // m) * -(-cols // n)
 
         made = (self.rows, self.cols if cols >= self.wide else self.narrow, self.warps, self.stages)
         for shape, fits in (
-            (self.many, rows >= self.many.rows and programs(self.many.rows, self.many.cols) >= self.many.programs),
+            (self.many, large and rows >= self.many.rows and programs(self.many.rows, self.many.cols) >= self.many.programs),
             (self.few, programs(*made[:2]) < self.few.programs),
         ):
             if fits:
@@ -118,12 +119,16 @@ class Product:
 @dataclass(frozen=True, slots=True)
 class Vocab:
     """Work over the vocabulary. block: elements of one iteration. chunk: of one program where a row is shared by
-    several. bits: of the ordered key that one pass of the threshold search settles."""
+    several. bits: of the ordered key that one pass of the threshold search settles. group: tokens of which truncation keeps
+    the largest. listed: groups whose tokens one program holds, in held_warps warps."""
 
     block: int
     chunk: int
     bits: int
     warps: int
+    group: int
+    listed: int
+    held_warps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,14 @@ class Tiles:
     attention: Attention
     product: Product
     vocab: Vocab
+
+
+def of_any_rows(t: Tiles) -> Tiles:
+    """The same without tiles for many rows, few programs and prompts: one tile for products of any number of rows, and for
+    exact attention over prompts that of decodes."""
+    p, a = t.product, t.attention
+    product = replace(p, many=replace(p.many, programs=1 << 62), few=replace(p.few, programs=0))
+    return replace(t, product=product, attention=replace(a, exact_prefill=a.exact))
 
 
 def known() -> tuple[str, ...]:
