@@ -110,10 +110,7 @@ def test_answers_about_images_are_those_of_transformers(name: str, tmp_path: Pat
 @pytest.mark.parametrize("name", [FIRST, *(pytest.param(n, marks=pytest.mark.slow) for n in seeing.FAMILIES if n != FIRST)])
 def test_pixels_and_counts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     theirs = seeing.processor(name)
-    config = seeing.FAMILIES[name].config()
-    config.architectures = [seeing.architecture(name)]
-    config.save_pretrained(tmp_path)
-    theirs.save_pretrained(tmp_path)
+    seeing.settings(name, tmp_path)
     ours = processor(read_config(tmp_path), tmp_path)
     assert ours is not None
     for seed, (width, height) in enumerate((*SIZES, (500, 300), (7, 40), (1, 1), (50, 1), (1, 40))):
@@ -149,10 +146,8 @@ def odd_files() -> dict[str, bytes]:
 
 def test_odd_files_are_seen_as_transformers_sees_them(tmp_path: Path) -> None:
     """Files of 16 bits are not among them: their shades are kept here, where transformers makes almost all of them white."""
-    config, theirs = seeing.FAMILIES["gemma3"].config(), seeing.processor("gemma3")
-    config.architectures = [seeing.architecture("gemma3")]
-    config.save_pretrained(tmp_path)
-    theirs.save_pretrained(tmp_path)
+    theirs = seeing.processor("gemma3")
+    seeing.settings("gemma3", tmp_path)
     ours = processor(read_config(tmp_path), tmp_path)
     assert ours is not None
     for kind, data in odd_files().items():

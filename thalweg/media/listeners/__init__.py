@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from thalweg.checkpoint.config import Config, architecture, folder, integer
+from thalweg.checkpoint.config import Config, architecture, folder, integer, real
 from thalweg.checkpoint.json_files import read_object
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.media.listeners.base import Listener
@@ -48,6 +48,21 @@ def _voxtral(config: Config, said: Config) -> Listener:
     )  # fmt: skip
 
 
+def _glm_asr(config: Config, said: Config) -> Listener:
+    """In parts as above, each heard with the silence behind it."""
+    heard = _heard(config)
+    chunk = integer(said, "chunk_length", high=600, default=30, where=FILE) * RATE // HOP
+    hidden, heads = _hidden(heard), integer(heard, "num_attention_heads", high=1 << 12, default=20)
+    rope = {"partial_rotary_factor": 0.5, **(heard.get("rope_parameters") or {})}
+    group = integer(heard, "intermediate_size", high=1 << 24, default=5120) // hidden
+    turned = int(hidden // heads * real(rope, "partial_rotary_factor", 0, 1))
+    return Listener(
+        **_shared(config, heard, 59_260), chunk=chunk, halvings=1, group=group, ends="silence", apart=True, whole=True,
+        given=False, most=655 * RATE // HOP // chunk * chunk * HOP / RATE, least=2 * group - 1, turned=turned,
+        theta=real(rope, "rope_theta", 1, 1e9, default=1e4),
+    )  # fmt: skip
+
+
 def _qwen2_5_omni(config: Config, said: Config) -> Listener:
     heard = _heard(config)
     return Listener(
@@ -78,6 +93,7 @@ def _qwen3(config: Config, token: int) -> dict[str, Any]:
 
 LISTENERS: Mapping[str, Callable[[Config, Config], Listener]] = {
     "AudioFlamingo3ForConditionalGeneration": _audio_flamingo3,
+    "GlmAsrForConditionalGeneration": _glm_asr,
     "Qwen2_5OmniForConditionalGeneration": _qwen2_5_omni,
     "Qwen2_5OmniModel": _qwen2_5_omni,
     "Qwen2AudioForConditionalGeneration": _qwen2_audio,

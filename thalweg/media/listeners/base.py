@@ -40,8 +40,14 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What fills the last chunk up: silence as the spectrum has it, zeros, or nothing, unless there are chunks before it."""
     whole: bool = False
     """That is heard, too."""
+    given: bool = True
+    """And vectors are given of it."""
     sines: bool = False
     """Places are sines and cosines."""
+    turned: int = 0
+    """Values of each head that turn by their place in the chunk; 0 = none do."""
+    theta: float = 1e4
+    """Of that."""
     apart: bool = False
     """Each chunk has a spectrum of its own."""
     cut: bool = False
@@ -79,6 +85,8 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     def count(self, frames: int) -> int:
         """Vectors."""
+        if not self.given:  # chunks before the last are full, and no vector is made of two
+            return (frames // self.chunk * self.states(self.chunk) + self.states(frames % self.chunk)) // self.group
         return sum(self.lengths(frames)) // self.group
 
     def mel(self, sound: np.ndarray) -> np.ndarray:
@@ -123,7 +131,7 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             sampling=SamplingArrays.greedy(len(seen)),
             parts=(
                 Frames(
-                    mel=chunks, real=real, row=row.astype(I32), place=place, sines=self._sines(place),
+                    mel=chunks, real=real, row=row.astype(I32), place=place, sines=self._sines(place), turn=self._turn(place),
                     keep=np.arange(self.count(frames) * self.group, dtype=I32),
                 ),
             ),
@@ -137,3 +145,9 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         slower = np.exp(np.arange(half, dtype=F32) * F32(-np.log(10_000) / (half - 1)))
         angle = place[:, None].astype(F32) * slower
         return np.concatenate([np.sin(angle), np.cos(angle)], 1).astype(F32)
+
+    def _turn(self, place: np.ndarray) -> np.ndarray:
+        """f32[T, turned]: cosines, then sines."""
+        every = 1 / F32(self.theta) ** (np.arange(0, self.turned, 2, dtype=F32) / F32(max(self.turned, 1)))
+        angle = place[:, None].astype(F32) * every
+        return np.concatenate([np.cos(angle), np.sin(angle)], 1).astype(F32)
