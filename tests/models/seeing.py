@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pillow_processors
 import torch
 import transformers
 import transformers.models.got_ocr2.image_processing_pil_got_ocr2 as got
@@ -275,7 +276,13 @@ def processor(name: str) -> Any:
     family = FAMILIES[name]
     if family.processor == "Cohere2VisionImageProcessor":
         return CohereTiles(**family.settings)
+    if family.processor in ON_PILLOW:
+        return pillow_processors.processor(ON_PILLOW[family.processor], family.processor)(**family.settings)
     return getattr(transformers, family.processor)(**family.settings)
+
+
+ON_PILLOW = {"Kimi_K25ImageProcessor": "kimi_k25", "Lfm2VlImageProcessor": "lfm2_vl"}
+"""By class, the module of those that need torchvision."""
 
 
 @functools.cache
@@ -347,6 +354,8 @@ def written(name: str, image: Any) -> str:
     whole = kind.__new__(kind)
     for key, value in {"image_processor": reads, "image_token": family.token, **family.holds}.items():
         setattr(whole, key, value)
+    if family.writer == "Lfm2VlProcessor":
+        return str(whole.replace_image_token(reads(images=[image], return_tensors="np"), 0, use_image_special_tokens=True))
     more = {"return_row_col_info": True} if "pixel_attention_mask" in family.extras else {}
     text: str = whole.replace_image_token(reads(images=[image], return_tensors="np", **more), 0)
     return text
@@ -355,6 +364,8 @@ def written(name: str, image: Any) -> str:
 def same_pixels(name: str, prepared: Prepared, theirs: Any) -> tuple[np.ndarray, np.ndarray]:
     """Patches [T, width] of ours and of transformers' pixel values, in one order."""
     pixels, ours = np.asarray(theirs["pixel_values"]), prepared.value
+    if "spatial_shapes" in theirs:  # patches, and some that are not there
+        return ours, pixels[np.asarray(theirs["pixel_attention_mask"]) > 0]
     if "image_position_ids" in theirs:  # values from 0 to 1, and patches that are not there
         return ours, 2 * (pixels[0, : len(ours)] - 0.5)
     if pixels.ndim == 2:  # patches already, and ours may lie window by window

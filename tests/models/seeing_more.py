@@ -6,6 +6,11 @@ from typing import Any
 
 from seeing_parts import GLM, INTERNVL, MROPE, QWEN, TILED, Seeing, config
 
+SIGLIP_2 = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_patches": 25,
+    "patch_size": 4, "model_type": "siglip2_vision_model", "vision_use_head": False,
+}  # fmt: skip
+
 
 def internvl_chat(said: dict[str, Any]) -> dict[str, Any]:
     """Qianfan-OCR is InternVL by its authors' names of tensors."""
@@ -51,5 +56,25 @@ MORE: dict[str, Seeing] = {
         ),
         "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Glm4vImageProcessorPil",
         {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 8192}}, ("image_grid_thw",),
+    ),
+    "lfm2-vl": Seeing(
+        config(
+            "Lfm2VlConfig",
+            {
+                "model_type": "lfm2", "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
+                "max_position_embeddings": 1024,
+            },
+            SIGLIP_2, "<image>", projector_hidden_size=40,
+        ),
+        "<image>", "<image>", "Lfm2VlImageProcessor",
+        {
+            "encoder_patch_size": 4, "tile_size": 16, "min_image_tokens": 2, "max_image_tokens": 8, "min_tiles": 2,
+            "max_tiles": 4, "return_row_col_info": True,
+        },
+        ("pixel_attention_mask", "spatial_shapes"), writer="Lfm2VlProcessor",
+        holds={
+            "image_start_token": "<|image_start|>", "image_end_token": "<|image_end|>",
+            "image_thumbnail_token": "<|img_thumbnail|>",
+        },
     ),
 }  # fmt: skip

@@ -85,6 +85,7 @@ def test_answers_about_images_are_those_of_transformers(name: str, tmp_path: Pat
     more = {
         "qwen3.5": {"mamba_block_size": 32, "num_gpu_blocks_override": 160},
         "gemma4-together": {"max_num_batched_tokens": 80},
+        "lfm2-vl": {"max_model_len": 640, "mamba_block_size": 32, "num_gpu_blocks_override": 200},
     }
     llm = engine(tmp_path, **more.get(name, {}))
     try:

@@ -224,6 +224,49 @@ def spread(order: np.ndarray, rows: int, columns: int, side: int, cubic: bool) -
     return np.stack(place, 1).astype(I32), np.stack(much, 1).astype(F32)
 
 
+def smoothed(p: ImageProcessor, view: np.ndarray, merge: int, side: int) -> Prepared:
+    """Patches with a pixel's channels side by side. A table of side x side places is stretched over them, or shrunk: then each
+    place is the mean of those near it, the nearer the more."""
+    rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
+    value = cut(normalised(view, p), p.patch).reshape(rows * columns, 3, p.patch**2).transpose(0, 2, 1)
+    (down, high), (across, wide) = _near(rows, side), _near(columns, side)
+    place = (down[:, None, :, None] * side + across[None, :, None]).reshape(rows * columns, -1)
+    share = (high[:, None, :, None] * wide[None, :, None]).reshape(rows * columns, -1)
+    return Prepared(
+        np.ascontiguousarray(value).reshape(rows * columns, -1), [rows * columns], merged(rows, columns, merge),
+        place=place.astype(I32), share=share.astype(F32),
+    )  # fmt: skip
+
+
+def _near(size: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of each of `size` in a row: those of `side` near it, and how much of each."""
+    step = side / size
+    reach = max(step, 1.0)
+    middle = step * (np.arange(size)[:, None] + 0.5)
+    first = np.maximum((middle - reach + 0.5).astype(np.int64), 0)
+    taps = first + np.arange(2 * int(np.ceil(reach)) + 1)
+    last = np.minimum((middle + reach + 0.5).astype(np.int64), side)
+    much = np.where(taps < last, np.maximum(1 - np.abs(taps + 0.5 - middle) / reach, 0), 0)
+    needed = np.flatnonzero(much.any(0))[-1] + 1
+    return np.minimum(taps, side - 1)[:, :needed], (much / much.sum(1, keepdims=True))[:, :needed]
+
+
+def joined(parts: Sequence[Prepared]) -> Prepared:
+    """Of several views, none of which sees another. All have places, of rows of the table as many as are needed."""
+    near = max(p.place.shape[1] for p in parts if p.place is not None)
+
+    def filled(each: np.ndarray | None) -> np.ndarray:
+        assert each is not None
+        return np.pad(each, ((0, 0), (0, near - each.shape[1])))
+
+    begins = np.cumsum([0, *(len(p.value) for p in parts)], dtype=I32)
+    return Prepared(
+        np.concatenate([p.value for p in parts]), [n for p in parts for n in p.lengths],
+        np.concatenate([p.keep + at for p, at in zip(parts, begins, strict=False)]),
+        place=np.concatenate([filled(p.place) for p in parts]), share=np.concatenate([filled(p.share) for p in parts]),
+    )  # fmt: skip
+
+
 def _cubic(far: np.ndarray) -> np.ndarray:
     """How much of what is so far away, from 0 to 2 (Keys 1981, with -0.75)."""
     a = F32(-0.75)

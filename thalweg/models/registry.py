@@ -128,6 +128,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "LagunaForCausalLM": f"{_FAMILIES}.laguna:laguna",
     "Lfm2ForCausalLM": f"{_FAMILIES}.lfm2:lfm2",
     "Lfm2MoeForCausalLM": f"{_FAMILIES}.lfm2:lfm2_moe",
+    "Lfm2VlForConditionalGeneration": f"{_FAMILIES}.lfm2_vl:lfm2_vl",
     "LightOnOCRForConditionalGeneration": f"{_FAMILIES}.lighton_ocr:lighton_ocr",
     "LightOnOcrForConditionalGeneration": f"{_FAMILIES}.lighton_ocr:lighton_ocr",
     "Llama4ForCausalLM": f"{_FAMILIES}.llama4:llama4",

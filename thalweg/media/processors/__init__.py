@@ -15,6 +15,7 @@ from thalweg.media.processors.clip import Clip, clip
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
 from thalweg.media.processors.gemma4 import Gemma4, gemma4
 from thalweg.media.processors.idefics3 import Idefics3, idefics3
+from thalweg.media.processors.lfm2_vl import Lfm2Vl, lfm2_vl
 from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_onevision
 from thalweg.media.processors.pixtral import Pixtral, lighton_ocr, pixtral
 from thalweg.media.processors.qwen_vl import (
@@ -44,7 +45,20 @@ from thalweg.media.processors.tiles import (
 __all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "QwenVL", "Size", "View", "processor"]
 
 Processor = (
-    Clip | Gemma3 | Gemma4 | Glm4v | Idefics3 | InLine | Lined | LlavaNext | Named | PaddleOCR | Pixtral | QwenVL | Tiles
+    Clip
+    | Gemma3
+    | Gemma4
+    | Glm4v
+    | Idefics3
+    | InLine
+    | Lfm2Vl
+    | Lined
+    | LlavaNext
+    | Named
+    | PaddleOCR
+    | Pixtral
+    | QwenVL
+    | Tiles
 )
 
 
@@ -64,6 +78,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Idefics3ForConditionalGeneration": idefics3,
     "InternVLChatModel": internvl_chat,
     "InternVLForConditionalGeneration": internvl,
+    "Lfm2VlForConditionalGeneration": lfm2_vl,
     "LightOnOCRForConditionalGeneration": lighton_ocr,
     "LightOnOcrForConditionalGeneration": lighton_ocr,
     "LlavaForConditionalGeneration": _llava,

@@ -147,3 +147,15 @@ def check_shape(width: int, height: int) -> None:
     """ValueError for what is no picture."""
     if max(width, height) > MOST_RATIO * min(width, height):
         raise ValueError(f"is {width} x {height} pixels: more than {MOST_RATIO} times as long as wide")
+
+
+def closest(width: int, height: int, side: int, least: int, most: int) -> Size:
+    """Columns and rows of squares that have an image's ratio best. Of equally good ones the most, while the image has more than
+    half of their pixels."""
+    best, found = float("inf"), (1, 1)
+    grids = [(x, y) for x in range(1, most + 1) for y in range(1, most + 1) if least <= x * y <= most]
+    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        off = abs(width / height - columns / rows)
+        if off < best or (off == best and width * height > 0.5 * side * side * columns * rows):
+            best, found = off, (columns, rows)
+    return found

@@ -14,6 +14,7 @@ from thalweg.media.processors.base import (
     Size,
     View,
     check_shape,
+    closest,
     edge,
     outer,
     settings,
@@ -52,14 +53,8 @@ class Tiles(ImageProcessor, frozen=True, kw_only=True):
         return (*(View((fitted,), box) for box in boxes), whole)
 
     def tiling(self, width: int, height: int) -> Size:
-        """Columns and rows. Of equally good ones the most tiles, while the image has more than half of their pixels."""
-        best, found = float("inf"), (1, 1)
-        grids = [(x, y) for x in range(1, self.most + 1) for y in range(1, self.most + 1) if self.least <= x * y <= self.most]
-        for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
-            off = abs(width / height - columns / rows)
-            if off < best or (off == best and width * height > 0.5 * self.side * self.side * columns * rows):
-                best, found = off, (columns, rows)
-        return found
+        """Columns and rows."""
+        return closest(width, height, self.side, self.least, self.most)
 
     @property
     def each(self) -> int:
