@@ -15,6 +15,7 @@ import pillow_processors
 import torch
 import transformers
 import transformers.models.got_ocr2.image_processing_pil_got_ocr2 as got
+from safetensors.torch import load_file, save_file
 from seeing_more import MORE
 from seeing_parts import (
     CLIP,
@@ -236,6 +237,8 @@ FAMILIES |= {
     ),
 }  # fmt: skip
 FAMILIES |= MORE
+ONE_AXIS = ("exaone4.5", "kimi-k2.5", "kimi-vl")
+"""Of those with grids: they do not ask which tokens are of images."""
 
 
 def make(name: str, path: Path) -> torch.nn.Module:
@@ -246,8 +249,18 @@ def make(name: str, path: Path) -> torch.nn.Module:
     ).eval()
     spread(model, 7)
     model.save_pretrained(path)
+    (file,) = path.glob("*.safetensors")
+    if family.renamed:
+        save_file({other_name(k, family.renamed): v for k, v in load_file(file).items()}, file)
     settings(name, path)
     return model
+
+
+def other_name(name: str, pairs: tuple[tuple[str, str], ...]) -> str:
+    for old, new in pairs:
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
 
 
 def settings(name: str, path: Path) -> None:
@@ -260,6 +273,8 @@ def settings(name: str, path: Path) -> None:
     said = family.published(json.loads((path / "config.json").read_text()))
     (path / "config.json").write_text(json.dumps(said))
     processor(name).save_pretrained(path)
+    file = path / "preprocessor_config.json"
+    file.write_text(json.dumps(family.said(json.loads(file.read_text()))))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tok = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -311,7 +326,7 @@ def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tenso
         nested = FAMILIES[name].writer in ("Idefics3Processor", "SmolVLMProcessor")
         made = processor(name)(images=[images] if nested else images, return_tensors="np")
         out |= {k: torch.from_numpy(np.asarray(made[k])) for k in ("pixel_values", *family.extras)}
-        if name != "exaone4.5" and ("image_grid_thw" in out or "image_position_ids" in out):
+        if name not in ONE_AXIS and ("image_grid_thw" in out or "image_position_ids" in out):
             out["mm_token_type_ids"] = shown
     if name == "gemma3":
         out["token_type_ids"] = shown
@@ -320,14 +335,15 @@ def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tenso
 
 @torch.no_grad()
 def greedy(model: Any, name: str, ids: list[int], images: list[Any], new: int) -> list[int]:
-    """transformers' tokens. Of Qwen3.5 without its cache: with it, positions after an image are others than it has itself.
-    So of Gemma 4 whose images see themselves: with it, tokens after long prompts and after text alone are others."""
+    """transformers' tokens, those that end a text too. Of Qwen3.5 without its cache: with it, positions after an image are
+    others than it has itself. So of Gemma 4 whose images see themselves: with it, tokens after long prompts and after text alone are others."""
     if name in ("qwen3.5", "gemma4-together"):
         seq = list(ids)
         for _ in range(new):
             seq.append(int(model(**given(name, seq, images), use_cache=False).logits[0, -1].argmax()))
         return seq[len(ids) :]
-    out = model.generate(**given(name, ids, images), max_new_tokens=new, min_new_tokens=new, do_sample=False)
+    model.generation_config.eos_token_id = None
+    out = model.generate(**given(name, ids, images), max_new_tokens=new, do_sample=False)
     tokens: list[int] = out[0, len(ids) :].tolist()
     return tokens
 
@@ -363,19 +379,19 @@ def written(name: str, image: Any) -> str:
 
 def same_pixels(name: str, prepared: Prepared, theirs: Any) -> tuple[np.ndarray, np.ndarray]:
     """Patches [T, width] of ours and of transformers' pixel values, in one order."""
-    pixels, ours = np.asarray(theirs["pixel_values"]), prepared.value
+    pixels, ours, family = np.asarray(theirs["pixel_values"]), prepared.value, FAMILIES[name]
     if "spatial_shapes" in theirs:  # patches, and some that are not there
         return ours, pixels[np.asarray(theirs["pixel_attention_mask"]) > 0]
     if "image_position_ids" in theirs:  # values from 0 to 1, and patches that are not there
         return ours, 2 * (pixels[0, : len(ours)] - 0.5)
     if pixels.ndim == 2:  # patches already, and ours may lie window by window
         return ours[prepared.keep], pixels.reshape(len(ours), -1)
+    if family.processor == "Kimi_K25ImageProcessor":
+        return ours, pixels.reshape(len(ours), -1)
     if pixels.ndim == 4 and "image_grid_thw" in theirs:  # patches, row by row
         _, rows, columns = theirs["image_grid_thw"][0]
-        return ours, pixels.reshape(len(ours), -1)[
-            merged(rows, columns, FAMILIES[name].config().vision_config.spatial_merge_size)
-        ]
-    patch = FAMILIES[name].config().vision_config.patch_size
+        return ours, pixels.reshape(len(ours), -1)[merged(rows, columns, family.config().vision_config.spatial_merge_size)]
+    patch = family.config().vision_config.patch_size
     patch = patch if isinstance(patch, int) else patch[0]
     images = pixels.reshape(-1, *pixels.shape[-3:])
     rows, columns = images.shape[2] // patch, images.shape[3] // patch

@@ -4,12 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
-from seeing_parts import GLM, INTERNVL, MROPE, QWEN, TILED, Seeing, config
+from seeing_parts import CLIP, GLM, INTERNVL, MROPE, PINS, PIXTRAL, QWEN, TILED, Seeing, config
 
 SIGLIP_2 = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_patches": 25,
     "patch_size": 4, "model_type": "siglip2_vision_model", "vision_use_head": False,
 }  # fmt: skip
+MOON = {
+    "patch_size": 4, "pos_emb_height": 6, "pos_emb_width": 6, "num_attention_heads": 2, "num_hidden_layers": 2,
+    "hidden_size": 32, "intermediate_size": 40,
+}  # fmt: skip
+LATENT = {
+    "num_hidden_layers": 3, "num_key_value_heads": 4, "q_lora_rank": 40, "kv_lora_rank": 32, "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16, "v_head_dim": 20, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_group": 4, "topk_group": 2,
+    "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 4.0,
+    "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
+}  # fmt: skip
+
+
+def kimi_vl(said: dict[str, Any]) -> dict[str, Any]:
+    """Kimi K2.5's encoder is Kimi-VL's, and its files have names of their own for sizes."""
+    eye = said["vision_config"]
+    names = {"pos_emb_height": "init_pos_emb_height", "pos_emb_width": "init_pos_emb_width"}
+    kept = {names.get(k, k): v for k, v in eye.items() if k in MOON or k == "merge_kernel_size"}
+    return {
+        "architectures": ["KimiVLForConditionalGeneration"], "model_type": "kimi_vl", "text_config": said["text_config"],
+        "vision_config": {**kept, "model_type": "moonvit"}, "media_placeholder_token_id": said["image_token_id"],
+    }  # fmt: skip
 
 
 def internvl_chat(said: dict[str, Any]) -> dict[str, Any]:
@@ -76,5 +100,37 @@ MORE: dict[str, Seeing] = {
             "image_start_token": "<|image_start|>", "image_end_token": "<|image_end|>",
             "image_thumbnail_token": "<|img_thumbnail|>",
         },
+    ),
+    "kimi-k2.5": Seeing(
+        config("Kimi_K25Config", LATENT | {"model_type": "deepseek_v3"}, MOON, "<|image_pad|>", projection_hidden_size=32),
+        "<|image_pad|>", "<|image_pad|>", "Kimi_K25ImageProcessor",
+        {"patch_size": 4, "max_patches": 64, "size": {"max_height": 12, "max_width": 12}}, ("image_grid_thw",),
+        writer="Kimi_K25Processor",
+    ),
+    "kimi-vl": Seeing(
+        config("Kimi_K25Config", LATENT | {"model_type": "deepseek_v3"}, MOON, "<|image_pad|>", projection_hidden_size=32),
+        "<|image_pad|>", "<|image_pad|>", "Kimi_K25ImageProcessor",
+        {"patch_size": 4, "max_patches": 64, "size": {"max_height": 512, "max_width": 512}}, ("image_grid_thw",),
+        published=kimi_vl, renamed=(("mm_projector.proj.0.", "multi_modal_projector.linear_1."),
+                                    ("mm_projector.proj.2.", "multi_modal_projector.linear_2."),
+                                    ("model.mm_projector.", "multi_modal_projector.")),
+        said=lambda said: {
+            "patch_size": 4, "in_token_limit": 64, "pad_input": True, "merge_kernel_size": [2, 2], "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+        },
+    ),
+    "mistral-small-4": Seeing(
+        config(
+            "Mistral3Config", LATENT | {"rope_parameters": YARN, "model_type": "mistral4", "head_dim": 40}, PIXTRAL, "[IMG]"
+        ),
+        "[IMG]", "[IMG]", "PixtralImageProcessorPil", {"size": {"longest_edge": 56}, "patch_size": {"height": 14, "width": 14}},
+        ("image_sizes",),
+    ),
+    "llava-next-video": Seeing(
+        config("LlavaNextVideoConfig", {"model_type": "llama"}, CLIP, "<image>", image_grid_pinpoints=PINS),
+        "<image>", "<image>\n", "LlavaNextImageProcessorPil",
+        {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}, "image_grid_pinpoints": PINS},
+        ("image_sizes",), writer="LlavaNextVideoProcessor",
+        holds={"patch_size": 7, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
     ),
 }  # fmt: skip

@@ -89,6 +89,10 @@ class Seeing:
     holds: dict[str, Any] = field(default_factory=dict)
     published: Callable[[dict[str, Any]], dict[str, Any]] = lambda said: said
     """config.json of transformers -> as its authors publish it."""
+    said: Callable[[dict[str, Any]], dict[str, Any]] = lambda said: said
+    """The same of preprocessor_config.json."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """What names of tensors begin with -> as its authors publish them."""
 
 
 def config(name: str, text: dict[str, Any], vision: dict[str, Any], token: str, **more: Any) -> Callable[[], Any]:

@@ -14,6 +14,7 @@ from thalweg.hal.step import SamplingArrays, StepBatch
 if TYPE_CHECKING:
     from thalweg.media.processors.base import ImageProcessor
     from thalweg.media.processors.gemma4 import Gemma4
+    from thalweg.media.processors.kimi import Kimi
     from thalweg.media.processors.qwen_vl import QwenVL
 
 F32, I32 = np.float32, np.int32
@@ -112,6 +113,21 @@ def axial(p: Gemma4, view: np.ndarray) -> Prepared:
         np.ascontiguousarray(value).reshape(rows * columns, -1), [rows * columns], merged(rows, columns, p.pool),
         place=np.stack([across, p.rows + down], 1).astype(I32), turn=angles(across, down, p.head_dim, p.theta, False),
     )  # fmt: skip
+
+
+def alternating(p: Kimi, view: np.ndarray) -> Prepared:
+    """Rotary positions of columns and of rows in turns, each with the same frequencies, and a table of places stretched by
+    cubic curves."""
+    rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
+    order = np.arange(rows * columns, dtype=I32)
+    down, across = np.divmod(order, columns)
+    turn = angles(across, down, p.head_dim, 1e4, False).reshape(order.size, 2, 2, -1).swapaxes(2, 3)
+    made = Prepared(
+        cut(normalised(view, p), p.patch), [order.size], merged(rows, columns, p.merge),
+        turn=np.ascontiguousarray(turn).reshape(order.size, -1),
+    )  # fmt: skip
+    made.place, made.share = spread(order, rows, columns, p.side, cubic=True)
+    return made
 
 
 def angles(down: np.ndarray, across: np.ndarray, head_dim: int, theta: float, apart: bool) -> np.ndarray:

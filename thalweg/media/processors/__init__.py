@@ -15,6 +15,7 @@ from thalweg.media.processors.clip import Clip, clip
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
 from thalweg.media.processors.gemma4 import Gemma4, gemma4
 from thalweg.media.processors.idefics3 import Idefics3, idefics3
+from thalweg.media.processors.kimi import Kimi, kimi
 from thalweg.media.processors.lfm2_vl import Lfm2Vl, lfm2_vl
 from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_onevision
 from thalweg.media.processors.pixtral import Pixtral, lighton_ocr, pixtral
@@ -51,6 +52,7 @@ Processor = (
     | Glm4v
     | Idefics3
     | InLine
+    | Kimi
     | Lfm2Vl
     | Lined
     | LlavaNext
@@ -78,11 +80,15 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Idefics3ForConditionalGeneration": idefics3,
     "InternVLChatModel": internvl_chat,
     "InternVLForConditionalGeneration": internvl,
+    "Kimi_K25ForConditionalGeneration": kimi,
+    "KimiK25ForConditionalGeneration": kimi,
+    "KimiVLForConditionalGeneration": kimi,
     "Lfm2VlForConditionalGeneration": lfm2_vl,
     "LightOnOCRForConditionalGeneration": lighton_ocr,
     "LightOnOcrForConditionalGeneration": lighton_ocr,
     "LlavaForConditionalGeneration": _llava,
     "LlavaNextForConditionalGeneration": llava_next,
+    "LlavaNextVideoForConditionalGeneration": llava_next,
     "LlavaOnevisionForConditionalGeneration": llava_onevision,
     "Mistral3ForConditionalGeneration": pixtral,
     "PaddleOCRVLForConditionalGeneration": paddleocr_vl,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -159,3 +159,15 @@ def closest(width: int, height: int, side: int, least: int, most: int) -> Size:
         if off < best or (off == best and width * height > 0.5 * side * side * columns * rows):
             best, found = off, (columns, rows)
     return found
+
+
+def cut(sizes: tuple[Size, ...], columns: int, rows: int, side: int) -> tuple[View, ...]:
+    """Squares of an image that is resized to `sizes` in turn, row by row."""
+    boxes = [(x * side, y * side, (x + 1) * side, (y + 1) * side) for y in range(rows) for x in range(columns)]
+    return tuple(View(sizes, box) for box in boxes)
+
+
+def only(sizes: Iterable[int], side: int) -> None:
+    """UnsupportedModelError if the files name another size of squares than the encoder's."""
+    if set(sizes) != {side}:
+        raise UnsupportedModelError(f"{FILE}: size: the encoder takes squares of {side} pixels")

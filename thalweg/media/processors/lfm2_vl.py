@@ -18,6 +18,7 @@ from thalweg.media.processors.base import (
     View,
     check_shape,
     closest,
+    cut,
     outer,
     settings,
     token,
@@ -52,9 +53,8 @@ class Lfm2Vl(ImageProcessor, frozen=True, kw_only=True):
         columns, rows = self._tiling(width, height)
         if columns * rows == 1:
             return (whole,)
-        side, fitted = self.tile, (columns * self.tile, rows * self.tile)
-        boxes = [(x * side, y * side, (x + 1) * side, (y + 1) * side) for y in range(rows) for x in range(columns)]
-        return (*(View((fitted,), box) for box in boxes), *([whole] if self.whole else []))
+        fitted = (columns * self.tile, rows * self.tile)
+        return (*cut((fitted,), columns, rows, self.tile), *([whole] if self.whole else []))
 
     def _fitted(self, width: int, height: int) -> Size:
         unit = self.patch * self.merge

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from thalweg.checkpoint.config import Config, flag, integer, real, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.media.processors.base import (
-    FILE,
     ImageProcessor,
     Size,
     View,
     check_shape,
     closest,
+    cut,
     edge,
+    only,
     outer,
     settings,
     sized,
@@ -48,9 +49,7 @@ class Tiles(ImageProcessor, frozen=True, kw_only=True):
         side, whole = self.side, View(((self.side, self.side),))
         if columns * rows == 1:
             return (whole,)
-        fitted = (side * columns, side * rows)
-        boxes = [(x * side, y * side, (x + 1) * side, (y + 1) * side) for y in range(rows) for x in range(columns)]
-        return (*(View((fitted,), box) for box in boxes), whole)
+        return (*cut(((side * columns, side * rows),), columns, rows, side), whole)
 
     def tiling(self, width: int, height: int) -> Size:
         """Columns and rows."""
@@ -144,8 +143,7 @@ def tiled(config: Config, said: Config, side: int, patch: int) -> dict[str, Any]
     seen = vision(config)
     side, patch = (edge(seen, key, default) for key, default in (("image_size", side), ("patch_size", patch)))
     size = sized(said, "size", ("height", "width"), {"height": side, "width": side})
-    if set(size.values()) != {side}:
-        raise UnsupportedModelError(f"{FILE}: size: the encoder takes squares of {side} pixels")
+    only(size.values(), side)
     most = integer(said, "max_patches", high=64, default=12)
     return {
         "patch": patch, "side": side, "least": integer(said, "min_patches", high=most, default=1), "most": most,
