@@ -336,7 +336,8 @@ def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tenso
 @torch.no_grad()
 def greedy(model: Any, name: str, ids: list[int], images: list[Any], new: int) -> list[int]:
     """transformers' tokens, those that end a text too. Of Qwen3.5 without its cache: with it, positions after an image are
-    others than it has itself. So of Gemma 4 whose images see themselves: with it, tokens after long prompts and after text alone are others."""
+    others than it has itself. So of Gemma 4 whose images see themselves: with it, tokens after long prompts and after text
+    alone are others."""
     if name in ("qwen3.5", "gemma4-together"):
         seq = list(ids)
         for _ in range(new):

@@ -206,6 +206,16 @@ def test_an_image_may_be_given_in_many_ways(one: Any) -> None:
     assert plain.outputs[0].token_ids == outs[0].outputs[0].token_ids
 
 
+def test_a_template_that_reads_strings_is_given_signs_of_images(one: Any) -> None:
+    """As InternVL's own templates are: parts are joined by ends of lines, and what a user writes is no sign."""
+    _, _, llm = one
+    source = "{% for m in messages %}<|im_start|>{{ m['role'] + '\\n' + m['content'] }}<|im_end|>{% endfor %}"
+    chat = asks(picture(28, 28, 3), "not <image>")
+    out = llm.chat(chat, GREEDY, chat_template=source, use_tqdm=False)[0]
+    assert out.prompt == f"<|im_start|>user\n{'<image>' * 16}\nnot <image><|im_end|>"
+    assert list(out.prompt_token_ids).count(seeing.IDS["<image>"]) == 16
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

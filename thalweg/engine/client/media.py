@@ -40,7 +40,6 @@ PARTS = ("image_url", "input_image", "image", "image_pil")
 """Types of parts of messages that hold an image."""
 HEARD = ("input_audio", "audio_url", "audio")
 """Those that hold a sound."""
-Expand = Callable[[str, Sequence[Span]], tuple[str, list[Span]]]
 Kind = Literal["image", "audio"]
 Medium = Image | Sound
 
@@ -75,6 +74,17 @@ class _Way:
     text: Callable[[Any], str]
     """What stands for it in the prompt."""
     read: Callable[[Source], Medium]
+
+
+@dataclass(frozen=True, slots=True)
+class Expand:
+    """signs: what stands for each kind before it does its work."""
+
+    signs: Mapping[str, str]
+    work: Callable[[str, Sequence[Span]], tuple[str, list[Span]]]
+
+    def __call__(self, text: str, data: Sequence[Span], /) -> tuple[str, list[Span]]:
+        return self.work(text, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +203,7 @@ class Media:
 
     def expand(self, media: Sequence[Medium]) -> Expand:
         """What puts their placeholders into a rendered prompt, and moves the spans of what callers wrote."""
-        return partial(self._expand, media)
+        return Expand({kind: way.marker for kind, way in self._ways.items()}, partial(self._expand, media))
 
     def _expand(self, media: Sequence[Medium], text: str, data: Sequence[Span]) -> tuple[str, list[Span]]:
         places: list[tuple[int, str, str]] = []

@@ -78,6 +78,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Glm4vMoeForConditionalGeneration": glm4v,
     "GlmOcrForConditionalGeneration": glm_ocr,
     "Idefics3ForConditionalGeneration": idefics3,
+    "InternS1ForConditionalGeneration": internvl,
     "InternVLChatModel": internvl_chat,
     "InternVLForConditionalGeneration": internvl,
     "Kimi_K25ForConditionalGeneration": kimi,
@@ -103,10 +104,11 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Qwen3VLMoeForConditionalGeneration": qwen3_vl,
     "Qwen3_5ForConditionalGeneration": qwen3_vl,
     "Qwen3_5MoeForConditionalGeneration": qwen3_vl,
+    "SkyworkR1VChatModel": internvl_chat,
     "SmolVLMForConditionalGeneration": idefics3,
 }
 """`architectures` entry of config.json -> what reads the settings of its images."""
-WRITTEN: Mapping[str, str] = {"InternVLChatModel": "<IMG_CONTEXT>"}
+WRITTEN: Mapping[str, str] = dict.fromkeys(("InternVLChatModel", "SkyworkR1VChatModel"), "<IMG_CONTEXT>")
 """Of those whose configuration does not name the id that stands for a vector: its text."""
 
 
