@@ -42,7 +42,7 @@ from seeing_parts import (
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from zoo import spread
 
-from thalweg.media.patches import Prepared, merged
+from thalweg.media.patches import Prepared, merged, twice
 
 FAMILIES: dict[str, Seeing] = {
     "llava": Seeing(
@@ -373,6 +373,8 @@ def written(name: str, image: Any) -> str:
         setattr(whole, key, value)
     if family.writer == "Lfm2VlProcessor":
         return str(whole.replace_image_token(reads(images=[image], return_tensors="np"), 0, use_image_special_tokens=True))
+    if family.writer == "MiniCPMV4_6Processor":
+        return str(whole.replace_image_token(reads(images=[image], return_tensors="np"), 0, image_token_divisor=16))
     more = {"return_row_col_info": True} if "pixel_attention_mask" in family.extras else {}
     text: str = whole.replace_image_token(reads(images=[image], return_tensors="np", **more), 0)
     return text
@@ -381,6 +383,11 @@ def written(name: str, image: Any) -> str:
 def same_pixels(name: str, prepared: Prepared, theirs: Any) -> tuple[np.ndarray, np.ndarray]:
     """Patches [T, width] of ours and of transformers' pixel values, in one order."""
     pixels, ours, family = np.asarray(theirs["pixel_values"]), prepared.value, FAMILIES[name]
+    if "target_sizes" in theirs:  # side by side, and ours in squares of squares
+        rows = pixels.reshape(3, pixels.shape[2], -1, pixels.shape[2]).transpose(2, 0, 1, 3).reshape(len(ours), -1)
+        sizes = [twice(*size) for size in theirs["target_sizes"]]
+        begins = np.cumsum([0, *map(len, sizes)])
+        return ours, rows[np.concatenate([each + at for each, at in zip(sizes, begins, strict=False)])]
     if "spatial_shapes" in theirs:  # patches, and some that are not there
         return ours, pixels[np.asarray(theirs["pixel_attention_mask"]) > 0]
     if "image_position_ids" in theirs:  # values from 0 to 1, and patches that are not there

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from seeing_parts import CLIP, GLM, INTERNVL, MROPE, PINS, PIXTRAL, QWEN, TILED, Seeing, config
+from seeing_parts import CLIP, GLM, INTERNVL, MROPE, PINS, PIXTRAL, QWEN, SIGLIP, TILED, Seeing, config
 
 SIGLIP_2 = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_patches": 25,
@@ -132,5 +132,23 @@ MORE: dict[str, Seeing] = {
         {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}, "image_grid_pinpoints": PINS},
         ("image_sizes",), writer="LlavaNextVideoProcessor",
         holds={"patch_size": 7, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
+    ),
+    "minicpm-v4.6": Seeing(
+        config(
+            "MiniCPMV4_6Config",
+            {
+                "model_type": "qwen3_5_text", "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+                "linear_key_head_dim": 24, "linear_value_head_dim": 16, "max_position_embeddings": 1024,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+            },
+            {**SIGLIP, "image_size": 24, "num_hidden_layers": 3, "model_type": "minicpmv4_6_vision"}, "<|image_pad|>",
+            insert_layer_id=1,
+        ),
+        "<|image_pad|>", "<|image_pad|>", "MiniCPMV4_6ImageProcessorPil",
+        {"patch_size": 4, "scale_resolution": 32, "max_slice_nums": 4}, ("target_sizes",), writer="MiniCPMV4_6Processor",
+        holds={
+            "slice_mode": True, "image_start_token": "<image>", "image_end_token": "</image>", "slice_start_token": "<slice>",
+            "slice_end_token": "</slice>",
+        },
     ),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from thalweg.media.processors.base import ImageProcessor
     from thalweg.media.processors.gemma4 import Gemma4
     from thalweg.media.processors.kimi import Kimi
+    from thalweg.media.processors.minicpm_v import MiniCpmV
     from thalweg.media.processors.qwen_vl import QwenVL
 
 F32, I32 = np.float32, np.int32
@@ -177,6 +179,16 @@ def windows(whole: StepBatch) -> StepBatch:
     )  # fmt: skip
 
 
+def shrunk(whole: StepBatch, group: int) -> StepBatch:
+    """The same images after so many neighbours became one."""
+    query, token_seq = whole.query // group, whole.token_seq[::group]
+    last = np.cumsum(query, dtype=I32) - I32(1)
+    rows = np.arange(token_seq.size, dtype=I32) - (last + I32(1) - query)[token_seq]
+    return replace(
+        whole, tokens=whole.tokens[::group], token_seq=token_seq, query=query, last_row=last, positions=rows.astype(I32)
+    )
+
+
 def blocks(p: QwenVL, view: np.ndarray) -> Prepared:
     """Patches in squares of those that are merged, and where layers see windows, window by window."""
     image = normalised(view, p)
@@ -265,6 +277,35 @@ def _near(size: int, side: int) -> tuple[np.ndarray, np.ndarray]:
     much = np.where(taps < last, np.maximum(1 - np.abs(taps + 0.5 - middle) / reach, 0), 0)
     needed = np.flatnonzero(much.any(0))[-1] + 1
     return np.minimum(taps, side - 1)[:, :needed], (much / much.sum(1, keepdims=True))[:, :needed]
+
+
+def nested(p: MiniCpmV, views: Sequence[np.ndarray]) -> Prepared:
+    """Patches in squares of four that are merged, and these in squares of four. Places are found by how far along the edges a
+    patch lies."""
+    parts, places = [], []
+    for view in views:
+        rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
+        order = twice(rows, columns)
+        parts.append(cut(normalised(view, p), p.patch)[order])
+        down, across = (_bucket(size, p.side) for size in (rows, columns))
+        places.append((down[:, None] * p.side + across).reshape(-1)[order])
+    lengths = [len(part) for part in parts]
+    keep = np.arange(sum(lengths) // 4, dtype=I32)
+    return Prepared(
+        np.concatenate(parts), lengths, keep, place=np.concatenate(places)[:, None], windows=[4] * (sum(lengths) // 4)
+    )
+
+
+def twice(rows: int, columns: int) -> np.ndarray:
+    """i32[rows * columns]: patches in the order in which squares of four are neighbours, and squares of four of these."""
+    each = np.arange(rows * columns, dtype=I32).reshape(rows // 4, 2, 2, columns // 4, 2, 2)
+    return each.transpose(0, 3, 1, 4, 2, 5).reshape(-1)
+
+
+def _bucket(size: int, side: int) -> np.ndarray:
+    """The place of each of `size` in a row of `side`."""
+    limits = (1 / side + np.arange(math.ceil((1 - 1 / side) * side)) * (1 / side)).astype(F32)
+    return np.searchsorted(limits, np.arange(size, dtype=F32) / F32(size), side="right").astype(I32)
 
 
 def joined(parts: Sequence[Prepared]) -> Prepared:

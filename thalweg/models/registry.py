@@ -149,6 +149,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "MiMoV2FlashForCausalLM": f"{_FAMILIES}.mimo_v2:mimo_v2_flash",
     "MiniCPM3ForCausalLM": f"{_FAMILIES}.minicpm3:minicpm3",
     "MiniCPMForCausalLM": f"{_FAMILIES}.minicpm:minicpm",
+    "MiniCPMV4_6ForConditionalGeneration": f"{_FAMILIES}.minicpm_v:minicpm_v",
     "MiniMaxM2ForCausalLM": f"{_FAMILIES}.minimax_m2:minimax_m2",
     "Ministral3ForCausalLM": f"{_FAMILIES}.ministral3:ministral3",
     "MinistralForCausalLM": f"{_FAMILIES}.mistral:mistral",

@@ -74,6 +74,8 @@ class _Way:
     text: Callable[[Any], str]
     """What stands for it in the prompt."""
     read: Callable[[Source], Medium]
+    number: str = ""
+    """What stands before that, with the item's number in place of {}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class Media:
             self._ways["image"] = _Way(
                 "images", processor.token, shown, processor.marker or shown, settings.images,
                 lambda image: processor.count(image.size), lambda image: processor.text(image.size, shown).join(edges),
-                self._look,
+                self._look, processor.number,
             )  # fmt: skip
         if listener is not None:
             said = tokenizer.token_of(listener.token)
@@ -215,7 +217,10 @@ class Media:
                     f"messages: the prompt shows {len(found)} of {len(mine)} {way.word}"
                     + ("" if found else ": the chat template takes none"), "messages",
                 )  # fmt: skip
-            places += [(at, way.marker, way.text(item)) for at, item in zip(found, mine, strict=True)]
+            places += [
+                (at, way.marker, way.number.format(i) + way.text(item))
+                for i, (at, item) in enumerate(zip(found, mine, strict=True))
+            ]
         out: list[str] = []
         moved: list[Span] = []
         last = grown = 0

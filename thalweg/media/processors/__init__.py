@@ -18,6 +18,7 @@ from thalweg.media.processors.idefics3 import Idefics3, idefics3
 from thalweg.media.processors.kimi import Kimi, kimi
 from thalweg.media.processors.lfm2_vl import Lfm2Vl, lfm2_vl
 from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_onevision
+from thalweg.media.processors.minicpm_v import MiniCpmV, minicpm_v
 from thalweg.media.processors.pixtral import Pixtral, lighton_ocr, pixtral
 from thalweg.media.processors.qwen_vl import (
     Glm4v,
@@ -56,6 +57,7 @@ Processor = (
     | Lfm2Vl
     | Lined
     | LlavaNext
+    | MiniCpmV
     | Named
     | PaddleOCR
     | Pixtral
@@ -91,6 +93,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "LlavaNextForConditionalGeneration": llava_next,
     "LlavaNextVideoForConditionalGeneration": llava_next,
     "LlavaOnevisionForConditionalGeneration": llava_onevision,
+    "MiniCPMV4_6ForConditionalGeneration": minicpm_v,
     "Mistral3ForConditionalGeneration": pixtral,
     "PaddleOCRVLForConditionalGeneration": paddleocr_vl,
     "PixtralForConditionalGeneration": pixtral,

@@ -46,6 +46,8 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     resample: int
     marker: str = ""
     """What templates write for an image. "": the token's own text."""
+    number: str = ""
+    """What stands before `text`, with the number of the image in its prompt, from 0, in place of {}."""
     edges: tuple[int, int] | None = None
     """Ids that stand before and behind what `text` gives, of families that name them in their configuration."""
     together: bool = False

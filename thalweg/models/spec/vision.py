@@ -107,6 +107,8 @@ class Vision:
     """Layers that see windows."""
     taps: tuple[tuple[int, Projector], ...] = ()
     """Layers of which vectors are made, too: the language model adds those to what its first layers give."""
+    shrinks: tuple[int, Projector] | None = None
+    """After this layer as many neighbours as its `group` become one: their mean, and what the projector makes of them."""
     reads: tuple[int, ...] = ()
     """Layers whose outputs are joined, value after value, for the projector. (): it reads the last one's."""
     newline: str = ""
@@ -155,6 +157,8 @@ class Vision:
             "projector": self.projector.weights(),
             "taps": {i: each.weights() for i, (_, each) in enumerate(self.taps)},
         }
+        if self.shrinks is not None:
+            made["shrinks"] = self.shrinks[1].weights()
         if self.patch_bias:
             made["patch"]["bias"] = vector(f"{name}.bias", self.hidden)
         if self.whole:
