@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,10 @@ class Pillow(TorchvisionBackend):
         over = pad_size.width - images.shape[-1], pad_size.height - images.shape[-2]
         return torch.nn.functional.pad(images, (0, over[0], 0, over[1]))
 
+    def normalize(self, images: torch.Tensor, mean: Any, std: Any, **more: Any) -> torch.Tensor:
+        mean, std = (torch.tensor(v, dtype=images.dtype)[:, None, None] for v in (mean, std))
+        return images.sub(mean).div_(std)
+
     def rescale_and_normalize(
         self, images: torch.Tensor, do_rescale: bool, factor: float, do_normalize: bool, mean: Any, std: Any
     ) -> torch.Tensor:
@@ -46,6 +50,16 @@ class Pillow(TorchvisionBackend):
         return (images.to(torch.float32) * factor - mean) / std
 
 
+def _pad(images: torch.Tensor, padding: Any, fill: Any) -> torch.Tensor:
+    assert not any(fill)
+    left, top, right, bottom = padding
+    return torch.nn.functional.pad(images, (left, right, top, bottom))
+
+
+functions = SimpleNamespace(pad=_pad)
+"""What these modules take from torchvision."""
+
+
 @functools.cache
 def processor(family: str, name: str) -> Any:
     """The class of that name in the family's module."""
@@ -53,7 +67,9 @@ def processor(family: str, name: str) -> Any:
     unwanted = ("from torchvision", "from ...image_processing_backends")
     lines = [line for line in file.read_text().splitlines() if not line.startswith(unwanted)]
     module: Any = ModuleType(f"transformers.models.{family}.on_pillow")
-    module.__dict__.update(__package__=f"transformers.models.{family}", __file__=str(file), TorchvisionBackend=Pillow)
+    module.__dict__.update(
+        __package__=f"transformers.models.{family}", __file__=str(file), TorchvisionBackend=Pillow, tvF=functions
+    )
     sys.modules[module.__name__] = module  # where its decorators look it up
     exec(compile("\n".join(lines), str(file), "exec"), module.__dict__)
     return module.__dict__[name]

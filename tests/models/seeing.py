@@ -296,8 +296,16 @@ def processor(name: str) -> Any:
     return getattr(transformers, family.processor)(**family.settings)
 
 
-ON_PILLOW = {"Kimi_K25ImageProcessor": "kimi_k25", "Lfm2VlImageProcessor": "lfm2_vl"}
+ON_PILLOW = {"Llama4ImageProcessor": "llama4", "Kimi_K25ImageProcessor": "kimi_k25", "Lfm2VlImageProcessor": "lfm2_vl"}
 """By class, the module of those that need torchvision."""
+
+
+def read(name: str, images: list[Any]) -> Any:
+    """What transformers' model takes of images, as numpy has it."""
+    if FAMILIES[name].processor != "Llama4ImageProcessor":
+        return processor(name)(images=images, return_tensors="np")
+    made = processor(name)(images=images, return_tensors="pt")  # in bfloat16, which numpy has not
+    return {**made, "pixel_values": made["pixel_values"].float().numpy()}
 
 
 @functools.cache
@@ -324,7 +332,7 @@ def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tenso
     shown = (out["input_ids"] == IDS[family.token]).int()
     if images:
         nested = FAMILIES[name].writer in ("Idefics3Processor", "SmolVLMProcessor")
-        made = processor(name)(images=[images] if nested else images, return_tensors="np")
+        made = read(name, [images] if nested else images)
         out |= {k: torch.from_numpy(np.asarray(made[k])) for k in ("pixel_values", *family.extras)}
         if name not in ONE_AXIS and ("image_grid_thw" in out or "image_position_ids" in out):
             out["mm_token_type_ids"] = shown
@@ -376,8 +384,9 @@ def written(name: str, image: Any) -> str:
     if family.writer == "MiniCPMV4_6Processor":
         return str(whole.replace_image_token(reads(images=[image], return_tensors="np"), 0, image_token_divisor=16))
     more = {"return_row_col_info": True} if "pixel_attention_mask" in family.extras else {}
-    text: str = whole.replace_image_token(reads(images=[image], return_tensors="np", **more), 0)
-    return text
+    tensors = "pt" if family.writer == "Llama4Processor" else "np"
+    text: str = whole.replace_image_token(reads(images=[image], return_tensors=tensors, **more), 0)
+    return text.replace("<|patch|>", family.token)
 
 
 def same_pixels(name: str, prepared: Prepared, theirs: Any) -> tuple[np.ndarray, np.ndarray]:

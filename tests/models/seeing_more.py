@@ -151,4 +151,20 @@ MORE: dict[str, Seeing] = {
             "slice_end_token": "</slice>",
         },
     ),
+    "llama4": Seeing(
+        config(
+            "Llama4Config",
+            {
+                "num_hidden_layers": 5, "intermediate_size": 24, "intermediate_size_mlp": 80, "num_local_experts": 4,
+                "attention_chunk_size": 12, "floor_scale": 8, "interleave_moe_layer_step": 2, "model_type": "llama4_text",
+                "max_position_embeddings": 1024,
+            },
+            {
+                "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28,
+                "patch_size": 7, "vision_output_dim": 24, "projector_input_dim": 24, "projector_output_dim": 24,
+            }, "<|image_pad|>",
+        ),
+        "<|image_pad|>", "<|image|>", "Llama4ImageProcessor", {**TILED, "max_patches": 4}, writer="Llama4Processor",
+        holds={"patch_size": 7, "downsample_ratio": 4},
+    ),
 }  # fmt: skip

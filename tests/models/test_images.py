@@ -86,6 +86,7 @@ def test_answers_about_images_are_those_of_transformers(name: str, tmp_path: Pat
         "qwen3.5": {"mamba_block_size": 32, "num_gpu_blocks_override": 160},
         "gemma4-together": {"max_num_batched_tokens": 80},
         "minicpm-v4.6": {"max_model_len": 640, "mamba_block_size": 32, "num_gpu_blocks_override": 200},
+        "llama4": {"max_model_len": 700, "num_gpu_blocks_override": 200},
         "lfm2-vl": {"max_model_len": 640, "mamba_block_size": 32, "num_gpu_blocks_override": 200},
     }
     llm = engine(tmp_path, **more.get(name, {}))
@@ -113,14 +114,13 @@ def test_answers_about_images_are_those_of_transformers(name: str, tmp_path: Pat
 
 @pytest.mark.parametrize("name", [FIRST, *(pytest.param(n, marks=pytest.mark.slow) for n in seeing.FAMILIES if n != FIRST)])
 def test_pixels_and_counts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    theirs = seeing.processor(name)
     seeing.settings(name, tmp_path)
     ours = processor(read_config(tmp_path), tmp_path)
     assert ours is not None
     for seed, (width, height) in enumerate((*SIZES, (500, 300), (7, 40), (1, 1), (50, 1), (1, 40))):
         image = picture(width, height, seed)
         views, size = seen(image, ours)
-        want = theirs(images=[image], return_tensors="np")
+        want = seeing.read(name, [image])
         made = ours.prepared(views, size)
         np.testing.assert_allclose(*seeing.same_pixels(name, made, want), atol=2e-6)
         if made.mix is None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from thalweg.media.processors.base import ImageProcessor
     from thalweg.media.processors.gemma4 import Gemma4
     from thalweg.media.processors.kimi import Kimi
+    from thalweg.media.processors.llama4 import Llama4
     from thalweg.media.processors.minicpm_v import MiniCpmV
     from thalweg.media.processors.qwen_vl import QwenVL
 
@@ -50,8 +51,17 @@ class Prepared:
 def normalised(view: np.ndarray, p: ImageProcessor) -> np.ndarray:
     """u8[height, width, 3] -> f32."""
     mean, std = np.array(p.mean, F32), np.array(p.std, F32)
+    if p.coarse:
+        mean, std, shades = _rounded(mean), _rounded(std), _rounded(view.astype(F32) * F32(p.scale))
+        return _rounded(_rounded(shades - mean) / std)
     made: np.ndarray = (view.astype(F32) * F32(p.scale) - mean) / std
     return made
+
+
+def _rounded(values: np.ndarray) -> np.ndarray:
+    """f32 to the nearest bfloat16, of two the even one."""
+    bits = values.astype(F32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).astype(np.uint32).view(F32)
 
 
 def cut(image: np.ndarray, patch: int) -> np.ndarray:
@@ -129,6 +139,17 @@ def alternating(p: Kimi, view: np.ndarray) -> Prepared:
         turn=np.ascontiguousarray(turn).reshape(order.size, -1),
     )  # fmt: skip
     made.place, made.share = spread(order, rows, columns, p.side, cubic=True)
+    return made
+
+
+def counted(p: Llama4, views: Sequence[np.ndarray]) -> Prepared:
+    """Squares with a vector of the whole before each, and rotary positions of columns and of rows, counted from 1."""
+    side = p.side // p.patch
+    made = square(p, views, True, False, p.merge)
+    down, across = np.divmod(np.arange(side * side, dtype=I32), side)
+    none = np.zeros(1, I32)
+    still = angles(none, none, p.head_dim, p.theta, False)
+    made.turn = np.tile(np.concatenate([still, angles(across + 1, down + 1, p.head_dim, p.theta, False)]), (len(views), 1))
     return made
 
 

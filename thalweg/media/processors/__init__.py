@@ -17,6 +17,7 @@ from thalweg.media.processors.gemma4 import Gemma4, gemma4
 from thalweg.media.processors.idefics3 import Idefics3, idefics3
 from thalweg.media.processors.kimi import Kimi, kimi
 from thalweg.media.processors.lfm2_vl import Lfm2Vl, lfm2_vl
+from thalweg.media.processors.llama4 import Llama4, llama4
 from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_onevision
 from thalweg.media.processors.minicpm_v import MiniCpmV, minicpm_v
 from thalweg.media.processors.pixtral import Pixtral, lighton_ocr, pixtral
@@ -56,6 +57,7 @@ Processor = (
     | Kimi
     | Lfm2Vl
     | Lined
+    | Llama4
     | LlavaNext
     | MiniCpmV
     | Named
@@ -89,6 +91,7 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Lfm2VlForConditionalGeneration": lfm2_vl,
     "LightOnOCRForConditionalGeneration": lighton_ocr,
     "LightOnOcrForConditionalGeneration": lighton_ocr,
+    "Llama4ForConditionalGeneration": llama4,
     "LlavaForConditionalGeneration": _llava,
     "LlavaNextForConditionalGeneration": llava_next,
     "LlavaNextVideoForConditionalGeneration": llava_next,

@@ -46,6 +46,8 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     resample: int
     marker: str = ""
     """What templates write for an image. "": the token's own text."""
+    coarse: bool = False
+    """Values are rounded to bfloat16 after each step of their arithmetic."""
     number: str = ""
     """What stands before `text`, with the number of the image in its prompt, from 0, in place of {}."""
     edges: tuple[int, int] | None = None
@@ -161,6 +163,14 @@ def closest(width: int, height: int, side: int, least: int, most: int) -> Size:
         if off < best or (off == best and width * height > 0.5 * side * side * columns * rows):
             best, found = off, (columns, rows)
     return found
+
+
+def shuffle(config: Config, key: str) -> int:
+    """Patches along an edge of those that become one vector, of which files say the inverse."""
+    ratio = real(config, key, 0.05, 1, default=0.5)
+    if round(1 / ratio) * ratio != 1:
+        raise CheckpointError(f"config.json: {key}: {ratio} is not one of a whole number")
+    return round(1 / ratio)
 
 
 def cut(sizes: tuple[Size, ...], columns: int, rows: int, side: int) -> tuple[View, ...]:

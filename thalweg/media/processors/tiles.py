@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from thalweg.checkpoint.config import Config, flag, integer, real, text
-from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.checkpoint.config import Config, flag, integer, text
+from thalweg.errors import UnsupportedModelError
 from thalweg.media.processors.base import (
     ImageProcessor,
     Size,
@@ -19,6 +19,7 @@ from thalweg.media.processors.base import (
     only,
     outer,
     settings,
+    shuffle,
     sized,
     token,
     vision,
@@ -153,7 +154,4 @@ def tiled(config: Config, said: Config, side: int, patch: int) -> dict[str, Any]
 
 def shuffled(config: Config) -> int:
     """Patches along an edge of those that become one vector."""
-    ratio = real(outer(config), "downsample_ratio", 0.05, 1, default=0.5)
-    if round(1 / ratio) * ratio != 1:
-        raise CheckpointError(f"config.json: downsample_ratio: {ratio} is not one of a whole number")
-    return round(1 / ratio)
+    return shuffle(outer(config), "downsample_ratio")
