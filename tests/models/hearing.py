@@ -84,6 +84,13 @@ FAMILIES: dict[str, Hearing] = {
         }),
         "AudioFlamingo3ForConditionalGeneration", {"feature_size": 20, "chunk_length": 2},
     ),
+    "music-flamingo": Hearing(
+        _config("MusicFlamingoConfig", {"model_type": "qwen2"}, {
+            "model_type": "audioflamingo3_encoder", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_mel_bins": 20, "max_source_positions": 100,
+        }, audio_bos_token_id=IDS["<|audio_bos|>"], audio_eos_token_id=IDS["<|audio_eos|>"]),
+        "MusicFlamingoForConditionalGeneration", {"feature_size": 20, "chunk_length": 2},
+    ),
     "glm-asr": Hearing(
         _config("GlmAsrConfig", {"model_type": "llama"}, {
             "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_mel_bins": 20,
@@ -112,7 +119,7 @@ FAMILIES: dict[str, Hearing] = {
     ),
 }  # fmt: skip
 
-APART = ("audio-flamingo3", "glm-asr")
+APART = ("audio-flamingo3", "glm-asr", "music-flamingo")
 """Each part of a long sound is one to them."""
 
 

@@ -74,7 +74,8 @@ def engine(path: Path, **more: Any) -> LLM:
 
 @pytest.mark.parametrize("name", [FIRST, *(pytest.param(n, marks=pytest.mark.slow) for n in seeing.FAMILIES if n != FIRST)])
 def test_answers_about_images_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """Prompts are longer than a step, so that chunks cut images. User text that spells placeholders out stays text."""
+    """Prompts are longer than a step, so that chunks cut images. User text that spells placeholders out stays text. Families of
+    known parts are asked half as much."""
     model = seeing.make(name, tmp_path)
     a, b, c, d = (picture(*size, seed) for seed, size in enumerate(SIZES))
     spelt = "".join(seeing.NAMES)
@@ -82,6 +83,7 @@ def test_answers_about_images_are_those_of_transformers(name: str, tmp_path: Pat
         ([a], asks(a, "what?")), ([a, b], asks("see ", a, f" and {spelt} ", b)), ([], asks("hello")), ([c], asks(c, c.mode)),
         ([b], asks(b, "what?")), ([d], asks("so: ", d)),
     ]  # fmt: skip
+    chats = chats[:3] if name in seeing.MORE else chats
     more = {
         "qwen3.5": {"mamba_block_size": 32, "num_gpu_blocks_override": 160},
         "gemma4-together": {"max_num_batched_tokens": 80},
@@ -99,7 +101,7 @@ def test_answers_about_images_are_those_of_transformers(name: str, tmp_path: Pat
             assert [f"<image_id>{i}</image_id><image>" in str(outs[1].prompt) for i in range(3)] == [True, True, False]
         encoded = llm.llm_engine.worker.encode
         assert encoded is not None
-        assert encoded.runs == 4  # type: ignore[attr-defined]
+        assert encoded.runs == (2 if name in seeing.MORE else 4)  # type: ignore[attr-defined]
         ids = list(outs[1].prompt_token_ids)
         scored = llm.chat(chats[1][1], msgspec.structs.replace(GREEDY, prompt_logprobs=0), use_tqdm=False)[0]
         mine = [each[token].logprob for each, token in zip(scored.prompt_logprobs[1:], ids[1:], strict=True)]

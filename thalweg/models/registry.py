@@ -167,6 +167,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "MPNetModel": f"{_FAMILIES}.mpnet:mpnet",
     "MptForCausalLM": f"{_FAMILIES}.bloom:mpt",
     "MPTForCausalLM": f"{_FAMILIES}.bloom:mpt",
+    "MusicFlamingoForConditionalGeneration": f"{_FAMILIES}.hearing:audio_flamingo3",
     "NemotronForCausalLM": f"{_FAMILIES}.nemotron:nemotron",
     "NemotronHForCausalLM": f"{_FAMILIES}.nemotron_h:nemotron_h",
     "NewForSequenceClassification": f"{_FAMILIES}.gte:gte_classifier",

@@ -123,9 +123,11 @@ class Media:
             )  # fmt: skip
         if listener is not None:
             said = tokenizer.token_of(listener.token)
+            ends = tuple(tokenizer.token_of(each) for each in listener.edges or ()) or ("", "")
             self._ways["audio"] = _Way(
                 "sounds", listener.token, said, listener.marker or said, settings.sounds,
-                lambda sound: listener.count(sound.frames), lambda sound: said * listener.count(sound.frames), self._hear,
+                lambda sound: listener.count(sound.frames), lambda sound: (said * listener.count(sound.frames)).join(ends),
+                self._hear,
             )  # fmt: skip
 
     @property

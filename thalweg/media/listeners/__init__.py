@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from thalweg.checkpoint.config import Config, architecture, folder, integer, real
 from thalweg.checkpoint.json_files import read_object
 from thalweg.errors import CheckpointError, UnsupportedModelError
@@ -35,6 +37,18 @@ def _audio_flamingo3(config: Config, said: Config) -> Listener:
     return Listener(
         **_shared(config, heard, 151_669), chunk=chunk, halvings=1, group=2, most=20 * chunk * HOP / RATE, least=3,
         ends="silence", apart=True,
+    )  # fmt: skip
+
+
+def _music_flamingo(config: Config, said: Config) -> Listener:
+    """The same, of twenty minutes, whose vectors turn with time."""
+    around, made = outer(config), _audio_flamingo3(config, said)
+    rope = {"partial_rotary_factor": 0.2, "rope_theta": 1200.0, **(around.get("rope_parameters") or {})}
+    step = real(around, "audio_frame_step", 1e-6, 1, default=HOP / RATE) * 2 * made.group
+    edges = (integer(around, f"audio_{end}_token_id", low=0, default=id) for end, id in (("bos", 151_670), ("eos", 151_671)))
+    return msgspec.structs.replace(
+        made, most=2 * made.most, spun=int(made.hidden * real(rope, "partial_rotary_factor", 0, 0.5)),
+        spin=(real(rope, "rope_theta", 1, 1e9), step), edges=tuple(edges),
     )  # fmt: skip
 
 
@@ -94,6 +108,7 @@ def _qwen3(config: Config, token: int) -> dict[str, Any]:
 LISTENERS: Mapping[str, Callable[[Config, Config], Listener]] = {
     "AudioFlamingo3ForConditionalGeneration": _audio_flamingo3,
     "GlmAsrForConditionalGeneration": _glm_asr,
+    "MusicFlamingoForConditionalGeneration": _music_flamingo,
     "Qwen2_5OmniForConditionalGeneration": _qwen2_5_omni,
     "Qwen2_5OmniModel": _qwen2_5_omni,
     "Qwen2AudioForConditionalGeneration": _qwen2_audio,

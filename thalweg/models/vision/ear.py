@@ -64,7 +64,7 @@ class Ear:
             x, residual = block(params["layers"][i], x, residual, flow)
         if residual is not None:
             x = x + residual
-        out = self._projector(params["projector"], x, frames.keep).to(torch.float32)
+        out = self._projector(params["projector"], x, frames.keep, frames.spin).to(torch.float32)
         return state, StepResult(torch.zeros_like(batch.slots).unsqueeze(1), torch.zeros_like(batch.slots), pooled=out)
 
     def _convolved(self, params: Params, frames: Frames) -> Array:

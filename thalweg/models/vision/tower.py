@@ -52,8 +52,9 @@ class Projector:
         if self._after:
             self.specs["after"] = {i: norm.specs for i, norm in enumerate(self._after)}
 
-    def __call__(self, p: Mapping[str, Any], x: Array, keep: Array) -> Array:
-        """keep: i32[N * group], patches in the order in which they are joined."""
+    def __call__(self, p: Mapping[str, Any], x: Array, keep: Array, spin: Array | None = None) -> Array:
+        """keep: i32[N * group], patches in the order in which they are joined. spin: f32[N, spin], cosines and sines that
+        neighbouring values of what is joined turn by."""
         x = x.index_select(0, keep)
         if self._before is not None:
             x = self._before(p["before"], x)
@@ -62,7 +63,7 @@ class Projector:
             x = x.float().mean(1) if self._join == "mean" else (x.transpose(1, 2) if self._join == "channels" else x).flatten(1)
         for i, norm in enumerate(self._after):  # kernels of norms take the model's dtype alone
             x = norm(p.get("after", {}).get(i), x if isinstance(norm, Scaled) else x.to(self._dtype))
-        x = x.to(self._dtype)
+        x = x.to(self._dtype) if spin is None or not spin.shape[1] else _spun(x, spin).to(self._dtype)
         for i, step in enumerate(self._steps):
             x = self._step(i, p["steps"][i], step(p["steps"][i], x))
         return x
@@ -79,6 +80,14 @@ class Projector:
         first, second = x.chunk(2, -1)
         gate, value = (first, second) if spec.up else (second, first)
         return act(gate.contiguous()) * value
+
+
+def _spun(x: Array, spin: Array) -> Array:
+    turns = spin.shape[1]
+    first, second = x[:, :turns].float().unflatten(1, (-1, 2)).unbind(2)
+    cos, sin = spin.chunk(2, 1)
+    turned = torch.stack([first * cos - second * sin, second * cos + first * sin], 2).flatten(1)
+    return torch.cat([turned, x[:, turns:].float()], 1)
 
 
 class Tower:
