@@ -130,6 +130,8 @@ def processor(config: Config, path: Path) -> Processor | None:
         return None
     if (name := WRITTEN.get(architecture(config))) is not None:
         config = {**config, BESIDE: {**outer(config), "image_token_id": token_id(folder(path), name)}}
+    if isinstance(own := said.get("media_proc_cfg"), dict):  # Kimi's authors keep them in an object of their own
+        said = {**said, **own}
     settings = _Watched({**said, **config.get("mm_processor_kwargs", {})})
     made = read(config, settings)
     if unread := sorted(set(config.get("mm_processor_kwargs", {})) - settings.read):

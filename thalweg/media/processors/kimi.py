@@ -58,8 +58,6 @@ class Kimi(ImageProcessor, frozen=True, kw_only=True):
 def kimi(config: Config, said: Config) -> Kimi:
     """Of their authors' file, or as transformers writes it."""
     seen, around = sizes(vision(config)), outer(config)
-    own = said.get("media_proc_cfg")
-    said = {**said, **own} if isinstance(own, dict) else said
     key = next((k for k in ("in_patch_limit", "in_token_limit", "max_patches") if k in said), "max_patches")
     size = said.get("size")
     longest = size.get("max_height") if isinstance(size, dict) else said.get("patch_limit_on_one_side")

@@ -128,15 +128,17 @@ def qianfan_ocr(config: Config, said: Config) -> Tiles:
 
 def internvl_chat(config: Config, said: Config) -> Tiles:
     """InternVL's own format: how images are cut is said in the model's configuration."""
-    around = outer(config)
+    keys = ("dynamic_image_size", "force_image_size", "max_dynamic_patch", "min_dynamic_patch", "pad2square", "use_thumbnail")
+    around = {**outer(config), **{key: said[key] for key in keys if key in said}}
     if flag(around, "pad2square", False) or not flag(around, "use_thumbnail", True):
         raise UnsupportedModelError("config.json: pad2square, and tiles without the whole image, are not supported")
     cuts = (1, 1)
     if flag(around, "dynamic_image_size", True):
         cuts = (integer(around, "min_dynamic_patch", default=1), integer(around, "max_dynamic_patch", high=64, default=12))
-    side = integer(around, "force_image_size", default=edge(vision(config), "image_size", 448))
-    said = {**said, "size": {"height": side, "width": side}, "min_patches": cuts[0], "max_patches": cuts[1]}
-    return Tiles(token=token(config), marker="<image>", **tiled(config, said, side, 14))
+    side = edge(vision(config), "image_size", 448)
+    only((integer(around, "force_image_size", default=side),), side)
+    made = {**tiled(config, said, side, 14), "least": cuts[0], "most": cuts[1]}
+    return Tiles(token=token(config), marker="<image>", **made)
 
 
 def tiled(config: Config, said: Config, side: int, patch: int) -> dict[str, Any]:
