@@ -26,6 +26,7 @@ from thalweg.errors import RequestError  # noqa: E402
 from thalweg.media import patches  # noqa: E402
 from thalweg.media.cell import pictures  # noqa: E402
 from thalweg.media.processors import processor  # noqa: E402
+from thalweg.models import registry  # noqa: E402
 
 NEW = 8
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
@@ -294,6 +295,25 @@ def test_the_text_part_alone_refuses_images(one: Any) -> None:
             llm.chat(asks(picture(28, 28)), GREEDY, use_tqdm=False)
     finally:
         llm.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(seeing.MORE))
+def test_the_text_part_alone_leaves_every_tensor_of_the_encoder(name: str, tmp_path: Path) -> None:
+    seeing.settings(name, tmp_path)
+    config = read_config(tmp_path)
+    spec, text = (registry.family(c)(c) for c in (config, {**config, "language_model_only": True}))
+    assert spec.vision is not None
+    assert text.vision is None
+
+    def held(tree: Any) -> Any:
+        for each in tree.values() if isinstance(tree, dict) else ():
+            yield from held(each)
+        yield from [s.within.name if s.within else s.name for s in getattr(tree, "sources", ())]
+
+    names = set(held(spec.vision.weights(spec.hidden)))
+    assert names
+    assert not {n for n in names if text.known(n) is not None}
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3-vl", "glm4v"])

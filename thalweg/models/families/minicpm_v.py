@@ -26,7 +26,7 @@ GROUP = 4
 def minicpm_v(config: Config) -> ModelSpec:
     spec = qwen3_next.qwen3_5(config)
     if is_blind(config):
-        return seeing(spec, config, tower)
+        return seeing(spec, config, tower, skip=("model.merger.",))
     at, count = _places(config)
     behind = tuple((f"{ROOT}encoder.layers.{i}.", f"{ROOT}encoder.layers.{i + 1}.") for i in range(at, count))
     parts = tuple((f"{ROOT}vit_merger.{part}.", f"{ROOT}encoder.layers.{at}.{part}.") for part in ("self_attn", "layer_norm1"))
