@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import seeing
+import seeing_parts
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -23,7 +24,7 @@ NAMES = (
     "<|image_pad|>", "<|vision_end|>", "<|video_pad|>",
 )  # fmt: skip
 IDS = {name: 256 + i for i, name in enumerate(NAMES)}
-TEXT = {**seeing.TEXT, "eos_token_id": IDS["<|im_end|>"]}
+TEXT = {**seeing_parts.TEXT, "eos_token_id": IDS["<|im_end|>"]}
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for p in m.content %}{% if p.type == 'audio' %}<|audio_bos|><|AUDIO|>"
     "<|audio_eos|>{% elif p.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ p.text }}{% endif %}"
@@ -83,6 +84,19 @@ FAMILIES: dict[str, Hearing] = {
         }),
         "AudioFlamingo3ForConditionalGeneration", {"feature_size": 20, "chunk_length": 2},
     ),
+    "music-flamingo": Hearing(
+        _config("MusicFlamingoConfig", {"model_type": "qwen2"}, {
+            "model_type": "audioflamingo3_encoder", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "num_mel_bins": 20, "max_source_positions": 100,
+        }, audio_bos_token_id=IDS["<|audio_bos|>"], audio_eos_token_id=IDS["<|audio_eos|>"]),
+        "MusicFlamingoForConditionalGeneration", {"feature_size": 20, "chunk_length": 2},
+    ),
+    "glm-asr": Hearing(
+        _config("GlmAsrConfig", {"model_type": "llama"}, {
+            "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_mel_bins": 20,
+        }),
+        "GlmAsrForConditionalGeneration", {"feature_size": 20, "chunk_length": 2},
+    ),
     "qwen3-asr": Hearing(
         _config("Qwen3ASRConfig", {"model_type": "qwen3"},
                 EAR | {"downsample_hidden_size": 12, "output_dim": 48, "n_window": 50, "n_window_infer": 200,
@@ -90,19 +104,23 @@ FAMILIES: dict[str, Hearing] = {
         "Qwen3ASRForConditionalGeneration", {"feature_size": 20}, "Qwen3ASRFeatureExtractor", "longest",
     ),
     "qwen2.5-omni": Hearing(
-        _omni("Qwen2_5OmniThinkerConfig", {"rope_parameters": {**seeing.MROPE, "mrope_section": [2, 2, 2]}, "head_dim": 12},
+        _omni("Qwen2_5OmniThinkerConfig",
+              {"rope_parameters": {**seeing_parts.MROPE, "mrope_section": [2, 2, 2]}, "head_dim": 12},
               EAR | {"n_window": 20, "output_dim": 48},
-              seeing.QWEN | {"fullatt_block_indexes": [1], "window_size": 16}),
+              seeing_parts.QWEN | {"fullatt_block_indexes": [1], "window_size": 16}),
         "Qwen2_5OmniForConditionalGeneration", {"feature_size": 20, "chunk_length": 4}, image="qwen2.5-vl",
     ),
     "qwen3-omni": Hearing(
         _omni("Qwen3OmniMoeThinkerConfig",
-              {"rope_parameters": seeing.MROPE, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+              {"rope_parameters": seeing_parts.MROPE, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
               EAR | {"n_window": 50, "n_window_infer": 200, "output_dim": 48, "downsample_hidden_size": 12},
-              seeing.QWEN | {"deepstack_visual_indexes": [0, 2], "num_position_embeddings": 36}),
+              seeing_parts.QWEN | {"deepstack_visual_indexes": [0, 2], "num_position_embeddings": 36}),
         "Qwen3OmniMoeForConditionalGeneration", {"feature_size": 20}, padding="longest", image="qwen3-vl",
     ),
 }  # fmt: skip
+
+APART = ("audio-flamingo3", "glm-asr", "music-flamingo")
+"""Each part of a long sound is one to them."""
 
 
 def thinks(name: str) -> bool:
@@ -204,7 +222,7 @@ def heard(name: str, sounds: list[np.ndarray]) -> dict[str, torch.Tensor]:
             parts.append(made["input_features"].reshape(20, -1, 200).transpose(0, 1))
         return {"input_features": torch.cat(parts)}
     said = {"padding": family.padding, "truncation": family.padding == "max_length", "return_attention_mask": True}
-    if name == "audio-flamingo3":
+    if name in APART:
         sounds = [wave[at : at + 2 * RATE] for wave in sounds for at in range(0, wave.size, 2 * RATE)]
     found = [extractor(wave, sampling_rate=RATE, return_tensors="pt", **said) for wave in sounds]  # as if each came alone
     long = max(each["input_features"].shape[-1] for each in found)
@@ -214,7 +232,7 @@ def heard(name: str, sounds: list[np.ndarray]) -> dict[str, torch.Tensor]:
     )
     return {
         "input_features": mels,
-        "input_features_mask" if name in ("qwen3-asr", "audio-flamingo3") else "feature_attention_mask": masks,
+        "input_features_mask" if name in ("qwen3-asr", *APART) else "feature_attention_mask": masks,
     }
 
 

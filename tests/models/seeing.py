@@ -6,139 +6,74 @@ from __future__ import annotations
 import ast
 import functools
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import pillow_processors
 import torch
 import transformers
 import transformers.models.got_ocr2.image_processing_pil_got_ocr2 as got
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from zoo import SMALL, spread
-
-from thalweg.media.patches import Prepared, merged
-
-NAMES = (
-    "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<image>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<|vision_start|>",
-    "<|image_pad|>", "<|vision_end|>", "<start_of_image>", "<image_soft_token>", "<end_of_image>", "<|video_pad|>",
-    "<IMG_CONTEXT>", "<fake_token_around_image>", "<global-img>", "<|image>", "<|image|>", "<image|>",
-    "<|START_OF_IMG|>", "<|IMG_LINE_BREAK|>", "<|END_OF_IMG|>",
-)  # fmt: skip
-IDS = {name: 256 + i for i, name in enumerate(NAMES)}
-TEXT = {
-    **SMALL,
-    "vocab_size": 288,
-    "max_position_embeddings": 512,
-    "head_dim": 16,
-    "pad_token_id": 0,
-    "eos_token_id": IDS["<|im_end|>"],
-    "bos_token_id": 0,
-}
-TEMPLATE = (
-    "{%% for m in messages %%}<|im_start|>{{ m.role }}\n{%% for p in m.content %%}{%% if p.type == 'image' %%}%s"
-    "{%% else %%}{{ p.text }}{%% endif %%}{%% endfor %%}<|im_end|>\n{%% endfor %%}"
-    "{%% if add_generation_prompt %%}<|im_start|>assistant\n{%% endif %%}"
+from safetensors.torch import load_file, save_file
+from seeing_more import MORE
+from seeing_parts import (
+    CLIP,
+    GEMMA_4,
+    GEMMA_4_EDGES,
+    GEMMA_4_VISION,
+    GLM,
+    GLM_ROPE,
+    IDEFICS,
+    IDS,
+    INTERNVL,
+    MROPE,
+    NAMES,
+    PINS,
+    PIXTRAL,
+    QWEN,
+    SIGLIP,
+    SPLIT,
+    TEMPLATE,
+    TILED,
+    Seeing,
+    config,
 )
-CLIP = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 28,
-    "patch_size": 7, "model_type": "clip_vision_model",
-}  # fmt: skip
-SIGLIP = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32,
-    "patch_size": 4, "model_type": "siglip_vision_model", "vision_use_head": False,
-}  # fmt: skip
-PIXTRAL = {
-    "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56,
-    "patch_size": 7, "head_dim": 16, "model_type": "pixtral",
-}  # fmt: skip
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from zoo import spread
 
-INTERNVL = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": [28, 28],
-    "patch_size": [7, 7],
-}  # fmt: skip
-IDEFICS = {**SIGLIP, "image_size": 28, "patch_size": 7, "model_type": "idefics3_vision"}
-TILED = {"size": {"height": 28, "width": 28}}
-SPLIT = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
-PINS = [[28, 56], [56, 28], [56, 56], [28, 84]]
-GLM = {
-    "depth": 2, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4,
-    "spatial_merge_size": 2, "temporal_patch_size": 2, "image_size": 24,
-}  # fmt: skip
-GLM_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 1]}
-GEMMA_4 = {
-    "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "global_head_dim": 16,
-    "sliding_window": 20, "vocab_size_per_layer_input": 288, "hidden_size_per_layer_input": 8, "model_type": "gemma4_text",
-}  # fmt: skip
-GEMMA_4_VISION = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
-    "head_dim": 16, "patch_size": 4, "position_embedding_size": 80, "pooling_kernel_size": 2,
-}  # fmt: skip
-GEMMA_4_EDGES = {"boi_token_id": IDS["<|image>"], "eoi_token_id": IDS["<image|>"]}
-QWEN = {
-    "depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4,
-    "spatial_merge_size": 2, "temporal_patch_size": 2,
-}  # fmt: skip
-MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-
-
-@dataclass(frozen=True)
-class Seeing:
-    """config: of the whole model. marker: what its template writes. processor: transformers' class of that name, made with
-    `settings`."""
-
-    config: Callable[[], Any]
-    token: str
-    marker: str
-    processor: str
-    settings: dict[str, Any]
-    extras: tuple[str, ...] = ()
-    """What the processor gives beside pixel values."""
-    writer: str = ""
-    """transformers' class of the whole processor, which writes placeholders, and what it holds."""
-    holds: dict[str, Any] = field(default_factory=dict)
-
-
-def _config(name: str, text: dict[str, Any], vision: dict[str, Any], token: str, **more: Any) -> Callable[[], Any]:
-    ids = {"image_token_id": IDS[token], "image_token_index": IDS[token]}
-    ids |= {"video_token_id": IDS["<|video_pad|>"], "vision_start_token_id": IDS["<|vision_start|>"]}
-    return lambda: getattr(transformers, name)(
-        text_config={**TEXT, **text}, vision_config=vision, tie_word_embeddings=False, **ids, **more
-    )
-
+from thalweg.media.patches import Prepared, merged, twice
 
 FAMILIES: dict[str, Seeing] = {
     "llava": Seeing(
-        _config("LlavaConfig", {"model_type": "llama"}, CLIP, "<image>"), "<image>", "<image>\n", "CLIPImageProcessorPil",
+        config("LlavaConfig", {"model_type": "llama"}, CLIP, "<image>"), "<image>", "<image>\n", "CLIPImageProcessorPil",
         {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}},
     ),
     "pixtral": Seeing(
-        _config("LlavaConfig", {"model_type": "mistral", "sliding_window": None}, PIXTRAL, "[IMG]", vision_feature_layer=-1,
+        config("LlavaConfig", {"model_type": "mistral", "sliding_window": None}, PIXTRAL, "[IMG]", vision_feature_layer=-1,
                 vision_feature_select_strategy="full"),
         "[IMG]", "[IMG]", "PixtralImageProcessorPil", {"size": {"longest_edge": 56}, "patch_size": {"height": 7, "width": 7}},
         ("image_sizes",),
     ),
     "gemma3": Seeing(
-        _config("Gemma3Config", {"sliding_window": 20, "query_pre_attn_scalar": 24, "model_type": "gemma3_text"}, SIGLIP,
+        config("Gemma3Config", {"sliding_window": 20, "query_pre_attn_scalar": 24, "model_type": "gemma3_text"}, SIGLIP,
                 "<image_soft_token>", mm_tokens_per_image=16),
         "<image_soft_token>", "<start_of_image>", "Gemma3ImageProcessorPil",
         {"size": {"height": 32, "width": 32}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
     ),
     "mistral3": Seeing(
-        _config("Mistral3Config", {"model_type": "mistral", "sliding_window": None}, PIXTRAL, "[IMG]"),
+        config("Mistral3Config", {"model_type": "mistral", "sliding_window": None}, PIXTRAL, "[IMG]"),
         "[IMG]", "[IMG]", "PixtralImageProcessorPil", {"size": {"longest_edge": 56}, "patch_size": {"height": 14, "width": 14}},
         ("image_sizes",),
     ),
     "qwen2.5-vl": Seeing(
-        _config("Qwen2_5_VLConfig", {"rope_parameters": {**MROPE, "mrope_section": [2, 2, 2]}, "head_dim": 12},
+        config("Qwen2_5_VLConfig", {"rope_parameters": {**MROPE, "mrope_section": [2, 2, 2]}, "head_dim": 12},
                 QWEN | {"fullatt_block_indexes": [1], "window_size": 16}, "<|image_pad|>"),
         "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Qwen2VLImageProcessorPil",
         {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}}, ("image_grid_thw",),
     ),
     "qwen3-vl": Seeing(
-        _config("Qwen3VLConfig", {"rope_parameters": MROPE},
+        config("Qwen3VLConfig", {"rope_parameters": MROPE},
                 QWEN | {"deepstack_visual_indexes": [0, 2], "num_position_embeddings": 36}, "<|image_pad|>"),
         "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Qwen2VLImageProcessorPil",
         {
@@ -148,14 +83,14 @@ FAMILIES: dict[str, Seeing] = {
         ("image_grid_thw",),
     ),
     "qwen2-vl": Seeing(
-        _config("Qwen2VLConfig", {"rope_parameters": {**MROPE, "mrope_section": [2, 2, 2]}, "head_dim": 12},
+        config("Qwen2VLConfig", {"rope_parameters": {**MROPE, "mrope_section": [2, 2, 2]}, "head_dim": 12},
                 {"depth": 2, "embed_dim": 32, "hidden_size": 48, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2},
                 "<|image_pad|>"),
         "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Qwen2VLImageProcessorPil",
         {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}}, ("image_grid_thw",),
     ),
     "qwen3-vl-moe": Seeing(
-        _config("Qwen3VLMoeConfig",
+        config("Qwen3VLMoeConfig",
                 {"rope_parameters": MROPE, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
                 QWEN | {"deepstack_visual_indexes": [0, 2], "num_position_embeddings": 36}, "<|image_pad|>"),
         "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Qwen2VLImageProcessorPil",
@@ -166,7 +101,7 @@ FAMILIES: dict[str, Seeing] = {
         ("image_grid_thw",),
     ),
     "qwen3.5": Seeing(
-        _config(
+        config(
             "Qwen3_5Config",
             {
                 "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 24,
@@ -179,16 +114,14 @@ FAMILIES: dict[str, Seeing] = {
         {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 4096}}, ("image_grid_thw",),
     ),
 }  # fmt: skip
-
-
 FAMILIES |= {
     "internvl": Seeing(
-        _config("InternVLConfig", {"model_type": "qwen2"}, INTERNVL, "<IMG_CONTEXT>"), "<IMG_CONTEXT>", "<IMG_CONTEXT>\n",
+        config("InternVLConfig", {"model_type": "qwen2"}, INTERNVL, "<IMG_CONTEXT>"), "<IMG_CONTEXT>", "<IMG_CONTEXT>\n",
         "GotOcr2ImageProcessorPil", {**TILED, "crop_to_patches": True, "max_patches": 4}, writer="InternVLProcessor",
         holds={"start_image_token": "<img>", "end_image_token": "</img>", "image_seq_length": 4},
     ),
     "internvl-norms": Seeing(
-        _config(
+        config(
             "InternVLConfig", {"model_type": "qwen3"},
             INTERNVL | {
                 "norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": True, "use_mean_pooling": False,
@@ -198,18 +131,18 @@ FAMILIES |= {
         "<IMG_CONTEXT>", "<IMG_CONTEXT>\n", "GotOcr2ImageProcessorPil", {**TILED, "crop_to_patches": True, "max_patches": 4},
     ),
     "idefics3": Seeing(
-        _config("Idefics3Config", {"model_type": "llama"}, IDEFICS, "<image>", scale_factor=2), "<image>", "<image>",
+        config("Idefics3Config", {"model_type": "llama"}, IDEFICS, "<image>", scale_factor=2), "<image>", "<image>",
         "Idefics3ImageProcessorPil", SPLIT, ("pixel_attention_mask",), writer="Idefics3Processor",
         holds={"fake_image_token": "<fake_token_around_image>", "global_image_tag": "<global-img>", "image_seq_len": 4},
     ),
     "smolvlm": Seeing(
-        _config("SmolVLMConfig", {"model_type": "llama"}, IDEFICS | {"model_type": "smolvlm_vision"}, "<image>",
+        config("SmolVLMConfig", {"model_type": "llama"}, IDEFICS | {"model_type": "smolvlm_vision"}, "<image>",
                 scale_factor=4),
         "<image>", "<image>", "SmolVLMImageProcessorPil", SPLIT, ("pixel_attention_mask",), writer="SmolVLMProcessor",
         holds={"fake_image_token": "<fake_token_around_image>", "global_image_token": "<global-img>", "image_seq_len": 1},
     ),
     "llava-next": Seeing(
-        _config("LlavaNextConfig", {"model_type": "mistral", "sliding_window": None}, CLIP, "<image>",
+        config("LlavaNextConfig", {"model_type": "mistral", "sliding_window": None}, CLIP, "<image>",
                 image_grid_pinpoints=PINS),
         "<image>", "<image>\n", "LlavaNextImageProcessorPil",
         {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}, "image_grid_pinpoints": PINS},
@@ -217,7 +150,7 @@ FAMILIES |= {
         holds={"patch_size": 7, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
     ),
     "granite-vision": Seeing(
-        _config(
+        config(
             "LlavaNextConfig",
             {
                 "model_type": "granite", "embedding_multiplier": 2.0, "residual_multiplier": 0.7, "attention_multiplier": 0.2,
@@ -230,7 +163,7 @@ FAMILIES |= {
         holds={"patch_size": 7, "num_additional_image_tokens": 0, "vision_feature_select_strategy": "full"},
     ),
     "llava-onevision": Seeing(
-        _config("LlavaOnevisionConfig", {"model_type": "qwen2"}, SIGLIP | {"image_size": 28, "patch_size": 7}, "<image>",
+        config("LlavaOnevisionConfig", {"model_type": "qwen2"}, SIGLIP | {"image_size": 28, "patch_size": 7}, "<image>",
                 image_grid_pinpoints=PINS, vision_aspect_ratio="anyres_max_2"),
         "<image>", "<image>\n", "LlavaOnevisionImageProcessorPil",
         {"size": {"height": 28, "width": 28}, "image_grid_pinpoints": PINS}, ("image_sizes", "batch_num_images"),
@@ -238,18 +171,18 @@ FAMILIES |= {
         holds={"num_image_tokens": 16, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_2"},
     ),
     "gemma4": Seeing(
-        _config("Gemma4Config", GEMMA_4 | {"num_kv_shared_layers": 2}, GEMMA_4_VISION | {"use_clipped_linears": True},
+        config("Gemma4Config", GEMMA_4 | {"num_kv_shared_layers": 2}, GEMMA_4_VISION | {"use_clipped_linears": True},
                 "<|image|>", audio_config=None, **GEMMA_4_EDGES),
         "<|image|>", "<|image|>", "Gemma4ImageProcessorPil", {"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 2},
         ("image_position_ids",), writer="Gemma4Processor", holds={"boi_token": "", "eoi_token": ""},
     ),
     "lighton-ocr": Seeing(
-        _config("LightOnOcrConfig", {"model_type": "qwen3"}, PIXTRAL, "<|image_pad|>"), "<|image_pad|>", "<|image_pad|>",
+        config("LightOnOcrConfig", {"model_type": "qwen3"}, PIXTRAL, "<|image_pad|>"), "<|image_pad|>", "<|image_pad|>",
         "PixtralImageProcessorPil", {"size": {"longest_edge": 56}, "patch_size": {"height": 14, "width": 14}}, ("image_sizes",),
         writer="LightOnOcrProcessor", holds={"effective_patch_size": 14},
     ),
     "aya-vision": Seeing(
-        _config("AyaVisionConfig", {"model_type": "cohere2", "sliding_window": 20, "logit_scale": 1.0},
+        config("AyaVisionConfig", {"model_type": "cohere2", "sliding_window": 20, "logit_scale": 1.0},
                 SIGLIP | {"image_size": 28, "patch_size": 7}, "<image_soft_token>", alignment_intermediate_size=40),
         "<image_soft_token>", "<image>", "GotOcr2ImageProcessorPil", {**TILED, "crop_to_patches": True, "max_patches": 4},
         writer="AyaVisionProcessor",
@@ -259,7 +192,7 @@ FAMILIES |= {
         },
     ),
     "cohere2-vision": Seeing(
-        _config("Cohere2VisionConfig", {"model_type": "cohere2", "sliding_window": 20, "logit_scale": 1.0},
+        config("Cohere2VisionConfig", {"model_type": "cohere2", "sliding_window": 20, "logit_scale": 1.0},
                 SIGLIP | {"image_size": 28, "patch_size": 7}, "<image_soft_token>", alignment_intermediate_size=40),
         "<image_soft_token>", "<image_soft_token>", "Cohere2VisionImageProcessor",
         {**TILED, "crop_to_patches": True, "max_patches": 4}, writer="Cohere2VisionProcessor",
@@ -269,12 +202,12 @@ FAMILIES |= {
         },
     ),
     "glm4v": Seeing(
-        _config("Glm4vConfig", {"model_type": "glm4v_text", "rope_parameters": GLM_ROPE, "head_dim": 12}, GLM, "<|image_pad|>"),
+        config("Glm4vConfig", {"model_type": "glm4v_text", "rope_parameters": GLM_ROPE, "head_dim": 12}, GLM, "<|image_pad|>"),
         "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "Glm4vImageProcessorPil",
         {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 8192}}, ("image_grid_thw",),
     ),
     "glm4v-moe": Seeing(
-        _config(
+        config(
             "Glm4vMoeConfig",
             {
                 "model_type": "glm4v_moe_text", "rope_parameters": {**GLM_ROPE, "mrope_section": [2, 1, 1]},
@@ -286,7 +219,7 @@ FAMILIES |= {
         {"patch_size": 4, "size": {"shortest_edge": 256, "longest_edge": 8192}}, ("image_grid_thw",),
     ),
     "paddleocr-vl": Seeing(
-        _config("PaddleOCRVLConfig",
+        config("PaddleOCRVLConfig",
                 {"head_dim": 12, "rope_parameters": {**MROPE, "mrope_section": [2, 2, 2]}, "use_bias": True},
                 {**SIGLIP, "image_size": 24, "model_type": "paddleocr_vl_vision"}, "<|image_pad|>"),
         "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "PaddleOCRVLImageProcessorPil",
@@ -294,7 +227,7 @@ FAMILIES |= {
         writer="PaddleOCRVLProcessor",
     ),
     "gemma4-together": Seeing(
-        _config(
+        config(
             "Gemma4Config",
             GEMMA_4 | {"use_bidirectional_attention": "vision", "hidden_size_per_layer_input": 0, "sliding_window": 72},
             GEMMA_4_VISION | {"standardize": True}, "<|image|>", audio_config=None, **GEMMA_4_EDGES,
@@ -303,18 +236,45 @@ FAMILIES |= {
         ("image_position_ids",),
     ),
 }  # fmt: skip
+FAMILIES |= MORE
+ONE_AXIS = ("exaone4.5", "kimi-k2.5", "kimi-vl")
+"""Of those with grids: they do not ask which tokens are of images."""
 
 
 def make(name: str, path: Path) -> torch.nn.Module:
     """The model of transformers, saved."""
     family = FAMILIES[name]
-    config = family.config()
     model = transformers.AutoModelForImageTextToText.from_config(
-        config, dtype=torch.float32, attn_implementation="eager"
+        family.config(), dtype=torch.float32, attn_implementation="eager"
     ).eval()
     spread(model, 7)
     model.save_pretrained(path)
+    (file,) = path.glob("*.safetensors")
+    if family.renamed:
+        save_file({other_name(k, family.renamed): v for k, v in load_file(file).items()}, file)
+    settings(name, path)
+    return model
+
+
+def other_name(name: str, pairs: tuple[tuple[str, str], ...]) -> str:
+    for old, new in pairs:
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
+def settings(name: str, path: Path) -> None:
+    """Files beside its tensors: config.json if it is not there, the tokenizer, and what is said of images."""
+    family = FAMILIES[name]
+    if not (path / "config.json").is_file():
+        made = family.config()
+        made.architectures = [architecture(name)]
+        made.save_pretrained(path)
+    said = family.published(json.loads((path / "config.json").read_text()))
+    (path / "config.json").write_text(json.dumps(said))
     processor(name).save_pretrained(path)
+    file = path / "preprocessor_config.json"
+    file.write_text(json.dumps(family.said(json.loads(file.read_text()))))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tok = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -323,7 +283,6 @@ def make(name: str, path: Path) -> torch.nn.Module:
     tok.save(str(path / "tokenizer.json"))
     said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": TEMPLATE % family.marker}
     (path / "tokenizer_config.json").write_text(json.dumps(said))
-    return model
 
 
 def processor(name: str) -> Any:
@@ -332,7 +291,21 @@ def processor(name: str) -> Any:
     family = FAMILIES[name]
     if family.processor == "Cohere2VisionImageProcessor":
         return CohereTiles(**family.settings)
+    if family.processor in ON_PILLOW:
+        return pillow_processors.processor(ON_PILLOW[family.processor], family.processor)(**family.settings)
     return getattr(transformers, family.processor)(**family.settings)
+
+
+ON_PILLOW = {"Llama4ImageProcessor": "llama4", "Kimi_K25ImageProcessor": "kimi_k25", "Lfm2VlImageProcessor": "lfm2_vl"}
+"""By class, the module of those that need torchvision."""
+
+
+def read(name: str, images: list[Any]) -> Any:
+    """What transformers' model takes of images, as numpy has it."""
+    if FAMILIES[name].processor != "Llama4ImageProcessor":
+        return processor(name)(images=images, return_tensors="np")
+    made = processor(name)(images=images, return_tensors="pt")  # in bfloat16, which numpy has not
+    return {**made, "pixel_values": made["pixel_values"].float().numpy()}
 
 
 @functools.cache
@@ -359,9 +332,9 @@ def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tenso
     shown = (out["input_ids"] == IDS[family.token]).int()
     if images:
         nested = FAMILIES[name].writer in ("Idefics3Processor", "SmolVLMProcessor")
-        made = processor(name)(images=[images] if nested else images, return_tensors="np")
+        made = read(name, [images] if nested else images)
         out |= {k: torch.from_numpy(np.asarray(made[k])) for k in ("pixel_values", *family.extras)}
-        if "image_grid_thw" in out or "image_position_ids" in out:
+        if name not in ONE_AXIS and ("image_grid_thw" in out or "image_position_ids" in out):
             out["mm_token_type_ids"] = shown
     if name == "gemma3":
         out["token_type_ids"] = shown
@@ -370,14 +343,16 @@ def given(name: str, ids: list[int], images: list[Any]) -> dict[str, torch.Tenso
 
 @torch.no_grad()
 def greedy(model: Any, name: str, ids: list[int], images: list[Any], new: int) -> list[int]:
-    """transformers' tokens. Of Qwen3.5 without its cache: with it, positions after an image are others than it has itself.
-    So of Gemma 4 whose images see themselves: with it, tokens after long prompts and after text alone are others."""
+    """transformers' tokens, those that end a text too. Of Qwen3.5 without its cache: with it, positions after an image are
+    others than it has itself. So of Gemma 4 whose images see themselves: with it, tokens after long prompts and after text
+    alone are others."""
     if name in ("qwen3.5", "gemma4-together"):
         seq = list(ids)
         for _ in range(new):
             seq.append(int(model(**given(name, seq, images), use_cache=False).logits[0, -1].argmax()))
         return seq[len(ids) :]
-    out = model.generate(**given(name, ids, images), max_new_tokens=new, min_new_tokens=new, do_sample=False)
+    model.generation_config.eos_token_id = None
+    out = model.generate(**given(name, ids, images), max_new_tokens=new, do_sample=False)
     tokens: list[int] = out[0, len(ids) :].tolist()
     return tokens
 
@@ -391,6 +366,7 @@ def scores(model: Any, name: str, ids: list[int], images: list[Any]) -> np.ndarr
 
 
 def architecture(name: str) -> str:
+    """Of transformers."""
     return type(transformers.AutoModelForImageTextToText.from_config(FAMILIES[name].config())).__name__
 
 
@@ -403,24 +379,36 @@ def written(name: str, image: Any) -> str:
     whole = kind.__new__(kind)
     for key, value in {"image_processor": reads, "image_token": family.token, **family.holds}.items():
         setattr(whole, key, value)
+    if family.writer == "Lfm2VlProcessor":
+        return str(whole.replace_image_token(reads(images=[image], return_tensors="np"), 0, use_image_special_tokens=True))
+    if family.writer == "MiniCPMV4_6Processor":
+        return str(whole.replace_image_token(reads(images=[image], return_tensors="np"), 0, image_token_divisor=16))
     more = {"return_row_col_info": True} if "pixel_attention_mask" in family.extras else {}
-    text: str = whole.replace_image_token(reads(images=[image], return_tensors="np", **more), 0)
-    return text
+    tensors = "pt" if family.writer == "Llama4Processor" else "np"
+    text: str = whole.replace_image_token(reads(images=[image], return_tensors=tensors, **more), 0)
+    return text.replace("<|patch|>", family.token)
 
 
 def same_pixels(name: str, prepared: Prepared, theirs: Any) -> tuple[np.ndarray, np.ndarray]:
     """Patches [T, width] of ours and of transformers' pixel values, in one order."""
-    pixels, ours = np.asarray(theirs["pixel_values"]), prepared.value
+    pixels, ours, family = np.asarray(theirs["pixel_values"]), prepared.value, FAMILIES[name]
+    if "target_sizes" in theirs:  # side by side, and ours in squares of squares
+        rows = pixels.reshape(3, pixels.shape[2], -1, pixels.shape[2]).transpose(2, 0, 1, 3).reshape(len(ours), -1)
+        sizes = [twice(*size) for size in theirs["target_sizes"]]
+        begins = np.cumsum([0, *map(len, sizes)])
+        return ours, rows[np.concatenate([each + at for each, at in zip(sizes, begins, strict=False)])]
+    if "spatial_shapes" in theirs:  # patches, and some that are not there
+        return ours, pixels[np.asarray(theirs["pixel_attention_mask"]) > 0]
     if "image_position_ids" in theirs:  # values from 0 to 1, and patches that are not there
         return ours, 2 * (pixels[0, : len(ours)] - 0.5)
     if pixels.ndim == 2:  # patches already, and ours may lie window by window
         return ours[prepared.keep], pixels.reshape(len(ours), -1)
+    if family.processor == "Kimi_K25ImageProcessor":
+        return ours, pixels.reshape(len(ours), -1)
     if pixels.ndim == 4 and "image_grid_thw" in theirs:  # patches, row by row
         _, rows, columns = theirs["image_grid_thw"][0]
-        return ours, pixels.reshape(len(ours), -1)[
-            merged(rows, columns, FAMILIES[name].config().vision_config.spatial_merge_size)
-        ]
-    patch = FAMILIES[name].config().vision_config.patch_size
+        return ours, pixels.reshape(len(ours), -1)[merged(rows, columns, family.config().vision_config.spatial_merge_size)]
+    patch = family.config().vision_config.patch_size
     patch = patch if isinstance(patch, int) else patch[0]
     images = pixels.reshape(-1, *pixels.shape[-3:])
     rows, columns = images.shape[2] // patch, images.shape[3] // patch

@@ -89,6 +89,10 @@ _QWEN2 = {
     "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 32_768,
 }  # fmt: skip
 INSIDE: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("glmasr", "llama"): {
+        "vocab_size": 59_264, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+    },
     ("idefics3", "llama"): _LLAMA,
     ("internvl", "qwen2"): _QWEN2,
     ("llava", "llama"): _LLAMA,
@@ -116,7 +120,8 @@ PARTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 THINKER = "thinker_config"
 """Of models that speak too: the part that answers in text, which is a whole of text, images and sound."""
 
-
+TEXT = ("llm_config",)
+"""Other names of `text_config`."""
 TIED_INSIDE = ("llava_onevision",)
 """Models whose files may say only of the text part that its embedding is the output matrix."""
 
@@ -129,6 +134,9 @@ def settled(config: dict[str, Any]) -> dict[str, Any]:
     for part, sizes in PARTS.get(str(config.get("model_type")), {}).items():
         if isinstance(config.get(part), dict):
             config = {**config, part: {**sizes, **config[part]}}
+    for other in TEXT:
+        if isinstance(config.get(other), dict) and config.get("text_config") is None:
+            config = {"text_config": config[other], **{k: v for k, v in config.items() if k not in (other, "text_config")}}
     text = config.get("text_config")
     if isinstance(text, dict):
         around = {key: value for key, value in config.items() if key != "text_config"}

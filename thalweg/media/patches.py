@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -14,6 +15,9 @@ from thalweg.hal.step import SamplingArrays, StepBatch
 if TYPE_CHECKING:
     from thalweg.media.processors.base import ImageProcessor
     from thalweg.media.processors.gemma4 import Gemma4
+    from thalweg.media.processors.kimi import Kimi
+    from thalweg.media.processors.llama4 import Llama4
+    from thalweg.media.processors.minicpm_v import MiniCpmV
     from thalweg.media.processors.qwen_vl import QwenVL
 
 F32, I32 = np.float32, np.int32
@@ -47,8 +51,17 @@ class Prepared:
 def normalised(view: np.ndarray, p: ImageProcessor) -> np.ndarray:
     """u8[height, width, 3] -> f32."""
     mean, std = np.array(p.mean, F32), np.array(p.std, F32)
+    if p.coarse:
+        mean, std, shades = _rounded(mean), _rounded(std), _rounded(view.astype(F32) * F32(p.scale))
+        return _rounded(_rounded(shades - mean) / std)
     made: np.ndarray = (view.astype(F32) * F32(p.scale) - mean) / std
     return made
+
+
+def _rounded(values: np.ndarray) -> np.ndarray:
+    """f32 to the nearest bfloat16, of two the even one."""
+    bits = values.astype(F32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).astype(np.uint32).view(F32)
 
 
 def cut(image: np.ndarray, patch: int) -> np.ndarray:
@@ -114,6 +127,32 @@ def axial(p: Gemma4, view: np.ndarray) -> Prepared:
     )  # fmt: skip
 
 
+def alternating(p: Kimi, view: np.ndarray) -> Prepared:
+    """Rotary positions of columns and of rows in turns, each with the same frequencies, and a table of places stretched by
+    cubic curves."""
+    rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
+    order = np.arange(rows * columns, dtype=I32)
+    down, across = np.divmod(order, columns)
+    turn = angles(across, down, p.head_dim, 1e4, False).reshape(order.size, 2, 2, -1).swapaxes(2, 3)
+    made = Prepared(
+        cut(normalised(view, p), p.patch), [order.size], merged(rows, columns, p.merge),
+        turn=np.ascontiguousarray(turn).reshape(order.size, -1),
+    )  # fmt: skip
+    made.place, made.share = spread(order, rows, columns, p.side, cubic=True)
+    return made
+
+
+def counted(p: Llama4, views: Sequence[np.ndarray]) -> Prepared:
+    """Squares with a vector of the whole before each, and rotary positions of columns and of rows, counted from 1."""
+    side = p.side // p.patch
+    made = square(p, views, True, False, p.merge)
+    down, across = np.divmod(np.arange(side * side, dtype=I32), side)
+    none = np.zeros(1, I32)
+    still = angles(none, none, p.head_dim, p.theta, False)
+    made.turn = np.tile(np.concatenate([still, angles(across + 1, down + 1, p.head_dim, p.theta, False)]), (len(views), 1))
+    return made
+
+
 def angles(down: np.ndarray, across: np.ndarray, head_dim: int, theta: float, apart: bool) -> np.ndarray:
     """f32[T, head_dim]: cosines, then sines."""
     if apart:
@@ -159,6 +198,16 @@ def windows(whole: StepBatch) -> StepBatch:
         whole, token_seq=patches.window_seq, query=size, last_row=np.cumsum(size, dtype=I32) - I32(1),
         slots=np.ones_like(size), context=np.zeros_like(size),
     )  # fmt: skip
+
+
+def shrunk(whole: StepBatch, group: int) -> StepBatch:
+    """The same images after so many neighbours became one."""
+    query, token_seq = whole.query // group, whole.token_seq[::group]
+    last = np.cumsum(query, dtype=I32) - I32(1)
+    rows = np.arange(token_seq.size, dtype=I32) - (last + I32(1) - query)[token_seq]
+    return replace(
+        whole, tokens=whole.tokens[::group], token_seq=token_seq, query=query, last_row=last, positions=rows.astype(I32)
+    )
 
 
 def blocks(p: QwenVL, view: np.ndarray) -> Prepared:
@@ -222,6 +271,78 @@ def spread(order: np.ndarray, rows: int, columns: int, side: int, cubic: bool) -
     place = [y * side + x for y in near[0] for x in near[1]]
     much = [v * u for v in share[0] for u in share[1]]
     return np.stack(place, 1).astype(I32), np.stack(much, 1).astype(F32)
+
+
+def smoothed(p: ImageProcessor, view: np.ndarray, merge: int, side: int) -> Prepared:
+    """Patches with a pixel's channels side by side. A table of side x side places is stretched over them, or shrunk: then each
+    place is the mean of those near it, the nearer the more."""
+    rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
+    value = cut(normalised(view, p), p.patch).reshape(rows * columns, 3, p.patch**2).transpose(0, 2, 1)
+    (down, high), (across, wide) = _near(rows, side), _near(columns, side)
+    place = (down[:, None, :, None] * side + across[None, :, None]).reshape(rows * columns, -1)
+    share = (high[:, None, :, None] * wide[None, :, None]).reshape(rows * columns, -1)
+    return Prepared(
+        np.ascontiguousarray(value).reshape(rows * columns, -1), [rows * columns], merged(rows, columns, merge),
+        place=place.astype(I32), share=share.astype(F32),
+    )  # fmt: skip
+
+
+def _near(size: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of each of `size` in a row: those of `side` near it, and how much of each."""
+    step = side / size
+    reach = max(step, 1.0)
+    middle = step * (np.arange(size)[:, None] + 0.5)
+    first = np.maximum((middle - reach + 0.5).astype(np.int64), 0)
+    taps = first + np.arange(2 * int(np.ceil(reach)) + 1)
+    last = np.minimum((middle + reach + 0.5).astype(np.int64), side)
+    much = np.where(taps < last, np.maximum(1 - np.abs(taps + 0.5 - middle) / reach, 0), 0)
+    needed = np.flatnonzero(much.any(0))[-1] + 1
+    return np.minimum(taps, side - 1)[:, :needed], (much / much.sum(1, keepdims=True))[:, :needed]
+
+
+def nested(p: MiniCpmV, views: Sequence[np.ndarray]) -> Prepared:
+    """Patches in squares of four that are merged, and these in squares of four. Places are found by how far along the edges a
+    patch lies."""
+    parts, places = [], []
+    for view in views:
+        rows, columns = view.shape[0] // p.patch, view.shape[1] // p.patch
+        order = twice(rows, columns)
+        parts.append(cut(normalised(view, p), p.patch)[order])
+        down, across = (_bucket(size, p.side) for size in (rows, columns))
+        places.append((down[:, None] * p.side + across).reshape(-1)[order])
+    lengths = [len(part) for part in parts]
+    keep = np.arange(sum(lengths) // 4, dtype=I32)
+    return Prepared(
+        np.concatenate(parts), lengths, keep, place=np.concatenate(places)[:, None], windows=[4] * (sum(lengths) // 4)
+    )
+
+
+def twice(rows: int, columns: int) -> np.ndarray:
+    """i32[rows * columns]: patches in the order in which squares of four are neighbours, and squares of four of these."""
+    each = np.arange(rows * columns, dtype=I32).reshape(rows // 4, 2, 2, columns // 4, 2, 2)
+    return each.transpose(0, 3, 1, 4, 2, 5).reshape(-1)
+
+
+def _bucket(size: int, side: int) -> np.ndarray:
+    """The place of each of `size` in a row of `side`."""
+    limits = (1 / side + np.arange(math.ceil((1 - 1 / side) * side)) * (1 / side)).astype(F32)
+    return np.searchsorted(limits, np.arange(size, dtype=F32) / F32(size), side="right").astype(I32)
+
+
+def joined(parts: Sequence[Prepared]) -> Prepared:
+    """Of several views, none of which sees another. All have places, of rows of the table as many as are needed."""
+    near = max(p.place.shape[1] for p in parts if p.place is not None)
+
+    def filled(each: np.ndarray | None) -> np.ndarray:
+        assert each is not None
+        return np.pad(each, ((0, 0), (0, near - each.shape[1])))
+
+    begins = np.cumsum([0, *(len(p.value) for p in parts)], dtype=I32)
+    return Prepared(
+        np.concatenate([p.value for p in parts]), [n for p in parts for n in p.lengths],
+        np.concatenate([p.keep + at for p, at in zip(parts, begins, strict=False)]),
+        place=np.concatenate([filled(p.place) for p in parts]), share=np.concatenate([filled(p.share) for p in parts]),
+    )  # fmt: skip
 
 
 def _cubic(far: np.ndarray) -> np.ndarray:

@@ -63,6 +63,7 @@ class Cell:
             job.continue_final_message,
             content_format=job.content_format,
             kwargs=job.kwargs,
+            signs=job.signs,
             now=datetime.fromisoformat(job.now),
             most=job.limits.output,
         )

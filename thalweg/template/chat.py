@@ -32,8 +32,14 @@ LONG = 32768
 """Characters. Encoding a longer prompt takes milliseconds, and has a thread of its own."""
 
 
-Expand = Callable[[str, Sequence[Span]], tuple[str, list[Span]]]
-"""Changes a rendered text, and the spans of what callers wrote in it."""
+class Expand(Protocol):
+    """Changes a rendered text, and the spans of what callers wrote in it."""
+
+    @property
+    def signs(self) -> Mapping[str, str]:
+        """What a template that reads strings gets in place of an image or a sound, by its type."""
+
+    def __call__(self, text: str, data: Sequence[Span], /) -> tuple[str, list[Span]]: ...
 
 
 class TextTokenizer(Protocol):
@@ -184,6 +190,7 @@ class Chat:
             continue_final_message=continue_final_message,
             content_format=content_format,
             kwargs=variables,
+            signs={} if expand is None else dict(expand.signs),
             now=datetime.now().isoformat(),
         )
         jail = self._own if template is None else self._guests

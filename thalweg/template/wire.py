@@ -34,6 +34,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     continue_final_message: bool = False
     content_format: Literal["string", "openai"] | None = None
     kwargs: dict[str, Any] = {}
+    signs: dict[str, str] = {}
+    """What stands for an image or a sound where the template reads strings."""
     now: str = "1970-01-01"
     """Local time, ISO 8601, for templates that write the date."""
     limits: Limits = Limits(0.0, 0.0, 0, 0)

@@ -40,7 +40,6 @@ PARTS = ("image_url", "input_image", "image", "image_pil")
 """Types of parts of messages that hold an image."""
 HEARD = ("input_audio", "audio_url", "audio")
 """Those that hold a sound."""
-Expand = Callable[[str, Sequence[Span]], tuple[str, list[Span]]]
 Kind = Literal["image", "audio"]
 Medium = Image | Sound
 
@@ -75,6 +74,19 @@ class _Way:
     text: Callable[[Any], str]
     """What stands for it in the prompt."""
     read: Callable[[Source], Medium]
+    number: str = ""
+    """What stands before that, with the item's number in place of {}."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expand:
+    """signs: what stands for each kind before it does its work."""
+
+    signs: Mapping[str, str]
+    work: Callable[[str, Sequence[Span]], tuple[str, list[Span]]]
+
+    def __call__(self, text: str, data: Sequence[Span], /) -> tuple[str, list[Span]]:
+        return self.work(text, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +119,15 @@ class Media:
             self._ways["image"] = _Way(
                 "images", processor.token, shown, processor.marker or shown, settings.images,
                 lambda image: processor.count(image.size), lambda image: processor.text(image.size, shown).join(edges),
-                self._look,
+                self._look, processor.number,
             )  # fmt: skip
         if listener is not None:
             said = tokenizer.token_of(listener.token)
+            ends = tuple(tokenizer.token_of(each) for each in listener.edges or ()) or ("", "")
             self._ways["audio"] = _Way(
                 "sounds", listener.token, said, listener.marker or said, settings.sounds,
-                lambda sound: listener.count(sound.frames), lambda sound: said * listener.count(sound.frames), self._hear,
+                lambda sound: listener.count(sound.frames), lambda sound: (said * listener.count(sound.frames)).join(ends),
+                self._hear,
             )  # fmt: skip
 
     @property
@@ -193,7 +207,7 @@ class Media:
 
     def expand(self, media: Sequence[Medium]) -> Expand:
         """What puts their placeholders into a rendered prompt, and moves the spans of what callers wrote."""
-        return partial(self._expand, media)
+        return Expand({kind: way.marker for kind, way in self._ways.items()}, partial(self._expand, media))
 
     def _expand(self, media: Sequence[Medium], text: str, data: Sequence[Span]) -> tuple[str, list[Span]]:
         places: list[tuple[int, str, str]] = []
@@ -205,7 +219,10 @@ class Media:
                     f"messages: the prompt shows {len(found)} of {len(mine)} {way.word}"
                     + ("" if found else ": the chat template takes none"), "messages",
                 )  # fmt: skip
-            places += [(at, way.marker, way.text(item)) for at, item in zip(found, mine, strict=True)]
+            places += [
+                (at, way.marker, way.number.format(i) + way.text(item))
+                for i, (at, item) in enumerate(zip(found, mine, strict=True))
+            ]
         out: list[str] = []
         moved: list[Span] = []
         last = grown = 0

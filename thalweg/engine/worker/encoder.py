@@ -31,7 +31,8 @@ class Way:
 def seeing(tower: Tower, params: Params, processor: Processor) -> Way:
     def batches(item: MediaItem) -> tuple[StepBatch, ...]:
         whole = patches.batch(processor.prepared(item.views, item.size))
-        return whole, patches.windows(whole)
+        merged = () if tower.spec.shrinks is None else (patches.shrunk(whole, tower.spec.shrinks[1].group),)
+        return (whole, patches.windows(whole), *merged)
 
     return Way(tower, params, batches)
 

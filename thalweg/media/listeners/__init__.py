@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from thalweg.checkpoint.config import Config, architecture, folder, integer
+import msgspec
+
+from thalweg.checkpoint.config import Config, architecture, folder, integer, real
 from thalweg.checkpoint.json_files import read_object
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.media.listeners.base import Listener
@@ -38,6 +40,18 @@ def _audio_flamingo3(config: Config, said: Config) -> Listener:
     )  # fmt: skip
 
 
+def _music_flamingo(config: Config, said: Config) -> Listener:
+    """The same, of twenty minutes, whose vectors turn with time."""
+    around, made = outer(config), _audio_flamingo3(config, said)
+    rope = {"partial_rotary_factor": 0.2, "rope_theta": 1200.0, **(around.get("rope_parameters") or {})}
+    step = real(around, "audio_frame_step", 1e-6, 1, default=HOP / RATE) * 2 * made.group
+    edges = (integer(around, f"audio_{end}_token_id", low=0, default=id) for end, id in (("bos", 151_670), ("eos", 151_671)))
+    return msgspec.structs.replace(
+        made, most=2 * made.most, spun=int(made.hidden * real(rope, "partial_rotary_factor", 0, 0.5)),
+        spin=(real(rope, "rope_theta", 1, 1e9), step), edges=tuple(edges),
+    )  # fmt: skip
+
+
 def _voxtral(config: Config, said: Config) -> Listener:
     heard = _heard(config)
     chunk = 2 * integer(heard, "max_source_positions", high=1 << 16, default=SOURCES)
@@ -45,6 +59,21 @@ def _voxtral(config: Config, said: Config) -> Listener:
     return Listener(
         **_shared(config, heard, 24), chunk=chunk, halvings=1, group=inner // hidden, most=LONGEST, least=1, ends="silence",
         whole=True,
+    )  # fmt: skip
+
+
+def _glm_asr(config: Config, said: Config) -> Listener:
+    """In parts as above, each heard with the silence behind it."""
+    heard = _heard(config)
+    chunk = integer(said, "chunk_length", high=600, default=30, where=FILE) * RATE // HOP
+    hidden, heads = _hidden(heard), integer(heard, "num_attention_heads", high=1 << 12, default=20)
+    rope = {"partial_rotary_factor": 0.5, **(heard.get("rope_parameters") or {})}
+    group = integer(heard, "intermediate_size", high=1 << 24, default=5120) // hidden
+    turned = int(hidden // heads * real(rope, "partial_rotary_factor", 0, 1))
+    return Listener(
+        **_shared(config, heard, 59_260), chunk=chunk, halvings=1, group=group, ends="silence", apart=True, whole=True,
+        given=False, most=655 * RATE // HOP // chunk * chunk * HOP / RATE, least=2 * group - 1, turned=turned,
+        theta=real(rope, "rope_theta", 1, 1e9, default=1e4),
     )  # fmt: skip
 
 
@@ -78,6 +107,8 @@ def _qwen3(config: Config, token: int) -> dict[str, Any]:
 
 LISTENERS: Mapping[str, Callable[[Config, Config], Listener]] = {
     "AudioFlamingo3ForConditionalGeneration": _audio_flamingo3,
+    "GlmAsrForConditionalGeneration": _glm_asr,
+    "MusicFlamingoForConditionalGeneration": _music_flamingo,
     "Qwen2_5OmniForConditionalGeneration": _qwen2_5_omni,
     "Qwen2_5OmniModel": _qwen2_5_omni,
     "Qwen2AudioForConditionalGeneration": _qwen2_audio,

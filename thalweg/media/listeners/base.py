@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -40,8 +41,20 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What fills the last chunk up: silence as the spectrum has it, zeros, or nothing, unless there are chunks before it."""
     whole: bool = False
     """That is heard, too."""
+    given: bool = True
+    """And vectors are given of it."""
     sines: bool = False
     """Places are sines and cosines."""
+    turned: int = 0
+    """Values of each head that turn by their place in the chunk; 0 = none do."""
+    theta: float = 1e4
+    """Of that."""
+    spun: int = 0
+    """Values of a vector that turn by its chunk, and as many by its place in it; 0 = none do."""
+    spin: tuple[float, float] = (1200.0, 0.04)
+    """Of that: the base, and seconds from one vector to the next."""
+    edges: tuple[int, int] | None = None
+    """Ids that stand before and behind a sound's vectors."""
     apart: bool = False
     """Each chunk has a spectrum of its own."""
     cut: bool = False
@@ -79,6 +92,8 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     def count(self, frames: int) -> int:
         """Vectors."""
+        if not self.given:  # chunks before the last are full, and no vector is made of two
+            return (frames // self.chunk * self.states(self.chunk) + self.states(frames % self.chunk)) // self.group
         return sum(self.lengths(frames)) // self.group
 
     def mel(self, sound: np.ndarray) -> np.ndarray:
@@ -124,6 +139,7 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             parts=(
                 Frames(
                     mel=chunks, real=real, row=row.astype(I32), place=place, sines=self._sines(place),
+                    turn=self._turn(place), spin=self._spin(lengths),
                     keep=np.arange(self.count(frames) * self.group, dtype=I32),
                 ),
             ),
@@ -137,3 +153,23 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         slower = np.exp(np.arange(half, dtype=F32) * F32(-np.log(10_000) / (half - 1)))
         angle = place[:, None].astype(F32) * slower
         return np.concatenate([np.sin(angle), np.cos(angle)], 1).astype(F32)
+
+    def _turn(self, place: np.ndarray) -> np.ndarray:
+        """f32[T, turned]: cosines, then sines."""
+        every = 1 / F32(self.theta) ** (np.arange(0, self.turned, 2, dtype=F32) / F32(max(self.turned, 1)))
+        angle = place[:, None].astype(F32) * every
+        return np.concatenate([np.cos(angle), np.sin(angle)], 1).astype(F32)
+
+    def _spin(self, lengths: Sequence[int]) -> np.ndarray:
+        """f32[vectors, 2 * spun]: cosines, then sines. Time runs through both, on top of chunk and place."""
+        each = [n // self.group for n in lengths]
+        if not self.spun:
+            return np.zeros((sum(each), 0), F32)
+        base, step = self.spin
+        chunk = np.repeat(np.arange(len(each)), each).astype(F32)
+        place = np.concatenate([np.arange(n, dtype=F32) for n in each])
+        time = (chunk * F32(self.states(self.chunk) // self.group) + place) * F32(step)
+        every = 1 / F32(base) ** (np.arange(0, self.spun, 2, dtype=F32) / F32(self.spun))
+        parts = [(chunk / F32(base))[:, None] * every, (place / F32(base) * F32(2 * np.pi))[:, None] * every]
+        angle = np.concatenate(parts, 1) * (-time * F32(2 * np.pi))[:, None]
+        return np.concatenate([np.cos(angle), np.sin(angle)], 1).astype(F32)

@@ -6,23 +6,66 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from thalweg.checkpoint.config import Config, architecture, folder
+from thalweg.checkpoint.config import BESIDE, Config, architecture, folder
 from thalweg.checkpoint.json_files import read_object
 from thalweg.checkpoint.native_images import READS
-from thalweg.errors import ConfigError
+from thalweg.errors import CheckpointError, ConfigError
 from thalweg.media.processors.base import FILE, Size, View, outer, vision
 from thalweg.media.processors.clip import Clip, clip
 from thalweg.media.processors.gemma3 import Gemma3, gemma3
 from thalweg.media.processors.gemma4 import Gemma4, gemma4
 from thalweg.media.processors.idefics3 import Idefics3, idefics3
+from thalweg.media.processors.kimi import Kimi, kimi
+from thalweg.media.processors.lfm2_vl import Lfm2Vl, lfm2_vl
+from thalweg.media.processors.llama4 import Llama4, llama4
 from thalweg.media.processors.llava_next import LlavaNext, llava_next, llava_onevision
+from thalweg.media.processors.minicpm_v import MiniCpmV, minicpm_v
 from thalweg.media.processors.pixtral import Pixtral, lighton_ocr, pixtral
-from thalweg.media.processors.qwen_vl import Glm4v, PaddleOCR, QwenVL, glm4v, paddleocr_vl, qwen2_5_vl, qwen2_vl, qwen3_vl
-from thalweg.media.processors.tiles import Lined, Named, Tiles, aya_vision, cohere2_vision, internvl
+from thalweg.media.processors.qwen_vl import (
+    Glm4v,
+    InLine,
+    PaddleOCR,
+    QwenVL,
+    exaone4_5,
+    glm4v,
+    glm_ocr,
+    paddleocr_vl,
+    qwen2_5_vl,
+    qwen2_vl,
+    qwen3_vl,
+)
+from thalweg.media.processors.tiles import (
+    Lined,
+    Named,
+    Tiles,
+    aya_vision,
+    cohere2_vision,
+    internvl,
+    internvl_chat,
+    qianfan_ocr,
+)
 
 __all__ = ["FILE", "PROCESSORS", "Clip", "Gemma3", "Pixtral", "Processor", "QwenVL", "Size", "View", "processor"]
 
-Processor = Clip | Gemma3 | Gemma4 | Glm4v | Idefics3 | Lined | LlavaNext | Named | PaddleOCR | Pixtral | QwenVL | Tiles
+Processor = (
+    Clip
+    | Gemma3
+    | Gemma4
+    | Glm4v
+    | Idefics3
+    | InLine
+    | Kimi
+    | Lfm2Vl
+    | Lined
+    | Llama4
+    | LlavaNext
+    | MiniCpmV
+    | Named
+    | PaddleOCR
+    | Pixtral
+    | QwenVL
+    | Tiles
+)
 
 
 def _llava(config: Config, said: Config) -> Processor:
@@ -32,20 +75,32 @@ def _llava(config: Config, said: Config) -> Processor:
 PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "AyaVisionForConditionalGeneration": aya_vision,
     "Cohere2VisionForConditionalGeneration": cohere2_vision,
+    "Exaone4_5_ForConditionalGeneration": exaone4_5,
     "Gemma3ForConditionalGeneration": gemma3,
     "Gemma4ForConditionalGeneration": gemma4,
     "Glm4vForConditionalGeneration": glm4v,
     "Glm4vMoeForConditionalGeneration": glm4v,
+    "GlmOcrForConditionalGeneration": glm_ocr,
     "Idefics3ForConditionalGeneration": idefics3,
+    "InternS1ForConditionalGeneration": internvl,
+    "InternVLChatModel": internvl_chat,
     "InternVLForConditionalGeneration": internvl,
+    "Kimi_K25ForConditionalGeneration": kimi,
+    "KimiK25ForConditionalGeneration": kimi,
+    "KimiVLForConditionalGeneration": kimi,
+    "Lfm2VlForConditionalGeneration": lfm2_vl,
     "LightOnOCRForConditionalGeneration": lighton_ocr,
     "LightOnOcrForConditionalGeneration": lighton_ocr,
+    "Llama4ForConditionalGeneration": llama4,
     "LlavaForConditionalGeneration": _llava,
     "LlavaNextForConditionalGeneration": llava_next,
+    "LlavaNextVideoForConditionalGeneration": llava_next,
     "LlavaOnevisionForConditionalGeneration": llava_onevision,
+    "MiniCPMV4_6ForConditionalGeneration": minicpm_v,
     "Mistral3ForConditionalGeneration": pixtral,
     "PaddleOCRVLForConditionalGeneration": paddleocr_vl,
     "PixtralForConditionalGeneration": pixtral,
+    "QianfanOCRForConditionalGeneration": qianfan_ocr,
     "Qwen2_5OmniForConditionalGeneration": qwen2_5_vl,
     "Qwen2_5OmniModel": qwen2_5_vl,
     "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl,
@@ -55,9 +110,12 @@ PROCESSORS: Mapping[str, Callable[[Config, Config], Processor]] = {
     "Qwen3VLMoeForConditionalGeneration": qwen3_vl,
     "Qwen3_5ForConditionalGeneration": qwen3_vl,
     "Qwen3_5MoeForConditionalGeneration": qwen3_vl,
+    "SkyworkR1VChatModel": internvl_chat,
     "SmolVLMForConditionalGeneration": idefics3,
 }
 """`architectures` entry of config.json -> what reads the settings of its images."""
+WRITTEN: Mapping[str, str] = dict.fromkeys(("InternVLChatModel", "SkyworkR1VChatModel"), "<IMG_CONTEXT>")
+"""Of those whose configuration does not name the id that stands for a vector: its text."""
 
 
 def processor(config: Config, path: Path) -> Processor | None:
@@ -70,6 +128,10 @@ def processor(config: Config, path: Path) -> Processor | None:
     said = said if isinstance(said, dict) else _said(folder(path))
     if said is None:
         return None
+    if (name := WRITTEN.get(architecture(config))) is not None:
+        config = {**config, BESIDE: {**outer(config), "image_token_id": token_id(folder(path), name)}}
+    if isinstance(own := said.get("media_proc_cfg"), dict):  # Kimi's authors keep them in an object of their own
+        said = {**said, **own}
     settings = _Watched({**said, **config.get("mm_processor_kwargs", {})})
     made = read(config, settings)
     if unread := sorted(set(config.get("mm_processor_kwargs", {})) - settings.read):
@@ -91,6 +153,20 @@ class _Watched(dict[str, Any]):
     def get(self, key: str, default: Any = None) -> Any:
         self.read.add(key)
         return super().get(key, default)
+
+
+def token_id(where: Path, text: str) -> int:
+    """The id that the tokenizer's files give an added token of this text. CheckpointError if they do not."""
+    if (where / "tokenizer_config.json").is_file():
+        added = read_object(where / "tokenizer_config.json").get("added_tokens_decoder")
+        for id, each in added.items() if isinstance(added, dict) else ():
+            if isinstance(each, dict) and each.get("content") == text and str(id).isdecimal():
+                return int(id)
+    if (where / "tokenizer.json").is_file():
+        for each in read_object(where / "tokenizer.json").get("added_tokens") or ():
+            if isinstance(each, dict) and each.get("content") == text and type(each.get("id")) is int:
+                return int(each["id"])
+    raise CheckpointError(f"tokenizer_config.json: added_tokens_decoder: has no {text}, which stands for images")
 
 
 def _said(where: Path) -> dict[str, Any] | None:

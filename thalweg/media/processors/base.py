@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -46,6 +46,10 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     resample: int
     marker: str = ""
     """What templates write for an image. "": the token's own text."""
+    coarse: bool = False
+    """Values are rounded to bfloat16 after each step of their arithmetic."""
+    number: str = ""
+    """What stands before `text`, with the number of the image in its prompt, from 0, in place of {}."""
     edges: tuple[int, int] | None = None
     """Ids that stand before and behind what `text` gives, of families that name them in their configuration."""
     together: bool = False
@@ -147,3 +151,35 @@ def check_shape(width: int, height: int) -> None:
     """ValueError for what is no picture."""
     if max(width, height) > MOST_RATIO * min(width, height):
         raise ValueError(f"is {width} x {height} pixels: more than {MOST_RATIO} times as long as wide")
+
+
+def closest(width: int, height: int, side: int, least: int, most: int) -> Size:
+    """Columns and rows of squares that have an image's ratio best. Of equally good ones the most, while the image has more than
+    half of their pixels."""
+    best, found = float("inf"), (1, 1)
+    grids = [(x, y) for x in range(1, most + 1) for y in range(1, most + 1) if least <= x * y <= most]
+    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        off = abs(width / height - columns / rows)
+        if off < best or (off == best and width * height > 0.5 * side * side * columns * rows):
+            best, found = off, (columns, rows)
+    return found
+
+
+def shuffle(config: Config, key: str) -> int:
+    """Patches along an edge of those that become one vector, of which files say the inverse."""
+    ratio = real(config, key, 0.05, 1, default=0.5)
+    if round(1 / ratio) * ratio != 1:
+        raise CheckpointError(f"config.json: {key}: {ratio} is not one of a whole number")
+    return round(1 / ratio)
+
+
+def cut(sizes: tuple[Size, ...], columns: int, rows: int, side: int) -> tuple[View, ...]:
+    """Squares of an image that is resized to `sizes` in turn, row by row."""
+    boxes = [(x * side, y * side, (x + 1) * side, (y + 1) * side) for y in range(rows) for x in range(columns)]
+    return tuple(View(sizes, box) for box in boxes)
+
+
+def only(sizes: Iterable[int], side: int) -> None:
+    """UnsupportedModelError if the files name another size of squares than the encoder's."""
+    if set(sizes) != {side}:
+        raise UnsupportedModelError(f"{FILE}: size: the encoder takes squares of {side} pixels")

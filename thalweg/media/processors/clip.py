@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.checkpoint.config import Config, flag, integer, text
 from thalweg.errors import UnsupportedModelError
-from thalweg.media.processors.base import FILE, ImageProcessor, Size, View, check_shape, outer, settings, sized, token, vision
+from thalweg.media.processors.base import (
+    FILE,
+    ImageProcessor,
+    Size,
+    View,
+    check_shape,
+    only,
+    outer,
+    settings,
+    sized,
+    token,
+    vision,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,8 +67,7 @@ def clip(config: Config, said: Config) -> Clip:
     fit: dict[str, Any] = sized(said, "size", ("shortest_edge", "height", "width"), {"shortest_edge": side})
     crop = sized(said, "crop_size", ("height", "width"), {"height": side, "width": side})
     cropped = flag(said, "do_center_crop", "shortest_edge" in fit)
-    if set((crop if cropped else fit).values()) != {side}:
-        raise UnsupportedModelError(f"{FILE}: size: the encoder takes squares of {side} pixels")
+    only((crop if cropped else fit).values(), side)
     classes = text(seen, "model_type", "clip_vision_model") == "clip_vision_model"
     return Clip(
         token=token(config), patch=integer(seen, "patch_size", default=14), shortest=fit.get("shortest_edge", 0), side=side,

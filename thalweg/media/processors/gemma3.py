@@ -16,6 +16,7 @@ from thalweg.media.processors.base import (
     Size,
     View,
     check_shape,
+    only,
     outer,
     settings,
     sized,
@@ -59,8 +60,7 @@ def gemma3(config: Config, said: Config) -> Gemma3:
         raise UnsupportedModelError(f"{FILE}: do_pan_and_scan: images cut into several are not supported by this version")
     side = integer(seen, "image_size", default=896)
     size = sized(said, "size", ("height", "width"), {"height": side, "width": side})
-    if set(size.values()) != {side}:
-        raise UnsupportedModelError(f"{FILE}: size: the encoder takes squares of {side} pixels")
+    only(size.values(), side)
     return Gemma3(
         token=token_of(config, 262_144), patch=integer(seen, "patch_size", default=14), side=side,
         vectors=integer(outer(config), "mm_tokens_per_image", default=256), marker=BEGIN, together=True,

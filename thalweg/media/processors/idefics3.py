@@ -15,6 +15,7 @@ from thalweg.media.processors.base import (
     Size,
     View,
     check_shape,
+    cut,
     outer,
     settings,
     sized,
@@ -50,8 +51,7 @@ class Idefics3(ImageProcessor, frozen=True, kw_only=True):
         whole = (columns * side, rows * side)
         if columns * rows == 1:
             return (View((fitted, whole)),)
-        boxes = [(x * side, y * side, (x + 1) * side, (y + 1) * side) for y in range(rows) for x in range(columns)]
-        return (*(View((fitted, whole), box) for box in boxes), View((fitted, whole, (side, side))))
+        return (*cut((fitted, whole), columns, rows, side), View((fitted, whole, (side, side))))
 
     def _fitted(self, width: int, height: int) -> Size:
         ratio = width / height

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.checkpoint.config import Config, integer, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
-from thalweg.media.processors.base import FILE, ImageProcessor, Size, View, check_shape, outer, settings, sized, token, vision
+from thalweg.media.processors.base import ImageProcessor, Size, View, check_shape, only, outer, settings, sized, token, vision
 
 if TYPE_CHECKING:
     import numpy as np
@@ -110,8 +110,7 @@ def _made(config: Config, said: Config, pinpoints: list[list[int]], kind: str, s
         raise UnsupportedModelError("config.json: vision_feature_select_strategy: does not fit the encoder")
     side = integer(seen, "image_size", default=336 if classes else 384)
     fit = sized(said, "size", ("shortest_edge", "height", "width"), {"shortest_edge": side})
-    if set(fit.values()) | set(sized(said, "crop_size", ("height", "width"), {"height": side}).values()) != {side}:
-        raise UnsupportedModelError(f"{FILE}: size: the encoder takes squares of {side} pixels")
+    only([*fit.values(), *sized(said, "crop_size", ("height", "width"), {"height": side}).values()], side)
     found = around.get("image_grid_pinpoints") or said.get("image_grid_pinpoints") or pinpoints
     whole = isinstance(found, list) and all(
         isinstance(p, list) and len(p) == 2 and all(type(n) is int and 0 < n <= 1 << 14 and n % side == 0 for n in p)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from thalweg.checkpoint.config import Config, integer
-from thalweg.media.processors.base import ImageProcessor, Size, View, check_shape, edge, settings, sized, token, vision
+from thalweg.checkpoint.config import BESIDE, Config, integer
+from thalweg.media.processors.base import ImageProcessor, Size, View, check_shape, edge, outer, settings, sized, token, vision
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,19 +45,26 @@ class QwenVL(ImageProcessor, frozen=True, kw_only=True):
             wide, high = (math.ceil(edge * more / unit) * unit for edge in (width, height))
         return (View(((wide, high),)),)
 
-    def grid(self, size: Size) -> Size:
+    def grid(self, size: Size) -> Size | None:
         width, height = self.shown(size)
         unit = self.patch * self.merge
         return width // unit, height // unit
 
     def count(self, size: Size) -> int:
-        columns, rows = self.grid(size)
-        return columns * rows
+        width, height = self.shown(size)
+        return width * height // (self.patch * self.merge) ** 2
 
     def prepared(self, views: Sequence[np.ndarray], size: Size) -> Prepared:
         from thalweg.media import patches
 
         return patches.blocks(self, views[0])
+
+
+class InLine(QwenVL, frozen=True, kw_only=True):
+    """Positions of its vectors follow each other, as those of text do."""
+
+    def grid(self, size: Size) -> None:
+        return None
 
 
 class Glm4v(QwenVL, frozen=True, kw_only=True):
@@ -89,6 +96,8 @@ class Glm4v(QwenVL, frozen=True, kw_only=True):
         from thalweg.media import patches
 
         made = patches.blocks(msgspec.structs.replace(self, side=0), views[0])
+        if not self.side:
+            return made
         rows, columns = (edge // self.patch for edge in views[0].shape[:2])
         made.place, made.share = patches.spread(
             patches.merged(rows, columns, self.merge), rows, columns, self.side, self.cubic
@@ -138,10 +147,22 @@ def glm4v(config: Config, said: Config) -> Glm4v:
     )  # fmt: skip
 
 
+def glm_ocr(config: Config, said: Config) -> Glm4v:
+    seen, around = {"hidden_size": 1024, "num_heads": 16, **vision(config)}, outer(config)
+    made = glm4v({**config, BESIDE: {**around, "image_token_id": token(config, 59_280), "vision_config": seen}}, said)
+    return msgspec.structs.replace(made, side=0)
+
+
 def qwen2_vl(config: Config, said: Config) -> QwenVL:
     """Without windows. `hidden_size` there is what the encoder gives."""
     seen = vision(config)
     return _made(config, said, {**seen, "hidden_size": integer(seen, "embed_dim", default=1280)}, 28 * 28 * 1280, window=0)
+
+
+def exaone4_5(config: Config, said: Config) -> InLine:
+    seen, around = {"hidden_size": 3584, **vision(config)}, outer(config)
+    made = qwen2_5_vl({**config, BESIDE: {**around, "image_token_id": token(config, 67), "vision_config": seen}}, said)
+    return InLine(**msgspec.structs.asdict(made))
 
 
 def qwen2_5_vl(config: Config, said: Config) -> QwenVL:

@@ -6,17 +6,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from thalweg.checkpoint.config import Config, flag, integer, real, text
-from thalweg.errors import CheckpointError, UnsupportedModelError
+from thalweg.checkpoint.config import Config, flag, integer, text
+from thalweg.errors import UnsupportedModelError
 from thalweg.media.processors.base import (
-    FILE,
     ImageProcessor,
     Size,
     View,
     check_shape,
+    closest,
+    cut,
     edge,
+    only,
     outer,
     settings,
+    shuffle,
     sized,
     token,
     vision,
@@ -47,19 +50,11 @@ class Tiles(ImageProcessor, frozen=True, kw_only=True):
         side, whole = self.side, View(((self.side, self.side),))
         if columns * rows == 1:
             return (whole,)
-        fitted = (side * columns, side * rows)
-        boxes = [(x * side, y * side, (x + 1) * side, (y + 1) * side) for y in range(rows) for x in range(columns)]
-        return (*(View((fitted,), box) for box in boxes), whole)
+        return (*cut(((side * columns, side * rows),), columns, rows, side), whole)
 
     def tiling(self, width: int, height: int) -> Size:
-        """Columns and rows. Of equally good ones the most tiles, while the image has more than half of their pixels."""
-        best, found = float("inf"), (1, 1)
-        grids = [(x, y) for x in range(1, self.most + 1) for y in range(1, self.most + 1) if self.least <= x * y <= self.most]
-        for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
-            off = abs(width / height - columns / rows)
-            if off < best or (off == best and width * height > 0.5 * self.side * self.side * columns * rows):
-                best, found = off, (columns, rows)
-        return found
+        """Columns and rows."""
+        return closest(width, height, self.side, self.least, self.most)
 
     @property
     def each(self) -> int:
@@ -126,13 +121,32 @@ def internvl(config: Config, said: Config) -> Tiles:
     return Tiles(token=token(config, 151_667), **tiled(config, said, 448, 14))
 
 
+def qianfan_ocr(config: Config, said: Config) -> Tiles:
+    """Its template writes a sign of its own for an image."""
+    return Tiles(token=token(config, 151_667), marker="<image>", **tiled(config, said, 448, 14))
+
+
+def internvl_chat(config: Config, said: Config) -> Tiles:
+    """InternVL's own format: how images are cut is said in the model's configuration."""
+    keys = ("dynamic_image_size", "force_image_size", "max_dynamic_patch", "min_dynamic_patch", "pad2square", "use_thumbnail")
+    around = {**outer(config), **{key: said[key] for key in keys if key in said}}
+    if flag(around, "pad2square", False) or not flag(around, "use_thumbnail", True):
+        raise UnsupportedModelError("config.json: pad2square, and tiles without the whole image, are not supported")
+    cuts = (1, 1)
+    if flag(around, "dynamic_image_size", True):
+        cuts = (integer(around, "min_dynamic_patch", default=1), integer(around, "max_dynamic_patch", high=64, default=12))
+    side = edge(vision(config), "image_size", 448)
+    only((integer(around, "force_image_size", default=side),), side)
+    made = {**tiled(config, said, side, 14), "least": cuts[0], "most": cuts[1]}
+    return Tiles(token=token(config), marker="<image>", **made)
+
+
 def tiled(config: Config, said: Config, side: int, patch: int) -> dict[str, Any]:
     """side, patch: where the file does not say."""
     seen = vision(config)
     side, patch = (edge(seen, key, default) for key, default in (("image_size", side), ("patch_size", patch)))
     size = sized(said, "size", ("height", "width"), {"height": side, "width": side})
-    if set(size.values()) != {side}:
-        raise UnsupportedModelError(f"{FILE}: size: the encoder takes squares of {side} pixels")
+    only(size.values(), side)
     most = integer(said, "max_patches", high=64, default=12)
     return {
         "patch": patch, "side": side, "least": integer(said, "min_patches", high=most, default=1), "most": most,
@@ -142,7 +156,4 @@ def tiled(config: Config, said: Config, side: int, patch: int) -> dict[str, Any]
 
 def shuffled(config: Config) -> int:
     """Patches along an edge of those that become one vector."""
-    ratio = real(outer(config), "downsample_ratio", 0.05, 1, default=0.5)
-    if round(1 / ratio) * ratio != 1:
-        raise CheckpointError(f"config.json: downsample_ratio: {ratio} is not one of a whole number")
-    return round(1 / ratio)
+    return shuffle(outer(config), "downsample_ratio")

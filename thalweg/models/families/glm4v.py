@@ -1,13 +1,14 @@
-"""GLM-4.1V, GLM-4.5V and GLM-4.6V: GLM-4, or its mixtures, with positions of three axes, behind an encoder of images."""
+"""GLM-4.1V, 4.5V and 4.6V, GLM-OCR: GLM-4, or its mixtures, with positions of three axes, behind an encoder of images."""
 
 from __future__ import annotations
 
 from thalweg.checkpoint.config import Config, integer
 from thalweg.models.families import glm4 as dense
 from thalweg.models.families import glm4_moe as mixed
-from thalweg.models.families.common import hidden_size
+from thalweg.models.families.common import head_size, hidden_size
 from thalweg.models.families.multimodal import one_axis, seeing, with_axes
 from thalweg.models.families.towers.glm4v import glm4v as tower
+from thalweg.models.families.towers.glm4v import glm_ocr as ocr_tower
 from thalweg.models.spec import ModelSpec
 
 SECTIONS = [8, 12, 12]
@@ -23,3 +24,11 @@ def glm4v(config: Config) -> ModelSpec:
 def glm4v_moe(config: Config) -> ModelSpec:
     spec = mixed.glm4_moe(one_axis({"attention_bias": True, **config}))
     return seeing(with_axes(spec, config, mixed=False, absent=SECTIONS), config, tower, skip=spec.names.skip)
+
+
+def glm_ocr(config: Config) -> ModelSpec:
+    """Positions turn whole heads, whose size the file may say. What drafts stands behind the last layer."""
+    config = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "attention_bias": False, "partial_rotary_factor": 1.0, **config}
+    spec = dense.glm4(one_axis({**config, "head_dim": head_size(config)}))
+    drafts = f"model.language_model.layers.{len(spec.layers)}."
+    return seeing(with_axes(spec, config, mixed=False, absent=SECTIONS), config, ocr_tower, skip=(drafts,))

@@ -41,6 +41,12 @@ def audio_flamingo3(config: Config) -> ModelSpec:
     return _hearing(multimodal.of_kind(config, "qwen2"), config, ears.audio_flamingo3)
 
 
+def glm_asr(config: Config) -> ModelSpec:
+    """Its embedding is also the output matrix, unless the file says otherwise."""
+    said = {"rms_norm_eps": 1e-5, **config, "tie_word_embeddings": flag(beside(config), "tie_word_embeddings", True)}
+    return _hearing(multimodal.of_kind(said, "llama"), config, ears.glm_asr)
+
+
 def qwen3_asr(config: Config) -> ModelSpec:
     """As transformers has it. Its embedding is also the output matrix, unless the outer configuration says otherwise."""
     if beside(config).get(THINKER):

@@ -1,12 +1,60 @@
-"""InternVL (3 and 3.5, in transformers' format): Qwen or gpt-oss behind an encoder of tiles."""
+"""InternVL, in transformers' format and in its own (and Qianfan-OCR): Qwen, InternLM 2, Llama or gpt-oss behind an encoder of
+tiles."""
 
 from __future__ import annotations
 
-from thalweg.checkpoint.config import Config
+from dataclasses import replace
+
+from thalweg.checkpoint.config import BESIDE, Config, flag, integer, text
+from thalweg.errors import UnsupportedModelError
 from thalweg.models.families.multimodal import of_kind, seeing
+from thalweg.models.families.towers.common import beside, seen
 from thalweg.models.families.towers.internvl import internvl as tower
-from thalweg.models.spec import ModelSpec
+from thalweg.models.spec import ModelSpec, Vision
+
+PROJECTOR = "model.multi_modal_projector."
+OUTSIDE = (
+    ("vision_model.", "model.vision_tower."), ("mlp1.0.", f"{PROJECTOR}layer_norm."), ("mlp1.1.", f"{PROJECTOR}linear_1."),
+    ("mlp1.3.", f"{PROJECTOR}linear_2."), ("language_model.output.", "output."),
+    ("language_model.model.encoder.layers.", "model.layers."),  # as transformers writes Qianfan-OCR
+)  # fmt: skip
+INSIDE = (
+    ("vision_tower.encoder.layers.", "vision_tower.encoder.layer."), (".ls1", ".lambda_1"), (".ls2", ".lambda_2"),
+    (".attn.", ".attention."), (".attention.proj.", ".attention.projection_layer."), (".norm1.", ".layernorm_before."),
+    (".norm2.", ".layernorm_after."), (".embeddings.class_embedding", ".embeddings.cls_token"),
+    (".embeddings.position_embedding", ".embeddings.position_embeddings"),
+    (".embeddings.patch_embedding.", ".embeddings.patch_embeddings.projection."),
+)  # fmt: skip
+"""Names of its own format."""
 
 
 def internvl(config: Config) -> ModelSpec:
     return seeing(of_kind({"tie_word_embeddings": True, **config}, "qwen2"), config, tower)
+
+
+def qianfan_ocr(config: Config) -> ModelSpec:
+    return seeing(
+        of_kind(config, "qwen3"), config, lambda c: fused(c, {"attention_bias": True}), replace=OUTSIDE, inside=INSIDE
+    )
+
+
+def internvl_chat(config: Config) -> ModelSpec:
+    """`llm_config` is the text part. Vectors are joined as the second version of that step has it."""
+    around, said = beside(config), seen(config) if isinstance(beside(config).get("vision_config"), dict) else {}
+    if text(around, "ps_version", "v2") != "v2":
+        raise UnsupportedModelError("config.json: ps_version: this version knows v2 alone")
+    own = {
+        "attention_bias": flag(said, "qkv_bias", False), "use_qk_norm": flag(said, "qk_normalization", True),
+        "norm_type": text(said, "norm_type", "rms_norm"),
+    }  # fmt: skip
+    layer = integer(around, "select_layer", low=-1000, high=1000, default=-1)
+    outer = {**around, "vision_feature_layer": layer, "projector_hidden_act": "gelu"}
+    return seeing(of_kind(config, "qwen2"), {**config, BESIDE: outer}, lambda c: fused(c, own), replace=OUTSIDE, inside=INSIDE)
+
+
+def fused(config: Config, own: Config) -> tuple[Vision, tuple[str, ...]]:
+    """With q, k and v in one tensor. own: what counts in place of, or for want of, keys of transformers' format."""
+    around = beside(config)
+    made, unread = tower({**config, BESIDE: {**around, "vision_config": {**own, **seen(config)}}})
+    layers = tuple(replace(each, mixer=replace(each.mixer, fused="qkv")) for each in made.layers)  # type: ignore[type-var]
+    return replace(made, layers=layers), unread

@@ -1,4 +1,4 @@
-"""Llama 4 (text): three of four layers see their own chunk of the text, with norms of q and k after rotation. The fourth sees
+"""Llama 4: three of four layers see their own chunk of the text, with norms of q and k after rotation. The fourth sees
 everything, without positions. Experts' inputs are multiplied by their weights, beside one that every token goes to."""
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from dataclasses import replace
 from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import CheckpointError
 from thalweg.models.families.common import act, attention, decoder, eps, layer_count, layer_types, mlp, pre_norms, rope
-from thalweg.models.families.multimodal import BLIND
+from thalweg.models.families.multimodal import seeing
+from thalweg.models.families.towers.llama4 import llama4 as tower
 from thalweg.models.spec import MLP, Attention, HeadNorm, Layer, ModelSpec, MoE
 
 CHUNKED = "chunked_attention"
@@ -30,7 +31,7 @@ def llama4(config: Config) -> ModelSpec:
         Layer(_attention(config, kind == CHUNKED, bool(turned)), parts[i in mixed], norms)
         for i, (kind, turned) in enumerate(zip(types, turns, strict=True))
     ]
-    return decoder(config, layers, names=BLIND)
+    return seeing(decoder(config, layers), config, tower)
 
 
 def _numbers(config: Config, key: str, absent: list[int]) -> list[int]:

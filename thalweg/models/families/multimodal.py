@@ -10,10 +10,10 @@ from typing import Any
 from thalweg.checkpoint.config import Config, text
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families import (
-    deepseek,
     gemma,
     gpt_oss,
     granite,
+    internlm,
     llama,
     ministral3,
     mistral,
@@ -52,6 +52,7 @@ TEXT: dict[str, Callable[[Config], ModelSpec]] = {
     "gemma": gemma.gemma,
     "gpt_oss": gpt_oss.gpt_oss,
     "granite": granite.granite,
+    "internlm2": internlm.internlm2,
     "llama": llama.llama,
     "ministral3": ministral3.ministral3,
     "mistral": mistral.mistral,
@@ -86,10 +87,6 @@ def gemma3(config: Config) -> ModelSpec:
         )
     layers = tuple(replace(each, mixer=replace(each.mixer, spans=True)) for each in spec.layers)  # type: ignore[type-var]
     return seeing(replace(spec, layers=layers), config, gemma3_tower)
-
-
-def kimi_k25(config: Config) -> ModelSpec:
-    return blind(deepseek.deepseek_v3(config))
 
 
 def mistral3(config: Config) -> ModelSpec:

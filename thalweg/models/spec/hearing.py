@@ -51,7 +51,7 @@ class Hearing:
     out: Step | None = None
     """From channels and frequencies to `hidden`."""
     places: str = ""
-    """The learned table of places; "" = they come with the sound."""
+    """The learned table of places; "" = they come with the sound, as what is added or what layers turn by."""
     rows: int = 0
     """Of it."""
     root: str = "model.audio_tower."

@@ -97,6 +97,8 @@ class Vision:
     stacks: int = 0
     """That table is a tensor [stacks, rows / stacks, hidden] of its own, and `whole` one of [1, 1, hidden]. 0: the table is the
     weight of a module, and `whole` a vector."""
+    last: bool = False
+    """It is a tensor of its own, whose last row is that of `whole`."""
     enter: AnyNorm | None = None
     """Of embedded patches, with their places."""
     embedded: AnyNorm | None = None
@@ -107,6 +109,8 @@ class Vision:
     """Layers that see windows."""
     taps: tuple[tuple[int, Projector], ...] = ()
     """Layers of which vectors are made, too: the language model adds those to what its first layers give."""
+    shrinks: tuple[int, Projector] | None = None
+    """After this layer as many neighbours as its `group` become one: their mean, and what the projector makes of them."""
     reads: tuple[int, ...] = ()
     """Layers whose outputs are joined, value after value, for the projector. (): it reads the last one's."""
     newline: str = ""
@@ -135,7 +139,11 @@ class Vision:
     def _table(self) -> Iterator[Source]:
         """The learned places. Of a stack each part is a source."""
         name = f"{self.root}{self.places}"
-        if not self.stacks:
+        if self.last:
+            stored = (self.rows, self.hidden)
+            yield Source(f"{name}.whole", (1, self.hidden), within=View(name, stored, first=self.rows - 1))
+            yield Source(f"{name}.rest", (self.rows - 1, self.hidden), within=View(name, stored))
+        elif not self.stacks:
             yield Source(f"{name}.weight", (self.rows, self.hidden))
         each = (self.rows // max(self.stacks, 1), self.hidden)
         for i in range(self.stacks):
@@ -155,6 +163,8 @@ class Vision:
             "projector": self.projector.weights(),
             "taps": {i: each.weights() for i, (_, each) in enumerate(self.taps)},
         }
+        if self.shrinks is not None:
+            made["shrinks"] = self.shrinks[1].weights()
         if self.patch_bias:
             made["patch"]["bias"] = vector(f"{name}.bias", self.hidden)
         if self.whole:

@@ -56,15 +56,15 @@ class Ear:
         x = self._convolved(params, frames).index_select(0, frames.row)
         if self.spec.places:
             x = x + params["places"].index_select(0, frames.place)
-        else:
+        elif frames.sines.shape[1]:
             x = x + frames.sines.to(x.dtype)
         rows = torch.arange(len(x), dtype=torch.int32, device=x.device)
-        residual, flow = None, Flow(batch, [x.new_zeros(0)] * len(self._blocks), {}, rows=rows)
+        residual, flow = None, Flow(batch, [x.new_zeros(0)] * len(self._blocks), {0: frames.turn}, rows=rows)
         for i, block in enumerate(self._blocks):
             x, residual = block(params["layers"][i], x, residual, flow)
         if residual is not None:
             x = x + residual
-        out = self._projector(params["projector"], x, frames.keep).to(torch.float32)
+        out = self._projector(params["projector"], x, frames.keep, frames.spin).to(torch.float32)
         return state, StepResult(torch.zeros_like(batch.slots).unsqueeze(1), torch.zeros_like(batch.slots), pooled=out)
 
     def _convolved(self, params: Params, frames: Frames) -> Array:

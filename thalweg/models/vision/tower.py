@@ -21,8 +21,9 @@ from thalweg.models.layers.norm import BoundNorm, Scaled, bound
 from thalweg.models.weights import ParamSpec
 from thalweg.quantization.online import DENSE_FORMATS
 
-FULL, WINDOWED = 0, 1
-"""Places in `StepBatch.metadata`: of sequences that are images, and of those that are windows."""
+FULL, WINDOWED, SHRUNK = 0, 1, 2
+"""Places in `StepBatch.metadata`: of sequences that are images, of those that are windows, and of images whose patches were
+merged."""
 
 
 class Projector:
@@ -51,8 +52,9 @@ class Projector:
         if self._after:
             self.specs["after"] = {i: norm.specs for i, norm in enumerate(self._after)}
 
-    def __call__(self, p: Mapping[str, Any], x: Array, keep: Array) -> Array:
-        """keep: i32[N * group], patches in the order in which they are joined."""
+    def __call__(self, p: Mapping[str, Any], x: Array, keep: Array, spin: Array | None = None) -> Array:
+        """keep: i32[N * group], patches in the order in which they are joined. spin: f32[N, spin], cosines and sines that
+        neighbouring values of what is joined turn by."""
         x = x.index_select(0, keep)
         if self._before is not None:
             x = self._before(p["before"], x)
@@ -61,7 +63,7 @@ class Projector:
             x = x.float().mean(1) if self._join == "mean" else (x.transpose(1, 2) if self._join == "channels" else x).flatten(1)
         for i, norm in enumerate(self._after):  # kernels of norms take the model's dtype alone
             x = norm(p.get("after", {}).get(i), x if isinstance(norm, Scaled) else x.to(self._dtype))
-        x = x.to(self._dtype)
+        x = x.to(self._dtype) if spin is None or not spin.shape[1] else _spun(x, spin).to(self._dtype)
         for i, step in enumerate(self._steps):
             x = self._step(i, p["steps"][i], step(p["steps"][i], x))
         return x
@@ -80,6 +82,14 @@ class Projector:
         return act(gate.contiguous()) * value
 
 
+def _spun(x: Array, spin: Array) -> Array:
+    turns = spin.shape[1]
+    first, second = x[:, :turns].float().unflatten(1, (-1, 2)).unbind(2)
+    cos, sin = spin.chunk(2, 1)
+    turned = torch.stack([first * cos - second * sin, second * cos + first * sin], 2).flatten(1)
+    return torch.cat([turned, x[:, turns:].float()], 1)
+
+
 class Tower:
     """Holds no tensors: parameters are passed."""
 
@@ -93,10 +103,10 @@ class Tower:
         self._enter = None if s.enter is None else bound(ctx, s.enter, weights["enter"])
         self._leave = None if s.leave is None else bound(ctx, s.leave, weights["leave"])
         self._blocks = [
-            block(ctx, layer, weights["layers"][i], [Place(i, WINDOWED if i in s.windowed else FULL, 0)])
-            for i, layer in enumerate(s.layers)
+            block(ctx, layer, weights["layers"][i], [Place(i, self._seen(i), 0)]) for i, layer in enumerate(s.layers)
         ]
         self._projector = Projector(ctx, s.projector, weights["projector"])
+        self._shrinks = None if s.shrinks is None else Projector(ctx, s.shrinks[1], weights["shrinks"])
         self._taps = {layer: (i, Projector(ctx, p, weights["taps"][i])) for i, (layer, p) in enumerate(s.taps)}
         self.specs: dict[str, Any] = {
             "patch": self._patch.specs,
@@ -104,6 +114,8 @@ class Tower:
             "projector": self._projector.specs,
             "taps": {i: tap.specs for i, tap in self._taps.values()},
         }
+        if self._shrinks is not None:
+            self.specs["shrinks"] = self._shrinks.specs
         if s.whole:
             self.specs["whole"] = ParamSpec(weights["whole"], ctx.dtype)
         if s.newline:
@@ -113,6 +125,12 @@ class Tower:
         for key, norm in (("embedded", self._embed_norm), ("enter", self._enter), ("leave", self._leave)):
             if norm is not None:
                 self.specs[key] = norm.specs
+
+    def _seen(self, i: int) -> int:
+        """How layer i sees the patches."""
+        if i in self.spec.windowed:
+            return WINDOWED
+        return SHRUNK if self.spec.shrinks is not None and i > self.spec.shrinks[0] else FULL
 
     @property
     def attention(self) -> tuple[AttentionBackend, AttnSpec]:
@@ -128,10 +146,17 @@ class Tower:
         caches: list[Any] = [x.new_zeros(0)] * len(self._blocks)
         tables = {0: patches.turn}
         rows = torch.arange(len(x), dtype=torch.int32, device=x.device)  # each patch has its own row of the table
-        flows = tuple(Flow(each, caches, tables, rows=rows) for each in (batch, windows(batch)))
+        flows = [Flow(each, caches, tables, rows=rows) for each in (batch, windows(batch))]
+        if self.spec.shrinks is not None:
+            group = self.spec.shrinks[1].group
+            flows.append(Flow(shrunk(batch, group), caches, tables, rows=rows[: len(x) // group]))
         residual, made, read = None, list[Array](), dict[int, Array]()
         for i, block in enumerate(self._blocks):
-            x, residual = block(params["layers"][i], x, residual, flows[i in self.spec.windowed])
+            x, residual = block(params["layers"][i], x, residual, flows[self._seen(i)])
+            if self._shrinks is not None and self.spec.shrinks is not None and i == self.spec.shrinks[0]:
+                x, residual = x if residual is None else x + residual, None
+                mean = x.unflatten(0, (-1, self.spec.shrinks[1].group)).float().mean(1)
+                x = mean.to(x.dtype) + self._shrinks(params["shrinks"], x, rows)
             if i in self._taps:
                 at, tap = self._taps[i]
                 made.append(tap(params["taps"][at], x if residual is None else x + residual, patches.keep))
@@ -189,3 +214,14 @@ def windows(batch: StepBatch) -> StepBatch:
         batch, token_seq=patches.window_seq, query=size, last_row=last, positions=within.to(torch.int32),
         slots=torch.ones_like(size), context=torch.zeros_like(size),
     )  # fmt: skip
+
+
+def shrunk(batch: StepBatch, group: int) -> StepBatch:
+    """The same images after so many neighbours became one, as `media.patches.shrunk` makes it on the host."""
+    query, token_seq = batch.query // group, batch.token_seq[::group]
+    last = (query.cumsum(0) - 1).to(torch.int32)
+    rows = torch.ones_like(token_seq).cumsum(0) - 1
+    within = rows - (last + 1 - query).index_select(0, token_seq)
+    return replace(
+        batch, tokens=batch.tokens[::group], token_seq=token_seq, query=query, last_row=last, positions=within.to(torch.int32)
+    )

@@ -3,11 +3,13 @@ frequency."""
 
 from __future__ import annotations
 
-from thalweg.checkpoint.config import Config, flag, integer
+from dataclasses import replace
+
+from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.errors import CheckpointError, UnsupportedModelError
 from thalweg.models.families.common import hidden_size
 from thalweg.models.families.towers.common import act, beside, sees_all, size
-from thalweg.models.spec import Conv, Hearing, Layer, LayerNorm, Norms, Projector, UngatedMLP
+from thalweg.models.spec import Conv, Hearing, Layer, LayerNorm, Norms, Projector, Rope, UngatedMLP
 from thalweg.models.spec.vision import Step
 
 EPS = 1e-5
@@ -67,6 +69,37 @@ def audio_flamingo3(config: Config) -> Hearing:
         ),
     )  # fmt: skip
     return _whisper(said, hidden, projector, learned=True)
+
+
+def glm_asr(config: Config) -> Hearing:
+    """Half of each head turns by its place, and as many neighbours are joined as the inner size has room for."""
+    said = heard(config)
+    hidden, heads, inner = (
+        size(said, "d_model", 1280),
+        size(said, "encoder_attention_heads", 20),
+        size(said, "encoder_ffn_dim", 5120),
+    )
+    rope = said.get("rope_parameters") if isinstance(said.get("rope_parameters"), dict) else said
+    share = real(rope, "partial_rotary_factor", 0, 1, default=0.5)  # type: ignore[arg-type]
+    mixer = sees_all(heads, hidden, bias=True, key_bias=False, out_bias=True)
+    turned = Rope({"rope_type": "default", "rope_theta": 1e4}, int(mixer.head_dim * share), 1, given=True)
+    layer = Layer(
+        replace(mixer, rope=turned, kv_heads=size(said, "num_key_value_heads", heads)),
+        UngatedMLP(inner=inner, act=act(said, "hidden_act", "gelu"), bias=True),
+        Norms(mixer=LayerNorm("input_layernorm", hidden, EPS), ffn=LayerNorm("post_attention_layernorm", hidden, EPS)),
+    )  # fmt: skip
+    text, name = hidden_size(config), "multi_modal_projector.linear_"
+    projector = Projector(
+        root="model.", group=joined(said), before=LayerNorm(f"{TOWER}norm", hidden, EPS),
+        steps=(
+            Step(f"{name}1", inner, 2 * text, True, act(beside(config), "projector_hidden_act", "gelu")),
+            Step(f"{name}2", 2 * text, text, True),
+        ),
+    )  # fmt: skip
+    return Hearing(
+        bins=_bins(said), hidden=hidden, layers=(layer,) * integer(said, "encoder_layers", high=1000, default=32),
+        projector=projector, convs=(Conv("conv1", _bins(said), hidden, 1), Conv("conv2", hidden, hidden, 2)),
+    )  # fmt: skip
 
 
 def joined(said: Config) -> int:

@@ -1,23 +1,44 @@
-"""GLM-4.1V's encoder: Qwen's order of patches, learned places stretched smoothly, a convolution that merges, a gated merger."""
+"""GLM-4.1V's encoder: Qwen's order of patches, learned places stretched smoothly, a convolution that merges, a gated merger.
+GLM-OCR's has norms of q and k in place of those places."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from thalweg.checkpoint.config import Config, flag, integer, real
 from thalweg.models.families.common import hidden_size
-from thalweg.models.families.towers.common import act, seen, sees_all, size
-from thalweg.models.spec import MLP, Layer, LayerNorm, Norm, Norms, Vision
+from thalweg.models.families.towers.common import act, seen, sees_all, size, with_defaults
+from thalweg.models.spec import MLP, HeadNorm, Layer, LayerNorm, Norm, Norms, Vision
 from thalweg.models.spec.vision import Projector, Step
 
 EPS = 1e-5
+OCR = {"hidden_size": 1024, "out_hidden_size": 1536, "num_heads": 16, "intermediate_size": 4096, "attention_bias": True}
 
 
-def glm4v(config: Config) -> tuple[Vision, tuple[str, ...]]:
+def glm_ocr(config: Config) -> tuple[Vision, tuple[str, ...]]:
+    """The merger's inner size follows the channels of a pixel, the layers' that of the file."""
+    config = with_defaults(config, **OCR)
+    said = seen(config)
+    inner, out, bias = (
+        size(said, "intermediate_size", 4096),
+        size(said, "out_hidden_size", 1536),
+        flag(said, "attention_bias", True),
+    )
+    made, unread = glm4v(config, inner=out * size(said, "in_channels", 3))
+    each = made.layers[0]
+    mixer = replace(each.mixer, norm=HeadNorm(real(said, "rms_norm_eps", 0, 1, default=EPS)), out_bias=bias)  # type: ignore[type-var]
+    each = replace(each, mixer=mixer, ffn=MLP(inner=inner, act=act(said, "hidden_act", "silu"), bias=bias))
+    return replace(made, layers=(each,) * len(made.layers), places="", rows=0, embedded=None), unread
+
+
+def glm4v(config: Config, inner: int = 0) -> tuple[Vision, tuple[str, ...]]:
+    """inner: of the merger; 0 = as the file says."""
     said = seen(config)
     hidden, patch, out = (
         size(said, key, default) for key, default in (("hidden_size", 1536), ("patch_size", 14), ("out_hidden_size", 4096))
     )
     e, merge = real(said, "rms_norm_eps", 0, 1, default=EPS), integer(said, "spatial_merge_size", high=16, default=2)
-    gate, inner = act(said, "hidden_act", "silu"), size(said, "intermediate_size", 13_696)
+    gate, inner = act(said, "hidden_act", "silu"), inner or size(said, "intermediate_size", 13_696)
     each = Layer(
         sees_all(
             size(said, "num_heads", 12), hidden, turned=True, name="attn", fused="qkv", out="proj",

@@ -1,0 +1,77 @@
+"""Kimi-VL and Kimi K2.5: DeepSeek V3 behind MoonViT, an encoder of images of any ratio whose heads turn by rows and columns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from thalweg.checkpoint.config import Config, real, text
+from thalweg.errors import UnsupportedModelError
+from thalweg.media.processors.kimi import merge, sizes, table
+from thalweg.models.families import deepseek
+from thalweg.models.families.common import hidden_size
+from thalweg.models.families.multimodal import seeing
+from thalweg.models.families.towers.common import act, beside, seen, sees_all, size
+from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Norms, UngatedMLP, Vision
+from thalweg.models.spec.vision import Projector, Step
+
+EPS = 1e-5
+OUTSIDE = (
+    ("language_model.model.blocks.", "model.layers."),
+    ("vision_tower.encoder.patch_embed.", "model.vision_tower.patch_embed."),
+)  # fmt: skip
+"""As transformers writes them."""
+INSIDE = ((".wqkv.", ".attn.wqkv."), (".wo.", ".attn.wo."))
+
+
+def kimi_k25(config: Config) -> ModelSpec:
+    kind = (
+        text(seen(config), "mm_projector_type", "patchmerger") if isinstance(beside(config).get("vision_config"), dict) else ""
+    )
+    if kind not in ("", "patchmerger"):
+        raise UnsupportedModelError(f"config.json: vision_config: mm_projector_type: {kind!r:.40} is not supported")
+    return _model(config, "mm_projector.", ("proj.0", "proj.2"))
+
+
+def kimi_vl(config: Config) -> ModelSpec:
+    return _model(config, "multi_modal_projector.", ("linear_1", "linear_2"))
+
+
+def _model(config: Config, root: str, names: tuple[str, str]) -> ModelSpec:
+    spec = deepseek.deepseek_v3(config)
+    return seeing(spec, config, lambda c: (moonvit(c, f"model.{root}", names), ()), replace=OUTSIDE, inside=INSIDE)
+
+
+def moonvit(config: Config, root: str, names: tuple[str, str]) -> Vision:
+    """root, names: of the projector."""
+    said = sizes(seen(config))
+    hidden, patch, side, group = size(said, "hidden_size", 1152), size(said, "patch_size", 14), table(said), merge(said) ** 2
+    mixer = sees_all(
+        size(said, "num_attention_heads", 16),
+        hidden,
+        turned=True,
+        name="attn",
+        fused="wqkv",
+        out="wo",
+        bias=True,
+        out_bias=True,
+    )
+    assert mixer.rope is not None
+    each = Layer(
+        replace(mixer, rope=replace(mixer.rope, interleaved=True)),
+        UngatedMLP(
+            inner=size(said, "intermediate_size", 4304), act=act(said, "hidden_act", "gelu_pytorch_tanh"), bias=True, up="fc0",
+            down="fc1",
+        ),
+        Norms(mixer=LayerNorm("norm0", hidden, EPS), ffn=LayerNorm("norm1", hidden, EPS)),
+    )  # fmt: skip
+    e = real(beside(config), "projection_layer_norm_eps", 0, 1, default=real(said, "projector_ln_eps", 0, 1, default=EPS))
+    wide = hidden * group
+    return Vision(
+        hidden=hidden, layers=(each,) * size(said, "num_hidden_layers", 27), patch="patch_embed.proj", patch_bias=True,
+        kernel=(3, patch, patch), layer="encoder.blocks.{}.", places="patch_embed.pos_emb.weight", rows=side**2, stacks=side,
+        leave=LayerNorm("encoder.final_layernorm", hidden, EPS),
+        projector=Projector(
+            root=root, group=group, before=LayerNorm("pre_norm", hidden, e),
+            steps=(Step(names[0], wide, wide, True, "gelu"), Step(names[1], wide, hidden_size(config), True)),
+        ),
+    )  # fmt: skip

@@ -1,0 +1,46 @@
+"""LFM2-VL: LFM2, dense or a mixture, behind SigLIP 2, which takes images of any ratio and size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from thalweg.checkpoint.config import Config, flag, integer, text
+from thalweg.errors import UnsupportedModelError
+from thalweg.models.families import lfm2
+from thalweg.models.families.common import hidden_size
+from thalweg.models.families.multimodal import seeing
+from thalweg.models.families.towers.clip import encoder
+from thalweg.models.families.towers.common import act, beside, seen, size, with_defaults
+from thalweg.models.spec import LayerNorm, ModelSpec, Vision
+from thalweg.models.spec.vision import Projector, Step
+
+SIGLIP_2 = {
+    "model_type": "siglip2_vision_model", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "patch_size": 16,
+}  # fmt: skip
+TEXT = {"lfm2": lfm2.lfm2, "lfm2_moe": lfm2.lfm2_moe}
+
+
+def lfm2_vl(config: Config) -> ModelSpec:
+    kind = text(config, "model_type", "lfm2")
+    if kind not in TEXT:
+        raise UnsupportedModelError(f"config.json: text_config: model_type {kind!r:.80} is none of {', '.join(TEXT)}")
+    tied = flag(beside(config), "tie_embedding", flag(beside(config), "tie_word_embeddings", True))
+    return seeing(TEXT[kind]({**config, "tie_embedding": tied}), config, tower)
+
+
+def tower(config: Config) -> tuple[Vision, tuple[str, ...]]:
+    config = with_defaults(config, **SIGLIP_2)
+    said, around = seen(config), beside(config)
+    wide = size(said, "hidden_size", 768) * integer(around, "downsample_factor", high=16, default=2) ** 2
+    inner, bias = size(around, "projector_hidden_size", 2560), flag(around, "projector_bias", True)
+    projector = Projector(
+        root="model.multi_modal_projector.", group=integer(around, "downsample_factor", high=16, default=2) ** 2,
+        after=(LayerNorm("layer_norm", wide, 1e-5),) if flag(around, "projector_use_layernorm", True) else (),
+        steps=(
+            Step("linear_1", wide, inner, bias, act(around, "projector_hidden_act", "gelu")),
+            Step("linear_2", inner, hidden_size(config), bias),
+        ),
+    )  # fmt: skip
+    made, unread = encoder(config, size(said, "num_hidden_layers", 12), projector, normed=True)
+    return replace(made, kernel=(made.kernel[0] * made.kernel[1] ** 2,), rows=size(said, "num_patches", 256)), unread

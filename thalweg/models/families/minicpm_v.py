@@ -1,0 +1,66 @@
+"""MiniCPM-V 4.6: Qwen3.5 behind SigLIP, whose patches are merged after a few layers and once more at the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from thalweg.checkpoint.config import Config, integer, text
+from thalweg.errors import UnsupportedModelError
+from thalweg.models.families import qwen3_next
+from thalweg.models.families.common import hidden_size
+from thalweg.models.families.multimodal import is_blind, seeing
+from thalweg.models.families.towers.clip import encoder
+from thalweg.models.families.towers.common import beside, seen, size, with_defaults
+from thalweg.models.spec import Layer, LayerNorm, ModelSpec, Norms, Vision
+from thalweg.models.spec.vision import Projector, Step
+
+SIGLIP = {
+    "model_type": "siglip_vision_model", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "patch_size": 16, "image_size": 224,
+}  # fmt: skip
+ROOT = "model.vision_tower."
+GROUP = 4
+"""Patches that become one, each time."""
+
+
+def minicpm_v(config: Config) -> ModelSpec:
+    spec = qwen3_next.qwen3_5(config)
+    if is_blind(config):
+        return seeing(spec, config, tower, skip=("model.merger.",))
+    at, count = _places(config)
+    behind = tuple((f"{ROOT}encoder.layers.{i}.", f"{ROOT}encoder.layers.{i + 1}.") for i in range(at, count))
+    parts = tuple((f"{ROOT}vit_merger.{part}.", f"{ROOT}encoder.layers.{at}.{part}.") for part in ("self_attn", "layer_norm1"))
+    return seeing(spec, config, tower, replace=(*behind, *parts))
+
+
+def _places(config: Config) -> tuple[int, int]:
+    """Layers before the merger, and all of them but the merger's."""
+    said, around = seen(with_defaults(config, **SIGLIP)), beside(config)
+    count = size(said, "num_hidden_layers", 12)
+    if text(around, "downsample_mode", "16x") != "16x" or integer(around, "merger_times", default=1) != 1:
+        raise UnsupportedModelError("config.json: downsample_mode, merger_times: this version merges 16 patches, in two steps")
+    return integer(around, "insert_layer_id", low=0, high=count - 1, default=6) + 1, count
+
+
+def tower(config: Config) -> tuple[Vision, tuple[str, ...]]:
+    """The merger begins with attention within its windows, which is declared as a layer."""
+    config = with_defaults(config, **SIGLIP)
+    said, (at, count) = seen(config), _places(config)
+    hidden, inner = size(said, "hidden_size", 768), size(said, "intermediate_size", 3072)
+    wide = GROUP * hidden
+    projector = Projector(
+        root="model.merger.mlp.0.", group=GROUP, after=(LayerNorm("pre_norm", wide, 1e-6),),
+        steps=(Step("linear_1", wide, wide, True, "gelu"), Step("linear_2", wide, hidden_size(config), True)),
+    )  # fmt: skip
+    made, unread = encoder(config, count, projector, normed=True)
+    each = made.layers[0]
+    norm = each.norms.mixer
+    assert isinstance(norm, LayerNorm)
+    shrinks = Projector(
+        root=f"{ROOT}vit_merger.", group=GROUP, after=(replace(norm, name="pre_norm", size=wide),),
+        steps=(
+            Step("linear_1", wide, GROUP * inner, True, "gelu_tanh"), Step("linear_2", GROUP * inner, hidden, True),
+        ),
+    )  # fmt: skip
+    layers = (*made.layers[:at], Layer(each.mixer, None, Norms(mixer=norm)), *made.layers[at:])
+    return replace(made, layers=layers, windowed=frozenset({at}), shrinks=(at, shrinks)), unread
