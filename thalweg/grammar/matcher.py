@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thalweg.grammar.compiled import words_of
 from thalweg.grammar.guard import Guard
 from thalweg.grammar.source import GrammarError, Source
 
@@ -47,7 +48,7 @@ class Matcher:
                 continue
             rest = list(tokens[at:])
             if not self._inner.consume_tokens(rest):
-                raise GrammarError(str(self._inner.get_error())[:300] or "a token outside the grammar")
+                raise GrammarError(self._error() or "a token outside the grammar")
             if self._watch is not None:
                 self._watch.accept(rest)
             return
@@ -60,11 +61,15 @@ class Matcher:
             return
         found = np.frombuffer(self._inner.compute_bitmask(), np.uint32)
         if self._inner.is_error():
-            raise GrammarError(str(self._inner.get_error())[:300])
+            raise GrammarError(self._error())
         size = min(found.size, words.size)  # the library may round up by a word
         words[:size], words[size:] = found[:size], 0
         if self._watch is not None:
             self._watch.narrow(words)
+
+    def _error(self) -> str:
+        found = self._inner.get_error()
+        return words_of(found)[:300] if found else ""
 
     def forced(self) -> bytes:
         """Bytes that must come next, as far as that is known."""
