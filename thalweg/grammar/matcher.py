@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,15 +72,13 @@ class Matcher:
         found = self._inner.get_error()
         return words_of(found)[:300] if found else ""
 
-    def forced(self) -> bytes:
-        """Bytes that must come next, as far as that is known."""
-        return b"" if self._free else bytes(self._inner.compute_ff_bytes())
+    def forced(self) -> list[int]:
+        """Tokens that must come next, as far as that is known."""
+        return [] if self._free else list(self._inner.compute_ff_tokens())
 
-    def allowed(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens, from the first, the grammar would accept. It accepts none."""
-        free = 0
-        for token in tokens if self._free else ():
-            free += 1
-            if token in self._until:
-                break
-        return free + int(self._inner.validate_tokens(list(tokens[free:]))) if free < len(tokens) else free
+    def copy(self) -> Matcher:
+        """Another of the same text so far."""
+        new = copy(self)
+        new._inner = self._inner.deep_copy()
+        new._watch = None if self._watch is None else self._watch.copy()
+        return new

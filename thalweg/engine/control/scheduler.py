@@ -224,7 +224,7 @@ class Scheduler:
         return int((s.length[order] - s.scheduled[order] <= 1).sum())
 
     def _guessable(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which of these may have drafts: those that ask for nothing per token, and have room for more than one."""
+        """Which of these may have drafts: those of whom all can be told for drafts, and with room for more than one token."""
         s = self._slots
         plain = ((s.flags[slots] & PER_TOKEN) == 0) & (s.logprobs[slots] < 0)
         may: NDArray[np.bool_] = plain & (s.limit[slots] - s.length[slots] > 1)
