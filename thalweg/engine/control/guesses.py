@@ -23,6 +23,8 @@ class Guesses:
     def __init__(self, slots: Slots, builders: Sequence[Builder], drafter: Drafter | None, jump: bool) -> None:
         """builders: of the parts of a step. jump: take what they leave no choice about."""
         self.most = max(JUMP if jump else 0, drafter.most if drafter is not None else 0)
+        self.needs = WAITS if drafter is None else 0
+        """Flags of which a sequence has one if there is anything to guess for it. 0: of any sequence there may be."""
         self._slots, self._drafter, self._jump = slots, drafter, jump
         self._builders = builders
         self._guessed: set[int] = set()

@@ -109,16 +109,17 @@ class Followers:
     def _masks(self, state: Slots, follower: _Follower, given: list[int], words: int) -> Iterator[U32]:
         """The mask of the next token, and that after each token that is put to `given` meanwhile. Fewer where one cannot be
         made: if it is the first, `fill` will say why."""
-        known, request, matcher = int(state.known[follower.request.slot]), follower.request, None
+        known, request, matcher = int(state.known[follower.request.slot]), follower.request, follower.matcher
         line = state.tokens[request.slot, :known]
         follower.ahead, follower.ahead_of = [], known
         while True:
             mask = np.zeros(words, np.uint32)
             try:
-                if matcher is None:
+                if not follower.ahead:
                     self._catch_up(state, follower)
-                    matcher = follower.matcher.copy()
                 else:
+                    # The first mask is made by the sequence's own matcher, which remembers what it worked out.
+                    matcher = follower.matcher.copy() if matcher is follower.matcher else matcher
                     matcher.accept(given[-1:])
                     line = np.append(line, np.int32(given[-1]))
                 matcher.mask(mask)
