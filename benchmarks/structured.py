@@ -4,6 +4,8 @@ The control plane alone, on the null platform, whose steps take the time they ar
 and all of scheduling and masks is. Tokens are random. So a schema has to choose nearly every one. "Any text" allows nearly
 all, as a schema does with a model that keeps to it by itself.
 
+Last come the steps of a record with fixed keys, in the tokens of the bundled model, without jumps and with them.
+
     python benchmarks/structured.py --share 0.2 --depth 2 --step-ms 10
 """
 
@@ -13,18 +15,23 @@ import argparse
 import json
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from thalweg.bench.host import null_config, null_launch
+from thalweg.checkpoint.hub import resolve_model
+from thalweg.config import BUNDLED
 from thalweg.engine.control.core import EngineCore
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.grammar.compiled import Compiler
 from thalweg.grammar.convert import source_of
 from thalweg.grammar.grammars import Grammars
 from thalweg.grammar.source import Asked, Source, Vocabulary
+from thalweg.text.grammar import vocabulary as vocabulary_of
+from thalweg.text.tokenizer import load_tokenizer
 
 ITEM = {
     "type": "object",
@@ -37,6 +44,20 @@ SCHEMA = {
     "type": "object",
     "properties": {"items": {"type": "array", "items": ITEM, "minItems": 1000}},
     "required": ["items"],
+    "additionalProperties": False,
+}
+
+
+RECORD = {
+    "type": "object",
+    "properties": {
+        "customer_name": {"type": "string", "maxLength": 12},
+        "is_active": {"type": "boolean"},
+        "account_number": {"type": "string", "pattern": "^[0-9]{6}$"},
+        "preferred_language": {"enum": ["english", "german", "french"]},
+        "last_payment_date": {"type": "string", "pattern": "^202[0-9]-0[1-9]$"},
+    },
+    "required": ["customer_name", "is_active", "account_number", "preferred_language", "last_payment_date"],
     "additionalProperties": False,
 }
 
@@ -78,6 +99,30 @@ def rates(args: argparse.Namespace, constrained: int, grammar: Source, grammars:
     return {"free": free, "constrained": counts[:constrained].mean() / took if constrained else 0.0, "steps": steps / took}
 
 
+def steps_of(args: argparse.Namespace, jump: bool) -> tuple[int, int, list[list[int]]]:
+    """Steps in which four records are done, tokens of them all, and the tokens of each."""
+    tokenizer = load_tokenizer(Path(resolve_model(BUNDLED)))
+    words = vocabulary_of(tokenizer, tokenizer.vocab_size, [0])
+    vocab = len(words.tokens)
+    config = null_config(seqs=4, max_len=400, depth=args.depth)
+    config = msgspec.structs.replace(
+        config, model=msgspec.structs.replace(config.model, vocab=vocab),
+        scheduler=msgspec.structs.replace(config.scheduler, jump_forward=jump),
+    )  # fmt: skip
+    core = EngineCore(config, null_launch(config, vocab=vocab, base=0.001), grammars=Grammars(lambda: words))
+    form = source_of(Asked(kind="json", text=json.dumps(RECORD), compact=True))
+    sampling = TokenSampling(max_tokens=300, grammar=form, eos_ids=(0,))
+    core.add(
+        [EngineRequest(handle=i, tokens=np.arange(i, i + 8, dtype=np.int32), prompt_len=8, sampling=sampling) for i in range(4)]
+    )
+    said: list[list[int]] = [[] for _ in range(4)]
+    while core.has_work:
+        out = core.step()
+        for handle, token in zip(out.handles.tolist(), out.tokens.tolist(), strict=True) if out is not None else ():
+            said[handle].append(token)
+    return core.stats().steps, sum(map(len, said)), said
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seqs", type=int, default=20)
@@ -115,6 +160,9 @@ def main() -> None:
     }
     for label, name in said.items():
         print(f"{label:28} {middle[name]:8.1f} tokens/s each   {middle[name] / middle['alone']:6.1%}")
+    (without, tokens, texts), (jumps, _, same) = steps_of(args, False), steps_of(args, True)
+    assert texts == same, "a jump changed a text"
+    print(f"four records, {tokens} tokens: {without} steps without jumps, {jumps} with   {jumps / without:6.1%}")
 
 
 if __name__ == "__main__":

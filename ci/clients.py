@@ -1,4 +1,5 @@
-"""Real clients against this server, a row each: Codex, Claude Code, OpenCode, the Agents SDK, LangChain, Cohere. If installed.
+"""Real clients against this server, a row each: Codex, Claude Code, OpenCode, the Agents SDK, LangChain, Cohere,
+Open WebUI. If installed.
 
 Run: python ci/clients.py [--bin FOLDER] [--python PYTHON] [--only NAME,...] [--nano] [--keep]
 
@@ -8,8 +9,8 @@ prompt, and the client ended well with the text. --nano serves the draft of the 
 row is right when the client ends well.
 
 Needs: npm install @openai/codex @anthropic-ai/claude-code opencode-ai in FOLDER/../.. (FOLDER is node_modules/.bin), and a
-Python with openai-agents, langchain-openai and cohere. Clients get an empty home, a key that opens nothing, and addresses on
-loopback.
+Python with openai-agents, langchain-openai and cohere. Open WebUI needs an environment of its own, and is run alone:
+--only open-webui --bin ENVIRONMENT/bin. Clients get an empty home, a key that opens nothing, and addresses on loopback.
 """
 
 from __future__ import annotations
@@ -131,6 +132,8 @@ class Client:
     """Address, model."""
     model: str = "fake"
     """By whose name a client may choose its tools."""
+    driver: str = ""
+    """A file here that runs the program and asks it."""
 
 
 def _opencode(url: str, model: str) -> dict[str, str]:
@@ -211,6 +214,15 @@ CLIENTS = (
         lambda url, model, folder: ["-c", COHERE, url, model, ASK],
         lambda url, model: {},
     ),
+    Client(
+        "open-webui",
+        "open-webui",
+        "shell",
+        {"command": COMMAND},
+        lambda url, model, folder: [url, model, ASK],
+        lambda url, model: {},
+        driver="open_webui.py",
+    ),
 )
 
 
@@ -227,12 +239,12 @@ def main(words: list[str]) -> int:
     for client in (c for c in CLIENTS if c.name in args.only.split(",")):
         program = args.python if not client.program else _found(client.program, args.bin)
         if program is None:
-            print(f"{client.name:9} not installed", flush=True)
+            print(f"{client.name:10} not installed", flush=True)
             continue
         with _nano() if args.nano else _scripted(client) as server:
             began = time.monotonic()
             why = _run(client, program, server, args)
-        print(f"{client.name:9} {time.monotonic() - began:6.1f} s  {why or 'ok'}", flush=True)
+        print(f"{client.name:10} {time.monotonic() - began:6.1f} s  {why or 'ok'}", flush=True)
         wrong = wrong or bool(why)
     return wrong
 
@@ -251,8 +263,9 @@ def _run(client: Client, program: str, server: Server, args: argparse.Namespace)
         environment = {"HOME": str(home), "PATH": os.environ["PATH"], "NO_PROXY": "*", "LANG": "C.UTF-8"}
         environment |= client.environment(server.url, server.model)
         words = client.command(server.url, server.model, str(work)) + (["--once"] if args.nano and not client.program else [])
+        driver = [sys.executable, str(ROOT / "ci" / client.driver)] if client.driver else []
         process = subprocess.Popen(
-            [program, *words], cwd=work, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            [*driver, program, *words], cwd=work, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
         try:
@@ -304,7 +317,7 @@ def _scripted(client: Client) -> Iterator[Server]:
             if MARK in prompt:
                 text = f"<think>\nIt ran.\n</think>\n\n{DONE}"
             elif "<tools>" not in prompt:
-                text = "A title"
+                text = '{"title": "A title"}' if '"title"' in prompt else "A title"
             size = 7 if p.output_kind is RequestOutputKind.DELTA else len(text)
             for at in range(0, len(text), size):
                 last = at + size >= len(text)

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from thalweg.compat import as_vllm
 from thalweg.config import EngineArgs
-from thalweg.engine.planning.arguments import AS_IT_IS, COMPILING, TRANSLATED
+from thalweg.engine.planning.arguments import AS_IT_IS, COMPILING, INTERNAL, TRANSLATED
 from thalweg.flag_table import table
 from thalweg.llm import LLM
 from thalweg.params import REFUSED_PARAMS, REFUSED_POOLING
+from thalweg.prompts import REFUSED_KEYS
 
 HAS, REFUSES, LACKS = "has", "refuses", "lacks"
 REFUSED_FIELDS = {"SamplingParams": REFUSED_PARAMS, "PoolingParams": REFUSED_POOLING}
@@ -47,7 +48,7 @@ def fate(path: str, kind: str, name: str) -> str:
         return _argument(name)
     if kind == "members":
         return _member(cls, name)
-    if kind == "fields" and name in REFUSED_FIELDS.get(of, ()):
+    if name in (REFUSED_FIELDS.get(of, ()) if kind == "fields" else REFUSED_KEYS if kind == "keys" else ()):
         return REFUSES
     return HAS if name in _parameters(cls, kind) or inspect.getattr_static(cls, name, None) is not None else LACKS
 
@@ -58,7 +59,7 @@ def _argument(name: str) -> str:
         return HAS
     if name in inspect.signature(LLM.__init__).parameters:
         return HAS
-    return REFUSES if any(f.dest == name and f.refusal for f in table().values()) else LACKS
+    return REFUSES if name in INTERNAL or any(f.dest == name for f in table().values()) else LACKS
 
 
 def _member(cls: type, name: str) -> str:

@@ -34,6 +34,7 @@ from thalweg.errors import ConfigError, EngineDeadError, RequestError, ThalwegEr
 from thalweg.host.marks import mark
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestMetrics, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
+from thalweg.prompts import meant
 from thalweg.refused import no_adapter
 from thalweg.template.chat import Chat
 from thalweg.text.cut import asked as cuts
@@ -341,6 +342,7 @@ class AsyncLLM(Rests, About):
 
     async def _encoded(self, prompt: Any) -> Any:
         """The prompt, its ids added if it is so long a text that encoding it would hold up the event loop."""
+        prompt = meant(prompt)
         fields = {"prompt": prompt} if isinstance(prompt, str) else prompt
         if self.media is not None and isinstance(fields, dict) and MULTI_MODAL in fields:
             return await self.media.prompt_async(fields)

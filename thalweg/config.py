@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from thalweg.config_objects import decoding, loading, structured
+from thalweg.config_objects import decoding, limits, loading, structured
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import KVSpec
 
@@ -233,7 +233,8 @@ class EngineArgs(msgspec.Struct, kw_only=True, frozen=True):
 
     structured_outputs_config: dict[str, Any] | None = None
     """Of every request's structured output: {"backend": "guidance", "disable_any_whitespace": true,
-    "disable_additional_properties": true}."""
+    "disable_additional_properties": true}. With "enable_jump_forward": true, tokens that a grammar leaves no choice about are
+    computed together."""
 
     reasoning_config: dict[str, Any] | None = None
     """What begins and ends reasoning, for thinking_token_budget: {"reasoning_start_str": "<think>", "reasoning_end_str":
@@ -417,6 +418,10 @@ class CacheConfig(msgspec.Struct, kw_only=True, frozen=True):
     """The device keeps block tables (`hal.device.Device.keeps_tables`)."""
 
 
+JUMP = 8
+"""Tokens that a grammar leaves no choice about, in a step, at most: each is a row of logits."""
+
+
 class SpeculationConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Drafts by n-gram lookup: the only method so far."""
 
@@ -447,6 +452,13 @@ class SchedulerConfig(msgspec.Struct, kw_only=True, frozen=True):
     """Beside running sequences prompts enter in every so many steps."""
     pipeline_depth: int = 1
     speculation: SpeculationConfig | None = None
+    jump_forward: bool = False
+    """Tokens that a grammar leaves no choice about are computed together."""
+
+    @property
+    def most_drafts(self) -> int:
+        """Of a sequence in a step."""
+        return max(JUMP if self.jump_forward else 0, self.speculation.tokens if self.speculation is not None else 0)
 
 
 class EngineConfig(msgspec.Struct, kw_only=True, frozen=True):
@@ -574,7 +586,7 @@ def check_args(args: EngineArgs) -> None:
             problems += e.problems
     if not 0 <= args.mm_processor_cache_gb <= 1024:
         problems.append(f"mm_processor_cache_gb must be between 0 (none) and 1024, not {args.mm_processor_cache_gb:g}")
-    problems += _limits(args.limit_mm_per_prompt or {})
+    problems += limits(args.limit_mm_per_prompt or {})
     problems += decoding(args.media_io_kwargs or {})
     problems += loading(args.model_loader_extra_config or {})
     if args.device_ids is not None and (not args.device_ids or min(args.device_ids) < 0):
@@ -586,15 +598,3 @@ def check_args(args: EngineArgs) -> None:
         problems.append("trust_remote_code: code from model repositories is never run; leave it out")
     if problems:
         raise ConfigError(*problems)
-
-
-def _limits(said: dict[str, Any]) -> list[str]:
-    """What is wrong with --limit-mm-per-prompt: {"image": 4}, or {"image": {"count": 4}}."""
-    problems = []
-    for kind, limit in said.items():
-        count = limit.get("count") if isinstance(limit, dict) and set(limit) <= {"count", "width", "height"} else limit
-        if kind not in ("image", "video", "audio") or isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            problems.append(f'limit_mm_per_prompt: {kind!r:.40}: {limit!r:.80} is not like {{"image": 4}}')
-        elif kind == "video" and count:
-            problems.append(f"limit_mm_per_prompt: {kind}: is not read by this version; leave it out, or say 0")
-    return problems

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_STRUCTURED = ("disable_any_whitespace", "disable_additional_properties")
+_STRUCTURED = ("disable_any_whitespace", "disable_additional_properties", "enable_jump_forward")
 _SAME_ALWAYS: dict[str, tuple[Any, ...]] = {
     "reasoning_parser": ("", None), "reasoning_parser_plugin": ("", None), "enable_in_reasoning": (False, None),
     "disable_fallback": (True, False, None),
@@ -66,4 +66,16 @@ def loading(said: dict[str, Any]) -> list[str]:
             )
         elif type(value) is not int or not 1 <= value <= 256:
             problems.append(f"{name}: {key} must be a number from 1 to 256, not {value!r:.60}")
+    return problems
+
+
+def limits(said: dict[str, Any]) -> list[str]:
+    """What is wrong with limit_mm_per_prompt: {"image": 4}, or {"image": {"count": 4}}."""
+    problems = []
+    for kind, limit in said.items():
+        count = limit.get("count") if isinstance(limit, dict) and set(limit) <= {"count", "width", "height"} else limit
+        if kind not in ("image", "video", "audio") or isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            problems.append(f'limit_mm_per_prompt: {kind!r:.40}: {limit!r:.80} is not like {{"image": 4}}')
+        elif kind == "video" and count:
+            problems.append(f"limit_mm_per_prompt: {kind}: is not read by this version; leave it out, or say 0")
     return problems

@@ -31,6 +31,7 @@ REFUSED_PARAMS = {
 """Fields of SamplingParams that this version knows and has not -> why, and what to do instead."""
 REFUSED_POOLING = {
     "extra_kwargs": "no plugin of the engine takes more arguments; leave it out",
+    "requires_token_ids": "no pooler here reads ids: results say the prompt's; leave it out",
 }
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy. Between it and MIN_TEMPERATURE they are raised, to keep logits finite."""
@@ -390,11 +391,12 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Of a token's result: these of its numbers, in this order. None: all."""
     late_interaction_params: LateInteractionParams | None = None
     extra_kwargs: dict[str, Any] | None = None
-    """Known and refused (REFUSED_POOLING)."""
+    requires_token_ids: bool = False
+    """These two are known and refused (REFUSED_POOLING)."""
 
     def __post_init__(self) -> None:
         for name, why in REFUSED_POOLING.items():
-            if getattr(self, name) is not None:
+            if getattr(self, name):
                 raise RequestError(f"{name}: {why}", name)
         if self.output_kind is not RequestOutputKind.FINAL_ONLY:
             raise RequestError("output_kind: a pooling request has one output; leave it out", "output_kind")

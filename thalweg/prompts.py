@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
 
@@ -59,6 +60,20 @@ class ExplicitEncoderDecoderPrompt(TypedDict):
     """{"multi_modal_data": {"audio": ...}}, with an empty text or none."""
     decoder_prompt: str | list[int] | dict[str, Any]
     """Text or ids that the transcript begins with."""
+
+
+REFUSED_KEYS = {
+    "mm_processor_kwargs": "the model's files and the engine's mm_processor_kwargs say how images are processed; leave it out"
+}
+"""Keys of a prompt that are known and refused -> why."""
+_BESIDE = frozenset({"multi_modal_data", "multi_modal_uuids", *REFUSED_KEYS})
+
+
+def meant(prompt: Any) -> Any:
+    """The prompt without keys that ask for nothing: programs say None or {} for what goes with images."""
+    if not isinstance(prompt, Mapping) or not _BESIDE & prompt.keys():
+        return prompt
+    return {k: v for k, v in prompt.items() if k not in _BESIDE or not (v is None or (isinstance(v, Mapping) and not v))}
 
 
 PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | ExplicitEncoderDecoderPrompt

@@ -90,7 +90,7 @@ def test_a_ban_beats_a_bias_and_a_mask_beats_both(binder: Binder) -> None:
     mask[0, 1] = 1 << 3 | 1 << 5  # tokens 35 and 37
     batch = replace(
         batch, parts=(
-            Mask(mask.view(i32)),
+            Mask(mask.view(i32), mask[:0].view(i32)),
             Bias(np.zeros(3, i32), np.array([2, 37, 35], i32), np.array([50, 5, -np.inf], np.float32)),
         ),
     )  # fmt: skip

@@ -575,6 +575,7 @@ def test_a_profilers_folder_comes_whole_or_by_keys():
 
 def test_structured_outputs_config_is_checked_key_by_key():
     said = {"backend": "guidance", "disable_any_whitespace": True, "reasoning_parser": "", "disable_fallback": False}
+    said["enable_jump_forward"] = True
     assert engine("--structured-outputs-config", json.dumps(said)).structured_outputs_config == said
     assert engine("--structured-outputs-config.disable_any_whitespace", "true").structured_outputs_config == {
         "disable_any_whitespace": True

@@ -19,7 +19,8 @@ from thalweg.compat.engines import AsyncLLM, LLMEngine
 from thalweg.compat.names import ModelRegistry, UsageContext
 from thalweg.errors import ConfigError, NotSupportedError, RequestError
 from thalweg.models import registry
-from thalweg.params import RequestOutputKind, SamplingParams
+from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
+from thalweg.prompts import meant
 
 ROOT = Path(compat.__file__).parents[2]
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 2}
@@ -96,7 +97,7 @@ def test_most_names_of_vllm_are_here_and_the_others_are_counted(capsys, monkeypa
     fates = [fate for *_, fate in every]
     here, refused = fates.count(python_names.HAS), fates.count(python_names.REFUSES)
     assert here >= 350
-    assert here + refused >= 505
+    assert here + refused >= 525
     assert python_names.main(["--missing"]) == 0
     assert f"{len(every)} names: {here} here, {refused} refused in words" in capsys.readouterr().out
 
@@ -113,6 +114,21 @@ def test_a_name_that_is_counted_as_refused_says_why(monkeypatch):
     with pytest.raises(NotSupportedError, match=r"thalweg\.models"):
         ModelRegistry.register_model("x", LLMEngine)
     assert "LlamaForCausalLM" in ModelRegistry.get_supported_archs()
+
+
+def test_what_asks_for_nothing_is_accepted_whatever_its_name():
+    """Programs copy all arguments of a configuration, and give every prompt the same keys."""
+    nothing = {"_api_process_count": 1, "_api_process_rank": 0, "mamba_config": {}, "enable_mm_processor_stats": False}
+    nothing |= {"reasoning_parser": "", "reasoning_parser_plugin": "", "otlp_traces_endpoint": None}
+    EngineArgs(**nothing)
+    for name, value in (("mamba_config", {"a": 1}), ("_api_process_count", 2), ("otlp_traces_endpoint", "http://a")):
+        with pytest.raises(ConfigError, match=rf"{name}: .*leave it out"):
+            EngineArgs(**{name: value})
+    with pytest.raises(RequestError, match="requires_token_ids"):
+        PoolingParams(requires_token_ids=True)
+    prompt = {"prompt": "a", "multi_modal_data": None, "multi_modal_uuids": {}, "mm_processor_kwargs": None}
+    assert meant(prompt) == {"prompt": "a"}
+    assert meant(prompt | {"mm_processor_kwargs": {"a": 1}}) == {"prompt": "a", "mm_processor_kwargs": {"a": 1}}
 
 
 def test_an_architecture_is_served_as_one_that_is_here(monkeypatch):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from thalweg.grammar.compiled import Compiler
@@ -49,9 +50,20 @@ def source(kind: str, value: Any, **options: Any) -> Source:
     return source_of(asked(kind, value, **options))
 
 
+SINGLE = msgspec.structs.replace(
+    VOCABULARY, tokens=[t if len(t) == 1 or i in (EOS, MARK) else b"" for i, t in enumerate(VOCABULARY.tokens)]
+)
+"""The same without tokens of several bytes: every text has one spelling."""
+
+
 @cache
 def grammars() -> Grammars:
     return Grammars(lambda: VOCABULARY)
+
+
+@cache
+def of_bytes() -> Grammars:
+    return Grammars(lambda: SINGLE)
 
 
 @cache
@@ -83,7 +95,7 @@ def allowed(matcher: Matcher) -> set[int]:
 
 def accepts(made: Source, text: str | bytes) -> bool:
     """Does every byte pass its mask, and may the text end after the last?"""
-    matcher = grammars().matcher(made)
+    matcher = of_bytes().matcher(made)
     for byte in text.encode() if isinstance(text, str) else text:
         if byte not in allowed(matcher):
             return False

@@ -217,12 +217,20 @@ def test_text_is_free_up_to_a_token_and_constrained_after_it() -> None:
         assert rig.allowed(matcher) == set(range(rig.VOCAB)), "minus nothing"
         matcher.accept([token])
     assert matcher.complete
-    assert matcher.allowed([1, 2, rig.MARK, ord("{"), ord("x")]) == 4
+    assert matcher.forced() == []
     matcher.accept([7, rig.MARK])
     assert {rig.VOCABULARY.tokens[i][:1] for i in rig.allowed(matcher)} == {b"{"}
-    assert matcher.forced() == b"{"
+    other = matcher.copy()
     matcher.accept(list(b'{"a":1}'))
     assert rig.allowed(matcher) == {rig.EOS}
+    assert {rig.VOCABULARY.tokens[i][:1] for i in rig.allowed(other)} == {b"{"}, "a copy goes its own way"
+
+
+def test_tokens_that_must_come_are_told() -> None:
+    matcher = rig.grammars().matcher(rig.served("regex", '"name":"[a-z]+"'))
+    assert b"".join(rig.VOCABULARY.tokens[i] for i in matcher.forced()) == b'"name":'
+    matcher.accept(list(b'"name":"a'))
+    assert matcher.forced() == []
 
 
 def test_special_tokens_are_named_by_id() -> None:

@@ -73,7 +73,7 @@ def test_every_date_that_is_one_and_no_other() -> None:
 def test_random_numbers_beside_a_bound_are_on_its_side_in_64_bits(bound: float, key: str) -> None:
     made, rng = rig.served("json", {"type": "number", key: bound}), random.Random(2)
     for _ in range(8):
-        matcher, out = rig.grammars().matcher(made), bytearray()
+        matcher, out = rig.of_bytes().matcher(made), bytearray()
         near = list(repr(bound).encode()) + [ord("0"), ord("9")] * 40
         while True:
             now = [i for i in rig.allowed(matcher) if i <= rig.EOS]

@@ -93,14 +93,14 @@ def walk(made: Source, rng: random.Random, most: int = 150) -> str | None:
     likely = set(b'{}[]",:abc12')
     for _ in range(most):
         try:
-            now = [i for i in rig.allowed(matcher) if i <= rig.EOS]
+            now = sorted(rig.allowed(matcher))
         except GrammarError:
             return None
         liked = [i for i in now if i in likely or i == rig.EOS]
         token = rng.choice(liked if liked and rng.random() < 0.95 else now)
         if token == rig.EOS:
             return out.decode()
-        out.append(token)
+        out += rig.VOCABULARY.tokens[token]
         matcher.accept([token])
     return None
 

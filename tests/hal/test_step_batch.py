@@ -196,8 +196,22 @@ def test_drafts_that_are_not_the_last_tokens_are_found(row: list[int], pick: lis
 
 
 def test_a_mask_allows_padding_everything() -> None:
-    padded = batch_of([1], parts=(Mask(np.array([[5]], np.uint32)),)).pad(StepShape(2, 2, 2, True))
-    assert padded.get(Mask).allowed.tolist() == [[5], [0xFFFFFFFF]]
+    parts = Mask(np.array([[5]], np.uint32), np.empty((0, 1), np.uint32))
+    padded = batch_of([1], parts=(parts,)).pad(StepShape(2, 2, 2, True)).get(Mask)
+    assert padded.allowed.tolist() == [[5], [0xFFFFFFFF]]
+    assert padded.ahead.shape == (0, 1)
+
+
+def test_a_mask_has_a_row_for_each_draft_or_for_none() -> None:
+    drafts = Drafts(np.array([1, 2], I32), np.array([[0, 1, -1]], I32), level=2)
+    for rows, good in ((0, True), (1, False), (2, True)):
+        parts = (drafts, Mask(np.ones((1, 1), np.uint32), np.ones((rows, 1), np.uint32)))
+        if good:
+            padded = batch_of([3], parts=parts).pad(StepShape(4, 2, 2))
+            assert padded.get(Mask).ahead.shape[0] in (0, padded.get(Drafts).row.shape[0])
+        else:
+            with pytest.raises(ValueError, match=r"Mask\.ahead: 1 rows"):
+                batch_of([3], parts=parts)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +260,9 @@ def test_only_what_changes_logits_needs_them() -> None:
 
 def test_arrays_of_a_batch_lie_apart_and_aligned_in_one_buffer() -> None:
     one = np.ones(3, I32)
-    batch = batch_of([3, 1, 1], parts=(Mask(np.ones((3, 5), np.uint32)), Bias(one, one, np.ones(3, np.float32))))
+    batch = batch_of(
+        [3, 1, 1], parts=(Mask(np.ones((3, 5), np.uint32), np.ones((0, 5), np.uint32)), Bias(one, one, np.ones(3, np.float32)))
+    )
     layout, n = lay_out(batch)
     ends = 0
     for _, kind, shape, at in layout:

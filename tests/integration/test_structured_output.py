@@ -100,6 +100,30 @@ def test_free_text_up_to_a_token_is_that_of_a_run_without_a_grammar(llm: LLM) ->
     assert out.text.endswith("###")
 
 
+HOST = "thalweg.backends.torch_gpu.testing:HostGpuPlatform"
+"""Steps run late and two at a time, by graphs of padded sizes."""
+COMPACT = {"json": SCHEMA, "disable_any_whitespace": True}
+
+
+@pytest.mark.parametrize("device", ["cpu", *(pytest.param(d, marks=pytest.mark.slow) for d in ("reference", HOST))])
+def test_jumps_change_no_text_and_are_never_wrong(device: str) -> None:
+    said, asked = (
+        [],
+        [params(1, n=2, **COMPACT), params(2, **COMPACT, logprobs=1), params(3), params(4, regex="value: [0-9]{3}")],
+    )
+    for jump in (False, True):
+        engine = LLM(
+            **{k: v for k, v in ARGS.items() if k != "threads"} | {"device": device},
+            structured_outputs_config={"enable_jump_forward": jump},
+        )
+        said.append(texts(engine, ["Ann", "Bob", "Once", "a"], asked))
+        stats = engine.stats()
+        assert stats.accepted_tokens == stats.draft_tokens
+        assert (stats.draft_tokens > 8) == jump
+        engine.shutdown()
+    assert said[0] == said[1]
+
+
 def test_what_is_not_served_is_refused_by_name(llm: LLM) -> None:
     with pytest.raises(RequestError, match=r"structured_outputs\.json: #/properties/a/uniqueItems") as caught:
         llm.generate("a", params(json={"properties": {"a": {"uniqueItems": True}}}), use_tqdm=False)

@@ -11,6 +11,7 @@ from rig import Rig, Seq
 
 from thalweg.checkpoint.hub import resolve_model
 from thalweg.hal.parts.drafts import Drafts
+from thalweg.hal.parts.mask import Mask
 from thalweg.hal.step import Features, StepBatch, StepShape
 
 PROMPTS = ["Reverse the word: lantern", "12 + 30 = ", "one two one two one"]
@@ -111,3 +112,25 @@ def test_what_is_no_number_counts_only_where_it_is_accepted(rig: Rig) -> None:
     result, _ = sampler(logits, torch.zeros(3, 20, dtype=torch.int32), device)
     assert result.invalid.tolist() == [True, False]
     assert isinstance(batch.features, Features)
+
+
+def test_each_draft_has_a_mask_of_its_own(rig: Rig) -> None:
+    """The token in a draft's place is drawn under its mask, the one after all of them under the sequence's."""
+    import torch
+
+    from thalweg.hal.op import Binder
+    from thalweg.models.sampler import Sampler
+
+    batch = with_drafts(sampling(rig.batch([(Seq(1, [5, 6, 7, 8], 0), 4), (Seq(2, [5, 6, 3, 8], 0), 4)]), False), [2, 2])
+    every, words = 0xFFFFFFFF, lambda *rows: np.array([[row] for row in rows], np.uint32)
+    mask = Mask(words(1 << 9, every), words(1 << 7, 1 << 8, every, 1 << 8))
+    batch = replace(batch, parts=(*batch.parts, mask))
+    batch.check()
+    logits = torch.zeros(2 + 4, 10)
+    logits[:, 1] = 1.0
+    logits[4, 3] = 2.0
+    device = batch.map(lambda a: torch.from_numpy(np.asarray(a).view(np.int32) if a.dtype == np.uint32 else np.asarray(a)))
+    sampler = Sampler(Binder(rig.device.kernels), vocab=10, logprobs_mode="raw_logprobs")
+    result, _ = sampler(logits, torch.zeros(3, 20, dtype=torch.int32), device)
+    assert result.counts.tolist() == [3, 3]
+    assert result.tokens[:, :3].tolist() == [[7, 8, 9], [3, 8, 1]]

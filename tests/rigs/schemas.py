@@ -3,8 +3,8 @@
     python tests/rigs/schemas.py --schemas 1000 --seed 0 --model hash
 
 Every schema is asked of two engines, each time with n = 3. One has room for all, and pipelines nothing. The other launches
-two steps ahead and has a cache so small that sequences are preempted. It is killed (SIGKILL) again and again. The texts must
-be equal. Those that ended by themselves must satisfy the schema, by jsonschema, and no object may have a key twice.
+two steps ahead, jumps, and has a cache so small that sequences are preempted. It is killed (SIGKILL) again and again. The texts
+must be equal. Those that ended by themselves must satisfy the schema, by jsonschema, and no object may have a key twice.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ async def killed_while(engine: AsyncLLM, work: asyncio.Task[Any], rng: random.Ra
 async def run(schemas: list[dict[str, Any]], seed: int, model: str, kills_each: int = 1, say: bool = False) -> Tally:
     rng, tally, common = random.Random(seed), Tally(), COMMON | DEVICES[model]
     calm = await AsyncLLM.start(EngineArgs(async_scheduling=False, **common))
-    wild = await AsyncLLM.start(
-        EngineArgs(async_scheduling=True, num_gpu_blocks_override=60, block_size=16, max_restarts=1_000_000, **common)
-    )
+    tight = {"num_gpu_blocks_override": 60, "block_size": 16, "max_restarts": 1_000_000}
+    jumps = {"enable_jump_forward": True}
+    wild = await AsyncLLM.start(EngineArgs(async_scheduling=True, structured_outputs_config=jumps, **tight, **common))
     try:
         assert calm.config.scheduler.pipeline_depth == 1
         assert wild.config.scheduler.pipeline_depth == 1 + (model != "nano")

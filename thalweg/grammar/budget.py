@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -23,6 +24,12 @@ class Follows(Protocol):
 
     def mask(self, words: NDArray[np.uint32]) -> None:
         """Which tokens may come next. Words: u32, bit t % 32 of word t // 32 is token t. GrammarError."""
+
+    def forced(self) -> list[int]:
+        """Tokens that must come next, as far as that is known at once."""
+
+    def copy(self) -> Follows:
+        """Another of the same text so far."""
 
 
 class Bounded:
@@ -65,6 +72,16 @@ class Bounded:
     def _due(self) -> bool:
         """Is it time for the end?"""
         return self._inside and self._used >= self._budget.most
+
+    def forced(self) -> list[int]:
+        if self._due:
+            return list(self._budget.forced[self._at :])
+        return self._inner.forced() if self._inner is not None else []
+
+    def copy(self) -> Bounded:
+        new = copy(self)
+        new._last, new._inner = list(self._last), None if self._inner is None else self._inner.copy()
+        return new
 
     def mask(self, words: NDArray[np.uint32]) -> None:
         if self._due:

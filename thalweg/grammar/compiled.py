@@ -6,6 +6,7 @@ Its own limits are lowered: a request may not take hundreds of megabytes, nor a 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 
@@ -13,6 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from thalweg.grammar.source import GrammarError, Vocabulary
+from thalweg.grammar.spelling import Speller
 
 Compiled = LLMatcher
 """A grammar followed by tokens, as the library has it."""
@@ -28,19 +30,20 @@ STEP_ITEMS = 25_000
 """Parser work for one mask, about 20,000 a millisecond."""
 GRAMMAR_SIZE = 100_000
 """Symbols of a grammar."""
+_OWN = re.compile(r"GrammarError\(\"(.*?)\"\)")
 
 
 class _Words:
-    """A vocabulary as llguidance wants it. Texts are split into single bytes: it asks only for what grammars force, which is
-    not used here."""
+    """A vocabulary as llguidance wants it. Where a grammar leaves one text alone, a mask holds the first token of its
+    spelling, and no other."""
 
     def __init__(self, v: Vocabulary) -> None:
         self.tokens, self.special_token_ids = v.tokens, v.special
         self.eos_token_id, self.bos_token_id = v.eos[0], None
-        self._bytes = {t[0]: i for i, t in reversed(list(enumerate(v.tokens))) if len(t) == 1}
+        self._spell = Speller(v)
 
     def __call__(self, text: bytes) -> list[int]:
-        return [self._bytes[b] for b in text if b in self._bytes]
+        return self._spell(text)
 
 
 class Compiler:
@@ -65,7 +68,7 @@ class Compiler:
         if found is None:
             made = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
             if made.is_error():
-                raise GrammarError(_words(made.get_error()))
+                raise GrammarError(words_of(made.get_error()))
             self._keep(text, made)
             found = made.deep_copy()
         return found
@@ -88,7 +91,7 @@ class Compiler:
         made = self.compile(text)
         made.compute_bitmask()
         if made.is_error():
-            raise GrammarError(_words(made.get_error()))
+            raise GrammarError(words_of(made.get_error()))
         if made.is_stopped() and not made.is_accepting():
             raise GrammarError("no text at all is a sentence of this grammar")
 
@@ -131,8 +134,11 @@ def from_gbnf(text: str) -> str:
         raise GrammarError(f"EBNF: {e}") from None
 
 
-def _words(error: str) -> str:
-    """An error's first line, and the one that says what it is, without pictures of where."""
+def words_of(error: str) -> str:
+    """What the library says went wrong, without pictures of where: its first line, and the one that says what it is. Or what
+    this package said when the library asked for a spelling."""
+    if own := _OWN.search(error):
+        return own[1]
     lines = [line.strip() for line in error.strip().splitlines() if line.strip(" ^|")]
     said = [line for line in lines if line.startswith("error:")]
     return " ".join(line[:300] for line in [*lines[:1], *said[:1]]) or "cannot be compiled"

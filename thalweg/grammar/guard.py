@@ -82,7 +82,7 @@ class Watch:
         self._part, self._digits = WHOLE, 0
         """Of the number that is being written: where it is, and how many digits count there."""
 
-    def _copy(self) -> Watch:
+    def copy(self) -> Watch:
         new = Watch(self._guard)
         new._keys = [None if k is None else dict(k) for k in self._keys]
         new._place, new._escaped, new._wants_key = self._place, self._escaped, self._wants_key
@@ -179,7 +179,7 @@ class Watch:
         guard = self._guard
         if not (words & guard.keys_mask).any():
             return
-        bad = [i for i in guard.keys if words[i // 32] >> np.uint32(i % 32) & 1 and not self._copy()._read(guard.tokens[i])]
+        bad = [i for i in guard.keys if words[i // 32] >> np.uint32(i % 32) & 1 and not self.copy()._read(guard.tokens[i])]
         if bad:
             words &= ~guard.mask(bad)
 

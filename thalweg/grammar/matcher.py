@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thalweg.grammar.compiled import words_of
 from thalweg.grammar.guard import Guard
 from thalweg.grammar.source import GrammarError, Source
 
@@ -47,7 +49,7 @@ class Matcher:
                 continue
             rest = list(tokens[at:])
             if not self._inner.consume_tokens(rest):
-                raise GrammarError(str(self._inner.get_error())[:300] or "a token outside the grammar")
+                raise GrammarError(self._error() or "a token outside the grammar")
             if self._watch is not None:
                 self._watch.accept(rest)
             return
@@ -60,21 +62,23 @@ class Matcher:
             return
         found = np.frombuffer(self._inner.compute_bitmask(), np.uint32)
         if self._inner.is_error():
-            raise GrammarError(str(self._inner.get_error())[:300])
+            raise GrammarError(self._error())
         size = min(found.size, words.size)  # the library may round up by a word
         words[:size], words[size:] = found[:size], 0
         if self._watch is not None:
             self._watch.narrow(words)
 
-    def forced(self) -> bytes:
-        """Bytes that must come next, as far as that is known."""
-        return b"" if self._free else bytes(self._inner.compute_ff_bytes())
+    def _error(self) -> str:
+        found = self._inner.get_error()
+        return words_of(found)[:300] if found else ""
 
-    def allowed(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens, from the first, the grammar would accept. It accepts none."""
-        free = 0
-        for token in tokens if self._free else ():
-            free += 1
-            if token in self._until:
-                break
-        return free + int(self._inner.validate_tokens(list(tokens[free:]))) if free < len(tokens) else free
+    def forced(self) -> list[int]:
+        """Tokens that must come next, as far as that is known."""
+        return [] if self._free else list(self._inner.compute_ff_tokens())
+
+    def copy(self) -> Matcher:
+        """Another of the same text so far."""
+        new = copy(self)
+        new._inner = self._inner.deep_copy()
+        new._watch = None if self._watch is None else self._watch.copy()
+        return new

@@ -132,7 +132,9 @@ class Part:
     """
 
     logits: ClassVar[bool] = False
-    """It changes logits before a token is drawn. Nobody drafts for a sequence that asks for it."""
+    """It changes logits before a token is drawn."""
+    drafts: ClassVar[bool] = False
+    """It has rows for drafts too. Nobody drafts for a sequence that asks for another part that changes logits."""
     prompts: ClassVar[bool] = False
     """Only steps that compute part of a prompt have it."""
     level: int = field(default=0, kw_only=True)

@@ -19,7 +19,7 @@ from thalweg.hal.fields import Part
 from thalweg.hal.op import Binder, Bound
 from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.step import SCRATCH, Features, Logprobs, SamplingArrays, StepBatch, StepResult
-from thalweg.models.logits.change import Change, Rows
+from thalweg.models.logits.change import Change, ChangesDrafts, Rows
 from thalweg.plugins import imported
 
 
@@ -51,7 +51,7 @@ class Sampler:
         (tokens [S, K]) and the history with the sampled tokens of the rows that emit. The noise of a row is that of the
         position its token will take, so a draft is right exactly if that token would have been sampled without it.
 
-        Sequences with drafts ask for nothing that `_shape` does, nor for logprobs: the caller sees to that."""
+        Sequences with drafts ask for nothing that `_shape` does but for masks, nor for logprobs: the caller sees to that."""
         want, s, drafts = batch.features, batch.sampling, batch.get(Drafts)
         position = batch.context + batch.query
         shaped = self._shape(logits, Rows(history, batch.slots, position), batch)
@@ -107,16 +107,22 @@ class Sampler:
         return self._best(logits, targets, k)
 
     def _shape(self, logits: Tensor, rows: Rows, batch: StepBatch) -> Tensor:
-        """What does not depend on temperature: penalties, bans, biases, masks. Of each sequence's last row only."""
+        """What does not depend on temperature: penalties, bans, biases, masks. Of each sequence's last row, and of drafts those
+        that can be."""
         asked = [(change, part) for kind, change in self._changes if (part := batch.get(kind)) is not None]
         if not asked:
             return logits
         n = batch.slots.shape[0]
-        drafted = logits.shape[0] > n
-        last = logits[:n] if drafted else logits
+        if logits.shape[0] == n:
+            for change, part in asked:
+                logits = change(logits, part, rows)
+            return logits
+        last, ahead = logits[:n], logits[n:]
         for change, part in asked:
             last = change(last, part, rows)
-        return torch.cat([last, logits[n:]]) if drafted else last
+            if isinstance(change, ChangesDrafts):
+                ahead = change.ahead(ahead, part)
+        return torch.cat([last, ahead])
 
     @staticmethod
     def _scale(logits: Tensor, temperature: Tensor, want: Features) -> Tensor:

@@ -26,6 +26,7 @@ from thalweg.grammar.grammars import Grammars
 from thalweg.offline.metrics import Metric, snapshot
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
+from thalweg.prompts import meant
 from thalweg.refused import TRACES, NoAdapters, NoCode, NoOtherConfig, no_adapter
 from thalweg.text.cut import asked as cuts
 from thalweg.text.tokenizer import Tokenizer
@@ -123,6 +124,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
     ) -> Submission | PoolingSubmission:
         """A checked request, for `submit`. RequestError names the field."""
         keep, side, special = tokenization(tokenization_kwargs)
+        prompt = meant(prompt)
         if self.frontend.media is not None and isinstance(prompt, Mapping) and media.NAME in prompt:
             prompt = self.frontend.media.prompt(prompt)
         tokenizer = self.frontend.tokenizer

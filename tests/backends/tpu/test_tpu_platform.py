@@ -143,7 +143,10 @@ def test_batches_of_one_bucket_share_a_program_whatever_their_lists_hold() -> No
 
 def test_a_batch_travels_as_one_buffer_and_arrives_as_it_was() -> None:
     two = np.arange(2, dtype=np.int32)
-    parts = (Mask(np.array([[1 << 31], [7], [0]], np.uint32)), Bias(two, two, np.array([-np.inf, 0.5], np.float32)))
+    parts = (
+        Mask(np.array([[1 << 31], [7], [0]], np.uint32), np.empty((0, 1), np.uint32)),
+        Bias(two, two, np.array([-np.inf, 0.5], np.float32)),
+    )
     batch = _batch(3, parts=parts)
     buffer, cut_up, _ = pack(batch)
     got = cut_up.map(lambda cut: np.asarray(cut.out_of(jax.numpy.asarray(buffer))))

@@ -16,6 +16,7 @@ from thalweg.backends.null import SimClock
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.errors import ConfigError
 from thalweg.hal.parts.drafts import Drafts
+from thalweg.hal.parts.mask import Mask
 
 MOST = 4
 
@@ -24,7 +25,7 @@ def world(*, luck=1.0, **config) -> World:
     """Every sequence that may have drafts has as many as may be, and waits for its turn to."""
     w = World(make_config(**({"max_len": 96, "blocks": 80, "depth": 1} | config)), drafts=MOST, luck=luck)
     w.batch_log = []
-    guesser = w.core.scheduler._drafter
+    guesser = w.core.scheduler._drafter._drafter
 
     def propose(slot: int, most: int) -> list[int]:
         t, vocab = w.tracked[int(guesser.slots.handle[slot])], w.config.model.vocab
@@ -98,7 +99,6 @@ def test_a_range_ends_with_the_context():
         {"repetition_penalty": 1.1},
         {"logit_bias": ((1, 1.5),)},
         {"bad_words": ((1, 2),)},
-        {"allowed_ids": tuple(range(60))},
         {"min_tokens": 5, "stop_ids": (3,)},
         {"logprobs": 1},
     ],
@@ -112,6 +112,16 @@ def test_what_changes_from_token_to_token_has_no_drafts_and_harms_none_beside_it
     owners = {int(w_slot) for b, d in found for w_slot in b.slots[b.token_seq[d.row]]}
     assert len(owners) == 1
     assert any(b.slots.size == 2 for b, _ in found)
+
+
+def test_masks_have_a_row_for_each_draft_and_others_beside_them_none_to_speak_of():
+    """Those that are allowed are another half of the vocabulary each: no token is the one that is said without a mask."""
+    w = world()
+    for h in range(4):
+        ask(w, h, [1, 2, 3], 15, allowed_ids=tuple(range(h % 2, 64, 2)) if h < 3 else ())
+    w.drain()
+    assert max(b.get(Mask).ahead.shape[0] for b in w.batch_log if b.get(Mask)) == 4 * MOST
+    assert w.core.scheduler.counters.drafts.accepted == w.core.scheduler.counters.drafts.drafted == 44
 
 
 def test_a_sequence_with_drafts_sits_out_while_others_go_on():
@@ -195,7 +205,7 @@ def spent(drafts: int, luck: float, base: float, per_token: float, depth: int) -
     w.options = replace(w.options, base=base, per_token=per_token, clock=clock)
     w.boot()
     if drafts:
-        w.core.scheduler._drafter.hopes = lambda slot: True
+        w.core.scheduler._drafter._drafter.hopes = lambda slot: True
     for h in range(8):
         ask(w, h, [h + 1, 2, 3], 300)
     w.drain()

@@ -15,11 +15,13 @@ import msgspec
 import numpy as np
 import pytest
 from oracle import Oracle
-from world import World, make_config
+from world import Guesser, World, make_config
 
+from thalweg.config import SpeculationConfig
 from thalweg.engine.control.parts.grammar import Followers
 from thalweg.engine.control.slots import Slots
 from thalweg.engine.messages import EngineRequest, TokenSampling
+from thalweg.errors import ConfigError
 from thalweg.grammar.source import Source
 from thalweg.text.marks import mark
 from thalweg.turns import table
@@ -205,6 +207,93 @@ def test_without_an_end_of_sequence_or_a_vocabulary_a_request_is_refused() -> No
     assert "vocabulary" in w.core.step().finished[0].error
 
 
+def jumping(depth: int = 1, **config: Any) -> World:
+    w = world(depth, jump_forward=True, **config)
+    w.core.scheduler.gain.allows = lambda streams: True  # whatever this machine's clock says
+    w.batch_log = []
+    return w
+
+
+KEYS = {
+    "type": "object",
+    "properties": {"a long name": {"enum": [1, 2]}, "another": {"type": "boolean"}, "last": {"const": "a text"}},
+    "required": ["a long name", "another", "last"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("depth", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [{}, {"temperature": 1.0, "top_k": 9}, {"min_tokens": 9, "bad_words": ((65,), (3, 4))}])
+def test_what_a_grammar_leaves_no_choice_about_takes_few_steps_and_is_the_same(depth: int, kind: dict[str, Any]) -> None:
+    """The oracle knows no jumps, and every token is compared with it."""
+    made, steps = rig.served("json", KEYS, compact=True), []
+    for w in (world(depth), jumping(depth)):
+        w.submit(request(0, made, max_tokens=90, **kind))
+        w.submit(request(1, None, max_tokens=90, eos_ids=()))
+        before = w.batches
+        while w.tracked[0].finished is None:
+            w.step()
+        steps.append(w.batches - before)
+        assert json.loads(text_of(w, 0))["last"] == "a text"
+        w.drain()
+    assert steps[1] < 0.4 * steps[0]
+    counted = w.core.stats()
+    assert counted.accepted_tokens == counted.draft_tokens > 20, "no guess is wrong"
+
+
+@pytest.mark.parametrize("fields", [{"logprobs": 1}, {"logit_bias": ((1, 1.5),)}, {"repetition_penalty": 1.1}])
+def test_what_cannot_be_told_ahead_of_time_does_not_jump(fields: dict[str, Any]) -> None:
+    w = jumping()
+    w.submit(request(0, rig.served("json", KEYS, compact=True), max_tokens=90, **fields))
+    w.drain()
+    assert not w.core.stats().draft_tokens
+
+
+def test_a_jump_ends_with_the_limit_and_with_a_stop() -> None:
+    w, made = jumping(), rig.served("regex", "abcdefghijklmnopqrst")
+    w.submit(request(0, made, max_tokens=5))
+    w.submit(request(1, made, stop_ids=(ord("k"),)))
+    w.submit(request(2, made))
+    w.drain()
+    assert [text_of(w, h) for h in range(3)] == ["abcde", "abcdefghijk", "abcdefghijklmnopqrst"]
+    assert [w.tracked[h].finished for h in range(3)] == ["length", "stop", "stop"]
+
+
+def test_jumps_under_preemption_prefix_hits_and_a_new_engine() -> None:
+    w, made = jumping(2, blocks=30, max_len=96), rig.served("json", KEYS, compact=True)
+    for h in range(8):
+        w.submit(request(h, made, prompt=(1, 2, 3, 4, 5), max_tokens=80))
+    for _ in range(9):
+        w.step()
+    w.boot()
+    w.core.scheduler.gain.allows = lambda streams: True
+    for t in [t for t in w.tracked.values() if t.finished is None]:
+        tokens = np.array([*t.request.tokens[: t.request.prompt_len], *t.tokens[: t.got]], np.int32)
+        w.core.add([msgspec.structs.replace(t.request, tokens=tokens)])
+    w.drain()
+    stats = w.core.stats()
+    assert stats.preemptions
+    assert stats.prefix_hits
+    assert stats.accepted_tokens
+
+
+def test_a_recurrent_state_does_not_jump() -> None:
+    with pytest.raises(ConfigError, match="enable_jump_forward: a recurrent state"):
+        world(windows=(0, -1), block_tokens=(4, 4), blocks=(120, 40), jump_forward=True)
+
+
+@pytest.mark.parametrize("luck", [1.0, 0.5])
+def test_guesses_of_a_drafter_are_cut_where_the_grammar_ends_them(luck: float) -> None:
+    w = world(2)
+    w.kwargs["drafter"] = lambda slots: Guesser(w, slots, 4, luck)
+    w.boot()
+    w.core.scheduler.gain.allows = lambda streams: True
+    for h in range(6):
+        w.submit(request(h, rig.served("json", PERSON, compact=True) if h % 2 else None, max_tokens=40))
+    w.drain()
+    assert w.core.stats().accepted_tokens > 30
+
+
 @pytest.mark.slow
 def test_random_worlds_with_grammars() -> None:
     sources = [
@@ -217,7 +306,11 @@ def test_random_worlds_with_grammars() -> None:
     ]
     for seed in range(6):
         rng = random.Random(seed)
-        w = world(rng.randrange(1, 4), blocks=rng.choice([16, 24, 60]), max_len=48, max_seqs=rng.choice([2, 4, 7]))
+        lookup = SpeculationConfig(tokens=4, lookup_min=1, lookup_max=2) if rng.random() < 0.5 else None
+        w = world(
+            rng.randrange(1, 4), blocks=rng.choice([16, 24, 60]), max_len=48, max_seqs=rng.choice([2, 4, 7]),
+            speculation=lookup, jump_forward=rng.random() < 0.6,
+        )  # fmt: skip
         for h in range(14):
             grammar = rng.choice([*sources, None, None])
             prompt = tuple(rng.randrange(9) for _ in range(rng.randrange(1, 7)))

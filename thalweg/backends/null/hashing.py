@@ -16,6 +16,7 @@ taking the next allowed token up), so that their bookkeeping can be checked too.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -101,6 +102,9 @@ class HashModel:
         out[emit] = picked[: emit.size]
         if any(batch.get(kind) is not None for kind in (Bias, BadWords, Mask)):
             self._allowed(batch, history, out, emit)
+        if (mask := batch.get(Mask)) is not None and mask.ahead.size:
+            for i, words in enumerate(mask.ahead, emit.size):
+                picked[i] = self._next(int(picked[i]), words)
         if drafts is not None:
             result = verified(batch, drafts, out, picked[emit.size :], tokens)
             first = reached - (drafts.pick >= 0).sum(1)
@@ -172,17 +176,20 @@ class HashModel:
                 banned.setdefault(row, set()).add(word[-1])
         for row in rows.tolist():
             mask = None if masks is None else masks.allowed[row]
-            if row not in banned and (mask is None or bool((mask == 0xFFFFFFFF).all())):
-                continue
-            ok = np.ones(self._vocab, np.bool_)
-            if mask is not None:
-                bits = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little")
-                ok[:] = bits[: self._vocab]
-            ok[[t for t in banned.get(row, ()) if t < self._vocab]] = False
-            found = np.flatnonzero(ok)
-            if found.size:
-                at = int(np.searchsorted(found, out[row]))
-                out[row] = found[at if at < found.size else 0]
+            out[row] = self._next(int(out[row]), mask, banned.get(row, set()))
+
+    def _next(self, token: int, mask: NDArray[np.uint32] | None, banned: Collection[int] = ()) -> int:
+        """The token, or the next one up that is allowed."""
+        if not banned and (mask is None or bool((mask == 0xFFFFFFFF).all())):
+            return token
+        ok = np.ones(self._vocab, np.bool_)
+        if mask is not None:
+            bits = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little")
+            ok[:] = bits[: self._vocab]
+        ok[[t for t in banned if t < self._vocab]] = False
+        found = np.flatnonzero(ok)
+        at = int(np.searchsorted(found, token))
+        return int(found[at if at < found.size else 0]) if found.size else token
 
 
 def _running(v: I64, batch: StepBatch) -> I64:

@@ -26,6 +26,7 @@ from thalweg.errors import RequestError
 from thalweg.features import all_features
 from thalweg.grammar.source import Source
 from thalweg.params import PoolingParams, RequestOutputKind, SamplingParams
+from thalweg.prompts import REFUSED_KEYS
 from thalweg.text.stops import automaton
 from thalweg.text.tokenizer import Tokenizer
 
@@ -251,6 +252,8 @@ class InputProcessor:
             fields = {"prompt_token_ids": list(prompt)}
         else:
             raise RequestError(f"prompt must be text or token ids, not {type(prompt).__name__}", "prompt")
+        for name in REFUSED_KEYS.keys() & fields.keys():
+            raise RequestError(f"prompt: {name}: {REFUSED_KEYS[name]}", "prompt")
         unknown = sorted(str(k) for k in fields.keys() - _KEYS)
         if unknown:
             raise RequestError(f"prompt: {', '.join(unknown)} is not supported; known are {', '.join(sorted(_KEYS))}", "prompt")

@@ -167,7 +167,7 @@ class BatchBuilder:
         if drafted:
             drafts = query - self._ones[: query.size]
             drafts[:known] = 0
-        work = Work(s, slots, context, query, self._asked(slots), chunks, n, drafts, self._drafts)
+        work = Work(s, slots, context, query, self._asked(slots), chunks, n, drafts, self._drafts, drafted)
         self._members = None  # what follows is of this mixture of chunks and decodes
         members = self._assemble(work)
         batch = StepBatch(

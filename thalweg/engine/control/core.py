@@ -22,6 +22,7 @@ from thalweg.engine.control.batch import BatchBuilder, Launched
 from thalweg.engine.control.cache.prefix import HashFn
 from thalweg.engine.control.cache.tables import KVCache
 from thalweg.engine.control.drafts import Drafter
+from thalweg.engine.control.guesses import Guesses
 from thalweg.engine.control.invariant import InvariantError, ensure
 from thalweg.engine.control.ngram import NGramDrafter
 from thalweg.engine.control.output import News, ResultReader
@@ -71,9 +72,13 @@ class EngineCore:
         self.slots.may_hope = self.kv.rewinds and not config.model.logprobs_mode.startswith("processed")
         if drafter is None and scheduler.speculation is not None:
             drafter = partial(NGramDrafter, scheduler.speculation)
-        guesses = None if drafter is None else drafter(self.slots)
+        drafting = None if drafter is None else drafter(self.slots)
+        guesses = None
+        if drafting is not None or scheduler.jump_forward:
+            guesses = Guesses(self.slots, parts, drafting, scheduler.jump_forward)
         if guesses is not None and not self.kv.rewinds:
-            raise ConfigError("speculative_config: a recurrent state cannot be taken back when drafts are wrong: leave it out")
+            name = "structured_outputs_config: enable_jump_forward" if drafting is None else "speculative_config"
+            raise ConfigError(f"{name}: a recurrent state cannot be taken back when drafts are wrong: leave it out")
         self._drafting = guesses is not None
         self.scheduler = Scheduler(scheduler, self.slots, self.kv, share_from, guesses)
         most = guesses.most if guesses is not None else 0

@@ -3,8 +3,8 @@
 A draft is right exactly if it is the token that would be sampled in its place, because the noise of sampling is a hash of
 seed, position and token. So what a sequence says does not depend on who guesses, nor on whether anybody does.
 
-Only sequences without anything that changes from one token to the next are guessed for (`slots.PER_TOKEN`): sampling of the
-others would need a history, bias or mask of its own for every draft. Those that want logprobs are not guessed for either.
+Sequences are guessed for if masks are all that changes their logits: a draft has a mask of its own. It has no history and no
+bias, so others (`slots.PER_TOKEN`) are not guessed for. Nor are those that want logprobs.
 """
 
 from __future__ import annotations

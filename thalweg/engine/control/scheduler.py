@@ -22,8 +22,9 @@ import numpy as np
 from thalweg.config import SchedulerConfig
 from thalweg.engine.control.cache.prefix import Node
 from thalweg.engine.control.cache.tables import KVCache
-from thalweg.engine.control.drafts import Draft, DraftCounters, Drafter
+from thalweg.engine.control.drafts import Draft, DraftCounters
 from thalweg.engine.control.gain import Gain
+from thalweg.engine.control.guesses import Guesses
 from thalweg.engine.control.invariant import ensure
 from thalweg.engine.control.pace import Pace
 from thalweg.engine.control.request import Request
@@ -80,7 +81,7 @@ class Counters:
 
 class Scheduler:
     def __init__(
-        self, config: SchedulerConfig, slots: Slots, kv: KVCache, share_from: int = SHARE_FROM, drafter: Drafter | None = None
+        self, config: SchedulerConfig, slots: Slots, kv: KVCache, share_from: int = SHARE_FROM, drafter: Guesses | None = None
     ) -> None:
         self.waiting: list[Request] = []
         """In rank order."""
@@ -207,7 +208,7 @@ class Scheduler:
             self._order = np.fromiter((r.slot for r in self.running), np.int32, len(self.running))
         return self._order
 
-    def _decodes(self, budget: int, in_flight: int, drafter: Drafter | None) -> NDArray[np.int32]:
+    def _decodes(self, budget: int, in_flight: int, drafter: Guesses | None) -> NDArray[np.int32]:
         """Slots with exactly one token to compute, each with room for it in the cache."""
         s, order = self._slots, self.order()
         scheduled, length = s.scheduled[order], s.length[order]
@@ -231,25 +232,27 @@ class Scheduler:
         s, order = self._slots, self.order()
         return int((s.length[order] - s.scheduled[order] <= 1).sum())
 
-    def _guessable(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which of these may have drafts: those that ask for nothing per token, and have room for more than one."""
+    def _guessable(self, drafter: Guesses, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which of these may have drafts: those of whom all can be told for drafts, and with room for more than one token."""
         s = self._slots
         plain = ((s.flags[slots] & PER_TOKEN) == 0) & (s.logprobs[slots] < 0)
+        if drafter.needs:
+            plain &= (s.flags[slots] & drafter.needs) != 0
         may: NDArray[np.bool_] = plain & (s.limit[slots] - s.length[slots] > 1)
         return may
 
-    def _sits_out(self, drafter: Drafter, order: NDArray[np.int32], ready: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def _sits_out(self, drafter: Guesses, order: NDArray[np.int32], ready: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which sequences had better wait for their tokens in flight: only after a known token can drafts be proposed."""
         s = self._slots
-        out = ready & (s.known[order] < s.length[order]) & self._guessable(order)
+        out = ready & (s.known[order] < s.length[order]) & self._guessable(drafter, order)
         for i in np.nonzero(out)[0].tolist():
             out[i] = drafter.hopes(int(order[i]))
         return out
 
-    def _drafts(self, drafter: Drafter, decode: NDArray[np.int32], left: int) -> list[Draft]:
+    def _drafts(self, drafter: Guesses, decode: NDArray[np.int32], left: int) -> list[Draft]:
         """Guesses for those of `decode` whose every token is known: at most `left` tokens, in blocks that nobody needs."""
         s, drafted = self._slots, list[Draft]()
-        for slot in decode[(s.known[decode] == s.length[decode]) & self._guessable(decode)].tolist():
+        for slot in decode[(s.known[decode] == s.length[decode]) & self._guessable(drafter, decode)].tolist():
             if left <= 0:
                 break
             start = int(s.scheduled[slot])

@@ -43,8 +43,9 @@ STOP_WIDTH = 8
 
 RANDOM, TRUNCATE, MANY_STOPS, LOOKBACK, PER_TOKEN, WAITS, PARTS = (1 << i for i in range(7))
 """Bits of `Slots.flags`: what a sequence asks for beyond greedy tokens. LOOKBACK: the step reads its history. PER_TOKEN:
-something changes its logits from one token to the next. WAITS: what changes them follows from the token before, so the sequence
-is in no step until that has returned, unless it hopes. PARTS: the first of the bits that parts of a step have, one each."""
+something changes its logits that cannot be told for drafts. WAITS: what changes them follows from the token before, so the
+sequence is in no step until that has returned, unless it hopes. PARTS: the first of the bits that parts of a step have, one
+each."""
 
 
 class Slots:

@@ -51,6 +51,13 @@ def engine_args(fields: Mapping[str, Any]) -> EngineArgs:
         raise ConfigError(f"engine argument: {e}") from None
 
 
+INTERNAL = {
+    "_api_process_count": (1, "one process serves HTTP"),
+    "_api_process_rank": (0, "one process serves HTTP"),
+    "enable_mm_processor_stats": (False, "times of reading images are not told apart"),
+    "mamba_config": ({}, "of recurrent layers mamba_block_size alone can be said"),
+}
+"""Arguments of the field without a flag -> what asks for nothing, and why others are refused."""
 TRANSLATED = ("fail_on_environ_validation", "model_weights", "tokens_only")
 """Arguments that are other arguments here, or none of the engine's."""
 
@@ -70,7 +77,12 @@ def _problem(name: str, value: Any) -> str | None:
     flag = _flags().get(name)
     if name in AS_IT_IS:
         return None
+    if name in INTERNAL:
+        default, why = INTERNAL[name]
+        return None if value is None or value == default else f"{name}: {why}; leave it out"
     if flag is not None and not flag.refusal:
+        if value is None or value == "" or flag.asks_nothing(value):
+            return None
         return f"{name}: it is a setting of the server: `thalweg serve --{flag.name}`; leave it out"
     if flag is None:
         near = difflib.get_close_matches(name, EngineArgs.__struct_fields__, n=1, cutoff=0.6)

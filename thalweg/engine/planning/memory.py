@@ -191,7 +191,7 @@ def step_sizes(
     spec: ModelSpec, schedule: SchedulerConfig, length: int, dtype: str, ranks: int, batch_invariant: bool
 ) -> StepSizes:
     """What bounds the temporaries of a model's largest step, on one of the ranks that share it. Every draft samples too."""
-    rows = 1 if schedule.speculation is None else 1 + schedule.speculation.tokens
+    rows = 1 + schedule.most_drafts
     return sizes.step_sizes(
         spec, tokens=schedule.token_budget, seqs=min(schedule.max_seqs * rows, schedule.token_budget), max_len=length,
         dtype=dtype, ranks=ranks, batch_invariant=batch_invariant,

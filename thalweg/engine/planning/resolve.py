@@ -202,6 +202,7 @@ def scheduler(args: EngineArgs, defaults: Defaults, length: int) -> SchedulerCon
         log_steps=args.enable_logging_iteration_details,
         pipeline_depth=depth,
         speculation=speculation(args),
+        jump_forward=bool((args.structured_outputs_config or {}).get("enable_jump_forward")),
     )
 
 

@@ -13,6 +13,7 @@ from thalweg.engine.control.cache.groups import policy
 from thalweg.features import all_features
 from thalweg.hal.fields import Part, dims
 from thalweg.hal.kv import KVSpec
+from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.parts.each_token import EachToken
 from thalweg.hal.parts.scores import Scores
 from thalweg.hal.platform import Limits
@@ -70,7 +71,9 @@ def scratch(query: Sequence[int], tables: Sequence[Table], blocks: int, *, unifo
 def asking(batch: StepBatch, features: Features, sizes: Mapping[str, int]) -> StepBatch:
     """The batch with the features and their parts, which change nothing. sizes: lengths of dimensions that parts name."""
     known = {"T": batch.tokens.shape[0], "S": batch.slots.shape[0], **sizes}
-    return replace(batch, features=features, parts=tuple(kind.blank(known, level) for kind, level in features.parts))
+    without = {**known, "N": 0} if features.level(Drafts) < 0 else known  # rows for drafts
+    parts = tuple(kind.blank(without if kind.drafts else known, level) for kind, level in features.parts)
+    return replace(batch, features=features, parts=parts)
 
 
 def sizes(vocab: int, words: int = 3) -> dict[str, int]:

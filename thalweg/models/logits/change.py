@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -34,3 +34,11 @@ class Change(Protocol):
     def __call__(self, logits: Tensor, part: Any, rows: Rows) -> Tensor:
         """logits f32[S, V], of each sequence's last row, before temperature -> the same, changed. Pure: no argument is
         written to, and what runs never depends on a value in an array."""
+
+
+@runtime_checkable
+class ChangesDrafts(Protocol):
+    """A `Change` by a part that has rows for drafts (`Part.drafts`)."""
+
+    def ahead(self, logits: Tensor, part: Any) -> Tensor:
+        """logits f32[N, V], of the row before each draft -> the same, changed. As pure as the other."""

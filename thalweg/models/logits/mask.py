@@ -16,3 +16,7 @@ class MaskChange:
     def __call__(self, logits: Tensor, part: Mask, rows: Rows) -> Tensor:
         out: Tensor = self._op(logits, part.allowed)
         return out
+
+    def ahead(self, logits: Tensor, part: Mask) -> Tensor:
+        out: Tensor = self._op(logits, part.ahead) if part.ahead.shape[0] else logits
+        return out

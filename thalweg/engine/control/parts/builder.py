@@ -17,6 +17,7 @@ from thalweg.plugins import imported
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from thalweg.engine.control.drafts import Draft
     from thalweg.engine.control.request import Request
     from thalweg.engine.control.scheduler import Chunk
     from thalweg.engine.messages import MediaItem, TokenSampling
@@ -83,6 +84,8 @@ class Work:
     """Per row: how many of its last new tokens are guesses. None: no row has any."""
     most_drafts: int = 0
     """At most so many of a sequence, in any step."""
+    drafted: Sequence[Draft] = ()
+    """The guesses, one for each row that has any, in the order of the rows."""
     scored: list[Scored] = field(default_factory=list)
     """For the record of the step: whose prompt tokens `Scores` are."""
 
@@ -108,7 +111,7 @@ class Builder(ABC):
     @property
     def flags(self) -> int:
         """All bits of a sequence that asks for it."""
-        return self.flag | LOOKBACK * self.looks_back | PER_TOKEN * self.part.logits
+        return self.flag | LOOKBACK * self.looks_back | PER_TOKEN * (self.part.logits and not self.part.drafts)
 
     def __init__(self, setup: Setup) -> None:
         """Subclasses keep what they need."""
@@ -130,6 +133,20 @@ class Builder(ABC):
     def refuses(self, state: Slots, request: Request, token: int) -> bool:
         """Does the part for a token, now that it follows, forbid this one?"""
         return False
+
+    def certain(self, state: Slots, request: Request, most: int) -> list[int]:
+        """Where it waits, and every token is known: the next tokens, at most so many, as long as it leaves one choice alone.
+        Default: none."""
+        return []
+
+    def forces(self, state: Slots, request: Request) -> bool:
+        """Where it waits: does it leave one choice alone for the token after those that are known, and for the one after
+        that?"""
+        return False
+
+    def follows(self, state: Slots, request: Request, drafts: Sequence[int]) -> int:
+        """Every token is known: for how many of these guesses, from the first, can the step have the part? Default: all."""
+        return len(drafts)
 
     def enter(self, slot: int, request: Request) -> None:
         """A sequence that asks for it has got this slot. Default: nothing."""

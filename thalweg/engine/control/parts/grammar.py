@@ -4,18 +4,22 @@ Where every token is known when a step is made, its mask is there. Else the next
 time. If the grammar forbids it, it is taken back and drawn again with its mask (`Slots.hopes`). The result is the token that
 a mask from the first would have given. A sequence whose hopes fail waits for its last token, longer each time.
 
+Guesses at the next tokens have a mask each, made by a copy of the matcher that runs ahead. Where a mask leaves one token
+alone, that token is no guess (`certain`).
+
 What else forbids tokens is done here too, token by token: bad words, allowed_token_ids, and stop ids up to min_tokens. Where a
 grammar and those leave nothing, the grammar counts: there is no other way to go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thalweg.engine.control.invariant import ensure
 from thalweg.engine.control.request import Request
 from thalweg.engine.control.slots import Slots
 from thalweg.grammar.source import GrammarError
@@ -43,6 +47,10 @@ class _Follower:
     """Tokens that it still waits for."""
     failures: int = 0
     """In a row, about."""
+    ahead: list[U32] = field(default_factory=list)
+    """The masks of the next tokens, made when they were guessed."""
+    ahead_of: int = 0
+    """Tokens that were known then."""
 
 
 class Followers:
@@ -63,13 +71,75 @@ class Followers:
         out, self._failed = self._failed, []
         return out
 
-    def fill(self, state: Slots, request: Request, words: U32) -> None:
-        """The mask of the next token of a sequence. One that fails gets every token, and an end with a reason."""
+    def fill(self, state: Slots, request: Request, rows: Sequence[U32]) -> None:
+        """The mask of the next token of a sequence. One that fails gets every token, and an end with a reason. Several rows:
+        then those after each of its drafts, for which `certain` or `follows` was asked before."""
         follower = self._at[request.slot]
         if follower.patience:
             follower.patience -= 1
             state.hopes[request.slot] = not follower.patience
-        self._mask(state, follower, words)
+        made = follower.ahead if follower.ahead_of == state.known[request.slot] else []
+        if len(rows) == 1 and not made:
+            self._mask(state, follower, rows[0])
+            return
+        ensure(len(rows) <= len(made), "drafts without masks")
+        for words, mask in zip(rows, made, strict=False):
+            words[:] = mask
+
+    def certain(self, state: Slots, request: Request, most: int, words: int) -> list[int]:
+        """The next tokens, as long as the masks leave one alone."""
+        out: list[int] = []
+        for mask in self._masks(state, self._at[request.slot], out, words):
+            found = np.flatnonzero(mask)
+            word = int(mask[found[0]]) if found.size == 1 and len(out) < most else 0
+            if word.bit_count() != 1:
+                break
+            out.append(32 * int(found[0]) + word.bit_length() - 1)
+        return out[: max(len(self._at[request.slot].ahead) - 1, 0)]
+
+    def follows(self, state: Slots, request: Request, drafts: Sequence[int], words: int) -> int:
+        """How many of these the masks allow, one after another."""
+        given: list[int] = []
+        for mask, token in zip(self._masks(state, self._at[request.slot], given, words), drafts, strict=False):
+            if not _allows(mask, token):
+                break
+            given.append(token)
+        return min(len(given), max(len(self._at[request.slot].ahead) - 1, 0))
+
+    def _masks(self, state: Slots, follower: _Follower, given: list[int], words: int) -> Iterator[U32]:
+        """The mask of the next token, and that after each token that is put to `given` meanwhile. Fewer where one cannot be
+        made: if it is the first, `fill` will say why."""
+        known, request, matcher = int(state.known[follower.request.slot]), follower.request, follower.matcher
+        line = state.tokens[request.slot, :known]
+        follower.ahead, follower.ahead_of = [], known
+        while True:
+            mask = np.zeros(words, np.uint32)
+            try:
+                if not follower.ahead:
+                    self._catch_up(state, follower)
+                else:
+                    # The first mask is made by the sequence's own matcher, which remembers what it worked out.
+                    matcher = follower.matcher.copy() if matcher is follower.matcher else matcher
+                    matcher.accept(given[-1:])
+                    line = np.append(line, np.int32(given[-1]))
+                matcher.mask(mask)
+            except GrammarError:
+                return
+            _narrow(request, line, mask)
+            follower.ahead.append(mask)
+            before = len(given)
+            yield mask
+            if len(given) == before:
+                return
+
+    def forces(self, state: Slots, request: Request) -> bool:
+        """Are the next two tokens certain, as far as that is known without their masks?"""
+        follower = self._at[request.slot]
+        try:
+            self._catch_up(state, follower)
+            return len(follower.matcher.forced()) > 1
+        except GrammarError:
+            return False
 
     def refuses(self, state: Slots, request: Request, token: int, words: int) -> bool:
         """Does the mask of the next token, which was drawn without, forbid it?"""
@@ -77,7 +147,7 @@ class Followers:
         mask = np.zeros(words, np.uint32)
         if not self._mask(state, follower, mask):
             return True
-        if mask[token // 32] >> np.uint32(token % 32) & 1:
+        if _allows(mask, token):
             follower.failures = max(follower.failures - 1, 0)
             return False
         follower.failures = min(follower.failures + 1, MOST_FAILURES)
@@ -88,18 +158,23 @@ class Followers:
     def _mask(self, state: Slots, follower: _Follower, words: U32) -> bool:
         """False: it fails."""
         request = follower.request
-        known = int(state.known[request.slot])
-        tokens = state.tokens[request.slot]
         try:
-            follower.matcher.accept(tokens[follower.fed : known].tolist())
-            follower.fed = known
+            self._catch_up(state, follower)
             follower.matcher.mask(words)
         except GrammarError as e:
             words[:] = ALL
             self._failed.append((request, f"structured_outputs: {e}"))
             return False
-        _narrow(request, tokens[:known], words)
+        _narrow(request, state.tokens[request.slot, : follower.fed], words)
         return True
+
+    @staticmethod
+    def _catch_up(state: Slots, follower: _Follower) -> None:
+        """GrammarError."""
+        slot = follower.request.slot
+        known = int(state.known[slot])
+        follower.matcher.accept(state.tokens[slot, follower.fed : known].tolist())
+        follower.fed = known
 
 
 def _narrow(request: Request, tokens: NDArray[np.int32], words: U32) -> None:
@@ -112,6 +187,10 @@ def _narrow(request: Request, tokens: NDArray[np.int32], words: U32) -> None:
         _prefer(words, ~_bits(bad, words.size))
     if tokens.size - request.prompt_len < p.min_tokens:
         _prefer(words, ~_bits((*p.eos_ids, *p.stop_ids), words.size))
+
+
+def _allows(words: U32, token: int) -> bool:
+    return bool(words[token // 32] >> np.uint32(token % 32) & 1)
 
 
 def _ends(tokens: NDArray[np.int32], with_: tuple[int, ...]) -> bool:

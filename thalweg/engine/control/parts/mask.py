@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from thalweg.engine.control.parts.builder import FOREVER, Builder, Setup, Work
@@ -31,6 +33,17 @@ class MaskBuilder(Builder):
     def refuses(self, state: Slots, request: Request, token: int) -> bool:
         return self._followers.refuses(state, request, token, self._words)
 
+    def certain(self, state: Slots, request: Request, most: int) -> list[int]:
+        return self._followers.certain(state, request, most, self._words)
+
+    def forces(self, state: Slots, request: Request) -> bool:
+        return self._followers.forces(state, request)
+
+    def follows(self, state: Slots, request: Request, drafts: Sequence[int]) -> int:
+        if request.sampling.grammar is None:
+            return len(drafts)
+        return self._followers.follows(state, request, drafts, self._words)
+
     def enter(self, slot: int, request: Request) -> None:
         if request.sampling.grammar is not None:
             self._followers.enter(slot, request)
@@ -43,17 +56,23 @@ class MaskBuilder(Builder):
 
     def build(self, work: Work) -> tuple[Mask | None, int]:
         """A grammar's rows are right for one step. One whose last token is not known hopes, and has every token."""
-        mask, lasts, masked = Mask.blank({"S": work.slots.size, "words": self._words}), FOREVER, False
-        for row, request in work.rows(self.flag):
-            p = request.sampling
-            known = work.state.known[request.slot] >= work.context[row] + work.query[row]
-            masked |= p.grammar is None or bool(known)
+        asked, lasts, masked = work.rows(self.flag), FOREVER, False
+        drafts = work.drafts if work.drafts is not None else np.zeros(work.slots.size, np.int32)
+        ends = np.cumsum(drafts) if any(drafts[row] for row, _ in asked) else np.zeros_like(drafts)
+        mask = Mask.blank({"S": work.slots.size, "N": int(ends[-1]), "words": self._words})
+        for row, request in asked:
+            p, known = request.sampling, int(work.state.known[request.slot])
+            guessed = int(drafts[row])
+            ahead = mask.ahead[int(ends[row]) - guessed : int(ends[row])] if guessed else mask.ahead[:0]
+            is_known = known >= work.context[row] + work.query[row] - guessed
+            masked |= p.grammar is None or is_known
             if p.grammar is not None:
                 lasts = 1
-                if known:
-                    self._followers.fill(work.state, request, mask.allowed[row])
+                if is_known:
+                    self._followers.fill(work.state, request, [*ahead, mask.allowed[row]])
                 continue
             mask.allowed[row] = 0
             ids = np.array(p.allowed_ids, np.int64)
             np.bitwise_or.at(mask.allowed[row], ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+            ahead[:] = mask.allowed[row]
         return (mask if masked else None), lasts
