@@ -1,7 +1,7 @@
 """Compiles the CPU kernels, as part of every install (`pip install .`, also with -e) or by hand: `python hatch_build.py`.
 
-One translation unit per instruction set, chosen among at run time. Without a C++ compiler, or on a system this library is not
-written for, the package is pure Python and says at run time that there are no compiled kernels.
+One translation unit per instruction set of the machine's family, chosen among at run time. Without a C++ compiler, or on a
+system this library is not written for, the package is pure Python and says at run time that there are no compiled kernels.
     CXX               the compiler (default: c++, g++ or clang++)
     THALWEG_NATIVE    "0": do not compile; "1": failing to compile fails the install; else it is only said
 """
@@ -33,6 +33,7 @@ FLAGS = [
     "-Wall",
     "-Wno-psabi",
     "-Wno-maybe-uninitialized",
+    "-Wno-unknown-warning-option",  # clang knows only some of these
 ]
 X86 = {
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
@@ -40,7 +41,15 @@ X86 = {
 }
 X86["avx512vnni"] = [*X86["avx512"], "-mavx512vnni"]
 X86["avx512bf16"] = [*X86["avx512vnni"], "-mavx512bf16"]
-"""Instruction set -> flags of its file, beyond what every processor of the family has. Others compile the portable file."""
+X86["amx"] = [*X86["avx512bf16"], "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
+ARM: dict[str, list[str]] = {
+    "neon": [],
+    "neondot": ["-march=armv8.2-a+dotprod"],
+    "neonbf16": ["-march=armv8.2-a+dotprod+bf16+i8mm"],
+}
+SETS = {"x86_64": X86, "AMD64": X86, "aarch64": ARM, "arm64": ARM}
+"""Machine -> instruction set -> flags of its file, beyond what every processor of the family has. Every machine compiles the
+portable file."""
 
 
 class CannotBuildError(Exception):
@@ -54,28 +63,39 @@ def compiler() -> str:
     raise CannotBuildError("no C++ compiler was found (c++, g++ or clang++; CXX names another)")
 
 
-def build(target: Path = LIBRARY, extra: tuple[str, ...] = (), sets: tuple[str, ...] = tuple(X86)) -> list[str]:
+def build(
+    target: Path = LIBRARY,
+    extra: tuple[str, ...] = (),
+    sets: tuple[str, ...] | None = None,
+    machine: str = "",
+    main: Path | None = None,
+) -> list[str]:
     """Compile to `target`; the instruction sets it holds. extra: more flags (sanitizers, warnings). sets: no others, besides
-    the portable one (for tests that compile often)."""
-    if sys.platform != "linux":
-        raise CannotBuildError(f"the compiled kernels are written for Linux, not {sys.platform}")
+    the portable one (for tests that compile often). machine: that the compiler compiles for, if it is not this one. main: a
+    file to be linked with the kernels into a program, in place of a library."""
+    if sys.platform not in ("linux", "darwin"):
+        raise CannotBuildError(f"the compiled kernels are written for Linux and macOS, not {sys.platform}")
     cxx = compiler()
-    flags_of = {name: X86[name] for name in sets} if platform.machine() in ("x86_64", "AMD64") else {}
+    family = SETS.get(machine or platform.machine(), {})
+    flags_of = {name: flags for name, flags in family.items() if sets is None or name in sets}
     with tempfile.TemporaryDirectory() as scratch:
         known = [name for name, flags in flags_of.items() if _accepts(cxx, flags, Path(scratch))]
         jobs = {f"kernels_{name}": flags_of[name] for name in known} | {
             n: [] for n in ("kernels_portable", "arena", "experts", "pack", "pool")
         }
         jobs["api"] = [f"-DHAS_{name.upper()}" for name in known]
+        sources = {name: SOURCES / f"{name}.cpp" for name in jobs}
+        if main:
+            jobs["main"], sources["main"] = [], main
         objects = {name: Path(scratch) / f"{name}.o" for name in jobs}
 
         def one(name: str) -> None:
-            _run([cxx, *FLAGS, *jobs[name], *extra, "-c", str(SOURCES / f"{name}.cpp"), "-o", str(objects[name])])
+            _run([cxx, *FLAGS, *jobs[name], *extra, "-c", str(sources[name]), "-o", str(objects[name])])
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(one, jobs))
         fresh = Path(scratch) / target.name
-        _run([cxx, "-shared", "-pthread", *extra, *map(str, objects.values()), "-o", str(fresh)])
+        _run([cxx, "-static-pie" if main else "-shared", "-pthread", *extra, *map(str, objects.values()), "-o", str(fresh)])
         # A running process may have the old file mapped: replace it, do not write into it.
         shutil.copyfile(fresh, target.with_suffix(".new"))
         target.with_suffix(".new").replace(target)
@@ -124,7 +144,8 @@ else:
             self.app.display_info(f"thalweg: CPU kernels compiled for {', '.join(sets)}")
             if version != "editable":
                 build_data["pure_python"] = False
-                build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+                system = sysconfig.get_platform().replace("universal2", platform.machine())  # compiled for one
+                build_data["tag"] = f"py3-none-{system.replace('-', '_').replace('.', '_')}"
                 build_data["artifacts"].append(str(LIBRARY.relative_to(HERE)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _levels() -> list[str]:
+    if "THALWEG_DRIVER" in os.environ:  # ci/emulate: the kernels are in another process
+        return levels()
     newest = max(p.stat().st_mtime for p in LIBRARY.parent.glob("src/*"))
     if not LIBRARY.exists() or LIBRARY.stat().st_mtime < newest:
         build = builder()

@@ -76,9 +76,10 @@ def test_threads_change_no_bit_and_contexts_do_not_disturb_each_other(library: L
 
 ROUNDS = {
     "portable": (96, 0, 0, 0), "avx2": (192, 0, 384, 768), "avx512": (384, 0, 768, 1536), "avx512vnni": (384, 0, 1536, 1536),
-    "avx512bf16": (384, 768, 1536, 1536),
+    "avx512bf16": (384, 768, 1536, 1536), "amx": (384, 12 * 16 * 16 * 32 * 2, 12 * 16 * 16 * 64 * 2, 1536),
+    "neon": (96, 0, 0, 0), "neondot": (96, 0, 384, 384), "neonbf16": (96, 192, 384, 384),
 }  # fmt: skip
-"""Operations of a round of twelve instructions, by type: lanes x products of a lane x 2."""
+"""Operations of a round of twelve instructions, by type: lanes x products of a lane x 2, and of a tile all of its products."""
 
 
 @pytest.mark.slow

@@ -35,8 +35,8 @@ class CpuOptions:
     threads: int = 0
     """0 = one per physical core this process may use, or fewer where OMP_NUM_THREADS says so."""
     isa: str = ""
-    """Instruction set of the compiled kernels: avx512bf16, avx512vnni, avx512, avx2 or portable. "" = the best there
-    is. "none" = run torch's kernels instead."""
+    """Instruction set of the compiled kernels: amx, avx512bf16, avx512vnni, avx512, avx2, neonbf16, neondot, neon or
+    portable. "" = the best there is. "none" = run torch's kernels instead."""
     graphs: bool = True
     """Record decode steps, and replay them."""
 

@@ -1,4 +1,4 @@
-"""What the processor's multiply-and-add instructions do at most, of the instruction set that was chosen (AMX is in none)."""
+"""What the processor's multiply-and-add instructions do at most, of the instruction set that was chosen."""
 
 from __future__ import annotations
 

@@ -4,6 +4,17 @@
 #include <cstdlib>
 #include <cstring>
 
+#if defined(HAS_AMX) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#if defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 #include "context.h"
 
 namespace thalweg {
@@ -17,6 +28,45 @@ namespace {
 
 constexpr int ABI = 24;
 
+#if defined(HAS_AMX)
+// Does the processor have tiles, of bfloat16 and of integers, and the system let this process use them? It does once it is asked.
+bool tiles_there() {
+#if defined(EMULATED_AMX)  // ci/emulate
+    return true;
+#elif defined(__linux__)
+    unsigned a, b, c, d = 0;
+    constexpr unsigned NEEDED = 1u << 22 | 1u << 24 | 1u << 25;
+    constexpr long REQUEST = 0x1023, TILES = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & NEEDED) == NEEDED && !syscall(SYS_arch_prctl, REQUEST, TILES);
+#else
+    return false;
+#endif
+}
+#endif
+
+#if defined(__aarch64__)
+// What the processor has beyond NEON, which every one of these has.
+struct Features {
+    bool dot, bf16;  // products of fours of bytes, and of pairs of bfloat16 (with bytes of which one side has no sign)
+};
+Features features() {
+#if defined(__APPLE__)
+    auto has = [](const char* name) {
+        int value = 0;
+        size_t bytes = sizeof value;
+        return !sysctlbyname(name, &value, &bytes, nullptr, 0) && value;
+    };
+    return {has("hw.optional.arm.FEAT_DotProd"), has("hw.optional.arm.FEAT_BF16") && has("hw.optional.arm.FEAT_I8MM")};
+#elif defined(__linux__)
+    constexpr unsigned long DOT = 1ul << 20, I8MM = 1ul << 13, BF16 = 1ul << 14;  // the last two of HWCAP2
+    const unsigned long more = getauxval(AT_HWCAP2);
+    return {(getauxval(AT_HWCAP) & DOT) != 0, (more & I8MM) && (more & BF16)};
+#else
+    return {false, false};
+#endif
+}
+#endif
+
 // Best first.
 struct Level {
     const Kernels* kernels;
@@ -28,13 +78,19 @@ int levels(Level* out) {
     __builtin_cpu_init();
     bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                   __builtin_cpu_supports("avx512dq");
-#if defined(HAS_AVX512BF16)
+#if defined(HAS_AVX512BF16) || defined(HAS_AMX)
 #if defined(EMULATED_BF16)  // ci/emulate
-    const bool bf16 = true;
+    bool bf16 = true;
 #else
-    const bool bf16 = __builtin_cpu_supports("avx512bf16");
+    bool bf16 = __builtin_cpu_supports("avx512bf16");
 #endif
-    out[n++] = {&avx512bf16_kernels, avx512 && bf16 && __builtin_cpu_supports("avx512vnni")};
+    bf16 = bf16 && avx512 && __builtin_cpu_supports("avx512vnni");
+#endif
+#if defined(HAS_AMX)
+    out[n++] = {&amx_kernels, bf16 && tiles_there()};
+#endif
+#if defined(HAS_AVX512BF16)
+    out[n++] = {&avx512bf16_kernels, bf16};
 #endif
 #if defined(HAS_AVX512VNNI)
     out[n++] = {&avx512vnni_kernels, avx512 && __builtin_cpu_supports("avx512vnni")};
@@ -44,6 +100,18 @@ int levels(Level* out) {
 #endif
 #if defined(HAS_AVX2)
     out[n++] = {&avx2_kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")};
+#endif
+#endif
+#if defined(__aarch64__)
+    [[maybe_unused]] const Features has = features();
+#if defined(HAS_NEONBF16)
+    out[n++] = {&neonbf16_kernels, has.dot && has.bf16};
+#endif
+#if defined(HAS_NEONDOT)
+    out[n++] = {&neondot_kernels, has.dot};
+#endif
+#if defined(HAS_NEON)
+    out[n++] = {&neon_kernels, true};
 #endif
 #endif
     out[n++] = {&portable_kernels, true};

@@ -4,7 +4,12 @@
 // a thread can do it beforehand, while the process is busy importing. `take` is then served from the arena in order, as
 // long as it lasts.
 #include <sys/mman.h>
+#include <unistd.h>
+#if defined(__APPLE__)
+#include <pthread/qos.h>
+#else
 #include <sys/resource.h>
+#endif
 
 #include <condition_variable>
 #include <mutex>
@@ -16,14 +21,25 @@ using namespace thalweg;
 
 namespace {
 
-constexpr size_t PAGE = 4096, HUGE = size_t(2) << 20;
+constexpr size_t BIG = size_t(2) << 20;  // of a huge page
+// Of an ordinary one: 4 KiB on x86, up to 64 KiB elsewhere. What is given back begins and ends with one.
+const size_t PAGE = size_t(sysconf(_SC_PAGESIZE));
+
+// The calling thread goes after others from now on.
+void step_back() {
+#if defined(__APPLE__)
+    pthread_set_qos_class_self_np(QOS_CLASS_UTILITY, 0);
+#else
+    setpriority(PRIO_PROCESS, 0, 10);  // of this thread alone, on Linux
+#endif
+}
 
 uint8_t* map(size_t bytes) {
-    size_t extra = bytes >= HUGE ? HUGE : 0;
+    size_t extra = bytes >= BIG ? BIG : 0;
     void* got = mmap(nullptr, bytes + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (got == MAP_FAILED) return nullptr;
     if (!extra) return (uint8_t*)got;
-    auto start = (uintptr_t)got, aligned = up(start, HUGE);
+    auto start = (uintptr_t)got, aligned = up(start, BIG);
     if (aligned > start) munmap(got, aligned - start);
     if (extra - (aligned - start)) munmap((void*)(aligned + bytes), extra - (aligned - start));
 #ifdef MADV_HUGEPAGE
@@ -42,14 +58,14 @@ struct Arena {
 
     // Stops where takers have overtaken it: they touch what they take, on as many threads as they have.
     void touch() {
-        setpriority(PRIO_PROCESS, 0, 10);  // of this thread: imports go first
+        step_back();  // imports go first
         std::unique_lock<std::mutex> lock(mutex);
         while (taken <= ready && ready < bytes) {
             uint8_t* at = start + ready;
             lock.unlock();
-            for (size_t i = 0; i < HUGE; i += PAGE) ((volatile uint8_t*)at)[i] = 0;
+            for (size_t i = 0; i < BIG; i += PAGE) ((volatile uint8_t*)at)[i] = 0;
             lock.lock();
-            ready += HUGE;
+            ready += BIG;
             changed.notify_all();
         }
         touching = false;
@@ -93,7 +109,7 @@ EXPORT void thalweg_expect(size_t bytes) {
     Arena& a = arena();
     std::lock_guard<std::mutex> lock(a.mutex);
     if (a.bytes || a.touching || !bytes) return;
-    bytes = up(bytes, HUGE);
+    bytes = up(bytes, BIG);
     a.start = map(bytes);
     if (!a.start) return;
     a.bytes = bytes, a.ready = a.taken = 0, a.touching = true;

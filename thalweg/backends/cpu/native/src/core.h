@@ -281,6 +281,7 @@ struct Quantise {
     float scale;          // round_floats: of everything, or 0
 };
 
-extern const Kernels portable_kernels, avx2_kernels, avx512_kernels, avx512vnni_kernels, avx512bf16_kernels;
+extern const Kernels portable_kernels, avx2_kernels, avx512_kernels, avx512vnni_kernels, avx512bf16_kernels, amx_kernels;
+extern const Kernels neon_kernels, neondot_kernels, neonbf16_kernels;
 
 }  // namespace thalweg

@@ -1,0 +1,3 @@
+#include "kernels.inc"
+
+const thalweg::Kernels thalweg::amx_kernels = THALWEG_TABLE("amx");
