@@ -228,7 +228,7 @@ def test_text_is_free_up_to_a_token_and_constrained_after_it() -> None:
 
 def test_tokens_that_must_come_are_told() -> None:
     matcher = rig.grammars().matcher(rig.served("regex", '"name":"[a-z]+"'))
-    assert b"".join(rig.VOCABULARY.tokens[i] for i in matcher.forced()) == b'"name":'
+    assert b"".join(rig.VOCABULARY.tokens[i] for i in matcher.forced()) == b'"name":"'
     matcher.accept(list(b'"name":"a'))
     assert matcher.forced() == []
 

@@ -128,7 +128,7 @@ def expected(args: EngineArgs) -> Iterator[None]:
 
 def _expect(platform: Platform, args: EngineArgs) -> None:
     """Tell the platform how much is about to be loaded, if the model is here."""
-    with contextlib.suppress(ThalwegError, OSError):
+    with contextlib.suppress(ThalwegError, OSError, ValueError):  # `build` says what is wrong
         if not Path(args.model).exists() or registry.foreign(described.read(args, Path(args.model))):
             return  # a module's spec would load a framework, before the platform has loaded it as it wants
         size = to_load(args, platform)
