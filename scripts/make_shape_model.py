@@ -38,6 +38,28 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "use_sliding_window": False,
     },
+    "qwen3-30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+    },
     "llama-3.2-1b": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -94,7 +116,7 @@ def make(
     config |= {"vocab_size": vocab or config["vocab_size"], "num_hidden_layers": layers or config["num_hidden_layers"]}
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    qk_norm = config["model_type"] == "qwen3"
+    qk_norm = config["model_type"] in ("qwen3", "qwen3_moe")
     weights.write(out / "model.safetensors", config, weights.shapes(config, qk_norm), seed)
     if tokenizer:
         _tokenizer(out, config["vocab_size"])

@@ -22,9 +22,9 @@ CHUNK = 1 << 22
 
 
 def shapes(config: Mapping[str, Any], qk_norm: bool = False) -> dict[str, tuple[int, ...]]:
-    """Tensor names and shapes of a Llama-like checkpoint without biases."""
+    """Tensor names and shapes of a Llama-like checkpoint without biases. With `num_experts` every layer is a mixture."""
     h, d = config["hidden_size"], config["head_dim"]
-    q, kv, f = config["num_attention_heads"] * d, config["num_key_value_heads"] * d, config["intermediate_size"]
+    q, kv = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
     out: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], h)}
     for i in range(config["num_hidden_layers"]):
         layer = {
@@ -34,9 +34,7 @@ def shapes(config: Mapping[str, Any], qk_norm: bool = False) -> dict[str, tuple[
             "self_attn.v_proj": (kv, h),
             "self_attn.o_proj": (h, q),
             "post_attention_layernorm": (h,),
-            "mlp.gate_proj": (f, h),
-            "mlp.up_proj": (f, h),
-            "mlp.down_proj": (h, f),
+            **_ffn(config),
         }
         if qk_norm:
             layer |= {"self_attn.q_norm": (d,), "self_attn.k_norm": (d,)}
@@ -44,6 +42,20 @@ def shapes(config: Mapping[str, Any], qk_norm: bool = False) -> dict[str, tuple[
     out["model.norm.weight"] = (h,)
     if not config["tie_word_embeddings"]:
         out["lm_head.weight"] = (config["vocab_size"], h)
+    return out
+
+
+def _ffn(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    h, experts = config["hidden_size"], config.get("num_experts")
+
+    def mlp(name: str, f: int) -> dict[str, tuple[int, ...]]:
+        return {f"{name}.gate_proj": (f, h), f"{name}.up_proj": (f, h), f"{name}.down_proj": (h, f)}
+
+    if not experts:
+        return mlp("mlp", config["intermediate_size"])
+    out = {"mlp.gate": (experts, h)}
+    for i in range(experts):
+        out |= mlp(f"mlp.experts.{i}", config["moe_intermediate_size"])
     return out
 
 

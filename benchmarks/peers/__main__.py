@@ -18,7 +18,7 @@ from thalweg.bench.common import at_least, check_output
 from thalweg.errors import ConfigError
 
 ENVS = Path("~/.cache/thalweg-peers")
-SHAPES = ("qwen3-0.6b", "llama-3.2-1b")
+SHAPES = ("qwen3-0.6b", "qwen3-30b-a3b", "llama-3.2-1b")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -35,8 +35,18 @@ def test_shape_models_have_the_parameters_transformers_expects(shape, tmp_path, 
     assert (got.dtype, got.vocab, got.weight_bytes) == ("bfloat16", 2600, 2 * sum(p.numel() for p in model.parameters()))
 
 
-def test_the_published_shape_has_the_published_size(monkeypatch):
-    """Qwen3-0.6B: 596,049,920 parameters, from its model card's safetensors metadata."""
+@pytest.mark.parametrize(("shape", "parameters"), [("qwen3-0.6b", 596_049_920), ("qwen3-30b-a3b", 30_532_122_624)])
+def test_the_published_shape_has_the_published_size(shape, parameters, monkeypatch):
+    """From the model cards' safetensors metadata."""
     make = script("make_shape_model", monkeypatch)
-    tensors = sys.modules["weights"].shapes(make.SHAPES["qwen3-0.6b"], qk_norm=True)
-    assert sum(int(np.prod(s)) for s in tensors.values()) == 596_049_920
+    tensors = sys.modules["weights"].shapes(make.SHAPES[shape], qk_norm=True)
+    assert sum(int(np.prod(s)) for s in tensors.values()) == parameters
+
+
+def test_a_small_mixture_has_the_tensors_transformers_expects(tmp_path, monkeypatch):
+    make = script("make_shape_model", monkeypatch)
+    small = {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+    monkeypatch.setitem(make.SHAPES, "small", make.SHAPES["qwen3-30b-a3b"] | small)
+    make.make("small", tmp_path, vocab=300, layers=1)
+    _, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys"))
