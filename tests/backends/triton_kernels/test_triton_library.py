@@ -42,12 +42,12 @@ def _kit(*args: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(1, 5))
 def test_ops_and_device_pass_the_conformance_kit_in_the_interpreter(part: int) -> None:
-    """Refused are the other kernels' weight formats, inputs rounded by groups, biases of experts, and experts of one format or
-    two where a kernel runs the other. The slow test has rows of quantised experts, which take long."""
+    """Refused are the other kernels' weight formats, inputs rounded by groups, biases of experts and cut gates, and experts of one
+    format or two where a kernel runs the other. The slow test has rows of quantised experts, which take long."""
     out = _kit("-q", "-rs", "-k", f"(test_ops or test_device) and not ({LONG})", "--part", f"{part}/4")
     expected = (
         "runs (dense|int8|int4|float8|float4|nvfp4|table4) weights|runs groups that are|runs two formats, not"
-        "|holds all matrices in one|adds no biases|runs experts with gates"
+        "|holds all matrices in one|adds no biases|runs experts with gates|runs [a-z_, ]+, not silu_cut_"
     )
     assert not re.findall(rf"triton\S* refuses: (?!{expected})", out)
 

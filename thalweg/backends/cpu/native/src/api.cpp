@@ -86,9 +86,6 @@ int levels(Level* out) {
 #endif
     bf16 = bf16 && avx512 && __builtin_cpu_supports("avx512vnni");
 #endif
-#if defined(HAS_AMX)
-    out[n++] = {&amx_kernels, bf16 && tiles_there()};
-#endif
 #if defined(HAS_AVX512BF16)
     out[n++] = {&avx512bf16_kernels, bf16};
 #endif
@@ -115,6 +112,10 @@ int levels(Level* out) {
 #endif
 #endif
     out[n++] = {&portable_kernels, true};
+#if defined(HAS_AMX)
+    // Last, so that it is taken where it is asked for: no processor has run it, only an emulation.
+    out[n++] = {&amx_kernels, bf16 && tiles_there()};
+#endif
     return n;
 }
 
