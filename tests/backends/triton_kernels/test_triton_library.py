@@ -42,8 +42,8 @@ def _kit(*args: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(1, 5))
 def test_ops_and_device_pass_the_conformance_kit_in_the_interpreter(part: int) -> None:
-    """Refused are the other kernels' weight formats, inputs rounded by groups, biases of experts and cut gates, and experts of one
-    format or two where a kernel runs the other. The slow test has rows of quantised experts, which take long."""
+    """Refused are the other kernels' weight formats, inputs rounded by groups, biases and cut gates of experts, and experts of
+    one format or two where a kernel runs the other. The slow test has rows of quantised experts, which take long."""
     out = _kit("-q", "-rs", "-k", f"(test_ops or test_device) and not ({LONG})", "--part", f"{part}/4")
     expected = (
         "runs (dense|int8|int4|float8|float4|nvfp4|table4) weights|runs groups that are|runs two formats, not"
