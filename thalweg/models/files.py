@@ -74,7 +74,7 @@ class Files:
             return None
         parts = []
         for source in spec.sources:
-            if source.absent or source.name not in self._stored or self._dtype(source) != spec.dtype:
+            if source.absent or source.name not in self._stored or self._alters(spec, source):
                 return None
             rows, columns = _share(source, spec.shard, rank, self._size)
             span = None if columns is not None else self._checkpoint.span(self._stored[source.name], rows)
@@ -92,7 +92,7 @@ class Files:
         mapped = spec.pack.mapped if spec.pack else None
         if mapped is None:
             return None
-        if any(_normed(s) or s.name in self._adapted or self._dtype(s) != spec.dtype for s in spec.sources):
+        if any(self._alters(spec, s) for s in spec.sources):
             return None
         values = [self._values(spec, s, rank) for s in spec.sources]
         if any(s.name not in self._stored and not v.flags.c_contiguous for s, v in zip(spec.sources, values, strict=True)):
@@ -139,6 +139,10 @@ class Files:
         if self._coded(source) is not None:
             return "float32"
         return self._checkpoint.entry(self._place(source)[0])[0]
+
+    def _alters(self, spec: ParamSpec, source: Source) -> bool:
+        """Are a parameter's values others than those that the files have of this source?"""
+        return _normed(source) or source.name in self._adapted or self._dtype(source) != spec.dtype
 
     def _values(self, spec: ParamSpec, source: Source, rank: int) -> np.ndarray:
         (rows, columns), coded = _share(source, spec.shard, rank, self._size), self._coded(source)
