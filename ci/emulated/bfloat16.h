@@ -1,4 +1,4 @@
-// The two bfloat16 instructions of AVX512-BF16 that the kernels use, in instructions of AVX512: included before every file by
+// The bfloat16 instructions of AVX512-BF16 that the kernels use, in instructions of AVX512: included before every file by
 // ci/emulate, so that this set's kernels run on processors without them.
 #pragma once
 #if defined(__AVX512BF16__)
@@ -27,6 +27,10 @@ static inline __m512bh emulated_ne2(__m512 high, __m512 low) {
     memcpy(&v, to, 64);
     return (__m512bh)v;
 }
+static inline __m256bh emulated_ne(__m512 x) {
+    return (__m256bh)_mm512_castsi512_si256((__m512i)emulated_ne2(x, x));
+}
 #define _mm512_dpbf16_ps emulated_dp
 #define _mm512_cvtne2ps_pbh emulated_ne2
+#define _mm512_cvtneps_pbh emulated_ne
 #endif

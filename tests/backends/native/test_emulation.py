@@ -44,3 +44,10 @@ def test_every_instruction_set_is_compiled_declared_and_chosen(monkeypatch: pyte
 @pytest.mark.skipif(sys.platform != "linux", reason="a script for Linux")
 def test_the_script_parses() -> None:
     subprocess.run(["bash", "-n", ROOT / "ci/emulate"], check=True)
+
+
+def test_every_bfloat16_instruction_is_emulated() -> None:
+    """One that is not ends the process on a processor that lacks it."""
+    used = {name for file in SOURCES.iterdir() for name in re.findall(r"_mm512_\w*(?:pbh|dpbf16)\w*", file.read_text())}
+    emulated = re.findall(r"#define (_mm512_\w+)", (ROOT / "ci/emulated/bfloat16.h").read_text())
+    assert used == set(emulated)
