@@ -161,6 +161,14 @@ EXPORT int64_t thalweg_peak(Context* c, int kind, int64_t rounds) {
     return tasks * rounds * each;
 }
 
+// Runs one of the tasks of inputs.inc. Sixteen rows are enough for a task, and fewer where all threads would not have one. But
+// rows of a few numbers are not worth another thread.
+static void prepare(Context* c, Quantise& q, Task task) {
+    const int64_t share = (q.m + pool_threads(c->pool) - 1) / pool_threads(c->pool), least = 4096 / q.k + 1;
+    q.per_task = share > 16 ? 16 : share > least ? share : least;
+    run(c->pool, (q.m + q.per_task - 1) / q.per_task, task, &q);
+}
+
 // Rows of a linear layer's input, made ready in `room` where they do not fit as they are.
 size_t thalweg::make_ready(Context* c, const Weight* w, Type type, const void* x, int64_t m, uint8_t* room, Linear& j) {
     const bool sums = w->offsets.at != nullptr, rounds = w->form == Form::int8_rows;
@@ -184,17 +192,17 @@ size_t thalweg::make_ready(Context* c, const Weight* w, Type type, const void* x
         Quantise q{};
         q.type = type, q.x = x, q.m = m, q.k = w->k, q.codes = room, q.scale = w->act == Act::float8_static ? w->input_scale : 0;
         q.group = w->act == Act::float8_groups ? w->group : w->k;
-        run(c->pool, (m + 15) / 16, c->kernels->round_floats, &q);
+        prepare(c, q, c->kernels->round_floats);
         j.words = (const uint32_t*)(x = room), room += rounded;
     }
     if (rows) j.words = (const uint32_t*)room;
     float* after = (float*)(room + rows);
     Quantise q{j.type, x, m, w->k, w->group, w->groups, j.row_words, room, after, after + scales / 4,
-               (int32_t*)after + (scales + groups) / 4, 0};
-    if (rounds) run(c->pool, (m + 15) / 16, c->kernels->quantise_rows, &q);
-    if (widens) run(c->pool, (m + 15) / 16, c->kernels->widen_rows, &q);
-    if (planes) run(c->pool, (m + 15) / 16, planes == 1 ? c->kernels->round_groups : c->kernels->planes, &q);
-    if (sums && !planes) run(c->pool, (m + 15) / 16, c->kernels->group_sums, &q);
+               (int32_t*)after + (scales + groups) / 4, 0, 0};
+    if (rounds) prepare(c, q, c->kernels->quantise_rows);
+    if (widens) prepare(c, q, c->kernels->widen_rows);
+    if (planes) prepare(c, q, planes == 1 ? c->kernels->round_groups : c->kernels->planes);
+    if (sums && !planes) prepare(c, q, c->kernels->group_sums);
     for (int64_t r = 0; r < m && pads; ++r) {
         uint8_t* to = room + r * j.row_words * 4;
         memcpy(to, (const uint8_t*)x + r * w->k * bytes, w->k * bytes);

@@ -279,6 +279,7 @@ struct Quantise {
     float* sums;        // [m, groups]
     int32_t* plane_sums;  // [m, groups, 2]
     float scale;          // round_floats: of everything, or 0
+    int64_t per_task;     // rows
 };
 
 extern const Kernels portable_kernels, avx2_kernels, avx512_kernels, avx512vnni_kernels, avx512bf16_kernels, amx_kernels;
