@@ -312,6 +312,7 @@ void cut(Context* c, Attending& j) {
 // Store keys and values of the step's tokens, then attend. Rows of sequences that no task names are not written.
 EXPORT void thalweg_attend(Context* c, const Attention* a) {
     Attending j{*a};
+    j.ahead = pool_threads(c->pool);
     run(c->pool, (a->tokens + a->per_task - 1) / a->per_task, a->latent ? c->kernels->write_latents : c->kernels->write_kv,
         &j.attention);
     if (pool_threads(c->pool) > 1 && !a->both && !a->last) cut(c, j);  // what sees ahead is a prompt, in tasks enough
