@@ -65,9 +65,10 @@ async def test_times_are_those_the_server_took_and_tokens_those_it_counted() -> 
     for o in await ask(answer, times=2):  # the second on the same connection
         assert o.ok, o.error
         assert (o.prompt_tokens, o.output_tokens, o.text) == (7, 5, "abc")
-        assert 0.05 <= o.ttft < 0.5
+        assert o.ttft >= 0.05
         assert len(o.itls) == 1
-        assert 0.03 <= o.itls[0] < 0.5
+        assert o.itls[0] > 0  # of two events that a busy client read late there is less between them than the server waited
+        assert o.latency >= 0.08
         assert o.latency == pytest.approx(o.ttft + o.itls[0])
         assert o.tpot == pytest.approx((o.latency - o.ttft) / 4)
 
