@@ -216,8 +216,8 @@ def plain_read(device: Device, size: int) -> Callable[[], object]:
 
 
 def caches(device: Device) -> None:
-    """Keys and values in the model's type and in int8, read for a token of each sequence, or written and read by a prompt. For a
-    token each there is a plain read of as many bytes (of bfloat16) beside them."""
+    """Keys and values in the model's type and in int8, read for a token of each sequence, or written and read by a prompt.
+    Beside the former stands a plain read of as many bytes of bfloat16."""
     spec = AttnSpec(16, 8, 128, 128**-0.5, "bfloat16")
     backend: AttentionBackend = device.attention[0]
     specs = (spec, replace(spec, kv_dtype="int8"))
