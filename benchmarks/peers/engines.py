@@ -17,7 +17,9 @@ KV8 = "thalweg-kv8"
 """thalweg with keys and values in 8 bits, as OpenVINO has them unless told otherwise."""
 GGUF = "thalweg-gguf"
 """thalweg with the files that llama.cpp reads, in place of weights that it rounds itself."""
-OURS = ("thalweg", KV8, GGUF)
+KEPT = "thalweg-kept"
+"""thalweg that maps its weights as an earlier start packed them, as others read files made for them beforehand."""
+OURS = ("thalweg", KV8, GGUF, KEPT)
 SLOTS = 32
 """Requests that llama.cpp's server takes at once; its cache is divided among no fewer."""
 
@@ -40,6 +42,7 @@ ENGINES = {
         Engine("thalweg", "drive_thalweg.py", dict.fromkeys(FORMS, "checkpoint"), own_environment=False),
         Engine(KV8, "drive_thalweg.py", dict.fromkeys(FORMS, "checkpoint"), own_environment=False),
         Engine(GGUF, "drive_thalweg.py", _GGUF, own_environment=False),
+        Engine(KEPT, "drive_thalweg.py", dict.fromkeys(FORMS, "checkpoint"), own_environment=False),
         Engine("vllm", "drive_vllm.py", _COMPRESSED),
         Engine("vllm-zen", "drive_vllm.py", _COMPRESSED),
         Engine("llamacpp", "drive_llamacpp.py", _GGUF),
@@ -75,7 +78,9 @@ def settings(engine: Engine, envs: Path, weights: Path, form: str, config: Mappi
     }  # fmt: skip
     if engine.name == KV8:
         out["kv_cache_dtype"] = "int8_per_token_head"
-    if engine.name in ("thalweg", KV8) and form != "bf16":
+    if engine.name == KEPT:
+        out["packed_weights"] = str(weights.with_name(weights.name + "-packed"))
+    if engine.name in ("thalweg", KV8, KEPT) and form != "bf16":
         out["quantization"] = form
     if engine.name == "llamacpp":
         width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]

@@ -39,6 +39,8 @@ class CpuOptions:
     portable. "" = the best there is. "none" = run torch's kernels instead."""
     graphs: bool = True
     """Record decode steps, and replay them."""
+    packed_weights: str = ""
+    """Folder where packed weights are kept, so that later starts map them. "" = each start packs them anew."""
 
 
 class CpuPlatform(Platform):
@@ -94,10 +96,12 @@ class CpuPlatform(Platform):
         lean_torch.load_library()
 
     def expect(self, weights: int) -> None:
-        """The system clears memory as it is first touched, which takes as long as packing weights into it."""
+        """The system clears memory as it is first touched, which takes as long as packing weights into it. Weights that are
+        mapped from files need none of it."""
+        o = self.options
         if not weights:
             settle()
-        elif weights >= EXPECTED_LEAST and weights <= host_memory()[1] * 3 // 4 and self.options.isa != NONE:
+        elif EXPECTED_LEAST <= weights <= host_memory()[1] * 3 // 4 and o.isa != NONE and not o.packed_weights:
             expect(weights)
 
     def preload(self) -> None:
@@ -107,7 +111,8 @@ class CpuPlatform(Platform):
     def open(self, place: Place) -> Device:
         from thalweg.backends.cpu.device import open_device
 
-        return open_device(self.options.threads, self.options.isa, self.options.graphs)
+        o = self.options
+        return open_device(o.threads, o.isa, o.graphs, o.packed_weights)
 
     def _compiled(self) -> bool:
         """Will its device run compiled kernels?"""

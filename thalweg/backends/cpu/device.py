@@ -8,11 +8,13 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from thalweg.backends.cpu import CpuPlatform
 from thalweg.backends.cpu.native import Library, NoLibraryError, open_library, settle, waiting, zeroed
+from thalweg.backends.cpu.native.kept import Kept
 from thalweg.backends.cpu.native.peak import peak
 from thalweg.backends.cpu.recording import Arena, RecordingExecutable, advancing, opaque
 from thalweg.backends.eager import EagerDevice
@@ -105,9 +107,9 @@ class CpuDevice(EagerDevice):
         super().close()
 
 
-def open_device(threads: int, isa: str = "", graphs: bool = True) -> CpuDevice:
-    """threads: 0 = as many as there are cores for this process, unless torch was told fewer before. isa, graphs: see
-    CpuOptions."""
+def open_device(threads: int, isa: str = "", graphs: bool = True, packed_weights: str = "") -> CpuDevice:
+    """threads: 0 = as many as there are cores for this process, unless torch was told fewer before. isa, graphs,
+    packed_weights: see CpuOptions."""
     told = _told()
     threads = threads or min(cores(), told)
     _keep_freed_memory()
@@ -122,6 +124,8 @@ def open_device(threads: int, isa: str = "", graphs: bool = True) -> CpuDevice:
         return CpuDevice(info, (_absent(missing), *KERNELS), ATTENTION, None)
     from thalweg.backends.cpu.native import attention, experts, heads, linear, recurrence, rows, sampling
 
+    if packed_weights:
+        library.kept = _kept(library, packed_weights)
     compiled = (linear, rows, sampling, experts, heads)
     native = [k for part in compiled for k in part.kernels(library)]
     torch_kernels = [_recorded(k, library) for k in (*recurrence.kernels(library), *KERNELS)]
@@ -153,6 +157,13 @@ def _library(threads: int, isa: str) -> tuple[Library | None, str]:
         return None, f"no compiled kernels: {e}"
     except ValueError as e:
         raise DeviceError(str(e)) from None
+
+
+def _kept(library: Library, folder: str) -> Kept:
+    try:
+        return Kept(library, Path(folder).expanduser().absolute())
+    except OSError as e:
+        raise DeviceError(f"packed_weights: {folder!r} cannot be used as a folder: {e.strerror}; name another") from None
 
 
 def _absent(reason: str) -> Kernel:

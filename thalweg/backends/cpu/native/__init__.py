@@ -15,12 +15,15 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from thalweg.hal.times import Times
 from thalweg.hal.weights import WeightFormat
 
-ABI = 24
+if TYPE_CHECKING:
+    from thalweg.backends.cpu.native.kept import Kept
+
+ABI = 25
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
@@ -44,6 +47,9 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_pack": (_P, (_P, _I, _I, _P, _P, _L, _L, _L, _P, _P, _P, _I, _P, _P, _I, _F)),
     "thalweg_pack_blocks": (_P, (_P, _I, _I, _P, _P, _L, _L)),
     "thalweg_quads": (_I, (_P, _I, _L, _L)),
+    "thalweg_adopt": (_P, (_P, _I, _I, _L, _L, _L, _I, _I, _P, _L)),
+    "thalweg_memory": (_P, (_P,)),
+    "thalweg_digest": (None, (_P, _P, _L, _P)),
     "thalweg_free": (None, (_P,)),
     "thalweg_bytes": (_L, (_P,)),
     "thalweg_attend": (None, (_P, _P)),
@@ -115,6 +121,8 @@ class Library:
     """The recorder, while a step is recorded."""
     times: Times | None = None
     """While it is measured where time goes."""
+    kept: Kept | None = None
+    """Where packed weights are kept, if they are."""
     shapes: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Outputs and inputs of packed weights, by handle."""
 

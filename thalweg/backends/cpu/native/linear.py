@@ -41,11 +41,14 @@ LEVELS = (*E2M1, *(-x for x in E2M1))
 class Packed:
     """A weight in the library's layout, in memory of its own (huge pages where the system has them), freed with this object."""
 
-    __slots__ = ("__weakref__", "bytes", "dtype", "handle", "shape")
+    __slots__ = ("__weakref__", "bytes", "dtype", "handle", "lies", "shape")
 
-    def __init__(self, library: Library, handle: int, shape: tuple[int, int], dtype: torch.dtype | None) -> None:
-        """dtype: of a dense weight. None = takes either."""
+    def __init__(
+        self, library: Library, handle: int, shape: tuple[int, int], dtype: torch.dtype | None, lies: np.ndarray | None = None
+    ) -> None:
+        """dtype: of a dense weight. None = takes either. lies: memory that it is in, if that is not its own."""
         self.handle, self.shape, self.dtype, self.bytes = handle, shape, dtype, int(library.bytes(handle))
+        self.lies = lies
         library.shapes[handle] = shape
         weakref.finalize(self, _freed, library, handle)
 
@@ -136,7 +139,27 @@ class Linear:
         parts = [np.require(p, requirements=["C", "ALIGNED"]) for p in parts]
         dtype = torch.bfloat16 if parts[0].dtype == np.uint16 else torch.float32
         shape, where = (sum(map(len, parts)), parts[0].shape[1]), [(p.ctypes.data, len(p)) for p in parts]
-        return self._packed(form, dtype, where, format, shape, shifted=not format.symmetric)
+        kept = self._library.kept
+        if kept is None:
+            return self._packed(form, dtype, where, format, shape, shifted=not format.symmetric)
+        name = kept.name(parts, form, dtype, format)
+        found = self._adopted(form, dtype, format, shape, kept.map(name))
+        if found is None:
+            found = self._packed(form, dtype, where, format, shape, shifted=not format.symmetric)
+            kept.write(name, self._library.memory(found.handle), found.bytes)
+        return found
+
+    def _adopted(
+        self, form: int, dtype: torch.dtype, format: WeightFormat, shape: tuple[int, int], lies: np.ndarray | None
+    ) -> Packed | None:
+        """What was packed so before, from where it lies, u8[bytes]. None where nothing does, or another number of bytes."""
+        if lies is None:
+            return None
+        handle = self._library.adopt(
+            self._context, form, TYPES[dtype], *shape, max(format.group, 0) or shape[1], int(not format.symmetric),
+            FLOAT_ACTS.get(format.act, 0), lies.ctypes.data, lies.nbytes,
+        )  # fmt: skip
+        return Packed(self._library, handle, shape, dtype if form == DENSE else None, lies) if handle else None
 
     def pack_blocks(self, parts: Sequence[np.ndarray], kind: str, inputs: int, format: WeightFormat) -> Packed | None:
         """Rows of a GGUF file's blocks, [rows, bytes of so many inputs], from where they lie."""

@@ -177,37 +177,57 @@ Weight* begin(Context* c, int form, int type, int64_t n, int64_t k, int64_t grou
     return w;
 }
 
-// The rest, and the packing itself. Null, and no weight any more, where there is no memory.
-Weight* finish(Context* c, Pack& job, const float* levels, const float* outer) {
-    Weight* w = job.w;
-    if (w->groups) w->scales = job.scales ? held_by(c, w, job.scales) : Numbers{bits_of(w->form) == 4 ? Held::bf16 : Held::f32, 0, nullptr, nullptr};
-    if (job.mins && w->quads) w->offsets.held = Held::f32;
-    else if (job.mins) w->offsets = held_by(c, w, job.mins);
-    else if (w->form == Form::int4_groups || w->shifted) w->offsets.held = Held::bytes;  // zero points: as they are in quads, else of whole scales
-    levels_of(w, levels);
+// How numbers are held of values that are rounded on the way: that depends on nothing but the form.
+void hold_rounded(Weight* w) {
+    if (w->groups) w->scales = Numbers{bits_of(w->form) == 4 ? Held::bf16 : Held::f32, 0, nullptr, nullptr};
+}
+void hold_zeros(Weight* w) {  // as they are in quads, else of whole scales
+    if (w->form == Form::int4_groups || w->shifted) w->offsets.held = Held::bytes;
+}
+
+// What a weight takes in memory, once it is known how its numbers are held.
+void measure(Weight* w, bool outer) {
     const size_t data = w->panels * w->panel_bytes, columns = w->panels * PANEL * 4;
     w->bytes = data + 64 + (w->form == Form::int8_rows ? columns : 0) + (outer ? columns : 0);
     for (const Numbers* of : {&w->scales, &w->offsets}) w->bytes += size_of(w, *of) + units_of(w, *of);
-    w->memory = take(w->bytes);
-    if (!w->memory) {
-        delete w;
-        return nullptr;
-    }
-    uint8_t* at = w->data = (uint8_t*)w->memory;
-    at += data;
+}
+
+// Where each part of it lies there.
+void place(Weight* w, void* memory, bool outer) {
+    const size_t columns = w->panels * PANEL * 4;
+    uint8_t* at = w->data = (uint8_t*)memory;
+    at += w->panels * w->panel_bytes;
     for (Numbers* of : {&w->scales, &w->offsets}) {
         if (of->held == Held::none) continue;
         of->at = at, at += size_of(w, *of);
         if (units_of(w, *of)) of->units = (float*)at, at += units_of(w, *of);
     }
     if (w->form == Form::int8_rows) w->sums = (int32_t*)at, at += columns;
-    if (outer) memcpy(w->outer = (float*)at, outer, w->n * 4);
+    if (outer) w->outer = (float*)at;
+}
+
+// The rest, and the packing itself. Null, and no weight any more, where there is no memory.
+Weight* finish(Context* c, Pack& job, const float* levels, const float* outer) {
+    Weight* w = job.w;
+    if (!job.scales) hold_rounded(w);
+    else if (w->groups) w->scales = held_by(c, w, job.scales);
+    if (job.mins && w->quads) w->offsets.held = Held::f32;
+    else if (job.mins) w->offsets = held_by(c, w, job.mins);
+    else hold_zeros(w);
+    levels_of(w, levels);
+    measure(w, outer);
+    w->memory = take(w->bytes);
+    if (!w->memory) {
+        delete w;
+        return nullptr;
+    }
+    place(w, w->memory, outer);
+    if (outer) memcpy(w->outer, outer, w->n * 4);
     run(c->pool, w->panels, pack_panel, &job);
     return w;
 }
 
 }  // namespace
-
 
 // A packed weight, from rows of bfloat16, float32 or codes (a byte each: int8, uint8 where there are zeros, minima or
 // levels, or e4m3), in parts of part_rows rows, n in all.
@@ -238,8 +258,25 @@ EXPORT Weight* thalweg_pack_blocks(Context* c, int form, int kind, const void* c
     return finish(c, job, nullptr, nullptr);
 }
 
+// A weight that lies packed in somebody's memory already: what `thalweg_pack` made of dense values, or of values that it
+// rounded, with the same arguments. The memory outlives it. Null if it takes another number of bytes.
+EXPORT Weight* thalweg_adopt(Context* c, int form, int type, int64_t n, int64_t k, int64_t group, int shifted, int act, void* memory,
+                             int64_t bytes) {
+    Weight* w = begin(c, form, type, n, k, group, shifted, act, 0);
+    hold_rounded(w), hold_zeros(w), levels_of(w, nullptr), measure(w, false);
+    if (int64_t(w->bytes) != bytes) {
+        delete w;
+        return nullptr;
+    }
+    place(w, memory, false);
+    return w;
+}
+
+// Where it lies, and in how many bytes (`thalweg_bytes`).
+EXPORT const void* thalweg_memory(const Weight* w) { return w->data; }
+
 EXPORT void thalweg_free(Weight* w) {
-    give(w->memory, w->bytes);
+    if (w->memory) give(w->memory, w->bytes);
     delete w;
 }
 

@@ -1,0 +1,98 @@
+"""Packed weights kept in a folder: written by the first start that makes them, mapped by later ones.
+
+A file holds one weight as kernels read it, and nothing else. Its name is made of the values that were packed
+(`thalweg_digest`) and of how they were. So another checkpoint, format or instruction set has files of other names, and
+equal weights share one. A file comes into the folder whole, under its name, or not at all. After a power failure it may be
+short, and is then made anew. No weight is ever removed: the folder may be deleted at any time.
+
+Only weights that are packed straight from mapped files are kept: dense ones, and those rounded on the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import logging
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from thalweg.backends.cpu.native import Library
+
+logger = logging.getLogger(__name__)
+LAYOUT = 1
+"""Raised whenever a packed weight has other bytes than before."""
+SUFFIX = ".packed"
+PART = "part-"
+"""Names of files that are being written begin so."""
+STALE = 3600
+"""Seconds. A file is not written for longer: its writer has died."""
+
+
+class Kept:
+    """Of one open library, whose instruction set decides the layout. folder: made where it is missing. OSError if it
+    cannot be."""
+
+    def __init__(self, library: Library, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._library, self._folder = library, folder
+        self._writes = True
+        for left in folder.glob(f"{PART}*"):
+            with contextlib.suppress(OSError):  # somebody else removed it
+                if left.stat().st_mtime < time.time() - STALE:
+                    left.unlink()
+
+    def name(self, parts: Sequence[np.ndarray], *how: object) -> str:
+        """The file of a weight made of these values. how: all that its bytes depend on besides."""
+        digests = []
+        for part in parts:
+            out = (ctypes.c_uint64 * 2)()
+            self._library.digest(self._library.context, part.ctypes.data, part.nbytes, ctypes.addressof(out))
+            digests.append((part.shape, part.dtype.str, *out))
+        told = repr((LAYOUT, self._library.level, digests, how))
+        return hashlib.sha256(told.encode()).hexdigest()[:40] + SUFFIX
+
+    def map(self, name: str) -> np.ndarray | None:
+        """The bytes of that file, u8, which may not be written. None if there is none, and where it cannot be mapped."""
+        try:
+            file = os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as e:
+            self._unused(name, e)
+            return None
+        try:
+            mapped = mmap.mmap(file, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        except (OSError, ValueError) as e:  # empty, or no file
+            self._unused(name, e)
+            return None
+        finally:
+            os.close(file)
+        if hasattr(mmap, "MADV_WILLNEED"):
+            mapped.madvise(mmap.MADV_WILLNEED)
+        return np.frombuffer(mapped, np.uint8)
+
+    def _unused(self, name: str, why: Exception) -> None:
+        logger.warning("packed_weights: %s is not used: %s", self._folder / name, why)
+
+    def write(self, name: str, address: int, size: int) -> None:
+        """Keep these bytes. Where that fails, a warning says why, and no more are."""
+        if not self._writes:
+            return
+        part = ""
+        try:
+            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=PART, delete=False) as file:
+                part = file.name
+                file.write((ctypes.c_char * size).from_address(address))
+            os.replace(part, self._folder / name)
+        except OSError as e:
+            self._writes = False
+            logger.warning("packed_weights: %s: no more weights are kept: %s", self._folder, e)
+            if part and os.path.exists(part):
+                os.unlink(part)
