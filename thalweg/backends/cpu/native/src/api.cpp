@@ -76,7 +76,7 @@ int levels(Level* out) {
     int n = 0;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+    [[maybe_unused]] const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                   __builtin_cpu_supports("avx512dq");
 #if defined(HAS_AVX512BF16) || defined(HAS_AMX)
 #if defined(EMULATED_BF16)  // ci/emulate
@@ -95,8 +95,12 @@ int levels(Level* out) {
 #if defined(HAS_AVX512)
     out[n++] = {&avx512_kernels, avx512};
 #endif
+    [[maybe_unused]] const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#if defined(HAS_AVXVNNI)
+    out[n++] = {&avx2 && narrow_vnni()};
+#endif
 #if defined(HAS_AVX2)
-    out[n++] = {&avx2_kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")};
+    out[n++] = {&avx2_kernels, avx2};
 #endif
 #endif
 #if defined(__aarch64__)
@@ -173,19 +177,22 @@ static void prepare(Context* c, Quantise& q, Task task) {
 size_t thalweg::make_ready(Context* c, const Weight* w, Type type, const void* x, int64_t m, uint8_t* room, Linear& j) {
     const bool sums = w->offsets.at != nullptr, rounds = w->form == Form::int8_rows;
     const int64_t planes = w->form == Form::int4_groups ? 1 : w->quads && type == Type::bf16 ? 2 : 0;
-    const bool widens = !rounds && !planes && type == Type::bf16 && c->kernels->widen_rows;
+    const bool integers = w->form == Form::int8 || w->form == Form::int6 || w->form == Form::int4;
+    const bool sixteens = integers && !w->quads && type == Type::bf16 && c->kernels->sixteens;
+    const bool widens = !rounds && !planes && !sixteens && type == Type::bf16 && c->kernels->widen_rows;
     const int64_t bytes = type == Type::bf16 && !widens ? 2 : 4, unit = unit_of(w);
-    const bool pads = !rounds && !planes && !widens && w->k % unit;
+    const bool pads = !rounds && !planes && !sixteens && !widens && w->k % unit;
     j.w = w, j.type = type, j.m = m;
     j.steps = (w->k + unit - 1) / unit;
-    j.row_words = rounds || planes ? j.steps : j.steps * unit * bytes / 4;
+    const bool wide = rounds && c->kernels->quad_words > 1;
+    j.row_words = rounds ? j.steps * c->kernels->quad_words : planes || sixteens ? j.steps : j.steps * unit * bytes / 4;
     // Rows whose distance is a multiple of 4 KiB would take each other's places in the nearest cache.
-    if (widens || planes) j.row_words = int64_t(up(j.row_words, 16)) | 16;
+    if (widens || planes || sixteens || wide) j.row_words = int64_t(up(j.row_words, 16)) | 16;
     j.words = (const uint32_t*)x;
-    const bool copies = rounds || planes || widens || pads;
+    const bool copies = rounds || planes || sixteens || widens || pads;
     if (!sums && !copies && w->act == Act::none) return 0;
     const size_t rounded = w->act == Act::none ? 0 : up(m * w->k * (type == Type::bf16 ? 2 : 4), 64);
-    const size_t rows = copies ? up(m * j.row_words * 4 * (planes ? planes : 1), 64) : 0, scales = up(m * 4 * (planes ? w->groups : 1), 64);
+    const size_t rows = copies ? up(m * j.row_words * 4 * (planes ? planes : 1), 64) : 0, scales = up(m * 4 * (planes || sixteens ? w->groups : 1), 64);
     const size_t groups = sums || planes ? up(m * w->groups * 4, 64) : 0, all = rounded + rows + scales + groups * (planes == 2 ? 3 : 1);
     if (!room) return all;
     if (rounded) {
@@ -202,6 +209,7 @@ size_t thalweg::make_ready(Context* c, const Weight* w, Type type, const void* x
     if (rounds) prepare(c, q, c->kernels->quantise_rows);
     if (widens) prepare(c, q, c->kernels->widen_rows);
     if (planes) prepare(c, q, planes == 1 ? c->kernels->round_groups : c->kernels->planes);
+    if (sixteens) prepare(c, q, c->kernels->sixteens);
     if (sums && !planes) prepare(c, q, c->kernels->group_sums);
     for (int64_t r = 0; r < m && pads; ++r) {
         uint8_t* to = room + r * j.row_words * 4;

@@ -81,7 +81,7 @@ struct Linear {
     const void* bias;
     void* y;     // or null:
     Best* best;  // [m, panels], of the outputs as y would hold them
-    const float* row_scales;  // int8_rows: [m]. Inputs in planes: [m, groups]
+    const float* row_scales;  // int8_rows: [m]. Inputs in planes, and of 16 bits: [m, groups]
     const float* group_sums;  // with offsets: [m, groups], of inputs or, in planes, of their codes
     const int32_t* plane_sums;  // two planes: [m, groups, 2], of each one's bytes
     int64_t panels_per_task, row_chunks, rows_per_chunk;
@@ -260,8 +260,10 @@ struct Kernels {
     Task round_groups;  // inputs in one plane of bytes, by groups
     Task round_floats;  // inputs to 8-bit floats and back, in their type
     Task planes;        // in two. Null: int8 and int4 are never held in quads
+    Task sixteens;      // bfloat16 inputs of integers, which are not in quads, as 16-bit numbers. Null: they are not rounded
     void (*round_row)(const Weight& w, const void* row, int64_t output, float* wide, uint8_t* codes);
     Task peak, delta, conv, route, together, gated_norm, write_latents, attend_latents, ssd, scan, group_norm;
+    int64_t quad_words;          // of a row of inputs, for a step of int8_rows
     int64_t peak_operations[4];  // of a round, by kind; 0: none
 };
 
@@ -275,8 +277,8 @@ struct Quantise {
     Type type;
     const void* x;
     int64_t m, k, group, groups, row_words;
-    uint8_t* codes;     // [m, row_words * 4]: code + 128. Planes: [m, planes, row_words * 4], with signs. Floats: [m, k] of type
-    float* row_scales;  // [m], of planes [m, groups]
+    uint8_t* codes;     // [m, row_words * 4]: code + 128. Planes: [m, planes, row_words * 4], with signs. Sixteens: int16. Floats: [m, k] of type
+    float* row_scales;  // [m], of planes and sixteens [m, groups]
     float* sums;        // [m, groups]
     int32_t* plane_sums;  // [m, groups, 2]
     float scale;          // round_floats: of everything, or 0
