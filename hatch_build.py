@@ -39,6 +39,7 @@ X86 = {
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mprefer-vector-width=512"],
 }
+X86["avxvnni"] = [*X86["avx2"], "-mavxvnni"]
 X86["avx512vnni"] = [*X86["avx512"], "-mavx512vnni"]
 X86["avx512bf16"] = [*X86["avx512vnni"], "-mavx512bf16"]
 X86["amx"] = [*X86["avx512bf16"], "-mamx-tile", "-mamx-bf16", "-mamx-int8"]

@@ -46,8 +46,9 @@ def test_the_script_parses() -> None:
     subprocess.run(["bash", "-n", ROOT / "ci/emulate"], check=True)
 
 
-def test_every_bfloat16_instruction_is_emulated() -> None:
-    """One that is not ends the process on a processor that lacks it."""
-    used = {name for file in SOURCES.iterdir() for name in re.findall(r"_mm512_\w*(?:pbh|dpbf16)\w*", file.read_text())}
-    emulated = re.findall(r"#define (_mm512_\w+)", (ROOT / "ci/emulated/bfloat16.h").read_text())
+@pytest.mark.parametrize(("header", "name"), [("bfloat16", r"_mm512_\w*(?:pbh|dpbf16)\w*"), ("avxvnni", r"_mm256_\w+_avx_\w+")])
+def test_every_instruction_of_a_set_that_is_emulated_has_its_emulation(header: str, name: str) -> None:
+    """One that has none ends the process on a processor that lacks it."""
+    used = {found for file in SOURCES.iterdir() for found in re.findall(name, file.read_text())}
+    emulated = re.findall(r"#define (_mm\d+_\w+)", (ROOT / f"ci/emulated/{header}.h").read_text())
     assert used == set(emulated)

@@ -35,7 +35,7 @@ class CpuOptions:
     threads: int = 0
     """0 = one per physical core this process may use, or fewer where OMP_NUM_THREADS says so."""
     isa: str = ""
-    """Instruction set of the compiled kernels: amx, avx512bf16, avx512vnni, avx512, avx2, neonbf16, neondot, neon or
+    """Instruction set of the compiled kernels: amx, avx512bf16, avx512vnni, avx512, avxvnni, avx2, neonbf16, neondot, neon or
     portable. "" = the best there is. "none" = run torch's kernels instead."""
     graphs: bool = True
     """Record decode steps, and replay them."""
@@ -79,7 +79,7 @@ class CpuPlatform(Platform):
         """Compiled kernels embed out of the packed output matrix. Without them oneDNN keeps a copy of each matrix, in bfloat16
         only where the processor lets it run that. Codes of some formats are like dense weights."""
         if format != DENSE:
-            return self._compiled() and (self._level() == QUADS or not of_rows(format))
+            return self._compiled() and (self._level() in QUADS or not of_rows(format))
         return not self._compiled() and (dtype == "float32" or bool(cpu_flags() & PACKS_BF16))
 
     def workspace(self, s: StepSizes) -> int:

@@ -85,8 +85,8 @@ WEIGHTED = ("linear", "largest", "heads")
 """Those whose first argument is a packed weight."""
 WORDS = 20
 """Words of 64 bits in an entry of that list: the function's number, and its arguments after the context."""
-QUADS = "avx512vnni"
-"""The instruction set whose products take codes of integers in quads, whatever inputs are."""
+QUADS = ("avx512vnni", "avxvnni")
+"""Instruction sets whose products take codes of integers in quads, whatever inputs are."""
 
 
 class NoLibraryError(Exception):

@@ -23,7 +23,7 @@ LEAST_HEADS = 6
 """Heads of a task of latent attention, if it has more: each task reads the keys anew."""
 BLOCK = 16
 """Tokens of a block of a step's own."""
-CODED = ("avx512vnni", "avx512bf16", "amx", "neonbf16")
+CODED = ("avx512vnni", "avx512bf16", "amx", "avxvnni", "neonbf16")
 """Instruction sets that read a cache in int8 as it is, four numbers at a time (cache.inc)."""
 _L, _P, _F = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 

@@ -125,7 +125,7 @@ class Linear:
         if form == DENSE:
             weight = w.data["weight"].detach().contiguous()
             return self._packed(form, weight.dtype, [(weight.data_ptr(), w.shape[0])], w.format, w.shape)
-        form = INT6 if form == INT8 and _six_bits(w) and self._library.level != QUADS else form
+        form = INT6 if form == INT8 and _six_bits(w) and self._library.level not in QUADS else form
         quads = bool(self._library.quads(self._context, form, w.shape[1], max(w.format.group, 0) or w.shape[1]))
         made = _parts(w, form, quads)
         return self._packed(form, None, [(made.codes.data_ptr(), w.shape[0])], w.format, w.shape, made)
@@ -166,7 +166,7 @@ class Linear:
         form = form_of(format)
         if kind not in BLOCKS or format.act or isinstance(form, str) or form not in (INT8, INT4):
             return None
-        form = INT6 if form == INT8 and kind in SIX and self._library.level != QUADS else form
+        form = INT6 if form == INT8 and kind in SIX and self._library.level not in QUADS else form
         if self._library.quads(self._context, form, inputs, format.group):
             return None
         rows = sum(map(len, parts))

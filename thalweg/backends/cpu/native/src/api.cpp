@@ -4,8 +4,10 @@
 #include <cstdlib>
 #include <cstring>
 
-#if defined(HAS_AMX) && defined(__linux__)
+#if defined(HAS_AVXVNNI) || (defined(HAS_AMX) && defined(__linux__))
 #include <cpuid.h>
+#endif
+#if defined(HAS_AMX) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -67,6 +69,18 @@ Features features() {
 }
 #endif
 
+#if defined(HAS_AVXVNNI)
+// Has the processor VNNI at 256 bits? Compilers that know the instructions do not all know this name of a feature.
+bool narrow_vnni() {
+#if defined(EMULATED_VNNI)  // ci/emulate
+    return true;
+#else
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+#endif
+}
+#endif
+
 // Best first.
 struct Level {
     const Kernels* kernels;
@@ -97,7 +111,7 @@ int levels(Level* out) {
 #endif
     [[maybe_unused]] const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #if defined(HAS_AVXVNNI)
-    out[n++] = {&avx2 && narrow_vnni()};
+    out[n++] = {&avxvnni_kernels, avx2 && narrow_vnni()};
 #endif
 #if defined(HAS_AVX2)
     out[n++] = {&avx2_kernels, avx2};

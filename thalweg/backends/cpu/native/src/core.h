@@ -285,7 +285,7 @@ struct Quantise {
     int64_t per_task;     // rows
 };
 
-extern const Kernels portable_kernels, avx2_kernels, avx512_kernels, avx512vnni_kernels, avx512bf16_kernels, amx_kernels;
+extern const Kernels portable_kernels, avx2_kernels, avxvnni_kernels, avx512_kernels, avx512vnni_kernels, avx512bf16_kernels, amx_kernels;
 extern const Kernels neon_kernels, neondot_kernels, neonbf16_kernels;
 
 }  // namespace thalweg
