@@ -1,8 +1,9 @@
 """`thalweg bench roofline`: what a model's steps must read and compute, what this device can, and how much of it is
 used.
 
-Ceilings are measured on the device in the same run, before and after the model. Bytes read per second: one row times
-a matrix far larger than any cache, with the fastest of the device's kernels for linear layers. Operations per second:
+Ceilings are measured on the device in the same run, before and after the model. Bytes read per second: the larger of a
+plain read of memory (`Device.read_rate`), where the device has one, and of one row times a matrix far larger than any
+cache, with the fastest of its kernels for linear layers. Operations per second:
 the most that the device's own instructions do with everything in registers (`Device.peak`), where it can say. The
 practical rate stands beside it: what the fastest kernel reaches for many rows times a matrix. It is the ceiling where
 the device cannot say. Matrices grow until one product takes long enough to be measured. A phase's bound is the larger
@@ -72,6 +73,7 @@ class Ceilings:
 def ceilings(device: Any, dtype: str, form: WeightFormat) -> Ceilings:
     """Measured now, for weights held in this form."""
     read, rate = (_fastest(device, dtype, form, shape) for shape in (READ, RATE))
+    read = max(read, device.read_rate() or 0.0)  # a kernel that reads badly is no ceiling
     peaks = [device.peak(kind) for kind in _multiplied(dtype, form)]
     return Ceilings(read, rate, max((p for p in peaks if p), default=None))
 

@@ -186,6 +186,11 @@ class Device(ABC):
         reading memory, which takes a moment. Default: None, it is not known."""
         return None
 
+    def read_rate(self) -> float | None:
+        """Bytes per second of a plain read of memory, in the order in which it lies. Measured now. Default: None, it is not
+        known, and what kernels read is the ceiling."""
+        return None
+
     @contextlib.contextmanager
     def timed(self) -> Iterator[Times | None]:
         """Meanwhile, steps count where their time goes. That costs some of it. Default: None, it is not known."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from thalweg.backends.cpu import CpuOptions, CpuPlatform, native
 from thalweg.backends.cpu.native import Library, NoLibraryError, open_library
 from thalweg.backends.cpu.native.linear import kernels
+from thalweg.backends.cpu.native.peak import read_rate
 from thalweg.errors import DeviceError
 from thalweg.hal import ops
 from thalweg.hal.op import Binder
@@ -75,8 +77,9 @@ def test_threads_change_no_bit_and_contexts_do_not_disturb_each_other(library: L
 
 
 ROUNDS = {
-    "portable": (96, 0, 0, 0), "avx2": (192, 0, 384, 768), "avx512": (384, 0, 768, 1536), "avx512vnni": (384, 0, 1536, 1536),
-    "avx512bf16": (384, 768, 1536, 1536), "amx": (384, 12 * 16 * 16 * 32 * 2, 12 * 16 * 16 * 64 * 2, 1536),
+    "portable": (96, 0, 0, 0), "avx2": (192, 0, 384, 768), "avxvnni": (192, 0, 768, 768),
+    "avx512": (384, 0, 768, 1536), "avx512vnni": (384, 0, 1536, 1536), "avx512bf16": (384, 768, 1536, 1536),
+    "amx": (384, 12 * 16 * 16 * 32 * 2, 12 * 16 * 16 * 64 * 2, 1536),
     "neon": (96, 0, 0, 0), "neondot": (96, 0, 384, 384), "neonbf16": (96, 192, 384, 384),
 }  # fmt: skip
 """Operations of a round of twelve instructions, by type: lanes x products of a lane x 2, and of a tile all of its products."""
@@ -89,3 +92,11 @@ def test_the_peak_counts_what_its_instructions_do(library: Library) -> None:
     device = CpuPlatform().configured(CpuOptions(isa=library.level)).open(Place())
     assert all((device.peak(dtype) or 0) > 0 for dtype in ("float32", "bfloat16", "int8", "int4"))
     assert CpuPlatform().configured(CpuOptions(isa="none")).open(Place()).peak("float32") is None
+
+
+def test_a_plain_read_reads_every_word_once(library: Library) -> None:
+    for words in (8, 24, 1 << 17, (1 << 17) + 8, 5 << 17):
+        memory = np.random.default_rng(words).integers(0, 1 << 40, words, np.int64)
+        assert library.read(library.context, memory.ctypes.data, memory.nbytes) == memory.sum()
+    assert read_rate(library, 1 << 20) > 0
+    assert CpuPlatform().configured(CpuOptions(isa="none")).open(Place()).read_rate() is None

@@ -15,7 +15,7 @@ import torch
 from thalweg.backends.cpu import CpuPlatform
 from thalweg.backends.cpu.native import Library, NoLibraryError, open_library, settle, waiting, zeroed
 from thalweg.backends.cpu.native.kept import Kept
-from thalweg.backends.cpu.native.peak import peak
+from thalweg.backends.cpu.native.peak import peak, read_rate
 from thalweg.backends.cpu.recording import Arena, RecordingExecutable, advancing, opaque
 from thalweg.backends.eager import EagerDevice
 from thalweg.backends.host import cores
@@ -90,6 +90,9 @@ class CpuDevice(EagerDevice):
 
     def peak(self, dtype: str) -> float | None:
         return peak(self._library, dtype) if self._library else None
+
+    def read_rate(self) -> float | None:
+        return read_rate(self._library) if self._library else None
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[Times | None]:

@@ -39,6 +39,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_close": (None, (_P,)),
     "thalweg_level": (ctypes.c_char_p, (_P,)),
     "thalweg_peak": (_L, (_P, _I, _L)),
+    "thalweg_read": (_L, (_P, _P, _L)),
     "thalweg_take": (_P, (ctypes.c_size_t,)),
     "thalweg_give": (None, (_P, ctypes.c_size_t)),
     "thalweg_expect": (None, (ctypes.c_size_t,)),

@@ -1,10 +1,12 @@
-"""What the processor's multiply-and-add instructions do at most, of the instruction set that was chosen."""
+"""What the processor's multiply-and-add instructions do at most, of the instruction set that was chosen, and what its memory
+gives at most."""
 
 from __future__ import annotations
 
+import ctypes
 import time
 
-from thalweg.backends.cpu.native import Library
+from thalweg.backends.cpu.native import Library, zeroed
 
 KINDS = {"float32": (0,), "bfloat16": (1, 0), "int8": (2, 0), "int4": (3, 2, 0)}
 """Type -> loops of `thalweg_peak` that could serve it: narrow numbers may be multiplied as wide ones."""
@@ -15,6 +17,19 @@ LEAST = 1e-3
 def peak(library: Library, dtype: str) -> float:
     """Operations per second of all threads, the most of many short measurements."""
     return max(_rate(library, kind) for kind in KINDS[dtype])
+
+
+def read_rate(library: Library, size: int = 512 << 20) -> float:
+    """Bytes per second of all threads reading memory in order, the most of some rounds. size: a multiple of 64, more than
+    caches hold."""
+    memory = zeroed(library, size)
+    ctypes.memset(memory, 1, size)
+    best = 0.0
+    for _ in range(6):
+        start = time.perf_counter()
+        library.read(library.context, ctypes.addressof(memory), size)
+        best = max(best, size / (time.perf_counter() - start))
+    return best
 
 
 def _rate(library: Library, kind: int, repeats: int = 60) -> float:

@@ -1,5 +1,6 @@
 // The plain C interface, and the choice of instruction set. Pointers are trusted: the Python side checks shapes and types.
 // One thread at a time drives a context.
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -177,6 +178,38 @@ EXPORT int64_t thalweg_peak(Context* c, int kind, int64_t rounds) {
     const int64_t tasks = int64_t(pool_threads(c->pool)) * 8, each = c->kernels->peak_operations[kind];
     if (each) run(c->pool, tasks, c->kernels->peak, &j);
     return tasks * rounds * each;
+}
+
+namespace {
+
+struct Reading {
+    const uint8_t* at;
+    int64_t bytes;
+    std::atomic<uint64_t> sum;
+};
+constexpr int64_t READ_AT_ONCE = 1 << 20;
+void read_some(void* job, int64_t index) {
+    Reading& j = *(Reading*)job;
+    const uint8_t* p = j.at + index * READ_AT_ONCE;
+    const int64_t left = j.bytes - index * READ_AT_ONCE, bytes = left < READ_AT_ONCE ? left : READ_AT_ONCE;
+    uint64_t sums[8] = {};
+    for (int64_t i = 0; i < bytes; i += 64)
+        for (int w = 0; w < 8; ++w) {
+            uint64_t word;
+            memcpy(&word, p + i + w * 8, 8);
+            sums[w] += word;
+        }
+    for (uint64_t s : sums) j.sum.fetch_add(s, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+// Reads memory in the order in which it lies, by all threads, and does next to nothing with it. bytes: a multiple of 64. The sum of
+// its words.
+EXPORT int64_t thalweg_read(Context* c, const void* at, int64_t bytes) {
+    Reading j{(const uint8_t*)at, bytes, {0}};
+    run(c->pool, (bytes + READ_AT_ONCE - 1) / READ_AT_ONCE, read_some, &j);
+    return int64_t(j.sum.load());
 }
 
 // Runs one of the tasks of inputs.inc. Sixteen rows are enough for a task, and fewer where all threads would not have one. But
