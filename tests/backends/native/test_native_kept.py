@@ -207,3 +207,8 @@ def test_a_folder_that_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DeviceError, match=r"packed_weights: .*file.* cannot be used as a folder"):
         CpuPlatform().configured(CpuOptions(threads=1, packed_weights=str(tmp_path / "file"))).open(Place())
+
+
+def test_without_compiled_kernels_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match=r"packed_weights: nothing is packed without compiled kernels"):
+        CpuPlatform().configured(CpuOptions(isa="none", packed_weights=str(tmp_path))).open(Place())

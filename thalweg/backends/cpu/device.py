@@ -123,6 +123,8 @@ def open_device(threads: int, isa: str = "", graphs: bool = True, packed_weights
     said = f"compiled, {library.level}" if library else missing
     notes = {"torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability(), "kernels": said}
     info = replace(CpuPlatform().describe(), cores=threads, notes=notes)
+    if library is None and packed_weights:
+        raise DeviceError(f"packed_weights: nothing is packed without compiled kernels ({missing}); leave it out")
     if library is None:
         return CpuDevice(info, (_absent(missing), *KERNELS), ATTENTION, None)
     from thalweg.backends.cpu.native import attention, experts, heads, linear, recurrence, rows, sampling
