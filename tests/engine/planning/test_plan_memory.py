@@ -70,7 +70,7 @@ def planned_against_measured(name: str, folder: Path) -> float:
     assert planned.fits
     # The cache is held as soon as it is made, or, in pages that the system gives when they are written, only then.
     loaded = (planned.weights, planned.weights + planned.kv_cache)
-    assert min(loaded, key=lambda n: abs(n - measured["loaded"])) == pytest.approx(measured["loaded"], rel=0.08)
+    assert min(loaded, key=lambda n: abs(n - measured["loaded"])) == pytest.approx(measured["loaded"], rel=0.05)
     return planned.total / measured["all"] - 1
 
 
@@ -83,5 +83,5 @@ def test_plan_is_what_processes_hold_within_5_percent_in_the_middle_and_12_at_wo
         folder = tmp_path / name
         folder.mkdir()
         errors.append(abs(planned_against_measured(name, folder)))
-    assert statistics.median(errors) <= 0.08, errors  # 5 % but on a Zen 1, whose second part had more
-    assert max(errors) <= 0.16, errors
+    assert statistics.median(errors) <= 0.05, errors
+    assert max(errors) <= 0.12, errors
