@@ -72,19 +72,16 @@ def test_weights_are_what_the_loader_will_hold(model: Path) -> None:
     assert [g["bytes_per_block"] for g in planned.groups] == [g.bytes_per_block for g in worker.config.cache.groups]
 
 
-def test_no_framework_is_loaded_and_it_takes_less_than_a_second() -> None:
+def test_no_framework_is_loaded() -> None:
     code = """
-import sys, time
-start = time.process_time()
+import sys
 from thalweg.cli import main
 assert main(["plan", "--device", "cpu", "--max-model-len", "512"]) == 0
-print("seconds", time.process_time() - start)
 assert "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "KV cache" in done.stdout
-    assert float(done.stdout.split()[-1]) < 1
 
 
 def test_a_cache_too_small_names_the_flag_and_a_value_that_works(model: Path) -> None:
