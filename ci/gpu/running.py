@@ -48,6 +48,7 @@ def execute(part: Part, work: Path, limit: float) -> dict[str, Any]:
         process = subprocess.Popen(
             part.command, cwd=ROOT, stdout=f, stderr=subprocess.STDOUT, start_new_session=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1", SECONDS: f"{max(limit - GRACE, limit / 2):.0f}", **part.env},
+            preexec_fn=_interruptible,
         )  # fmt: skip
         try:
             code = process.wait(max(limit - GRACE, limit / 2))
@@ -64,6 +65,11 @@ def execute(part: Part, work: Path, limit: float) -> dict[str, Any]:
     if tail:
         print("   " + "\n   ".join(line[:300] for line in tail), flush=True)
     return {"state": state, "exit": code, "seconds": round(took, 1), "log": log.name}
+
+
+def _interruptible() -> None:
+    """In the part's process: what runs behind nohup, or in a script's background, was told to ignore interrupts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def end(process: subprocess.Popen[Any], grace: float) -> None:

@@ -7,6 +7,7 @@ import fcntl
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -151,13 +152,17 @@ def test_nothing_starts_when_the_budget_is_spent(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_ended_part_may_say_what_it_knows(tmp_path: Path) -> None:
-    """The kit writes its evidence, the figures those that are known."""
+    """The kit writes its evidence, the figures those that are known. Also where the run itself ignores interrupts (nohup)."""
     file = tmp_path / "late.json"
     code = "\n".join([
         "import pathlib, sys, time", "try:", "    print('asleep', flush=True); time.sleep(600)", "except KeyboardInterrupt:",
         "    pathlib.Path(sys.argv[1]).write_text('{\"known\": 1}')",
     ])  # fmt: skip
-    parts = _run([_part("asks", code, str(file), most=16, figures=file)], tmp_path, 5_000)["parts"]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        parts = _run([_part("asks", code, str(file), most=16, figures=file)], tmp_path, 5_000)["parts"]
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (parts["asks"]["state"], parts["asks"]["figures"]) == ("killed", {"known": 1})
 
 

@@ -44,7 +44,7 @@ def test_a_process_on_a_gpu_compiles_nothing_that_was_compiled_where_there_was_n
     assert made["compiled"] == made["kernels"] > 20
     served = _run(str(HERE / "elsewhere.py"), "serve", "sm_90", NANO, cache)
     assert served["misses"] == []
-    assert served["hits"] > 20
+    assert served["hits"] > 10
     assert served["launched"] > 500
     (again,) = _run("-m", "thalweg", "compile", NANO, "--arch", "sm_90", "--jobs", "1", "--cache-dir", cache, "--json")
     assert (again["compiled"], again["cached"]) == (0, made["kernels"])
