@@ -128,6 +128,20 @@ def test_where_nothing_can_be_written_a_warning_says_so_once_and_weights_are_pac
     assert caplog.text.count("packed_weights") == 1
 
 
+@pytest.mark.parametrize("some", [True, False], ids=["some", "none"])
+def test_a_checkpoint_of_which_nothing_can_be_kept_is_told_once(
+    library: Library, keeping: Linear, caplog: pytest.LogCaptureFixture, some: bool
+) -> None:
+    assert library.kept is not None
+    if some:
+        packed(keeping, DENSE)
+    with caplog.at_level(logging.WARNING):
+        library.kept.tell()
+        library.kept.tell()
+    assert [r.message for r in caplog.records if "nothing of this checkpoint" in r.message] == caplog.messages
+    assert len(caplog.messages) == (not some)
+
+
 def test_what_a_killed_process_left_half_written_is_removed(library: Library, keeping: Linear, tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     old, new, other = folder / "part-old", folder / "part-new", folder / f"0{SUFFIX}"

@@ -84,6 +84,8 @@ class CpuDevice(EagerDevice):
         """The holes that packing left between the weights go back to the system: nothing of a step is as large."""
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
+        if self._library is not None and self._library.kept is not None:
+            self._library.kept.tell()
         if self._library is None or self._arena is None:
             return super().compile(step, params, state, shape, features)
         return RecordingExecutable(step, params, state, self._library, self._arena)

@@ -43,6 +43,7 @@ class Kept:
         folder.mkdir(parents=True, exist_ok=True)
         self._library, self._folder = library, folder
         self._writes = True
+        self._named, self._told = 0, False
         for left in folder.glob(f"{PART}*"):
             with contextlib.suppress(OSError):  # somebody else removed it
                 if left.stat().st_mtime < time.time() - STALE:
@@ -50,6 +51,7 @@ class Kept:
 
     def name(self, parts: Sequence[np.ndarray], *how: object) -> str:
         """The file of a weight made of these values. how: all that its bytes depend on besides."""
+        self._named += 1
         digests = []
         for part in parts:
             out = (ctypes.c_uint64 * 2)()
@@ -57,6 +59,16 @@ class Kept:
             digests.append((part.shape, part.dtype.str, *out))
         told = repr((LAYOUT, self._library.level, digests, how))
         return hashlib.sha256(told.encode()).hexdigest()[:40] + SUFFIX
+
+    def tell(self) -> None:
+        """Once all weights are there, what became of them: a warning where none can be kept."""
+        if self._told:
+            return
+        self._told = True
+        if self._named:
+            logger.info("packed_weights: %d weights lie in %s", self._named, self._folder)
+        else:
+            logger.warning("packed_weights: nothing of this checkpoint can be kept: only dense weights and those rounded at load are")
 
     def map(self, name: str) -> np.ndarray | None:
         """The bytes of that file, u8, which may not be written. None if there is none, and where it cannot be mapped."""
