@@ -201,23 +201,9 @@ def layer(device: Device) -> None:
         print(f"layer          {what:26} {spec.dtype} {times}: {got['op by op'] / got['at once']:.2f}x", flush=True)
 
 
-PLAIN = "plain read"
-
-
-def plain_read(device: Device, size: int) -> Callable[[], object]:
-    """So many bytes of bfloat16 weights, read for one row: all that memory gives."""
-    fan_in = 1024
-    out = size // 2 // fan_in
-    bound = Binder(device.kernels).bind(
-        bodies.linear, dtype="bfloat16", in_features=fan_in, out_features=out, **linear_spec(DENSE)
-    )
-    packed = bound.pack(QTensor(DENSE, (out, fan_in), {"weight": torch.ones(out, fan_in, dtype=torch.bfloat16)}))
-    return partial(bound, torch.ones(1, fan_in, dtype=torch.bfloat16), packed)
-
-
 def caches(device: Device) -> None:
     """Keys and values in the model's type and in int8, read for a token of each sequence, or written and read by a prompt.
-    Beside the former stands a plain read of as many bytes of bfloat16."""
+    Beside the former stands what memory gives to a plain read."""
     spec = AttnSpec(16, 8, 128, 128**-0.5, "bfloat16")
     backend: AttentionBackend = device.attention[0]
     specs = (spec, replace(spec, kv_dtype="int8"))
@@ -227,12 +213,12 @@ def caches(device: Device) -> None:
     for context, query in (([255] * 128, 1), ([1023] * 32, 1), ([32767], 1), ([0], 2048)):
         calls = {s.kv_dtype or s.dtype: step_of(device, s, context, query, 1, attends(backend, s)) for s in specs}
         size = sum(context) * 2 * spec.kv_heads * spec.head_dim
-        if query == 1:
-            calls[PLAIN] = plain_read(device, 2 * size)
         got = in_turn(calls)
-        wide = {"bfloat16": 2, "int8": 1, PLAIN: 2}
+        wide = {"bfloat16": 2, "int8": 1}
         rate = {n: f" ({size * wide[n] / t / 1e9:.1f} GB/s)" if query == 1 else "" for n, t in got.items()}
         times = ", ".join(f"{n} {t * 1e3:7.3f} ms{rate[n]}" for n, t in got.items())
+        if query == 1 and (most := device.read_rate()):
+            times += f", a plain read {most / 1e9:.1f} GB/s"
         what = f"{len(context)} x {context[0] + 1} decode" if query == 1 else f"prompt {query}"
         print(f"caches         {what:18} {times}; int8 {got[spec.dtype] / got['int8']:.2f}x", flush=True)
 
