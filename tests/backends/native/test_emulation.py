@@ -49,6 +49,19 @@ def test_the_script_parses() -> None:
 @pytest.mark.parametrize(("header", "name"), [("bfloat16", r"_mm512_\w*(?:pbh|dpbf16)\w*"), ("avxvnni", r"_mm256_\w+_avx_\w+")])
 def test_every_instruction_of_a_set_that_is_emulated_has_its_emulation(header: str, name: str) -> None:
     """One that has none ends the process on a processor that lacks it."""
-    used = {found for file in SOURCES.iterdir() for found in re.findall(name, file.read_text())}
-    emulated = re.findall(r"#define (_mm\d+_\w+)", (ROOT / f"ci/emulated/{header}.h").read_text())
-    assert used == set(emulated)
+    assert _named(name, *SOURCES.iterdir()) == _emulated(header)
+
+
+def test_all_of_avx512_has_its_emulation() -> None:
+    """On processors with AVX2 alone the other emulations are made of it too, and nothing that nobody uses is kept."""
+    others = [ROOT / f"ci/emulated/{name}.h" for name in ("bfloat16", "amx")]
+    assert _named(r"_mm512_\w+", *SOURCES.iterdir(), *others) - _emulated("bfloat16") == _emulated("avx512")
+    assert not _named(r"_mm(?:256)?_maskz?_\w+", *SOURCES.iterdir()), "narrower ones that AVX2 lacks"
+
+
+def _named(what: str, *files: Path) -> set[str]:
+    return {found for file in files for found in re.findall(what, file.read_text())}
+
+
+def _emulated(header: str) -> set[str]:
+    return _named(r"(?<=#define )_mm\d+_\w+", ROOT / f"ci/emulated/{header}.h")

@@ -91,21 +91,25 @@ int levels(Level* out) {
     int n = 0;
 #if defined(__x86_64__)
     __builtin_cpu_init();
+#if defined(EMULATED_AVX512)  // ci/emulate
+    [[maybe_unused]] const bool avx512 = true, vnni = true;
+#else
     [[maybe_unused]] const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                   __builtin_cpu_supports("avx512dq");
+    [[maybe_unused]] const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+#endif
 #if defined(HAS_AVX512BF16) || defined(HAS_AMX)
 #if defined(EMULATED_BF16)  // ci/emulate
-    bool bf16 = true;
+    const bool bf16 = vnni;
 #else
-    bool bf16 = __builtin_cpu_supports("avx512bf16");
+    const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
 #endif
-    bf16 = bf16 && avx512 && __builtin_cpu_supports("avx512vnni");
 #endif
 #if defined(HAS_AVX512BF16)
     out[n++] = {&avx512bf16_kernels, bf16};
 #endif
 #if defined(HAS_AVX512VNNI)
-    out[n++] = {&avx512vnni_kernels, avx512 && __builtin_cpu_supports("avx512vnni")};
+    out[n++] = {&avx512vnni_kernels, vnni};
 #endif
 #if defined(HAS_AVX512)
     out[n++] = {&avx512_kernels, avx512};
