@@ -68,7 +68,7 @@ class Kept:
         if self._named:
             logger.info("packed_weights: %d weights lie in %s", self._named, self._folder)
         else:
-            logger.warning("packed_weights: nothing of this checkpoint can be kept: its weights are quantised already")
+            logger.warning("packed_weights: nothing of this checkpoint is kept: only dense weights in safetensors files are")
 
     def map(self, name: str) -> np.ndarray | None:
         """The bytes of that file, u8, which may not be written. None if there is none, and where it cannot be mapped."""
