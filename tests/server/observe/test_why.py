@@ -61,9 +61,14 @@ def test_while_it_waits_it_says_for_what(start) -> None:
             return
 
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(12)]
-    for thread in threads:
+    admission = running.app.serving.admission
+    for thread in threads[:10]:
         thread.start()
-    while running.app.serving.admission.waiting < 2:
+    while admission.running < 10:
+        time.sleep(0.01)
+    for thread in threads[10:]:
+        thread.start()
+    while admission.waiting < 2:
         time.sleep(0.01)
     told = [why(running, f"r{i}")["parts"][0] for i in range(12)]
     at_the_door = [p for p in told if p["state"] == "waiting at the door"]
