@@ -13,6 +13,7 @@ import torch
 from thalweg.backends.cpu.native import Library
 from thalweg.backends.cpu.native.linear import kernels
 from thalweg.hal import ops
+from thalweg.hal.op import Kernel
 from thalweg.hal.ops.quantise import quantise
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 
@@ -38,6 +39,9 @@ FORMATS = {
     "w4a8-mins": WeightFormat("int", 4, 32, symmetric=False, mins=True, act="int8_per_group"),
     "w4a8-symmetric-small-groups": WeightFormat("int", 4, 12, act="int8_per_group"),
     "w4a8-row": WeightFormat("int", 4, act="int8_per_group"),
+    "w8a8-groups": WeightFormat("int", 8, 64, act="int8_per_group"),
+    "w8a8-zeros-small-groups": WeightFormat("int", 8, 12, symmetric=False, act="int8_per_group"),
+    "w8a8-groups-row": WeightFormat("int", 8, act="int8_per_group"),
     "table": WeightFormat("table", 4, 64, levels=NF4),
     "table-row": WeightFormat("table", 4, levels=NF4),
     "mxfp4": WeightFormat("float", 4, 32),
@@ -67,13 +71,34 @@ def make(n: int, k: int, dtype: torch.dtype, format: WeightFormat) -> tuple[Any,
     return made, dict(made.data), bias
 
 
+def lacks(kernel: Kernel, format: WeightFormat) -> bool:
+    """Has this instruction set no product for it? Then it says so, and packs none."""
+    if kernel.supports({"dtype": "float32", "weight": format, "in_features": 64, "out_features": 64}) is None:
+        return False
+    assert (format.bits, format.act) == (8, "int8_per_group")
+    with pytest.raises(ValueError, match="no product of four bytes"):
+        kernel.pack(make(3, 64, torch.float32, format)[0])
+    assert kernel.pack.mapped is not None
+    assert kernel.pack.mapped([np.zeros((3, 64), np.float32)], format) is None
+    return True
+
+
+def test_bytes_meet_bytes_by_groups_where_an_instruction_multiplies_four(library: Library) -> None:
+    kernel, *_ = kernels(library)
+    fours = ("avx512vnni", "avxvnni", "avx512bf16", "amx", "neonbf16")
+    assert lacks(kernel, FORMATS["w8a8-groups"]) == (library.level not in fours)
+    assert kernel.supports(
+        {"dtype": "bfloat16", "weight": FORMATS["w8a8-groups-row"], "in_features": 1 << 17, "out_features": 64}
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
 def test_every_shape_equals_the_body_and_rows_keep_their_bits(
     library: Library, format: WeightFormat, dtype: torch.dtype
 ) -> None:
     kernel, *_ = kernels(library)
-    for n, k in SHAPES:
+    for n, k in SHAPES if not lacks(kernel, format) else ():
         made, plain, bias = make(n, k, dtype, format)
         packed = kernel.pack(made)
         x = torch.randn(140, k, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -107,7 +132,7 @@ def test_a_weight_in_parts_is_the_same_as_in_one_piece(library: Library, dtype: 
 def test_a_weight_rounded_on_the_way_is_the_one_that_quantise_rounds(library: Library, dtype: torch.dtype, name: str) -> None:
     """To the bit, also of rows of nothing but zeros, of one sign, and with one value far from the rest."""
     (kernel, *_), format = kernels(library), FORMATS[name]
-    for n, k in ((70, 256), (261, 100), (64, 33)):
+    for n, k in ((70, 256), (261, 100), (64, 33)) if not lacks(kernel, format) else ():
         weight = torch.randn(n, k, generator=torch.Generator().manual_seed(n)).to(dtype)
         weight[0], weight[1], weight[2], weight[3, 5] = 0, weight[1].abs(), -weight[2].abs(), 1000
         raw = weight.view(torch.int16 if dtype == torch.bfloat16 else torch.float32).numpy()
@@ -130,6 +155,8 @@ def test_a_weight_rounded_on_the_way_is_the_one_that_quantise_rounds(library: Li
 )
 def test_what_is_no_number_spoils_its_own_group_at_most(library: Library, name: str) -> None:
     (kernel, *_), format = kernels(library), FORMATS[name]
+    if lacks(kernel, format):
+        return
     weight = torch.randn(70, 256, generator=torch.Generator().manual_seed(3))
     broken = weight.clone()
     broken[5, 200], broken[69, 255] = float("nan"), float("inf")
@@ -236,6 +263,8 @@ def test_infinities_and_nan_stay_in_their_row(library: Library, format: WeightFo
     """And spoil all of it, also where inputs are rounded: what a model has lost must be seen to be lost. Only by a scale of the
     checkpoint's own are infinities rounded to the largest number, which is what the op says."""
     kernel, *_ = kernels(library)
+    if lacks(kernel, format):
+        return
     packed, like = kernel.pack(make(64, 72, dtype, format)[0]), {"act": format.act, "group": format.group}
     x = torch.randn(8, 72).to(dtype)
     clean = kernel.run(x, packed, **like)

@@ -199,8 +199,8 @@ def _per_input(groups: Tensor, group: int, fan_in: int) -> Tensor:
 
 def quantise(weight: Tensor, format: WeightFormat, top: Tensor | None = None) -> QTensor:
     """A dense weight [out, in] rounded to nearest in this format. Scales come from each group's largest magnitude
-    (symmetric) or its range, zero included (not symmetric), and are bfloat16 of 4-bit integers. A minimum is the range's
-    lower end.
+    (symmetric) or its range, zero included (not symmetric). Of integers of 4 bits, and of groups whose inputs are rounded too,
+    they are bfloat16. A minimum is the range's lower end.
     kind "float" with 4 bits rounds scales up to powers of two, the scales of MX formats. The rule of their
     specification rounds down, and clamps what then exceeds the last level. With `scale_dtype` scales are rounded to
     its nearest, as NVFP4 does. A scale of the tensor then puts the largest of them at the end of that type.
@@ -235,8 +235,10 @@ def _int_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:
 
 
 def _scales(scales: Tensor, format: WeightFormat) -> Tensor:
-    """Of codes of 4 bits they are bfloat16, which costs next to nothing beside the codes, and half the memory."""
-    return _nonzero(scales.to(torch.bfloat16).to(torch.float32) if format.bits == 4 else scales)
+    """Those of groups whose inputs are rounded too, and of codes of 4 bits, are bfloat16. That costs next to nothing beside the
+    codes, and takes half the memory."""
+    half = format.bits == 4 or format.act.endswith(PER_GROUP)
+    return _nonzero(scales.to(torch.bfloat16).to(torch.float32) if half else scales)
 
 
 def _table_codes(wide: Tensor, format: WeightFormat) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ from thalweg.hal.weights import QTensor, WeightFormat
 
 TYPES = {torch.bfloat16: 0, torch.float32: 1}
 NAMES = ("bfloat16", "float32")
-DENSE, INT8, INT4, INT8_ROWS, INT4_GROUPS, TABLE, FLOAT8, INT6 = range(8)
+DENSE, INT8, INT4, INT8_ROWS, INT4_GROUPS, TABLE, FLOAT8, INT6, INT8_GROUPS = range(9)
 FLOAT_ACTS = {"": 0, "float8_e4m3fn": 1, "float8_e4m3fn_per_group": 2, "float8_e4m3fn_static": 3}
 """Names of `WeightFormat.act` -> what inputs are rounded to before a product of floats."""
 PANEL = 64
@@ -81,9 +81,9 @@ def _integers(format: WeightFormat) -> int | str:
     """The same of inputs that are rounded to integers."""
     if format.act == "int8" and format.bits == 8 and format.group == 0 and format.symmetric:
         return INT8_ROWS
-    if format.act == "int8_per_group" and format.bits == 4 and format.group >= 0 and format.group % 4 == 0:
-        return INT4_GROUPS
-    return f"multiplies int8 by int8 with one scale per row, and int4 by int8 with groups of a multiple of 4, not {format}"
+    if format.act == "int8_per_group" and format.bits in (4, 8) and format.group >= 0 and format.group % 4 == 0:
+        return INT4_GROUPS if format.bits == 4 else INT8_GROUPS
+    return f"multiplies int8 and int4 by int8 with one scale per row, or with groups of a multiple of 4, not {format}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,15 @@ class Linear:
     def supports(self, spec: Mapping[str, Any]) -> str | None:
         if spec["dtype"] not in NAMES:
             return f"runs bfloat16 and float32, not {spec['dtype']}"
-        form = form_of(spec["weight"])
+        form = self._form(spec["weight"], spec["in_features"])
         return form if isinstance(form, str) else None
+
+    def _form(self, format: WeightFormat, inputs: int) -> int | str:
+        """`form_of`, and what this instruction set lacks."""
+        form = form_of(format)
+        if form == INT8_GROUPS and not self._library.quads(self._context, form, inputs, format.group or inputs):
+            return f"has no product of four bytes with four, or groups too large for it: {format}"
+        return form
 
     def gains(self, spec: Mapping[str, Any]) -> str | None:
         slow = self._library.level == PORTABLE and form_of(spec["weight"]) == INT4_GROUPS
@@ -119,7 +126,7 @@ class Linear:
 
     def pack(self, w: QTensor) -> Packed:
         """A dense weight is packed for inputs of its own dtype, a quantised one for either."""
-        form = form_of(w.format)
+        form = self._form(w.format, w.shape[1])
         if isinstance(form, str):
             raise ValueError(form)
         if form == DENSE:
@@ -133,7 +140,7 @@ class Linear:
     def pack_mapped(self, parts: Sequence[np.ndarray], format: WeightFormat) -> Packed | None:
         """A dense weight straight from where it lies, which may be a mapped file. It is rounded on the way, a panel
         at a time, where the format is one of codes."""
-        form = form_of(format)
+        form = self._form(format, parts[0].shape[1])
         if isinstance(form, str) or form == TABLE or format.group % 4 or format.group < 0 or format.mins or format.own_scale:
             return None
         parts = [np.require(p, requirements=["C", "ALIGNED"]) for p in parts]

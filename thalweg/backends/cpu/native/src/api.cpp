@@ -29,7 +29,7 @@ using namespace thalweg;
 
 namespace {
 
-constexpr int ABI = 25;
+constexpr int ABI = 26;
 
 #if defined(HAS_AMX)
 // Does the processor have tiles, of bfloat16 and of integers, and the system let this process use them? It does once it is asked.
@@ -227,7 +227,7 @@ static void prepare(Context* c, Quantise& q, Task task) {
 // Rows of a linear layer's input, made ready in `room` where they do not fit as they are.
 size_t thalweg::make_ready(Context* c, const Weight* w, Type type, const void* x, int64_t m, uint8_t* room, Linear& j) {
     const bool sums = w->offsets.at != nullptr, rounds = w->form == Form::int8_rows;
-    const int64_t planes = w->form == Form::int4_groups ? 1 : w->quads && type == Type::bf16 ? 2 : 0;
+    const int64_t planes = w->form == Form::int4_groups || w->form == Form::int8_groups ? 1 : w->quads && type == Type::bf16 ? 2 : 0;
     const bool integers = w->form == Form::int8 || w->form == Form::int6 || w->form == Form::int4;
     const bool sixteens = integers && !w->quads && type == Type::bf16 && c->kernels->sixteens;
     const bool widens = !rounds && !planes && !sixteens && type == Type::bf16 && c->kernels->widen_rows;

@@ -6,10 +6,11 @@
 namespace thalweg {
 
 enum class Type : int32_t { bf16 = 0, f32 = 1 };
-// int8_rows: inputs are rounded to int8 row by row. int4_groups: each of the weight's groups of a row on its own.
+// int8_rows: inputs are rounded to int8 row by row. int4_groups, int8_groups: each of the weight's groups of a row on its own.
 // table: 4-bit codes that name one of 16 levels. float8: e4m3. int6: codes of int8 of which 6 bits suffice.
-enum class Form : int32_t { dense = 0, int8 = 1, int4 = 2, int8_rows = 3, int4_groups = 4, table = 5, float8 = 6, int6 = 7 };
+enum class Form : int32_t { dense = 0, int8 = 1, int4 = 2, int8_rows = 3, int4_groups = 4, table = 5, float8 = 6, int6 = 7, int8_groups = 8 };
 constexpr int bits_of(Form form) { return form == Form::int4 || form == Form::int4_groups || form == Form::table ? 4 : 8; }  // of a code
+constexpr bool scales_are_halves(Form form) { return bits_of(form) == 4 || form == Form::int8_groups; }  // of what is rounded here
 constexpr int middle_of(Form form) { return 1 << (bits_of(form) - 1); }
 constexpr int base_of(Form form) { return form == Form::int4_groups ? 0 : middle_of(form); }  // what offsets are counted from
 // What a row of the input becomes before it is multiplied: the nearest 8-bit floats, by a scale of the row, of each of
@@ -35,7 +36,7 @@ struct Numbers {
 // order of a bfloat16 step. int4 and table hold 64 bytes for two inputs: 32 words of 16 bits, whose nibble c is the
 // code of the word's place in quarter c of a step. int6 has the lower four bits of codes so, and behind them 32 bytes
 // with two more bits of each, the byte's bits 2c and 2c + 1 for quarter c.
-// In quads (int4_groups, and int8 and int4 where integer products serve them) a step is four inputs, of codes without
+// In quads (int4_groups, int8_groups, and int8 and int4 where integer products serve them) a step is four inputs, of codes without
 // sign. 8-bit codes take a byte each. 4-bit codes take 128 bytes: byte i of the halves holds outputs of quarters 0 and
 // 1 in its low nibbles, and of 2 and 3 in its high ones.
 struct Weight {
@@ -258,6 +259,7 @@ struct Kernels {
     Task group_sums, write_kv, attend, norm, gate, turn, best, merge, draw, logprobs, penalties;
     void (*pack_panel)(const Weight& w, const uint8_t* rows, int64_t stride, int64_t steps, uint8_t* out);
     Task round_groups;  // inputs in one plane of bytes, by groups
+    bool fours;         // does one instruction multiply fours of bytes? int8_groups needs it
     Task round_floats;  // inputs to 8-bit floats and back, in their type
     Task planes;        // in two. Null: int8 and int4 are never held in quads
     Task sixteens;      // bfloat16 inputs of integers, which are not in quads, as 16-bit numbers. Null: they are not rounded

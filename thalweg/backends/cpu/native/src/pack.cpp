@@ -157,7 +157,8 @@ void pack_panel(void* job, int64_t panel) {
 // Will a weight of this form be held in quads?
 EXPORT int thalweg_quads(Context* c, int form, int64_t k, int64_t group) {
     const bool whole = group >= k, fits = whole ? k <= PLANES_MOST : group % 4 == 0 && group <= PLANES_MOST;
-    return Form(form) == Form::int4_groups || (c->kernels->planes && (Form(form) == Form::int8 || Form(form) == Form::int4) && fits);
+    const bool serve = Form(form) == Form::int8_groups ? c->kernels->fours : c->kernels->planes && (Form(form) == Form::int8 || Form(form) == Form::int4);
+    return Form(form) == Form::int4_groups || (serve && fits);
 }
 
 namespace {
@@ -179,7 +180,7 @@ Weight* begin(Context* c, int form, int type, int64_t n, int64_t k, int64_t grou
 
 // How numbers are held of values that are rounded on the way: that depends on nothing but the form.
 void hold_rounded(Weight* w) {
-    if (w->groups) w->scales = Numbers{bits_of(w->form) == 4 ? Held::bf16 : Held::f32, 0, nullptr, nullptr};
+    if (w->groups) w->scales = Numbers{scales_are_halves(w->form) ? Held::bf16 : Held::f32, 0, nullptr, nullptr};
 }
 void hold_zeros(Weight* w) {  // as they are in quads, else of whole scales
     if (w->form == Form::int4_groups || w->shifted) w->offsets.held = Held::bytes;
