@@ -31,7 +31,7 @@ from thalweg.hal.platform import Place
 from thalweg.hal.weights import DENSE, QTensor, WeightFormat
 from thalweg.quantization.online import METHODS, linear_spec
 
-INT8, INT4 = METHODS["int8"].head, METHODS["w4a16"].layers
+INT8, INT4 = METHODS["w8a16"].layers, METHODS["w4a16"].layers
 FORMATS = {"dense": (DENSE, DENSE), "int8": (INT8, INT8), "int4": (INT4, INT4), "Q4_K_M": (Q4_K, Q6_K), "mxfp4": (MXFP4, MXFP4)}
 """Of gate_up, and of down."""
 

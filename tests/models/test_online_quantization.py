@@ -17,12 +17,15 @@ from thalweg.checkpoint.hub import resolve_model
 from thalweg.config import CHECKPOINT_FORMATS, QUANTIZATIONS, ROUNDINGS, SPELLINGS, EngineArgs
 from thalweg.engine.planning.memory import plan
 from thalweg.errors import ConfigError
+from thalweg.hal.device import Device
+from thalweg.hal.op import Binder
 from thalweg.hal.ops import linear
 from thalweg.hal.ops.quantise import dequantise, quantise
 from thalweg.hal.weights import DENSE, QTensor
 from thalweg.models import registry as families
 from thalweg.models import sizes
-from thalweg.quantization.online import CANDIDATES, METHODS, rounded
+from thalweg.models.build import gains
+from thalweg.quantization.online import CANDIDATES, METHODS, Formats, formats, rounded
 
 
 def test_the_names_users_give_are_those_there_are() -> None:
@@ -72,15 +75,39 @@ def test_a_rounded_model_answers_and_its_plan_says_how(method: str) -> None:
     assert len(out[0].outputs[0].token_ids) >= 1
     lines = [line for line in llm.kernel_plan if line.startswith("linear(")]
     assert lines
-    forms = METHODS[method]
+    forms = _forms(method, llm.device)
     held = {line.partition("weight=")[2].partition(")")[0] for line in lines}
     assert held == {str(forms.layers), str(forms.head)}
 
 
-def test_candidates_take_the_same_bytes_so_that_memory_is_planned_without_a_device() -> None:
+def _forms(method: str, device: Device) -> Formats:
+    """In what a model is held there, of as many inputs as thalweg-nano has."""
+    return METHODS[method].fitted(lambda form: gains(Binder(device.kernels), "float32", 256, form))
+
+
+def test_no_candidate_takes_more_bytes_than_the_first_so_that_memory_is_planned_without_a_device() -> None:
     for names in CANDIDATES.values():
+        first = formats(names[0])
         assert len({METHODS[n].layers.bytes(70, 200) for n in names}) == 1
-        assert len({METHODS[n].head for n in names}) == 1
+        assert all(METHODS[n].head.bytes(70, 200) <= first.head.bytes(70, 200) for n in names)
+    for forms in METHODS.values():
+        plain = forms.fitted(lambda _: False)
+        assert plain.head.bytes(70, 200) <= forms.head.bytes(70, 200) == forms.fitted(lambda _: True).head.bytes(70, 200)
+
+
+@pytest.mark.parametrize("method", ["int8", "w4a8"])
+def test_inputs_of_the_output_matrix_are_rounded_only_where_a_kernel_gains_by_it(method: str) -> None:
+    """Other devices keep them, and so does this one with instructions that lack such products."""
+    sizes = {"quantization": method, "max_model_len": 64, "max_num_seqs": 2}
+    plain = LLM("thalweg-nano", device="reference", **sizes).kernel_plan
+    assert any("weight=int8-row)" in line for line in plain)
+    assert not any("weight=int8-g64" in line for line in plain)
+    llm = LLM("thalweg-nano", device="cpu", **sizes)
+    fours = any(isa in llm.device.info.notes["kernels"] for isa in ("vnni", "avx512bf16", "amx", "neonbf16"))
+    heads = ("weight=int8-g64-int8_per_group)", "weight=int8-row)")
+    (line,) = {x for x in llm.kernel_plan if x.startswith("linear(") and any(head in x for head in heads)}
+    assert ("g64" in line) == fours
+    assert "-> native-" in line or not fours
 
 
 @pytest.mark.parametrize(("device", "isa"), [("reference", None), ("cpu", ""), ("cpu", "portable"), ("cpu", "none")], ids=str)
@@ -93,7 +120,8 @@ def test_int4_is_the_first_format_for_which_the_device_has_a_kernel(device: str,
     integers = device == "cpu" and "compiled, avx" in llm.device.info.notes["kernels"]
     assert made == ("w4a8" if integers else "w4a16")
     held = {line.partition("weight=")[2].partition(")")[0] for line in llm.kernel_plan if line.startswith("linear(")}
-    assert held == {str(METHODS[made].layers), str(METHODS[made].head)}
+    forms = _forms(made, llm.device)
+    assert held == {str(forms.layers), str(forms.head)}
     if isa == "portable":
         named = LLM("thalweg-nano", device=device, quantization="w4a8", **sizes, **options)
         (line, *_) = (line for line in named.kernel_plan if str(METHODS["w4a8"].layers) in line)

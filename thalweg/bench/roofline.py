@@ -30,8 +30,10 @@ from thalweg.config import EngineArgs
 from thalweg.engine.planning import described
 from thalweg.errors import ConfigError
 from thalweg.hal.kv import BYTES
+from thalweg.hal.op import Binder
 from thalweg.hal.weights import DENSE, WeightFormat
 from thalweg.models import registry
+from thalweg.models.build import fitted
 from thalweg.models.sizes import StepWork, parameters, step_work
 from thalweg.params import SamplingParams
 from thalweg.quantization import registry as registry_of_formats
@@ -140,7 +142,7 @@ def main(namespace: argparse.Namespace, args: EngineArgs) -> dict[str, Any]:
         raise ConfigError(f"--device {llm.device.info.kind} computes no model: there is nothing to measure")
     hf = described.read(args, Path(llm.config.model.path))
     spec, dtype, method = registry.family(hf)(hf), llm.config.model.dtype, llm.config.model.quantization
-    scheme = registry_of_formats.scheme(hf, method)
+    scheme = fitted(registry_of_formats.scheme(hf, method), Binder(llm.device.kernels), dtype, spec.hidden)
     form = next(scheme.of(w.role, w.sources[0].name) for w in parameters(spec) if w.role == "linear")
     before = ceilings(llm.device, dtype, form)
     first, whole = _times(llm, n, args)

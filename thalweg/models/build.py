@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,11 +10,15 @@ from thalweg.errors import ConfigError
 from thalweg.hal.attention import AttentionBackend
 from thalweg.hal.comm import Communicator
 from thalweg.hal.op import Binder
+from thalweg.hal.ops import linear
+from thalweg.hal.weights import WeightFormat
 from thalweg.models.context import Context
 from thalweg.models.decoder import Decoder
 from thalweg.models.fallback.spec import ForeignSpec
 from thalweg.models.registry import family
 from thalweg.plugins import imported
+from thalweg.quantization.format import Scheme
+from thalweg.quantization.online import Formats, linear_spec
 from thalweg.quantization.registry import scheme
 
 FOREIGN = "thalweg.models.fallback.module:Foreign"
@@ -46,12 +51,22 @@ def build(
     for name, value in (("max_len", max_len), ("block_tokens", block_tokens)):
         if value < 1:
             raise ConfigError(f"{name}: must be at least 1, not {value}")
-    ctx = Context(
-        binder, attention, comm, dtype, max_len, block_tokens, scheme(config, quantization), kv_dtype,
-        tuple(kv_skip), state_tokens or block_tokens,
-    )  # fmt: skip
     spec = family(config)(config)
+    use = fitted(scheme(config, quantization), binder, dtype, spec.hidden)
+    ctx = Context(
+        binder, attention, comm, dtype, max_len, block_tokens, use, kv_dtype, tuple(kv_skip), state_tokens or block_tokens
+    )
     if isinstance(spec, ForeignSpec):
         made: Model = imported(FOREIGN)(ctx, spec)
         return made
     return Decoder(ctx, spec)
+
+
+def fitted(use: Scheme, binder: Binder, dtype: str, width: int) -> Scheme:
+    """A scheme as models hold it there: some name a second format of the output matrix, of `width` inputs."""
+    return use.fitted(functools.partial(gains, binder, dtype, width)) if isinstance(use, Formats) else use
+
+
+def gains(binder: Binder, dtype: str, width: int, form: WeightFormat) -> bool:
+    """Would linear layers of this format be run by a kernel that is the best way there? width: of their inputs."""
+    return binder.gains(linear, dtype=dtype, in_features=width, out_features=width, **linear_spec(form))

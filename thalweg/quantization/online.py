@@ -9,9 +9,12 @@ fp8: 8-bit floats with a scale per output. Each row of the input is rounded to 8
 128 inputs, of weights and of rows of the input. w8a16: int8 with a scale per output. mxfp4, nvfp4: 4-bit floats by groups
 of 32 and 16. In these three inputs keep their type.
 
-In all, the output matrix holds int8 and its inputs keep their type, because every rounding there moves logits directly; the
-embedding, of which a step reads a few rows, and norms and biases stay as they are. Values are rounded to nearest; nothing is
-calibrated.
+In all, the output matrix holds int8. Every rounding there moves logits directly, so its inputs keep their type in most. int8
+and w4a8 round them too, where the device has a kernel that gains by it: inputs and weights alike have a scale per 64 inputs,
+far finer than what these methods do to layers.
+
+The embedding, of which a step reads a few rows, and norms and biases stay as they are. Values are rounded to nearest;
+nothing is calibrated.
 """
 
 from __future__ import annotations
@@ -36,6 +39,14 @@ class Formats:
 
     layers: WeightFormat = DENSE
     head: WeightFormat = DENSE
+    plain_head: WeightFormat | None = None
+    """In place of `head` where the device gains nothing by that. It takes less memory."""
+
+    def fitted(self, gains: Callable[[WeightFormat], bool]) -> Formats:
+        """These, with the output matrix that is best on a device. gains: as in `chosen`."""
+        if self.plain_head is None:
+            return self
+        return Formats(self.layers, self.head if gains(self.head) else self.plain_head)
 
     def of(self, role: str, name: str) -> WeightFormat:
         """What a parameter is held in. role: what it is for ("linear", "experts", "head", ...); name: its first tensor."""
@@ -48,11 +59,12 @@ class Formats:
 
 DENSE_FORMATS = Formats()
 _HEAD = WeightFormat("int", 8)
+_HEAD_A8 = WeightFormat("int", 8, 64, act="int8_per_group")
 METHODS: Mapping[str, Formats] = {
-    "int8": Formats(WeightFormat("int", 8, act="int8"), _HEAD),
+    "int8": Formats(WeightFormat("int", 8, act="int8"), _HEAD_A8, _HEAD),
     "w8a16": Formats(WeightFormat("int", 8), _HEAD),
     "w4a16": Formats(WeightFormat("int", 4, 64, symmetric=False), _HEAD),
-    "w4a8": Formats(WeightFormat("int", 4, 64, symmetric=False, act="int8_per_group"), _HEAD),
+    "w4a8": Formats(WeightFormat("int", 4, 64, symmetric=False, act="int8_per_group"), _HEAD_A8, _HEAD),
     "fp8": Formats(WeightFormat("float", 8, act="float8_e4m3fn"), _HEAD),
     "fp8_per_block": Formats(WeightFormat("float", 8, 128, act="float8_e4m3fn_per_group"), _HEAD),
     "mxfp4": Formats(WeightFormat("float", 4, 32), _HEAD),
@@ -60,7 +72,7 @@ METHODS: Mapping[str, Formats] = {
 }
 """By the names that `thalweg.config.ROUNDINGS` gives users, but for those of CANDIDATES."""
 CANDIDATES: Mapping[str, tuple[str, ...]] = {"int4": ("w4a8", "w4a16")}
-"""Names that leave the choice to the device: methods of equal size, best first. The last one is for any device."""
+"""Names that leave the choice to the device: methods best first, none larger than the first. The last one is for any device."""
 
 
 def meant(method: str | None) -> str | None:
@@ -69,9 +81,9 @@ def meant(method: str | None) -> str | None:
 
 
 def formats(method: str | None) -> Formats:
-    """None: nothing is rounded. Of a name of CANDIDATES the last one: enough for memory to be planned."""
+    """None: nothing is rounded. Of a name of CANDIDATES the first one: enough for memory to be planned."""
     method = meant(method)
-    return METHODS[CANDIDATES.get(method, (method,))[-1]] if method else DENSE_FORMATS
+    return METHODS[CANDIDATES.get(method, (method,))[0]] if method else DENSE_FORMATS
 
 
 def chosen(method: str | None, gains: Callable[[WeightFormat], bool]) -> str | None:

@@ -40,7 +40,6 @@ from thalweg.hal.kv import KVLayout, KVSpec
 from thalweg.hal.op import Binder
 from thalweg.hal.platform import Defaults, Limits, ModelInfo, Platform
 from thalweg.hal.step import StateBox, StepBatch, StepShape
-from thalweg.hal.weights import WeightFormat
 from thalweg.host.marks import mark
 from thalweg.media.listeners import listener
 from thalweg.media.processors import processor
@@ -183,6 +182,7 @@ def _cached(args: EngineArgs, hf: dict[str, Any], spec: ModelSpec) -> EngineArgs
 
 def _build_model(job: _Job) -> Worker:
     from thalweg.models.build import build as build_model
+    from thalweg.models.build import gains
     from thalweg.models.load import load_params
     from thalweg.models.step import make_state, make_step
 
@@ -198,7 +198,7 @@ def _build_model(job: _Job) -> Worker:
         logger.info("load_format: %s reads the same files as safetensors, and is served by that reader", args.load_format)
     if args.quantization in SPELLINGS:
         logger.info("quantization: %s is served as %s", args.quantization, online.meant(args.quantization))
-    method = online.chosen(args.quantization, functools.partial(_gains, binder, dtype, job.facts.hidden))
+    method = online.chosen(args.quantization, functools.partial(gains, binder, dtype, job.facts.hidden))
     block_tokens = resolve.block_tokens(args, job.defaults)
     model = build_model(
         job.hf, binder=binder, attention=_attention(job, device), comm=device.comm, dtype=dtype, max_len=length,
@@ -254,13 +254,6 @@ def _encoder(job: _Job, model: Model, params: Any) -> Encode | None:
         None if eye is None else seeing(model.vision, params["vision"], eye),
         None if ear is None else hearing(model.hearing, params["hearing"], ear), ENCODED,
     )  # fmt: skip
-
-
-def _gains(binder: Binder, dtype: str, width: int, form: WeightFormat) -> bool:
-    """Would linear layers of this format be run by a kernel that is the best way there?"""
-    from thalweg.hal.ops import linear
-
-    return binder.gains(linear, dtype=dtype, in_features=width, out_features=width, **online.linear_spec(form))
 
 
 def _prepare(job: _Job, runner: Runner, buckets: Sequence[StepShape], limits: Limits, vocab: int) -> None:
