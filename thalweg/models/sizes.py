@@ -16,7 +16,7 @@ from thalweg.models.weights import HEADS, Weight, divided, products, walk
 from thalweg.quantization.format import Scheme
 from thalweg.quantization.online import CHUNK, DENSE_FORMATS
 
-TEMPORARIES = 32
+TEMPORARIES = 40
 """Arrays of float32 that rounding a chunk leaves behind before freed memory is given back, at the most (`models.load`)."""
 
 
