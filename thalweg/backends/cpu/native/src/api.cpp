@@ -285,7 +285,7 @@ void linear_rows(Context* c, const Weight* w, Type type, const void* x, int64_t 
     int64_t even = w->panels / (threads * 4), cheap = (int64_t(128) << 10) / work;
     int64_t per = even < cheap ? even : cheap;
     j.panels_per_task = per > 1 ? per : 1;
-    j.panels_ahead = j.panels_per_task > 1 ? 1 : threads;
+    j.panels_ahead = (threads - 1) * j.panels_per_task + 1;
     j.rows_per_chunk = m;
     if (w->panels < threads * 4 && m >= 256) j.rows_per_chunk = 128;
     j.row_chunks = (m + j.rows_per_chunk - 1) / j.rows_per_chunk;

@@ -86,7 +86,7 @@ struct Linear {
     const float* group_sums;  // with offsets: [m, groups], of inputs or, in planes, of their codes
     const int32_t* plane_sums;  // two planes: [m, groups, 2], of each one's bytes
     int64_t panels_per_task, row_chunks, rows_per_chunk;
-    int64_t panels_ahead;  // from a panel to that which its thread is likely to take next
+    int64_t panels_ahead;  // from the last panel of a task to that which its thread is likely to take next
     int64_t first;         // of the rows before m: the first to multiply
     int64_t y_row;         // numbers from a row of y to the next. 0: n
 };

@@ -64,7 +64,7 @@ void multiply(Context* c, const Weight* w, int64_t experts, int64_t n, Type type
         const int64_t m = s.to - s.from, cheap = (int64_t(128) << 10) / (int64_t(w->panel_bytes) + m * w->k);
         const int64_t even = most < panels ? most : panels, per = even < cheap ? even : cheap;
         j.panels_per_task = per > 1 ? per : 1;
-        j.panels_ahead = j.panels_per_task > 1 ? 1 : threads;
+        j.panels_ahead = (threads - 1) * j.panels_per_task + 1;
         j.rows_per_chunk = m >= 256 && panels * p.count < threads * 4 ? 128 : m;
         j.row_chunks = (m + j.rows_per_chunk - 1) / j.rows_per_chunk;
         p.starts[i] = tasks;
