@@ -78,6 +78,7 @@ def main(fd: int, device: str) -> int:
         announce=lambda started: _announce(channel, started),
         grammars=grammars,
         encode=worker.encode,
+        populate=worker.populate,
     )
     channel.send(m.Ready(worker.config, worker.plan, worker.load_seconds))
     # Weights and code live as long as the process: keep the collector from walking them in the middle of a step. Nor is it
@@ -141,7 +142,7 @@ class _Loop:
             if self._cold and not self._core.has_work:
                 self._cold = False
                 self._compiling.warm()
-            self._take(wait=not self._core.has_work)
+            self._take(wait=not self._core.has_work and not self._core.idle())
             if self._stopping or not self._core.has_work:
                 continue
             outputs = self._core.step()

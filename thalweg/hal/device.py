@@ -148,6 +148,12 @@ class Device(ABC):
     def alloc_kv(self, layout: KVLayout, blocks: int) -> Array:
         """A zeroed cache of one layer: `blocks` blocks of `layout`, block 0 being scratch."""
 
+    def populate(self, caches: Sequence[tuple[Array, range]]) -> bool:
+        """Nothing runs now: for a few milliseconds, get memory for blocks that will be used for the first time soon.
+        caches: what `alloc_kv` made, each with those blocks. Returns whether there is more to do. Default: False, all
+        memory is there from the start."""
+        return False
+
     @abstractmethod
     def alloc(self, shape: tuple[int, ...], dtype: str) -> Array:
         """A zeroed array that lives in the state (the token history)."""

@@ -142,3 +142,32 @@ def test_what_was_expected_and_will_not_come_is_given_back(library: Library) -> 
     assert in_time(lambda: native.waiting() > 0)
     CpuPlatform().expect(0)
     assert native.waiting() == 0
+
+
+def test_a_cache_is_populated_a_piece_a_call_and_keeps_what_is_in_it(library: Library) -> None:
+    device = CpuPlatform().configured(CpuOptions(threads=1, isa=library.level)).open(Place())
+    cache = device.alloc_kv(KVLayout((256, 1024), "float32", "any"), 64)  # of 1 MiB a block
+    cache[:7] = 1
+    before, calls = process_memory(), 1
+    while device.populate([(cache, range(7, 41))]):
+        calls += 1
+    assert calls == (42 - 6) // 2 + 1  # whole huge pages, and one call that finds nothing left
+    assert 30 * MIB < process_memory() - before < 40 * MIB
+    assert not device.populate([(cache, range(9, 42))])
+    while device.populate([(cache, range(60, 80))]):
+        pass
+    assert process_memory() - before < 44 * MIB  # none after its end, and none between
+    assert bool((cache[:7] == 1).all())
+    assert not bool(cache[7:].any())
+    device.close()
+
+
+def test_many_caches_are_populated_within_a_bound_for_all(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thalweg.backends.cpu.device.POPULATED", 32 * MIB)
+    device = CpuPlatform().configured(CpuOptions(threads=1, isa=library.level)).open(Place())
+    caches = [(device.alloc_kv(KVLayout((256, 1024), "float32", "any"), 64), range(64)) for _ in range(4)]
+    before = process_memory()
+    while device.populate(caches):
+        pass
+    assert 30 * MIB < process_memory() - before < 40 * MIB
+    device.close()

@@ -20,6 +20,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.holders: dict[int, int] = {}
         self.findable: set[int] = set()
         self.cached: list[int] = []  # oldest release first
+        self.taken = {0}
 
     def free(self) -> set[int]:
         return set(range(1, TOTAL)) - self.holders.keys() - set(self.cached)
@@ -37,6 +38,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.forgotten[before:] == [block]
             self.findable.discard(block)
         self.holders[block] = 1
+        self.taken.add(block)
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
@@ -88,6 +90,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.check(self.holders)
         assert self.pool.available == TOTAL - 1 - len(self.holders)
         assert self.pool.held == len(self.holders)
+        assert self.pool.reached == max(self.taken) + 1
 
 
 TestPoolMachine = PoolMachine.TestCase

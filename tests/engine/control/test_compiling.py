@@ -72,6 +72,9 @@ class Idle:
         self.left -= 1
         self.cold_while_busy.append(self.grammars._made is None)
 
+    def idle(self) -> bool:
+        return False
+
 
 class Wire:
     """A channel whose other end says these, and then is gone when told."""

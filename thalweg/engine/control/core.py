@@ -55,11 +55,13 @@ class EngineCore:
         drafter: Callable[[Slots], Drafter] | None = None,
         grammars: Grammars | None = None,
         encode: Encode | None = None,
+        populate: Callable[[Sequence[int]], bool] | None = None,
     ) -> None:
         """`launch` starts a step and returns at once; calls take effect in order. `announce` is told which sequences a step
         begins before it is launched, so that somebody knows should the step be the end; without it they are in the step's
         Outputs. `hash_fn`, `share_from` and `drafter` (who guesses tokens, whatever the configuration says) are for tests.
         `grammars` compiles those of requests, which are refused without it. `encode` makes vectors of media, likewise.
+        `populate` is `Worker.populate`.
         Raises ConfigError if the cache has groups this version cannot keep, or that cannot go with drafts."""
         scheduler, cache = config.scheduler, config.cache
         self.config = config
@@ -85,7 +87,7 @@ class EngineCore:
         self._grammars, self._parts, self._encode = grammars, parts, encode
         self._builder = BatchBuilder(self.slots, self.kv, parts, most, config.cache.tables_kept)
         self._reader = ResultReader(self.slots, self.kv, self.scheduler, parts)
-        self._launch = launch
+        self._launch, self._populate = launch, populate
         self._announce = announce
         self._clock = clock
         self._requests: dict[int, Request] = {}
@@ -189,6 +191,10 @@ class EngineCore:
         out = self._outputs(news)
         out.step_tokens = oldest.prompt_tokens + news.tokens.size
         return out
+
+    def idle(self) -> bool:
+        """There is no work: do a few milliseconds of what later steps would wait for. Returns whether more of it is left."""
+        return self._populate is not None and self._populate([g.pool.reached for g in self.kv.groups])
 
     def _may_launch(self) -> bool:
         """Is there room in the pipeline? A long step is not followed by another ahead of time: that would save the device a

@@ -57,6 +57,9 @@ logger = logging.getLogger(__name__)
 ENGLISH_VOCAB = 51_864
 """Tokens of Whisper's models for English alone, which are one fewer than the others'."""
 
+POPULATED = 4096
+"""Tokens beyond those the cache has held so far, for which an idle engine has memory ready."""
+
 
 @dataclass(slots=True)
 class Worker:
@@ -70,6 +73,8 @@ class Worker:
     load_seconds: float
     encode: Encode | None = None
     """Makes vectors of images and sounds. None: the model reads text alone."""
+    populate: Callable[[Sequence[int]], bool] | None = None
+    """`Device.populate` of all caches. It is given how many first blocks of each KV group have been in use."""
 
     def close(self) -> None:
         self.device.close()
@@ -235,7 +240,16 @@ def _build_model(job: _Job) -> Worker:
     )
     _prepare(job, runner, buckets, limits, model.vocab)
     config = _config(job, dtype, size, model.groups, schedule, model.vocab, method)
-    return Worker(config, runner.launch, [str(c) for c in binder.bindings], device, 0.0, _encoder(job, model, params))
+    lines = [str(c) for c in binder.bindings]
+    populate = functools.partial(_populate, device, model, state)
+    return Worker(config, runner.launch, lines, device, 0.0, _encoder(job, model, params), populate)
+
+
+def _populate(device: Device, model: Model, state: StateBox, reached: Sequence[int]) -> bool:
+    """See Worker.populate."""
+    ahead = [range(n, n + max(16, POPULATED // g.block_tokens)) for n, g in zip(reached, model.groups, strict=True)]
+    caches = zip(state.value["kv"], model.layer_group, strict=True)
+    return device.populate([(part, ahead[g]) for kv, g in caches for part in (kv if isinstance(kv, tuple) else (kv,))])
 
 
 def _encoder(job: _Job, model: Model, params: Any) -> Encode | None:

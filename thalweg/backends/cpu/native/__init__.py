@@ -23,7 +23,7 @@ from thalweg.hal.weights import WeightFormat
 if TYPE_CHECKING:
     from thalweg.backends.cpu.native.kept import Kept
 
-ABI = 26
+ABI = 27
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
@@ -42,6 +42,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_read": (_L, (_P, _P, _L)),
     "thalweg_take": (_P, (ctypes.c_size_t,)),
     "thalweg_give": (None, (_P, ctypes.c_size_t)),
+    "thalweg_populate": (None, (_P, ctypes.c_size_t)),
     "thalweg_expect": (None, (ctypes.c_size_t,)),
     "thalweg_waiting": (_L, ()),
     "thalweg_settle": (None, ()),

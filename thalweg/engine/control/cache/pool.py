@@ -26,6 +26,8 @@ class BlockPool:
             raise ValueError(f"a KV group needs at least 2 blocks (one is scratch), not {total}")
         self.total = total
         self.references = [0] * total
+        self.reached = SCRATCH + 1
+        """Blocks below this have been handed out once."""
         self.withheld = 0
         """Blocks not given out for now: memory pressure, as a test may want it."""
         self._forget = forget
@@ -46,6 +48,8 @@ class BlockPool:
         """A block for one holder, overwriting the oldest cached one if none is free. Ask `available` first."""
         if self._free:
             block = self._free.pop()
+            if block >= self.reached:
+                self.reached = block + 1
         else:
             ensure(self._cached, "take: no block is available; the caller did not ask")
             block, _ = self._cached.popitem(last=False)

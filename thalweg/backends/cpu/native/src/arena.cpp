@@ -104,6 +104,11 @@ void give(void* p, size_t bytes) { munmap(p, up(bytes, PAGE)); }
 EXPORT void* thalweg_take(size_t bytes) { return take(bytes); }
 EXPORT void thalweg_give(void* p, size_t bytes) { give(p, bytes); }
 
+// Each page of these bytes is there from now on. They stay as they are.
+EXPORT void thalweg_populate(void* p, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += PAGE) __atomic_fetch_or((volatile uint8_t*)p + i, uint8_t(0), __ATOMIC_RELAXED);
+}
+
 // About so many bytes will be taken: begin to make them ready. Nothing if there is an arena that has not been settled.
 EXPORT void thalweg_expect(size_t bytes) {
     Arena& a = arena();
