@@ -13,6 +13,7 @@ struct Context {
     const Kernels* kernels;
     void* scratch = nullptr;
     size_t scratch_bytes = 0;
+    bool follows = false;  // the processor: of a piece of memory that has begun to be read, it fetches the rest better than asked to
 
     void* room(size_t bytes) {
         if (bytes > scratch_bytes) {

@@ -133,6 +133,7 @@ struct Attending {
     float* sums;
     int64_t ahead;        // from a piece to that which its thread is likely to take next
     int64_t slot_floats;  // of a slot: for each head `dim` sums of values, then for each LANES sums of weights and the largest score
+    bool follows;         // Context::follows
 };
 constexpr int64_t slot_floats(int64_t share, int64_t dim) { return share * (dim + 2 * LANES); }
 
