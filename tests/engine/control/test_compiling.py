@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import sys
 import threading
@@ -11,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from loop_rig import Wire, until_closed
 
 from thalweg.engine.control.compiling import Compiling
-from thalweg.engine.ipc.socket import ChannelClosedError
 from thalweg.engine.main import _Loop, _Words
 from thalweg.engine.messages import EngineRequest, TokenSampling
 from thalweg.grammar.grammars import Grammars
@@ -76,29 +75,12 @@ class Idle:
         return False
 
 
-class Wire:
-    """A channel whose other end says these, and then is gone when told."""
-
-    def __init__(self, *said: object) -> None:
-        self.said = queue.SimpleQueue[object]()
-        for message in said:
-            self.said.put(message)
-
-    def receive(self) -> object:
-        message = self.said.get()
-        if message is None:
-            raise ChannelClosedError
-        return message
-
-    def send(self, message: object) -> None: ...
-
-
 def test_an_engine_reads_the_vocabulary_when_it_has_nothing_else_to_do() -> None:
     wire, words = Wire(rig.VOCABULARY), _Words()
     grammars = Grammars(words.get)
     core = Idle(5, grammars)
     loop = _Loop(core, wire, grammars, words, None)  # type: ignore[arg-type]
-    thread = threading.Thread(target=_until_closed, args=(loop,))
+    thread = threading.Thread(target=until_closed, args=(loop,))
     thread.start()
     while grammars._made is None:
         time.sleep(0.005)
@@ -106,8 +88,3 @@ def test_an_engine_reads_the_vocabulary_when_it_has_nothing_else_to_do() -> None
     thread.join()
     assert core.cold_while_busy == [True] * 5
     assert words.sent is not None
-
-
-def _until_closed(loop: _Loop) -> None:
-    with contextlib.suppress(ChannelClosedError):
-        loop.run()

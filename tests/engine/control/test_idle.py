@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import queue
 import threading
 import time
 from pathlib import Path
@@ -12,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loop_rig import Wire, until_closed
 
 from thalweg.config import EngineArgs
 from thalweg.engine.control.core import EngineCore
-from thalweg.engine.ipc.socket import ChannelClosedError
 from thalweg.engine.main import _Loop, _Words
 from thalweg.engine.messages import Add, EngineRequest, TokenSampling
 from thalweg.engine.worker.build import POPULATED, build
@@ -84,29 +82,11 @@ class Scripted:
         return True
 
 
-class Wire:
-    def __init__(self) -> None:
-        self.said: queue.SimpleQueue[object] = queue.SimpleQueue()
-
-    def receive(self) -> object:
-        message = self.said.get()
-        if message is None:
-            raise ChannelClosedError
-        return message
-
-    def send(self, message: object) -> None: ...
-
-
 def test_a_request_that_comes_meanwhile_waits_for_one_piece_alone() -> None:
     core, wire, words = Scripted(5), Wire(), _Words()
     loop = _Loop(core, wire, Grammars(words.get), words, None)  # type: ignore[arg-type]
     inbox = loop._inbox
-
-    def run() -> None:
-        with contextlib.suppress(ChannelClosedError):
-            loop.run()
-
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=until_closed, args=(loop,))
     thread.start()
     core.halfway.wait()
     wire.said.put(Add([request(1, 1)]))
