@@ -4,7 +4,8 @@ attention: of 16 decoding sequences with 256 tokens each, beside the bare gather
 with 8,192 tokens and few KV heads, and of a prompt, by one thread beside all of them. latents: attention over latents
 beside torch's operations, and beside attention of as many tokens whose heads have keys and values of their own
 (DeepSeek-V2-Lite). layer: norms of q and k, rotary positions and attention of a layer (Qwen3-0.6B), op by op beside all
-at once. formats: one linear layer in every format that `--quantization` knows, by rows. ops: one kernel on one workload
+at once. formats: one linear layer in every format that `--quantization` knows, by rows. compressed: bfloat16 layers in
+memory beside the same without `compress_weights`, by rows. ops: one kernel on one workload
 of a small model (hidden 1,024, vocabulary 151,936) a line, with the time relative to the reference body's in the same
 run. Quote ratios: times drift with what else the machine does.
 """
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 
 from thalweg.backends.cpu import CpuOptions, CpuPlatform
+from thalweg.errors import DeviceError
 from thalweg.hal import ops as bodies
 from thalweg.hal.attention import AttentionBackend, AttnSpec, QKPrologue
 from thalweg.hal.device import Device
@@ -240,17 +242,47 @@ def formats(device: Device) -> None:
         print(f"formats        {rows:3} rows: {times}; w4a8 {got['w4a16'] / got['w4a8']:.2f}x w4a16", flush=True)
 
 
+def compressed(options: CpuOptions) -> None:
+    """Of as many layers (1,024 -> 6,144) as no cache holds. What `compress_weights` saves, it saves in reading memory."""
+    fan_in, out, copies = 1024, 6144, 24
+    weight = QTensor(DENSE, (out, fan_in), {"weight": (torch.randn(out, fan_in) * 0.02).bfloat16()})
+    layers = {}
+    for name, less in (("dense", False), ("compressed", True)):
+        try:
+            device = CpuPlatform().configured(replace(options, compress_weights=less)).open(Place())
+        except DeviceError as e:
+            print(f"compressed     {e}")
+            return
+        bound = Binder(device.kernels).bind(
+            bodies.linear, dtype="bfloat16", in_features=fan_in, out_features=out, **linear_spec(DENSE)
+        )
+        layers[name] = bound, [bound.pack(weight) for _ in range(copies)]
+    size = {n: packs[0].bytes for n, (_, packs) in layers.items()}
+    print(f"compressed     {size['compressed'] / size['dense']:.2f} of the bytes")
+    for rows in (1, 4, 8, 16, 32, 64, 256, 1024):
+        x = torch.randn(rows, fan_in).bfloat16()
+
+        def all_of(bound: Any, packs: Any, x: Any = x) -> None:
+            for p in packs:
+                bound(x, p)
+
+        got = in_turn({n: partial(all_of, *layer) for n, layer in layers.items()})
+        times = ", ".join(f"{n} {t * 1e6 / copies:.0f} us" for n, t in got.items())
+        print(f"compressed     {rows:3} rows: {times}, {got['compressed'] / got['dense']:.2f} of the time", flush=True)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--isa", default="", help="instruction set of the compiled kernels (default: the best)")
-    parser.add_argument("--only", choices=("attention", "long", "latents", "layer", "caches", "formats", "ops"))
+    parser.add_argument("--only", choices=("attention", "long", "latents", "layer", "caches", "formats", "compressed", "ops"))
     asked = parser.parse_args()
-    device = CpuPlatform().configured(CpuOptions(asked.threads, asked.isa)).open(Place())
+    options = CpuOptions(asked.threads, asked.isa)
+    device = CpuPlatform().configured(options).open(Place())
     print(f"{device.info.name}, {device.info.cores} threads, {dict(device.info.notes)}")
     parts = {
         "attention": attention, "long": lambda d: long(d.info.cores), "latents": latents, "layer": layer, "caches": caches,
-        "formats": formats, "ops": ops,
+        "formats": formats, "compressed": lambda _: compressed(options), "ops": ops,
     }  # fmt: skip
     for name, part in parts.items():
         if asked.only in (None, name) and (name != "long" or device.info.cores > 1):

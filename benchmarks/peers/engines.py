@@ -19,7 +19,9 @@ GGUF = "thalweg-gguf"
 """thalweg with the files that llama.cpp reads, in place of weights that it rounds itself."""
 KEPT = "thalweg-kept"
 """thalweg that maps its weights as an earlier start packed them, as others read files made for them beforehand."""
-OURS = ("thalweg", KV8, GGUF, KEPT)
+DENSE = "thalweg-dense"
+"""thalweg with bfloat16 weights as they are, where it would hold them in about 12 bits."""
+OURS = ("thalweg", KV8, GGUF, KEPT, DENSE)
 SLOTS = 32
 """Requests that llama.cpp's server takes at once; its cache is divided among no fewer."""
 
@@ -34,7 +36,7 @@ class Engine:
     own_environment: bool = True
 
 
-_COMPRESSED = {"bf16": "checkpoint", "int8": "w8a8", "int4": "w4a16"}
+_ROUNDED = {"bf16": "checkpoint", "int8": "w8a8", "int4": "w4a16"}
 _GGUF = {"bf16": "gguf-bf16", "int8": "gguf-q8_0", "int4": "gguf-q4_k_m"}
 ENGINES = {
     e.name: e
@@ -43,8 +45,9 @@ ENGINES = {
         Engine(KV8, "drive_thalweg.py", dict.fromkeys(FORMS, "checkpoint"), own_environment=False),
         Engine(GGUF, "drive_thalweg.py", _GGUF, own_environment=False),
         Engine(KEPT, "drive_thalweg.py", dict.fromkeys(FORMS, "checkpoint"), own_environment=False),
-        Engine("vllm", "drive_vllm.py", _COMPRESSED),
-        Engine("vllm-zen", "drive_vllm.py", _COMPRESSED),
+        Engine(DENSE, "drive_thalweg.py", {"bf16": "checkpoint"}, own_environment=False),
+        Engine("vllm", "drive_vllm.py", _ROUNDED),
+        Engine("vllm-zen", "drive_vllm.py", _ROUNDED),
         Engine("llamacpp", "drive_llamacpp.py", _GGUF),
         Engine("openvino", "drive_openvino.py", {"bf16": "ov-fp16", "int8": "ov-int8", "int4": "ov-int4"}),
         Engine("transformers", "drive_transformers.py", {"bf16": "checkpoint"}),
@@ -80,6 +83,8 @@ def settings(engine: Engine, envs: Path, weights: Path, form: str, config: Mappi
         out["kv_cache_dtype"] = "int8_per_token_head"
     if engine.name == KEPT:
         out["packed_weights"] = str(weights.with_name(weights.name + "-packed"))
+    if engine.name == DENSE:
+        out["compress_weights"] = False
     if engine.name in ("thalweg", KV8, KEPT) and form != "bf16":
         out["quantization"] = form
     if engine.name == "llamacpp":

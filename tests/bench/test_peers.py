@@ -408,7 +408,7 @@ def test_the_chart_that_is_committed_is_what_is_drawn(capsys: pytest.CaptureFixt
     ("words", "says"),
     [
         (["--engines", "vllm"], "install vllm"),
-        (["--engines", "other"], "'other' is none of thalweg, thalweg-kv8, thalweg-gguf, thalweg-kept, vllm"),
+        (["--engines", "other"], "'other' is none of thalweg, thalweg-kv8, thalweg-gguf, thalweg-kept, thalweg-dense, vllm"),
         (["--workloads", "single,double"], "'double' is none of"),
         (["--repeats", "0"], "--repeats: 0 must be at least 1"),
         (["--output-json", "/no/such/folder/r.json"], "no directory"),

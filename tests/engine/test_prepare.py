@@ -27,8 +27,14 @@ STORED = 3 * LAYER + 512 * 2 + 2 * 4000 * 512 * 2
 class Recording(CpuPlatform):
     """Writes down what it is told."""
 
+    share = 1.0
+
     def __init__(self, told: list[Any]) -> None:
         self.told = told
+
+    def dense_share(self, dtype: str) -> float:
+        """Not this machine's."""
+        return self.share
 
     def begin(self) -> None:
         self.told.append("begin")
@@ -56,6 +62,15 @@ def test_the_platform_is_told_what_will_be_loaded_before_it_imports(told: list[A
     ahead.begin("cpu")
     prepare("cpu", args(tmp_path))
     assert told == ["begin", (STORED, 3), "preload"]
+
+
+def test_no_more_is_expected_than_kernels_hold_of_matrices(
+    told: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recording, "share", 0.5)
+    prepare("cpu", args(tmp_path))
+    norms, embedding = (3 * 2 + 1) * 512 * 2, 4000 * 512 * 2
+    assert told[0] == (norms + embedding + (STORED - norms - embedding) // 2, 3)
 
 
 def test_rounded_weights_are_expected_as_they_will_lie(told: list[Any], tmp_path: Path) -> None:

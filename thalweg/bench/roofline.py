@@ -3,7 +3,8 @@ used.
 
 Ceilings are measured on the device in the same run, before and after the model. Bytes read per second: the larger of a
 plain read of memory (`Device.read_rate`), where the device has one, and of one row times a matrix far larger than any
-cache, with the fastest of its kernels for linear layers. Operations per second:
+cache, with the fastest of its kernels for linear layers. Bytes are those of weights in their format. A device that holds
+them in fewer reads more of them in a second. Operations per second:
 the most that the device's own instructions do with everything in registers (`Device.peak`), where it can say. The
 practical rate stands beside it: what the fastest kernel reaches for many rows times a matrix. It is the ceiling where
 the device cannot say. Matrices grow until one product takes long enough to be measured. A phase's bound is the larger

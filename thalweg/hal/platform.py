@@ -214,6 +214,10 @@ class Platform(ABC):
         Then an embedding that is also the output matrix lies in memory twice. Default: no."""
         return False
 
+    def dense_share(self, dtype: str) -> float:
+        """Bytes in which this platform's kernels hold a byte of the dense matrices that they multiply, of dtype. Default: 1."""
+        return 1.0
+
     def workspace(self, s: StepSizes) -> int:
         """Temporaries of the largest step in bytes, an estimate, for planning. Default: that of an eager step, where
         each layer's temporaries are freed before the next one's are made. It is the residual stream, and the largest

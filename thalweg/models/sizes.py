@@ -12,7 +12,7 @@ from thalweg.hal.kv import BYTES, CrossSpec, KVSpec, StateSpec, kept_bytes
 from thalweg.hal.platform import StepSizes
 from thalweg.hal.weights import DENSE, WeightFormat
 from thalweg.models.spec import Beside, CrossAttention, Mixer, ModelSpec, MoE, Shortcut
-from thalweg.models.weights import HEADS, Weight, divided, products, walk
+from thalweg.models.weights import HEADS, MULTIPLIED, Weight, divided, products, walk
 from thalweg.quantization.format import Scheme
 from thalweg.quantization.online import CHUNK, DENSE_FORMATS
 
@@ -45,14 +45,17 @@ def table_bytes(spec: ModelSpec, max_len: int) -> int:
     return (sum(max_len * rope.dim for rope in spec.ropes) + slopes) * BYTES["float32"]
 
 
-def held_bytes(weight: Weight, dtype: str, use: Scheme, ranks: int = 1) -> int:
-    """Of a parameter on one rank: in dtype, or as its format holds it."""
+def held_bytes(
+    weight: Weight, dtype: str, use: Scheme, ranks: int = 1, share: Callable[[str], float] = lambda dtype: 1.0
+) -> int:
+    """Of a parameter on one rank: in dtype, or as its format holds it. share: what is held of a dense matrix' bytes."""
     total = 0
     for part in products(weight, use):
         form = use.of(part.role, part.sources[0].name)
         shapes = [divided(s.shape, weight.shard, ranks) for s in part.sources]
         if form == DENSE:
-            total += sum(map(prod, shapes)) * BYTES[weight.dtype or dtype]
+            kind = weight.dtype or dtype
+            total += int(sum(map(prod, shapes)) * BYTES[kind] * share(kind))
         else:
             total += sum(form.bytes(*shape) for shape in shapes) + form.shared_bytes(shapes[0][1])
     return total
@@ -65,15 +68,21 @@ def weight_bytes(
     ranks: int = 1,
     use: Scheme = DENSE_FORMATS,
     packs: Callable[[str, WeightFormat], bool] = lambda dtype, format: False,
+    dense_share: Callable[[str], float] = lambda dtype: 1.0,
 ) -> int:
     """Of the weights in memory, on one of the ranks that share them: with the copies that kernels pack (`packs`) and computed
     tables. A tied matrix is held once where the embedding and the output matrix need the same of it: in one form, kept as it
-    is, on one rank."""
+    is, on one rank. dense_share: what kernels hold of the bytes of matrices that they multiply."""
     table = f"{spec.root}{spec.embed}.weight"
     form = use.of("embedding", table)
     once = spec.tied and ranks == 1 and not packs(dtype, form) and use.of("tied", table) == form
     each = dict.fromkeys(parameters(spec))  # layers may share one
-    held = sum(held_bytes(w, dtype, use, ranks) for w in each if not (once and w.role == "tied"))
+    multiplied = {*MULTIPLIED, *["embedding"] * once}
+    held = sum(
+        held_bytes(w, dtype, use, ranks, dense_share) if w.role in multiplied else held_bytes(w, dtype, use, ranks)
+        for w in each
+        if not (once and w.role == "tied")
+    )
     return held + table_bytes(spec, max_len)
 
 

@@ -22,6 +22,7 @@ Role = Literal["linear", "experts", "embedding", "head", "tied", "plain"]
 """What a parameter is for, as far as its format depends on it. "tied": an output matrix that is the embedding too. "plain"
 (norms, biases, routers) is never quantised."""
 HEADS: tuple[Role, ...] = ("head", "tied")
+MULTIPLIED: tuple[Role, ...] = ("linear", "experts", *HEADS)
 Fill = Literal["normal", "ones", "zeros"]
 
 

@@ -131,9 +131,11 @@ class CpuDevice(EagerDevice):
         super().close()
 
 
-def open_device(threads: int, isa: str = "", graphs: bool = True, packed_weights: str = "") -> CpuDevice:
+def open_device(
+    threads: int, isa: str = "", graphs: bool = True, packed_weights: str = "", compress_weights: bool | None = None
+) -> CpuDevice:
     """threads: 0 = as many as there are cores for this process, unless torch was told fewer before. isa, graphs,
-    packed_weights: see CpuOptions."""
+    packed_weights, compress_weights: see CpuOptions."""
     told = _told()
     threads = threads or min(cores(), told)
     _keep_freed_memory()
@@ -146,6 +148,10 @@ def open_device(threads: int, isa: str = "", graphs: bool = True, packed_weights
     info = replace(CpuPlatform().describe(), cores=threads, notes=notes)
     if library is None and packed_weights:
         raise DeviceError(f"packed_weights: nothing is packed without compiled kernels ({missing}); leave it out")
+    if compress_weights is not False and library is not None:
+        library.compresses = bool(library.compress(library.context))
+    if compress_weights and not (library and library.compresses):
+        raise DeviceError(f"compress_weights: kernels of avx512bf16 read such weights, and here are: {said}; leave it out")
     if library is None:
         return CpuDevice(info, (_absent(missing), *KERNELS), ATTENTION, None)
     from thalweg.backends.cpu.native import attention, experts, heads, linear, recurrence, rows, sampling

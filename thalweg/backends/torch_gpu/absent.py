@@ -121,6 +121,9 @@ class AbsentPlatform(Platform):
     def packs(self, dtype: str, format: WeightFormat = DENSE) -> bool:
         return self._base.packs(dtype, format)
 
+    def dense_share(self, dtype: str) -> float:
+        return self._base.dense_share(dtype)
+
     def workspace(self, s: StepSizes) -> int:
         return 0
 

@@ -138,7 +138,7 @@ def _plan(k: _Known) -> Plan:
     weights = beside = 0
     if k.platform.runs_models:
         use = formats.scheme(k.hf, args.quantization)
-        weights = sizes.weight_bytes(k.spec, dtype, length, k.ranks, use, k.platform.packs)
+        weights = sizes.weight_bytes(k.spec, dtype, length, k.ranks, use, k.platform.packs, k.platform.dense_share)
         beside = sizes.loading_bytes(k.spec, dtype, k.ranks, use)
         beside *= 2 if isinstance(k.spec, ForeignSpec) else 1  # tensors of experts are joined as a copy
     problems: list[str] = []

@@ -406,7 +406,7 @@ def _room(job: _Job, dtype: str, schedule: SchedulerConfig, length: int) -> int:
     steps = step_sizes(spec, schedule, length, dtype, ranks, job.args.batch_invariant is not False)
     others = job.platform.workspace(steps) + history(schedule, length, spec) + encoded(spec)
     use = formats.scheme(job.hf, job.args.quantization)
-    weights = sizes.weight_bytes(spec, dtype, length, ranks, use, job.platform.packs)
+    weights = sizes.weight_bytes(spec, dtype, length, ranks, use, job.platform.packs, job.platform.dense_share)
     return resolve.cache_bytes(job.args, job.defaults, job.device.memory(), weights, others)
 
 

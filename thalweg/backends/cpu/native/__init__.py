@@ -23,7 +23,7 @@ from thalweg.hal.weights import WeightFormat
 if TYPE_CHECKING:
     from thalweg.backends.cpu.native.kept import Kept
 
-ABI = 27
+ABI = 28
 """Of the interface; a library left over from another version is refused."""
 LIBRARY = Path(__file__).parent / "libthalweg_cpu.so"
 NONE = "none"
@@ -49,6 +49,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "thalweg_pack": (_P, (_P, _I, _I, _P, _P, _L, _L, _L, _P, _P, _P, _I, _P, _P, _I, _F)),
     "thalweg_pack_blocks": (_P, (_P, _I, _I, _P, _P, _L, _L)),
     "thalweg_quads": (_I, (_P, _I, _L, _L)),
+    "thalweg_compress": (_I, (_P,)),
     "thalweg_adopt": (_P, (_P, _I, _I, _L, _L, _L, _I, _I, _P, _L)),
     "thalweg_memory": (_P, (_P,)),
     "thalweg_digest": (None, (_P, _P, _L, _P)),
@@ -125,6 +126,8 @@ class Library:
     """While it is measured where time goes."""
     kept: Kept | None = None
     """Where packed weights are kept, if they are."""
+    compresses: bool = False
+    """Are dense weights of bfloat16 packed without loss in about 12 bits each, where they can be?"""
     shapes: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Outputs and inputs of packed weights, by handle."""
 

@@ -149,7 +149,8 @@ class Linear:
         kept = self._library.kept
         if kept is None:
             return self._packed(form, dtype, where, format, shape, shifted=not format.symmetric)
-        name = kept.name(parts, form, dtype, format)
+        how = (form, dtype, format, *["compressed"] * self._library.compresses)
+        name = kept.name(parts, *how)
         found = self._adopted(form, dtype, format, shape, kept.map(name))
         if found is None:
             found = self._packed(form, dtype, where, format, shape, shifted=not format.symmetric)

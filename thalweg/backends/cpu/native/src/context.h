@@ -15,6 +15,8 @@ struct Context {
     size_t scratch_bytes = 0;
     bool follows = false;  // the processor: of a piece of memory that has begun to be read, it fetches the rest better than asked to
 
+    bool compresses = false;  // dense weights of bfloat16, where that succeeds
+
     void* room(size_t bytes) {
         if (bytes > scratch_bytes) {
             free(scratch);

@@ -8,7 +8,8 @@ namespace thalweg {
 enum class Type : int32_t { bf16 = 0, f32 = 1 };
 // int8_rows: inputs are rounded to int8 row by row. int4_groups, int8_groups: each of the weight's groups of a row on its own.
 // table: 4-bit codes that name one of 16 levels. float8: e4m3. int6: codes of int8 of which 6 bits suffice.
-enum class Form : int32_t { dense = 0, int8 = 1, int4 = 2, int8_rows = 3, int4_groups = 4, table = 5, float8 = 6, int6 = 7, int8_groups = 8 };
+// dense12: dense bfloat16 in about 12 bits, without loss (dense12.inc).
+enum class Form : int32_t { dense = 0, int8 = 1, int4 = 2, int8_rows = 3, int4_groups = 4, table = 5, float8 = 6, int6 = 7, int8_groups = 8, dense12 = 9 };
 constexpr int bits_of(Form form) { return form == Form::int4 || form == Form::int4_groups || form == Form::table ? 4 : 8; }  // of a code
 constexpr bool scales_are_halves(Form form) { return bits_of(form) == 4 || form == Form::int8_groups; }  // of what is rounded here
 constexpr int middle_of(Form form) { return 1 << (bits_of(form) - 1); }
@@ -59,6 +60,12 @@ struct Weight {
 };
 
 inline int zero_of(const Weight* w) { return w->quads ? base_of(w->form) : middle_of(w->form); }  // zero points are counted from it
+
+// Of a panel of dense12: bytes before its first step, of which the first are exponents, and of all of it. One step in eight may be
+// whole: of layers of trained models up to 7 in 100 are.
+constexpr int64_t DENSE12_EXPONENTS = 64;
+constexpr int64_t dense12_head(int64_t steps) { return DENSE12_EXPONENTS + (steps + 511) / 512 * 64; }
+constexpr int64_t dense12_bytes(int64_t steps) { return dense12_head(steps) + steps * PANEL * 3 + (steps + 7) / 8 * PANEL; }
 
 constexpr int64_t PLANES_MOST = 32768;  // inputs of a group in quads: their sums stay within 32 bits
 
@@ -266,6 +273,7 @@ struct Kernels {
     Task sixteens;      // bfloat16 inputs of integers, which are not in quads, as 16-bit numbers. Null: they are not rounded
     void (*round_row)(const Weight& w, const void* row, int64_t output, float* wide, uint8_t* codes);
     Task peak, delta, conv, route, together, gated_norm, write_latents, attend_latents, ssd, scan, group_norm;
+    bool (*pack_dense12)(const uint8_t* dense, int64_t steps, uint8_t* out, int64_t room);  // null: no product takes dense12
     int64_t quad_words;          // of a row of inputs, for a step of int8_rows
     int64_t peak_operations[4];  // of a round, by kind; 0: none
 };

@@ -24,6 +24,7 @@ struct Pack {
     bool rounds;  // parts hold values of the weight's type, for a form of codes
     const float *scales, *mins;  // [n, groups]
     const uint8_t* zeros;
+    mutable std::atomic<bool> fails{false};  // of dense12: some panel takes more than it may
 };
 
 struct Fitting {
@@ -123,7 +124,8 @@ void pack_panel(void* job, int64_t panel) {
     const Pack& p = *(const Pack*)job;
     const Weight& w = *p.w;
     const int64_t first = panel * PANEL, count = first + PANEL < w.n ? PANEL : w.n - first;
-    const int64_t held = w.type == Type::f32 ? 4 : 2, bytes = w.form == Form::dense ? held : 1, stride = up(w.k * bytes, 64);
+    const int64_t held = w.type == Type::f32 ? 4 : 2, bytes = w.groups ? 1 : held, stride = up(w.k * bytes, 64);
+    if (p.fails) return;
     const int64_t row_bytes = p.blocks ? w.k / p.blocks->values * p.blocks->bytes : w.k * (p.rounds ? held : bytes);
     Room joined, ready;
     if (p.scales) hold_panel(p, panel);
@@ -143,8 +145,15 @@ void pack_panel(void* job, int64_t panel) {
         memset(ready.get() + count * stride, 0, (PANEL - count) * stride);
         rows = ready.get();
     }
-    const int64_t unit = unit_of(&w);
-    p.kernels->pack_panel(w, rows, stride, (w.k + unit - 1) / unit, w.data + panel * w.panel_bytes);
+    const int64_t unit = unit_of(&w), steps = (w.k + unit - 1) / unit;
+    uint8_t* out = w.data + panel * w.panel_bytes;
+    if (w.form == Form::dense12) {
+        Room dense(new uint8_t[steps * PANEL * 4]);
+        p.kernels->pack_panel(w, rows, stride, steps, dense.get());
+        if (!p.kernels->pack_dense12(dense.get(), steps, out, w.panel_bytes)) p.fails = true;
+        return;
+    }
+    p.kernels->pack_panel(w, rows, stride, steps, out);
     for (int64_t c = 0; c < count && w.sums; ++c) {
         int32_t sum = 0;
         for (int64_t k = 0; k < w.k; ++k) sum += ((const int8_t*)rows)[c * stride + k];
@@ -172,10 +181,16 @@ Weight* begin(Context* c, int form, int type, int64_t n, int64_t k, int64_t grou
     const int64_t unit = unit_of(w);
     int64_t units = (k + unit - 1) / unit;
     w->group = group >= k ? units * unit : group;
-    w->groups = w->form == Form::dense ? 0 : (k + w->group - 1) / w->group;
+    w->groups = w->form == Form::dense || w->form == Form::dense12 ? 0 : (k + w->group - 1) / w->group;
     w->panel_bytes = units * (bits_of(w->form) == 4 ? 32 : w->form == Form::int6 ? 48 : w->form == Form::int8 || w->form == Form::float8 ? 64 : 256 / unit) * unit;
-    w->panel_bytes = up(w->panel_bytes, 64);
+    w->panel_bytes = up(w->form == Form::dense12 ? dense12_bytes(units) : w->panel_bytes, 64);
     return w;
+}
+
+// Is a dense weight packed in 12 bits, if that succeeds?
+bool compresses(Context* c, int form, int type, int64_t k) {
+    const int64_t steps = (k + 1) / 2;
+    return c->compresses && Form(form) == Form::dense && Type(type) == Type::bf16 && dense12_bytes(steps) < steps * PANEL * 4;
 }
 
 // How numbers are held of values that are rounded on the way: that depends on nothing but the form.
@@ -230,6 +245,11 @@ Weight* finish(Context* c, Pack& job, const float* levels, const float* outer) {
 
 }  // namespace
 
+EXPORT void thalweg_free(Weight* w) {
+    if (w->memory) give(w->memory, w->bytes);
+    delete w;
+}
+
 // A packed weight, from rows of bfloat16, float32 or codes (a byte each: int8, uint8 where there are zeros, minima or
 // levels, or e4m3), in parts of part_rows rows, n in all.
 // scales float32 [n, groups]. zeros uint8 [n, groups] or null. mins float32 [n, groups] or null: what is subtracted, and
@@ -241,6 +261,13 @@ Weight* finish(Context* c, Pack& job, const float* levels, const float* outer) {
 EXPORT Weight* thalweg_pack(Context* c, int form, int type, const void* const* parts, const int64_t* part_rows, int64_t n,
                             int64_t k, int64_t group, const float* scales, const uint8_t* zeros, const float* mins, int shifted,
                             const float* levels, const float* outer, int act, float input_scale) {
+    if (compresses(c, form, type, k)) {
+        Weight* w = begin(c, int(Form::dense12), type, n, k, group, 0, act, input_scale);
+        Pack job{c->kernels, w, parts, part_rows};
+        w = finish(c, job, nullptr, nullptr);
+        if (!w || !job.fails) return w;
+        thalweg_free(w);
+    }
     Weight* w = begin(c, form, type, n, k, group, shifted, act, input_scale);
     Pack job{c->kernels, w, parts, part_rows, nullptr, w->groups && !scales, scales, mins, zeros};
     return finish(c, job, levels, outer);
@@ -259,27 +286,30 @@ EXPORT Weight* thalweg_pack_blocks(Context* c, int form, int kind, const void* c
     return finish(c, job, nullptr, nullptr);
 }
 
+// From now on dense weights of bfloat16 are packed in about 12 bits each, those that can be. 0 if no kernel here takes them.
+EXPORT int thalweg_compress(Context* c) {
+    c->compresses = c->kernels->pack_dense12 != nullptr;
+    return c->compresses;
+}
+
 // A weight that lies packed in somebody's memory already: what `thalweg_pack` made of dense values, or of values that it
 // rounded, with the same arguments. The memory outlives it. Null if it takes another number of bytes.
 EXPORT Weight* thalweg_adopt(Context* c, int form, int type, int64_t n, int64_t k, int64_t group, int shifted, int act, void* memory,
                              int64_t bytes) {
-    Weight* w = begin(c, form, type, n, k, group, shifted, act, 0);
-    hold_rounded(w), hold_zeros(w), levels_of(w, nullptr), measure(w, false);
-    if (int64_t(w->bytes) != bytes) {
+    for (bool less = compresses(c, form, type, k);; less = false) {
+        Weight* w = begin(c, less ? int(Form::dense12) : form, type, n, k, group, shifted, act, 0);
+        hold_rounded(w), hold_zeros(w), levels_of(w, nullptr), measure(w, false);
+        if (int64_t(w->bytes) == bytes) {
+            place(w, memory, false);
+            return w;
+        }
         delete w;
-        return nullptr;
+        if (!less) return nullptr;
     }
-    place(w, memory, false);
-    return w;
 }
 
 // Where it lies, and in how many bytes (`thalweg_bytes`).
 EXPORT const void* thalweg_memory(const Weight* w) { return w->data; }
-
-EXPORT void thalweg_free(Weight* w) {
-    if (w->memory) give(w->memory, w->bytes);
-    delete w;
-}
 
 EXPORT int64_t thalweg_bytes(const Weight* w) { return int64_t(w->bytes); }
 
@@ -346,6 +376,30 @@ void decode_row(const Gather& j, int64_t row, uint8_t* out) {
         }
     }
 }
+
+// A row of dense12 (dense12.inc).
+void decode_dense12(const Weight& w, int64_t row, uint16_t* out) {
+    const uint8_t* panel = w.data + row / PANEL * w.panel_bytes;
+    const uint16_t* exponents = (const uint16_t*)panel;
+    const uint64_t* marks = (const uint64_t*)(panel + DENSE12_EXPONENTS);
+    const int64_t c = row % PANEL, vector = c / LANES, steps = (w.k + 1) / 2;
+    const uint8_t* at = panel + dense12_head(steps);
+    for (int64_t s = 0; s < steps; ++s) {
+        const bool whole = marks[s / 64] >> s % 64 & 1;
+        for (int64_t odd = 0; odd < 2 && 2 * s + odd < w.k; ++odd) {
+            const int64_t place = c % LANES * 2 + odd;
+            if (whole) {
+                out[2 * s + odd] = ((const uint16_t*)at)[2 * c + odd];
+                continue;
+            }
+            const uint8_t byte = at[PANEL + vector / 2 * PANEL + 2 * place + vector % 2];
+            const uint16_t exponent = exponents[((const uint16_t*)at)[place] >> 4 * vector & 15];
+            out[2 * s + odd] = uint16_t((byte & 128) << 8 | exponent | (byte & 127));
+        }
+        at += whole ? PANEL * 4 : PANEL * 3;
+    }
+}
+
 constexpr int64_t GATHERED = 8;  // rows of a task
 
 void gather_rows(void* job, int64_t index) {
@@ -356,6 +410,10 @@ void gather_rows(void* job, int64_t index) {
         const int64_t row = j.tokens[i];
         if (row < 0 || row >= j.w->n) {
             memset(out, 0, row_bytes);
+            continue;
+        }
+        if (j.w->form == Form::dense12) {
+            decode_dense12(*j.w, row, (uint16_t*)out);
             continue;
         }
         if (j.w->form != Form::dense) {

@@ -1,0 +1,208 @@
+"""Dense bfloat16 weights in about 12 bits: the bits of every product and row stay those of the weight as it was."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from thalweg import LLM, SamplingParams
+from thalweg.backends.cpu import CpuOptions, CpuPlatform
+from thalweg.backends.cpu.native import Library, levels, open_library
+from thalweg.backends.cpu.native.experts import Experts
+from thalweg.backends.cpu.native.heads import Heads
+from thalweg.backends.cpu.native.kept import Kept
+from thalweg.backends.cpu.native.linear import Linear, Packed
+from thalweg.errors import DeviceError
+from thalweg.hal.op import Binder
+from thalweg.hal.ops import linear
+from thalweg.hal.platform import Place
+from thalweg.hal.weights import DENSE, QTensor
+from thalweg.quantization.online import linear_spec
+
+LEVEL = "avx512bf16"
+SHAPES = [(64, 128), (70, 32), (100, 77), (130, 1030), (192, 2048)]
+"""(outputs, inputs): one panel, few steps, an odd number of inputs, more than a block, several words of marks."""
+ROWS = (1, 2, 5, 6, 7, 12, 13, 32, 140)
+"""Fewer than a tile, one, several, and more than a chunk."""
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[Linear, Linear]:
+    """As weights are without the option, and with it."""
+    if LEVEL not in levels():
+        pytest.skip(f"no processor or no kernels for {LEVEL}")
+    made = open_library(2, LEVEL), open_library(2, LEVEL)
+    assert made[1].compress(made[1].context)
+    made[1].compresses = True
+    return Linear(made[0]), Linear(made[1])
+
+
+def trained(outputs: int, inputs: int) -> Tensor:
+    """Values as layers have them: about normal, some of them tiny."""
+    values = np.random.default_rng(outputs * inputs).standard_normal((outputs, inputs), np.float32)
+    return torch.from_numpy(values * 0.03).bfloat16()
+
+
+def packed(made: Linear, weight: Tensor) -> Packed:
+    return made.pack(QTensor(DENSE, (weight.shape[0], weight.shape[1]), {"weight": weight}))
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """To the bit. NaN is equal to itself."""
+    return torch.equal(a.view(torch.int16), b.view(torch.int16))
+
+
+def alike(both: tuple[Linear, Linear], weight: Tensor) -> float:
+    """Asserts that rows and products are the same. How many bytes the compressed weight takes, as a share."""
+    plain, less = (packed(each, weight) for each in both)
+    tokens = torch.arange(weight.shape[0], dtype=torch.int32)
+    assert same(both[1].rows(tokens, less), weight)
+    bias = torch.linspace(-1, 1, weight.shape[0]).bfloat16()
+    for rows in ROWS:
+        x = torch.from_numpy(np.random.default_rng(rows).standard_normal((rows, weight.shape[1]), np.float32)).bfloat16()
+        assert same(both[0].run(x, plain, bias), both[1].run(x, less, bias)), rows
+        for a, b in zip(both[0].argmax(x, plain), both[1].argmax(x, less), strict=True):
+            assert torch.equal(a.nan_to_num(7), b.nan_to_num(7)), rows
+    return less.bytes / plain.bytes
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_and_rows_keep_their_bits(both: tuple[Linear, Linear], shape: tuple[int, int]) -> None:
+    assert alike(both, trained(*shape)) < 0.83
+
+
+def test_zeros_and_what_has_no_leading_one_are_kept(both: tuple[Linear, Linear]) -> None:
+    weight = trained(192, 512)
+    weight[:, ::3] = 0
+    weight[::2, 3::3] *= -0.0
+    weight[100] = 0
+    weight[5, 1], weight[5, 2] = 1e-40, -1e-40
+    assert alike(both, weight) < 0.83
+
+
+def test_weights_of_other_exponents_are_kept_as_they_are(both: tuple[Linear, Linear]) -> None:
+    weight = trained(128, 1024)
+    odd = [float("inf"), -float("inf"), float("nan"), 3e38, -3e38, 1e-37, 1e-20, 1e20]
+    for i, (value, output) in enumerate(itertools.product(odd, (0, 63, 64))):
+        weight[output, 40 * i % 1024] = value
+    assert alike(both, weight) < 0.83
+
+
+@pytest.mark.parametrize("whole", [0, 1])
+def test_a_panel_may_have_one_whole_step_in_eight_and_no_more(both: tuple[Linear, Linear], whole: int) -> None:
+    steps = 64
+    weight = torch.full((64, 2 * steps), 0.02).bfloat16()
+    weight[:, : 2 * (steps // 8 - 1 + whole) : 2] = 1e-20
+    assert (alike(both, weight) < 0.83) == (not whole)
+
+
+def test_exponents_that_some_samples_miss_are_counted(both: tuple[Linear, Linear]) -> None:
+    """Of 65,536 weights every 17th is looked at first, as they lie in a panel: by two inputs, then by output."""
+    lying = torch.full((512 * 128,), 0.02).bfloat16()
+    lying[2 : 128 * 512 // 4 : 128] = 60.0  # in one step of four
+    lying[::17] = 0.02
+    lying[0] = 1e-6  # rare, and too far from those
+    weight = lying.reshape(512, 64, 2).permute(1, 0, 2).reshape(64, 1024).contiguous()
+    assert alike(both, weight) < 0.83
+
+
+def test_a_weight_whose_exponents_are_spread_stays_dense(both: tuple[Linear, Linear]) -> None:
+    weight = trained(192, 512)
+    weight[64:128] = trained(64, 512).float().pow(9).bfloat16()
+    assert alike(both, weight) == 1
+
+
+def test_a_kept_weight_is_mapped_as_it_was_packed(both: tuple[Linear, Linear], tmp_path: Path) -> None:
+    spread = trained(192, 512).float().pow(9).bfloat16()
+    for weight in (trained(192, 512), spread):
+        values = weight.view(torch.int16).numpy().view(np.uint16)
+        sizes = []
+        for each in (*both, *both):
+            each._library.kept = Kept(each._library, tmp_path / "kept")
+            made = each.pack_mapped((values,), DENSE)
+            each._library.kept = None
+            assert made is not None
+            sizes.append(made.bytes)
+            assert same(each.rows(torch.arange(192, dtype=torch.int32), made), weight)
+        assert sizes[:2] == sizes[2:]
+        assert (sizes[0] == sizes[1]) == (weight is spread)
+    assert len(list((tmp_path / "kept").iterdir())) == 4
+
+
+def test_experts_and_heads_keep_their_bits(both: tuple[Linear, Linear]) -> None:
+    """Of 5 experts, 30 of 64 rows of their last panels are zeros, and so of 3 heads."""
+    count, hidden, inner, tokens = 5, 98, 81, 23
+    made = []
+    for one in both:
+        experts, heads = Experts(one._library), Heads(one._library)
+        gate_up = experts.pack(
+            QTensor(DENSE, (count * 2 * inner, hidden), {"weight": trained(count * 2 * inner, hidden)}, count)
+        )
+        down = experts.pack(QTensor(DENSE, (count * hidden, inner), {"weight": trained(count * hidden, inner)}, count))
+        x = trained(tokens, hidden)
+        ids = torch.from_numpy(
+            np.random.default_rng(3).permuted(np.tile(np.arange(count, dtype=np.int32), (tokens, 1)), axis=1)
+        )
+        weights = torch.full((tokens, 2), 0.5)
+        through = experts.run(x, ids[:, :2].contiguous(), weights, gate_up, down, experts=count)
+        each = heads.pack(QTensor(DENSE, (3 * 98, 64), {"weight": trained(3 * 98, 64)}, 3), turned=False)
+        straight = heads.run(trained(tokens, 3 * 64).view(tokens, 3, 64), each, heads=3, out_features=98)
+        made.append((through, straight, gate_up.bytes + down.bytes + each.bytes))
+    assert same(made[0][0], made[1][0])
+    assert same(made[0][1], made[1][1])
+    assert made[1][2] < 0.83 * made[0][2]
+
+
+def texts(prompts: list[str], **options: object) -> Iterator[list[int]]:
+    llm = LLM(device="cpu", dtype="bfloat16", additional_config=options)
+    try:
+        done = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+        yield from (list(d.outputs[0].token_ids) for d in done)
+    finally:
+        llm.shutdown()
+
+
+def test_an_engine_says_the_same(both: tuple[Linear, Linear]) -> None:
+    prompts = ["The river", "A mill stands", "Once upon a time there was a bridge over the river, and"]
+    want = list(texts(prompts, compress_weights=False))
+    assert list(texts(prompts, compress_weights=True)) == want
+    assert list(texts(prompts)) == want
+
+
+def test_devices_compress_unless_told_otherwise(both: tuple[Linear, Linear]) -> None:
+    sizes = {}
+    for told in (None, True, False):
+        device = CpuPlatform().configured(CpuOptions(threads=1, compress_weights=told)).open(Place())
+        bound = Binder(device.kernels).bind(linear, dtype="bfloat16", in_features=128, out_features=64, **linear_spec(DENSE))
+        sizes[told] = bound.pack(QTensor(DENSE, (64, 128), {"weight": trained(64, 128)})).bytes
+        device.close()
+    assert sizes[None] == sizes[True] < 0.83 * sizes[False]
+
+
+@pytest.mark.parametrize("isa", ["none", "portable"])
+def test_where_no_kernel_reads_them_it_is_refused(isa: str) -> None:
+    if isa != "none" and isa not in levels():
+        pytest.skip("no compiled kernels here")
+    with pytest.raises(DeviceError, match=r"compress_weights: kernels of avx512bf16 .* here are: .*; leave it out"):
+        CpuPlatform().configured(CpuOptions(isa=isa, compress_weights=True)).open(Place())
+
+
+def test_an_open_library_says_whether_it_does(library: Library) -> None:
+    fresh = open_library(1, library.level)
+    assert bool(fresh.compress(fresh.context)) == (library.level == LEVEL)
+
+
+def test_a_plan_counts_what_kernels_hold(both: tuple[Linear, Linear]) -> None:
+    weight = trained(640, 1024)
+    held = packed(both[1], weight).bytes / weight.nbytes
+    share = CpuPlatform().configured(CpuOptions(isa=LEVEL)).dense_share
+    assert share("bfloat16") == pytest.approx(held, rel=0.005)
+    assert share("float32") == 1
+    assert CpuPlatform().configured(CpuOptions(isa=LEVEL, compress_weights=False)).dense_share("bfloat16") == 1
+    assert CpuPlatform().configured(CpuOptions(isa="portable")).dense_share("bfloat16") == 1
