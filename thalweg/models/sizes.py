@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -77,9 +78,9 @@ def weight_bytes(
     form = use.of("embedding", table)
     once = spec.tied and ranks == 1 and not packs(dtype, form) and use.of("tied", table) == form
     each = dict.fromkeys(parameters(spec))  # layers may share one
-    multiplied = {*MULTIPLIED, *["embedding"] * once}
+    multiplied, share = {*MULTIPLIED, *["embedding"] * once}, functools.cache(dense_share)
     held = sum(
-        held_bytes(w, dtype, use, ranks, dense_share) if w.role in multiplied else held_bytes(w, dtype, use, ranks)
+        held_bytes(w, dtype, use, ranks, share) if w.role in multiplied else held_bytes(w, dtype, use, ranks)
         for w in each
         if not (once and w.role == "tied")
     )

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
-from thalweg import LLM, SamplingParams
+from thalweg import LLM, SamplingParams, nano
 from thalweg.backends.cpu import CpuOptions, CpuPlatform
 from thalweg.backends.cpu.native import Library, levels, open_library
 from thalweg.backends.cpu.native.experts import Experts
@@ -26,8 +27,9 @@ from thalweg.hal.weights import DENSE, QTensor
 from thalweg.quantization.online import linear_spec
 
 LEVEL = "avx512bf16"
-SHAPES = [(64, 128), (70, 32), (100, 77), (130, 1030), (192, 2048)]
-"""(outputs, inputs): one panel, few steps, an odd number of inputs, more than a block, several words of marks."""
+SHAPES = [(64, 128), (70, 32), (100, 77), (130, 1030), (192, 2048), (64, 4200)]
+"""(outputs, inputs): one panel, few steps, an odd number of inputs, more than a block, several words of marks, and more steps
+than are decoded for all rows of a prompt."""
 ROWS = (1, 2, 5, 6, 7, 12, 13, 32, 140)
 """Fewer than a tile, one, several, and more than a chunk."""
 
@@ -38,8 +40,7 @@ def both() -> tuple[Linear, Linear]:
     if LEVEL not in levels():
         pytest.skip(f"no processor or no kernels for {LEVEL}")
     made = open_library(2, LEVEL), open_library(2, LEVEL)
-    assert made[1].compress(made[1].context)
-    made[1].compresses = True
+    assert made[1].compress_weights()
     return Linear(made[0]), Linear(made[1])
 
 
@@ -110,6 +111,13 @@ def test_exponents_that_some_samples_miss_are_counted(both: tuple[Linear, Linear
     lying[0] = 1e-6  # rare, and too far from those
     weight = lying.reshape(512, 64, 2).permute(1, 0, 2).reshape(64, 1024).contiguous()
     assert alike(both, weight) < 0.83
+
+
+def test_all_matrices_of_the_bundled_model_are_compressed(both: tuple[Linear, Linear]) -> None:
+    """It was trained: its exponents are what training made of them."""
+    for name, weight in load_file(Path(nano.__file__).parent / "weights" / "model.safetensors").items():
+        if weight.ndim == 2:
+            assert packed(both[1], weight.bfloat16()).bytes < 0.83 * packed(both[0], weight.bfloat16()).bytes, name
 
 
 def test_a_weight_whose_exponents_are_spread_stays_dense(both: tuple[Linear, Linear]) -> None:
@@ -195,7 +203,7 @@ def test_where_no_kernel_reads_them_it_is_refused(isa: str) -> None:
 
 def test_an_open_library_says_whether_it_does(library: Library) -> None:
     fresh = open_library(1, library.level)
-    assert bool(fresh.compress(fresh.context)) == (library.level == LEVEL)
+    assert fresh.compress_weights() == (library.level == LEVEL)
 
 
 def test_a_plan_counts_what_kernels_hold(both: tuple[Linear, Linear]) -> None:

@@ -148,9 +148,8 @@ def open_device(
     info = replace(CpuPlatform().describe(), cores=threads, notes=notes)
     if library is None and packed_weights:
         raise DeviceError(f"packed_weights: nothing is packed without compiled kernels ({missing}); leave it out")
-    if compress_weights is not False and library is not None:
-        library.compresses = bool(library.compress(library.context))
-    if compress_weights and not (library and library.compresses):
+    compresses = compress_weights is not False and library is not None and library.compress_weights()
+    if compress_weights and not compresses:
         raise DeviceError(f"compress_weights: kernels of avx512bf16 read such weights, and here are: {said}; leave it out")
     if library is None:
         return CpuDevice(info, (_absent(missing), *KERNELS), ATTENTION, None)

@@ -131,6 +131,11 @@ class Library:
     shapes: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Outputs and inputs of packed weights, by handle."""
 
+    def compress_weights(self) -> bool:
+        """Pack dense weights so from now on. False: no kernel here reads them, and they stay as they are."""
+        self.compresses = bool(self.compress(self.context))
+        return self.compresses
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(self.functions, f"thalweg_{name}")
         if name in REPLAYED:

@@ -62,7 +62,7 @@ struct Weight {
 inline int zero_of(const Weight* w) { return w->quads ? base_of(w->form) : middle_of(w->form); }  // zero points are counted from it
 
 // Of a panel of dense12: bytes before its first step, of which the first are exponents, and of all of it. One step in eight may be
-// whole: of layers of trained models up to 7 in 100 are.
+// whole: in panels of the bundled model, which was trained, up to one in ten is.
 constexpr int64_t DENSE12_EXPONENTS = 64;
 constexpr int64_t dense12_head(int64_t steps) { return DENSE12_EXPONENTS + (steps + 511) / 512 * 64; }
 constexpr int64_t dense12_bytes(int64_t steps) { return dense12_head(steps) + steps * PANEL * 3 + (steps + 7) / 8 * PANEL; }
