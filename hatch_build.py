@@ -98,7 +98,7 @@ def build(
         fresh = Path(scratch) / target.name
         _run([cxx, "-static-pie" if main else "-shared", "-pthread", *extra, *map(str, objects.values()), "-o", str(fresh)])
         # A running process may have the old file mapped: replace it, do not write into it.
-        shutil.copyfile(fresh, target.with_suffix(".new"))
+        shutil.copy(fresh, target.with_suffix(".new"))  # and its mode: a program of `main` is run
         target.with_suffix(".new").replace(target)
     return [*known, "portable"]
 

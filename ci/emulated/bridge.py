@@ -36,6 +36,7 @@ APART = {
     "test_a_file_that_is_no_library_or_of_another_version_is_refused": "loads files",
     "test_without_a_library_torch_serves_and_the_plan_says_why": "loads files",
     "test_native_arena.py": "the arena and its pages belong to the other process",
+    "test_a_kept_weight_is_mapped_as_it_was_packed": "files are mapped into this process",
     "test_native_kept.py": "files are mapped into this process, and weights lie in the other",
 }
 """Tests that say nothing about kernels and need the library in this process, by name or file: why."""
