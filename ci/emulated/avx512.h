@@ -184,6 +184,27 @@ EMULATED __m512 places_where(__m512 no, __mmask16 mask, __m512i which, __m512 fr
     return chosen<float>(mask, each<float, __m512>([&](int i) { return y.at[x.at[i] & 15]; }), no);
 }
 
+// Of 16 bytes each, as AVX2 has it in its halves.
+EMULATED __m512i four_times(__m128i v) {
+    const Elements<uint8_t, __m128i> x(v);
+    return each<uint8_t, __m512i>([&](int i) { return x.at[i % 16]; });
+}
+EMULATED __m512i bytes_at(__m512i from, __m512i which) {
+    const Elements<uint8_t, __m512i> x(which), y(from);
+    return each<uint8_t, __m512i>([&](int i) { return x.at[i] & 128 ? 0 : y.at[i / 16 * 16 + x.at[i] % 16]; });
+}
+EMULATED __m512i in_turn(__m512i a, __m512i b, int half) {
+    const Elements<uint8_t, __m512i> x(a), y(b);
+    return each<uint8_t, __m512i>([&](int i) { return (i % 2 ? y : x).at[i / 16 * 16 + half * 8 + i % 16 / 2]; });
+}
+EMULATED __m512i to_bytes(__m512i a, __m512i b) {  // the nearest
+    const Elements<int16_t, __m512i> x(a), y(b);
+    return each<uint8_t, __m512i>([&](int i) {
+        const int16_t wide = (i % 16 < 8 ? x : y).at[i / 16 * 8 + i % 8];
+        return uint8_t(wide < 0 ? 0 : wide > 255 ? 255 : wide);
+    });
+}
+
 }  // namespace emulated
 
 #define _mm512_set1_epi16(x) emulated::every16(int16_t(x))
@@ -228,6 +249,11 @@ EMULATED __m512 places_where(__m512 no, __mmask16 mask, __m512i which, __m512 fr
 #define _mm512_movepi32_mask emulated::signs
 #undef _mm512_cmp_ps_mask
 #define _mm512_cmp_ps_mask emulated::compared
+#define _mm512_broadcast_i32x4 emulated::four_times
+#define _mm512_shuffle_epi8 emulated::bytes_at
+#define _mm512_unpacklo_epi8(a, b) emulated::in_turn(a, b, 0)
+#define _mm512_unpackhi_epi8(a, b) emulated::in_turn(a, b, 1)
+#define _mm512_packus_epi16 emulated::to_bytes
 #define _mm512_permutexvar_epi16 emulated::places_16
 #define _mm512_permutex2var_epi16 emulated::places_of_two
 #define _mm512_mask_permutexvar_epi16 emulated::places_16_where

@@ -204,7 +204,25 @@ def test_a_layout_that_changes_gets_another_number() -> None:
         weight = packed(Linear(library), FORMATS[name], np.arange(100 * 68, dtype=np.float32).reshape(100, 68) % 37 - 18)
         memory = (ctypes.c_char * weight.bytes).from_address(library.memory(weight.handle))
         made[name] = hashlib.sha256(memory).hexdigest()[:16]
-    assert (LAYOUT, made) == (1, PACKED)
+    assert (LAYOUT, made) == (2, PACKED)
+
+
+COMPRESSED = {64: "710cb2b5d3f2cbd9", 32: "c1d64bfff5bbdacd"}
+"""The same of a weight in 12 bits, by bytes of a vector."""
+
+
+def test_a_compressed_layout_that_changes_does_too(library: Library) -> None:
+    fresh = open_library(1, library.level)
+    if not fresh.compress_weights():
+        pytest.skip(f"kernels of {library.level} read weights as they are")
+    bits = np.arange(103000, dtype=np.uint32) * 2654435761
+    values = (((bits >> 16).astype(np.float32) + 0.5) * np.where(bits & 256, -1, 1).astype(np.float32)).reshape(100, 1030)
+    values[::9, ::50] *= 2.0**-40
+    weight = Linear(fresh).pack_mapped(((values.view(np.uint32) >> 16).astype(np.uint16),), DENSE)
+    assert weight is not None
+    memory = (ctypes.c_char * weight.bytes).from_address(fresh.memory(weight.handle))
+    made = hashlib.sha256(memory).hexdigest()[:16]
+    assert (LAYOUT, made) == (2, COMPRESSED[64 if library.level.startswith("avx512") else 32])
 
 
 def test_a_start_maps_what_an_earlier_one_kept_and_the_text_is_the_same(tmp_path: Path) -> None:

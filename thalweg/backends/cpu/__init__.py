@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from thalweg.backends import lean_torch
-from thalweg.backends.cpu.native import NONE, QUADS, NoLibraryError, expect, levels, of_rows, settle, waiting
+from thalweg.backends.cpu.native import NONE, PORTABLE, QUADS, NoLibraryError, expect, levels, of_rows, settle, waiting
 from thalweg.backends.host import cores, cpu_flags, cpu_name, has_torch, host_memory
 from thalweg.errors import DeviceError
 from thalweg.hal.device import Device, DeviceInfo
@@ -24,8 +24,8 @@ ROWS_BYTES, ROWS_LEAST = 4 << 20, 256
 rows."""
 EXPECTED_LEAST = 64 << 20
 """Bytes of weights for which memory is made ready beforehand: fewer take no time worth a thread."""
-COMPRESSES, COMPRESSED = "avx512bf16", 0.783
-"""The instruction set whose kernels read compressed weights, and what those take of their bytes."""
+AS_THEY_ARE, COMPRESSED = (NONE, PORTABLE, "amx"), 0.76
+"""Instruction sets whose kernels read no compressed weights, and what such weights take of their bytes."""
 PACKS_BF16 = BF16_FLAGS | {"avx512bw"}
 """Features of a processor on which oneDNN multiplies in bfloat16, any of them."""
 
@@ -45,7 +45,7 @@ class CpuOptions:
     """Folder where packed weights are kept, so that later starts map them. "" = each start packs them anew."""
     compress_weights: bool | None = None
     """Hold bfloat16 weights in about 12 bits each, without loss. The text stays the same. It takes less memory, and less time
-    for few requests at once. None = with isa avx512bf16, whose kernels alone read such weights."""
+    for few requests at once. None = where kernels read such weights: with all but amx and portable."""
 
 
 class CpuPlatform(Platform):
@@ -88,7 +88,7 @@ class CpuPlatform(Platform):
         return not self._compiled() and (dtype == "float32" or bool(cpu_flags() & PACKS_BF16))
 
     def dense_share(self, dtype: str) -> float:
-        less = dtype == "bfloat16" and self._level() == COMPRESSES and self.options.compress_weights is not False
+        less = dtype == "bfloat16" and self._level() not in AS_THEY_ARE and self.options.compress_weights is not False
         return COMPRESSED if less else 1.0
 
     def workspace(self, s: StepSizes) -> int:

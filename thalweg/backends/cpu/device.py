@@ -150,7 +150,7 @@ def open_device(
         raise DeviceError(f"packed_weights: nothing is packed without compiled kernels ({missing}); leave it out")
     compresses = compress_weights is not False and library is not None and library.compress_weights()
     if compress_weights and not compresses:
-        raise DeviceError(f"compress_weights: kernels of avx512bf16 read such weights, and here are: {said}; leave it out")
+        raise DeviceError(f"compress_weights: no kernel reads such weights here ({said}); leave it out")
     if library is None:
         return CpuDevice(info, (_absent(missing), *KERNELS), ATTENTION, None)
     from thalweg.backends.cpu.native import attention, experts, heads, linear, recurrence, rows, sampling

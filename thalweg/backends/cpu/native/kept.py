@@ -26,7 +26,7 @@ import numpy as np
 from thalweg.backends.cpu.native import Library
 
 logger = logging.getLogger(__name__)
-LAYOUT = 1
+LAYOUT = 2
 """Raised whenever a packed weight has other bytes than before."""
 SUFFIX = ".packed"
 PART = "part-"

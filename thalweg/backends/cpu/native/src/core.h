@@ -61,11 +61,11 @@ struct Weight {
 
 inline int zero_of(const Weight* w) { return w->quads ? base_of(w->form) : middle_of(w->form); }  // zero points are counted from it
 
-// Of a panel of dense12: bytes before its first step, of which the first are exponents, and of all of it. One step in eight may be
-// whole: in panels of the bundled model, which was trained, up to one in ten is.
-constexpr int64_t DENSE12_EXPONENTS = 64;
-constexpr int64_t dense12_head(int64_t steps) { return DENSE12_EXPONENTS + (steps + 511) / 512 * 64; }
-constexpr int64_t dense12_bytes(int64_t steps) { return dense12_head(steps) + steps * PANEL * 3 + (steps + 7) / 8 * PANEL; }
+// Of a panel of dense12: tables at its beginning, bytes before its first step, and of all of it. The bundled model, which was trained,
+// needs up to 11 tables.
+constexpr int DENSE12_TABLES = 32;
+constexpr int64_t dense12_head(int64_t steps) { return DENSE12_TABLES * 16 + (steps + 63) / 64 * 64; }
+constexpr int64_t dense12_bytes(int64_t steps) { return dense12_head(steps) + steps * PANEL * 3; }
 
 constexpr int64_t PLANES_MOST = 32768;  // inputs of a group in quads: their sums stay within 32 bits
 
@@ -273,7 +273,8 @@ struct Kernels {
     Task sixteens;      // bfloat16 inputs of integers, which are not in quads, as 16-bit numbers. Null: they are not rounded
     void (*round_row)(const Weight& w, const void* row, int64_t output, float* wide, uint8_t* codes);
     Task peak, delta, conv, route, together, gated_norm, write_latents, attend_latents, ssd, scan, group_norm;
-    bool (*pack_dense12)(const uint8_t* dense, int64_t steps, uint8_t* out, int64_t room);  // null: no product takes dense12
+    bool (*pack_dense12)(const uint8_t* dense, int64_t steps, uint8_t* out);  // null: no product takes dense12
+    void (*row_of_dense12)(const Weight& w, int64_t row, uint16_t* out);
     int64_t quad_words;          // of a row of inputs, for a step of int8_rows
     int64_t peak_operations[4];  // of a round, by kind; 0: none
 };

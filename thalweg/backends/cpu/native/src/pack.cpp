@@ -24,7 +24,7 @@ struct Pack {
     bool rounds;  // parts hold values of the weight's type, for a form of codes
     const float *scales, *mins;  // [n, groups]
     const uint8_t* zeros;
-    mutable std::atomic<bool> fails{false};  // of dense12: some panel takes more than it may
+    mutable std::atomic<bool> fails{false};  // of dense12: some panel has too many exponents for its tables
 };
 
 struct Fitting {
@@ -150,7 +150,7 @@ void pack_panel(void* job, int64_t panel) {
     if (w.form == Form::dense12) {
         Room dense(new uint8_t[steps * PANEL * 4]);
         p.kernels->pack_panel(w, rows, stride, steps, dense.get());
-        if (!p.kernels->pack_dense12(dense.get(), steps, out, w.panel_bytes)) p.fails = true;
+        if (!p.kernels->pack_dense12(dense.get(), steps, out)) p.fails = true;
         return;
     }
     p.kernels->pack_panel(w, rows, stride, steps, out);
@@ -316,6 +316,7 @@ EXPORT int64_t thalweg_bytes(const Weight* w) { return int64_t(w->bytes); }
 namespace {
 
 struct Gather {
+    const Kernels* kernels;
     const Weight* w;
     Type type;  // of the rows that come out
     const int32_t* tokens;
@@ -377,29 +378,6 @@ void decode_row(const Gather& j, int64_t row, uint8_t* out) {
     }
 }
 
-// A row of dense12 (dense12.inc).
-void decode_dense12(const Weight& w, int64_t row, uint16_t* out) {
-    const uint8_t* panel = w.data + row / PANEL * w.panel_bytes;
-    const uint16_t* exponents = (const uint16_t*)panel;
-    const uint64_t* marks = (const uint64_t*)(panel + DENSE12_EXPONENTS);
-    const int64_t c = row % PANEL, vector = c / LANES, steps = (w.k + 1) / 2;
-    const uint8_t* at = panel + dense12_head(steps);
-    for (int64_t s = 0; s < steps; ++s) {
-        const bool whole = marks[s / 64] >> s % 64 & 1;
-        for (int64_t odd = 0; odd < 2 && 2 * s + odd < w.k; ++odd) {
-            const int64_t place = c % LANES * 2 + odd;
-            if (whole) {
-                out[2 * s + odd] = ((const uint16_t*)at)[2 * c + odd];
-                continue;
-            }
-            const uint8_t byte = at[PANEL + vector / 2 * PANEL + 2 * place + vector % 2];
-            const uint16_t exponent = exponents[((const uint16_t*)at)[place] >> 4 * vector & 15];
-            out[2 * s + odd] = uint16_t((byte & 128) << 8 | exponent | (byte & 127));
-        }
-        at += whole ? PANEL * 4 : PANEL * 3;
-    }
-}
-
 constexpr int64_t GATHERED = 8;  // rows of a task
 
 void gather_rows(void* job, int64_t index) {
@@ -413,7 +391,7 @@ void gather_rows(void* job, int64_t index) {
             continue;
         }
         if (j.w->form == Form::dense12) {
-            decode_dense12(*j.w, row, (uint16_t*)out);
+            j.kernels->row_of_dense12(*j.w, row, (uint16_t*)out);
             continue;
         }
         if (j.w->form != Form::dense) {
@@ -432,6 +410,6 @@ void gather_rows(void* job, int64_t index) {
 // Rows of a weight [n, k] as they were before they were packed, or decoded: out [count, k] of `type`, a dense weight's own. Of a
 // row there is none of, 0.
 EXPORT void thalweg_gather(Context* c, const Weight* w, int type, const int32_t* tokens, int64_t count, void* out) {
-    Gather j{w, Type(type), tokens, count, (uint8_t*)out};
+    Gather j{c->kernels, w, Type(type), tokens, count, (uint8_t*)out};
     run(c->pool, (count + GATHERED - 1) / GATHERED, gather_rows, &j);
 }
