@@ -2,7 +2,7 @@
 tenants take, they take from all. Prints medians of seconds, and of each engine's seconds divided by the first one's in the same
 round.
 
-    python benchmarks/turns.py MODEL --engine '{"compress_weights": false}' --engine '{}' [--work 1x64x64 16x128x32] [--rounds 8]
+    python benchmarks/turns.py MODEL --engine '{"compress_weights": false}' --engine '{}' [--work 1x64x64 16x128x32]
 
 --engine: options of the platform (`additional_config`). --work: requests x tokens of a prompt x tokens of an answer, all
 at once. --args: what else `LLM` is given, the same to all. Prompts are random, and new in every round. The first does not
