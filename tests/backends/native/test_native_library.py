@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from thalweg.backends import lean_torch
 from thalweg.backends.cpu import CpuOptions, CpuPlatform, native
 from thalweg.backends.cpu.native import Library, NoLibraryError, open_library
 from thalweg.backends.cpu.native.linear import kernels
@@ -48,6 +50,26 @@ def test_a_file_that_is_no_library_or_of_another_version_is_refused(
     monkeypatch.setattr(native, "LIBRARY", tmp_path / "broken.so")
     with pytest.raises(NoLibraryError, match="does not load"):
         open_library(1)
+
+
+def test_the_library_is_there_before_torchs_begins_to_load_and_is_not_asked_for_again(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system loads one library at a time. Torch's takes long."""
+    loaded: list[str] = []
+    real = ctypes.CDLL
+
+    def loads(path: str) -> ctypes.CDLL:
+        loaded.append(path)
+        return real(path)
+
+    monkeypatch.setattr(ctypes, "CDLL", loads)
+    monkeypatch.setattr(lean_torch, "load_library", lambda: loaded.append("torch"))
+    native._loaded.cache_clear()
+    CpuPlatform().begin()
+    assert native.levels()
+    native.settle()
+    assert loaded == [str(native.LIBRARY), "torch"]
 
 
 def test_none_turns_the_library_off_and_an_unknown_set_is_an_error(library: Library) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from thalweg.backends import lean_torch
-from thalweg.backends.cpu.native import NONE, PORTABLE, QUADS, NoLibraryError, expect, levels, of_rows, settle, waiting
+from thalweg.backends.cpu.native import NONE, PORTABLE, QUADS, NoLibraryError, begin, expect, levels, of_rows, settle, waiting
 from thalweg.backends.host import cores, cpu_flags, cpu_name, has_torch, host_memory
 from thalweg.errors import DeviceError
 from thalweg.hal.device import Device, DeviceInfo
@@ -102,6 +102,7 @@ class CpuPlatform(Platform):
         return super().workspace(s) + masks + KEPT
 
     def begin(self) -> None:
+        begin()  # first: while torch's library loads, which takes long, the system loads no other
         lean_torch.load_library()
 
     def expect(self, weights: int) -> None:

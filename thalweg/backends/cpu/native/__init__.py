@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import struct
 import time
 import weakref
@@ -236,19 +237,33 @@ def settle() -> None:
         _load().thalweg_settle()
 
 
+def begin() -> None:
+    """Load the library, if there is one."""
+    with contextlib.suppress(NoLibraryError):
+        _load()
+
+
 def _load() -> ctypes.CDLL:
-    if not LIBRARY.exists():
+    try:
+        file = LIBRARY.stat()
+    except OSError:
         raise NoLibraryError(
             "the package was installed without a C++ compiler; install one and reinstall, or run hatch_build.py"
-        )
+        ) from None
+    return _loaded(LIBRARY, ABI, file.st_ino, file.st_mtime_ns)
+
+
+@functools.cache
+def _loaded(path: Path, abi: int, *file: int) -> ctypes.CDLL:
+    """Each file once: the system's loader takes one library at a time, and torch's may be the one for a while."""
     try:
-        dll = ctypes.CDLL(str(LIBRARY))
+        dll = ctypes.CDLL(str(path))
         found = dll.thalweg_abi()
     except (OSError, AttributeError) as e:
-        raise NoLibraryError(f"{LIBRARY.name} does not load: {e}") from None
-    if found != ABI:
+        raise NoLibraryError(f"{path.name} does not load: {e}") from None
+    if found != abi:
         raise NoLibraryError(
-            f"{LIBRARY.name} is of another version (interface {found}, not {ABI}); reinstall, or run hatch_build.py"
+            f"{path.name} is of another version (interface {found}, not {abi}); reinstall, or run hatch_build.py"
         )
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(dll, name)
