@@ -6,6 +6,8 @@ Names are loaded on first use, so `import thalweg` costs milliseconds and no ten
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from thalweg.host.collector import uncollected
+
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -105,7 +107,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'thalweg' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    with uncollected():
+        return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

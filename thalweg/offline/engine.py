@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from thalweg.config import EngineArgs, EngineConfig, profiling
@@ -23,6 +22,7 @@ from thalweg.engine.worker.build import Worker, build, expected
 from thalweg.engine.worker.profiling import Profiler
 from thalweg.errors import ConfigError, RequestError, UnavailableError
 from thalweg.grammar.grammars import Grammars
+from thalweg.host.collector import uncollected
 from thalweg.offline.metrics import Metric, snapshot
 from thalweg.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from thalweg.params import PoolingParams, SamplingParams
@@ -45,15 +45,14 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
     def __init__(self, args: EngineArgs) -> None:
         said = profiling(args)
         self._profiler = None if said is None else Profiler(said)
-        with _uncollected():
+        with uncollected():
             located = locate(args)
-        with expected(located.args):
-            self._made(located)
+            with expected(located.args):
+                self._made(located)
 
     def _made(self, located: Located) -> None:
         args = located.given
-        with _uncollected():
-            self.frontend = load_frontend(located)
+        self.frontend = load_frontend(located)
         self._seeds = random.Random(args.seed)
         self.outputs = OutputProcessor(self.frontend.tokenizer, args.stream_interval)
         self.pooled = PoolingOutputs()
@@ -63,7 +62,7 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
         self._start()
 
     def _start(self) -> None:
-        with _uncollected():
+        with uncollected():
             self.worker: Worker = build(self.frontend.args)
         self.config: EngineConfig = self.worker.config
         if not self._judged:
@@ -296,15 +295,3 @@ class LLMEngine(NoAdapters, NoCode, NoOtherConfig):
             self.frontend.media.close()
         if hasattr(self, "worker"):
             self.worker.close()
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Loading makes next to no garbage, and walking what it makes takes a tenth of its time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
