@@ -18,12 +18,16 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
-    frozen = gc.get_freeze_count()
+    """Other tests may have turned it off, and leave millions of young objects."""
+    enabled, frozen = gc.isenabled(), gc.get_freeze_count()
+    gc.freeze()
     gc.unfreeze()
-    yield
     gc.enable()
+    yield
     if frozen:
         gc.freeze()
+    if not enabled:
+        gc.disable()
 
 
 def test_nothing_is_walked_meanwhile_nor_in_the_next_young_collection() -> None:
