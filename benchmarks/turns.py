@@ -20,8 +20,8 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-FIRST, LAST = 1000, 20000
-"""Prompts are made of tokens between these, which common vocabularies have."""
+FIRST, LAST = 100, 2000
+"""Prompts are made of tokens between these, which every vocabulary has, that of the bundled model too."""
 
 
 def serve(requests: Connection, args: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     for options in a.engine:
         here, there = context.Pipe()
-        process = context.Process(target=serve, args=(there, {**shared, "additional_config": options}))
+        process = context.Process(target=serve, args=(there, {**shared, "additional_config": options}), daemon=True)
         process.start()
         there.close()  # so that an engine that ends is noticed
         here.recv()

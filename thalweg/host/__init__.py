@@ -1,1 +1,1 @@
-"""The machine underneath: environment variables, processes, faults on demand, marks of time."""
+"""The machine underneath: environment variables, processes, faults on demand, marks of time, the collector of garbage."""
