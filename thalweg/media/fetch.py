@@ -42,12 +42,22 @@ class Fetcher:
         if host not in self._allowed:
             raise RequestError(f"{at}: the host {host[:80]!r} is not among --allowed-media-domains", at)
         address = self._resolved(host, port, at)
+        until = time.monotonic() + TOTAL_SECONDS
+        slow = RequestError(f"{at}: the host {host[:80]!r} took longer than {TOTAL_SECONDS:g} seconds", at)
         try:
-            return self._asked(parts, host, port, address, at)
+            body = self._asked(parts, host, port, address, at)
         except RequestError:
             raise
         except (OSError, http.client.HTTPException, ValueError):
+            # A connection that was hung up on fails where it stands: a write, a header or the body.
+            if time.monotonic() >= until:
+                raise slow from None
             raise RequestError(f"{at}: could not be fetched from {host[:80]!r}", at) from None
+        if time.monotonic() >= until:  # what came was cut off
+            raise slow
+        if not body:
+            raise RequestError(f"{at}: is empty", at)
+        return body
 
     def _resolved(self, host: str, port: int, at: str) -> str:
         """The first address of the host, all of which must be allowed."""
@@ -62,7 +72,6 @@ class Fetcher:
         return found[0]
 
     def _asked(self, parts: SplitResult, host: str, port: int, address: str, at: str) -> bytes:
-        until = time.monotonic() + TOTAL_SECONDS
         raw = socket.create_connection((address, port), SECONDS)
         held = [raw]
         # Each wait has an end; so has their sum, however slowly a server says its headers.
@@ -95,10 +104,6 @@ class Fetcher:
                 out += piece
                 if len(out) > self._most:
                     raise RequestError(f"{at}: more than {self._most >> 20} MiB; use a smaller file", at)
-            if time.monotonic() > until:  # what came was cut off
-                raise RequestError(f"{at}: the host {host[:80]!r} took longer than {TOTAL_SECONDS:g} seconds", at)
-            if not out:
-                raise RequestError(f"{at}: is empty", at)
             return bytes(out)
 
 
