@@ -144,7 +144,7 @@ def test_a_told_rig_ends_with_its_servers_and_still_prints_its_table(tmp_path):
     try:
         assert "G5" in run.stderr.readline()
         run.send_signal(signal.SIGTERM)
-        said, _ = run.communicate(timeout=10)
+        said, _ = run.communicate(timeout=60)
     finally:
         run.kill()
     assert run.returncode == 1

@@ -36,11 +36,11 @@ class Running:
         self.engine, self.settings, self.traces = engine, settings, traces
         self.sock = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.sock.getsockname()[1]}"
-        self.http = httpx.Client(base_url=self.url, timeout=10)
+        self.http = httpx.Client(base_url=self.url, timeout=60)
         self._up = threading.Event()
         self._thread = threading.Thread(target=self._main, daemon=True)
         self._thread.start()
-        assert self._up.wait(10), "the server did not start"
+        assert self._up.wait(60), "the server did not start"
 
     def _main(self) -> None:
         metrics = EngineMetrics()
@@ -66,16 +66,16 @@ class Running:
     def stop(self) -> None:
         self.http.close()
         self._loop.call_soon_threadsafe(self._told.set)
-        self._thread.join(10)
+        self._thread.join(60)
         self.sock.close()
         self.engine.chat.close()
         assert not self._thread.is_alive(), "the server did not stop"
 
     def client(self, key: str = "none") -> openai.OpenAI:
-        return openai.OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=10)
+        return openai.OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=60)
 
     def aclient(self, key: str = "none") -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=10)
+        return openai.AsyncOpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=60)
 
     def post(self, path: str, body: object = None, **kwargs: Any) -> httpx.Response:
         return self.http.post(path, **({} if body is None else {"json": body}), **kwargs)

@@ -63,7 +63,7 @@ def said(jail: Jail, source: str) -> str:
     return ""
 
 
-def wait(true: Callable[[], bool], seconds: float = 10) -> bool:
+def wait(true: Callable[[], bool], seconds: float = 60) -> bool:
     until = time.monotonic() + seconds
     while not true():
         if time.monotonic() > until:
@@ -384,7 +384,7 @@ jail.run(job(SPIN)) if {busy} else time.sleep(60)
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    assert wait(lambda: not alive(pid), 1.0), "the busy one has a deadline too, but not so soon"
+    assert wait(lambda: not alive(pid), 15), "the busy one has a deadline too, but not so soon"
 
 
 # ---------------------------------------------------------------- what callers may say

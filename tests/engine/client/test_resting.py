@@ -59,7 +59,7 @@ async def test_new_requests_wait_until_it_goes_on(mode: str, aborted: list[str])
     assert await settled(new) == [False]
     assert world.rest.waiting == 1
     await world.rest.resume()
-    await asyncio.wait_for(new, 1)
+    await asyncio.wait_for(new, 60)
     assert world.rest.waiting == 0
 
 
@@ -69,7 +69,7 @@ async def test_wait_lets_those_under_way_finish_first() -> None:
     new = asyncio.create_task(world.rest.admitted("b"))
     assert await settled(pausing, new) == [False, False]
     world.running.clear()
-    await asyncio.wait_for(pausing, 1)
+    await asyncio.wait_for(pausing, 60)
     assert await settled(new) == [False]
     new.cancel()
 
@@ -79,7 +79,7 @@ async def test_resuming_ends_a_pause_that_still_waits() -> None:
     pausing = asyncio.create_task(world.rest.pause("wait", True))
     await settled(pausing)
     await world.rest.resume()
-    await asyncio.wait_for(pausing, 1)
+    await asyncio.wait_for(pausing, 60)
     assert world.supervisor.told == ["pause False"]
 
 
@@ -93,7 +93,7 @@ async def test_an_engine_paused_before_it_slept_is_paused_when_it_wakes() -> Non
     await world.rest.wake_up()
     assert await settled(new) == [False]
     await world.rest.resume()
-    await asyncio.wait_for(new, 1)
+    await asyncio.wait_for(new, 60)
     assert world.supervisor.told[1] == "sleep True"
 
 

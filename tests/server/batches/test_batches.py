@@ -42,7 +42,7 @@ def run(client: Any, data: bytes, endpoint: Any = CHAT, **fields: Any) -> Batch:
     return ended(client, made.id)
 
 
-def ended(client: Any, id: str, seconds: float = 10) -> Batch:
+def ended(client: Any, id: str, seconds: float = 60) -> Batch:
     deadline = time.monotonic() + seconds
     while (b := client.batches.retrieve(id)).status not in ("completed", "failed", "expired", "cancelled"):
         assert time.monotonic() < deadline, b
@@ -117,7 +117,7 @@ def test_cancelled(start):
     made = client.batches.create(
         input_file_id=send(client, lines(200)).id, endpoint=CHAT, completion_window="24h"
     )  # fmt: skip
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not client.batches.retrieve(made.id).request_counts.completed:
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -185,7 +185,7 @@ async def test_nothing_leaks_whoever_leaves_when(seed):
     await settle()
     for end in crowd.ends.values():
         end.set()
-    await asyncio.wait(crowd.tasks, timeout=5)
+    await asyncio.wait(crowd.tasks, timeout=60)
     await settle()
     assert all(t.done() for t in crowd.tasks)
     assert not admission._held
