@@ -57,7 +57,7 @@ def attention(device: Device) -> None:
     batch = sequences.batch_of(table, [CONTEXT - 1] * SEQS, [1] * SEQS)
     arrays = sequences.rows(stories, [CONTEXT - 1] * SEQS, [1] * SEQS)
     q, k, v = (torch.from_numpy(a).to(getattr(torch, spec.dtype)) for a in arrays)
-    for backend in device.attention:
+    for backend in (b for b in device.attention if b.supports(spec) is None):
         layout = backend.layout(spec, BLOCK)
         box = StateBox(device.alloc_kv(layout, blocks))
 
