@@ -1,7 +1,8 @@
 """A child process that serves a model until its cache has been filled, and says what it holds. Argument: EngineArgs as JSON.
 
 Prints {"loaded": bytes, "all": bytes}: growth of the process's own memory (RssAnon) over what it held once the device was
-open and the framework warm; after loading, and at the most after prompts have filled every block and every row has sampled.
+open and the framework warm; after loading, and at the most while prompts fill every block and every row samples. Blocks of
+memory that a step allocates may be given back before it ends, so another thread looks on meanwhile.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import gc
 import json
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import msgspec
@@ -28,6 +30,28 @@ def held() -> int:
     raise RuntimeError("no RssAnon")
 
 
+class Watch(threading.Thread):
+    """The most that this process held while it was watched."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.most = held()
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(0.001):
+            self.most = max(self.most, held())
+
+    def __enter__(self) -> Watch:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+        self.most = max(self.most, held())
+
+
 def warm(args: EngineArgs, folder: Path) -> None:
     """Whatever the framework allocates when it is first used: a tiny model is served first."""
     config = json.loads((Path(args.model) / "config.json").read_text())
@@ -44,19 +68,19 @@ def serve(args: EngineArgs) -> tuple[int, int]:
     core = EngineCore(config, worker.launch)
     rng = np.random.default_rng(0)
     tokens = (config.cache.blocks[0] - 1) * config.cache.block_tokens
-    seqs, most = config.scheduler.max_seqs, 0
+    seqs = config.scheduler.max_seqs
     length = min(config.model.max_len - 8, tokens // seqs - 8)
     sampling = TokenSampling(max_tokens=8, temperature=1.0, top_p=0.9)
-    for turn in range(2):
-        prompts = [rng.integers(0, config.model.vocab, length).astype(np.int32) for _ in range(seqs)]
-        first = turn * seqs + 1
-        core.add(
-            [EngineRequest(handle=first + i, tokens=p, prompt_len=length, sampling=sampling) for i, p in enumerate(prompts)]
-        )
-        while core.has_work:
-            core.step()
-            most = max(most, held())
-    return loaded, most
+    with Watch() as watch:
+        for turn in range(2):
+            prompts = [rng.integers(0, config.model.vocab, length).astype(np.int32) for _ in range(seqs)]
+            first = turn * seqs + 1
+            core.add(
+                [EngineRequest(handle=first + i, tokens=p, prompt_len=length, sampling=sampling) for i, p in enumerate(prompts)]
+            )
+            while core.has_work:
+                core.step()
+    return loaded, watch.most
 
 
 def main() -> None:

@@ -19,6 +19,8 @@ KEPT = 44 << 20
 """Bytes of compiled kernels, their scratch memory and holes in the heap, about. Measured (tests/bench)."""
 KEPT_COMPILED = 16 << 20
 """KEPT with compiled kernels, which leave fewer holes, and the arena of recorded steps beyond its logits."""
+KEPT_BLOCK = 32 << 20
+"""The largest block of memory that the allocator keeps once it is free (device.py)."""
 ROWS_BYTES, ROWS_LEAST = 4 << 20, 256
 """Rows of a linear layer's input that compiled kernels prepare at a time: so many bytes in float32, at least so many
 rows."""
@@ -92,12 +94,14 @@ class CpuPlatform(Platform):
         return COMPRESSED if less else 1.0
 
     def workspace(self, s: StepSizes) -> int:
-        """Compiled kernels keep scratch memory for the most rows they have made ready, and a quarter more. Without them
-        attention holds the masks of a step's prompt tokens, and oneDNN keeps kernels and scratch for row counts it met."""
+        """Compiled kernels keep scratch memory for the most rows they have made ready, and a quarter more. Blocks that
+        the allocator does not keep lie now here, now there, and leave holes behind. Without compiled kernels attention
+        holds the masks of a step's prompt tokens, and oneDNN keeps kernels and scratch for row counts it met."""
         if self._compiled():
             width = max(s.hidden, s.inner)
             rows = min(s.tokens, max(ROWS_BYTES // (4 * width), ROWS_LEAST))
-            return super().workspace(s) + rows * (width + 16) * 4 * 5 // 4 + KEPT_COMPILED
+            holes = KEPT_BLOCK if 2 * s.tokens * s.inner * s.dtype_bytes > KEPT_BLOCK else 0
+            return super().workspace(s) + holes + rows * (width + 16) * 4 * 5 // 4 + KEPT_COMPILED
         masks = s.tokens * (s.heads // s.kv_heads) * s.max_len * s.dtype_bytes
         return super().workspace(s) + masks + KEPT
 
