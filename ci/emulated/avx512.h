@@ -237,6 +237,7 @@ EMULATED __m512i to_bytes(__m512i a, __m512i b) {  // the nearest
 #define _mm512_add_epi16 emulated::add_16
 #define _mm512_add_ps emulated::add_floats
 #define _mm512_max_ps emulated::maximum
+#define _mm512_maskz_max_ps(mask, a, b) emulated::chosen<float>(mask, emulated::maximum(a, b), emulated::zero())
 #define _mm512_maskz_min_ps emulated::minimum_where
 #define _mm512_fmadd_ps emulated::multiply_add
 #define _mm512_scalef_ps emulated::scaled

@@ -257,7 +257,7 @@ size_t thalweg::make_ready(Context* c, const Weight* w, Type type, const void* x
     if (!sums && !copies && w->act == Act::none) return 0;
     const size_t rounded = w->act == Act::none ? 0 : up(m * w->k * (type == Type::bf16 ? 2 : 4), 64);
     const size_t rows = copies ? up(m * j.row_words * 4 * (planes ? planes : 1), 64) : 0, scales = up(m * 4 * (planes || sixteens ? w->groups : 1), 64);
-    const size_t groups = sums || planes ? up(m * w->groups * 4, 64) : 0, all = rounded + rows + scales + groups * (planes == 2 ? 3 : 1);
+    const size_t groups = sums || planes ? up(m * w->groups * 4, 64) : 0, all = rounded + rows + scales + groups * (1 + planes);
     if (!room) return all;
     if (rounded) {
         Quantise q{};

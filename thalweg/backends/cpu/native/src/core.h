@@ -91,7 +91,7 @@ struct Linear {
     Best* best;  // [m, panels], of the outputs as y would hold them
     const float* row_scales;  // int8_rows: [m]. Inputs in planes, and of 16 bits: [m, groups]
     const float* group_sums;  // with offsets: [m, groups], of inputs or, in planes, of their codes
-    const int32_t* plane_sums;  // two planes: [m, groups, 2], of each one's bytes
+    const int32_t* plane_sums;  // of planes: [m, groups, planes], of each one's bytes
     int64_t panels_per_task, row_chunks, rows_per_chunk;
     int64_t panels_ahead;  // from the last panel of a task to that which its thread is likely to take next
     int64_t first;         // of the rows before m: the first to multiply
@@ -292,7 +292,7 @@ struct Quantise {
     uint8_t* codes;     // [m, row_words * 4]: code + 128. Planes: [m, planes, row_words * 4], with signs. Sixteens: int16. Floats: [m, k] of type
     float* row_scales;  // [m], of planes and sixteens [m, groups]
     float* sums;        // [m, groups]
-    int32_t* plane_sums;  // [m, groups, 2]
+    int32_t* plane_sums;  // [m, groups, planes]
     float scale;          // round_floats: of everything, or 0
     int64_t per_task;     // rows
 };
