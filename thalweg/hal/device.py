@@ -148,9 +148,13 @@ class Device(ABC):
     def alloc_kv(self, layout: KVLayout, blocks: int) -> Array:
         """A zeroed cache of one layer: `blocks` blocks of `layout`, block 0 being scratch."""
 
+    def alloc_caches(self, layouts: Sequence[KVLayout], blocks: Sequence[int]) -> list[Array]:
+        """The caches of a model, each as `alloc_kv` makes it. Default: one after another."""
+        return [self.alloc_kv(layout, n) for layout, n in zip(layouts, blocks, strict=True)]
+
     def populate(self, caches: Sequence[tuple[Array, range]]) -> bool:
         """Nothing runs now: for a few milliseconds, get memory for blocks that will be used for the first time soon.
-        caches: what `alloc_kv` made, each with those blocks. Returns whether there is more to do. Default: False, all
+        caches: what `alloc_caches` made, each with those blocks. Returns whether there is more to do. Default: False, all
         memory is there from the start."""
         return False
 

@@ -71,6 +71,9 @@ class KVLayout:
     dtype: str
     signature: str
     """Equal signatures may exchange raw blocks (between processes, or with a store)."""
+    apart: bool = False
+    """Blocks may lie apart: what reads them asks the array for the distance. So a device may put those of several layers side
+    by side."""
 
     @property
     def bytes_per_block(self) -> int:

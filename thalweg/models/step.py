@@ -10,7 +10,6 @@ import torch
 
 from thalweg.hal import ops
 from thalweg.hal.device import Device
-from thalweg.hal.kv import KVLayout
 from thalweg.hal.op import Binder
 from thalweg.hal.parts.drafts import Drafts
 from thalweg.hal.parts.each_token import EachToken
@@ -33,16 +32,13 @@ def make_state(model: Model, device: Device, *, blocks: Sequence[int], slots: in
     blocks: per KV group. Both counts include scratch (block 0, slot 0)."""
     if len(blocks) != len(model.groups):
         raise ValueError(f"make_state: {len(blocks)} block counts for {len(model.groups)} KV groups")
-    kv = [_cache(device, layout, blocks[g]) for layout, g in zip(model.layouts, model.layer_group, strict=True)]
+    parts = [each if isinstance(each, tuple) else (each,) for each in model.layouts]
+    counts = [blocks[g] for each, g in zip(parts, model.layer_group, strict=True) for _ in each]
+    made = iter(device.alloc_caches([part for each in parts for part in each], counts))
+    kv = [tuple(next(made) for _ in each) if isinstance(each, tuple) else next(made) for each in model.layouts]
     if model.pools:
         return {"kv": kv}
     return {"kv": kv, "history": device.alloc((slots, max_len + 1), "int32")}
-
-
-def _cache(device: Device, layout: KVLayout | tuple[KVLayout, ...], blocks: int) -> Any:
-    if isinstance(layout, tuple):
-        return tuple(device.alloc_kv(part, blocks) for part in layout)
-    return device.alloc_kv(layout, blocks)
 
 
 def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:

@@ -162,6 +162,21 @@ def test_a_cache_is_populated_a_piece_a_call_and_keeps_what_is_in_it(library: Li
     device.close()
 
 
+def test_layers_lie_side_by_side_and_a_first_block_takes_little(library: Library) -> None:
+    device = CpuPlatform().configured(CpuOptions(threads=1, isa=library.level)).open(Place())
+    like = KVLayout((32, 1024), "float32", "any", apart=True)  # of 128 KiB a block
+    caches = device.alloc_caches([like] * 16, [64] * 16)
+    before = process_memory()
+    for i, cache in enumerate(caches):
+        cache[1] = i + 1
+    assert process_memory() - before < 8 * MIB  # one huge page each would be 32
+    while device.populate([(cache, range(1, 9)) for cache in caches]):
+        pass
+    assert 14 * MIB < process_memory() - before < 24 * MIB  # eight blocks of all
+    assert [float(cache.sum()) / cache[1].numel() for cache in caches] == list(range(1, 17))
+    device.close()
+
+
 def test_many_caches_are_populated_within_a_bound_for_all(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thalweg.backends.cpu.device.POPULATED", 32 * MIB)
     device = CpuPlatform().configured(CpuOptions(threads=1, isa=library.level)).open(Place())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import functools
@@ -28,8 +29,8 @@ from thalweg.hal.op import Kernel
 from thalweg.hal.step import Features, Params, StateBox, Step, StepShape
 from thalweg.hal.times import Times
 
-HUGE = 2 << 20
-"""Bytes of a huge page."""
+PAGE, HUGE = 4 << 10, 2 << 20
+"""Bytes of a page, and of a huge one."""
 POPULATED = 512 << 20
 """Bytes of all caches together that are populated ahead of their use, at most."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -82,16 +83,43 @@ class CpuDevice(EagerDevice):
         held = zeroed(self._library, blocks * layout.bytes_per_block)
         return torch.frombuffer(held, dtype=getattr(torch, layout.dtype)).view(blocks, *layout.shape)
 
+    def alloc_caches(self, layouts: Sequence[KVLayout], blocks: Sequence[int]) -> list[torch.Tensor]:
+        """Blocks of a number lie side by side, those of all layers. The system clears a huge page when it is first written,
+        and so a first prompt takes about as much memory as it fills, and not one page and a part of one more from each
+        layer."""
+        alike: dict[tuple[KVLayout, int], list[int]] = {}
+        for i, key in enumerate(zip(layouts, blocks, strict=True)):
+            alike.setdefault(key, []).append(i)
+        made: dict[int, torch.Tensor] = {}
+        for (layout, n), layers in alike.items():
+            if self._library is None or not layout.apart or not layout.bytes_per_block or len(layers) == 1:
+                made |= {i: self.alloc_kv(layout, n) for i in layers}
+            else:
+                made |= dict(zip(layers, self._side_by_side(self._library, layout, n, len(layers)), strict=True))
+        return [made[i] for i in range(len(layouts))]
+
+    def _side_by_side(self, library: Library, layout: KVLayout, blocks: int, layers: int) -> list[torch.Tensor]:
+        settle()  # the weights are there
+        apart = layers * layout.bytes_per_block
+        if apart % (2 * PAGE) == 0 and apart >= 64 * PAGE:
+            apart += PAGE  # or a layer's blocks would take each other's places in a processor's caches
+        whole = torch.frombuffer(zeroed(library, blocks * apart), dtype=getattr(torch, layout.dtype))
+        each = torch.empty(layout.shape, device="meta")
+        numbers, strides = each.numel(), (apart // whole.element_size(), *each.stride())
+        return [whole.as_strided((blocks, *layout.shape), strides, i * numbers) for i in range(layers)]
+
     def populate(self, caches: Sequence[tuple[torch.Tensor, range]]) -> bool:
         """A huge page a call. The system clears a page when it is first written: 0.1 to 2 seconds a GiB."""
         if self._library is None:
             return False
+        share: dict[int, int] = collections.Counter(kv.untyped_storage().data_ptr() for kv, _ in caches)
         for kv, blocks in caches:
-            start, block = kv.data_ptr(), kv.nbytes // len(kv)
+            start, end = kv.untyped_storage().data_ptr(), kv.untyped_storage().nbytes()
+            block = kv.stride(0) * kv.element_size()
             first = max(blocks.start * block // HUGE * HUGE, self._populated.get(start, 0))
-            end = min(blocks.stop * block, blocks.start * block + POPULATED // len(caches), kv.nbytes)
-            if first < end:
-                size = min(HUGE, kv.nbytes - first)
+            last = min(blocks.stop * block, blocks.start * block + POPULATED * share[start] // len(caches), end)
+            if first < last:
+                size = min(HUGE, end - first)
                 self._library.populate(start + first, size)
                 self._populated[start] = first + size
                 return True

@@ -86,6 +86,22 @@ def test_a_new_cache_executes_as_zeros(device: Device) -> None:
     assert not got.any()
 
 
+def test_caches_of_a_model_executes_each_for_itself(device: Device) -> None:
+    """Those of equal layouts may lie side by side."""
+    alike, other = (KVLayout(shape, "float32", "test", apart=True) for shape in ((2, 4), (3,)))
+    caches = device.alloc_caches([alike, alike, other], [6, 6, 5])
+    data, every = np.arange(8, dtype=np.float32).tobytes(), [np.arange(n, dtype=np.int32) for n in (6, 6, 5)]
+    try:
+        caches[1] = device.write_blocks(caches[1], np.array([4], np.int32), data)
+    except NotImplementedError as e:
+        pytest.skip(str(e))
+    caches[1] = device.copy_blocks(caches[1], np.array([4], np.int32), np.array([2], np.int32))
+    first, second, third = (device.read_blocks(c, n) for c, n in zip(caches, every, strict=True))
+    none = bytes(len(data))
+    assert (first, third) == (6 * none, bytes(5 * 3 * 4))
+    assert second == none + none + data + none + data + none
+
+
 def _count(device: Device, box: StateBox) -> Any:
     def step(params: Any, state: Any, batch: StepBatch) -> tuple[Any, StepResult]:
         return state + params, StepResult(state.reshape(1, 1), batch.query)

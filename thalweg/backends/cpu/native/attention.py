@@ -33,7 +33,7 @@ class _Job(ctypes.Structure):
 
     _fields_ = (
         *((n, _L) for n in ("type", "rounds", "heads", "kv_heads", "dim", "size", "tokens", "seqs", "columns", "window",
-                            "chunk", "q_stride", "k_stride", "v_stride", "latent", "both", "rotary")),
+                            "chunk", "q_stride", "k_stride", "v_stride", "block_bytes", "latent", "both", "rotary")),
         ("scale", _F), ("softcap", _F), ("eps", _F), ("offset", _F),
         *((n, _P) for n in ("table", "token_seq", "positions", "slots", "context", "query", "first", "tasks")),
         ("task_count", _L), ("per_task", _L),
@@ -77,14 +77,15 @@ class NativeAttention(AttentionBackend):
         dtype = spec.kv_dtype or spec.dtype
         if spec.kind == "latent":
             shape = (1, 1, block_tokens, kept_width(spec.head_dim, dtype))
-            return KVLayout(shape, dtype, f"kv-latent/{dtype}/{'x'.join(map(str, shape))}")
+            return KVLayout(shape, dtype, f"kv-latent/{dtype}/{'x'.join(map(str, shape))}", apart=True)
         per = 4 if dtype == "int8" else 2
         if block_tokens % per:
             need = f"compiled attention needs a multiple of {per} for a cache in {dtype}; choose 16"
             raise DeviceError(f"block_size: {block_tokens}: {need}")
         shape = (2, spec.kv_heads, block_tokens, kept_width(spec.head_dim, dtype))
         fours = dtype == "int8" and spec.dtype == "bfloat16" and self._library.level in CODED
-        return KVLayout(shape, dtype, f"kv-head-{'fours' if fours else 'units'}/{dtype}/{'x'.join(map(str, shape))}")
+        name = f"kv-head-{'fours' if fours else 'units'}/{dtype}/{'x'.join(map(str, shape))}"
+        return KVLayout(shape, dtype, name, apart=True)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, kv: Tensor, batch: StepBatch, group: int, spec: AttnSpec,
@@ -135,6 +136,7 @@ class NativeAttention(AttentionBackend):
         job: _Job = made[0]
         out: Tensor = made[1]((*q.shape[:2], spec.latent or spec.head_dim), dtype=q.dtype)
         job.q_stride, job.k_stride, job.v_stride = q.stride(0), k.stride(0), v.stride(0)
+        job.block_bytes = kv.stride(0) * kv.element_size()
         job.scale, job.softcap = spec.scale, spec.softcap
         job.q, job.k, job.v, job.kv, job.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), kv.data_ptr(), out.data_ptr()
         sinks = None if sinks is None else sinks.to(q.dtype).contiguous()

@@ -102,6 +102,7 @@ struct Linear {
 struct Attention {
     // Of the step (the Python side has the same struct, field by field). rounds: the cache holds int8.
     int64_t type, rounds, heads, kv_heads, dim, size, tokens, seqs, columns, window, chunk, q_stride, k_stride, v_stride;
+    int64_t block_bytes;  // from a block to the next
     int64_t latent;  // 0, or: one key for all heads, whose first numbers, so many, are its value (latent.inc)
     int64_t both;    // an encoder's: a token sees those after it too (as many as before it, where there is a window)
     int64_t rotary;  // 0: q and k come rotated. Otherwise rotate so many elements of a head here, after its norm if any
