@@ -101,7 +101,7 @@ class CpuDevice(EagerDevice):
     def _side_by_side(self, library: Library, layout: KVLayout, blocks: int, layers: int) -> list[torch.Tensor]:
         settle()  # the weights are there
         apart = layers * layout.bytes_per_block
-        if apart % (2 * PAGE) == 0 and apart >= 64 * PAGE:
+        if apart % (2 * PAGE) == 0 and apart >= 256 * PAGE:
             apart += PAGE  # or a layer's blocks would take each other's places in a processor's caches
         whole = torch.frombuffer(zeroed(library, blocks * apart), dtype=getattr(torch, layout.dtype))
         each = torch.empty(layout.shape, device="meta")
