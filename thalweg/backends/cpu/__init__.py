@@ -20,7 +20,7 @@ KEPT = 44 << 20
 KEPT_COMPILED = 16 << 20
 """KEPT with compiled kernels, which leave fewer holes, and the arena of recorded steps beyond its logits."""
 KEPT_BLOCK = 32 << 20
-"""The largest block of memory that the allocator keeps once it is free (device.py)."""
+"""The largest block of memory that glibc's allocator keeps once it is free: the most it can be told to."""
 ROWS_BYTES, ROWS_LEAST = 4 << 20, 256
 """Rows of a linear layer's input that compiled kernels prepare at a time: so many bytes in float32, at least so many
 rows."""

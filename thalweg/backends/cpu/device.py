@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from thalweg.backends.cpu import CpuPlatform
+from thalweg.backends.cpu import KEPT_BLOCK, CpuPlatform
 from thalweg.backends.cpu.native import Library, NoLibraryError, open_library, settle, waiting, zeroed
 from thalweg.backends.cpu.native.kept import Kept
 from thalweg.backends.cpu.native.peak import peak, read_rate
@@ -43,7 +43,7 @@ def _keep_freed_memory() -> None:
     Weights and caches are larger and unaffected. Elsewhere this does nothing."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(M_MMAP_THRESHOLD, KEPT_BLOCK)
         libc.mallopt(M_TRIM_THRESHOLD, 512 << 20)
 
 
