@@ -53,6 +53,45 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(name, platform, tm
         np.testing.assert_allclose(s.logprobs, chosen[s.prompt - 1 :], atol=1e-4)
 
 
+WRAPPED = {"gemma3n", "gemma4", "longcat-flash"}
+"""Whose last layers are given something of every token beside what the layer before gives."""
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("name", sorted(BODIES))
+def test_the_last_layer_computes_the_rows_that_are_read_and_the_same(name, alone, tmp_path):
+    """Also the caches are the same. alone: the last row of each sequence, which attention may know."""
+    rig = Rig(make_checkpoint(name, tmp_path, tokenizer=False), platform="cpu", invariant=True)
+    first, second, third = (Seq(i + 1, list(p), len(p)) for i, p in enumerate(prompts()[:3]))
+    rig.step([(first, 20), (second, 1)])
+    batch = rig.batch([(first, 11), (second, 1), (third, 18)]).map(torch.from_numpy)
+    rows = batch.last_row if alone else torch.tensor([3, 10, 11, 29, 28])
+    (whole, kept), (some, others) = (
+        rig.model.forward(rig.params, batch, [_copied(each) for each in rig.box.value["kv"]], *asked) for asked in ((), (rows,))
+    )
+    assert torch.equal(some, whole[rows.long()])
+    for one, other in zip(kept, others, strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=0, equal_nan=True)
+    assert (rig.model._mixes_last < 0) == (name in WRAPPED)
+
+
+def _copied(cache: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    return cache.clone() if isinstance(cache, torch.Tensor) else tuple(part.clone() for part in cache)
+
+
+def test_feed_forward_of_the_last_layer_sees_no_row_that_nobody_reads(tmp_path, monkeypatch):
+    rig = Rig(make_checkpoint("qwen3", tmp_path, tokenizer=False), platform="cpu")
+    seen = []
+    for block in rig.model.blocks:
+        monkeypatch.setattr(block, "_ffn", lambda p, x, flow, inner=block._ffn: seen.append(len(x)) or inner(p, x, flow))
+    first, second = (Seq(i + 1, list(p), len(p)) for i, p in enumerate(prompts()[:2]))
+    rig.step([(first, 20), (second, 1)])
+    assert seen == [21, 2]
+    seen.clear()
+    rig.step([(first, 11)], score=True)  # log-probabilities of prompt tokens are read from every row
+    assert seen == [11, 11]
+
+
 @pytest.mark.parametrize("name", ["llama-biased", "llama-3.1", "mistral", "qwen2", "qwen3", "deepseek-v3"])
 def test_bfloat16_differs_from_transformers_no_more_than_rounding(name, tmp_path):
     """Both round to bfloat16 at other places: each is as far from the float32 model as the other."""

@@ -154,6 +154,7 @@ class StepBatch:
     block_tables: tuple[Array, ...] = dim("S B", np.int32, fill=SCRATCH)  # per KV group; TableRows where the device keeps them
     sampling: SamplingArrays = field(kw_only=True)
     uniform: int = 0  # static: every sequence has this many new tokens; 0 if they differ
+    last_alone: bool = False  # static, of one layer: of what attention gives only `last_row` is read. The rest may be anything
     features: Features = field(default_factory=Features)  # static: what the step must do, or more
     parts: tuple[Part, ...] = ()  # one of a kind, in any order; a kind that is absent is not asked for
     metadata: tuple[Mapping[str, Array], ...] = ()  # AttentionBackend.metadata, one per KV group; filled by the runner

@@ -112,7 +112,7 @@ class Block:
         if not self.mixers:
             return self._only(p, x, residual, flow)
         entered, residual = _entered(self._enter, norms.get("mixer"), x, residual)
-        x = self._mixed(p["mixer"], entered, flow)
+        x, entered, residual = self._mixed(p["mixer"], entered, flow), flow.cut(entered), flow.cut(residual)
         if self._leave is not None:
             x = self._leave(norms.get("mixer_out"), x)
         if self._parallel:
@@ -136,11 +136,11 @@ class Block:
         return x, residual
 
     def _mixed(self, p: Mapping[Any, Any], x: Array, flow: Flow) -> Array:
-        """The sum of what the mixers give."""
-        parts = [
-            _times(mixer(p[i] if self._several else p, _times(x, before), flow), after)
-            for i, (mixer, (before, after)) in enumerate(zip(self.mixers, self._mixer_scales, strict=True))
-        ]
+        """The sum of what the mixers give, of the rows that are read."""
+        parts = []
+        for i, (mixer, (before, after)) in enumerate(zip(self.mixers, self._mixer_scales, strict=True)):
+            out = mixer(p[i] if self._several else p, _times(x, before), flow)
+            parts.append(_times(out if getattr(mixer, "cuts", False) else flow.cut(out), after))
         return sum(parts[1:], parts[0])
 
     def _last(self, p: Mapping[str, Any], x: Array, flow: Flow) -> Array:
@@ -202,6 +202,7 @@ class Decoder:
             _layer(ctx, layer, weights["layers"][i], [place for place in places if place.of == i])
             for i, layer in enumerate(s.layers)
         ]
+        self._mixes_last = _mixes_last(s.layers)
         mixers = [mixer for block in self.blocks for mixer in block.mixers]
         self.cache_scales = frozenset(n for mixer in mixers for n in getattr(mixer, "cache_scales", ()))
         """Names of tensors of the checkpoint that were read while the model was built: scales of keys and values."""
@@ -257,15 +258,23 @@ class Decoder:
         """A checkpoint's tensor name as the layers know it; None for tensors that hold nothing of their own."""
         return self.spec.known(name)
 
-    def forward(self, params: Any, batch: StepBatch, kv: list[Array]) -> tuple[Array, list[Array]]:
+    def forward(self, params: Any, batch: StepBatch, kv: list[Array], rows: Array | None = None) -> tuple[Array, list[Array]]:
         """The hidden states [T, hidden] after the final norm, and the new caches, one per mixer. Token ids are known:
-        batch.tokens holds no ON_DEVICE. Where the model tells types of tokens apart, one of type n is its id + n * vocab."""
+        batch.tokens holds no ON_DEVICE. Where the model tells types of tokens apart, one of type n is its id + n * vocab.
+
+        rows i32[R]: those that are read, [R, hidden]. What follows the last mixer of tokens is computed of no others."""
         x, flow = self.begun(params, batch, kv, params.get("rope", {}))
         sounds = batch.get(Sounds)
         if sounds is not None and self._sound is not None:
             flow.sources = self._sound(params["sound"], sounds.mel)
         residual, laid = None, flow.laid
+        late = rows is not None and laid is not None and laid.shape[1] // self.hidden > len(self.blocks)
+        cut = -1 if rows is None or late else self._mixes_last
         for i, block in enumerate(self.blocks):
+            if i == cut:
+                flow.read, flow.batch = rows, replace(batch, last_alone=rows is batch.last_row)
+            elif flow.read is not None:
+                flow.read, flow.batch = None, batch
             x, residual = block(params["layers"][i], x, residual, flow)
             if laid is not None and i + 1 < laid.shape[1] // self.hidden:
                 x = x + laid[:, (i + 1) * self.hidden : (i + 2) * self.hidden].to(x.dtype)
@@ -275,7 +284,7 @@ class Decoder:
             x, _ = self._norm.add(params.get("norm"), x, residual)
         elif residual is not None:
             x = x + residual
-        return x, flow.caches
+        return x if rows is None or cut >= 0 else x.index_select(0, rows), flow.caches
 
     def begun(self, params: Any, batch: StepBatch, kv: Sequence[Array], tables: Mapping[int, Any]) -> tuple[Array, Flow]:
         """What enters the first layer, [T, hidden] or all streams [T, n, hidden], and what flows beside it. tables: as Flow
@@ -394,6 +403,14 @@ def _laid(batch: StepBatch) -> Array | None:
     if overlays is None:
         return None
     return overlays.vector[overlays.pick.clamp(min=0)] * (overlays.pick >= 0).unsqueeze(1)
+
+
+def _mixes_last(layers: Sequence[spec.Layer]) -> int:
+    """The last layer that mixes tokens: it and those behind it can be computed of some rows alone. -1: they cannot, because one
+    is given something else of every token."""
+    last = max((i for i, layer in enumerate(layers) if layer.mixers), default=0)
+    alone = all(layer.around is None and not isinstance(layer.ffn, spec.Shortcut) for layer in layers[last:])
+    return last if alone and layers[last].mixers else -1
 
 
 def _spans(layer: spec.Layer) -> bool:

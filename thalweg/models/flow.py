@@ -45,6 +45,13 @@ class Flow:
     """i32[N, top], of steps with `Sparse`: what the last layer with an indexer chose."""
     sources: Any = None
     """[N, sources, hidden]: what the encoder gave of the sounds of this step."""
+    read: Array | None = None
+    """i32[R], while the last layer runs that mixes tokens: the rows that are read of what it gives. None: all are. A mixer that
+    `cuts` gives these rows alone."""
+
+    def cut(self, x: Array) -> Array:
+        """The rows of x [T, ...] that are read."""
+        return x if self.read is None else x.index_select(0, self.read)
 
 
 @dataclass(frozen=True, slots=True)

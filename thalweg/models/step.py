@@ -58,10 +58,11 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
         positions = batch.positions.clamp(max=model.max_len - 1)  # padding may count on past the longest sequence
         batch = replace(batch, positions=positions, tokens=resolve(batch.tokens, history, slots, positions))
         history = write(history, slots, batch.positions, batch.tokens)
-        x, kv = model.forward(params, batch, state["kv"])
         drafts, scores = batch.get(Drafts), batch.get(Scores)
         rows = batch.last_row if drafts is None else torch.cat([batch.last_row, drafts.row - 1])
-        last = x.index_select(0, rows)
+        some = scores is None and not batch.uniform  # of a uniform batch all rows are read, or nearly
+        x, kv = model.forward(params, batch, state["kv"], rows if some else None)
+        last = x if some else x.index_select(0, rows)
         if model.has_argmax and batch.features.plain:
             tokens, values = model.argmax(params, last)
             result, history = sampler.emit(tokens, values, history, batch)

@@ -94,10 +94,12 @@ class Foreign:
         """Names of a checkpoint are converted by its reader."""
         return self.spec.known(name)
 
-    def forward(self, params: Any, batch: StepBatch, kv: list[Array]) -> tuple[Array, list[Array]]:
-        """As `Decoder.forward`: hidden states [T, hidden] as they enter the class's head, and the new caches."""
+    def forward(self, params: Any, batch: StepBatch, kv: list[Array], rows: Array | None = None) -> tuple[Array, list[Array]]:
+        """As `Decoder.forward`: hidden states [T, hidden], or [R, hidden] of these rows i32[R], as they enter the class's head,
+        and the new caches."""
         paged = _Paged(self, batch, list(kv))
-        return self._run(params, batch.tokens, batch.positions, paged, batch.get(Overlays)), paged.caches
+        x = self._run(params, batch.tokens, batch.positions, paged, batch.get(Overlays))
+        return x if rows is None else x.index_select(0, rows), paged.caches
 
     def _run(
         self, params: Any, tokens: Array, positions: Array, sink: attention.Sink, overlays: Overlays | None = None

@@ -38,7 +38,9 @@ PAGE = 256
 
 
 class Attention:
-    """x [T, hidden] -> [T, hidden]."""
+    """x [T, hidden] -> [T, hidden], or the rows that are read."""
+
+    cuts = True
 
     def __init__(self, ctx: Context, spec: declared.Attention, weights: Mapping[str, Any], place: Place) -> None:
         self._head_dim, self._place, self._grouped, self._grows = spec.head_dim, place, spec.grouped, spec.grows
@@ -103,8 +105,8 @@ class Attention:
         out = self._attend(p, q, keys, flow, self._place)
         if out.shape[-1] != self._value_dim:
             out = out[..., : self._value_dim]
-        out = out.flatten(-2)
-        return self._out(p["out"], out if self._gate is None else self._gate(out, gate))
+        out = flow.cut(out.flatten(-2))
+        return self._out(p["out"], out if self._gate is None else self._gate(out, flow.cut(gate)))
 
     def _keys(self, p: Mapping[str, Any], kv: Sequence[Array], flow: Flow) -> Keys:
         """This layer's, or those of the layer whose cache it reads."""

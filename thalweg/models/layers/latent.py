@@ -23,7 +23,9 @@ from thalweg.models.weights import ParamSpec
 
 
 class LatentAttention:
-    """x [T, hidden] -> [T, hidden]. Heads are divided among ranks, latents are not."""
+    """x [T, hidden] -> [T, hidden], or the rows that are read. Heads are divided among ranks, latents are not."""
+
+    cuts = True
 
     def __init__(self, ctx: Context, spec: declared.LatentAttention, weights: Mapping[str, Any], place: Place) -> None:
         self._place, self._grows, self._nope, self._rotary = place, spec.grows, spec.nope_dim, spec.rope_dim
@@ -102,7 +104,7 @@ class LatentAttention:
         sparse = flow.batch.get(Sparse) if self.spec.top else None
         if sparse is not None:
             out = self._reads(query, cache, out, sparse, flow)
-        return self._out(p["out"], self._expand(out, p["v_up"]["weight"]).flatten(-2))
+        return self._out(p["out"], self._expand(flow.cut(out), p["v_up"]["weight"]).flatten(-2))
 
     def _reads(self, query: Array, cache: Array, out: Array, sparse: Sparse, flow: Flow) -> Array:
         """out, but for tokens that see more than they read. All attend to everything before: so a token that reads all it sees

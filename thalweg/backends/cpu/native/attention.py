@@ -121,7 +121,7 @@ class NativeAttention(AttentionBackend):
         """prologue None: q and k are already normed and rotated."""
         plan = cast(dict[str, Any], batch.metadata[group]) if batch.metadata else {}
         sizes = f"{spec.heads}/{spec.kv_heads}/{spec.head_dim}/{spec.latent}"
-        key = f"native/{spec.kind}/{spec.window}/{sizes}/{spec.dtype}/{spec.kv_dtype}"
+        key = f"native/{spec.kind}/{spec.window}/{sizes}/{spec.dtype}/{spec.kv_dtype}/{batch.last_alone}"
         made = plan.get(key)
         if made is None:
             made = plan[key] = self._job(batch, spec, batch.block_tables[group], kv.shape[3])
@@ -158,7 +158,8 @@ class NativeAttention(AttentionBackend):
         held = [x.contiguous() for x in held]
         first = (batch.last_row + 1 - batch.query).contiguous()
         tokens, seqs = batch.tokens.shape[0], batch.slots.shape[0]
-        parts = _parts(spec.heads, tokens, seqs, self._threads) if spec.kind == "latent" else spec.kv_heads
+        queries = seqs if batch.last_alone else tokens
+        parts = _parts(spec.heads, queries, seqs, self._threads) if spec.kind == "latent" else spec.kv_heads
         tasks, whole = _tasks(batch, spec.heads, parts, blind=self._library.tape is not None)
         job = _Job(
             type=0 if spec.dtype == "bfloat16" else 1, rounds=spec.kv_dtype == "int8", heads=spec.heads,
@@ -205,10 +206,11 @@ class NativeEncoderAttention(NativeAttention):
         if batch.uniform == 1:  # what a token sees is itself
             return v.repeat_interleave(spec.heads // spec.kv_heads, 1), kv
         plan = cast(dict[str, Any], batch.metadata[group]) if batch.metadata else {}
-        made = plan.get("native/encoder")
+        key = f"native/encoder/{batch.last_alone}"
+        made = plan.get(key)
         if made is None:
             blocks, table = _room(batch, spec)
-            made = plan["native/encoder"] = blocks, self._job(batch, spec, table, BLOCK)
+            made = plan[key] = blocks, self._job(batch, spec, table, BLOCK)
         return self._call(made[1], q, k, v, made[0], spec, sinks, prologue, cos_sin, weights), kv
 
 
@@ -241,7 +243,7 @@ def _parts(heads: int, tokens: int, seqs: int, threads: int) -> int:
 
 
 def _tasks(batch: StepBatch, heads: int, kv_heads: int, blind: bool) -> tuple[np.ndarray, bool]:
-    """(i32[n, 4] of core.h, longest first; does every row belong to one?). blind: a step of one token per live
+    """(i32[n, 4] of core.h, longest first; does every row that is read belong to one?). blind: a step of one token per live
     sequence is being recorded, for batches with other values too. Then only sizes count, and any order is as good."""
     each = np.arange(kv_heads, dtype=np.int32)
     if blind:
@@ -251,11 +253,10 @@ def _tasks(batch: StepBatch, heads: int, kv_heads: int, blind: bool) -> tuple[np
         return tasks.reshape(-1, 4), True
     query, context, slots = batch.query.numpy(), batch.context.numpy(), batch.slots.numpy()
     live = np.flatnonzero((slots != SCRATCH) & (query > 0))
-    tile = max(1, ROWS // (heads // kv_heads))
-    pieces = -(-query[live] // tile)
-    seq = np.repeat(live, pieces).astype(np.int32)
-    at = (np.arange(len(seq)) - np.repeat(np.cumsum(pieces) - pieces, pieces)).astype(np.int32) * tile
-    count = np.minimum(tile, query[seq] - at)
+    if batch.last_alone:
+        seq, at, count = live.astype(np.int32), query[live] - 1, np.ones(len(live), np.int32)
+    else:
+        seq, at, count = _tiles(query, live, max(1, ROWS // (heads // kv_heads)))
     order = np.argsort(-(context[seq] + at).astype(np.int64) * count, kind="stable")
     parts = [x[order] for x in (seq, at, count)]
     tasks = np.empty((len(seq), kv_heads, 4), np.int32)
@@ -263,3 +264,11 @@ def _tasks(batch: StepBatch, heads: int, kv_heads: int, blind: bool) -> tuple[np
     for column, values in zip((0, 2, 3), parts, strict=True):
         tasks[:, :, column] = values[:, None]
     return tasks.reshape(-1, 4), bool(int(query[live].sum()) == batch.tokens.shape[0])
+
+
+def _tiles(query: np.ndarray, live: np.ndarray, tile: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The new tokens of the sequences `live` by at most `tile`: (i32[n] sequences, the first token of each, how many)."""
+    pieces = -(-query[live] // tile)
+    seq = np.repeat(live, pieces).astype(np.int32)
+    at = (np.arange(len(seq)) - np.repeat(np.cumsum(pieces) - pieces, pieces)).astype(np.int32) * tile
+    return seq, at, np.minimum(tile, query[seq] - at)
