@@ -362,8 +362,14 @@ class Decoder:
         """Does the model give a vector per sequence, or a number per class, in place of tokens?"""
         return self._pooler is not None
 
+    def pooled_rows(self, batch: StepBatch) -> Array | None:
+        """i32[S]: the rows that `pooled` reads. None: all."""
+        assert self._pooler is not None
+        return None if self._lexical is not None else self._pooler.rows(batch)
+
     def pooled(self, params: Any, x: Array, batch: StepBatch) -> Array:
-        """x [T, hidden] of `forward` of whole sequences -> f32[S, n], a vector or classes. Only where the model `pools`."""
+        """x of `forward` of whole sequences, the `pooled_rows` [S, hidden] or all [T, hidden] -> f32[S, n], a vector or
+        classes. Only where the model `pools`."""
         assert self._pooler is not None
         if self._lexical is not None:
             return self._lexical.pooled(params["lexical"], x, batch)

@@ -78,10 +78,11 @@ def make_step(model: Model, binder: Binder, *, logprobs_mode: str) -> Step:
 def _pooling_step(model: Model) -> Step:
     def step(params: Params, state: State, batch: StepBatch) -> tuple[State, StepResult]:
         batch = replace(batch, positions=batch.positions.clamp(max=model.max_len - 1))
-        x, kv = model.forward(params, batch, state["kv"])
-        wanted, vectors = batch.get(EachToken), model.pooled(params, x, batch)
+        rows, wanted = model.pooled_rows(batch), batch.get(EachToken)
+        x, kv = model.forward(params, batch, state["kv"], rows if wanted is None else None)
         if wanted is None:
-            return {"kv": kv}, pooled(vectors, batch)
+            return {"kv": kv}, pooled(model.pooled(params, x, batch), batch)
+        vectors = model.pooled(params, x if rows is None else x.index_select(0, rows), batch)
         return {"kv": kv}, pooled(vectors, batch, wanted.row, model.each(params, x, wanted.row))
 
     return step

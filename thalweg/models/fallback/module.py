@@ -172,6 +172,11 @@ class Foreign:
             logits = functional_call(self._head, outside, (), {_VECTORS: x.unsqueeze(0), "use_cache": False}).logits
         return logits[0].to(torch.float32)
 
+    def pooled_rows(self, batch: StepBatch) -> Array | None:
+        """As `Decoder.pooled_rows`."""
+        assert self._pooler is not None
+        return self._pooler.rows(batch)
+
     def pooled(self, params: Any, x: Array, batch: StepBatch) -> Array:
         """As `Decoder.pooled`."""
         assert self._pooler is not None

@@ -11,13 +11,23 @@ from thalweg.models.tail import Pooling
 
 
 class Pooler:
-    """x [T, hidden] of a step that holds whole sequences -> f32[S, hidden], not normalised."""
+    """x of a step that holds whole sequences -> f32[S, hidden], not normalised. x [S, hidden] holds the `rows` of a batch, or
+    [T, hidden] all rows where there are no such."""
 
     def __init__(self, ctx: Context, spec: Pooling, hidden: int) -> None:
         self._mode = spec.mode
         averages = spec.mode in ("mean", "mean_sqrt_len", "weightedmean")
         self._mean = ctx.bind(ops.mean_pool, size=hidden) if averages else None
         self._max = ctx.bind(ops.max_pool, size=hidden) if spec.mode == "max" else None
+
+    def rows(self, batch: StepBatch) -> Array | None:
+        """i32[S]: those that are read, where that is one of each sequence. None: all are."""
+        if self._mode == "last":
+            return batch.last_row
+        if self._mode != "cls":
+            return None
+        # A padding sequence without tokens begins past the end.
+        return (batch.last_row + 1 - batch.query).clamp(max=batch.tokens.shape[0] - 1)
 
     def __call__(self, x: Array, batch: StepBatch) -> Array:
         if self._max is not None:
@@ -29,9 +39,7 @@ class Pooler:
             if self._mode == "mean_sqrt_len":
                 return mean * n.to(torch.float32).sqrt()
             return mean * 2 / (n + 1) if self._mode == "weightedmean" else mean
-        last = batch.last_row
-        first = (last + 1 - batch.query).clamp(max=x.shape[0] - 1)  # a padding sequence without tokens begins past the end
-        return x.index_select(0, first if self._mode == "cls" else last).to(torch.float32)
+        return x.to(torch.float32)
 
 
 def pooled(vectors: Array, batch: StepBatch, row: Array | None = None, each: Array | None = None) -> StepResult:
