@@ -202,7 +202,7 @@ class Decoder:
             _layer(ctx, layer, weights["layers"][i], [place for place in places if place.of == i])
             for i, layer in enumerate(s.layers)
         ]
-        self._mixes_last = _mixes_last(s.layers)
+        self._mixes_last = sizes.mixes_last(s.layers)
         mixers = [mixer for block in self.blocks for mixer in block.mixers]
         self.cache_scales = frozenset(n for mixer in mixers for n in getattr(mixer, "cache_scales", ()))
         """Names of tensors of the checkpoint that were read while the model was built: scales of keys and values."""
@@ -409,14 +409,6 @@ def _laid(batch: StepBatch) -> Array | None:
     if overlays is None:
         return None
     return overlays.vector[overlays.pick.clamp(min=0)] * (overlays.pick >= 0).unsqueeze(1)
-
-
-def _mixes_last(layers: Sequence[spec.Layer]) -> int:
-    """The last layer that mixes tokens: it and those behind it can be computed of some rows alone. -1: they cannot, because one
-    is given something else of every token."""
-    last = max((i for i, layer in enumerate(layers) if layer.mixers), default=0)
-    alone = all(layer.around is None and not isinstance(layer.ffn, spec.Shortcut) for layer in layers[last:])
-    return last if alone and layers[last].mixers else -1
 
 
 def _spans(layer: spec.Layer) -> bool:

@@ -12,7 +12,7 @@ from thalweg.hal.attention import AttnSpec
 from thalweg.hal.kv import BYTES, CrossSpec, KVSpec, StateSpec, kept_bytes
 from thalweg.hal.platform import StepSizes
 from thalweg.hal.weights import DENSE, WeightFormat
-from thalweg.models.spec import Beside, CrossAttention, Mixer, ModelSpec, MoE, Shortcut
+from thalweg.models.spec import Attention, Beside, CrossAttention, LatentAttention, Layer, Mixer, ModelSpec, MoE, Shortcut
 from thalweg.models.weights import HEADS, MULTIPLIED, Weight, divided, products, walk
 from thalweg.quantization.format import Scheme
 from thalweg.quantization.online import CHUNK, DENSE_FORMATS
@@ -202,32 +202,50 @@ class StepWork:
     """A multiplication and an addition are two."""
 
 
+def mixes_last(layers: Sequence[Layer]) -> int:
+    """The last layer that mixes tokens: what follows its mixer can be computed of some rows alone. -1: it cannot, because a
+    layer from there on is given something else of every token."""
+    last = max((i for i, layer in enumerate(layers) if layer.mixers), default=-1)
+    alone = all(layer.around is None and not isinstance(layer.ffn, Shortcut) for layer in layers[max(last, 0) :])
+    return last if alone else -1
+
+
+def _meets_last_rows(spec: ModelSpec, keys: tuple[Any, ...], last: int) -> bool:
+    """Does this weight meet the rows alone that are read? last: by `mixes_last`."""
+    if last < 0 or keys[0] != "layers" or keys[1] < last:
+        return False
+    cuts = isinstance(spec.layers[last].mixer, Attention | LatentAttention)
+    return keys[1] > last or keys[2] == "ffn" or (cuts and keys[2] == "mixer" and keys[3] in ("out", "v_up"))
+
+
 def step_work(
     spec: ModelSpec, dtype: str, use: Scheme, requests: int, new: int, context: int, kv_dtype: str = "",
     skip: Sequence[str] = (),
 ) -> StepWork:  # fmt: skip
     """One step of `requests` sequences with `new` tokens each after `context` known ones. Every matrix is read once (of
-    experts as many as tokens can choose), of the output matrix only the last rows are computed, keys and values of the
-    context are read and those of new tokens written, a state is read and written. Scores and weighted values count as
-    products. So does what a delta rule does with each number of a state: read for the key, changed, read for the query."""
+    experts as many as tokens can choose), keys and values of the context are read and those of new tokens written, a state
+    is read and written. Of the output matrix, and of what follows the last attention, only the last rows are computed, where
+    those alone are read. Scores and weighted values count as products. So does what a delta rule does with each number of a
+    state: read for the key, changed, read for the query."""
     read = products = 0
     rows = requests * new
+    last = mixes_last(spec.layers) if spec.pooling is None or spec.pooling.mode in ("cls", "last") else -1
     for keys, w in walk(spec.weights()):
         if w.role == "embedding" or keys[0] in ("vision", "hearing") or _heard(spec, keys):
             continue
         size, count = held_bytes(w, dtype, use), values(w)
-        computed = requests if w.role in HEADS else rows
+        computed = requests if w.role in HEADS or _meets_last_rows(spec, keys, last) else rows
         if w.role == "experts" and keys[0] == "layers":
             ffn = spec.layers[keys[1]].ffn
             moe = ffn.moe if isinstance(ffn, Beside | Shortcut) else ffn
             assert isinstance(moe, MoE)
-            size = size * min(moe.experts, rows * moe.top_k) // moe.experts
+            size = size * min(moe.experts, computed * moe.top_k) // moe.experts
             count = count * moe.top_k // moe.experts
         read += size
         products += 2 * computed * count
     attended = 0.0
     held = kept(spec, dtype, kv_dtype, 1 << 62, skip=skip)
-    for i, owner in enumerate(owners(spec)):
+    for i, (owner, (of, _)) in enumerate(zip(owners(spec), spec.mixers, strict=True)):
         s = held[owner]
         assert s is not None
         if isinstance(s, StateSpec):
@@ -239,8 +257,10 @@ def step_work(
             read += requests * s.bytes_per_block
             continue
         most = s.window or s.top or context + new
-        seen = min(new, 2 * most) if s.kind == "encoder" else min(context + (new + 1) / 2, most)
-        attended += 2 * s.heads * (s.head_dim + (s.latent or s.head_dim)) * rows * seen
+        alone = of == last
+        mean = context + new if alone else context + (new + 1) / 2  # that a token sees before it
+        seen = min(new, 2 * most) if s.kind == "encoder" else min(mean, most)
+        attended += 2 * s.heads * (s.head_dim + (s.latent or s.head_dim)) * (requests if alone else rows) * seen
         both = context + (2 if i == owner else 1) * new
         index = index_bytes(s)
         read += requests * ((token_bytes(s) - index) * min(both, most if s.top else both) + index * both)
