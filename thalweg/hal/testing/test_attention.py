@@ -157,6 +157,28 @@ def test_padding_changes_no_row(device: Device, attention: Any, spec: AttnSpec, 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_layer_whose_last_rows_alone_are_read_gives_those_and_keeps_all(
+    device: Device, attention: Any, spec: AttnSpec, dtype: str
+) -> None:
+    size = _size(attention)
+    spec = _ready(attention, spec, dtype, size)
+    mix = [(37, 1), (45, 20), (64, 64), (130, 2), (700, 30)]
+    for shape in (None, StepShape(tokens=160, seqs=11, blocks=50)):
+        stories, cache, table, start = _filled(device, attention, spec, mix, size, 4)
+        want = [seq.dense(s, spec, getattr(torch, dtype)) for s in stories]
+        early = [s.query - 1 for s in stories if s.query > 1]  # all but the token that the last step computes
+        some = [i for i, s in enumerate(stories) if s.query > 1]
+        now = [stories[i] for i in some], [start[i] for i in some], early
+        batch = replace(seq.batch_of(table[some], now[1], early), last_alone=True)
+        got = cache.attend(batch, *seq.rows(*now), shape=shape)[np.cumsum(early) - 1]
+        close = np.stack([want[i][-2] for i in some])
+        assert np.abs(got - close).max() <= TOLERANCE[dtype] * np.abs(close).max()
+        ends = [s.length - 1 for s in stories]
+        got = cache.attend(seq.batch_of(table, ends, [1] * len(mix)), *seq.rows(stories, ends, [1] * len(mix)))
+        assert np.abs(got - np.stack([w[-1] for w in want])).max() <= TOLERANCE[dtype] * np.abs(got).max()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_token_is_the_same_bits_alone_in_a_crowd_and_in_any_chunking(
     device: Device, attention: Any, spec: AttnSpec, dtype: str
 ) -> None:
