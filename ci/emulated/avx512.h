@@ -121,6 +121,10 @@ EMULATED __m512 scaled(__m512 a, __m512 b) {  // a * 2^floor(b)
         return __builtin_ldexpf(x, int(y < -1000.f ? -1000.f : y > 1000.f ? 1000.f : __builtin_floorf(y)));
     });
 }
+EMULATED __m512 fraction(__m512 a, int how) {  // what is above the next lower integer
+    if (how != 9) __builtin_trap();
+    return of<float, __m512>(a, [](float x) { return x - __builtin_floorf(x); });
+}
 EMULATED __m512i twos(__m512i a, __m512i b) {
     const Elements<int16_t, __m512i> x(a), y(b);
     return each<int32_t, __m512i>([&](int i) {
@@ -241,6 +245,8 @@ EMULATED __m512i to_bytes(__m512i a, __m512i b) {  // the nearest
 #define _mm512_maskz_min_ps emulated::minimum_where
 #define _mm512_fmadd_ps emulated::multiply_add
 #define _mm512_scalef_ps emulated::scaled
+#undef _mm512_reduce_ps
+#define _mm512_reduce_ps emulated::fraction
 #define _mm512_maskz_scalef_ps(mask, a, b) emulated::chosen<float>(mask, emulated::scaled(a, b), emulated::zero())
 #define _mm512_madd_epi16 emulated::twos
 #define _mm512_maddubs_epi16 emulated::bytes_in_twos

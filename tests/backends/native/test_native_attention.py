@@ -15,7 +15,7 @@ from thalweg.backends.cpu import CpuPlatform
 from thalweg.backends.cpu.native import Library
 from thalweg.backends.cpu.native.attention import NativeAttention
 from thalweg.errors import DeviceError
-from thalweg.hal.attention import AttnSpec
+from thalweg.hal.attention import AttnSpec, QKPrologue
 from thalweg.hal.platform import Place
 from thalweg.hal.testing import sequences as seq
 from thalweg.hal.testing import test_attention as kit
@@ -90,6 +90,32 @@ def test_a_token_has_the_same_bits_alone_and_in_any_chunking(library: Library, d
             batch = seq.batch_of(table[now], [at] * len(now), query)
             got.append(cache.attend(batch, *seq.rows([stories[s] for s in now], [at] * len(now), query))[: query[0]])
         np.testing.assert_array_equal(np.concatenate(got), whole)
+
+
+@pytest.mark.parametrize("rotary", [0, 48])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["64", "80-softcap", "512-chunks"])
+def test_a_tile_is_written_as_its_tokens_are_one_by_one(
+    library: Library, device: Any, name: str, dtype: str, rotary: int
+) -> None:  # fmt: skip
+    """Sixteen tokens at once where a step has a whole tile. Of two sequences, so that tiles begin anywhere among the rows."""
+    spec, lengths, size = replace(SPECS[name], dtype=dtype), (75, 64), 32
+    rng = np.random.default_rng(4)
+    stories = [seq.story(rng, spec, n, n) for n in lengths]
+    table, blocks = seq.tables(rng, stories, size)
+    fused = seq.fused(rng, spec, QKPrologue(rotary, eps=1e-6), max(lengths)) if rotary else None
+    caches = []
+    for chunk in (max(lengths), 1, 21):
+        cache = seq.Cache(device, NativeAttention(library), spec, size, blocks)
+        cache.box.value.zero_()
+        for at in range(0, max(lengths), chunk):
+            now = [s for s in (0, 1) if at < lengths[s]]
+            query = [min(chunk, lengths[s] - at) for s in now]
+            batch = seq.batch_of(table[now], [at] * len(now), query)
+            cache.attend(batch, *seq.rows([stories[s] for s in now], [at] * len(now), query), fused=fused)
+        caches.append(cache.box.value[1:])  # block 0 is scratch
+    for other in caches[1:]:
+        torch.testing.assert_close(other, caches[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kv_dtype", ["", "int8"])
