@@ -123,7 +123,10 @@ EMULATED __m512 scaled(__m512 a, __m512 b) {  // a * 2^floor(b)
 }
 EMULATED __m512 fraction(__m512 a, int how) {  // what is above the next lower integer
     if (how != 9) __builtin_trap();
-    return of<float, __m512>(a, [](float x) { return x - __builtin_floorf(x); });
+    return of<float, __m512>(a, [](float x) { return __builtin_isinf(x) ? 0.f : x - __builtin_floorf(x); });
+}
+EMULATED __m512 about_one_by(__m512 a) {  // the instruction is right to 2^-14
+    return of<float, __m512>(a, [](float x) { return 1.f / x; });
 }
 EMULATED __m512i twos(__m512i a, __m512i b) {
     const Elements<int16_t, __m512i> x(a), y(b);
@@ -245,6 +248,7 @@ EMULATED __m512i to_bytes(__m512i a, __m512i b) {  // the nearest
 #define _mm512_maskz_min_ps emulated::minimum_where
 #define _mm512_fmadd_ps emulated::multiply_add
 #define _mm512_scalef_ps emulated::scaled
+#define _mm512_rcp14_ps emulated::about_one_by
 #undef _mm512_reduce_ps
 #define _mm512_reduce_ps emulated::fraction
 #define _mm512_maskz_scalef_ps(mask, a, b) emulated::chosen<float>(mask, emulated::scaled(a, b), emulated::zero())

@@ -94,7 +94,7 @@ def test_a_token_has_the_same_bits_alone_and_in_any_chunking(library: Library, d
 
 @pytest.mark.parametrize("rotary", [0, 48])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", ["64", "80-softcap", "512-chunks"])
+@pytest.mark.parametrize("name", ["64", "80-softcap", "512-chunks", "128-int8", "80-int8-window"])
 def test_a_tile_is_written_as_its_tokens_are_one_by_one(
     library: Library, device: Any, name: str, dtype: str, rotary: int
 ) -> None:  # fmt: skip
