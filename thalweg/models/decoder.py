@@ -271,10 +271,8 @@ class Decoder:
         late = rows is not None and laid is not None and laid.shape[1] // self.hidden > len(self.blocks)
         cut = -1 if rows is None or late else self._mixes_last
         for i, block in enumerate(self.blocks):
-            if i == cut:
+            if i == cut:  # no layer behind it looks at either
                 flow.read, flow.batch = rows, replace(batch, last_alone=rows is batch.last_row)
-            elif flow.read is not None:
-                flow.read, flow.batch = None, batch
             x, residual = block(params["layers"][i], x, residual, flow)
             if laid is not None and i + 1 < laid.shape[1] // self.hidden:
                 x = x + laid[:, (i + 1) * self.hidden : (i + 2) * self.hidden].to(x.dtype)

@@ -46,7 +46,7 @@ class Flow:
     sources: Any = None
     """[N, sources, hidden]: what the encoder gave of the sounds of this step."""
     read: Array | None = None
-    """i32[R], while the last layer runs that mixes tokens: the rows that are read of what it gives. None: all are. A mixer that
+    """i32[R], from the last layer on that mixes tokens: the rows that are read of what it gives. None: all are. A mixer that
     `cuts` gives these rows alone."""
 
     def cut(self, x: Array) -> Array:

@@ -206,7 +206,7 @@ def mixes_last(layers: Sequence[Layer]) -> int:
     """The last layer that mixes tokens: what follows its mixer can be computed of some rows alone. -1: it cannot, because a
     layer from there on is given something else of every token."""
     last = max((i for i, layer in enumerate(layers) if layer.mixers), default=-1)
-    alone = all(layer.around is None and not isinstance(layer.ffn, Shortcut) for layer in layers[max(last, 0) :])
+    alone = all(layer.around is None and not isinstance(layer.ffn, Shortcut) for layer in layers[last:])
     return last if alone else -1
 
 
