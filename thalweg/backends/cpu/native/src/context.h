@@ -15,6 +15,7 @@ struct Context {
     size_t scratch_bytes = 0;
     bool follows = false;  // the processor: of a piece of memory that has begun to be read, it fetches the rest better than asked to
     int64_t block_bytes = 0;  // Linear::block_bytes
+    bool beside = false;      // Linear::beside
 
     bool compresses = false;  // dense weights of bfloat16, where that succeeds
 

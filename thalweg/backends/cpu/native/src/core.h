@@ -97,6 +97,7 @@ struct Linear {
     int64_t first;         // of the rows before m: the first to multiply
     int64_t y_row;         // numbers from a row of y to the next. 0: n
     int64_t block_bytes;   // of the processor: a block of weights that rows meet one after the other has at least so many
+    bool beside;           // of the processor: shifts and sums of integers take no time from products
 };
 
 // Attention of query tokens over cached keys and values in blocks. cache.inc says how a block lies in memory.
