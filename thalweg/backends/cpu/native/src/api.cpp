@@ -97,7 +97,7 @@ bool follows() { return family() == ZEN5; }
 // See Linear. Measured: Zen 4 multiplies by weights in its second cache as fast as by those in the first, and what a block costs
 // comes less often. int8 takes 0.95 to 0.98 of the time, bfloat16 0.96 to 1. Zen 5 was measured with int8 and blocks of this size
 // at most (0.98). An Intel processor lost. Others keep to blocks that fit the first cache.
-int64_t block_bytes() { return family() == ZEN4 ? 128 << 10 : family() == ZEN5 ? 32 << 10 : 0; }
+int64_t least_block() { return family() == ZEN4 ? 128 << 10 : family() == ZEN5 ? 32 << 10 : 0; }
 
 // See Linear. Zen 4 takes 0.94 to 0.98 of the time by it with int4. Zen 5 is built alike, and was not measured.
 bool beside() { return family() == ZEN4 || family() == ZEN5; }
@@ -184,7 +184,7 @@ EXPORT Context* thalweg_open(int threads, const char* level) {
     Level all[8];
     for (int i = 0, n = levels(all); i < n; ++i)
         if (all[i].there && (!level[0] || !strcmp(level, all[i].kernels->name)))
-            return new Context{pool_open(threads), all[i].kernels, nullptr, 0, follows(), block_bytes(), beside()};
+            return new Context{pool_open(threads), all[i].kernels, nullptr, 0, follows(), least_block(), beside()};
     return nullptr;
 }
 
@@ -254,7 +254,7 @@ size_t thalweg::make_ready(Context* c, const Weight* w, Type type, const void* x
     const bool widens = !rounds && !planes && !sixteens && type == Type::bf16 && c->kernels->widen_rows;
     const int64_t bytes = type == Type::bf16 && !widens ? 2 : 4, unit = unit_of(w);
     const bool pads = !rounds && !planes && !sixteens && !widens && w->k % unit;
-    j.w = w, j.type = type, j.m = m, j.block_bytes = c->block_bytes, j.beside = c->beside;
+    j.w = w, j.type = type, j.m = m, j.least_block = c->least_block, j.beside = c->beside;
     j.steps = (w->k + unit - 1) / unit;
     const bool wide = rounds && c->kernels->quad_words > 1;
     j.row_words = rounds ? j.steps * c->kernels->quad_words : planes || sixteens ? j.steps : j.steps * unit * bytes / 4;

@@ -14,7 +14,7 @@ struct Context {
     void* scratch = nullptr;
     size_t scratch_bytes = 0;
     bool follows = false;  // the processor: of a piece of memory that has begun to be read, it fetches the rest better than asked to
-    int64_t block_bytes = 0;  // Linear::block_bytes
+    int64_t least_block = 0;  // Linear::least_block
     bool beside = false;      // Linear::beside
 
     bool compresses = false;  // dense weights of bfloat16, where that succeeds

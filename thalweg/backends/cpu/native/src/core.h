@@ -96,7 +96,7 @@ struct Linear {
     int64_t panels_ahead;  // from the last panel of a task to that which its thread is likely to take next
     int64_t first;         // of the rows before m: the first to multiply
     int64_t y_row;         // numbers from a row of y to the next. 0: n
-    int64_t block_bytes;   // of the processor: a block of weights that rows meet one after the other has at least so many
+    int64_t least_block;   // of the processor: bytes of a block of weights that rows meet one after the other, at least
     bool beside;           // of the processor: shifts and sums of integers take no time from products
 };
 
