@@ -82,8 +82,8 @@ bool narrow_vnni() {
 }
 #endif
 
-// AMD's number of a family of processors, or 0 of another maker's.
-constexpr unsigned ZEN4 = 0x19, ZEN5 = 0x1a;  // Zen 3 has the first, too
+constexpr unsigned ZEN4 = 0x19, ZEN5 = 0x1a;  // Zen 3 has the first, too, and no AVX512
+// AMD's number of this family of processors, or 0 of another maker's.
 unsigned family() {
 #if defined(__x86_64__)
     constexpr unsigned AMD = 0x68747541;  // "Auth"
@@ -92,9 +92,11 @@ unsigned family() {
 #endif
     return 0;
 }
+
 // See Context. Measured: Zen 5 does, and takes 0.8 to 0.9 of the time. Zen 4 does not. Of others it is not known.
 bool follows() { return family() == ZEN5; }
-// See Linear. Measured: Zen 4 multiplies by weights in its second cache as fast as by those in the first, and what a block costs
+
+// See Linear. Measured with AVX512: Zen 4 multiplies by weights in its second cache as fast as by those in the first, and what a block costs
 // comes less often. int8 takes 0.95 to 0.98 of the time, bfloat16 0.96 to 1. Zen 5 was measured with int8 and blocks of this size
 // at most (0.98). An Intel processor lost. Others keep to blocks that fit the first cache.
 int64_t least_block() { return family() == ZEN4 ? 128 << 10 : family() == ZEN5 ? 32 << 10 : 0; }
