@@ -147,7 +147,7 @@ def test_tiles_by_rows_are_an_option(tmp_path: Path, on: bool) -> None:
     platform = CudaPlatform(tmp_path, folder, FakeDriver([opened("NVIDIA H200", "sm_90", 141)]))
     device = platform.configured(GpuOptions(row_tiles=on)).open(Place())
     product = next(k for k in device.kernels if (k.op, k.name) == ("linear", "triton"))
-    made = {product.run.args[0].product.shape(rows, 4096)[:2] for rows in (1, 8192)}  # type: ignore[attr-defined]
+    made = {product.run.args[0].product.choose("dense", rows, 4096) for rows in (1, 8192)}  # type: ignore[attr-defined]
     assert (len(made) == 2) == on
 
 

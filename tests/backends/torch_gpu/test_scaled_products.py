@@ -13,7 +13,7 @@ from torch import Tensor
 from thalweg.backends.torch_gpu import scaled
 from thalweg.backends.torch_gpu.device import GpuDevice
 from thalweg.backends.torch_gpu.host import HostRuntime
-from thalweg.backends.torch_gpu.library import Parts, matrix_library
+from thalweg.backends.torch_gpu.library import Parts, assemble, matrix_library
 from thalweg.hal import ops
 from thalweg.hal.device import DeviceInfo
 from thalweg.hal.op import Kernel
@@ -129,7 +129,7 @@ def test_integers_are_multiplied_by_enough_rows_for_the_library(monkeypatch: pyt
     monkeypatch.setattr(torch, "_int_mm", _recording(torch._int_mm, products))
     format, kernel = FORMATS["int8 rows"], _kernel("torch-int8", "sm_80")
     kernel.run(torch.randn(3, 64), kernel.pack(quantise(torch.randn(48, 64), format)), act="int8", group=0)
-    assert products == [(scaled.FEW, 64)]
+    assert products == [(scaled.LEAST_INT, 64)]
 
 
 @pytest.mark.parametrize(
@@ -153,11 +153,22 @@ def test_what_it_cannot_run_is_refused_in_words(name: str, arch: str, spec: dict
     assert _kernel(name, arch).supports(spec) == why
 
 
-def test_they_are_offered_before_triton_s_and_claim_nothing_of_batches() -> None:
+def test_floats_are_offered_before_triton_s_and_claim_of_batches_what_a_device_has_shown() -> None:
     names = [k.name for k in matrix_library("sm_90").kernels]
-    assert names == ["torch-variant", "torch-no-split-k", "torch-float8", "torch-int8"]
-    assert [k.name for k in matrix_library("sm_90").kernels if k.batch_invariant] == ["torch-no-split-k"]
+    assert names == ["torch-variant", "torch-no-split-k", "torch-float8"]
+    invariant = {arch: [k.name for k in matrix_library(arch).kernels if k.batch_invariant] for arch in ("sm_90", "sm_100")}
+    assert invariant == {"sm_90": ["torch-no-split-k", "torch-float8"], "sm_100": ["torch-no-split-k"]}
+    assert [k.name for k in matrix_library("gfx942").kernels] == ["torch-variant", "torch-float8", "torch-int8"]
     assert [k.name for k in matrix_library("xe2").kernels] == ["torch-variant"]
+
+
+def test_integers_are_triton_s_on_nvidia_s_devices_and_the_library_s_without_it() -> None:
+    def triton(arch: str) -> Parts:
+        return Parts((Kernel("linear", "triton-int8-int8", torch.mm),))
+
+    for compiled, first in ((triton, "triton-int8-int8"), (lambda arch: Parts(), "torch-int8")):
+        kernels = [k for k in assemble("sm_90", (), compiled).kernels if "int8" in k.name]
+        assert kernels[0].name == first
 
 
 def test_codes_of_another_type_are_an_error_when_packed() -> None:

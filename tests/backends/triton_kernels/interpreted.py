@@ -13,7 +13,7 @@ import triton.language as tl
 
 from thalweg.backends.triton_kernels import attention, codes, paged, sampling, truncation
 from thalweg.backends.triton_kernels.sampling import _gumbel
-from thalweg.backends.triton_kernels.testing import InterpretPlatform
+from thalweg.backends.triton_kernels.testing import InterpretOptions, InterpretPlatform
 from thalweg.backends.triton_kernels.tiles import tiles
 from thalweg.hal import noise, ops
 from thalweg.hal.attention import AttnSpec, QKPrologue
@@ -24,7 +24,7 @@ from thalweg.hal.ops.quantise import quantise
 from thalweg.hal.platform import Place
 from thalweg.hal.step import StepShape
 from thalweg.hal.testing import sequences as seq
-from thalweg.hal.weights import DENSE, QTensor, WeightFormat
+from thalweg.hal.weights import WeightFormat
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "models"))
 from rig import Rig, Seq
@@ -59,34 +59,46 @@ def test_a_row_of_a_product_is_the_same_bits_wherever_it_stands_whatever_numpy_d
         assert torch.equal(linear.run(x[order], weight), whole[order])
 
 
+SIZES = {20: (1, 40), 48: (1, 3, 17, 40), 100: (1, 40)}
+"""Columns of a weight -> rows: together they meet every tile of a product."""
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_row_of_a_product_is_the_same_bits_in_whatever_tile(device: Device, dtype: str) -> None:
     """Few rows and many take other tiles, and so do weights too small for all of a device: one order of sums for all."""
     product = tiles("interpret").product
     x, linear = torch.randn(40, 600).to(getattr(torch, dtype)), _kernel(device, "linear")
-    for cols, rows in ((20, (1, 40)), (48, (1, 3, 17, 40)), (100, (1, 40))):
+    assert {product.choose("dense", n, cols) for cols, rows in SIZES.items() for n in rows} == set(product.dense)
+    for cols, rows in SIZES.items():
         weight = torch.randn(cols, 600).to(x.dtype)
-        assert len({product.shape(n, cols) for n in rows}) == 2, "the sizes are to meet two tiles"
         whole = linear.run(x, weight)
         torch.testing.assert_close(whole.float(), x.float() @ weight.float().T, rtol=2e-2, atol=2e-1)
         for n in rows:
             assert torch.equal(linear.run(x[:n], weight), whole[:n])
 
 
-@pytest.mark.parametrize(
-    "format", [WeightFormat("int", 4, 32), WeightFormat("int", 8, act="int8")], ids=["int4", "int8 inputs"]
-)
-def test_a_row_of_a_quantised_product_is_the_same_bits_in_whatever_tile(device: Device, format: WeightFormat) -> None:
-    """Few programs take narrower ones: a weight of so few columns that one tile's rows make the difference."""
+CODED = {
+    "codes": (WeightFormat("int", 4, 32), ""), "int8": (WeightFormat("int", 8, act="int8"), ""),
+    "float8": (WeightFormat("float", 8, act="float8_e4m3fn"), "float8_e4m3fn"),
+}  # fmt: skip
+"""What a product multiplies -> (a format, the 8-bit float of the target)."""
+
+
+@pytest.mark.parametrize("operands", CODED)
+def test_a_row_of_a_quantised_product_is_the_same_bits_in_whatever_tile(operands: str) -> None:
+    format, native = CODED[operands]
+    device = InterpretPlatform().configured(InterpretOptions(float8=native)).open(Place())
     product, rng = tiles("interpret").product, torch.Generator().manual_seed(6)
     kernels = [k for k in device.kernels if k.op == "linear" and k.batch_invariant]
     kernel = next(k for k in kernels if k.supports({"weight": format, "dtype": "bfloat16"}) is None)
-    assert len({product.shape(n, 20, large=False) for n in (1, 70)}) == 2, "the sizes are to meet two tiles"
-    x = torch.randn(70, 96, generator=rng).to(torch.bfloat16)
-    weight = kernel.pack(quantise(torch.randn(20, 96, generator=rng), format))
-    whole = kernel.run(x, weight, act=format.act, group=format.group)
-    for n in (1, 17):
-        assert torch.equal(kernel.run(x[:n], weight, act=format.act, group=format.group), whole[:n])
+    met = {product.choose(operands, n, cols) for cols, rows in SIZES.items() for n in rows}
+    assert met == set(getattr(product, operands))
+    x = torch.randn(40, 96, generator=rng).to(torch.bfloat16)
+    for cols, rows in SIZES.items():
+        weight = kernel.pack(quantise(torch.randn(cols, 96, generator=rng), format))
+        whole = kernel.run(x, weight, act=format.act, group=format.group)
+        for n in rows:
+            assert torch.equal(kernel.run(x[:n], weight, act=format.act, group=format.group), whole[:n])
 
 
 SHIFTED = {
@@ -107,25 +119,6 @@ def test_weights_made_one_by_one_are_those_of_the_definition(device: Device, nam
     kernel = _kernel(device, "linear", weight=format, dtype="float32")
     got = kernel.run(x, kernel.pack(weight), bias, group=format.group)
     want = ops.linear.reference(x, weight.data, bias, group=format.group)
-    torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
-
-
-@pytest.mark.parametrize("pair", [(DENSE, NF4), (INT4_GROUPS, DENSE), (NF4, WeightFormat("float", 8))], ids=str)
-def test_experts_of_two_formats_are_those_of_the_definition(device: Device, pair: tuple[WeightFormat, WeightFormat]) -> None:
-    rng = torch.Generator().manual_seed(3)
-    x, weights = torch.randn(3, 64, generator=rng), torch.rand(3, 2, generator=rng)
-    ids = torch.tensor([[0, 2], [2, 1], [0, 1]], dtype=torch.int32)
-    dense = [torch.randn(*shape, generator=rng) / 8 for shape in ((3 * 2 * 32, 64), (3 * 64, 32))]
-    held = [
-        QTensor(DENSE, tuple(w.shape), {"weight": w}) if f == DENSE else quantise(w, f)
-        for w, f in zip(dense, pair, strict=True)
-    ]  # fmt: skip
-    static = {"experts": 3, "act": "silu", "group": pair[0].group, "down_group": pair[1].group}
-    facts = {"weight": pair[0], "down_weight": pair[1], "dtype": "float32"} | static
-    kernel = _kernel(device, "experts", **facts)
-    assert kernel.name.startswith("triton-mixed")
-    got = kernel.run(x, ids, weights, *(kernel.pack(w) for w in held), **static)
-    want = ops.experts.reference(x, ids, weights, *(w.data.get("weight", w.data) for w in held), **static)
     torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from thalweg.backends.triton_kernels.tiles import known, nearest, of_any_rows, tiles
+from thalweg.backends.triton_kernels.tiles import OPERANDS, known, nearest, of_any_rows, tiles
 from thalweg.hal.attention import AttnSpec
 from thalweg.hal.step import StepBatch, StepShape
 from thalweg.hal.testing.sequences import batch_of
@@ -42,12 +43,12 @@ def _kit(*args: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(1, 5))
 def test_ops_and_device_pass_the_conformance_kit_in_the_interpreter(part: int) -> None:
-    """Refused are the other kernels' weight formats, inputs rounded by groups, biases and cut gates of experts, and experts of
-    one format or two where a kernel runs the other. The slow test has rows of quantised experts, which take long."""
+    """Refused are the other kernels' weight formats, inputs rounded by groups, experts without gates, and experts of one format
+    or two where a kernel runs the other. The slow test has rows of quantised experts, which take long."""
     out = _kit("-q", "-rs", "-k", f"(test_ops or test_device) and not ({LONG})", "--part", f"{part}/4")
     expected = (
         "runs (dense|int8|int4|float8|float4|nvfp4|table4) weights|runs groups that are|runs two formats, not"
-        "|holds all matrices in one|adds no biases|runs experts with gates|runs [a-z_, ]+, not silu_cut_"
+        "|holds all matrices in one|runs experts with gates"
     )
     assert not re.findall(rf"triton\S* refuses: (?!{expected})", out)
 
@@ -82,7 +83,8 @@ def test_rows_of_experts_are_the_same_bits_in_any_batch_in_the_interpreter(part:
 
 @pytest.mark.slow
 def test_what_the_kit_leaves_out_in_the_interpreter() -> None:
-    _run("-m", "pytest", "-p", "no:cacheprovider", "-q", str(HERE / "interpreted.py"), TRITON_INTERPRET="1")
+    files = [str(HERE / name) for name in ("interpreted.py", "interpreted_experts.py")]
+    _run("-m", "pytest", "-p", "no:cacheprovider", "-q", *files, TRITON_INTERPRET="1")
 
 
 @pytest.mark.slow
@@ -140,10 +142,9 @@ def test_tiles_by_rows_can_be_turned_off() -> None:
     for arch in known():
         t, off = tiles(arch), of_any_rows(tiles(arch))
         assert off.attention.exact_prefill == t.attention.exact, arch
-        for cols in (16, 4096, 28672):
-            narrow = t.product.cols if cols >= t.product.wide else t.product.narrow
-            made = {off.product.shape(rows, cols) for rows in (1, 64, 300, 8192)}
-            assert made == {(t.product.rows, narrow, t.product.warps, t.product.stages)}, arch
+        for operands, cols in itertools.product(OPERANDS, (16, 4096, 28672)):
+            made = {off.product.choose(operands, rows, cols) for rows in (1, 64, 300, 8192)}
+            assert made == {t.product.base(cols)}, arch
 
 
 def test_every_tile_file_is_complete_and_every_known_device_has_one() -> None:
@@ -160,13 +161,33 @@ def test_every_tile_file_is_complete_and_every_known_device_has_one() -> None:
         assert t.attention.split % max(launch.keys, t.attention.exact.keys, latent.decode.keys, latent.exact.keys) == 0, arch
 
 
+SHOWN = {"sm_90": ("dense",), "interpret": ("dense", "int8", "float8", "codes")}
+"""Where a row's bits were equal in tiles of 16 rows and of 64, which take other matrix instructions."""
+
+
 def test_the_tiles_of_a_product_differ_in_what_changes_no_sum() -> None:
-    """`inner` is one number. Of what a warp group multiplies at once, 64 rows, all take less or all take that much."""
-    for arch in known():
+    """One `inner`, and of what a warp group multiplies at once, 64 rows, all take less or all take that much: but for integers,
+    whose sums are exact, and where a device has shown it."""
+    for arch, operands in itertools.product(known(), OPERANDS):
         p = tiles(arch).product
-        assert len({t.rows >= 64 for t in (p, p.many, p.few)} if arch != "interpret" else {0}) == 1, arch
-        assert p.many.rows * p.many.cols >= p.rows * p.cols or arch == "interpret", arch
-        assert p.few.cols <= p.narrow, arch
+        shapes = [*getattr(p, operands), p.base(16), p.base(1 << 20)]
+        if operands == "int8" or operands in SHOWN.get(arch, ()):
+            continue
+        assert {t.inner for t in shapes} == {p.inner}, (arch, operands)
+        assert len({t.rows >= 64 for t in shapes}) == 1, (arch, operands)
+
+
+REAL = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (5120, 2048), (2048, 2048), (128256, 4096)]
+"""(columns, inputs) of weights that people serve."""
+ROWS = [*range(1, 18), *range(31, 34), *range(63, 66), *range(127, 130), *range(255, 258), 511, 1000, 2048, 4097]
+
+
+def test_weights_that_people_serve_meet_every_tile_of_a_product() -> None:
+    """Else the row test on a device (ci/gpu/rows.py) would compare a tile with itself."""
+    for arch, operands in itertools.product(set(known()) - {"interpret"}, OPERANDS):
+        p = tiles(arch).product
+        met = {p.choose(operands, rows, cols) for cols, _ in REAL for rows in ROWS}
+        assert met >= set(getattr(p, operands)), (arch, operands)
 
 
 def test_prompts_take_exact_tiles_whose_rows_meet_their_keys_as_in_a_decode() -> None:
@@ -174,18 +195,39 @@ def test_prompts_take_exact_tiles_whose_rows_meet_their_keys_as_in_a_decode() ->
         a = tiles(arch).attention
         assert a.exact_prefill.keys == a.exact.keys, arch
         assert a.exact_prefill.rows * a.exact.warps == a.exact.rows * a.exact_prefill.warps, arch
-    assert tiles("sm_90").attention.exact_prefill.rows == 128
 
 
 def test_a_product_takes_a_tile_that_sets_all_of_a_device_going() -> None:
     p = tiles("sm_90").product
-    assert p.shape(1, 4096)[:2] == (64, 16)
-    assert p.shape(1, 6144)[:2] == (64, 32)
-    assert p.shape(1, 128256)[:2] == (64, 128)
-    assert p.shape(64, 28672)[:2] == (64, 128)
-    assert p.shape(256, 4096)[:2] == (64, 32)
-    assert p.shape(2048, 4096)[:2] == p.shape(128, 28672)[:2] == (128, 128)
-    assert p.shape(2048, 4096, 32)[:2] == (32, 32)
+
+    def sizes(operands: str, rows: int, cols: int) -> tuple[int, int]:
+        t = p.choose(operands, rows, cols)
+        return t.rows, t.cols
+
+    assert sizes("dense", 1, 4096) == sizes("dense", 16, 128256) == (16, 32)
+    assert sizes("dense", 64, 6144) == (64, 32)
+    assert sizes("dense", 64, 28672) == (64, 128)
+    assert sizes("dense", 128, 28672) == sizes("dense", 512, 4096) == (128, 128)
+    assert p.choose("dense", 2048, 4096).cut(32) == replace(p.choose("dense", 2048, 4096), rows=32, cols=32)
+
+
+def test_products_have_no_cliff_between_decodes_and_prompts() -> None:
+    """From 129 to 512 rows a weight's tile is read by no fewer rows than at 128: small tiles read the inputs again for every
+    few columns."""
+    for arch, operands, cols in itertools.product(
+        set(known()) - {"interpret"}, ("dense", "int8", "float8"), (4096, 6144, 28672)
+    ):  # fmt: skip
+        p = tiles(arch).product
+        area = [t.rows * t.cols for t in (p.choose(operands, rows, cols) for rows in (128, 192, 256, 384, 512, 1024))]
+        assert area == sorted(area), (arch, operands, cols)
+
+
+def test_prompts_in_eight_bits_take_tiles_as_large_as_dense_ones() -> None:
+    for arch, operands in itertools.product(
+        ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950"), ("int8", "float8")
+    ):
+        t = tiles(arch).product.choose(operands, 2048, 4096)
+        assert t.rows * t.cols >= 128 * 128, (arch, operands)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,14 @@ def triton(arch: str, row_tiles: bool = True) -> Parts:
 def matrix_library(arch: str, unshown: bool = False) -> Parts:
     """The vendor's, as torch calls it: first where any order of sums will do. unshown: see `no_split_k`."""
     nvidia = (no_split_k(arch, unshown),) if arch.startswith("sm_") else ()
-    return Parts((AS_IT_COMES, *nvidia, *scaled.kernels(arch, scaled.helpers(arch))))
+    rounded = scaled.kernels(arch, scaled.helpers(arch))
+    return Parts((AS_IT_COMES, *nvidia, *(k for k in rounded if k not in _slower_than_triton(arch, rounded))))
+
+
+def _slower_than_triton(arch: str, kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+    """Those that serve only without Triton. An H200 took 1.1 to 3 times as long for products of integers by this library, which
+    leaves the scales to launches after it, in all but one of 30 sizes."""
+    return tuple(k for k in kernels if arch.startswith("sm_") and k.name == "torch-int8")
 
 
 def assemble(arch: str, vendors: Sequence[Vendor], compiled: Source = triton, *, unshown: bool = False) -> Parts:
@@ -192,4 +199,5 @@ def assemble(arch: str, vendors: Sequence[Vendor], compiled: Source = triton, *,
         kernels += parts.kernels
         attention += parts.attention
     attends = (*attention, GatherAttention(), EncoderAttention())
+    kernels += _slower_than_triton(arch, scaled.kernels(arch, scaled.helpers(arch)))
     return Parts((*kernels, IN_TILES, *ELEMENTWISE, *RECURRENCE, *INDEXER), attends, tuple(absent))

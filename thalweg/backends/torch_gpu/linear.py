@@ -39,11 +39,11 @@ def _in_tiles(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return whole[:n].view(*x.shape[:-1], weight.shape[0])
 
 
-FEWEST = 16
-"""Rows are filled up to a multiple of this: one row alone may go to a routine for vectors, which sums in another order."""
-SHOWN: Mapping[str, str] = {}
-"""Architecture -> the run on it in which the conformance kit's row test and `ci/gpu/sweep.py` found a row's bits equal in any
-number of rows. Empty: no such run has been made."""
+SHOWN: Mapping[str, str] = {"sm_90": "NVIDIA H200, 2026-11-26"}
+"""Architecture -> the card and the day on which `ci/gpu/rows.py` found a row's bits equal in any number of rows. Its figures
+are in docs/evidence/device."""
+LEAST_COLUMNS = 128
+"""Columns of the smallest weight. For one of 64 columns the library has another routine where there is one row."""
 WORKSPACE = {"CUBLASLT_WORKSPACE_SIZE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8"}
 """KiB, and blocks of KiB. Without a workspace the library cannot add the parts of a sum that was split over its length."""
 
@@ -65,12 +65,7 @@ def _in_one_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     """Whatever tile the library takes for this many rows, a row's terms are added by one program, first to last."""
     if weight.device.type == "cuda":
         _without_workspace()
-    rows = x.reshape(-1, x.shape[-1])
-    n = rows.shape[0]
-    if n == 0:
-        return x.new_empty(*x.shape[:-1], weight.shape[0])
-    out = F.linear(F.pad(rows, (0, 0, 0, -n % FEWEST)) if n % FEWEST else rows, weight, bias)
-    return out[:n].view(*x.shape[:-1], weight.shape[0])
+    return F.linear(x, weight, bias)
 
 
 def _not_shown(arch: str, unshown: bool, spec: Mapping[str, Any]) -> str | None:
@@ -78,6 +73,9 @@ def _not_shown(arch: str, unshown: bool, spec: Mapping[str, Any]) -> str | None:
         return why
     if spec["dtype"] not in ("bfloat16", "float16"):
         return f"runs bfloat16, float16, not {spec['dtype']}"
+    if spec["out_features"] < LEAST_COLUMNS or spec["in_features"] % 8:
+        sizes = f"{spec['in_features']} x {spec['out_features']}"
+        return f"runs {LEAST_COLUMNS} outputs or more and inputs that 8 divides, not {sizes}"
     return None if unshown or arch in SHOWN else f"not shown to keep a row's bits on {arch}: ci/gpu/run does"
 
 

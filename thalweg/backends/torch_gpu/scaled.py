@@ -4,11 +4,12 @@ to us.
 
 Few rows are bound by reading the weight once. Triton's product rounds, multiplies and scales in one or two launches,
 and is then better where it is here. Weights are packed for that product. With Triton's rounding or without, codes are
-those of `hal.ops.quantise.quantise_rows`.
+those of `hal.ops.quantise.quantise_rows`. On the architectures of `SHOWN` both products of 8-bit floats give a row the same
+bits, in any number of rows.
 
 In fnuz (float8_e4m3fnuz, one vendor's 8-bit float) the other's bit patterns mean half as much, and -0 is NaN. Codes
-keep their bits except -0 and NaN, and each scale is doubled, as in Triton's product. Only the products have been run,
-by torch on a processor, and never on a GPU.
+keep their bits except -0 and NaN, and each scale is doubled, as in Triton's product. That has been run by torch on a processor
+only.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from thalweg.hal.ops.quantise import quantise_rows
 from thalweg.hal.weights import QTensor
 
 E4M3 = "float8_e4m3fn"
-FEW = 32
+FEW, LEAST_INT = 64, 32
 """Rows up to which Triton's product runs, and the fewest that `_int_mm` is given, which takes more than 16."""
+SHOWN: Mapping[str, str] = {"sm_90": "NVIDIA H200, 2026-11-26"}
+"""As `thalweg.backends.torch_gpu.linear.SHOWN`, of 8-bit floats."""
 FLOAT_STEP, INT_STEP = 16, 8
 """Divisors of both sizes of a weight, as the matrix libraries need them."""
 INT_FAMILIES = ("CDNA2", "CDNA3", "CDNA4")
@@ -71,7 +74,7 @@ def helpers(arch: str) -> Helpers:
         return ALONE
     kinds = {E4M3: "float8", "int8": "int8"}
     return Helpers(
-        functools.partial(quantised.round_rows, t), lambda act: functools.partial(quantised.linear, t, kinds[act], False)
+        functools.partial(quantised.round_rows, t), lambda act: functools.partial(quantised.linear, t, kinds[act], True)
     )
 
 
@@ -99,8 +102,8 @@ def _int8(
     if few is not None and n <= FEW:
         return few(x, weight, bias, act=act, group=group)
     codes, scale = h.round(rows, act)
-    if n < FEW:
-        codes = F.pad(codes, (0, 0, 0, FEW - n))
+    if n < LEAST_INT:
+        codes = F.pad(codes, (0, 0, 0, LEAST_INT - n))
     sums = torch._int_mm(codes, weight["codes"].t())[:n]
     out = sums.to(torch.float32) * weight["scales"] * scale[:, None]
     out = out if bias is None else out + bias
@@ -156,6 +159,7 @@ def kernels(arch: str, h: Helpers) -> tuple[Kernel, ...]:
         Kernel(
             "linear", "torch-float8", part(_float8, floats, getattr(torch, native)),
             supports=part(_refusal, "float", E4M3, FLOAT_STEP, ("bfloat16",), no_floats), pack=Pack(part(pack, native == FNUZ)),
+            batch_invariant=arch in SHOWN,
         ),
         Kernel(
             "linear", "torch-int8", part(_int8, h),

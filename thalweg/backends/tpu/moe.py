@@ -43,7 +43,7 @@ def kernels(interpret: bool) -> tuple[Kernel, ...]:
 def _supports(spec: Mapping[str, Any]) -> str | None:
     if not spec.get("gated", True):
         return "runs experts with gates"
-    if spec.get("biased"):
+    if spec.get("biased") or spec.get("down_biased"):
         return "adds no biases"
     if spec["act"] not in ACTIVATIONS:
         return f"runs {', '.join(ACTIVATIONS)}, not {spec['act']}"

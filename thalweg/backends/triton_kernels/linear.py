@@ -48,14 +48,14 @@ def linear(tiles: Tiles, x: Tensor, weight: Tensor, bias: Tensor | None = None) 
     (rows, width), cols = flat.shape, weight.shape[0]
     out = torch.empty((rows, cols), dtype=x.dtype, device=x.device)
     if rows:
-        t = tiles.product
-        m, n, warps, stages = t.shape(rows, cols, *((tiles.scalar,) if x.dtype == torch.float32 else ()))
+        t = tiles.product.choose("dense", rows, cols)
+        t = t.cut(tiles.scalar) if x.dtype == torch.float32 else t
         k = max(16, t.inner * 2 // x.element_size())
-        grid = (triton.cdiv(rows, m), triton.cdiv(cols, n))
+        grid = (triton.cdiv(rows, t.rows), triton.cdiv(cols, t.cols))
         _product[grid](
             flat, weight, weight if bias is None else bias, out, rows, width, cols, flat.stride(0), weight.stride(0),
-            BIAS=bias is not None, EVEN=width % k == 0, PRECISION="ieee", M=m,
-            N=n, K=k, num_warps=warps, num_stages=stages,
+            BIAS=bias is not None, EVEN=width % k == 0, PRECISION="ieee", M=t.rows, N=t.cols, K=k, num_warps=t.warps,
+            num_stages=t.stages,
         )  # fmt: skip
     return out.view(*x.shape[:-1], cols)
 

@@ -6,6 +6,7 @@ replays for any routing. A row is summed in one order wherever it lies in a tile
 """
 
 import functools
+from typing import Any
 
 import torch
 import triton
@@ -17,10 +18,11 @@ from thalweg.backends.triton_kernels.elementwise import activated
 from thalweg.backends.triton_kernels.linear import DTYPES
 from thalweg.backends.triton_kernels.tiles import Tiles
 from thalweg.hal.op import Kernel, Pack
-from thalweg.hal.ops.activation import ACTIVATIONS
+from thalweg.hal.ops.activation import ACTIVATIONS, CUT, OAI_ALPHA, OAI_LIMIT, SWIGLU_OAI
 from thalweg.hal.weights import QTensor, WeightFormat
 
 MOST_EXPERTS = 1024
+_ALPHA = tl.constexpr(OAI_ALPHA)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -90,12 +92,41 @@ def _expert_of(starts, ends, firsts, pairs, tile_expert, M: tl.constexpr, E: tl.
 
 
 @triton.jit
+def _clamp(x, low, high):
+    """x within low .. high. NaN stays NaN, which `tl.minimum` would make a number."""
+    return tl.where(x > high, high, tl.where(x < low, low, x))
+
+
+@triton.jit
+def _apply_gate(gate, high, kind, ACT: tl.constexpr, LIMIT: tl.constexpr):
+    """act(gate) * high in float32, rounded to `kind` wherever `hal.ops.activation.gated` rounds. LIMIT: of the activations
+    that clamp."""
+    gate = gate.to(kind).to(tl.float32)
+    high = high.to(kind).to(tl.float32)
+    if ACT == "swiglu_oai":
+        gate = _clamp(gate, float("-inf"), LIMIT)
+        high = (_clamp(high, -LIMIT, LIMIT) + 1.0).to(kind).to(tl.float32)
+        share = 1.0 / (1.0 + tl.exp(-(gate * _ALPHA).to(kind).to(tl.float32)))
+        gate = (gate * share.to(kind).to(tl.float32)).to(kind).to(tl.float32)
+    else:
+        if ACT == "silu_cut":
+            gate = activated(gate, "silu").to(kind).to(tl.float32)
+            gate = _clamp(gate, float("-inf"), LIMIT).to(kind).to(tl.float32)
+            high = _clamp(high, -LIMIT, LIMIT).to(kind).to(tl.float32)
+        else:
+            gate = activated(gate, ACT).to(kind).to(tl.float32)
+    return (gate * high).to(kind)
+
+
+@triton.jit
 def up(
-    x, weight, scales, zeros, out, starts, ends, firsts, pairs, tile_expert, width, ffn, w_row, x_row, k,
-    E: tl.constexpr, ACT: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, ZEROS: tl.constexpr,
-    EVEN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    x, weight, scales, zeros, out, starts, ends, firsts, pairs, tile_expert, width, ffn, w_row, x_row, k, bias,
+    E: tl.constexpr, ACT: tl.constexpr, LIMIT: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
+    SCALED: tl.constexpr, ZEROS: tl.constexpr, EVEN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """act(gate) * up of one tile of pairs, N columns: x [T, width], weight [E * 2 ffn, width], out [pairs, ffn]."""
+    """act(gate) * up of one tile of pairs, N columns: x [T, width], weight [E * 2 ffn, width], out [pairs, ffn]. BIAS: bias
+    [E * 2 ffn] is added to gate and up."""
     e, pair, ok = _expert_of(starts, ends, firsts, pairs, tile_expert, M, E)
     if e >= E:
         return
@@ -116,8 +147,10 @@ def up(
     if SCALED:
         gate = quantised.scaled(gate, scales, j, c_ok, GROUP)
         high = quantised.scaled(high, scales, j + ffn, c_ok, GROUP)
-    gate = activated(gate.to(kind).to(tl.float32), ACT).to(kind).to(tl.float32)
-    made = (gate * high.to(kind).to(tl.float32)).to(kind)
+    if BIAS:
+        gate += tl.load(bias + j, mask=c_ok, other=0.0).to(tl.float32)[None, :]
+        high += tl.load(bias + j + ffn, mask=c_ok, other=0.0).to(tl.float32)[None, :]
+    made = _apply_gate(gate, high, kind, ACT, LIMIT)
     tl.store(out + pair[:, None].to(tl.int64) * ffn + c[None, :], made, mask=ok[:, None] & c_ok[None, :])
 
 
@@ -145,13 +178,17 @@ def down(
 
 
 @triton.jit
-def _together(y, weights, out, hidden, K: tl.constexpr, BLOCK: tl.constexpr):
-    """out[t] = the sum of weights[t, i] * y[t, i], in the order of i."""
+def _together(y, weights, ids, bias, out, hidden, K: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr):
+    """out[t] = the sum of weights[t, i] * y[t, i], in the order of i. BIAS: y[t, i] gets bias[ids[t, i]] of bias
+    [E, hidden]."""
     t = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros([BLOCK], tl.float32)
     for i in range(0, K):
         part = tl.load(y + (t * K + i) * hidden + c, mask=c < hidden, other=0.0).to(tl.float32)
+        if BIAS:
+            row = tl.load(ids + t * K + i).to(tl.int64) * hidden
+            part += tl.load(bias + row + c, mask=c < hidden, other=0.0).to(tl.float32)
         acc += tl.load(weights + t * K + i) * part
     tl.store(out + t * hidden + c, acc.to(out.dtype.element_ty), mask=c < hidden)
 
@@ -192,7 +229,8 @@ def assign(ids: Tensor, count: int, m: int) -> tuple[tuple[Tensor, ...], int]:
 
 def experts(
     tiles: Tiles, kind: str, exact: bool, x: Tensor, ids: Tensor, weights: Tensor, gate_up: dict[str, Tensor],
-    down_: dict[str, Tensor], *, experts: int, act: str = "silu", group: int = 0, down_group: int = 0,
+    down_: dict[str, Tensor], bias: Tensor | None = None, down_bias: Tensor | None = None, *, experts: int, act: str = "silu",
+    group: int = 0, down_group: int = 0,
 ) -> Tensor:  # fmt: skip
     """exact: tiles have the same size whatever the number of tokens. kind: "" = each weight's, as `_mixed` packed it."""
     (tokens, hidden), k = x.shape, ids.shape[1]
@@ -213,7 +251,7 @@ def experts(
         "num_stages": min(2, tiles.product.stages),
     }  # fmt: skip
 
-    def launch(kernel, x: Tensor, kind: str, w: dict[str, Tensor], group: int, out: Tensor, *more: int, **given: str) -> None:
+    def launch(kernel, x: Tensor, kind: str, w: dict[str, Tensor], group: int, out: Tensor, *more: Any, **given: Any) -> None:
         (inputs, cols), codes = (x.shape[1], out.shape[1]), w["codes" if "codes" in w else kind]
         held = "raw" if kind == "dense" else kind
         zeros, static = quantised.shifts(held, group, {"scales": codes} | w)
@@ -223,11 +261,25 @@ def experts(
             SCALED=kind != "dense", EVEN=inputs % width == 0, **static, **same, **given,
         )  # fmt: skip
 
-    launch(up, x, kinds[0], gate_up, group, middle, x.stride(0), k, ACT=act)
+    name, limit = _split_activation(act)
+    launch(
+        up, x, kinds[0], gate_up, group, middle, x.stride(0), k, x if bias is None else bias, ACT=name, LIMIT=limit,
+        BIAS=bias is not None,
+    )  # fmt: skip
     launch(down, middle, kinds[1], down_, down_group, y)
     block = min(1024, triton.next_power_of_2(hidden))
-    _together[(tokens, triton.cdiv(hidden, block))](y, weights.contiguous(), out, hidden, K=k, BLOCK=block, num_warps=4)
+    _together[(tokens, triton.cdiv(hidden, block))](
+        y, weights.contiguous(), ids.contiguous(), y if down_bias is None else down_bias, out, hidden, K=k,
+        BIAS=down_bias is not None, BLOCK=block, num_warps=4,
+    )  # fmt: skip
     return out
+
+
+def _split_activation(act: str) -> tuple[str, float]:
+    """(name, where it clamps) of an activation as `up` knows it."""
+    if act.startswith(CUT):
+        return CUT.rstrip("_"), float(act.removeprefix(CUT))
+    return act, OAI_LIMIT if act == SWIGLU_OAI else 0.0
 
 
 def _pack(tiles: Tiles, w: QTensor) -> dict[str, Tensor]:
@@ -261,10 +313,9 @@ def _refusal(kind: str, spec) -> str | None:
     first, second, dtype = spec["weight"], spec["down_weight"], spec["dtype"]
     if not spec.get("gated", True):
         return "runs experts with gates"
-    if spec.get("biased"):
-        return "adds no biases"
-    if spec["act"] not in ACTIVATIONS:
-        return f"runs {', '.join(ACTIVATIONS)}, not {spec['act']}"
+    known = (*ACTIVATIONS, SWIGLU_OAI)
+    if spec["act"] not in known and not spec["act"].startswith(CUT):
+        return f"runs {', '.join(known)}, {CUT}*, not {spec['act']}"
     if kind:
         if second != first:
             return f"holds all matrices in one format, not {first} and for down {second}"

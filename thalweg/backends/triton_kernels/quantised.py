@@ -60,8 +60,8 @@ def tile(
         if KIND == "table4":
             number = tl.load(zero + nibble).to(kind)
         else:
-            value = nibble - zero[:, None] if KIND == "int4" else codes.twice_e2m1(nibble)
-            number = value.to(tl.float32).to(kind)
+            value = codes.small_numbers(nibble, zero.to(tl.float32)[:, None]) if KIND == "int4" else codes.twice_e2m1(nibble)
+            number = value.to(kind)
     else:
         if EVEN:
             mask = ok[:, None]
@@ -75,7 +75,10 @@ def tile(
         elif KIND == "raw":
             number = code
         else:
-            number = (code.to(tl.int32) - zero[:, None]).to(tl.float32).to(kind)
+            wide, above = code.to(tl.int32), zero.to(tl.float32)
+            if weight.dtype.element_ty == tl.int8:
+                wide, above = wide + 128, above + 128.0
+            number = codes.small_numbers(wide, above[:, None]).to(kind)
     return number
 
 
@@ -225,25 +228,40 @@ def product(
 
 
 @triton.jit
-def _round(x, out, scales, width, x_row, INTEGER: tl.constexpr, NATIVE: tl.constexpr, BLOCK: tl.constexpr):
-    """One row of x to codes and the scale of what they are read as, as `hal.ops.quantise.quantise_rows` rounds them."""
+def _code(x, scale, INTEGER: tl.constexpr, NATIVE: tl.constexpr):
+    """Numbers in float32 as codes of this scale, as `hal.ops.quantise.quantise_rows` rounds them."""
+    code = tl.div_rn(x, scale)
+    if INTEGER:
+        made = tl.minimum(tl.maximum(codes.nearest(code), -127.0), 127.0).to(tl.int8)
+    else:
+        made = codes.to_e4m3(code, NATIVE)
+    return made
+
+
+@triton.jit
+def _round(x, out, scales, width, x_row, INTEGER: tl.constexpr, NATIVE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
+    """One row of x to codes and the scale of what they are read as. WHOLE: a block holds the row, which is then read once."""
     r = tl.program_id(0).to(tl.int64)
-    top: tl.constexpr = 127.0 if INTEGER else 448.0
-    most = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, width, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        most = tl.maximum(most, tl.abs(tl.load(x + r * x_row + i, mask=i < width, other=0.0).to(tl.float32)))
-    scale = tl.div_rn(tl.max(most, 0), top)
+    i = tl.arange(0, BLOCK)
+    if WHOLE:
+        row = tl.load(x + r * x_row + i, mask=i < width, other=0.0).to(tl.float32)
+        most = tl.max(tl.abs(row), 0)
+    else:
+        parts = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, width, BLOCK):
+            parts = tl.maximum(
+                parts, tl.abs(tl.load(x + r * x_row + start + i, mask=start + i < width, other=0.0).to(tl.float32))
+            )
+        most = tl.max(parts, 0)
+    scale = tl.div_rn(most, 127.0 if INTEGER else 448.0)
     scale = tl.where(scale > 0, scale, 1.0)
     tl.store(scales + r, scale * 2.0 if not INTEGER and codes.halved(NATIVE) else scale)
-    for start in range(0, width, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        code = tl.div_rn(tl.load(x + r * x_row + i, mask=i < width, other=0.0).to(tl.float32), scale)
-        if INTEGER:
-            made = tl.minimum(tl.maximum(codes.nearest(code), -top), top).to(tl.int8)
-        else:
-            made = codes.to_e4m3(code, NATIVE)
-        tl.store(out + r * width + i, made, mask=i < width)
+    if WHOLE:
+        tl.store(out + r * width + i, _code(row, scale, INTEGER, NATIVE), mask=i < width)
+    else:
+        for start in range(0, width, BLOCK):
+            part = tl.load(x + r * x_row + start + i, mask=start + i < width, other=0.0).to(tl.float32)
+            tl.store(out + r * width + start + i, _code(part, scale, INTEGER, NATIVE), mask=start + i < width)
 
 
 def round_rows(tiles: Tiles, x: Tensor, act: str) -> tuple[Tensor, Tensor]:
@@ -251,10 +269,10 @@ def round_rows(tiles: Tiles, x: Tensor, act: str) -> tuple[Tensor, Tensor]:
     rows, width = x.shape
     out = torch.empty((rows, width), dtype=torch.int8 if act == "int8" else torch.uint8, device=x.device)
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
-    block = min(triton.next_power_of_2(width), tiles.vocab.block)
+    block = min(triton.next_power_of_2(width), 2 * tiles.rows.warps * tiles.rows.per_warp)
     _round[(rows,)](
-        x, out, scales, width, x.stride(0), INTEGER=act == "int8", NATIVE=tiles.float8, BLOCK=block,
-        num_warps=min(4, tiles.rows.warps),
+        x, out, scales, width, x.stride(0), INTEGER=act == "int8", NATIVE=tiles.float8, WHOLE=block >= width, BLOCK=block,
+        num_warps=max(1, min(tiles.rows.warps, block // tiles.rows.per_warp)),
     )  # fmt: skip
     return out, scales
 
@@ -278,7 +296,10 @@ def linear(
     m, n, k = tile_sizes(tiles, kind, static["GROUP"], cols, rows, exact, x.dtype)
     warps, stages = tiles.product.warps, tiles.product.stages
     if exact:
-        m, n, warps, stages = tiles.product.shape(rows, cols, tiles.scalar if x.dtype == torch.float32 else 1 << 30, False)
+        t = tiles.product.choose(operands(tiles, act), rows, cols)
+        t = t.cut(tiles.scalar) if x.dtype == torch.float32 else t
+        m, n, warps, stages = t.rows, t.cols, t.warps, t.stages
+        k = inputs_of(kind, static["GROUP"], t.inner, x.dtype)
     product[(triton.cdiv(rows, m), triton.cdiv(cols, n))](
         flat, x_scales, packed, scales, zeros, scales if bias is None else bias, out, rows, width, cols, flat.stride(0),
         packed.stride(0), KIND=tile_kind(tiles, kind, act), **static,
@@ -316,10 +337,22 @@ def tile_sizes(
         m = min(m, max(16, triton.next_power_of_2(rows)))
     if dtype == torch.float32:
         m, n = min(m, tiles.scalar), min(n, tiles.scalar)
+    return m, n, inputs_of(kind, group, t.inner, dtype)
+
+
+def operands(tiles: Tiles, act: str) -> str:
+    """Which tiles of a product serve inputs rounded to `act`."""
+    if act == "int8":
+        return "int8"
+    return "float8" if act and tiles.float8 else "codes"
+
+
+def inputs_of(kind: str, group: int, inner: int, dtype: torch.dtype) -> int:
+    """Inputs of one iteration: a chunk of 4-bit codes, or at most a group. inner: the tile's; dtype: of the model."""
     if kind in ("int4", "float4", "nvfp4", "table4"):
-        return m, n, chunk(group)
-    k = max(LEAST, t.inner * 4 // dtype.itemsize)
-    return m, n, min(k, group) if group >= LEAST else k
+        return chunk(group)
+    k = max(LEAST, inner * 4 // dtype.itemsize)
+    return min(k, group) if group >= LEAST else k
 
 
 def chunk(group: int) -> int:

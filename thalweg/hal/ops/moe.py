@@ -69,10 +69,10 @@ def route(
 
 def _experts_sample(
     tokens: int, act: str = "silu", weight: WeightFormat = DENSE, down: WeightFormat | None = None, biased: bool = False,
-    gated: bool = True,
+    gated: bool = True, down_biased: bool = False, hidden: int = 128, ffn: int = 64,
 ) -> Sample:  # fmt: skip
     """down: None = as weight."""
-    experts, hidden, ffn, k = 6, 128, 64, 2
+    experts, k = 6, 2
     held, parts = weight if down is None else down, 1 + gated
 
     def make(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
@@ -83,12 +83,18 @@ def _experts_sample(
             (rng.normal(size=(experts * parts * ffn, hidden)) / hidden**0.5).astype(half),
             (rng.normal(size=(experts * hidden, ffn)) / ffn**0.5).astype(half),
             *([rng.normal(size=experts * 2 * ffn).astype(half)] if biased else []),
+            *([rng.normal(size=experts * hidden).astype(half)] if down_biased else []),
         )  # fmt: skip
 
     static = {"weight": weight, "group": weight.group, "down_weight": held, "down_group": held.group}
     named = ("" if weight == DENSE else f"-{weight}") + ("" if held == weight else f"-down-{held}")
-    told = ({"biased": True} if biased else {}) | ({} if gated else {"gated": False})
-    return Sample(f"{tokens}-{act}{named}", make, {"experts": experts, "act": act} | static | told)
+    facts: dict[str, bool] = {} if gated else {"gated": False}
+    if biased:
+        facts["biased"] = True
+    if down_biased:
+        facts["down_biased"] = True
+        named += "-down-biased"
+    return Sample(f"{tokens}-{act}{named}", make, {"experts": experts, "act": act} | static | facts)
 
 
 @op(
@@ -97,33 +103,35 @@ def _experts_sample(
         *(_experts_sample(5, weight=f) for f in (INT8, WeightFormat("int", 4, 64), FP8, MXFP4, NF4)),
         _experts_sample(5, weight=Q4_K, down=Q6_K), _experts_sample(5, weight=WeightFormat("int", 4, 32), down=INT8),
         _experts_sample(5, weight=INT8, down=DENSE), _experts_sample(9, SWIGLU_OAI, biased=True),
-        _experts_sample(5, f"{CUT}0.6"),
+        _experts_sample(5, f"{CUT}0.6"), _experts_sample(5, SWIGLU_OAI, MXFP4, biased=True, hidden=160, ffn=96),
+        _experts_sample(9, SWIGLU_OAI, MXFP4, biased=True, down_biased=True, hidden=160, ffn=96),
         _experts_sample(9, "relu2", gated=False), _experts_sample(5, "relu2", INT8, gated=False),
     ],
     tolerances={"float32": 1e-5, "bfloat16": 1e-2},
 )  # fmt: skip
 def experts(
     x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor | Mapping[str, Tensor], down: Tensor | Mapping[str, Tensor],
-    bias: Tensor | None = None, *, experts: int, act: str = "silu", group: int = 0, down_group: int = 0,
-    gated: bool = True,
+    bias: Tensor | None = None, down_bias: Tensor | None = None, *, experts: int, act: str = "silu", group: int = 0,
+    down_group: int = 0, gated: bool = True,
 ) -> Tensor:  # fmt: skip
     """Gated feed-forward layers, of which each token has k: x [T, H], ids i32[T, k] (distinct in a row), weights
-    f32[T, k] -> [T, H], the sum over its experts e, in float32, of weight * down_e(act(gate_e(x)) * up_e(x)).
+    f32[T, k] -> [T, H], the sum over its experts e, in float32, of weight * (down_e(act(gate_e(x)) * up_e(x)) + down_bias_e).
 
     gate_up [experts * 2 F, H] holds of each expert its F rows of gate, then those of up. down is [experts * H, F].
-    Each is one weight in a format of its own. bias [experts * 2 F] is that of gate_up. Facts at bind: dtype, weight and
-    down_weight (their WeightFormats), of quantised ones group and down_group, biased, where there is a bias, and gated, where
-    there is no gate: gate_up [experts * F, H] then holds the rows of up alone, and an expert is down_e(act(up_e(x))).
+    Each is one weight in a format of its own. bias [experts * 2 F] is that of gate_up, down_bias [experts * H] that of down.
+    Both have the type of x. Facts at bind: dtype, weight and down_weight (their WeightFormats), of quantised ones group and
+    down_group, biased, where there is a bias, down_biased, where there is a down_bias, and gated, where there is no gate:
+    gate_up [experts * F, H] then holds the rows of up alone, and an expert is down_e(act(up_e(x))).
     """
     first = gate_up if isinstance(gate_up, Tensor) else dequantise(gate_up, group, x.dtype)
     second = down if isinstance(down, Tensor) else dequantise(down, down_group, x.dtype)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    biases = [None] * experts if bias is None else bias.chunk(experts)
-    for e, (w1, w2, b) in enumerate(zip(first.chunk(experts), second.chunk(experts), biases, strict=True)):
-        inner = linear.reference(x, w1, b)
-        y = linear.reference(_through(inner, act) if gated else activate(inner, act), w2)
+    biases, more = ([None] * experts if b is None else b.chunk(experts) for b in (bias, down_bias))
+    for e, (w1, w2, b1, b2) in enumerate(zip(first.chunk(experts), second.chunk(experts), biases, more, strict=True)):
+        inner = linear.reference(x, w1, b1)
+        y = linear.reference(_through(inner, act) if gated else activate(inner, act), w2).to(torch.float32)
         share = torch.where(ids == e, weights, 0.0).sum(-1, keepdim=True)
-        out = out + share * y.to(torch.float32)
+        out = out + share * (y if b2 is None else y + b2)
     return out.to(x.dtype)
 
 

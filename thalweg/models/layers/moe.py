@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from thalweg.hal import ops
+from thalweg.hal.op import Bound
 from thalweg.hal.ops.activation import CUT
 from thalweg.hal.step import Array
 from thalweg.hal.weights import DENSE, WeightFormat
@@ -48,8 +49,8 @@ class Experts:
             )  # fmt: skip
         form, down = ctx.format(first), ctx.format(second)
         act = f"{CUT}{spec.cut:g}" if spec.cut else spec.act
-        self._experts = ctx.bind(
-            ops.experts, experts=spec.experts, act=act, weight=form, group=form.group, down_weight=down,
+        self._experts, self._biases = bind_experts(
+            ctx, spec, experts=spec.experts, act=act, weight=form, group=form.group, down_weight=down,
             down_group=down.group, in_features=spec.latent or hidden, inner=inner, **facts,
         )  # fmt: skip
 
@@ -96,11 +97,11 @@ class Experts:
             same = x * torch.where(real, 0, shares).sum(-1, keepdim=True).to(x.dtype)
             ids, shares = torch.where(real, ids, 0), torch.where(real, shares, 0)
         entered = self._projected(p, "enter", x if self._entry is None else self._entry(p["entry"], x))
-        biases = (p["biases"]["gate_up"],) if "biases" in p else ()
+        biases = [p["biases"][name] for name in self._biases]
         matrices = p["gate_up"]["weight"], p["down"]["weight"], *biases
         out = self._comm.all_reduce((self._inwards if self._inward else self._experts)(entered, ids, shares, *matrices))
         out = self._projected(p, "leave", out)
-        if "biases" in p:  # once, not once per rank
+        if "biases" in p and "down" not in self._biases:  # once, not once per rank
             each = p["biases"]["down"].view(-1, out.shape[-1])[ids.long()].to(torch.float32)
             out = out + (shares.unsqueeze(-1) * each).sum(1).to(out.dtype)
         out = out if same is None else out + same
@@ -134,6 +135,21 @@ class Experts:
         out = self._experts(rows, ids.reshape(-1, 1), torch.ones_like(shares).reshape(-1, 1), *matrices)
         first, *others = out.unflatten(0, (-1, self._top_k)).unbind(1)
         return sum(others, first)  # one after the other, in any batch
+
+
+def bind_experts(ctx: Context, spec: MoE, **facts: Any) -> tuple[Bound, tuple[str, ...]]:
+    """`ops.experts` with these facts, and the names of the layer's biases that it adds.
+
+    The bias of down is among them where a kernel of the device adds it. Otherwise the layer does, after the op. So it does
+    where each of several ranks would add it, where a projection follows the op, and where the op does not know the weights
+    of the choices."""
+    if not spec.biases:
+        return ctx.bind(ops.experts, **facts), ()
+    if ctx.comm.size == 1 and not (spec.latent or spec.inward):
+        offered = ctx.binder.offer(ops.experts, dtype=ctx.dtype, down_biased=True, **facts)
+        if offered is not None:
+            return offered, ("gate_up", "down")
+    return ctx.bind(ops.experts, **facts), ("gate_up",)
 
 
 def sparsemixer(logits: Array, jitter: float) -> tuple[Array, Array]:

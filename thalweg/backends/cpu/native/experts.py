@@ -34,6 +34,8 @@ def _runs(spec: Mapping[str, Any]) -> str | None:
     act, known = spec.get("act", "silu"), GATES if spec.get("gated", True) else UNGATED
     if act not in known:
         return f"runs {', '.join(known)}, not {act}"
+    if spec.get("down_biased"):
+        return "adds no biases of down projections"
     if spec["dtype"] not in NAMES:
         return f"runs bfloat16 and float32, not {spec['dtype']}"
     return _form(spec["weight"]) or _form(spec["down_weight"])

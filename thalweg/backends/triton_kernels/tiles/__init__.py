@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,25 +68,42 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Another tile of a product: rows x cols of one program. programs: see `Product`."""
+    """One tile of a product: rows x cols of one program, `inner` elements of two bytes per iteration.
+
+    It serves products of `least` to `most` rows (most 0: of any number), where it makes `programs` programs or more."""
 
     rows: int
     cols: int
+    inner: int
     warps: int
     stages: int
-    programs: int
+    least: int = 0
+    most: int = 0
+    programs: int = 0
+
+    def serves(self, rows: int, cols: int) -> bool:
+        fits = self.least <= rows and (not self.most or rows <= self.most)
+        return fits and -(-rows // self.rows) * -(-cols // self.cols) >= self.programs
+
+    def cut(self, most: int) -> Shape:
+        """The same with at most so many rows and columns."""
+        return replace(self, rows=min(self.rows, most), cols=min(self.cols, most))
+
+
+OPERANDS = ("dense", "int8", "float8", "codes")
+"""What a product multiplies: dense numbers, 8-bit integers, 8-bit floats, or codes that become numbers in registers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix product: rows x cols of one program, `inner` elements of two bytes per iteration. `narrow` columns
-    replace `cols` where the weight has fewer than `wide` rows, so that there are programs enough to read it.
+    """A matrix product. dense, int8, float8, codes: its tiles by what it multiplies, in order of preference. The first that
+    serves is taken, else the tile for any sizes, `base`.
 
-    many: in place of these where there are that many rows, and it makes `programs` programs or more: each weight that is
-    read is used by more rows. few: where the others would make fewer than `programs`, so that all of the device reads.
+    A row keeps its bits only if every tile adds the terms of a sum in one order. So tiles of one list have the same `inner`,
+    but where sums are exact (integers), or where the matrix unit adds up whole rows itself and a device has shown it.
 
-    `inner` is that of all: the terms of a sum have one order, whatever the tile. Rows keep their bits only if all tiles
-    also use one kind of matrix instruction (`ci/gpu/compile.py` says so of what it compiles)."""
+    The tile for any sizes: rows x cols. `narrow` columns replace `cols` where the weight has fewer than `wide` rows, so that
+    there are programs enough to read it."""
 
     rows: int
     cols: int
@@ -95,25 +112,18 @@ class Product:
     inner: int
     warps: int
     stages: int
-    many: Shape
-    few: Shape
+    dense: tuple[Shape, ...]
+    int8: tuple[Shape, ...]
+    float8: tuple[Shape, ...]
+    codes: tuple[Shape, ...]
 
-    def shape(self, rows: int, cols: int, most: int = 1 << 30, large: bool = True) -> tuple[int, int, int, int]:
-        """(rows, columns, warps, stages) of a program where `rows` rows meet a weight of `cols`. most: rows or columns. large:
-        `many` serves. Weights that become numbers in registers leave it no room."""
+    def base(self, cols: int) -> Shape:
+        return Shape(self.rows, self.cols if cols >= self.wide else self.narrow, self.inner, self.warps, self.stages)
 
-        def programs(m: int, n: int) -> int:
-            return -(-rows // m) * -(-cols // n)
-
-        made = (self.rows, self.cols if cols >= self.wide else self.narrow, self.warps, self.stages)
-        for shape, fits in (
-            (self.many, large and rows >= self.many.rows and programs(self.many.rows, self.many.cols) >= self.many.programs),
-            (self.few, programs(*made[:2]) < self.few.programs),
-        ):
-            if fits:
-                made = (shape.rows, shape.cols, shape.warps, shape.stages)
-                break
-        return min(made[0], most), min(made[1], most), made[2], made[3]
+    def choose(self, operands: str, rows: int, cols: int) -> Shape:
+        """The tile where `rows` rows meet a weight of `cols`. operands: one of OPERANDS."""
+        tiles: tuple[Shape, ...] = getattr(self, operands)
+        return next((t for t in tiles if t.serves(rows, cols)), self.base(cols))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +159,9 @@ class Tiles:
 
 
 def of_any_rows(t: Tiles) -> Tiles:
-    """The same without tiles for many rows, few programs and prompts: one tile for products of any number of rows, and for
-    exact attention over prompts that of decodes."""
-    p, a = t.product, t.attention
-    product = replace(p, many=replace(p.many, programs=1 << 62), few=replace(p.few, programs=0))
-    return replace(t, product=product, attention=replace(a, exact_prefill=a.exact))
+    """The same with one tile for products of any number of rows, and for exact attention over prompts that of decodes."""
+    product = replace(t.product, **dict.fromkeys(OPERANDS, ()))
+    return replace(t, product=product, attention=replace(t.attention, exact_prefill=t.attention.exact))
 
 
 def known() -> tuple[str, ...]:
@@ -199,7 +207,6 @@ def _read(kind: Any, data: dict[str, Any], where: str) -> Any:
         "Latent": Latent,
         "Attend": Attend,
         "Product": Product,
-        "Shape": Shape,
         "Vocab": Vocab,
     }
     names = {f.name for f in fields(kind)}
@@ -207,6 +214,18 @@ def _read(kind: Any, data: dict[str, Any], where: str) -> Any:
         raise ValueError(f"{where}: fields {sorted(data)}, expected {sorted(names)}")
     made = {}
     for f in fields(kind):
-        inner = kinds.get(str(f.type))
-        made[f.name] = _read(inner, data[f.name], f"{where}: {f.name}") if inner else data[f.name]
+        inner, value, at = kinds.get(str(f.type)), data[f.name], f"{where}: {f.name}"
+        if f.type == "tuple[Shape, ...]":
+            made[f.name] = tuple(_read_shape(each, f"{at}[{i}]") for i, each in enumerate(value))
+        else:
+            made[f.name] = _read(inner, value, at) if inner else value
     return kind(**made)
+
+
+def _read_shape(data: dict[str, Any], where: str) -> Shape:
+    """Fields with a default may be left out."""
+    names = {f.name for f in fields(Shape)}
+    needed = {f.name for f in fields(Shape) if f.default is MISSING}
+    if not needed <= set(data) <= names:
+        raise ValueError(f"{where}: fields {sorted(data)}, expected {sorted(needed)} and perhaps {sorted(names - needed)}")
+    return Shape(**data)

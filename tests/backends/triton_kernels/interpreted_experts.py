@@ -1,0 +1,135 @@
+"""Experts in the interpreter beyond the conformance kit: run by test_triton_library in a process of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from thalweg.backends.triton_kernels.testing import InterpretPlatform
+from thalweg.hal import ops
+from thalweg.hal.device import Device
+from thalweg.hal.op import Binder, Kernel
+from thalweg.hal.ops.activation import CUT, SWIGLU_OAI
+from thalweg.hal.ops.matmul import INT4_GROUPS, MXFP4, NF4
+from thalweg.hal.ops.quantise import quantise
+from thalweg.hal.platform import Place
+from thalweg.hal.weights import DENSE, QTensor, WeightFormat
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "models"))
+
+PLATFORM = "thalweg.backends.triton_kernels.testing:InterpretPlatform"
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return InterpretPlatform().open(Place())
+
+
+def _kernel(device: Device, **facts: Any) -> Kernel:
+    """The first one that runs experts of these facts."""
+    return next(k for k in device.kernels if k.op == "experts" and k.supports(facts) is None)
+
+
+@pytest.mark.parametrize("pair", [(DENSE, NF4), (INT4_GROUPS, DENSE), (NF4, WeightFormat("float", 8))], ids=str)
+def test_experts_of_two_formats_are_those_of_the_definition(device: Device, pair: tuple[WeightFormat, WeightFormat]) -> None:
+    rng = torch.Generator().manual_seed(3)
+    x, weights = torch.randn(3, 64, generator=rng), torch.rand(3, 2, generator=rng)
+    ids = torch.tensor([[0, 2], [2, 1], [0, 1]], dtype=torch.int32)
+    dense = [torch.randn(*shape, generator=rng) / 8 for shape in ((3 * 2 * 32, 64), (3 * 64, 32))]
+    held = [
+        QTensor(DENSE, tuple(w.shape), {"weight": w}) if f == DENSE else quantise(w, f)
+        for w, f in zip(dense, pair, strict=True)
+    ]  # fmt: skip
+    static = {"experts": 3, "act": "silu", "group": pair[0].group, "down_group": pair[1].group}
+    facts = {"weight": pair[0], "down_weight": pair[1], "dtype": "float32"} | static
+    kernel = _kernel(device, **facts)
+    assert kernel.name.startswith("triton-mixed")
+    got = kernel.run(x, ids, weights, *(kernel.pack(w) for w in held), **static)
+    want = ops.experts.reference(x, ids, weights, *(w.data.get("weight", w.data) for w in held), **static)
+    torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+
+
+def _make_experts(format: WeightFormat, dtype: str) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+    """(arguments of the body, static arguments, facts) of experts whose gates exceed 7, and whose sizes neither tiles nor
+    chunks of codes divide."""
+    rng, (count, hidden, ffn, tokens, k) = torch.Generator().manual_seed(8), (5, 104, 72, 7, 3)
+    kind = getattr(torch, dtype)
+    x, weights = torch.randn(tokens, hidden, generator=rng).to(kind), torch.rand(tokens, k, generator=rng)
+    ids = torch.stack([torch.randperm(count - 1, generator=rng)[:k] for _ in range(tokens)]).to(torch.int32)
+    held = []
+    for shape, scale in (((count * 2 * ffn, hidden), 5.0), ((count * hidden, ffn), 1.0)):
+        w = (torch.randn(*shape, generator=rng) * scale / shape[1] ** 0.5).to(kind)
+        held.append(QTensor(DENSE, shape, {"weight": w}) if format == DENSE else quantise(w, format))
+    biases = [torch.randn(count * n, generator=rng).to(kind) for n in (2 * ffn, hidden)]
+    static = {"experts": count, "group": format.group, "down_group": format.group}
+    facts = {"weight": format, "down_weight": format, "dtype": dtype, "biased": True, "down_biased": True} | static
+    return [x, ids, weights, *held, *biases], static, facts
+
+
+def _run_body(args: Sequence[Any], static: dict[str, Any]) -> torch.Tensor:
+    plain = [a.data.get("weight", a.data) if isinstance(a, QTensor) else a for a in args]
+    out: torch.Tensor = ops.experts.reference(*plain, **static)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("act", "format"), [(SWIGLU_OAI, DENSE), (SWIGLU_OAI, MXFP4), (f"{CUT}2.5", MXFP4), ("silu", NF4)], ids=str
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_biases_and_clamped_gates_of_experts_are_those_of_the_definition(
+    device: Device, act: str, format: WeightFormat, dtype: str
+) -> None:
+    args, static, facts = _make_experts(format, dtype)
+    static["act"] = act
+    kernel = _kernel(device, **facts, act=act)
+    got = kernel.run(*(kernel.pack(a) if isinstance(a, QTensor) else a for a in args), **static)
+    want = _run_body(args, static)
+    close = {"rtol": 2e-5, "atol": 1e-4} if dtype == "float32" else {"rtol": 2e-2, "atol": 1e-2 * float(want.abs().max())}
+    torch.testing.assert_close(got, want, **close)
+    bare = _run_body([*args[:-1], torch.zeros_like(args[-1])], static)
+    assert (bare.float() - want.float()).abs().max() > 0.5, "the bias of down is to show"
+
+
+def test_a_broken_token_stays_broken_where_gates_are_clamped_and_breaks_no_other(device: Device) -> None:
+    """NaN is neither above nor below a bound, and no number may come of it."""
+    args, static, facts = _make_experts(MXFP4, "float32")
+    for act in (SWIGLU_OAI, f"{CUT}2.5"):
+        kernel = _kernel(device, **facts, act=act)
+        packed = [kernel.pack(a) if isinstance(a, QTensor) else a for a in args]
+        whole = kernel.run(*packed, **static, act=act)
+        broken = args[0].clone()
+        broken[4, 7] = float("nan")
+        got = kernel.run(broken, *packed[1:], **static, act=act)
+        assert got[4].isnan().all()
+        others = torch.arange(len(got)) != 4
+        assert torch.equal(got[others], whole[others])
+
+
+def test_gpt_oss_generates_what_the_reference_generates_with_all_of_its_experts_in_kernels(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rig import Rig
+    from zoo import make_checkpoint  # here, as the other tests need no family of transformers
+
+    path, prompts = make_checkpoint("gpt-oss", tmp_path, tokenizer=False), ([5, 9, 2, 7, 7, 1, 30, 4, 8, 11, 3], [3, 1, 4])
+    want = Rig(path).generate(prompts, 2, chunk=6, budget=8)
+    binders: list[Binder] = []
+
+    def bind(*args: Any, **more: Any) -> Binder:
+        binders.append(Binder(*args, **more))
+        return binders[-1]
+
+    monkeypatch.setattr("rig.Binder", bind)
+    got = Rig(path, platform=PLATFORM).generate(prompts, 2, chunk=6, budget=8)
+    (choice,) = [c for c in binders[0].bindings if c.op == "experts"]
+    assert choice.kernel.startswith("triton")
+    assert choice.spec["down_biased"] is True
+    for w, g in zip(want, got, strict=True):
+        assert g.tokens == w.tokens
+        np.testing.assert_allclose(g.logprobs, w.logprobs, atol=2e-5)
